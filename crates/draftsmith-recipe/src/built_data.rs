@@ -12,7 +12,7 @@ use crate::prompt_files::files_of;
 use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
 use crate::workspace::Workspace;
 
-/// Everything that the recipe's data depends on.
+/// Describes everything that the recipe's data depends on: models, prompt files and settings.
 ///
 /// # Errors
 /// If a file of models or prompts cannot be read.
@@ -45,7 +45,7 @@ pub fn data_provenance(
     })
 }
 
-/// The weights of the sources; empty if no source has one.
+/// Lists each source's weight and number of files; empty if no source has a weight.
 fn source_weights(data: &DataRecipe) -> Result<Vec<SourceWeight>> {
     if data.prompts.iter().all(|source| source.weight.is_none()) {
         return Ok(Vec::new());
@@ -117,7 +117,7 @@ pub fn changes_text(differences: &[FieldDifference]) -> String {
     differences.iter().map(one).collect::<Vec<_>>().join("; and with ")
 }
 
-/// The fingerprint of an export of settings and data.
+/// Computes an export's fingerprint: a hash of its training settings and of the data with its provenance.
 ///
 /// # Errors
 /// If the settings cannot be written as JSON.
@@ -126,7 +126,7 @@ pub fn fingerprint(settings: Value, data: &DataSet, provenance: &Provenance) -> 
     Ok(hash_bytes(serde_json::to_string(&all)?.as_bytes()))
 }
 
-/// The description of the training data in an export, without the models' hashes, which are separate keys.
+/// Describes the training data for an export, without the models' hashes, which are separate keys there.
 pub fn trained_on(data: &DataSet) -> Value {
     let mut fields = data.provenance.fields();
     fields.retain(|key, _| !["target", "draft"].contains(&key.as_str()));

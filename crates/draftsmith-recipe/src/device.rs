@@ -55,18 +55,19 @@ impl DeviceChoice {
         }
     }
 
-    /// The device's name on the command line.
+    /// Returns the device's name on the command line.
     pub fn name(device: &Device) -> String {
         if Self::is_cpu(device) { "cpu".to_owned() } else { name_of_gpu(&format!("{device:?}")) }
     }
 
-    /// Whether this is the CPU, where several sequences decode fastest with one thread each.
+    /// Returns whether this is the CPU, where several sequences decode fastest with one thread each.
     pub fn is_cpu(device: &Device) -> bool {
         *device == Device::flex()
     }
 }
 
-/// A GPU's name on the command line, parsed from its `Debug` text, as burn offers no other access.
+/// Parses a GPU's name on the command line from its `Debug` text, as burn offers no other access. Returns an
+/// unknown text unchanged.
 pub fn name_of_gpu(debug: &str) -> String {
     let index = debug.rsplit_once("Cuda(").and_then(|(_, rest)| rest.split_once(')'));
     match index {
@@ -143,8 +144,8 @@ pub struct NumKernels {
 }
 
 impl KernelWatch {
-    /// Begins. While kernels are launched that were not before, `say` gets a line every few seconds. Counting distinct
-    /// kernels to the end slows each launch a little.
+    /// Begins to watch. As long as new kernels are launched, `say` gets a line every few seconds. With
+    /// `counts`, distinct kernels are counted to the end, which slows each launch a little.
     pub fn begin(counts: bool, say: impl Fn(String) + Send + 'static) -> Self {
         #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
         let _ = (counts, say);
@@ -154,7 +155,7 @@ impl KernelWatch {
         }
     }
 
-    /// What was launched since; nothing on the CPU.
+    /// Stops watching and returns what was launched since the beginning: 0 on the CPU.
     pub fn num(self) -> NumKernels {
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
         return self.watching.end();
@@ -163,7 +164,7 @@ impl KernelWatch {
     }
 }
 
-/// Where compiled CUDA kernels are kept; `None` for other devices.
+/// Returns the path at which compiled CUDA kernels are kept; `None` for other devices.
 pub fn kernel_cache(device: &Device) -> Option<std::path::PathBuf> {
     #[cfg(feature = "cuda")]
     if DeviceChoice::name(device).starts_with("cuda") {
@@ -252,7 +253,8 @@ fn probe(name: &str, open: impl FnOnce() -> Device + std::panic::UnwindSafe) -> 
     )
 }
 
-/// The part of a CUDA installation whose absence a backend's messages report, and where it is looked for.
+/// Finds which part of a CUDA installation is missing according to a backend's messages, and says where it is
+/// looked for; `None` if they report no missing part.
 #[cfg(any(feature = "cuda", feature = "wgpu", test))]
 fn missing_part(messages: &str) -> Option<&'static str> {
     let has = |text: &str| messages.contains(text);

@@ -45,18 +45,18 @@ impl AdapterExport {
     }
 }
 
-/// The directory of a drafter's head inside its own.
+/// Returns the directory of a drafter's head inside the drafter's own.
 pub fn head_within(dir: &Path) -> PathBuf {
     dir.join("head")
 }
 
-/// The directory of the head of the adapter in `dir`, if it has one there.
+/// Finds the directory of the head that comes with the adapter in `dir`; `None` if there is none.
 pub fn found_adapter_head(dir: &Path) -> Option<PathBuf> {
     Some(head_within(dir)).filter(|dir| dir.join("config.json").is_file())
 }
 
 impl AdapterExport {
-    /// Its head in `dir`.
+    /// Reads the adapter's head from `dir`, and checks that it was trained for this adapter and target.
     ///
     /// # Errors
     /// If it is invalid, or belongs to another adapter or target.
@@ -176,7 +176,7 @@ fn check_text(
     Ok(())
 }
 
-/// A head in a few words: its blocks, inputs and form.
+/// Describes a head in a few words: its form, blocks and inputs.
 pub fn describe_head(config: &AcceptanceHeadConfig) -> String {
     let kind = if config.tied { "tied" } else { "untied" };
     let form = if config.reads.looks_ahead() { " that looks ahead" } else { "" };
@@ -188,7 +188,7 @@ pub fn describe_head(config: &AcceptanceHeadConfig) -> String {
     )
 }
 
-/// An adapter in a few words: its exit layer and size.
+/// Describes an adapter in a few words: its exit layer, size and draft vocabulary.
 pub fn describe_adapter(AdapterExport { adapter, config, .. }: &AdapterExport) -> String {
     let mut text = format!(
         "self-draft adapter behind layer {}, {} x {}, {:.2} M parameters",
@@ -206,7 +206,7 @@ pub fn describe_adapter(AdapterExport { adapter, config, .. }: &AdapterExport) -
     text
 }
 
-/// A model as reports list it.
+/// Summarises a model for a report: its architecture, sizes and hash.
 pub fn summary_of(role: &str, dir: &Path, config: &ModelConfig, hash: &str) -> ModelSummary {
     let shape = &config.shape;
     ModelSummary {

@@ -32,7 +32,8 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(100);
 const ENDPOINT: &str = "https://huggingface.co";
 
-/// The directory of a model given as a directory or as a name on the Hub, with or without weights.
+/// Finds the directory of a model that is given as a directory or as a name on the Hub. Downloads missing files
+/// from the Hub, the weights only if `with_weights`.
 ///
 /// # Errors
 /// If it is not a directory, looks like a name on the Hub, and is neither cached nor downloadable.
@@ -54,7 +55,7 @@ struct Repo {
 }
 
 impl Repo {
-    /// The name of its directory in the cache.
+    /// Returns the name of the model's directory in the cache.
     fn folder_name(&self) -> String {
         format!("models--{}", self.id.replace('/', "--"))
     }
@@ -69,13 +70,13 @@ fn parse_name(given: &Path) -> Option<Repo> {
     is_name.then(|| Repo { id: id.to_owned(), revision: revision.to_owned() })
 }
 
-/// Whether a name is safe as a part of a path and of an address.
+/// Returns whether a name is safe as a part of a path and of an address.
 fn is_plain_name(name: &str) -> bool {
     let is_known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(is_known)
 }
 
-/// The name of a model as messages show it.
+/// Formats a model's name for messages: `org/name@revision`.
 fn shown_name(model: &Repo) -> String {
     format!("{}@{}", model.id, model.revision)
 }
@@ -117,7 +118,7 @@ impl Hub {
         })
     }
 
-    /// A model's directory in the cache, after downloading missing files.
+    /// Returns a model's directory in the cache, after downloading missing files.
     fn dir(&self, model: &Repo, with_weights: bool, watch: &dyn Watch) -> Result<PathBuf> {
         let is_whole = |dir: &Path| {
             let has = |name: &str| dir.join(name).is_file();
@@ -138,7 +139,7 @@ impl Hub {
         }
     }
 
-    /// The cached snapshot of a model's revision.
+    /// Finds the cached snapshot of a model's revision; `None` if the cache has none.
     fn cached(&self, model: &Repo) -> Option<PathBuf> {
         let root = self.cache.join(model.folder_name());
         let reference = std::fs::read_to_string(root.join("refs").join(&model.revision)).ok();

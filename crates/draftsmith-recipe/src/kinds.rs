@@ -114,10 +114,10 @@ pub enum ServedAs {
 
 /// What a kind of drafter says about itself. Most methods have a default: that of a kind without steps.
 pub trait DrafterKind: fmt::Debug {
-    /// The drafter in words: `separate draft`, `self-draft, exit 2`.
+    /// Describes the drafter in words, such as `separate draft` or `self-draft, exit 2`.
     fn text(&self) -> String;
 
-    /// What reports compare it by.
+    /// Returns the drafter's [`Road`], by which reports compare drafters.
     fn road(&self) -> Road;
 
     /// Checks the settings. Messages name the drafter's table, `key`.
@@ -126,73 +126,76 @@ pub trait DrafterKind: fmt::Debug {
     /// If a setting is invalid, or names a drafter that `all` lacks or that cannot take part.
     fn check(&self, key: &str, all: &DrafterRecipes) -> Result<()>;
 
-    /// Reads what the drafter needs.
+    /// Loads the drafter: the parts that sessions are built from, its head, and what costs and reports need.
     ///
     /// # Errors
     /// If something is missing or invalid, or belongs to other models.
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter>;
 
-    /// What it can be inside another drafter.
+    /// Returns what the drafter can be inside another drafter.
     fn role(&self) -> Role {
         Role::Neither
     }
 
-    /// Whether it is recorded and tuned.
+    /// Returns whether rollouts of the drafter are recorded, and its stop rules tuned on them.
     fn is_recorded(&self) -> bool {
         self.role() == Role::Steps
     }
 
-    /// Whether stop rules may read its probabilities.
+    /// Returns whether stop rules may read the drafter's probabilities.
     fn has_signals(&self) -> bool {
         self.role() == Role::Steps
     }
 
-    /// Its checkpoint directory, or name on the Hub, if it is a model.
+    /// Returns the checkpoint directory or the name on the Hub; `None` if the drafter is not a model.
     fn model(&self) -> Option<&Path> {
         None
     }
 
-    /// How servers run it.
+    /// Returns how servers run the drafter.
     fn served_as(&self) -> ServedAs {
         ServedAs::DraftModel
     }
 
-    /// The directory that it is read from, if that is not the one that its recipe trains it into.
+    /// Returns the directory of a trained export that the recipe names; `None` for any other drafter.
     fn path(&self) -> Option<&Path> {
         None
     }
 
-    /// Its training, if its recipe trains it.
+    /// Returns the settings of an adapter's training; `None` for a drafter that is not an adapter or that the
+    /// recipe does not train.
     fn training(&self) -> Option<&AdapterTraining> {
         None
     }
 
-    /// Its training, if it is an EAGLE-3 drafter that its recipe trains.
+    /// Returns the settings of an EAGLE-3 drafter's training; `None` for a drafter of another kind or one that
+    /// the recipe does not train.
     fn eagle3(&self) -> Option<&Eagle3Training> {
         None
     }
 
-    /// The number of the target's first layers that it needs for drafting and training.
+    /// Returns the number of the target's first layers that drafting and training need.
     fn num_first_layers(&self) -> usize {
         0
     }
 
-    /// Whether it runs the target's first layers ahead of the others. A target can do that after one layer.
+    /// Returns whether the drafter runs the target's first layers ahead of the others. A target can do that
+    /// after only one layer.
     fn has_exit(&self) -> bool {
         false
     }
 
-    /// The most candidates of a round, under every rule except a fixed length.
+    /// Returns the maximum number of candidates in a round, under every rule except a fixed length.
     fn max_candidate_length(&self) -> usize {
         20
     }
 
-    /// The only rule that it is measured under; `None` for those of the recipe.
+    /// Returns the only rule that the drafter is measured under; `None` if the recipe's rules apply.
     fn own_rule(&self, _decoding: DecodingName) -> Option<StopRuleConfig> {
         None
     }
 
-    /// The hash by which recordings name it, without its head.
+    /// Returns the hash by which recordings identify the drafter; its head is not part of it.
     ///
     /// # Errors
     /// If it cannot be recorded, or a file cannot be read.
@@ -200,7 +203,8 @@ pub trait DrafterKind: fmt::Debug {
         bail!("the drafter `{}` has no model, and so no probabilities to record", loading.id)
     }
 
-    /// The hash of its weights; empty without. Only trees and reports compare it, so loading does not compute it.
+    /// Returns the hash of the drafter's weights; an empty string for a kind without weights of its own.
+    /// Loading does not compute it.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -208,7 +212,7 @@ pub trait DrafterKind: fmt::Debug {
         Ok(String::new())
     }
 
-    /// What a report says about its files and its head.
+    /// Summarises the drafter's files and its head for a report.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -220,7 +224,7 @@ pub trait DrafterKind: fmt::Debug {
         Ok(Vec::new())
     }
 
-    /// The model whose hidden states its head reads, for training the head.
+    /// Loads the model whose hidden states the drafter's head reads, for training the head.
     ///
     /// # Errors
     /// If it has no model, or a file is missing or broken.
@@ -228,8 +232,8 @@ pub trait DrafterKind: fmt::Debug {
         bail!("the drafter `{}` has no hidden states that a head could read", loading.id)
     }
 
-    /// Its parts inside a cascade whose chain's rule reads the head in a directory. That head was trained for a
-    /// reviewer with this hash; for the target if `None`.
+    /// Builds the drafter's parts with the head in a directory, for a cascade in which a rule of a chain reads
+    /// that head. The head must have been trained for a reviewer with this hash; for the target if `None`.
     ///
     /// # Errors
     /// If it cannot have another head, or the head belongs to other models.
@@ -272,17 +276,19 @@ pub struct DrafterRecipe {
 }
 
 impl DrafterRecipe {
-    /// A drafter of a kind, without a head.
+    /// Creates a drafter of a kind, without a head and with default rules.
     pub fn new(kind: Kind) -> Self {
         Self { kind, head: None, rules: RulesRecipe::default(), max_candidate_length: None }
     }
 
-    /// The training of its head, if its recipe trains one.
+    /// Returns the training settings of the drafter's head; `None` if the recipe does not train one.
     pub fn head_training(&self) -> Option<&HeadTraining> {
         self.head.as_ref().and_then(Origin::training)
     }
 
-    /// The stop rules that it is measured under, with those of `[evaluate.rules]`.
+    /// Lists the stop rules that the drafter is measured under. Settings in `rules`, the table
+    /// `[evaluate.rules]`, apply where the drafter has none of its own. Rules that read what the drafter lacks
+    /// are left out; a kind with a rule of its own has only that rule.
     pub fn stop_rules(
         &self,
         rules: &RulesRecipe,
@@ -383,51 +389,51 @@ impl From<DrafterRecipe> for toml::Table {
 pub struct DrafterRecipes(Vec<(DrafterId, DrafterRecipe)>);
 
 impl DrafterRecipes {
-    /// One drafter.
+    /// Creates a list of one drafter.
     pub fn one(id: DrafterId, drafter: DrafterRecipe) -> Self {
         Self(vec![(id, drafter)])
     }
 
-    /// The drafters, in order.
+    /// Iterates over names and drafters, in order.
     pub fn iter(&self) -> impl Iterator<Item = (DrafterId, &DrafterRecipe)> {
         self.0.iter().map(|(id, drafter)| (*id, drafter))
     }
 
-    /// The drafter with this name.
+    /// Finds the drafter with this name.
     pub fn get(&self, id: DrafterId) -> Option<&DrafterRecipe> {
         self.iter().find(|(name, _)| *name == id).map(|(_, drafter)| drafter)
     }
 
-    /// The drafter with this name, to change it.
+    /// Finds the drafter with this name, to change it.
     pub fn get_mut(&mut self, id: DrafterId) -> Option<&mut DrafterRecipe> {
         self.0.iter_mut().find(|(other, _)| *other == id).map(|(_, drafter)| drafter)
     }
 
-    /// Keeps only the drafters for which this is true.
+    /// Keeps only the drafters for which `is_kept` returns true.
     pub fn retain(&mut self, mut is_kept: impl FnMut(DrafterId) -> bool) {
         self.0.retain(|(id, _)| is_kept(*id));
     }
 
-    /// Adds a drafter.
+    /// Adds a drafter at the end. Does not check that its name is new.
     pub fn push(&mut self, id: DrafterId, drafter: DrafterRecipe) {
         self.0.push((id, drafter));
     }
 
-    /// The directory of what a drafter's training exports: the one that the recipe names, or else the drafter's
-    /// within `home`.
+    /// Returns the directory of what a drafter's training exports: the one that the recipe names, or else the
+    /// drafter's within `home`.
     pub(crate) fn export_dir(&self, home: &Path, id: DrafterId) -> PathBuf {
         let given = self.get(id).and_then(|it| it.kind.path());
         given.map_or_else(|| home.join(id.as_str()), Path::to_path_buf)
     }
 
-    /// The directory of a drafter's head, if the recipe names or trains one.
+    /// Returns the directory of a drafter's head; `None` if the recipe neither names nor trains one.
     pub(crate) fn head_dir(&self, home: &Path, id: DrafterId) -> Option<PathBuf> {
         let head = self.get(id)?.head.as_ref()?;
         Some(head.path().map_or_else(|| head_within(&self.export_dir(home, id)), Path::to_path_buf))
     }
 
-    /// The models among them with their checkpoint directories. The first is the draft whose candidates and
-    /// labels `build-data` writes.
+    /// Lists the draft models with their checkpoint directories or names on the Hub. The first is the draft
+    /// whose candidates and labels `build-data` writes.
     pub fn models(&self) -> Vec<(DrafterId, &Path)> {
         self.iter().filter_map(|(id, it)| Some((id, it.kind.model()?))).collect()
     }
@@ -485,7 +491,7 @@ impl<'de> Visitor<'de> for RecipesVisitor {
     }
 }
 
-/// Gives the trainings in a table of drafters this `dtype`, unless they have one.
+/// Sets `dtype` for each training in a table of drafters, unless it has one.
 pub fn default_dtype(drafters: &mut toml::Table, dtype: &str) {
     let tables = drafters.iter_mut().filter_map(|(_, it)| it.as_table_mut());
     for table in tables {
@@ -504,7 +510,8 @@ pub fn default_dtype(drafters: &mut toml::Table, dtype: &str) {
     }
 }
 
-/// The names of `members` that `all` lacks, or which cannot take part, as an error.
+/// Checks that `all` has each of `members` in an allowed role, that none is named twice, and that at most one
+/// exits the target early. Messages name `key`; `problem` says why a role is not allowed.
 pub fn check_members(
     key: &str,
     members: &[DrafterId],
@@ -528,7 +535,7 @@ pub fn check_members(
     )
 }
 
-/// The names of a list, separated by commas.
+/// Joins drafters' names with commas.
 pub fn names_text(ids: &[DrafterId]) -> String {
     ids.iter().map(DrafterId::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -537,7 +544,7 @@ pub fn names_text(ids: &[DrafterId]) -> String {
 mod tests {
     use super::*;
 
-    /// Drafters of every kind, and `it` of this kind with these keys.
+    /// Reads drafters of several kinds, and `it` of this kind with these keys.
     pub(super) fn recipes(kind: &str, keys: &str) -> DrafterRecipes {
         let text = format!(
             "[it]\nkind = '{kind}'\n{keys}\n[draft]\nkind = 'model'\nmodel = 'd'\n\
@@ -548,7 +555,7 @@ mod tests {
         toml::from_str(&text).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Why `it` is refused.
+    /// Returns the message with which `it` is refused.
     pub(super) fn message(kind: &str, keys: &str) -> String {
         format!("{:#}", recipes(kind, keys).check().expect_err("refused"))
     }

@@ -16,7 +16,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// The same target with another draft.
+    /// Returns the same target with another draft. The context is the shorter of the two.
     pub fn with_draft(&self, draft: CausalLm) -> Self {
         let context = self.target.shape().context.min(draft.shape().context);
         let text = TextSide { context, ..self.text.clone() };

@@ -29,7 +29,7 @@ pub struct Reading {
 }
 
 impl Reading {
-    /// Opens a file with all splits.
+    /// Opens a prompt file, with the prompts of all splits.
     ///
     /// # Errors
     /// If it cannot be read.
@@ -40,14 +40,14 @@ impl Reading {
         Ok(prompts)
     }
 
-    /// Whether a prompt is in the split.
+    /// Returns whether a prompt is in the split.
     pub fn takes(&self, prompt: &Prompt) -> bool {
         self.split.as_ref().is_none_or(|split| split.contains(prompt))
     }
 }
 
-/// The files that paths and patterns name, each pattern's in the order of their names. A path that
-/// exists is not a pattern.
+/// Lists the files that paths and patterns name, each pattern's in the order of their names. A path that exists
+/// is not a pattern.
 ///
 /// # Errors
 /// If a pattern is malformed, matches no file, or goes through a directory that cannot be read.

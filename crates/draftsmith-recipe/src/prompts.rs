@@ -60,7 +60,7 @@ impl Source {
         &self.prompts.files[0]
     }
 
-    /// The prompts whose first turn fits the models' context. Notes how many do not.
+    /// Returns the prompts whose first turn fits the models' context, and notes how many do not.
     fn fitting(&self, text: &TextSide, watch: &dyn Watch) -> Result<Vec<ChosenPlace>> {
         let mut fitting = Vec::new();
         let Self { prompts, .. } = self;
@@ -155,7 +155,7 @@ impl PromptChoice {
     }
 }
 
-/// At most `num` elements, spread evenly and beginning with the first; all if absent.
+/// Chooses at most `num` elements, spread evenly and beginning with the first; all if `num` is absent.
 pub fn spread<T>(all: Vec<T>, num: Option<usize>) -> Vec<T> {
     let (total, num) = (all.len(), num.unwrap_or(all.len()).min(all.len()));
     let mut wanted = (0..num).map(|i| i * total / num).peekable();

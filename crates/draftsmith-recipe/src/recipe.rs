@@ -97,7 +97,7 @@ pub struct Models {
 }
 
 impl Models {
-    /// The end tokens and stop strings of answers.
+    /// Returns the end tokens and stop strings that the recipe gives for answers.
     pub fn ends(&self) -> Ends {
         let (eos_token_ids, stop_strings) = (self.eos_token_ids.clone(), self.stop_strings.clone());
         Ends { eos_token_ids, stop_strings, only_answers: false }
@@ -132,7 +132,7 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// A recipe without stages, of drafters that flags name.
+    /// Creates a recipe without stages, from a target and drafters that flags name.
     pub fn of_drafters(
         target: PathBuf,
         chat_template: Option<String>,
@@ -153,7 +153,7 @@ impl Recipe {
         }
     }
 
-    /// The recipe of an export: `given`, or the one that training wrote into `dir`.
+    /// Reads the recipe of an export: `given`, or the one that training wrote into `dir`.
     ///
     /// # Errors
     /// If the recipe is missing or invalid.
@@ -170,28 +170,28 @@ impl Recipe {
         Self::read(path, &Overrides { seed, ..Overrides::default() })
     }
 
-    /// The output directory of build-data.
+    /// Returns the output directory of build-data, `data/NAME`.
     pub fn data_dir(&self) -> PathBuf {
         Path::new("data").join(&self.name)
     }
 
-    /// The output directory of all other stages.
+    /// Returns the output directory of all other stages, `checkpoints/NAME`.
     pub fn checkpoint_dir(&self) -> PathBuf {
         Path::new("checkpoints").join(&self.name)
     }
 
-    /// The directory of what a drafter's training exports: the one that the recipe names, or else
+    /// Returns the directory of what a drafter's training exports: the one that the recipe names, or else
     /// `checkpoints/NAME/<drafter>`.
     pub fn export_dir(&self, id: DrafterId) -> PathBuf {
         self.drafters.export_dir(&self.checkpoint_dir(), id)
     }
 
-    /// The directory of a drafter's head, if the recipe names or trains one.
+    /// Returns the directory of a drafter's head; `None` if the recipe neither names nor trains one.
     pub fn head_dir(&self, id: DrafterId) -> Option<PathBuf> {
         self.drafters.head_dir(&self.checkpoint_dir(), id)
     }
 
-    /// Names what a drafter is read from.
+    /// Collects what a drafter is read from: the recipe's drafters, the checkpoint directory and the workspace.
     pub fn loading<'a>(&'a self, id: DrafterId, workspace: &'a Workspace) -> Loading<'a> {
         Loading { id, drafters: &self.drafters, home: self.checkpoint_dir(), workspace }
     }
@@ -209,41 +209,43 @@ impl Recipe {
         Ok(LoadedDrafters(wanted.map(read).collect::<Result<_>>()?))
     }
 
-    /// The draft model whose candidates and labels the data has, and its training of a head.
+    /// Returns the draft model whose candidates and labels the data has, with the settings of its head's
+    /// training; `None` if the recipe does not train that head.
     pub fn trained_head(&self) -> Option<(DrafterId, &HeadTraining)> {
         let (id, _) = self.draft()?;
         Some((id, self.drafters.get(id)?.head_training()?))
     }
 
-    /// The first draft model, whose candidates and labels the data has.
+    /// Returns the first draft model, whose candidates and labels the data has, with its checkpoint directory
+    /// or name on the Hub.
     pub fn draft(&self) -> Option<(DrafterId, &Path)> {
         self.drafters.models().first().copied()
     }
 
-    /// The adapters that the recipe trains.
+    /// Lists the adapters that the recipe trains, with their settings.
     pub fn trained_adapters(&self) -> Vec<(DrafterId, &AdapterTraining)> {
         self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.training()?))).collect()
     }
 
-    /// The EAGLE-3 drafters that the recipe trains.
+    /// Lists the EAGLE-3 drafters that the recipe trains, with their settings.
     pub fn trained_eagle3(&self) -> Vec<(DrafterId, &Eagle3Training)> {
         self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.eagle3()?))).collect()
     }
 
-    /// All self-drafts that the recipe trains, in its order.
+    /// Lists the adapters and EAGLE-3 drafters that the recipe trains, in its order.
     pub fn trained_self_drafts(&self) -> Vec<DrafterId> {
         let is_trained =
             |it: &DrafterRecipe| it.kind.training().is_some() || it.kind.eagle3().is_some();
         self.drafters.iter().filter(|(_, it)| is_trained(it)).map(|(id, _)| id).collect()
     }
 
-    /// The drafters to record, tune and measure: those of `evaluate.drafters`, or else all.
+    /// Returns the drafters to record, tune and measure: those of `evaluate.drafters`, or else all.
     pub fn evaluated(&self) -> impl Iterator<Item = (DrafterId, &DrafterRecipe)> {
         let asked = self.evaluate.as_ref().and_then(|evaluate| evaluate.drafters.as_ref());
         self.drafters.iter().filter(move |(id, _)| asked.is_none_or(|asked| asked.contains(id)))
     }
 
-    /// The same recipe with only this drafter, and those that it is made of.
+    /// Returns the same recipe with this drafter as the only one, which evaluation then measures.
     #[must_use]
     pub fn with_only(&self, id: DrafterId, drafter: DrafterRecipe) -> Self {
         let evaluate = self.evaluate.clone();
@@ -298,18 +300,19 @@ impl Recipe {
         Ok((*id, self.with_only(*id, drafter)))
     }
 
-    /// The directory of the state of a head's training.
+    /// Returns the directory in which the training of a drafter's head keeps its state.
     pub fn head_training_dir(&self, id: DrafterId) -> PathBuf {
         self.checkpoint_dir().join(format!("{id}-head-training"))
     }
 
-    /// The directory of the heads of a draft's sweep.
+    /// Returns the directory of the heads that a draft model's sweep trains.
     pub fn sweep_dir(&self, id: DrafterId) -> PathBuf {
         self.export_dir(id).join("sweep")
     }
 
-    /// The share of the built data's conversations that no training used. Each training holds out the
-    /// same conversations first, so this is the smallest of their shares.
+    /// Returns the share of the built data's conversations that no training used. Each training holds out the
+    /// same conversations first, so this is the smallest of their shares; without trainings, it is the default
+    /// for heads.
     pub fn held_out_share(&self) -> f64 {
         let trainings = self.drafters.iter().flat_map(|(_, it)| {
             let head = it.head_training().map(|head| head.optimizer);
@@ -321,12 +324,15 @@ impl Recipe {
         fractions.reduce(f64::min).unwrap_or(OptimizerSettings::HEAD.validation_fraction)
     }
 
-    /// The output directory of tune and replay.
+    /// Returns the output directory of tune and replay.
     pub fn tuning_dir(&self) -> PathBuf {
         self.checkpoint_dir().join("tuning")
     }
 
-    /// The sections that record, tune and replay need.
+    /// Returns the sections `[tune]` and `[evaluate]`, which record, tune and replay need.
+    ///
+    /// # Errors
+    /// If a section is missing; the message names it and `stage`.
     pub fn need_tuning(&self, stage: &str) -> Result<(&TuneRecipe, &EvaluateRecipe)> {
         let tune = self.tune.as_ref().with_context(|| {
             format!(
@@ -343,23 +349,24 @@ impl Recipe {
         Ok((tune, evaluate))
     }
 
-    /// The servers that replace the target's weights, if those are not read.
+    /// Returns the servers that run the target in place of its weights; `None` if the weights are read.
     pub fn target_elsewhere(&self) -> Option<&ServerRecipe> {
         self.data.as_ref()?.target_elsewhere()
     }
 
-    /// The number of the target's first layers that adapters need: the layers before an exit, and layers
-    /// that initialise an adapter. Covers the recipe's adapters and those of its evaluation.
+    /// Returns the largest number of the target's first layers that a drafter needs, 0 if none needs any. An
+    /// adapter needs the layers before its exit and those that initialise it; an EAGLE-3 drafter needs all,
+    /// `usize::MAX`.
     pub fn num_first_layers(&self) -> usize {
         self.drafters.iter().map(|(_, it)| it.kind.num_first_layers()).max().unwrap_or(0)
     }
 
-    /// The output directory of evaluate.
+    /// Returns the output directory of evaluate.
     pub fn evaluation_dir(&self) -> PathBuf {
         self.checkpoint_dir().join("evaluation")
     }
 
-    /// How to read the prompt files of a section with this split.
+    /// Returns how to read the prompt files of a section with this split.
     pub fn reading(&self, split: Option<Split>) -> Reading {
         Reading {
             split: split.map(|split| self.splits.range(split)),
@@ -368,13 +375,14 @@ impl Recipe {
         }
     }
 
-    /// Writes the complete recipe into an output directory.
+    /// Writes the complete recipe into an output directory, as `recipe.toml`.
     pub fn write_beside(&self, dir: &Path) -> Result<()> {
         let text = toml::to_string(self).context("cannot write the recipe as TOML")?;
         Ok(write_whole(&dir.join("recipe.toml"), text)?)
     }
 
-    /// Writes the recipe with only one drafter beside what a training of it exports.
+    /// Writes the recipe with only one drafter into the directory of that drafter's export. Writes the complete
+    /// recipe if it has no such drafter.
     pub fn write_of(&self, id: DrafterId, dir: &Path) -> Result<()> {
         match self.drafters.get(id) {
             Some(drafter) => self.with_only(id, drafter.clone()).write_beside(dir),

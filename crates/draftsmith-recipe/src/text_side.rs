@@ -22,19 +22,19 @@ pub struct TextSide {
 }
 
 impl TextSide {
-    /// The limits of answers of at most `max_new_tokens` tokens.
+    /// Returns the limits of answers: at most `max_new_tokens` tokens, the end tokens and the stop strings.
     pub fn limits(&self, max_new_tokens: usize) -> Limits {
         let text_end = self.text_end.clone().map(|end| end as _);
         Limits { text_end, ..Limits::new(max_new_tokens, self.eos_token_ids.clone()) }
     }
 
-    /// The token ids of a conversation up to where the answer begins.
+    /// Encodes a conversation up to where the answer begins, as token ids.
     pub fn encode(&self, messages: &[Message]) -> Result<Vec<u32>> {
         Ok(self.tokenizer.encode_chat(&self.chat_format, messages)?)
     }
 
-    /// The token ids of a prompt up to where the answer of turn `number` begins, with `responses` as the
-    /// answers to earlier turns. Ids given in the prompt's file take precedence.
+    /// Returns the token ids of a prompt up to where the answer of turn `number` begins, with `responses` as
+    /// the answers to earlier turns. Ids given in the prompt's file take precedence.
     pub fn prompt_ids(
         &self,
         prompt: &Prompt,
@@ -73,7 +73,7 @@ pub struct Ends {
 }
 
 impl Ends {
-    /// Whether an export may have been trained with another value of this provenance key.
+    /// Returns whether an export may have been trained with another value of this provenance key.
     pub fn leave_open(&self, key: &str) -> bool {
         let are_chosen = self.eos_token_ids.is_some() || !self.stop_strings.is_empty();
         self.only_answers && are_chosen && matches!(key, "eos_token_ids" | "stop_strings")

@@ -15,7 +15,7 @@ pub trait Watch: Debug + Send + Sync {
     /// Shows a line.
     fn line(&self, text: &str) {}
 
-    /// Whether to stop before the next unit of work.
+    /// Returns whether to stop before the next unit of work.
     fn is_interrupted(&self) -> bool {
         false
     }
@@ -25,12 +25,14 @@ pub trait Watch: Debug + Send + Sync {
         Box::new(Silent)
     }
 
-    /// An input is read or hashed now.
+    /// Shows that an input is being read or hashed.
     fn reads(&self, what: &str) {}
 
-    /// Another handle to the same user.
+    /// Returns another handle to the same user.
     fn share(&self) -> Box<dyn Watch>;
 
+    /// Checks that the job may continue.
+    ///
     /// # Errors
     /// If the job is to stop.
     fn check_interrupted(&self) -> Result<(), Interrupted> {
@@ -54,7 +56,7 @@ pub trait Bar: Debug + Send + Sync {
     /// Continues from another position, whose units say nothing about the pace.
     fn skip_to(&self, position: u64) {}
 
-    /// The number of whole units done.
+    /// Returns the number of whole units done.
     fn position(&self) -> u64 {
         0
     }
@@ -95,7 +97,7 @@ impl Bar for Silent {}
 pub struct Progress(Box<dyn Bar>);
 
 impl Progress {
-    /// A stage of `total` units.
+    /// Begins a stage of `total` units and shows its progress.
     pub fn new(watch: &dyn Watch, name: &'static str, unit: &'static str, total: u64) -> Self {
         Self(watch.bar(name, unit, total))
     }
@@ -138,7 +140,7 @@ impl Progress {
         self.0.set_total(total);
     }
 
-    /// Pieces of work done side by side, each worth some units.
+    /// Begins pieces of work that are done side by side, each worth some units.
     pub fn side_by_side(&self, worth: Vec<f64>) -> SideBySide<'_> {
         SideBySide { progress: self, done: vec![0.0; worth.len()], worth }
     }
@@ -163,7 +165,7 @@ pub struct SideBySide<'a> {
 }
 
 impl SideBySide<'_> {
-    /// A piece is done up to this share, if it was not already.
+    /// Advances a piece to this share of its work, unless it is already further.
     pub fn reach(&mut self, nth: usize, share: f64) {
         let more = share.min(1.0) - self.done[nth];
         if more > 0.0 {
@@ -172,7 +174,7 @@ impl SideBySide<'_> {
         }
     }
 
-    /// All pieces are done.
+    /// Advances all pieces to their end.
     pub fn finish(mut self) {
         (0..self.worth.len()).for_each(|nth| self.reach(nth, 1.0));
     }

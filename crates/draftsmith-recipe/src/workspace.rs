@@ -43,7 +43,8 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Models in directories, without reading them yet. There must be at least one device.
+    /// Creates a workspace of models in directories, without reading them yet. There must be at least one
+    /// device.
     pub fn new(target: &Path, drafts: &[(DrafterId, &Path)], devices: Vec<Device>) -> Self {
         let draft = |(id, dir): &(DrafterId, &Path)| (*id, ModelDir::new(&id.to_string(), dir));
         let models = Models {
@@ -56,8 +57,8 @@ impl Workspace {
         Self { models, ..Self::default() }
     }
 
-    /// Models in directories or on the Hugging Face Hub, from which missing files are downloaded.
-    /// `served_as` is the target's name on servers if they run it; its weights are not needed then.
+    /// Creates a workspace of models in directories or on the Hugging Face Hub, from which missing files are
+    /// downloaded. `served_as` is the target's name on servers if they run it; its weights are not needed then.
     /// `chat_template` replaces the target's.
     ///
     /// # Errors
@@ -82,7 +83,7 @@ impl Workspace {
         Ok(workspace)
     }
 
-    /// Target and draft with their text side, after a check that they share a tokenizer.
+    /// Reads target and draft with their text side, and checks that they share a tokenizer.
     ///
     /// # Errors
     /// If a file is missing or broken, or the tokenizers differ.
@@ -95,7 +96,7 @@ impl Workspace {
         })
     }
 
-    /// The text side of target and draft, after a check that they share a tokenizer. Reads no weights.
+    /// Reads the text side of target and draft, but no weights, and checks that they share a tokenizer.
     ///
     /// # Errors
     /// If a file is missing or broken, or the tokenizers differ.
@@ -110,7 +111,7 @@ impl Workspace {
         })
     }
 
-    /// The target without a draft, whose context may be shorter.
+    /// Reads the target without a draft, whose context may be shorter than the target's.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -122,8 +123,8 @@ impl Workspace {
         })
     }
 
-    /// A draft model, after a check that its tokenizer is the target's and its context is not shorter than the
-    /// first draft's.
+    /// Reads a draft model, and checks that its tokenizer is the target's and that its context is not shorter
+    /// than the one that target and first draft share.
     ///
     /// # Errors
     /// If a file is missing or broken, or a check fails.
@@ -142,7 +143,7 @@ impl Workspace {
         models.draft_model_in(id, models.dtype)
     }
 
-    /// The provenance of what target and draft produce with this seed, decoding greedily. It names no
+    /// Describes the provenance of what target and draft produce with this seed, decoding greedily. It names no
     /// prompts.
     ///
     /// # Errors
@@ -169,8 +170,8 @@ impl Workspace {
         })
     }
 
-    /// The target's identity in provenance: its hash, or for a served target a hash of its `config.json`
-    /// and its name on the servers.
+    /// Returns the target's identity in provenance: its hash, or for a served target a hash of its
+    /// `config.json` and its name on the servers.
     fn target_identity(&self) -> Result<String> {
         let Some(name) = &self.models.served_as else {
             return Ok(self.models.target_hash()?.to_owned());

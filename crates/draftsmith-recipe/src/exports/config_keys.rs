@@ -21,7 +21,7 @@ pub fn read_key<T: DeserializeOwned>(dir: &Path, key: &str) -> Result<Option<T>>
     Ok(Some(parse_json_value(&dir.join("config.json"), key, value)?))
 }
 
-/// A key's name in messages.
+/// Names a key of the `config.json` in `dir`, for messages.
 pub fn named(dir: &Path, key: &str) -> String {
     format!("key `{key}` of `{}`", dir.join("config.json").display())
 }

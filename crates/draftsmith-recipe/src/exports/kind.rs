@@ -19,7 +19,7 @@ pub enum ExportKind {
 }
 
 impl ExportKind {
-    /// The kind of the export in a directory, by the keys of its `config.json`.
+    /// Recognises the kind of the export in a directory by the keys of its `config.json`.
     ///
     /// # Errors
     /// If it is neither a head nor a self-draft.
@@ -50,11 +50,11 @@ impl ExportKind {
         }
     }
 
-    /// Checks that the directory given by a flag does not hold an export of the other kind. Anything else
-    /// is left to the reader of this kind.
+    /// Checks that the directory given by a flag does not hold an export of another kind. Anything else is left
+    /// to the reader of this kind.
     ///
     /// # Errors
-    /// If it holds the other kind.
+    /// If it holds another kind.
     pub fn check(self, flag: &str, dir: &Path) -> Result<()> {
         let Ok(found) = Self::of(dir) else { return Ok(()) };
         let hint = match found {
@@ -71,7 +71,7 @@ impl ExportKind {
         )
     }
 
-    /// The kind in words.
+    /// Names the kind in words.
     pub fn text(self) -> &'static str {
         match self {
             Self::Head => "acceptance head",

@@ -123,7 +123,7 @@ impl Tuned {
         Ok(Self { greedy: fitting(greedy), sampled: fitting(sampled) })
     }
 
-    /// The rule for a way of decoding.
+    /// Returns the rule for a way of decoding; `None` if that was not tuned.
     pub fn rule(&self, decoding: DecodingName) -> Option<&TunedRule> {
         match decoding {
             DecodingName::Greedy => self.greedy.as_ref(),
@@ -149,7 +149,7 @@ impl Tuned {
 }
 
 impl TunedRule {
-    /// The decoding of the tuning.
+    /// Returns the decoding that the rule was tuned for.
     pub fn decoding(&self) -> Decoding {
         let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
         decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty)

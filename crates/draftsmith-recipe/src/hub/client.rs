@@ -44,7 +44,7 @@ impl HubError {
         Self::Invalid { name, value }
     }
 
-    /// Whether the same request may succeed later.
+    /// Returns whether the same request may succeed later.
     pub(super) fn is_temporary(&self) -> bool {
         matches!(self, Self::Changed | Self::Status(408 | 429 | 500..))
     }
@@ -115,7 +115,7 @@ impl Client {
         Self { agent: config.new_agent(), endpoint, token }
     }
 
-    /// The address of a file. All three parts must be checked.
+    /// Builds the address of a file. The caller must have checked all three parts.
     pub(super) fn file_url(&self, id: &str, commit: &str, name: &str) -> String {
         format!("{}/{id}/resolve/{commit}/{name}", self.endpoint)
     }
@@ -207,13 +207,13 @@ impl Client {
     }
 }
 
-/// Whether two addresses have the same scheme, host and port. A default port that is written out counts as
-/// another.
+/// Returns whether two addresses have the same scheme, host and port. A default port that is written out counts
+/// as another.
 pub(super) fn is_same_host(one: &Uri, other: &Uri) -> bool {
     (one.scheme(), one.authority()) == (other.scheme(), other.authority())
 }
 
-/// The address that the response to a request of `from` redirects to.
+/// Reads the address that a response redirects to; `from` is the address of the request.
 fn redirect(headers: &HeaderMap, from: &Uri) -> Result<Uri, HubError> {
     let location = headers.get("location").ok_or(HubError::Absent("location"))?;
     let scheme = from.scheme_str().unwrap_or_default();
@@ -243,7 +243,7 @@ fn checked_word(name: &'static str, value: &[u8]) -> Result<String, HubError> {
     }
 }
 
-/// Whether a text is a commit or a tag, which is a safe name of a file.
+/// Returns whether a text has the form of a commit or a tag, which makes it a safe file name.
 pub(super) fn is_word(text: &str) -> bool {
     let is_known = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     (1..=MOST_WORD_LEN).contains(&text.len()) && text.chars().all(is_known)

@@ -181,7 +181,7 @@ impl Download {
         Ok(file.sync_all().map_err(failed)?)
     }
 
-    /// Whether a file has the length that the Hub named, and the hash if its tag is one.
+    /// Returns whether a file has the length that the Hub named, and the hash if its tag is one.
     fn is_intact(&self, name: &str, path: &Path, named: &Metadata) -> Result<bool> {
         let metadata = fs::metadata(path).map_err(|error| FileError::new("read", path, error))?;
         let num_bytes = metadata.len();
@@ -197,7 +197,7 @@ impl Download {
     }
 }
 
-/// Whether the same request may succeed later.
+/// Returns whether the same request may succeed later.
 fn is_temporary(error: &anyhow::Error) -> bool {
     // Errors of our own files are of another type.
     error.is::<ureq::Error>()
@@ -224,7 +224,8 @@ fn open_to_write(path: &Path) -> Result<File, FileError> {
     file.map_err(|error| FileError::new("create", path, error))
 }
 
-/// The files we read besides the weights. Code and files in subdirectories are never downloaded.
+/// Selects the files to read besides the weights: JSON files and the chat template. Code and files in
+/// subdirectories are never downloaded.
 pub(super) fn small_files(known: &BTreeSet<String>) -> impl Iterator<Item = &str> {
     let names = known.iter().map(String::as_str);
     names.filter(|name| {

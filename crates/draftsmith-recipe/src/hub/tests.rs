@@ -56,7 +56,7 @@ impl Answer {
     }
 }
 
-/// What an honest Hub answers about `org/tiny`.
+/// Answers a request about `org/tiny` as an honest Hub would.
 fn honest(asked: &Asked) -> Answer {
     if asked.path == "/api/models/org/tiny/revision/main" {
         let siblings = FILES.map(|(name, _)| serde_json::json!({ "rfilename": name }));
@@ -81,7 +81,8 @@ fn info(document: &serde_json::Value) -> Answer {
     Answer { body: document.to_string().into_bytes(), ..Answer::new(200) }
 }
 
-/// A file's tag in quotes: a hash for weights, which are large at the Hub.
+/// Returns a file's tag in quotes: the whole hash for weights, which are large at the Hub, and its first 40
+/// characters for other files.
 fn tag_of(name: &str) -> String {
     let bytes = FILES.iter().find(|(known, _)| *known == name).unwrap().1;
     let tag = hash_bytes(bytes);
@@ -166,7 +167,7 @@ impl Place {
         Self(tempfile::tempdir().unwrap())
     }
 
-    /// The directory of `org/tiny` after downloading it from a server, with a token.
+    /// Downloads `org/tiny` from a server, with a token, and returns its directory.
     fn load(&self, server: &Server) -> Result<PathBuf> {
         let hub = Hub {
             cache: self.0.path().join("in/cache"),
@@ -191,7 +192,7 @@ impl Place {
         self.0.path().join("in/cache/models--org--tiny")
     }
 
-    /// All files and links, by their paths in the directory.
+    /// Lists all files and links by their paths in the directory.
     fn files(&self) -> Vec<String> {
         fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
             for path in draftsmith_files::paths_in(dir).unwrap() {
@@ -325,7 +326,7 @@ fn a_reference_in_the_cache_cannot_lead_out_of_it() {
     place.holds_the_model(&place.load(&server).unwrap());
 }
 
-/// Values that would lead out of the cache, or are no names at all.
+/// Lists values that would lead out of the cache, or are not names at all.
 fn unsafe_words(place: &Place) -> Vec<String> {
     let absolute = place.0.path().join("evil").display().to_string();
     let words =
@@ -610,7 +611,7 @@ fn an_endless_list_of_files_ends_in_an_error() {
     Place::new().load_fails(&hub, &["/api/models/org/tiny/revision/main`"]);
 }
 
-/// An answer of weights that ends after `num_bytes` of what was promised.
+/// Cuts an answer's body to `num_bytes`, while its `content-length` still promises all of it.
 fn cut(mut answer: Answer, num_bytes: usize) -> Answer {
     let promised = answer.body.len();
     answer.body.truncate(num_bytes);

@@ -24,13 +24,13 @@ impl AdapterKind {
     /// The kind's name in recipes.
     pub(super) const NAME: &str = "adapter";
 
-    /// The adapter in a directory.
+    /// Builds the kind for the trained adapter in a directory, without reading it.
     pub fn in_dir(dir: &Path) -> Self {
         Self(Origin::Path(dir.to_path_buf()))
     }
 }
 
-/// The only exit layer of a training.
+/// Returns a training's exit layer. A recipe that was checked has exactly one; of several, this is the first.
 pub fn exit_layer(training: &AdapterTraining) -> usize {
     training.exit_layer.to_vec().into_iter().next().unwrap_or_default()
 }
@@ -107,7 +107,7 @@ impl DrafterKind for AdapterKind {
         true
     }
 
-    /// Kangaroo's γ.
+    /// Returns Kangaroo's γ.
     fn max_candidate_length(&self) -> usize {
         6
     }
@@ -145,8 +145,8 @@ impl DrafterKind for AdapterKind {
     }
 }
 
-/// The parameters of a draft forward: the target's first layers, the adapter, and the LM head's rows of the
-/// draft vocabulary.
+/// Counts the parameters that a draft forward reads: the target's first layers, the adapter, and the LM head's
+/// rows for the draft vocabulary.
 fn num_read(config: &ModelConfig, export: &AdapterExport) -> f64 {
     let drawn = export.config.draft_vocabulary.as_ref().map(|all| all.ids().len());
     let mut layers = config.clone().with_tied_embeddings(true);

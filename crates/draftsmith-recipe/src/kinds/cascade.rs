@@ -63,7 +63,7 @@ pub struct LengthsOfEach {
 }
 
 impl Lengths {
-    /// The matrix for a way of decoding.
+    /// Returns the matrix for a way of decoding.
     fn of(&self, decoding: DecodingName) -> &CascadeLengths {
         match (self, decoding) {
             (Self::Same(lengths), _) => lengths,
@@ -72,14 +72,14 @@ impl Lengths {
         }
     }
 
-    /// The matrices for greedy and sampled decoding.
+    /// Returns the matrices for greedy and for sampled decoding, in this order.
     fn all(&self) -> [&CascadeLengths; 2] {
         [DecodingName::Greedy, DecodingName::Sampled].map(|decoding| self.of(decoding))
     }
 }
 
 impl CascadeKind {
-    /// The decoder's settings.
+    /// Builds the decoder's settings.
     ///
     /// # Errors
     /// If the lenience or a rule is invalid.
@@ -97,7 +97,7 @@ impl CascadeKind {
         Ok(CascadeConfig { greedy, sampled, lenience, rules })
     }
 
-    /// The row of the chain that a rule ends; None if its reviewer reviews no chain.
+    /// Finds the matrix row of the chain that a rule ends; `None` if the rule's reviewer reviews no chain.
     fn row_of(&self, rule: &ChainRuleRecipe) -> Option<usize> {
         let reviewers = &self.drafters[..self.drafters.len() - 1];
         match rule.reviewer {
@@ -106,7 +106,7 @@ impl CascadeKind {
         }
     }
 
-    /// The drafters with candidates in the chain that a rule ends.
+    /// Lists the drafters with candidates in the chain that a rule ends.
     pub fn drafters_of(&self, rule: &ChainRuleRecipe) -> Vec<DrafterId> {
         let Some(row) = self.row_of(rule) else { return Vec::new() };
         let takes_part =
@@ -116,13 +116,13 @@ impl CascadeKind {
         taking_part.map(|(_, id)| *id).collect()
     }
 
-    /// The most candidates that a round can have: the requested ones, and those that the last step of a
-    /// review accepts in addition.
+    /// Computes the maximum number of candidates in a round: the requested ones, and those that the last step
+    /// of a review accepts in addition.
     pub fn longest(&self, decoding: DecodingName) -> usize {
         self.longest_chain(self.lengths.of(decoding), 0)
     }
 
-    /// [`CascadeKind::longest`] for the chain of one reviewer.
+    /// Computes [`CascadeKind::longest`] for the chain of one reviewer.
     fn longest_chain(&self, lengths: &CascadeLengths, reviewer: usize) -> usize {
         let Some(row) = lengths.get(reviewer) else { return 0 };
         let (mut requested, mut longest) = (0, 0);
@@ -133,7 +133,7 @@ impl CascadeKind {
         longest
     }
 
-    /// Whether the last drafter looks tokens up; the others cannot.
+    /// Returns whether the last drafter looks tokens up; the others cannot.
     fn has_look_ups(&self, all: &DrafterRecipes) -> bool {
         let last = self.drafters.last().and_then(|id| all.get(*id));
         last.is_some_and(|it| it.kind.role() == Role::LookUp)
@@ -208,12 +208,12 @@ pub struct ChainRuleRecipe {
 }
 
 impl ChainRuleRecipe {
-    /// Whether the rule reads an acceptance head.
+    /// Returns whether the rule reads an acceptance head.
     fn reads_head(&self) -> bool {
         self.stop_rule.entry().is_some_and(|entry| !entry.heads.is_empty())
     }
 
-    /// The rule for chains of up to `max` tokens.
+    /// Builds the rule for chains of up to `max` tokens.
     ///
     /// # Errors
     /// If the rule has no listed parameter, or `setting` is outside its range.
@@ -310,7 +310,7 @@ impl DrafterKind for CascadeKind {
         Ok(vec![loading.plain_summary(self.to_string())])
     }
 
-    /// Its longest round.
+    /// Returns a fixed length, that of the longest round.
     fn own_rule(&self, decoding: DecodingName) -> Option<StopRuleConfig> {
         Some(FixedLengthConfig { candidate_length: self.longest(decoding) }.into())
     }

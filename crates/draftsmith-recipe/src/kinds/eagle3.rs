@@ -83,7 +83,7 @@ impl DrafterKind for Eagle3Kind {
         self.0.training()
     }
 
-    /// All, since the states that it reads go deep.
+    /// Returns `usize::MAX` for all layers, since the hidden states that the drafter reads go deep.
     fn num_first_layers(&self) -> usize {
         usize::MAX
     }
@@ -131,7 +131,8 @@ impl DrafterKind for Eagle3Kind {
     }
 }
 
-/// A head reads the drafter's states beside the target's embeddings.
+/// Checks that the drafter's hidden states have the width of the target's. A head needs that, because it reads
+/// the drafter's states beside the target's embeddings.
 fn check_width(dir: &Path, config: &Eagle3Config) -> Result<()> {
     let (own, target) = (config.model.shape.hidden_size, config.target_hidden_size);
     ensure!(
@@ -142,7 +143,9 @@ fn check_width(dir: &Path, config: &Eagle3Config) -> Result<()> {
     Ok(())
 }
 
-/// The parameters of a draft forward: all but embeddings and `fc`, which reads once a round.
+/// Counts the parameters that a draft forward reads: the drafter's without its embeddings, plus the rows of the
+/// target's LM head for the draft vocabulary if the drafter has no LM head. `fc` is counted, although it is
+/// read only once a round.
 fn num_read(config: &Eagle3Config) -> f64 {
     let embeddings = Eagle3Config { has_embedding: false, ..config.clone() };
     let shape = &config.model.shape;

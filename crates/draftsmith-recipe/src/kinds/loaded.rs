@@ -49,7 +49,8 @@ impl LoadedDrafter {
         self.parts.id
     }
 
-    /// The directory whose `config.json` holds the tuned rule: the head's, or its own without a head.
+    /// Returns the directory whose `config.json` holds the tuned rule: the head's, or the drafter's own without
+    /// a head. `None` if it has neither.
     pub fn tuned_dir(&self) -> Option<&Path> {
         let head = self.head.as_ref().map(|head| &*head.dir);
         head.or(self.dir.as_deref())
@@ -57,28 +58,29 @@ impl LoadedDrafter {
 }
 
 impl<'a> Loading<'a> {
-    /// The same for another drafter of the recipe.
+    /// Returns a copy for loading another drafter of the recipe.
     pub fn of(&self, id: DrafterId) -> Self {
         Self { id, ..self.clone() }
     }
 
-    /// The drafter's settings.
+    /// Returns the drafter's settings in the recipe.
     pub fn drafter(&self) -> &'a DrafterRecipe {
         self.drafters.get(self.id).expect("members were checked with the recipe")
     }
 
-    /// The directory of what its training exports.
+    /// Returns the directory of what the drafter's training exports.
     pub fn export_dir(&self) -> PathBuf {
         self.drafters.export_dir(&self.home, self.id)
     }
 
-    /// Reads another drafter, as a part of this one.
+    /// Loads another drafter, as a part of this one.
     pub fn member(&self, id: DrafterId) -> Result<LoadedDrafter> {
         let loading = self.of(id);
         loading.drafter().kind.load(&loading)
     }
 
-    /// The directory of the drafter's head, if it has one. A head that the recipe names or trains must be there.
+    /// Finds the directory of the drafter's head; `None` if it has none. A head that the recipe names or trains
+    /// must be there.
     ///
     /// # Errors
     /// If it is not.
@@ -92,7 +94,7 @@ impl<'a> Loading<'a> {
         Ok(self.drafter().kind.path().and_then(found_adapter_head))
     }
 
-    /// A hash of the weights of the target and the drafter.
+    /// Hashes the weights of the target and the drafter.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -102,12 +104,12 @@ impl<'a> Loading<'a> {
         Ok(hash_bytes(all.join(" ").as_bytes()))
     }
 
-    /// What a report says about a head.
+    /// Summarises a head for a report.
     pub(super) fn head_summary(&self, head: &HeadExport) -> Result<ModelSummary> {
         self.dir_summary(&format!("head of {}", self.id), &head.dir, describe_head(&head.config))
     }
 
-    /// What a report says about an export.
+    /// Summarises an export for a report, with a hash of its weights and `config.json`.
     pub(super) fn dir_summary(
         &self,
         role: &str,
@@ -118,7 +120,7 @@ impl<'a> Loading<'a> {
         Ok(ModelSummary { role, name, description, hash: hash_dir(dir, &Silent)? })
     }
 
-    /// What a report says about a drafter without files.
+    /// Summarises a drafter without files for a report.
     pub fn plain_summary(&self, description: String) -> ModelSummary {
         let (role, name) = (self.id.to_string(), self.drafter().kind.text());
         ModelSummary { role, name, description, hash: String::new() }
@@ -130,17 +132,17 @@ impl<'a> Loading<'a> {
 pub struct LoadedDrafters(pub Vec<LoadedDrafter>);
 
 impl LoadedDrafters {
-    /// The target's draft, in memory.
+    /// Wraps a draft model in memory, with its head, as the only drafter, [`DrafterId::DRAFT`].
     pub fn of_model(model: &CausalLm, head: Option<HeadExport>) -> Self {
         Self(vec![LoadedDrafter::of_model(DrafterId::DRAFT, model, head)])
     }
 
-    /// The drafters, in the order of the recipe.
+    /// Iterates over the drafters, in the order of the recipe.
     pub fn iter(&self) -> impl Iterator<Item = &LoadedDrafter> {
         self.0.iter()
     }
 
-    /// The drafter with this name.
+    /// Finds the drafter with this name.
     ///
     /// # Errors
     /// If there is none.
@@ -149,14 +151,15 @@ impl LoadedDrafters {
         found.with_context(|| format!("there is no drafter `{id}` to run"))
     }
 
-    /// The directory whose `config.json` holds a drafter's tuned rule; `None` for drafters that are not tuned.
+    /// Returns the directory whose `config.json` holds a drafter's tuned rule; `None` for drafters that are not
+    /// tuned.
     pub fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
         let DrafterName::Of(id) = drafter else { return None };
         self.get(id).ok()?.tuned_dir().map(Path::to_path_buf)
     }
 }
 
-/// Checks that a drafter that was asked for is one of those that a recipe has.
+/// Checks that the drafter asked for is one that the recipe has. Messages call such drafters `what`.
 ///
 /// # Errors
 /// If it is not.

@@ -94,7 +94,7 @@ fn parts(id: DrafterId, model: &CausalLm, head: Option<&HeadExport>) -> NamedPar
 }
 
 impl LoadedDrafter {
-    /// A draft model that is in memory, with its head.
+    /// Wraps a draft model in memory, with its head.
     pub fn of_model(id: DrafterId, model: &CausalLm, head: Option<HeadExport>) -> Self {
         let sizes = vec![(id, model.config().num_parameters() as f64)];
         Self { parts: parts(id, model, head.as_ref()), head, dir: None, adapter: None, sizes }

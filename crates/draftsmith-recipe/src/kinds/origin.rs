@@ -18,7 +18,7 @@ pub enum Origin<T> {
 }
 
 impl<T> Origin<T> {
-    /// The training, if this recipe trains it.
+    /// Returns the settings of the training; `None` for a directory.
     pub fn training(&self) -> Option<&T> {
         match self {
             Self::Training(training) => Some(training),
@@ -26,7 +26,7 @@ impl<T> Origin<T> {
         }
     }
 
-    /// The directory, if it is given.
+    /// Returns the directory of the export; `None` if this recipe trains it.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Training(_) => None,

@@ -35,7 +35,7 @@ impl ChosenPlace {
 }
 
 impl ChosenPrompts {
-    /// The number of prompts, at least one.
+    /// Returns the number of prompts, at least one.
     #[expect(
         clippy::len_without_is_empty,
         reason = "prompts that fit are chosen, or it is an error"
@@ -44,7 +44,7 @@ impl ChosenPrompts {
         self.places.len()
     }
 
-    /// The total number of turns of some prompts.
+    /// Counts the turns of the prompts whose numbers are in the range `of`.
     pub fn num_turns(&self, of: Range<usize>) -> usize {
         self.places[of].iter().map(|chosen| chosen.num_turns).sum()
     }

@@ -63,15 +63,15 @@ pub fn choose_prompts(
     Ok(ChosenPrompts { reading: sieve.reading, files, places })
 }
 
-/// Hashes of the prompts that the recipe's data is built from, without their answers; `None` if the recipe
-/// builds no data, or its prompts cannot be read any more.
+/// Hashes the prompts that the recipe's data is built from, without their answers; `None` if the recipe builds
+/// no data, or its prompts cannot be read any more.
 pub fn prompts_in_data(recipe: &Recipe, text: &TextSide) -> Option<HashSet<ContentHash>> {
     let chosen = choose_prompts(recipe, recipe.data.as_ref()?, text, &Silent).ok()?;
     let hash = |prompt: Result<Prompt>| Some(prompt.ok()?.content_hash(false));
     chosen.each(0..chosen.len()).map(hash).collect()
 }
 
-/// The number of prompts with one of these hashes.
+/// Counts the prompts that have one of these hashes.
 pub fn num_known(prompts: &[Prompt], known: &HashSet<ContentHash>) -> usize {
     prompts.iter().filter(|prompt| known.contains(&prompt.content_hash(false))).count()
 }
@@ -91,7 +91,7 @@ struct Sieve<'a> {
 }
 
 impl Sieve<'_> {
-    /// Calls `take` with the prompts of a file to take and their indices, until it returns false.
+    /// Calls `take` with each prompt of a file that is to be taken and its index, until `take` returns false.
     fn each(&mut self, path: &Path, mut take: impl FnMut(&Prompt, usize) -> bool) -> Result<()> {
         let mut prompts = self.reading.open(path)?;
         for (index, prompt) in prompts.by_ref().enumerate() {
@@ -104,7 +104,7 @@ impl Sieve<'_> {
         Ok(())
     }
 
-    /// The first prompts of each file.
+    /// Takes the first prompts of each file, at most `limit` per file; all if `limit` is absent.
     fn first(&mut self, files: &[PathBuf], limit: Option<usize>) -> Result<Vec<ChosenPlace>> {
         let mut taken = Vec::new();
         for (file, path) in files.iter().enumerate() {
@@ -117,8 +117,8 @@ impl Sieve<'_> {
         Ok(taken)
     }
 
-    /// `num` prompts in all, divided among the sources by weight. From each source, the first prompts in a
-    /// seeded random order.
+    /// Takes `num` prompts in all, divided among the sources by weight: from each source, the first prompts in
+    /// a seeded random order.
     fn weighted(
         &mut self,
         sources: &[Source<'_>],
@@ -156,7 +156,7 @@ impl Sieve<'_> {
         Ok(taken)
     }
 
-    /// Whether to take a prompt. Counts it otherwise.
+    /// Returns whether to take a prompt, and counts it by reason if not.
     fn takes(&mut self, prompt: &Prompt) -> Result<bool> {
         self.num_read += 1;
         let reason = self.reason_against(prompt)?;
@@ -164,7 +164,7 @@ impl Sieve<'_> {
         Ok(reason.is_none())
     }
 
-    /// Why to leave a prompt out, as notes say it.
+    /// Returns why a prompt is left out, in the words of the notes; `None` to take it.
     fn reason_against(&mut self, prompt: &Prompt) -> Result<Option<&'static str>> {
         if !self.reading.takes(prompt) {
             return Ok(Some("of other splits"));
@@ -184,7 +184,7 @@ impl Sieve<'_> {
         Ok((!has_length).then_some("outside the length bounds"))
     }
 
-    /// Whether a prompt of `num_tokens` tokens and its given answers are within the length bounds.
+    /// Returns whether a prompt of `num_tokens` tokens and its given answers are within the length bounds.
     fn has_length(&self, prompt: &Prompt, num_tokens: usize) -> Result<bool> {
         let bounds = &self.lengths;
         let within = |num: usize, min: Option<usize>, max: Option<usize>| {

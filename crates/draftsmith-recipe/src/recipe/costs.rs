@@ -46,7 +46,7 @@ impl GivenCosts {
         read_keys("costs", path, |costs: &Self| costs.check(""))
     }
 
-    /// The drafters that the table names.
+    /// Returns the drafters that `draft_ms` names; none if it is a single number or absent.
     pub fn names(&self) -> impl Iterator<Item = DrafterId> {
         let each = match &self.draft_ms {
             Some(DraftMs::Each(all)) => Some(all.keys().copied()),
@@ -55,13 +55,13 @@ impl GivenCosts {
         each.into_iter().flatten()
     }
 
-    /// Times of verifications of 1, 2, 3 … rows, in milliseconds. A single time holds for any number of
-    /// rows.
+    /// Returns the times of verifications of 1, 2, 3 … rows, in milliseconds; `None` if none is given. A single
+    /// time holds for any number of rows.
     pub fn rows_ms(&self) -> Option<Vec<f64>> {
         self.rows_ms.clone().or(self.target_ms.map(|target| vec![target]))
     }
 
-    /// The given time of a drafter's forward; None if it must be measured.
+    /// Returns the given time of a drafter's forward, in milliseconds; `None` if it must be measured.
     ///
     /// # Errors
     /// If there are several drafters but only one number.

@@ -78,12 +78,13 @@ fn default_max_new_tokens() -> usize {
 }
 
 impl DataRecipe {
-    /// The servers that write the responses, if any do.
+    /// Returns the servers that write the responses; `None` if none do.
     pub fn served_by(&self) -> Option<&ServerRecipe> {
         self.server.as_ref().filter(|_| self.responses == Responses::Server)
     }
 
-    /// The servers that also replace the target's weights, which are then not read.
+    /// Returns the servers that write and label the responses, so that the target's weights are not read;
+    /// `None` if the weights are read.
     pub fn target_elsewhere(&self) -> Option<&ServerRecipe> {
         self.served_by().filter(|server| server.labels == ServerLabels::Server)
     }
@@ -113,13 +114,13 @@ impl DataRecipe {
         }
     }
 
-    /// The decoding of target and draft; temperature 0 is greedy.
+    /// Returns the decoding of target and draft; temperature 0 is greedy.
     pub fn decoding(&self) -> Decoding {
         let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
         decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty)
     }
 
-    /// The allowed lengths of prompts and responses.
+    /// Returns the allowed lengths of prompts and responses, in tokens.
     pub fn lengths(&self) -> LengthBounds {
         LengthBounds {
             min_prompt_tokens: self.min_prompt_tokens,

@@ -36,7 +36,7 @@ fn add(keys: &mut Keys, key: &str, value: Value) {
     }
 }
 
-/// The value in a table's column of defaults.
+/// Parses a default from a row of the README's tables.
 fn parse(key: &str, default: &str) -> Value {
     let text = default.trim_matches('`');
     match text {

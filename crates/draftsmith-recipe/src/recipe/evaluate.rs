@@ -82,7 +82,7 @@ impl Default for EvaluateRecipe {
 }
 
 impl EvaluateRecipe {
-    /// Settings of a way of decoding.
+    /// Returns the settings for a way of decoding.
     pub fn decoding(&self, name: DecodingName) -> Decoding {
         let decoding = match name {
             DecodingName::Greedy => Decoding::GREEDY,

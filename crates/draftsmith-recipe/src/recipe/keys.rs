@@ -7,10 +7,10 @@ use draftsmith_files::{Notation, plain_problem};
 use draftsmith_theory::{Decoding, Sampling};
 use serde::de::DeserializeOwned;
 
-/// Checks a key's value.
+/// Checks that a condition on a key's value holds.
 ///
 /// # Errors
-/// If it does not hold; the message names the key and says the problem.
+/// If it does not; the message names the key and says the problem.
 pub(crate) fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
     if holds { Ok(()) } else { bail!("key `{key}` {problem}") }
 }
@@ -29,19 +29,20 @@ pub(super) fn read_keys<T: DeserializeOwned>(
     Ok(keys)
 }
 
-/// The TOML parser's message with the line that it shows, without the names of Rust types.
+/// Converts a TOML parser's error to its message, with the line that it shows but without the names of Rust
+/// types.
 pub(super) fn toml_error(error: &toml::de::Error) -> anyhow::Error {
     let message = error.message();
     let text = error.to_string().replace(message, &plain_problem(message, Notation::Toml));
     anyhow::anyhow!("{}", text.trim_end().to_owned())
 }
 
-/// A decoding from sampling settings; temperature 0 is greedy.
+/// Converts sampling settings to a decoding; temperature 0 is greedy.
 pub fn decoding(sampling: Sampling) -> Decoding {
     if sampling.temperature == 0.0 { Decoding::GREEDY } else { Decoding::sampled(sampling) }
 }
 
-/// 1, for serde.
+/// Returns 1, a default for serde.
 pub(crate) fn one() -> f64 {
     1.0
 }

@@ -118,7 +118,7 @@ impl Default for Splits {
 }
 
 impl Splits {
-    /// The range of a split. Ranges follow each other, so splits share no prompt.
+    /// Returns the range of a split. Ranges follow each other, so splits share no prompt.
     pub fn range(&self, split: Split) -> SplitRange {
         let Self { train, tune, test } = *self;
         let (name, from, to) = match split {

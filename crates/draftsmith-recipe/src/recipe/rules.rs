@@ -31,7 +31,7 @@ enum RuleRecipe {
     },
 }
 
-/// The rules whose settings can be listed.
+/// Returns the rules whose settings recipes can list, with the grid of each.
 fn listed() -> impl Iterator<Item = (&'static StopRuleEntry, &'static Grid)> {
     stop_rules().filter_map(|entry| Some((entry, entry.grid()?)))
 }
@@ -43,9 +43,8 @@ impl RulesRecipe {
         rules.try_for_each(|(name, rule)| rule.check(name, &format!("{key_prefix}.{name}")))
     }
 
-    /// Every setting of the rules of a drafter, within `bounds`: those in `over`, else those in this
-    /// table, else the rule's default. Rules that read an acceptance head are included only if there is
-    /// one.
+    /// Lists all settings of a drafter's rules, within `bounds`: those in `over`, else those in this table,
+    /// else the rule's default. Rules that read an acceptance head are included only if there is one.
     pub fn configs(
         &self,
         over: Option<&Self>,
@@ -68,7 +67,7 @@ impl RulesRecipe {
 }
 
 impl RuleRecipe {
-    /// The values of the parameter, and the given options.
+    /// Splits the settings into the values of the parameter and the given options.
     fn numbers(&self) -> (Vec<f64>, BTreeMap<&str, f64>) {
         let (values, options) = match self {
             Self::List(values) => (values, None),
@@ -104,7 +103,7 @@ mod tests {
         toml::from_str(keys).expect("reads")
     }
 
-    /// The short name and parameter of every rule.
+    /// Formats the short name and parameter of every rule.
     fn names(configs: &[StopRuleConfig]) -> Vec<String> {
         let name = |config: &StopRuleConfig| {
             format!("{}-{}", config.name().file_name(), config.parameter())
@@ -112,7 +111,7 @@ mod tests {
         configs.iter().map(name).collect()
     }
 
-    /// An allowed number that differs from the defaults.
+    /// Finds an allowed number that differs from the defaults.
     fn number(problem: impl Fn(f64) -> Option<&'static str>) -> f64 {
         [0.375, 3.0].into_iter().find(|number| problem(*number).is_none()).expect("one")
     }

@@ -23,7 +23,8 @@ impl TreesRecipe {
     }
 }
 
-/// A chain with siblings, which need no extra draft forward, and a tree that the draft reads in part.
+/// Returns two shapes: a chain with siblings, which need no extra draft forward, and a tree that the draft
+/// reads in part.
 fn default_shapes() -> Vec<TreeShape> {
     let shape = |width, num_read, num_beside| {
         TreeShape::new(&[width], num_read, num_beside, TreeChildren::Top).expect("a shape")

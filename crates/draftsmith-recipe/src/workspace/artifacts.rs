@@ -31,7 +31,7 @@ pub struct Artifacts {
 type Cache<T> = Mutex<BTreeMap<PathBuf, T>>;
 
 impl Artifacts {
-    /// The rows in a directory. Missing shards are an error unless the run allows them.
+    /// Reads the rows of built data in a directory. Missing shards are an error unless the run allows them.
     ///
     /// # Errors
     /// If there are none, or a shard is missing, broken or misnamed.
@@ -48,7 +48,7 @@ impl Artifacts {
         })
     }
 
-    /// The names and hashes of the prompt files that paths and patterns name.
+    /// Returns the names and hashes of the prompt files that paths and patterns name.
     ///
     /// # Errors
     /// If one cannot be read.
@@ -67,7 +67,7 @@ impl Artifacts {
         })
     }
 
-    /// The acceptance head in a directory, for a drafter of this hidden size.
+    /// Reads the acceptance head in a directory, for a drafter of this hidden size.
     ///
     /// # Errors
     /// If it is missing, broken, or for another hidden size.
@@ -83,7 +83,7 @@ impl Artifacts {
         })
     }
 
-    /// The target's adapter in a directory, computing in `dtype`. Only adapters in the models' dtype
+    /// Reads the target's adapter in a directory, for computing in `dtype`. Only adapters in the models' dtype
     /// are cached.
     ///
     /// # Errors
@@ -101,7 +101,7 @@ impl Artifacts {
         if dtype == models.dtype { get_or_insert(&self.adapters, dir, read) } else { read() }
     }
 
-    /// The hash of a head's or an adapter's weights and shape. The rest of its `config.json`, such as a
+    /// Hashes the weights of a head or an adapter with its `shape`. The rest of its `config.json`, such as a
     /// tuned rule, does not affect rollouts and is not hashed.
     ///
     /// # Errors
@@ -110,7 +110,7 @@ impl Artifacts {
         hash_export(dir, shape, |path| self.file_hash(path))
     }
 
-    /// The hash of an adapter's weights and exit layer, by which its head names it.
+    /// Hashes an adapter's weights and exit layer. A head names its adapter by this hash.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -129,7 +129,7 @@ impl Artifacts {
 
 const HELD: &str = "nobody panics while holding it";
 
-/// The cached value of a path, or what `read` returns.
+/// Returns the cached value of a path. If there is none, calls `read` and caches what it returns.
 fn get_or_insert<T: Clone>(
     cache: &Cache<T>,
     path: &Path,

@@ -44,7 +44,7 @@ impl ModelDir {
         get_or_read(&self.config, || Ok(ModelConfig::from_model_dir(&self.dir)?))
     }
 
-    /// The weights for computing in `dtype`, read by `load`.
+    /// Returns the weights for computing in `dtype`, read by `load` at the first call.
     pub(super) fn weights(
         &self,
         dtype: WeightDtype,
@@ -61,7 +61,7 @@ impl ModelDir {
 /// Fewest bytes to show a progress bar for.
 const SHOWN_FROM: u64 = 1 << 28;
 
-/// The hash of a directory's weights and `config.json`, not cached.
+/// Hashes a directory's weights and `config.json`. The hash is not cached.
 pub fn hash_dir(dir: &Path, watch: &dyn Watch) -> Result<String> {
     hash_with(dir, watch, hash_model_dir)
 }
@@ -82,7 +82,7 @@ pub(super) fn hash_with(dir: &Path, watch: &dyn Watch, hash: HashModel) -> Resul
     hash.with_context(|| format!("cannot hash `{}`", dir.display()))
 }
 
-/// The value of a slot, or what `read` returns.
+/// Returns the value of a slot. If it is empty, fills it with what `read` returns.
 pub(super) fn get_or_read<T>(slot: &OnceLock<T>, read: impl FnOnce() -> Result<T>) -> Result<&T> {
     if let Some(found) = slot.get() {
         return Ok(found);

@@ -34,13 +34,13 @@ pub struct Models {
 }
 
 impl Models {
-    /// The device of everything but trainings.
+    /// Returns the first device, the only one that is used outside trainings.
     pub fn device(&self) -> &Device {
         &self.devices[0]
     }
 
-    /// The devices besides the first among which a training divides the batches of a step: the others, or the CPU
-    /// again for each further thread.
+    /// Returns the devices besides the first among which a training divides the batches of a step: the others,
+    /// or the CPU again for each further thread.
     pub fn more_devices(&self) -> Vec<Device> {
         match DeviceChoice::is_cpu(self.device()) {
             true => vec![self.device().clone(); rayon::current_num_threads() - 1],
@@ -48,7 +48,7 @@ impl Models {
         }
     }
 
-    /// The target, computing in `dtype`.
+    /// Returns the target for computing in `dtype`, read at the first call.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -57,7 +57,7 @@ impl Models {
         self.model(&self.target, dtype)
     }
 
-    /// The draft, if there is one, computing in `dtype`.
+    /// Returns the first draft model for computing in `dtype`, read at the first call; `None` without a draft.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -65,7 +65,7 @@ impl Models {
         self.draft().map(|draft| self.model(draft, dtype)).transpose()
     }
 
-    /// The first draft model.
+    /// Returns the first draft model; `None` without a draft.
     pub(super) fn draft(&self) -> Option<&ModelDir> {
         self.drafts.first().map(|(_, draft)| draft)
     }
@@ -75,7 +75,7 @@ impl Models {
         found.with_context(|| format!("the draft model `{id}` was not opened"))
     }
 
-    /// A draft model, computing in `dtype`.
+    /// Returns a draft model for computing in `dtype`, read at the first call.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -83,7 +83,7 @@ impl Models {
         self.model(self.draft_dir_of(id)?, dtype)
     }
 
-    /// The `config.json` of a draft model.
+    /// Returns the `config.json` of a draft model, read at the first call.
     ///
     /// # Errors
     /// If it is missing or broken.
@@ -91,7 +91,7 @@ impl Models {
         self.draft_dir_of(id)?.config()
     }
 
-    /// The hash of a draft model.
+    /// Returns the hash of a draft model, computed at the first call.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -106,7 +106,7 @@ impl Models {
         })
     }
 
-    /// The draft's `config.json`, if there is a draft.
+    /// Returns the first draft model's `config.json`; `None` without a draft.
     ///
     /// # Errors
     /// If it is missing or broken.
@@ -114,7 +114,7 @@ impl Models {
         self.draft().map(ModelDir::config).transpose()
     }
 
-    /// The draft's shape, if there is a draft.
+    /// Returns the first draft model's shape; `None` without a draft.
     ///
     /// # Errors
     /// If its `config.json` is missing or broken.
@@ -122,7 +122,7 @@ impl Models {
         Ok(self.draft_config()?.map(|config| &config.shape))
     }
 
-    /// The target's `config.json`.
+    /// Returns the target's `config.json`, read at the first call.
     ///
     /// # Errors
     /// If it is missing or broken.
@@ -130,7 +130,7 @@ impl Models {
         self.target.config()
     }
 
-    /// The target's shape.
+    /// Returns the target's shape, from its `config.json`.
     ///
     /// # Errors
     /// If its `config.json` is missing or broken.
@@ -138,7 +138,7 @@ impl Models {
         Ok(&self.target.config()?.shape)
     }
 
-    /// The longest sequence, in tokens, that target and draft can read.
+    /// Returns the length, in tokens, of the longest sequence that both target and draft can read.
     ///
     /// # Errors
     /// If a `config.json` is missing or broken.
@@ -146,7 +146,7 @@ impl Models {
         self.smaller(|shape| shape.context)
     }
 
-    /// The number of token ids that target and draft both know.
+    /// Returns the number of token ids that target and draft both know.
     ///
     /// # Errors
     /// If a `config.json` is missing or broken.
@@ -164,12 +164,12 @@ impl Models {
         &self.target.dir
     }
 
-    /// The first draft model's name and directory.
+    /// Returns the first draft model's name and directory; `None` without a draft.
     pub fn draft_dir(&self) -> Option<(DrafterId, &Path)> {
         self.drafts.first().map(|(id, draft)| (*id, draft.dir.as_path()))
     }
 
-    /// The target's hash, for provenance. For a served target, it covers only the files present.
+    /// Returns the target's hash, for provenance. For a served target, it covers only the files present.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -180,7 +180,7 @@ impl Models {
         }
     }
 
-    /// The draft's hash, if there is a draft.
+    /// Returns the first draft model's hash; `None` without a draft.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -196,8 +196,8 @@ impl Models {
         hash.map(String::as_str)
     }
 
-    /// The model that adapters run on, computing in `dtype`: the target, or the first layers of a served
-    /// target with embedding, final norm and LM head.
+    /// Returns the model that adapters run on, for computing in `dtype`: the target, or the first layers of a
+    /// served target with embedding, final norm and LM head.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -219,7 +219,8 @@ impl Models {
         })
     }
 
-    /// A served target's shape and its draft.
+    /// Returns what labels the responses of a served target: the draft, and the target's vocabulary size but
+    /// not its weights.
     ///
     /// # Errors
     /// If a file is missing or broken.

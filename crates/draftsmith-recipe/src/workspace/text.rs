@@ -41,7 +41,7 @@ pub struct TextIdentity {
 }
 
 impl TextSource {
-    /// The target's text side.
+    /// Returns the target's text side, read at the first call.
     ///
     /// # Errors
     /// If a file of the text side is missing or broken.
@@ -85,7 +85,7 @@ impl TextSource {
         Ok(TextTokenizer::check_shared(tokenizer, &TextTokenizer::from_model_dir(&model.dir)?)?)
     }
 
-    /// The target's tokenizer.
+    /// Returns the target's tokenizer, read with its text side at the first call.
     ///
     /// # Errors
     /// If a file of the text side is missing or broken.
@@ -93,7 +93,7 @@ impl TextSource {
         Ok(&self.of_target(models)?.tokenizer)
     }
 
-    /// Everything that shapes and ends text.
+    /// Returns the identity of the text side in provenance: everything that shapes and ends text.
     ///
     /// # Errors
     /// If a file is missing or broken.
