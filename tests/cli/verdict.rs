@@ -144,6 +144,8 @@ fn run_refuses_what_a_later_stage_would_refuse() {
     };
     let adapter = "drafters.adapter.kind=adapter";
     refused(&[adapter, "drafters.adapter.exit_layer=99"], &["adapter.exit_layer", "99"]);
+    let eagle3 = ["drafters.eagle.kind=eagle3", "drafters.eagle.layers=[0,1,99]"];
+    refused(&eagle3, &["`[drafters.eagle]`", "layers", "[0, 1, 99]", "number of layers"]);
     let costs = "tune.costs={draft_ms=1.0,target_ms=5.0}";
     refused(
         &[adapter, "drafters.adapter.exit_layer=1", costs],

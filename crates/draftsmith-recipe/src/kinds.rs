@@ -22,7 +22,10 @@ use draftsmith_decode::NamedParts;
 use draftsmith_model::{DrafterModel, HeadForm, WeightDtype};
 use draftsmith_report::{DecodingName, ModelSummary, Road};
 use draftsmith_theory::{Bounds, DrafterId, StopRuleConfig};
-use draftsmith_train::{AdapterTraining, Eagle3Training, HeadLabels, HeadTraining, Section};
+use draftsmith_train::{
+    AdapterTraining, Eagle3Training, HeadLabels, HeadTraining, OptimizerSettings, Section,
+    Teaching, TrainError,
+};
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
@@ -112,6 +115,21 @@ pub enum ServedAs {
     Eagle3,
 }
 
+/// The training of a drafter on the target's hidden states.
+pub trait KindTraining {
+    /// Returns the settings of its optimizer.
+    fn optimizer(&self) -> &OptimizerSettings;
+
+    /// Returns what it learns from.
+    fn teacher(&self) -> Teaching;
+
+    /// Checks that a target of `num_layers` layers has those that the drafter reads.
+    ///
+    /// # Errors
+    /// If it has not.
+    fn check_layers(&self, num_layers: usize) -> Result<(), TrainError>;
+}
+
 /// What a kind of drafter says about itself. Most methods have a default: that of a kind without steps.
 pub trait DrafterKind: fmt::Debug {
     /// Describes the drafter in words, such as `separate draft` or `self-draft, exit 2`.
@@ -162,9 +180,14 @@ pub trait DrafterKind: fmt::Debug {
         None
     }
 
+    /// Returns its training on the target's hidden states; `None` if the recipe does not train it in this way.
+    fn training(&self) -> Option<&dyn KindTraining> {
+        None
+    }
+
     /// Returns the settings of an adapter's training; `None` for a drafter that is not an adapter or that the
     /// recipe does not train.
-    fn training(&self) -> Option<&AdapterTraining> {
+    fn adapter(&self) -> Option<&AdapterTraining> {
         None
     }
 

@@ -43,7 +43,7 @@ use crate::kinds::adapter::AdapterKind;
 use crate::kinds::eagle3::Eagle3Kind;
 use crate::kinds::loaded::{LoadedDrafters, Loading};
 use crate::kinds::origin::Origin;
-use crate::kinds::{DrafterRecipe, DrafterRecipes, Kind};
+use crate::kinds::{DrafterRecipe, DrafterRecipes, Kind, KindTraining};
 use crate::prompt_files::Reading;
 use crate::text_side::Ends;
 use crate::workspace::Workspace;
@@ -224,7 +224,7 @@ impl Recipe {
 
     /// Lists the adapters that the recipe trains, with their settings.
     pub fn trained_adapters(&self) -> Vec<(DrafterId, &AdapterTraining)> {
-        self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.training()?))).collect()
+        self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.adapter()?))).collect()
     }
 
     /// Lists the EAGLE-3 drafters that the recipe trains, with their settings.
@@ -233,10 +233,8 @@ impl Recipe {
     }
 
     /// Lists the adapters and EAGLE-3 drafters that the recipe trains, in its order.
-    pub fn trained_self_drafts(&self) -> Vec<DrafterId> {
-        let is_trained =
-            |it: &DrafterRecipe| it.kind.training().is_some() || it.kind.eagle3().is_some();
-        self.drafters.iter().filter(|(_, it)| is_trained(it)).map(|(id, _)| id).collect()
+    pub fn trained_self_drafts(&self) -> Vec<(DrafterId, &dyn KindTraining)> {
+        self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.training()?))).collect()
     }
 
     /// Returns the drafters to record, tune and measure: those of `evaluate.drafters`, or else all.
@@ -316,9 +314,8 @@ impl Recipe {
     pub fn held_out_share(&self) -> f64 {
         let trainings = self.drafters.iter().flat_map(|(_, it)| {
             let head = it.head_training().map(|head| head.optimizer);
-            let adapter = it.kind.training().map(|adapter| adapter.optimizer);
-            let eagle3 = it.kind.eagle3().map(|training| training.optimizer);
-            [head, adapter, eagle3].into_iter().flatten()
+            let own = it.kind.training().map(|training| *training.optimizer());
+            [head, own].into_iter().flatten()
         });
         let fractions = trainings.map(|optimizer| optimizer.validation_fraction);
         fractions.reduce(f64::min).unwrap_or(OptimizerSettings::HEAD.validation_fraction)

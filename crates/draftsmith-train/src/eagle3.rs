@@ -20,7 +20,7 @@ use self::settings::Eagle3Training;
 use crate::adapter::batches::batches_a_step;
 use crate::adapter::settings::InitialWeights;
 use crate::adapter::{Sources, prepare};
-use crate::error::{Section, TrainError};
+use crate::error::TrainError;
 use crate::run::devices::PerDevice;
 use crate::run::trained::Trained;
 use crate::run::{Ending, Setup, TrainingRun};
@@ -101,14 +101,7 @@ fn config_of(target: &CausalLm, training: &Eagle3Training) -> Result<Eagle3Confi
     let config = Eagle3Config::new(target.config());
     let num_layers = target.shape().num_layers;
     let target_layers = training.layers.unwrap_or(config.target_layers);
-    if target_layers.iter().any(|layer| *layer >= num_layers) {
-        return Err(TrainError::Setting {
-            section: Section::Eagle3,
-            key: "layers",
-            value: format!("{target_layers:?}"),
-            expected: "numbers below the target's number of layers",
-        });
-    }
+    training.check_layers(num_layers)?;
     Ok(Eagle3Config { target_layers, dtype: target.stored_dtype(), ..config })
 }
 

@@ -59,7 +59,7 @@ pub(crate) fn run(
     workspace: &Workspace,
     console: &Console,
 ) -> Result<Vec<Outcome>> {
-    let ids = recipe.trained_self_drafts();
+    let ids = recipe.trained_self_drafts().into_iter().map(|(id, _)| id).collect::<Vec<_>>();
     if let Some(asked) = asked {
         check_known(&ids, asked, "adapter to train")?;
     } else if ids.is_empty() {
@@ -206,7 +206,7 @@ impl Stage<'_> {
         let mut outcomes = Vec::new();
         let (mut exit_layers, mut missing) = (Vec::new(), Vec::new());
         for id in ids {
-            let training = recipe.drafters.get(*id).and_then(|it| it.kind.training());
+            let training = recipe.drafters.get(*id).and_then(|it| it.kind.adapter());
             let exit_layer = exit_layer(training.context("it is trained")?);
             let (id, dir) = (*id, recipe.export_dir(*id));
             let planned = Planned { id, fingerprint: self.fingerprint(exit_layer)?, dir };

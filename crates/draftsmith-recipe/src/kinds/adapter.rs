@@ -6,12 +6,14 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{NamedParts, SelfDraftParts};
 use draftsmith_model::{AdapterConfig, DrafterModel, ModelConfig, WeightDtype};
-use draftsmith_train::{AdapterTraining, ExitLayers, InitialWeights};
+use draftsmith_train::{
+    AdapterTraining, ExitLayers, InitialWeights, OptimizerSettings, Teaching, TrainError,
+};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
-use super::{DrafterKind, DrafterRecipes, Role};
+use super::{DrafterKind, DrafterRecipes, KindTraining, Role};
 use crate::exports::{AdapterExport, ExportKind, describe_adapter, need_export};
 use draftsmith_report::{ModelSummary, Road};
 
@@ -86,7 +88,11 @@ impl DrafterKind for AdapterKind {
         self.0.path()
     }
 
-    fn training(&self) -> Option<&AdapterTraining> {
+    fn training(&self) -> Option<&dyn KindTraining> {
+        self.0.training().map(|training| training as _)
+    }
+
+    fn adapter(&self) -> Option<&AdapterTraining> {
         self.0.training()
     }
 
@@ -142,6 +148,24 @@ impl DrafterKind for AdapterKind {
         let (config, adapter) = workspace.artifacts.adapter_in(&workspace.models, &dir, dtype)?;
         let target = workspace.models.target_of_adapters(dtype)?.clone();
         Ok(DrafterModel::self_draft(target, adapter, config.exit_layer))
+    }
+}
+
+impl KindTraining for AdapterTraining {
+    fn optimizer(&self) -> &OptimizerSettings {
+        &self.optimizer
+    }
+
+    fn teacher(&self) -> Teaching {
+        self.teacher
+    }
+
+    fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
+        let exit_layer = exit_layer(self);
+        if exit_layer < num_layers {
+            return Ok(());
+        }
+        Err(TrainError::ExitLayer { exit_layer, num_layers })
     }
 }
 

@@ -8,11 +8,11 @@ use draftsmith_decode::{Eagle3Parts, NamedParts};
 use draftsmith_model::{DrafterModel, Eagle3, Eagle3Config, WeightDtype, check_trained_with};
 use serde::{Deserialize, Serialize};
 
-use draftsmith_train::Eagle3Training;
+use draftsmith_train::{Eagle3Training, OptimizerSettings, Teaching, TrainError};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
-use super::{DrafterKind, DrafterRecipes, Role, ServedAs};
+use super::{DrafterKind, DrafterRecipes, KindTraining, Role, ServedAs};
 use crate::exports::{ExportKind, need_export, read_self_drafts_head};
 use draftsmith_report::{ModelSummary, Road};
 
@@ -79,6 +79,10 @@ impl DrafterKind for Eagle3Kind {
         self.0.path()
     }
 
+    fn training(&self) -> Option<&dyn KindTraining> {
+        self.0.training().map(|training| training as _)
+    }
+
     fn eagle3(&self) -> Option<&Eagle3Training> {
         self.0.training()
     }
@@ -128,6 +132,20 @@ impl DrafterKind for Eagle3Kind {
         check_width(&dir, &config)?;
         let target = models.target_of_adapters(dtype)?.clone();
         Ok(DrafterModel::eagle3(target, drafter, config.target_layers))
+    }
+}
+
+impl KindTraining for Eagle3Training {
+    fn optimizer(&self) -> &OptimizerSettings {
+        &self.optimizer
+    }
+
+    fn teacher(&self) -> Teaching {
+        self.teacher
+    }
+
+    fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
+        Self::check_layers(self, num_layers)
     }
 }
 

@@ -24,9 +24,9 @@ pub fn read_server(path: &Path) -> Result<ServerRecipe> {
 pub(super) fn check_without_weights(recipe: &Recipe) -> Result<()> {
     const WEIGHTS: &str =
         "the target's weights, which are not read where `data.server.labels` is `server`";
-    for (id, training) in recipe.trained_adapters() {
+    for (id, training) in recipe.trained_self_drafts() {
         require(
-            training.teacher != Teaching::Target,
+            training.teacher() != Teaching::Target,
             &format!("drafters.{id}.teacher"),
             &format!(
                 "is `target`, which needs {WEIGHTS}; hint: `response` needs only the layers before the exit"
@@ -54,6 +54,19 @@ mod tests {
         let text = format!("name = 'a'\n[models]\ntarget = 't'\n[data]\nprompts = ['p']\n{more}");
         let recipe: Recipe = toml::from_str(&text).map_err(|error| error.to_string())?;
         recipe.data.expect("a section").check().map_err(|error| format!("{error:#}"))
+    }
+
+    #[test]
+    fn a_teacher_that_needs_the_targets_weights_is_refused_for_every_kind() {
+        for kind in ["kind = 'adapter'\nexit_layer = 1", "kind = 'eagle3'"] {
+            let of = |teacher: &str| {
+                let text = format!("[models]\ntarget = 't'\n[drafters.it]\n{kind}\n{teacher}");
+                check_without_weights(&toml::from_str(&text).expect("a recipe"))
+            };
+            let message = of("").expect_err("refused").to_string();
+            assert!(message.contains("`drafters.it.teacher` is `target`"), "{message}");
+            of("teacher = 'response'").expect("it learns from tokens");
+        }
     }
 
     fn check_server(keys: &str) -> Result<(), String> {

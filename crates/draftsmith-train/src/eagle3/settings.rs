@@ -113,6 +113,24 @@ impl Eagle3Training {
         )
     }
 
+    /// Checks that a target of `num_layers` layers has the layers that the drafter reads.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] if it has not.
+    pub fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
+        match self.layers {
+            Some(layers) if layers.iter().any(|layer| *layer >= num_layers) => {
+                Err(TrainError::Setting {
+                    section: Section::Eagle3,
+                    key: "layers",
+                    value: format!("{layers:?}"),
+                    expected: "numbers below the target's number of layers",
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// Returns whether one pass over the data can train both: they differ at most in what they read of the target,
     /// their steps, loss and initial weights.
     pub fn shares_pass_with(&self, other: &Self) -> bool {

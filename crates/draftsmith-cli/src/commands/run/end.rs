@@ -41,9 +41,9 @@ fn next(verdict: &GroupVerdict, recipe: &Recipe, drafter: DrafterId) -> String {
 
 /// Returns the directory of a drafter that `check` takes, quoted for a shell. `None` if it has none.
 fn checked_dir(recipe: &Recipe, id: DrafterId) -> Option<String> {
-    let is_adapter = recipe.trained_adapters().iter().any(|(adapter, _)| *adapter == id);
-    let adapter = is_adapter.then(|| recipe.export_dir(id));
-    adapter.or_else(|| recipe.head_dir(id)).map(|dir| quoted(&dir))
+    let is_trained = recipe.drafters.get(id).is_some_and(|it| it.kind.training().is_some());
+    let own = is_trained.then(|| recipe.export_dir(id));
+    own.or_else(|| recipe.head_dir(id)).map(|dir| quoted(&dir))
 }
 
 #[cfg(test)]
@@ -70,6 +70,11 @@ mod tests {
             "name = 'a'\n[models]\ntarget = 't'\n[drafters.draft]\nkind = 'model'\nmodel = 'd'\n";
         let trained = format!("{recipe}[drafters.draft.head]\n");
         insta::assert_snapshot!(end(DeployAdvice::Deploy, &trained), @"Of the settings that tuning chose, draft (eta = 0.8) was fastest. It decodes 1.26 times as fast as the target alone (95 %: 1.21 to 1.31; test, greedy). Next, run `draftsmith check checkpoints/a/draft/head`, and serve with it if it passes.");
+        let of_eagle3 = format!("{recipe}[drafters.eagle]\nkind = 'eagle3'\n");
+        let of_eagle3: Recipe = toml::from_str(&of_eagle3).expect("a recipe");
+        let checked = |id| checked_dir(&of_eagle3, DrafterId::named(id));
+        assert_eq!(checked("eagle").as_deref(), Some("checkpoints/a/eagle"));
+        assert_eq!(checked("draft"), None);
         insta::assert_snapshot!(end(DeployAdvice::Deploy, recipe), @"Of the settings that tuning chose, draft (eta = 0.8) was fastest. It decodes 1.26 times as fast as the target alone (95 %: 1.21 to 1.31; test, greedy). Next, serve with this setting.");
         insta::assert_snapshot!(end(DeployAdvice::DoNotSpeculate, recipe), @"The target alone was faster than the settings that tuning chose. The best of them, draft (eta = 0.8), decodes 1.26 times as fast (95 %: 1.21 to 1.31; test, greedy). Next, try another drafter, or serve the target alone.");
         insta::assert_snapshot!(end(DeployAdvice::TooUncertain, recipe), @"No setting that tuning chose was clearly faster than the target alone. The best of them, draft (eta = 0.8), decodes 1.26 times as fast (95 %: 1.21 to 1.31; test, greedy). Next, measure more prompts on a quiet machine: raise `evaluate.num_prompts`.");

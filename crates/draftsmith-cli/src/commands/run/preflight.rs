@@ -5,10 +5,8 @@
 use anyhow::{Context, Result, bail};
 use draftsmith_files::in_bytes;
 use draftsmith_theory::DrafterId;
-use draftsmith_train::TrainError;
 
 use crate::console::Console;
-use draftsmith_recipe::kinds::adapter::exit_layer;
 use draftsmith_recipe::kinds::{DrafterRecipe, Role};
 use draftsmith_recipe::prompts::for_data::{choose_prompts, num_known, prompts_in_data};
 use draftsmith_recipe::prompts::{Dataset, PromptChoice, read_sources};
@@ -25,7 +23,10 @@ use draftsmith_tune::tuning::given_costs;
 /// # Errors
 /// If a later stage would fail because of a key that can be checked now.
 pub(super) fn check(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
-    check_exit_layers(recipe, workspace)?;
+    let num_layers = workspace.models.target_shape()?.num_layers;
+    for (id, training) in recipe.trained_self_drafts() {
+        training.check_layers(num_layers).with_context(|| format!("section `[drafters.{id}]`"))?;
+    }
     check_costs(recipe)?;
     let datasets = evaluated_prompts(recipe, workspace)?;
     if recipe.tune.as_ref().is_some_and(|tune| tune.prompts.is_some()) {
@@ -33,17 +34,6 @@ pub(super) fn check(recipe: &Recipe, workspace: &Workspace, console: &Console) -
     }
     note_overlap(recipe, workspace, &datasets, console)?;
     note_work(recipe, workspace, &datasets, console)
-}
-
-fn check_exit_layers(recipe: &Recipe, workspace: &Workspace) -> Result<()> {
-    let num_layers = workspace.models.target_shape()?.num_layers;
-    for (_, training) in recipe.trained_adapters() {
-        let exit_layer = exit_layer(training);
-        if exit_layer >= num_layers {
-            return Err(TrainError::ExitLayer { exit_layer, num_layers }.into());
-        }
-    }
-    Ok(())
 }
 
 /// Checks that given costs name their drafters, and that none is missing where it cannot be measured.
