@@ -20,7 +20,7 @@ use draftsmith_tune::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 
 use self::replayed::Replayed;
 
-pub(crate) use self::files::Served;
+pub(crate) use self::files::ServedDrafter;
 pub use self::files::{ScheduleKeys, ServerKind, SettingsFile};
 pub use self::replayed::Drafting;
 
@@ -138,7 +138,7 @@ pub fn tune_for_server(
             let own = recipe.drafters.get(id).context("a recorded drafter is in the recipe")?;
             let own_model = own.kind.model().map(|model| model.display().to_string());
             let model = own_model.unwrap_or_else(|| format!("exported/{id}"));
-            let served = Served { drafter, form: own.kind.served_as(), model };
+            let served = ServedDrafter { drafter, form: own.kind.served_as(), model };
             let recorded = Recorded {
                 chosen_on: &validation.recordings,
                 judged_on: &test.recordings,
@@ -163,7 +163,7 @@ impl ServerTuning {
     pub(crate) fn settings(
         &self,
         recorded: Recorded<'_>,
-        served: &Served,
+        served: &ServedDrafter,
     ) -> Result<ServerSettings> {
         let longest = recorded.chosen_on.max_length;
         let lengths: Vec<usize> =
@@ -197,7 +197,7 @@ impl ServerTuning {
     pub(crate) fn fastest(
         &self,
         recorded: Recorded<'_>,
-        served: &Served,
+        served: &ServedDrafter,
     ) -> Result<ServerSettings> {
         let drafted = self.settings(recorded, served)?;
         if self.kind != ServerKind::LlamaCpp {
@@ -227,7 +227,7 @@ impl ServerTuning {
         }
         let drafter: DrafterName = DrafterId::LOOK_UP.into();
         let mut settings = self.choosing(recorded, tried)?.settings(drafter, recorded.decoding)?;
-        let served = Served { drafter, form: ServedAs::DraftModel, model: String::new() };
+        let served = ServedDrafter { drafter, form: ServedAs::DraftModel, model: String::new() };
         (settings.files, settings.notes) = self.kind.write(&settings, &served);
         Ok(Some(settings))
     }

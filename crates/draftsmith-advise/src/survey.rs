@@ -36,10 +36,10 @@ use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{GivenCosts, read_server};
-use draftsmith_tune::answers::Answer;
+use draftsmith_tune::answers::TargetAnswer;
 use draftsmith_tune::conversation::SetPrompt;
 use draftsmith_tune::decoders::target_speed;
-use draftsmith_tune::recorder::{RecordedModels, Recorder};
+use draftsmith_tune::recorder::{AnswerRecorder, RecordedModels};
 use draftsmith_tune::server_access::ServerAccess;
 
 /// The most candidates a round.
@@ -118,7 +118,7 @@ pub enum SurveyResult {
 struct Surveyor<'a> {
     workspace: &'a Workspace,
     models: RecordedModels<'a>,
-    answers: Vec<Answer>,
+    answers: Vec<TargetAnswer>,
     decoding: Decoding,
     max_new_tokens: usize,
     /// Costs that the user gave.
@@ -226,8 +226,8 @@ impl Surveyor<'_> {
         Ok(())
     }
 
-    fn recorder<'r>(&'r self, progress: &'r Progress) -> Recorder<'r> {
-        Recorder {
+    fn recorder<'r>(&'r self, progress: &'r Progress) -> AnswerRecorder<'r> {
+        AnswerRecorder {
             models: self.models.clone(),
             max_new_tokens: self.max_new_tokens,
             seed: self.seed,
@@ -239,7 +239,7 @@ impl Surveyor<'_> {
     }
 
     /// Decodes the target's answers to prompts.
-    fn answer(&self, prompts: &[SetPrompt]) -> Result<Vec<Answer>> {
+    fn answer(&self, prompts: &[SetPrompt]) -> Result<Vec<TargetAnswer>> {
         let num_turns: usize = prompts.iter().map(SetPrompt::num_turns).sum();
         let progress = Progress::new(self.watch, "survey", "answers", num_turns as u64);
         progress.message("target");

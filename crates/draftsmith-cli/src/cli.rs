@@ -340,7 +340,7 @@ fn usage_problem(error: &clap::Error) -> String {
 
 fn execute(arguments: Arguments, console: &Console) -> Result<()> {
     let Arguments { common, command } = arguments;
-    let setup = Setup { common: &common, console };
+    let setup = CommandSetup { common: &common, console };
     let (seed, dtype) = (common.seed, common.dtype);
     match command {
         Command::Run(a) => setup.train(&a, Incomplete::Refused, commands::run::run),
@@ -404,12 +404,12 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
 }
 
 /// Reads recipes, and opens devices and workspaces, by the common flags.
-struct Setup<'a> {
+struct CommandSetup<'a> {
     common: &'a Common,
     console: &'a Console,
 }
 
-impl Setup<'_> {
+impl CommandSetup<'_> {
     fn recipe(&self, arguments: &RecipeArguments) -> Result<Recipe> {
         let RecipeArguments { recipe, overrides: keys, strict: is_strict } = arguments;
         let Common { seed, dtype, .. } = *self.common;

@@ -40,23 +40,23 @@ pub(crate) struct Column<R> {
 /// What a column holds, and where in a row.
 pub(crate) enum Cell<R> {
     /// UTF-8 text.
-    Text(Place<R, String>),
+    Text(ColumnPlace<R, String>),
     /// A name out of some; another is an error in words.
     Name(fn(&R) -> &'static str, fn(&mut R, &str) -> Result<(), String>),
     /// True or false.
-    Flag(Place<R, bool>),
+    Flag(ColumnPlace<R, bool>),
     /// A `u32`.
-    Number(Place<R, u32>),
+    Number(ColumnPlace<R, u32>),
     /// A list of token ids.
-    Ids(Place<R, Vec<u32>>),
+    Ids(ColumnPlace<R, Vec<u32>>),
     /// A list of `f32`.
-    Floats(ValueRange, Place<R, Vec<f32>>),
+    Floats(ValueRange, ColumnPlace<R, Vec<f32>>),
     /// A list of `f64`.
-    Doubles(ValueRange, Place<R, Vec<f64>>),
+    Doubles(ValueRange, ColumnPlace<R, Vec<f64>>),
 }
 
 /// Where a row holds a value.
-pub(crate) struct Place<R, T> {
+pub(crate) struct ColumnPlace<R, T> {
     /// The value; None if its owner is absent.
     pub(crate) get: fn(&R) -> Option<&T>,
     /// The place for the value, in an owner that is made if it is absent.
@@ -94,7 +94,7 @@ macro_rules! column {
     (@ $cell:ident $(($range:ident))?, $field:ident, $get:expr, $slot:expr) => {
         Column::new(
             stringify!($field),
-            Cell::$cell($(ValueRange::$range,)? Place { get: $get, slot: $slot }),
+            Cell::$cell($(ValueRange::$range,)? ColumnPlace { get: $get, slot: $slot }),
         )
     };
     ($cell:ident $(($range:ident))?, $field:ident) => {

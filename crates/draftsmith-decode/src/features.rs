@@ -19,14 +19,14 @@ pub(crate) struct WantedFeatures<'a> {
 
 /// The features of consecutive positions of one sequence.
 #[derive(Debug)]
-pub(crate) struct Features {
+pub(crate) struct SlotFeatures {
     /// The first position, even while there are no runs.
     start: usize,
     /// The features, in order.
     runs: Vec<Rows>,
 }
 
-impl Features {
+impl SlotFeatures {
     /// Creates a store without features. The first ones will be those of position `start`.
     pub(crate) fn new(start: usize) -> Self {
         Self { start, runs: Vec::new() }
@@ -136,14 +136,14 @@ mod tests {
         Tensor::<3>::from_data(TensorData::new(values, shape), &Device::flex()).into()
     }
 
-    fn assert_holds(features: &Features, positions: std::ops::Range<usize>) {
+    fn assert_holds(features: &SlotFeatures, positions: std::ops::Range<usize>) {
         let found = features.since(positions.start);
         let [found, expected] = Rows::to_host([found, run(positions)]).expect("brought");
         assert_eq!(found, expected);
     }
 
-    fn example() -> Features {
-        let mut features = Features::new(4);
+    fn example() -> SlotFeatures {
+        let mut features = SlotFeatures::new(4);
         for positions in [4..5, 5..9, 9..10] {
             features.push(run(positions));
         }

@@ -15,7 +15,7 @@ use std::ops::Range;
 use draftsmith_model::{CausalLm, KvCache, ModelError, Rows};
 
 use crate::error::DecodeError;
-use crate::features::{Features, WantedFeatures};
+use crate::features::{SlotFeatures, WantedFeatures};
 use crate::target::{FirstLayers, Logits, Target, TargetLayers, Verification};
 
 /// A model with the cache of the sequences that it reads, one in each slot.
@@ -52,7 +52,7 @@ struct KeptLayer {
     /// Whether several drafters read them. One may be rounds behind another, so none are released.
     is_shared: bool,
     /// The states, by slot.
-    slots: Vec<Features>,
+    slots: Vec<SlotFeatures>,
 }
 
 impl KeptLayer {
@@ -70,7 +70,7 @@ impl KeptLayer {
 #[derive(Debug)]
 struct ExitFeatures {
     /// The features of positions that the deep layers or the drafter still have to read.
-    features: Features,
+    features: SlotFeatures,
     /// The number of positions whose features the drafter has read.
     num_drafted_from: usize,
 }
@@ -119,12 +119,12 @@ impl<'m> ModelSession<'m> {
         }
         self.exit = layers.exit.map(|layer| {
             assert!(layer < self.num_layers(), "there is a layer behind the exit");
-            let none = |_| ExitFeatures { features: Features::new(0), num_drafted_from: 0 };
+            let none = |_| ExitFeatures { features: SlotFeatures::new(0), num_drafted_from: 0 };
             EarlyExit { layer, slots: (0..num_slots).map(none).collect() }
         });
         let kept = layers.kept.chunk_by(|layer, next| layer == next).map(|same| {
             assert!(same[0] <= self.num_layers(), "the model has the layer");
-            let slots = (0..num_slots).map(|_| Features::new(0)).collect();
+            let slots = (0..num_slots).map(|_| SlotFeatures::new(0)).collect();
             KeptLayer { layer: same[0], is_shared: same.len() > 1, slots }
         });
         self.kept = kept.collect();

@@ -27,14 +27,14 @@ pub(crate) use rows::{results_table, standard_table};
 pub(crate) struct Table<Row> {
     /// The heading of the names.
     first: &'static str,
-    columns: Vec<Column>,
+    columns: Vec<TableColumn>,
     lines: Vec<Line<Row>>,
     /// Marks, what they mean, and their badges on pages.
     marks: &'static [[&'static str; 3]],
 }
 
 /// A column of a table.
-struct Column {
+struct TableColumn {
     /// The heading on a terminal; without one, the column is only on pages.
     heading: &'static str,
     /// The heading on a page; without one, the column is only on terminals.
@@ -86,7 +86,7 @@ impl<Row> Table<Row> {
     ) -> Self {
         let cell = |line: &Line<Row>| line.row.as_ref().map(&text).unwrap_or_default();
         let (on_page, cells) = (on_page.into(), self.lines.iter().map(cell).collect());
-        self.columns.push(Column { heading, on_page, expendable, class: "num", cells });
+        self.columns.push(TableColumn { heading, on_page, expendable, class: "num", cells });
         self
     }
 
@@ -102,8 +102,8 @@ impl<Row> Table<Row> {
     }
 
     /// Returns the columns of terminals or pages that have a text in any row.
-    fn filled(&self, heading: impl Fn(&Column) -> &str) -> Vec<&Column> {
-        let is_filled = |column: &&Column| {
+    fn filled(&self, heading: impl Fn(&TableColumn) -> &str) -> Vec<&TableColumn> {
+        let is_filled = |column: &&TableColumn| {
             !heading(column).is_empty() && column.cells.iter().any(|cell| !cell.is_empty())
         };
         self.columns.iter().filter(is_filled).collect()
@@ -125,7 +125,7 @@ impl<Row> Table<Row> {
         }
     }
 
-    fn aligned(&self, columns: &[&Column]) -> Vec<String> {
+    fn aligned(&self, columns: &[&TableColumn]) -> Vec<String> {
         let names = self.lines.iter().map(|line| line.name.clone());
         let mut lines: Vec<String> = [self.first.to_owned()].into_iter().chain(names).collect();
         for column in columns {
@@ -158,7 +158,7 @@ impl<Row> Table<Row> {
         let columns = self.filled(|column| &column.on_page);
         let line = |(index, line): (usize, &Line<Row>)| {
             let Line { name, mark, class, .. } = line;
-            let cell = |column: &&Column| match (column.class, &column.cells[index]) {
+            let cell = |column: &&TableColumn| match (column.class, &column.cells[index]) {
                 ("word", text) => ("word", text.clone()),
                 (class, figure) => (class, typeset(figure)),
             };

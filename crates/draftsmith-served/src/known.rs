@@ -149,8 +149,8 @@ struct VllmPosition(KnownTokens);
 
 impl<'de> Deserialize<'de> for VllmPosition {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Keys;
-        impl<'de> Visitor<'de> for Keys {
+        struct KnownKeys;
+        impl<'de> Visitor<'de> for KnownKeys {
             type Value = VllmPosition;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -166,7 +166,7 @@ impl<'de> Deserialize<'de> for VllmPosition {
                 Ok(VllmPosition(tokens))
             }
         }
-        deserializer.deserialize_map(Keys)
+        deserializer.deserialize_map(KnownKeys)
     }
 }
 

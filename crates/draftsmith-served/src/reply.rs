@@ -80,7 +80,7 @@ pub(super) struct Completion {
     pub(super) tokens: Tokens,
     /// The known tokens of each position, if log-probabilities were requested.
     pub(super) known: Option<Vec<KnownTokens>>,
-    pub(super) ending: Ending,
+    pub(super) ending: ReplyEnding,
     /// The end token that the server names separately, if it does.
     pub(super) ended_by: Option<u32>,
     /// The number of prompt tokens that the server counted, if it says so.
@@ -100,7 +100,7 @@ pub(super) enum Tokens {
 
 /// Why a completion ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ending {
+pub(super) enum ReplyEnding {
     /// At an end token.
     Stop,
     /// At the token limit.
@@ -261,15 +261,15 @@ impl<L> Reply<L> {
         let choices = self.choices.ok_or(Unusable::Foreign("JSON without `choices`"))?;
         let choice = choices.0.ok_or_else(|| invalid("`choices` without an index 0"))?;
         let ending = match choice.finish_reason.as_deref() {
-            Some("stop" | "eos_token" | "stop_sequence") => Ending::Stop,
-            Some("length") => Ending::Length,
-            Some("content_filter") => Ending::ContentFilter,
+            Some("stop" | "eos_token" | "stop_sequence") => ReplyEnding::Stop,
+            Some("length") => ReplyEnding::Length,
+            Some("content_filter") => ReplyEnding::ContentFilter,
             Some(other) => return Err(invalid(&format!("a `finish_reason` of `{other}`"))),
             None => return Err(invalid("no `finish_reason`")),
         };
         let ids = choice.token_ids.or_else(|| self.verbose?.tokens);
         let tokens = match (ids, choice.text) {
-            _ if ending == Ending::ContentFilter => Tokens::Ids(Vec::new()),
+            _ if ending == ReplyEnding::ContentFilter => Tokens::Ids(Vec::new()),
             (Some(ids), _) => Tokens::Ids(checked_ids(ids, terms.vocab_size)?),
             (None, Some(_)) if terms.log_probs.is_some() => {
                 return Err(invalid(
@@ -290,13 +290,13 @@ impl<L> Reply<L> {
             Tokens::Ids(ids) => Some(ids.len()),
             Tokens::Text(_) => num_in_usage(|usage| usage.completion_tokens),
         };
-        if let (Ending::Length, Some(num)) = (ending, num_tokens)
+        if let (ReplyEnding::Length, Some(num)) = (ending, num_tokens)
             && num < ask.max_tokens
         {
             return Err(Unusable::CutShort(num));
         }
         let known = match &tokens {
-            Tokens::Ids(ids) if ending != Ending::ContentFilter => {
+            Tokens::Ids(ids) if ending != ReplyEnding::ContentFilter => {
                 known(choice.logprobs, ids).map_err(Unusable::Invalid)?
             }
             _ => None,

@@ -5,7 +5,7 @@ use draftsmith_data::FinishReason;
 use super::journal::Entry;
 use super::known::KnownTokens;
 use super::protocol::{Ask, Terms};
-use super::reply::{Completion, Ending, Tokens, Unusable};
+use super::reply::{Completion, ReplyEnding, Tokens, Unusable};
 use crate::TargetSettings;
 
 /// A response with what the answer said about itself.
@@ -38,7 +38,7 @@ impl Received {
                 let ids = target.tokenizer.encode(&words, false);
                 let ids = ids.map_err(|error| Unusable::Invalid(format!("a text: {error}")))?;
                 // The target may have chosen more tokens for the same text, but not twice as many.
-                if ending == Ending::Length
+                if ending == ReplyEnding::Length
                     && num_tokens.is_none()
                     && 2 * ids.len() < ask.max_tokens
                 {
@@ -47,11 +47,11 @@ impl Received {
                 ids
             }
         };
-        let entry = if ending == Ending::ContentFilter {
+        let entry = if ending == ReplyEnding::ContentFilter {
             Entry::filtered(&ask.id, terms.identity(ask))
         } else {
-            let end =
-                (ending == Ending::Stop).then(|| ended_by.or(terms.eos_token_ids.first().copied()));
+            let end = (ending == ReplyEnding::Stop)
+                .then(|| ended_by.or(terms.eos_token_ids.first().copied()));
             let (response_ids, finish) =
                 cut_at_end(ask, target, ids.into_iter().chain(end.flatten()));
             if let Some(known) = &mut known {

@@ -10,13 +10,13 @@ use crate::Draws;
 /// Draws that replay a recorded path of decisions and then take the first untried outcome.
 #[derive(Debug)]
 pub struct Enumerator {
-    path: Vec<Branch>,
+    path: Vec<DrawBranch>,
     depth: usize,
 }
 
 /// A decision with several possible outcomes.
 #[derive(Debug, PartialEq)]
-struct Branch {
+struct DrawBranch {
     /// Outcomes of positive probability, each with its probability.
     outcomes: Vec<(usize, f64)>,
     /// The index into `outcomes` of the current run.
@@ -84,7 +84,7 @@ impl Enumerator {
             return outcome;
         }
         if self.depth == self.path.len() {
-            self.path.push(Branch { outcomes, taken: 0 });
+            self.path.push(DrawBranch { outcomes, taken: 0 });
         } else {
             assert_eq!(
                 self.path[self.depth].outcomes, outcomes,

@@ -25,7 +25,7 @@ pub(crate) fn coarse_sums(logits: &[f32], largest: f32) -> (f64, f64) {
 pub(crate) fn weights(logits: &[f32], largest: f32, temperature: f64) -> (Vec<f64>, f64) {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = V3::try_new() {
-        return simd.vectorize(eights::Weights { simd, logits, largest, temperature });
+        return simd.vectorize(eights::ExponentialWeights { simd, logits, largest, temperature });
     }
     weights_one_by_one(logits, largest, temperature)
 }
@@ -87,14 +87,14 @@ mod eights {
         [1.0 / 479_001_600.0, 1.0 / 6_227_020_800.0],
     ];
 
-    pub(super) struct Weights<'a> {
+    pub(super) struct ExponentialWeights<'a> {
         pub(super) simd: V3,
         pub(super) logits: &'a [f32],
         pub(super) largest: f32,
         pub(super) temperature: f64,
     }
 
-    impl NullaryFnOnce for Weights<'_> {
+    impl NullaryFnOnce for ExponentialWeights<'_> {
         type Output = (Vec<f64>, f64);
 
         #[inline(always)]

@@ -17,7 +17,7 @@ use std::time::Duration;
 use burn::tensor::Device;
 
 use self::devices::PerDevice;
-use self::member::{Member, Trainee};
+use self::member::{Trainee, TrainingMember};
 use self::optimizer::OptimizerSettings;
 use self::progress::RunProgress;
 use self::trained::Outcome;
@@ -138,7 +138,7 @@ impl<T> Ending<Vec<T>> {
     ) -> Self {
         let RunProgress { num_steps, duration, .. } = trainer.progress;
         let members = trainer.members.into_iter().enumerate();
-        let best = members.map(|(nth, Member { progress, best, .. })| {
+        let best = members.map(|(nth, TrainingMember { progress, best, .. })| {
             let (part, best) = best.zip(progress.best)?;
             let interrupted = interrupted && !progress.is_out_of_patience(trainer.patience);
             Some(trained(nth, part, Outcome { progress, best, interrupted, rows, duration }))

@@ -18,7 +18,7 @@ use crate::labels;
 use crate::responses::Responder;
 
 /// The target's answer to one turn.
-pub struct Answer {
+pub struct TargetAnswer {
     /// The id of the prompt's turn.
     pub id: String,
     /// The token ids of the prompt.
@@ -40,7 +40,7 @@ pub trait Answers: Sync {
     ///
     /// # Errors
     /// If an answer is missing or does not fit, the target fails, or the job is interrupted.
-    fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<Answer>>;
+    fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<TargetAnswer>>;
 
     /// Returns whether a turn has no answer because a content filter stopped it.
     fn is_filtered(&self, _id: &str) -> bool {
@@ -63,7 +63,7 @@ pub fn answer_all(
     source: &dyn Answers,
     text: &TextSide,
     prompts: &[SetPrompt],
-) -> Result<Vec<Answer>> {
+) -> Result<Vec<TargetAnswer>> {
     let (mut conversations, mut held_out) = (Vec::new(), Vec::new());
     for prompt in prompts {
         match prompt {
@@ -79,7 +79,7 @@ pub fn answer_all(
     let answered = answer_batched(
         text,
         &conversations,
-        |answer: &Answer| &answer.response_ids,
+        |answer: &TargetAnswer| &answer.response_ids,
         |turns| source.answer(turns.into_iter().map(|(_, turn)| turn).collect()),
     )?;
     let held_out = source.answer(held_out)?;
@@ -113,7 +113,7 @@ pub struct OwnTarget<'a> {
 }
 
 impl Answers for OwnTarget<'_> {
-    fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<Answer>> {
+    fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<TargetAnswer>> {
         let Responder { target, decoding, limits, .. } = &self.responder;
         let vocab_size = target.shape().vocab_size;
         let stream = |turn: &Turn<'_>| {
@@ -146,7 +146,7 @@ impl Answers for OwnTarget<'_> {
         written.finish();
         let written = generations.into_iter().zip(log_probs);
         let answers =
-            turns.into_iter().zip(written).map(|(turn, (generation, log_probs))| Answer {
+            turns.into_iter().zip(written).map(|(turn, (generation, log_probs))| TargetAnswer {
                 id: turn.id,
                 prompt_ids: turn.prompt_ids,
                 response_ids: generation.token_ids,
@@ -164,13 +164,13 @@ impl Answers for OwnTarget<'_> {
 
 /// What servers answered, as the journal has it.
 impl Answers for Served {
-    fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<Answer>> {
+    fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<TargetAnswer>> {
         let answer = |turn: Turn<'_>| {
             let Turn { id, prompt_ids, .. } = turn;
             let response = self.response(&id, &prompt_ids);
             let ServedResponse { ids: response_ids, finish, probs } =
                 response.with_context(|| format!("prompt `{id}`"))?;
-            Ok(Answer { id, prompt_ids, response_ids, finish, probs, log_probs: None })
+            Ok(TargetAnswer { id, prompt_ids, response_ids, finish, probs, log_probs: None })
         };
         turns.into_iter().map(answer).collect()
     }
@@ -193,14 +193,14 @@ pub struct ExistingAnswers<'a> {
 }
 
 impl Answers for ExistingAnswers<'_> {
-    fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<Answer>> {
+    fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<TargetAnswer>> {
         let answer = |turn: Turn<'_>| {
             let Turn { id, prompt_ids, of, .. } = turn;
             let given = of.context("it has no response");
             let (response_ids, finish) = given
                 .and_then(|of| existing_response(self.text, of, &prompt_ids, self.max_new_tokens))
                 .with_context(|| format!("prompt `{id}`"))?;
-            Ok(Answer { id, prompt_ids, response_ids, finish, probs: None, log_probs: None })
+            Ok(TargetAnswer { id, prompt_ids, response_ids, finish, probs: None, log_probs: None })
         };
         turns.into_iter().map(answer).collect()
     }

@@ -96,7 +96,7 @@ pub fn build_data(
     };
     let provenance = data_provenance(recipe, data, workspace)?;
     let (dir, num_shards) = (recipe.data_dir(), prompts.len().div_ceil(PROMPTS_PER_SHARD));
-    let job = Job { workspace, prompts, provenance, dir, num_shards, watch };
+    let job = BuildJob { workspace, prompts, provenance, dir, num_shards, watch };
     let (kept, missing) = job.kept_and_missing(damaged)?;
     check_prompts(text, &job.prompts, data, workspace.models.vocab_size()?)?;
     job.check_room(&missing, data.max_new_tokens.min(text.context))?;
@@ -148,7 +148,7 @@ pub fn build_data(
 }
 
 /// The build of one data set's shards.
-struct Job<'a> {
+struct BuildJob<'a> {
     workspace: &'a Workspace,
     prompts: ChosenPrompts,
     provenance: Provenance,
@@ -157,7 +157,7 @@ struct Job<'a> {
     watch: &'a dyn Watch,
 }
 
-impl Job<'_> {
+impl BuildJob<'_> {
     /// Returns the indices of a shard's prompts.
     fn prompts_of(&self, index: usize) -> Range<usize> {
         let begin = index * PROMPTS_PER_SHARD;

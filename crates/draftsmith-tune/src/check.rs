@@ -96,7 +96,7 @@ pub struct DecodingCheck<T> {
     /// The output.
     pub output: T,
     /// The acceptance rate.
-    pub acceptance: Acceptance,
+    pub acceptance: AcceptanceCheck,
 }
 
 /// Greedy output compared with plain greedy output.
@@ -145,7 +145,7 @@ pub struct SpeedCheck {
 
 /// The acceptance rate compared with the promised one.
 #[derive(Debug, Serialize)]
-pub struct Acceptance {
+pub struct AcceptanceCheck {
     /// Whether the rate is at least the promised one, or consistent with it; null if nothing was promised.
     pub holds: Option<bool>,
     /// Candidates drafted.

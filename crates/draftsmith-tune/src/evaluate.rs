@@ -19,8 +19,8 @@ use draftsmith_data::Prompt;
 use draftsmith_theory::Decoding;
 use serde::Serialize;
 
-use self::group::{EvaluationResults, Group, seconds_alone};
-use self::journal::Journal;
+use self::group::{EvaluationResults, MeasuredGroup, seconds_alone};
+use self::journal::RunJournal;
 use self::measure::{Bench, ProcessorTime};
 use self::promise::Promise;
 use self::settings::Setting;
@@ -179,7 +179,7 @@ impl MeasuredModels<'_> {
         let progress = Progress::new(watch, "evaluate", "runs", num_runs);
         let cost_by_size = cost_ratios::cost_by_size(pair, drafters);
         let roads = recipe.evaluated().map(|(id, drafter)| (id, drafter.kind.road())).collect();
-        let mut journal = Journal::open(self, plans)?;
+        let mut journal = RunJournal::open(self, plans)?;
         if journal.num_known() > 0 {
             watch.note(format!(
                 "evaluate: {} measurements of an earlier run are kept",
@@ -192,7 +192,7 @@ impl MeasuredModels<'_> {
         'all: for (of_dataset, dataset) in datasets.iter().enumerate() {
             for (of_plan, plan) in plans.iter().enumerate() {
                 let runs = vec![Vec::new(); plan.settings.len()];
-                let mut group = Group { dataset, plan, runs };
+                let mut group = MeasuredGroup { dataset, plan, runs };
                 let prompts: Vec<&Prompt> = dataset.prompts.iter().collect();
                 let batches = prompts.len().div_ceil(batch_size);
                 for number in 0..batches * repeats {

@@ -26,7 +26,7 @@ use serde_json::Value;
 use crate::costs::Costs;
 use crate::judging::{over, speedup};
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
-use crate::sweep::{Choice, best_fixed, best_unread, cheapest, settings};
+use crate::sweep::{RuleChoice, best_fixed, best_unread, cheapest, settings};
 use crate::tuner::Tuner;
 use crate::tuning::TuningFile;
 use draftsmith_recipe::Recipe;
@@ -309,13 +309,13 @@ impl Race<'_> {
 
 /// Finds the rule that reads the head and is fastest on recordings, among rules whose greatest candidate length is
 /// the recorded one.
-fn best_reading(recordings: &Recordings, costs: &Costs) -> Result<Choice> {
+fn best_reading(recordings: &Recordings, costs: &Costs) -> Result<RuleChoice> {
     let tried = reading(recordings).into_par_iter().map(|config| {
         let spent = recordings.replay(&config, &costs.of_rule(&config))?;
         let seconds_per_token = seconds_per_token(&spent);
-        Ok(Choice { lookup_first: None, name: config.name(), config, seconds_per_token })
+        Ok(RuleChoice { lookup_first: None, name: config.name(), config, seconds_per_token })
     });
-    let tried = tried.collect::<Result<Vec<Choice>>>()?;
+    let tried = tried.collect::<Result<Vec<RuleChoice>>>()?;
     Ok(cheapest(&tried)?.clone())
 }
 
@@ -342,7 +342,7 @@ struct OnSet<'a> {
 impl OnSet<'_> {
     /// Judges the best rule of the validation prompts against their best fixed length, and computes the rule's
     /// curve over thresholds.
-    fn judge(&self, best: &Choice, fixed: &Choice) -> Result<HeadOnSet> {
+    fn judge(&self, best: &RuleChoice, fixed: &RuleChoice) -> Result<HeadOnSet> {
         let Self { decoding, dataset, test, costs, seed } = *self;
         let (plain, own) = (test.plain(&costs.rounds), best.replay(test, costs)?);
         let fixed = fixed.replay(test, costs)?;

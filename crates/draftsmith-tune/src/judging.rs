@@ -12,12 +12,12 @@ use draftsmith_report::{ReplayRow, shown_interval};
 use draftsmith_theory::{Counts, Estimate, Recordings, TimedCounts};
 
 use crate::costs::Costs;
-use crate::sweep::{Choice, best_fixed, best_of, cheapest, per_token};
+use crate::sweep::{RuleChoice, best_fixed, best_of, cheapest, per_token};
 
 /// The settings that were chosen on some recordings, and the recordings that judge them.
 pub struct Fold<'a> {
     /// The best setting of each rule.
-    pub choices: Vec<Choice>,
+    pub choices: Vec<RuleChoice>,
     judged_on: Cow<'a, Recordings>,
     /// The same with a perfect head; `None` without a head, and for served targets, whose acceptance of
     /// every candidate is unknown.
@@ -33,7 +33,7 @@ impl<'a> Fold<'a> {
         chosen_on: &Recordings,
         judged_on: &'a Recordings,
         costs: &Costs,
-        choose: fn(&Recordings, &Costs) -> Result<Vec<Choice>>,
+        choose: fn(&Recordings, &Costs) -> Result<Vec<RuleChoice>>,
     ) -> Result<Self> {
         let has_all = chosen_on.is_judged() && judged_on.is_judged();
         let perfect = (chosen_on.head.is_some() && has_all).then(|| {
@@ -63,9 +63,9 @@ impl<'a> Fold<'a> {
     pub fn best(
         &self,
         costs: &Costs,
-        belongs: fn(&Choice) -> bool,
-    ) -> Result<(Choice, Vec<TimedCounts>)> {
-        let choices: Vec<Choice> = self
+        belongs: fn(&RuleChoice) -> bool,
+    ) -> Result<(RuleChoice, Vec<TimedCounts>)> {
+        let choices: Vec<RuleChoice> = self
             .choices
             .iter()
             .filter(|choice| is_alone(choice) && belongs(choice))
@@ -106,14 +106,15 @@ impl<'a> Judging<'a> {
     ///
     /// # Errors
     /// If a rule cannot be replayed.
-    pub fn rows(&self, shown: &[Choice]) -> Result<Vec<ReplayRow>> {
-        let is_in_all =
-            |choice: &&Choice| self.folds.iter().all(|fold| like(&fold.choices, choice).is_some());
+    pub fn rows(&self, shown: &[RuleChoice]) -> Result<Vec<ReplayRow>> {
+        let is_in_all = |choice: &&RuleChoice| {
+            self.folds.iter().all(|fold| like(&fold.choices, choice).is_some())
+        };
         shown.iter().filter(is_in_all).map(|choice| self.row(choice)).collect()
     }
 
-    fn row(&self, shown: &Choice) -> Result<ReplayRow> {
-        let same_rule = |choices: &'_ [Choice]| {
+    fn row(&self, shown: &RuleChoice) -> Result<ReplayRow> {
+        let same_rule = |choices: &'_ [RuleChoice]| {
             let found = like(choices, shown).cloned();
             found.with_context(|| format!("the rule `{:?}` was tried", shown.name))
         };
@@ -163,7 +164,7 @@ impl<'a> Judging<'a> {
     ///
     /// # Errors
     /// If no rule belongs.
-    pub fn best(&self, belongs: fn(&Choice) -> bool) -> Result<Vec<TimedCounts>> {
+    pub fn best(&self, belongs: fn(&RuleChoice) -> bool) -> Result<Vec<TimedCounts>> {
         let mut all = Vec::with_capacity(self.plain.len());
         for fold in &self.folds {
             all.extend(fold.best(self.costs, belongs)?.1);
@@ -185,7 +186,7 @@ impl<'a> Judging<'a> {
     fn spent<'f>(
         &self,
         folds: impl IntoIterator<Item = &'f Fold<'a>>,
-        pick: impl Fn(&[Choice]) -> Result<Choice>,
+        pick: impl Fn(&[RuleChoice]) -> Result<RuleChoice>,
     ) -> Result<Vec<TimedCounts>>
     where
         'a: 'f,
@@ -199,13 +200,13 @@ impl<'a> Judging<'a> {
 }
 
 /// Returns whether the rule has no look-ups before the drafter.
-fn is_alone(choice: &Choice) -> bool {
+fn is_alone(choice: &RuleChoice) -> bool {
     choice.lookup_first.is_none()
 }
 
 /// Finds the choice that corresponds to `shown`: the same rule, or the best rule with look-ups. `None` if the rule
 /// could not be fitted.
-fn like<'c>(choices: &'c [Choice], shown: &Choice) -> Option<&'c Choice> {
+fn like<'c>(choices: &'c [RuleChoice], shown: &RuleChoice) -> Option<&'c RuleChoice> {
     choices.iter().find(|choice| match shown.lookup_first {
         None => is_alone(choice) && choice.name == shown.name,
         Some(_) => !is_alone(choice),

@@ -12,7 +12,7 @@ use draftsmith_report::DecodingName;
 use serde::Serialize;
 
 use crate::conversation::SetPrompt;
-use crate::recorder::{RecordedDrafter, RecordedModels, Recorder};
+use crate::recorder::{AnswerRecorder, RecordedDrafter, RecordedModels};
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };
@@ -74,7 +74,7 @@ pub fn record(
         ));
     }
     let progress = Progress::new(watch, "record", "responses", num_responses as u64);
-    let recorder = Recorder {
+    let recorder = AnswerRecorder {
         models,
         max_new_tokens: evaluate.max_new_tokens,
         seed: recipe.seed,

@@ -16,7 +16,7 @@ use draftsmith_report::DecodingName;
 use draftsmith_theory::{Decoding, DrafterId, Recording, SeededDraws, TopProbs};
 use rayon::prelude::*;
 
-use crate::answers::{Answer, Answers, OwnTarget, answer_all};
+use crate::answers::{Answers, OwnTarget, TargetAnswer, answer_all};
 use crate::conversation::SetPrompt;
 use crate::decoders::{Decoders, NO_STEPS};
 use crate::responses::{Responder, sequences_at_once};
@@ -94,7 +94,7 @@ pub struct ResponseToRecord<'a> {
     pub prompt_ids: &'a [u32],
     /// The token ids of the response.
     pub response_ids: &'a [u32],
-    /// As in [`Answer::probs`].
+    /// As in [`TargetAnswer::probs`].
     pub probs: Option<&'a [TopProbs]>,
     /// The random draws.
     pub draws: SeededDraws,
@@ -111,7 +111,7 @@ pub struct RecordedDrafter<'a> {
 }
 
 /// Answers prompts and records drafters along the answers.
-pub struct Recorder<'a> {
+pub struct AnswerRecorder<'a> {
     /// The models.
     pub models: RecordedModels<'a>,
     /// The most new tokens of an answer.
@@ -129,7 +129,7 @@ pub struct Recorder<'a> {
     pub progress: &'a Progress,
 }
 
-impl Recorder<'_> {
+impl AnswerRecorder<'_> {
     /// Records a drafter along answers, which were given by the same way of decoding. Returns the
     /// recordings with their answers' ids.
     ///
@@ -138,11 +138,11 @@ impl Recorder<'_> {
     pub fn record_answers<'a>(
         &self,
         drafter: &RecordedDrafter<'_>,
-        answers: impl IntoIterator<Item = &'a Answer>,
+        answers: impl IntoIterator<Item = &'a TargetAnswer>,
     ) -> Result<Vec<(String, Recording)>> {
         let name = drafter.id.to_string();
         let how = DecodingName::of(&drafter.decoding).text();
-        let to_record = |answer: &'a Answer| ResponseToRecord {
+        let to_record = |answer: &'a TargetAnswer| ResponseToRecord {
             prompt_ids: &answer.prompt_ids,
             response_ids: &answer.response_ids,
             probs: answer.probs.as_deref(),
@@ -262,7 +262,7 @@ impl Recorder<'_> {
     ///
     /// # Errors
     /// If a first turn does not fit, the target fails, or the user presses Ctrl-C.
-    pub fn answer(&self, prompts: &[SetPrompt], decoding: Decoding) -> Result<Vec<Answer>> {
+    pub fn answer(&self, prompts: &[SetPrompt], decoding: Decoding) -> Result<Vec<TargetAnswer>> {
         let text = self.models.text();
         let source: Box<dyn Answers + '_> = match &self.models {
             RecordedModels::Pair(pair) => Box::new(OwnTarget {
@@ -290,11 +290,11 @@ impl Recorder<'_> {
         let on_cpu = self.models.on_cpu();
         let at_once = sequences_at_once(prompts.len(), on_cpu);
         let some = |prompts: &[SetPrompt]| answer_all(&*source, text, prompts);
-        let answers: Vec<Vec<Answer>> = match on_cpu {
+        let answers: Vec<Vec<TargetAnswer>> = match on_cpu {
             true => prompts.par_chunks(at_once).map(some).collect::<Result<_>>()?,
             false => prompts.chunks(at_once).map(some).collect::<Result<_>>()?,
         };
-        let answers: Vec<Answer> = answers.into_iter().flatten().collect();
+        let answers: Vec<TargetAnswer> = answers.into_iter().flatten().collect();
         if answers.is_empty() && source.num_filtered() > 0 {
             bail!(
                 "the servers' content filter stopped all {} responses; hint: turn it off, or use other \

@@ -60,7 +60,7 @@ fn caps(max_length: usize) -> Vec<Bounds> {
 
 /// A rule at the setting that costs least.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Choice {
+pub struct RuleChoice {
     /// The look-ups before the drafter, if any.
     pub lookup_first: Option<LookupFirst>,
     /// The rule.
@@ -71,7 +71,7 @@ pub struct Choice {
     pub seconds_per_token: f64,
 }
 
-impl Choice {
+impl RuleChoice {
     /// Replays the rule along recordings and returns its costs by response.
     ///
     /// # Errors
@@ -90,7 +90,7 @@ impl Choice {
 ///
 /// # Errors
 /// If nothing was recorded.
-pub fn best_of_all(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
+pub fn best_of_all(recordings: &Recordings, costs: &Costs) -> Result<Vec<RuleChoice>> {
     let mut choices = best_of_each(recordings, costs)?;
     choices.push(best_with_look_ups(recordings, costs, cheapest(&choices)?)?);
     Ok(choices)
@@ -98,13 +98,17 @@ pub fn best_of_all(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>
 
 /// Finds the best rule with look-ups before the drafter. The look-ups are those that save the most time before the
 /// rule that is best `alone`.
-fn best_with_look_ups(recordings: &Recordings, costs: &Costs, alone: &Choice) -> Result<Choice> {
+fn best_with_look_ups(
+    recordings: &Recordings,
+    costs: &Costs,
+    alone: &RuleChoice,
+) -> Result<RuleChoice> {
     let first = best_look_ups(|first| {
-        let behind = Choice { lookup_first: Some(first), ..alone.clone() };
+        let behind = RuleChoice { lookup_first: Some(first), ..alone.clone() };
         Ok(seconds_per_token(&behind.replay(recordings, costs)?))
     })?;
     let choices = best_of_each(&recordings.with_look_ups(first), costs)?;
-    Ok(Choice { lookup_first: Some(first), ..cheapest(&choices)?.clone() })
+    Ok(RuleChoice { lookup_first: Some(first), ..cheapest(&choices)?.clone() })
 }
 
 /// Finds the best look-ups without a drafter: rounds without a match are decoded plainly.
@@ -135,7 +139,7 @@ fn best_look_ups(
 ///
 /// # Errors
 /// If nothing was recorded.
-pub fn best_of_each(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
+pub fn best_of_each(recordings: &Recordings, costs: &Costs) -> Result<Vec<RuleChoice>> {
     best_of(recordings, costs, |_| true)
 }
 
@@ -143,7 +147,7 @@ pub fn best_of_each(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice
 ///
 /// # Errors
 /// If nothing was recorded.
-pub fn best_unread(recordings: &Recordings, costs: &Costs) -> Result<Vec<Choice>> {
+pub fn best_unread(recordings: &Recordings, costs: &Costs) -> Result<Vec<RuleChoice>> {
     best_of(recordings, costs, |needs| needs == SignalNeeds::default())
 }
 
@@ -155,15 +159,15 @@ pub fn best_of(
     recordings: &Recordings,
     costs: &Costs,
     belongs: fn(SignalNeeds) -> bool,
-) -> Result<Vec<Choice>> {
+) -> Result<Vec<RuleChoice>> {
     let max_length = recordings.max_length;
-    let cost = |config: StopRuleConfig| -> Result<Choice> {
+    let cost = |config: StopRuleConfig| -> Result<RuleChoice> {
         let spent = recordings.replay(&config, &costs.of_rule(&config))?;
         let seconds_per_token = seconds_per_token(&spent);
-        Ok(Choice { lookup_first: None, name: config.name(), config, seconds_per_token })
+        Ok(RuleChoice { lookup_first: None, name: config.name(), config, seconds_per_token })
     };
     let learned = recordings.learned_acceptance();
-    let mut choices: Vec<Choice> = settings(max_length, recordings.head)
+    let mut choices: Vec<RuleChoice> = settings(max_length, recordings.head)
         .into_par_iter()
         .filter(|config| belongs(config.needs()))
         .map(|config| cost(config.starting_from(&learned)))
@@ -175,7 +179,7 @@ pub fn best_of(
         })
         .flat_map(|signal| caps(max_length).into_iter().map(move |bounds| (signal, bounds)))
         .collect();
-    let fitted = fits.into_par_iter().map(|(signal, bounds)| -> Result<Option<Choice>> {
+    let fitted = fits.into_par_iter().map(|(signal, bounds)| -> Result<Option<RuleChoice>> {
         let model = costs.of_needs(signal.needs());
         let found = cost_optimal(recordings, signal, &model, bounds)?;
         found.map(|found| cost(StopRuleConfig::CostOptimal(found.config))).transpose()
@@ -193,7 +197,7 @@ pub fn best_of(
 ///
 /// # Errors
 /// If there are no choices.
-pub fn cheapest(choices: &[Choice]) -> Result<&Choice> {
+pub fn cheapest(choices: &[RuleChoice]) -> Result<&RuleChoice> {
     let cheapest = choices
         .iter()
         .min_by(|one, other| one.seconds_per_token.total_cmp(&other.seconds_per_token));
@@ -204,7 +208,7 @@ pub fn cheapest(choices: &[Choice]) -> Result<&Choice> {
 ///
 /// # Errors
 /// If fixed lengths were not tried.
-pub fn best_fixed(choices: &[Choice]) -> Result<&Choice> {
+pub fn best_fixed(choices: &[RuleChoice]) -> Result<&RuleChoice> {
     let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
     fixed.context("fixed lengths are among the rules")
 }
@@ -239,10 +243,10 @@ mod tests {
         let entries: Vec<StopRuleConfig> = settings(4, None);
         let choice = |seconds_per_token: f64, nth: usize| {
             let config = entries[nth * 37 % entries.len()].clone();
-            Choice { lookup_first: None, name: config.name(), config, seconds_per_token }
+            RuleChoice { lookup_first: None, name: config.name(), config, seconds_per_token }
         };
         for seconds in [[1.0, 3.0, 2.0], [3.0, 1.0, 2.0], [3.0, 2.0, 1.0]] {
-            let choices: Vec<Choice> =
+            let choices: Vec<RuleChoice> =
                 seconds.into_iter().enumerate().map(|(nth, cost)| choice(cost, nth)).collect();
             assert_eq!(cheapest(&choices).expect("there are some").seconds_per_token, 1.0);
         }

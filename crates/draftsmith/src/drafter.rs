@@ -21,20 +21,20 @@ use crate::{Error, Model};
 /// Proposes the candidates that a target verifies. A [`Generator`](crate::Generator) loads its files.
 #[derive(Debug, Clone)]
 pub struct Drafter {
-    source: Source,
+    source: DrafterSource,
     head: Option<PathBuf>,
     lookup_first: Option<LookupFirst>,
 }
 
 #[derive(Debug, Clone)]
-enum Source {
+enum DrafterSource {
     Model(Box<Model>),
     Adapter(PathBuf),
     Lookup(MaxGramConfig),
 }
 
-impl From<Source> for Drafter {
-    fn from(source: Source) -> Self {
+impl From<DrafterSource> for Drafter {
+    fn from(source: DrafterSource) -> Self {
         Self { source, head: None, lookup_first: None }
     }
 }
@@ -42,19 +42,19 @@ impl From<Source> for Drafter {
 impl Drafter {
     /// Creates a drafter that runs a separate, smaller model with the target's tokenizer.
     pub fn model(draft: &Model) -> Self {
-        Source::Model(Box::new(draft.clone())).into()
+        DrafterSource::Model(Box::new(draft.clone())).into()
     }
 
     /// Creates a drafter from the self-draft adapter (Kangaroo) in a directory: the target's first
     /// layers draft. A head in the directory's `head` is used.
     pub fn adapter(dir: impl Into<PathBuf>) -> Self {
-        Source::Adapter(dir.into()).into()
+        DrafterSource::Adapter(dir.into()).into()
     }
 
     /// Creates a drafter by prompt lookup (Max-Gram), which proposes what followed the same tokens
     /// earlier in the text.
     pub fn prompt_lookup(config: MaxGramConfig) -> Self {
-        Source::Lookup(config).into()
+        DrafterSource::Lookup(config).into()
     }
 
     /// Adds the acceptance head in a directory to the drafter.
@@ -70,22 +70,22 @@ impl Drafter {
     }
 
     /// Reads what the drafter needs to draft for `target`.
-    pub(crate) fn load(self, target: &Model) -> Result<LoadedDrafter, Error> {
+    pub(crate) fn load(self, target: &Model) -> Result<OpenedDrafter, Error> {
         let loaded = match (self.source, self.head) {
-            (Source::Model(draft), head) => of_model(&draft, head, target)?,
-            (Source::Adapter(dir), head) => of_adapter(&dir, head, target)?,
-            (Source::Lookup(_), Some(dir)) => return Err(Error::HeadOfLookup(dir)),
-            (Source::Lookup(config), None) => {
-                LoadedDrafter::new("lookup", LookUpParts { config, bigrams: None }, usize::MAX)
+            (DrafterSource::Model(draft), head) => of_model(&draft, head, target)?,
+            (DrafterSource::Adapter(dir), head) => of_adapter(&dir, head, target)?,
+            (DrafterSource::Lookup(_), Some(dir)) => return Err(Error::HeadOfLookup(dir)),
+            (DrafterSource::Lookup(config), None) => {
+                OpenedDrafter::new("lookup", LookUpParts { config, bigrams: None }, usize::MAX)
             }
         };
-        Ok(LoadedDrafter { lookup_first: self.lookup_first, ..loaded })
+        Ok(OpenedDrafter { lookup_first: self.lookup_first, ..loaded })
     }
 }
 
 /// A drafter that was read.
 #[derive(Debug)]
-pub(crate) struct LoadedDrafter {
+pub(crate) struct OpenedDrafter {
     pub(crate) parts: NamedParts,
     /// The longest sequence that it can read.
     pub(crate) context: usize,
@@ -97,7 +97,7 @@ pub(crate) struct LoadedDrafter {
     tuned: TunedKeys,
 }
 
-impl LoadedDrafter {
+impl OpenedDrafter {
     fn new(name: &str, parts: impl DrafterParts + 'static, context: usize) -> Self {
         let parts = NamedParts { id: DrafterId::named(name), parts: Arc::new(parts) };
         let tuned = TunedKeys::default();
@@ -105,7 +105,7 @@ impl LoadedDrafter {
     }
 
     /// Finds the rule that `draftsmith tune` wrote for this way of decoding.
-    pub(crate) fn tuned(&self, decoding: &Decoding, dtype: WeightDtype) -> Option<&TunedRule> {
+    pub(crate) fn tuned(&self, decoding: &Decoding, dtype: WeightDtype) -> Option<&SavedRule> {
         let tuned = self.tuned.tuned.as_ref()?.of(decoding)?;
         let penalty = decoding.repetition_penalty;
         (tuned.dtype == dtype && tuned.repetition_penalty == penalty).then_some(tuned)
@@ -115,7 +115,7 @@ impl LoadedDrafter {
 /// The keys that tuning adds to an export's `config.json`.
 #[derive(Debug, Default, Deserialize)]
 struct TunedKeys {
-    tuned: Option<ByDecoding<TunedRule>>,
+    tuned: Option<ByDecoding<SavedRule>>,
 }
 
 impl TunedKeys {
@@ -140,7 +140,7 @@ impl<T> ByDecoding<T> {
 
 /// A tuned rule, with the name that also names the look-ups before its drafter.
 #[derive(Debug, Deserialize)]
-pub(crate) struct TunedRule {
+pub(crate) struct SavedRule {
     pub(crate) drafter: DrafterName,
     pub(crate) config: StopRuleConfig,
     #[serde(default)]
@@ -152,21 +152,21 @@ pub(crate) struct TunedRule {
 /// A head that was read: its network, when it predicts, and its tuning.
 type ReadHead = (AcceptanceHead, HeadTiming, TunedKeys);
 
-fn of_model(draft: &Model, head: Option<PathBuf>, target: &Model) -> Result<LoadedDrafter, Error> {
+fn of_model(draft: &Model, head: Option<PathBuf>, target: &Model) -> Result<OpenedDrafter, Error> {
     TextTokenizer::check_shared(target.tokenizer(), draft.tokenizer())?;
     let model = draft.network().clone();
     let (hidden_size, context) = (model.shape().hidden_size, model.shape().context);
     let Some(dir) = head else {
-        return Ok(LoadedDrafter::new("draft", DraftModelParts { model, head: None }, context));
+        return Ok(OpenedDrafter::new("draft", DraftModelParts { model, head: None }, context));
     };
     let hash = || Ok(draft.hash()?.to_owned());
     let (network, timing, tuned) = read_head(&dir, hidden_size, ("draft", hash), target)?;
     let parts = DraftModelParts { model, head: Some(network) };
-    let loaded = LoadedDrafter::new("draft", parts, context);
-    Ok(LoadedDrafter { head: Some(timing), tuned, ..loaded })
+    let loaded = OpenedDrafter::new("draft", parts, context);
+    Ok(OpenedDrafter { head: Some(timing), tuned, ..loaded })
 }
 
-fn of_adapter(dir: &Path, head: Option<PathBuf>, target: &Model) -> Result<LoadedDrafter, Error> {
+fn of_adapter(dir: &Path, head: Option<PathBuf>, target: &Model) -> Result<OpenedDrafter, Error> {
     let network = target.network();
     let (shape, device) = (network.shape(), network.device());
     let (config, adapter) = Adapter::from_dir(dir, shape, network.dtype(), &device)?;
@@ -181,9 +181,9 @@ fn of_adapter(dir: &Path, head: Option<PathBuf>, target: &Model) -> Result<Loade
         let (network, timing, of_tuning) = read_head(&of_head, size, of, target)?;
         (parts.head, head_timing, tuned) = (Some(network), Some(timing), of_tuning);
     }
-    let loaded = LoadedDrafter::new("adapter", parts, shape.context);
+    let loaded = OpenedDrafter::new("adapter", parts, shape.context);
     // Kangaroo's γ.
-    Ok(LoadedDrafter { max_candidates: 6, head: head_timing, tuned, ..loaded })
+    Ok(OpenedDrafter { max_candidates: 6, head: head_timing, tuned, ..loaded })
 }
 
 /// Reads a head of a drafter with this hidden size, name and hash.

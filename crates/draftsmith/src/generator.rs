@@ -13,7 +13,7 @@ use draftsmith_decode::{
 };
 use draftsmith_theory::{Counts, Decoding, SeededDraws, Trace};
 
-use crate::drafter::{Drafter, LoadedDrafter};
+use crate::drafter::{Drafter, OpenedDrafter};
 use crate::rule::Rule;
 use crate::{Error, Model};
 
@@ -24,7 +24,7 @@ use crate::{Error, Model};
 #[derive(Debug)]
 pub struct Generator {
     pub(crate) target: Model,
-    pub(crate) drafter: Option<LoadedDrafter>,
+    pub(crate) drafter: Option<OpenedDrafter>,
     rule: Option<Rule>,
     pub(crate) decoding: Decoding,
     pub(crate) seed: u64,

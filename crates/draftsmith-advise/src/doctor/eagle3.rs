@@ -17,7 +17,7 @@ const NUM_STATES: usize = 3;
 type Shapes = BTreeMap<String, Vec<usize>>;
 
 /// Sizes that the tensors must have.
-struct Sizes {
+struct TensorSizes {
     hidden: usize,
     target_hidden: usize,
     inner: usize,
@@ -52,7 +52,7 @@ pub(super) fn examine(patient: &mut Patient<'_>, form: DrafterForm) -> Result<St
     ))
 }
 
-fn sizes(patient: &mut Patient<'_>, shapes: &Shapes) -> Sizes {
+fn sizes(patient: &mut Patient<'_>, shapes: &Shapes) -> TensorSizes {
     let target = patient.target.shape.clone();
     let hidden = patient.number("hidden_size").unwrap_or(target.hidden_size);
     let heads = patient.number("num_attention_heads").unwrap_or(1).max(1);
@@ -84,7 +84,7 @@ fn sizes(patient: &mut Patient<'_>, shapes: &Shapes) -> Sizes {
             "use the target that it was trained for, or set `target_hidden_size` if only the key is missing",
         );
     }
-    Sizes {
+    TensorSizes {
         hidden,
         target_hidden,
         inner: patient.number("intermediate_size").unwrap_or(0),
@@ -98,10 +98,10 @@ fn sizes(patient: &mut Patient<'_>, shapes: &Shapes) -> Sizes {
 fn vocabulary(
     patient: &mut Patient<'_>,
     shapes: &Shapes,
-    sizes: &Sizes,
+    sizes: &TensorSizes,
     reader: &mut WeightReader,
 ) {
-    let Sizes { vocab, drafted, .. } = *sizes;
+    let TensorSizes { vocab, drafted, .. } = *sizes;
     if !patient.keys.contains_key("draft_vocab_size") {
         patient.find(
             "no-draft-vocab-size",
@@ -132,12 +132,17 @@ fn vocabulary(
 }
 
 /// Checks that `d2t` has offsets that lead to ascending ids of the target.
-fn offsets(patient: &mut Patient<'_>, shape: &[usize], sizes: &Sizes, reader: &mut WeightReader) {
+fn offsets(
+    patient: &mut Patient<'_>,
+    shape: &[usize],
+    sizes: &TensorSizes,
+    reader: &mut WeightReader,
+) {
     const HINT: &str =
         "write for each draft id the target's id less the draft id, as 64-bit integers";
     const NAME: &str = "wrong-d2t";
     const FAIL: &str = "all fail or draft other tokens";
-    let Sizes { vocab, drafted, .. } = *sizes;
+    let TensorSizes { vocab, drafted, .. } = *sizes;
     if shape != [drafted] {
         let what = format!("`d2t` is {shape:?}, expected [{drafted}]");
         return patient.find(NAME, Severity::Breaks, what, FAIL, HINT);
@@ -264,8 +269,8 @@ fn norms(patient: &mut Patient<'_>, form: DrafterForm) {
 }
 
 /// Finds missing, unknown and misshapen tensors.
-fn tensors(patient: &mut Patient<'_>, shapes: &Shapes, sizes: &Sizes) {
-    let Sizes { hidden, target_hidden, inner, heads, kv_heads, vocab, drafted } = *sizes;
+fn tensors(patient: &mut Patient<'_>, shapes: &Shapes, sizes: &TensorSizes) {
+    let TensorSizes { hidden, target_hidden, inner, heads, kv_heads, vocab, drafted } = *sizes;
     let needs_head = drafted < vocab || hidden != target_hidden;
     let needs_embedding = hidden != target_hidden;
     let weights = [

@@ -42,7 +42,7 @@ pub struct SettingsFile {
 }
 
 /// How a drafter is served.
-pub(crate) struct Served {
+pub(crate) struct ServedDrafter {
     pub(crate) drafter: DrafterName,
     pub(crate) form: ServedAs,
     /// Its checkpoint directory or export.
@@ -85,12 +85,12 @@ impl ServerKind {
     pub(super) fn write(
         self,
         settings: &ServerSettings,
-        served: &Served,
+        served: &ServedDrafter,
     ) -> (Vec<SettingsFile>, Vec<String>) {
         let takes_one = self.takes_one(served.form);
         let most = settings.rows.iter().map(|row| row.best).max().unwrap_or(0);
         let single = settings.single.unwrap_or(Drafting::fixed(0));
-        let table = Table {
+        let table = SettingsTable {
             ranges: ranges(&settings.rows),
             most: if takes_one { single.num_candidates } else { most },
             single,
@@ -120,7 +120,7 @@ impl ServerKind {
 }
 
 /// Numbers of candidates by batch size.
-struct Table<'a> {
+struct SettingsTable<'a> {
     /// The ranges of batch sizes, both ends inclusive, with their numbers.
     ranges: Vec<(usize, usize, usize)>,
     /// The greatest number, or the only one.
@@ -128,10 +128,10 @@ struct Table<'a> {
     /// The setting for all loads.
     single: Drafting,
     decoding: DecodingName,
-    served: &'a Served,
+    served: &'a ServedDrafter,
 }
 
-impl Table<'_> {
+impl SettingsTable<'_> {
     fn most_requests(&self) -> usize {
         self.ranges.last().map_or(1, |(_, to, _)| *to)
     }

@@ -109,7 +109,7 @@ fn a_drafter_that_is_seldom_right_is_off() {
     assert!(found.rows.iter().all(|row| row.best == 0 && row.speedup.is_none()), "{found:?}");
     assert_eq!((found.single, found.single_speedup), (None, None));
     for kind in KINDS {
-        let served = Served {
+        let served = ServedDrafter {
             drafter: DrafterId::DRAFT.into(),
             form: ServedAs::Eagle3,
             model: "m".to_owned(),
@@ -176,8 +176,11 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
     };
     let [one, other] = ["validation", "test"].map(|name| recordings(0.7, name));
     let greedy = recorded([&one, &other]);
-    let served =
-        Served { drafter: DrafterId::DRAFT.into(), form: ServedAs::Eagle3, model: "m".to_owned() };
+    let served = ServedDrafter {
+        drafter: DrafterId::DRAFT.into(),
+        form: ServedAs::Eagle3,
+        model: "m".to_owned(),
+    };
     let found = tuning
         .settings(Recorded { decoding: DecodingName::Sampled, ..greedy }, &served)
         .expect("settings");
@@ -329,8 +332,11 @@ fn each_server_reads_the_chosen_numbers_in_its_own_way() {
     let found = settings(0.8, one_client());
     for form in [ServedAs::DraftModel, ServedAs::Eagle3] {
         for kind in KINDS {
-            let served =
-                Served { drafter: DrafterId::DRAFT.into(), form, model: "path/to/it".to_owned() };
+            let served = ServedDrafter {
+                drafter: DrafterId::DRAFT.into(),
+                form,
+                model: "path/to/it".to_owned(),
+            };
             let (files, notes) = kind.write(&found, &served);
             assert!(files[0].text.contains("path/to/it") || matches!(kind, ServerKind::TrtLlm(_)));
             assert!(!notes.is_empty() && !notes.concat().contains("  "), "{notes:?}");

@@ -9,7 +9,7 @@ use serde::Serialize;
 use crate::server_settings::Recorded;
 use draftsmith_tune::costs::Costs;
 use draftsmith_tune::judging::{Fold, speedup};
-use draftsmith_tune::sweep::{Choice, best_look_ups_alone};
+use draftsmith_tune::sweep::{RuleChoice, best_look_ups_alone};
 
 /// What was recorded along each half of the answers.
 pub(super) struct Halves(pub(super) [Recordings; 2]);
@@ -28,7 +28,7 @@ impl Halves {
     pub(super) fn folds(
         &self,
         costs: &Costs,
-        choose: fn(&Recordings, &Costs) -> Result<Vec<Choice>>,
+        choose: fn(&Recordings, &Costs) -> Result<Vec<RuleChoice>>,
     ) -> Result<[Fold<'_>; 2]> {
         let [one, other] = &self.0;
         Ok([Fold::new(other, one, costs, choose)?, Fold::new(one, other, costs, choose)?])
@@ -65,7 +65,7 @@ impl Halves {
 
 /// A rule and its expected speed.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Promise {
+pub struct HalfPromise {
     /// The rule with its setting: `K = 4`.
     pub setting: String,
     /// The rule with its setting.
@@ -74,8 +74,8 @@ pub struct Promise {
     pub speedup: Estimate,
 }
 
-impl Promise {
-    pub(super) fn new(choice: &Choice, speedup: Estimate) -> Self {
+impl HalfPromise {
+    pub(super) fn new(choice: &RuleChoice, speedup: Estimate) -> Self {
         let setting = choice.name.label(Some(choice.config.parameter()));
         Self { setting, config: choice.config.clone(), speedup }
     }

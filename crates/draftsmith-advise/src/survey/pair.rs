@@ -11,11 +11,11 @@ use draftsmith_theory::{
 use rayon::prelude::*;
 use serde::Serialize;
 
-use super::halves::{Halves, Promise};
+use super::halves::{HalfPromise, Halves};
 use super::probe::{Unexplained, scores};
-use super::verdict::{HeadOutlook, Verdict};
+use super::verdict::{HeadOutlook, SurveyVerdict};
 use super::{MAX_LENGTH, Surveyor};
-use crate::server_settings::{Served, ServerSettings};
+use crate::server_settings::{ServedDrafter, ServerSettings};
 use draftsmith_recipe::kinds::ServedAs;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::watch::Progress;
@@ -24,7 +24,7 @@ use draftsmith_tune::judging::{Judging, over, speedup};
 use draftsmith_tune::labels::Labels;
 use draftsmith_tune::recorder::{RecordedDrafter, RecordedModels};
 use draftsmith_tune::rollouts::RecordedSet;
-use draftsmith_tune::sweep::{Choice, best_fixed, best_of_all, cheapest};
+use draftsmith_tune::sweep::{RuleChoice, best_fixed, best_of_all, cheapest};
 
 /// The survey of a pair.
 #[derive(Debug, Serialize)]
@@ -52,7 +52,7 @@ pub struct PairSurvey {
     /// The oracle's gain over the best fixed length; greedy only.
     pub oracle: Option<Estimate>,
     /// The best rule that needs no training and no fit, cross-validated.
-    pub untrained: Promise,
+    pub untrained: HalfPromise,
     /// Its gain over the best fixed length.
     pub untrained_gain: Estimate,
     /// Prompt lookup without the draft.
@@ -60,7 +60,7 @@ pub struct PairSurvey {
     /// The prospects of an acceptance head.
     pub head: HeadSurvey,
     /// What to do.
-    pub verdict: Verdict,
+    pub verdict: SurveyVerdict,
     /// The settings of a server, chosen on one half of the answers and judged on the other; null unless asked for.
     pub server: Option<ServerSettings>,
 }
@@ -112,20 +112,20 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
 
     let untrained_spent = judging.best(is_settable)?;
     let untrained_gain = judging.estimate(&|some| over(&judging.fixed, &untrained_spent, some));
-    let settable: Vec<Choice> =
+    let settable: Vec<RuleChoice> =
         shown.iter().filter(|choice| is_settable(choice)).cloned().collect();
-    let untrained = Promise::new(cheapest(&settable)?, judging.speedup(&untrained_spent));
-    let fixed = Promise::new(best_fixed(&shown)?, judging.speedup(&judging.fixed));
+    let untrained = HalfPromise::new(cheapest(&settable)?, judging.speedup(&untrained_spent));
+    let fixed = HalfPromise::new(best_fixed(&shown)?, judging.speedup(&judging.fixed));
     let head = recorded.head_survey(&judging, &costs, &untrained_spent, surveyor)?;
     let look_ups = recorded.halves.look_ups(&costs, seed)?;
     let outlook = head.probe.as_ref().map(|probe| &probe.outlook);
-    let verdict = Verdict::of_pair(&fixed, &untrained, untrained_gain, outlook, head.ceiling)
+    let verdict = SurveyVerdict::of_pair(&fixed, &untrained, untrained_gain, outlook, head.ceiling)
         .beside_look_ups(&look_ups);
     let longest = FixedLengthConfig { candidate_length: MAX_LENGTH };
     let trace = recorded.whole.trace(&StopRuleConfig::FixedLength(longest))?;
     let server = surveyor.tuning.zip(surveyor.draft).map(|(tuning, draft)| {
         let (drafter, model) = (DrafterId::DRAFT.into(), draft.display().to_string());
-        let served = Served { drafter, form: ServedAs::DraftModel, model };
+        let served = ServedDrafter { drafter, form: ServedAs::DraftModel, model };
         tuning.fastest(recorded.halves.recorded(decoding, seed), &served)
     });
     Ok(PairSurvey {
@@ -253,12 +253,12 @@ impl PairRecordings {
     }
 }
 
-fn reads_head(choice: &Choice) -> bool {
+fn reads_head(choice: &RuleChoice) -> bool {
     choice.config.needs().acceptance_prob
 }
 
 /// Returns whether a rule needs no training, no fit and no look-up.
-fn is_settable(choice: &Choice) -> bool {
+fn is_settable(choice: &RuleChoice) -> bool {
     choice.lookup_first.is_none()
         && !reads_head(choice)
         && !matches!(choice.config, StopRuleConfig::CostOptimal(_))

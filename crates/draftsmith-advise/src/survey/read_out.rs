@@ -19,7 +19,7 @@ use rayon::prelude::*;
 
 use super::Surveyor;
 use draftsmith_recipe::watch::Progress;
-use draftsmith_tune::answers::Answer;
+use draftsmith_tune::answers::TargetAnswer;
 
 /// The ridge penalty, relative to the mean of the squared inputs.
 const STRENGTH: f64 = 0.01;
@@ -43,7 +43,7 @@ pub(super) struct ReadOut {
 /// Hidden states along all answers, in their order.
 struct States {
     /// What each self-draft reads.
-    inputs: Vec<Inputs>,
+    inputs: Vec<ReadOutInputs>,
     /// After the final norm, `[rows, hidden]`.
     last: Tensor<2>,
     /// The rows of each answer, those of the prompt included. A token is predicted from the row before it, so
@@ -52,7 +52,7 @@ struct States {
 }
 
 /// What a self-draft reads.
-struct Inputs {
+struct ReadOutInputs {
     /// The layers before an adapter; `None` for an EAGLE-3 drafter.
     exit_layer: Option<usize>,
     /// `[rows, width]`
@@ -185,12 +185,12 @@ fn states(
     let last = Tensor::cat(last, 0);
     let of_exits = exit_layers.iter().zip(exits).map(|(exit_layer, all)| {
         let states = Tensor::cat(all, 0);
-        Inputs { exit_layer: Some(*exit_layer), base: lens(target, states.clone()), states }
+        ReadOutInputs { exit_layer: Some(*exit_layer), base: lens(target, states.clone()), states }
     });
-    let mut inputs: Vec<Inputs> = of_exits.collect();
+    let mut inputs: Vec<ReadOutInputs> = of_exits.collect();
     if places.is_some() {
         let states = Tensor::cat(of_eagle3, 0);
-        inputs.push(Inputs { exit_layer: None, base: last.zeros_like(), states });
+        inputs.push(ReadOutInputs { exit_layer: None, base: last.zeros_like(), states });
     }
     Ok(States { inputs, last, answers: rows_of_answers })
 }
@@ -202,7 +202,7 @@ fn answer_tokens(
     states: &States,
     head: &Tensor<2>,
 ) -> Vec<Vec<AnswerToken>> {
-    let of_answer = |(nth, answer): (usize, &Answer)| {
+    let of_answer = |(nth, answer): (usize, &TargetAnswer)| {
         let mut draws = SeededDraws::new(surveyor.seed, &[&answer.id, "read-out"]);
         let mut token =
             |token_id, top, prob| AnswerToken { token_id, top, prob, luck: draws.uniform() };

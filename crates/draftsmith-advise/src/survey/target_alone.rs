@@ -9,15 +9,15 @@ use draftsmith_theory::{
 };
 use serde::Serialize;
 
-use super::halves::{Halves, Promise};
+use super::halves::{HalfPromise, Halves};
 use super::read_out::{ReadOut, read_outs};
-use super::verdict::Verdict;
+use super::verdict::SurveyVerdict;
 use super::{MAX_LENGTH, Surveyor};
 use crate::server_settings::ServerSettings;
 use draftsmith_recipe::watch::Progress;
 use draftsmith_tune::costs::Costs;
 use draftsmith_tune::judging::{Fold, speedup};
-use draftsmith_tune::sweep::{Choice, best_unread, cheapest};
+use draftsmith_tune::sweep::{RuleChoice, best_unread, cheapest};
 
 /// The most exit layers that are surveyed; in deeper models they are spread evenly.
 const MAX_EXITS: usize = 40;
@@ -38,13 +38,13 @@ pub struct TargetSurvey {
     /// The exit layer that promises most; null if an EAGLE-3 drafter does.
     pub best_exit_layer: Option<usize>,
     /// Its best rule; the speed is cross-validated over self-drafts and rules.
-    pub best: Promise,
+    pub best: HalfPromise,
     /// Prompt lookup without an adapter.
     pub look_ups: LookUps,
     /// Settings of llama.cpp's look-ups, if they were asked for.
     pub server: Option<ServerSettings>,
     /// What to do.
-    pub verdict: Verdict,
+    pub verdict: SurveyVerdict,
 }
 
 /// A linear read-out as a drafter.
@@ -99,9 +99,9 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
         };
         let half = |half: Vec<usize>| recordings(surveyor, &read_out, id, &half);
         let halves = Halves(surveyor.halves().map(half));
-        anyhow::Ok(Exit { read_out, halves, costs })
+        anyhow::Ok(ExitRecordings { read_out, halves, costs })
     });
-    let exits: Vec<Exit> = exits.collect::<Result<_>>()?;
+    let exits: Vec<ExitRecordings> = exits.collect::<Result<_>>()?;
     let seed = surveyor.seed;
     let judged = exits.iter().map(|exit| exit.judge(seed)).collect::<Result<Vec<_>>>()?;
     // Plain decoding and prompt lookup cost the same at every exit.
@@ -115,7 +115,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     });
     let (best_exit, best) = best_of(&judged, &first.halves.plain(&first.costs), seed)?;
     let ExitSurvey { exit_layer, accepted, break_even, .. } = *best_exit;
-    let verdict = Verdict::of_target(exit_layer, &best, accepted, break_even);
+    let verdict = SurveyVerdict::of_target(exit_layer, &best, accepted, break_even);
     Ok(TargetSurvey {
         cost_source,
         verify_seconds: (1..=MAX_LENGTH + 1).map(|rows| base.rounds.verify_seconds(rows)).collect(),
@@ -129,7 +129,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
 }
 
 /// An exit layer, ready to be replayed.
-struct Exit {
+struct ExitRecordings {
     read_out: ReadOut,
     halves: Halves,
     costs: Costs,
@@ -139,13 +139,13 @@ struct Exit {
 struct JudgedExit {
     survey: ExitSurvey,
     /// The best rule on all answers.
-    choice: Choice,
+    choice: RuleChoice,
     /// For each half of the answers, the best rule on the other half: its modelled seconds a token there,
     /// and what it costs on this half.
     halves: [(f64, Vec<TimedCounts>); 2],
 }
 
-impl Exit {
+impl ExitRecordings {
     fn judge(&self, seed: u64) -> Result<JudgedExit> {
         let Self { read_out, halves, costs } = self;
         let best = |fold: Fold<'_>| -> Result<(f64, Vec<TimedCounts>)> {
@@ -166,8 +166,8 @@ impl Exit {
             };
             shown_interval(of.len(), seed, share)
         };
-        let Promise { setting, speedup, .. } =
-            Promise::new(&choice, speedup(&halves.plain(costs), &spent, seed));
+        let HalfPromise { setting, speedup, .. } =
+            HalfPromise::new(&choice, speedup(&halves.plain(costs), &spent, seed));
         let survey = ExitSurvey {
             exit_layer: read_out.exit_layer,
             draft_share,
@@ -187,7 +187,7 @@ fn best_of<'a>(
     exits: &'a [JudgedExit],
     plain: &[TimedCounts],
     seed: u64,
-) -> Result<(&'a ExitSurvey, Promise)> {
+) -> Result<(&'a ExitSurvey, HalfPromise)> {
     let mut spent = Vec::new();
     for half in 0..2 {
         let of_exits = exits.iter().map(|exit| &exit.halves[half]);
@@ -197,7 +197,7 @@ fn best_of<'a>(
     let seconds = |exit: &JudgedExit| exit.choice.seconds_per_token;
     let best = exits.iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other)));
     let best = best.context("there is an exit")?;
-    Ok((&best.survey, Promise::new(&best.choice, speedup(plain, &spent, seed))))
+    Ok((&best.survey, HalfPromise::new(&best.choice, speedup(plain, &spent, seed))))
 }
 
 /// Computes the weights that a draft forward with an exit reads, over those that a target forward reads: the layers

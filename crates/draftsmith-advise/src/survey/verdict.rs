@@ -8,7 +8,7 @@ use draftsmith_report::LookUps;
 use draftsmith_theory::{Estimate, LookupFirst, StopRuleConfig};
 use serde::Serialize;
 
-use super::halves::Promise;
+use super::halves::HalfPromise;
 
 /// The gain over what needs no training at which a head is worth training.
 const WORTH_TRAINING: f64 = 0.01;
@@ -31,7 +31,7 @@ pub enum Advice {
 
 /// The advice and its reason.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Verdict {
+pub struct SurveyVerdict {
     /// What to do.
     pub advice: Advice,
     /// The rule to set, or the adapter's fixed length; null if there is none.
@@ -56,7 +56,7 @@ pub struct HeadOutlook {
     pub speedup: Estimate,
 }
 
-impl Verdict {
+impl SurveyVerdict {
     fn new(
         advice: Advice,
         config: Option<StopRuleConfig>,
@@ -70,8 +70,8 @@ impl Verdict {
     /// the gain over that length. `head` is the outlook of a head and `ceiling` the gain of a perfect one, if they
     /// are known.
     pub(super) fn of_pair(
-        fixed: &Promise,
-        untrained: &Promise,
+        fixed: &HalfPromise,
+        untrained: &HalfPromise,
         untrained_gain: Estimate,
         head: Option<&HeadOutlook>,
         ceiling: Option<Estimate>,
@@ -129,7 +129,7 @@ impl Verdict {
     /// `break_even` the share above which one candidate a round pays.
     pub(super) fn of_target(
         exit_layer: Option<usize>,
-        best: &Promise,
+        best: &HalfPromise,
         accepted: Estimate,
         break_even: f64,
     ) -> Self {
@@ -240,23 +240,23 @@ mod tests {
         Estimate { value, low: value - half, high: value + half }
     }
 
-    fn fixed(speedup: Estimate) -> Promise {
+    fn fixed(speedup: Estimate) -> HalfPromise {
         let config = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length: 4 });
-        Promise { setting: "K = 4".into(), config, speedup }
+        HalfPromise { setting: "K = 4".into(), config, speedup }
     }
 
-    fn confidence(speedup: Estimate) -> Promise {
+    fn confidence(speedup: Estimate) -> HalfPromise {
         let config = StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
             confidence_threshold: 0.6,
             before_draw: false,
             bounds: Bounds { min: 1, max: 10 },
         });
-        Promise { setting: "eta = 0.6".into(), config, speedup }
+        HalfPromise { setting: "eta = 0.6".into(), config, speedup }
     }
 
     /// Returns the verdict on a pair with a speed-up of 1.2 at K = 4; `eta` is the gain of η over that, `head` that
     /// of a head over η.
-    fn pair(fixed_half: f64, eta: Estimate, head: Option<Estimate>) -> Verdict {
+    fn pair(fixed_half: f64, eta: Estimate, head: Option<Estimate>) -> SurveyVerdict {
         let of_head = head.map(|gain| HeadOutlook {
             over_fixed: Estimate {
                 value: eta.value + gain.value,
@@ -266,7 +266,7 @@ mod tests {
             over_untrained: gain,
             speedup: estimate(1.2 * (1.0 + eta.value + gain.value), 0.03),
         });
-        Verdict::of_pair(
+        SurveyVerdict::of_pair(
             &fixed(estimate(1.2, fixed_half)),
             &confidence(estimate(1.2 * (1.0 + eta.value), 0.03)),
             eta,
@@ -308,7 +308,7 @@ mod tests {
         let straddling = pair(0.25, estimate(0.0, 0.03), Some(estimate(0.0, 0.05)));
         assert_eq!(straddling.advice, Advice::DoNotSpeculate);
         assert!(straddling.sentence.contains("more prompts would tell"), "{}", straddling.sentence);
-        let slow = Verdict::of_pair(
+        let slow = SurveyVerdict::of_pair(
             &fixed(estimate(0.8, 0.05)),
             &confidence(estimate(0.8, 0.05)),
             estimate(0.0, 0.01),
@@ -324,14 +324,20 @@ mod tests {
             speedup: estimate(0.88, 0.05),
         };
         let slow = fixed(estimate(0.8, 0.05));
-        let advised =
-            Verdict::of_pair(&slow, &slow, estimate(0.0, 0.01), Some(&head), Some(head.over_fixed));
+        let advised = SurveyVerdict::of_pair(
+            &slow,
+            &slow,
+            estimate(0.0, 0.01),
+            Some(&head),
+            Some(head.over_fixed),
+        );
         assert_eq!(advised.advice, Advice::DoNotSpeculate);
     }
 
     #[test]
     fn an_adapter_is_trained_if_a_linear_read_out_gains() {
-        let of = |speedup| Verdict::of_target(Some(2), &fixed(speedup), estimate(0.3, 0.02), 0.45);
+        let of =
+            |speedup| SurveyVerdict::of_target(Some(2), &fixed(speedup), estimate(0.3, 0.02), 0.45);
         let verdict = of(estimate(1.12, 0.04));
         assert_eq!(verdict.advice, Advice::TrainAdapter);
         insta::assert_snapshot!(verdict.sentence, @"train an adapter after layer 2: a linear read-out of it would give +12.0 % (95 %: +8.0 to +16.0) over the target alone with K = 4, and an adapter learns more");
@@ -355,13 +361,23 @@ mod tests {
         assert_eq!((verdict.advice, verdict.config), (Advice::JustLookUp, None));
         assert_eq!(verdict.look_ups, Some(look_ups));
         insta::assert_snapshot!(verdict.sentence, @"just look up prompts, up to 4 candidates after a match of 2: expect +30.0 % (95 %: +25.0 to +35.0) over the target alone; otherwise, just set K = 4: expect +20.0 % (95 %: +17.0 to +23.0) over the target alone; these are too few prompts to say what a head would know; a perfect one gains +20.0 % over the best K");
-        let slow =
-            Verdict::of_target(Some(2), &fixed(estimate(0.9, 0.04)), estimate(0.3, 0.02), 0.45);
+        let slow = SurveyVerdict::of_target(
+            Some(2),
+            &fixed(estimate(0.9, 0.04)),
+            estimate(0.3, 0.02),
+            0.45,
+        );
         let verdict = slow.beside_look_ups(&found(estimate(1.1, 0.05)));
         assert_eq!(verdict.advice, Advice::JustLookUp);
         // Training is advised still, with look-ups as an addition.
-        let adapter =
-            || Verdict::of_target(Some(2), &fixed(estimate(1.12, 0.04)), estimate(0.3, 0.02), 0.45);
+        let adapter = || {
+            SurveyVerdict::of_target(
+                Some(2),
+                &fixed(estimate(1.12, 0.04)),
+                estimate(0.3, 0.02),
+                0.45,
+            )
+        };
         let verdict = adapter().beside_look_ups(&found(estimate(1.3, 0.05)));
         assert_eq!(verdict.advice, Advice::TrainAdapter);
         assert_eq!(verdict.expected_gain, adapter().expected_gain);

@@ -77,7 +77,7 @@ pub(crate) fn run(
         let (section, optimizer) = (Section::Adapter, &settings.optimizer);
         check_devices(console, COMMAND, section, &workspace.models, settings.dtype, optimizer)?;
         let ids: Vec<DrafterId> = pass.iter().map(|(id, _)| *id).collect();
-        let stage = Stage { inputs, settings };
+        let stage = TrainingStage { inputs, settings };
         outcomes.extend(stage.adapters(&ids)?);
     }
     for outcome in &mut outcomes {
@@ -194,12 +194,12 @@ impl<'a> Inputs<'a> {
 }
 
 /// What adapters with equal settings are trained from.
-struct Stage<'a> {
+struct TrainingStage<'a> {
     inputs: Inputs<'a>,
     settings: &'a AdapterTraining,
 }
 
-impl Stage<'_> {
+impl TrainingStage<'_> {
     /// Finds the adapters that exist, trains the missing ones, and returns the outcomes of all.
     fn adapters(&self, ids: &[DrafterId]) -> Result<Vec<AdapterOutcome>> {
         let Inputs { recipe, console, .. } = self.inputs;

@@ -16,7 +16,7 @@ pub(super) struct Content {
 
 /// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Role {
+enum MessageRole {
     System,
     User,
     Assistant,
@@ -27,7 +27,7 @@ struct Dialect {
     list: &'static str,
     role: &'static str,
     text: &'static str,
-    roles: &'static [(&'static str, Role)],
+    roles: &'static [(&'static str, MessageRole)],
     expected_roles: &'static str,
     /// Whether conversations may be truncated, and so begin with an answer or hold no user text.
     may_be_truncated: bool,
@@ -39,15 +39,15 @@ const SHARE_GPT: Dialect = Dialect {
     role: "from",
     text: "value",
     roles: &[
-        ("human", Role::User),
-        ("user", Role::User),
-        ("gpt", Role::Assistant),
-        ("assistant", Role::Assistant),
-        ("chatgpt", Role::Assistant),
-        ("model", Role::Assistant),
-        ("bing", Role::Assistant),
-        ("bard", Role::Assistant),
-        ("system", Role::System),
+        ("human", MessageRole::User),
+        ("user", MessageRole::User),
+        ("gpt", MessageRole::Assistant),
+        ("assistant", MessageRole::Assistant),
+        ("chatgpt", MessageRole::Assistant),
+        ("model", MessageRole::Assistant),
+        ("bing", MessageRole::Assistant),
+        ("bard", MessageRole::Assistant),
+        ("system", MessageRole::System),
     ],
     expected_roles: "`human`, `gpt` or `system`",
     may_be_truncated: true,
@@ -57,7 +57,11 @@ const CHAT: Dialect = Dialect {
     list: "messages",
     role: "role",
     text: "content",
-    roles: &[("user", Role::User), ("assistant", Role::Assistant), ("system", Role::System)],
+    roles: &[
+        ("user", MessageRole::User),
+        ("assistant", MessageRole::Assistant),
+        ("system", MessageRole::System),
+    ],
     expected_roles: "`user`, `assistant` or `system`",
     may_be_truncated: false,
 };
@@ -185,19 +189,19 @@ fn read_conversation(
         let text = read_text(message, &text_key, dialect)?;
         let mut refuse = None;
         match role {
-            Role::System if n > 0 => {
+            MessageRole::System if n > 0 => {
                 refuse = Some("is a system text after the conversation began: put it first");
             }
-            Role::System => system = Some(text).filter(|text| !text.trim().is_empty()),
-            Role::User if !answered => {
+            MessageRole::System => system = Some(text).filter(|text| !text.trim().is_empty()),
+            MessageRole::User if !answered => {
                 refuse = Some("is a second user text in a row: put an answer between them");
             }
-            Role::User => {
+            MessageRole::User => {
                 let user = non_empty(text, &text_key)?;
                 turns.push(Turn { user, response: None, tokens: None });
                 answered = false;
             }
-            Role::Assistant => match turns.last_mut() {
+            MessageRole::Assistant => match turns.last_mut() {
                 Some(turn) if !answered => {
                     turn.response = Some(text).filter(|text| !text.trim().is_empty());
                     answered = true;
@@ -220,7 +224,7 @@ fn read_conversation(
     }
 }
 
-fn read_role(message: &Value, key: &str, dialect: &Dialect) -> Result<Role, Problem> {
+fn read_role(message: &Value, key: &str, dialect: &Dialect) -> Result<MessageRole, Problem> {
     let name = string(present(message.get(dialect.role), key)?, key)?;
     let known = dialect.roles.iter().find(|(known, _)| *known == name);
     known.map(|&(_, role)| role).ok_or_else(|| {

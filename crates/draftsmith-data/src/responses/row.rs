@@ -4,7 +4,7 @@
 //! Each value at position `i` of the response X is conditioned on the prompt and X before `i`
 //! (teacher forcing). Log-probabilities are natural logarithms.
 
-use crate::columns::{Cell, Column, Held, Place, ValueRange, column};
+use crate::columns::{Cell, Column, ColumnPlace, Held, ValueRange, column};
 use crate::error::DataError;
 
 /// The owner of the draft's columns, and those of columns that files may lack.

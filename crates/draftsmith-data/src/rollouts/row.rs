@@ -6,7 +6,7 @@
 //! at the last that the limit allows, where nothing is drafted. Log-probabilities are natural
 //! logarithms.
 
-use crate::columns::{Cell, Column, Held, Place, ValueRange, column};
+use crate::columns::{Cell, Column, ColumnPlace, Held, ValueRange, column};
 use crate::error::DataError;
 
 /// All columns, in the order of the file.

@@ -32,7 +32,7 @@ pub(super) fn read(
         Architecture::Gemma3 => (keys.rope_theta, 1e6, keys.partial_rotary_factor),
         _ => (keys.rope_theta, 10_000.0, keys.partial_rotary_factor),
     };
-    let reading = Reading { architecture, keys, shape };
+    let reading = RopeReading { architecture, keys, shape };
     let full = reading.one(of_all, theta.unwrap_or(default_theta), share)?;
     if architecture != Architecture::Gemma3 {
         return Ok(Ropes { full, in_window: None });
@@ -45,13 +45,13 @@ pub(super) fn read(
 
 /// The rest of the file, which the rotary keys depend on.
 #[derive(Clone, Copy)]
-struct Reading<'a> {
+struct RopeReading<'a> {
     architecture: Architecture,
     keys: &'a Keys,
     shape: &'a ModelShape,
 }
 
-impl Reading<'_> {
+impl RopeReading<'_> {
     /// Reads one rotation. `theta` and `share`, the rotated share of a head's channels, are
     /// defaults from the outer keys.
     fn one(

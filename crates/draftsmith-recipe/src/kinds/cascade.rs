@@ -25,7 +25,7 @@ pub struct CascadeKind {
     pub drafters: Vec<DrafterId>,
     /// The matrix K: a row for the target and for each drafter except the last, a column for each
     /// drafter. Row i gives the number of candidates from each drafter in the chain that i reviews.
-    pub lengths: Lengths,
+    pub lengths: CascadeMatrix,
     /// The factor by which a reviewing drafter scales up the probability of a candidate; 1 reviews
     /// exactly.
     #[serde(default = "one")]
@@ -45,7 +45,7 @@ pub struct CascadeKind {
     expecting = "expected a matrix such as `[[4, 6], [0, 8]]`, or one for each way of decoding as in \
                  `{ greedy = [[4, 0], [0, 8]], sampled = [[2, 0], [0, 4]] }`"
 )]
-pub enum Lengths {
+pub enum CascadeMatrix {
     /// The same matrix for greedy and sampled decoding.
     Same(CascadeLengths),
     /// A matrix for each way of decoding.
@@ -62,7 +62,7 @@ pub struct LengthsOfEach {
     pub sampled: CascadeLengths,
 }
 
-impl Lengths {
+impl CascadeMatrix {
     /// Returns the matrix for a way of decoding.
     fn of(&self, decoding: DecodingName) -> &CascadeLengths {
         match (self, decoding) {
@@ -321,8 +321,8 @@ impl fmt::Display for CascadeKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}; lengths ", names_text(&self.drafters))?;
         match &self.lengths {
-            Lengths::Same(lengths) => write!(formatter, "{lengths:?}, ")?,
-            Lengths::Each(each) => {
+            CascadeMatrix::Same(lengths) => write!(formatter, "{lengths:?}, ")?,
+            CascadeMatrix::Each(each) => {
                 write!(formatter, "{:?} greedy, {:?} sampled, ", each.greedy, each.sampled)?;
             }
         }
@@ -348,7 +348,7 @@ mod tests {
 
     #[test]
     fn a_matrix_is_for_both_decodings_or_for_each() {
-        let lengths = |text: &str| -> Result<Lengths, toml::de::Error> {
+        let lengths = |text: &str| -> Result<CascadeMatrix, toml::de::Error> {
             let keys = format!("drafters = ['draft']\nlengths = {text}");
             toml::from_str::<CascadeKind>(&keys).map(|cascade| cascade.lengths)
         };

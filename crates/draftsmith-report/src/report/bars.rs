@@ -31,13 +31,13 @@ pub(super) struct BarChart {
     pub(super) unit: &'static str,
     /// The value that bars are compared with.
     pub(super) baseline: f64,
-    pub(super) bars: Vec<Bar>,
+    pub(super) bars: Vec<ShownBar>,
     /// The oracle's value, which no bar can exceed, and its text.
     pub(super) oracle: Option<(f64, String)>,
 }
 
 /// A bar with its mark, label and number.
-pub(super) struct Bar {
+pub(super) struct ShownBar {
     look: Look,
     /// The drafter, above its first bar; may be empty.
     heading: String,
@@ -130,7 +130,7 @@ impl BarChart {
     }
 }
 
-impl Bar {
+impl ShownBar {
     /// Draws the bar around the height `middle`, and its number to the left of `text_end`.
     fn draw(&self, x: &Axis, middle: f64, text_end: f64, svg: &mut Svg) {
         let class = &self.look.class;
@@ -175,7 +175,7 @@ pub(super) fn speedups(group: &Group<'_>) -> BarChart {
         let title = |row: &ResultRow| format!("{}: {}", row.label(), times(row.speedup));
         let others = group.sweep_of(row).filter(|other| other.setting != row.setting);
         let dot = |other: &ResultRow| Some((finite(other.speedup)?, shown(&title(other))));
-        Some(Bar {
+        Some(ShownBar {
             look: Look::of(row, group),
             heading: sentence_case(&row.drafter.text()),
             label: on_a_page(&row.rule_label()),
@@ -208,7 +208,7 @@ pub(super) fn gains(replay: &ReplayGroup) -> BarChart {
         let ceiling = row.ceiling.filter(|ceiling| ceiling.value.is_finite());
         let ceiling_text = ceiling.map(|ceiling| format!(", ceiling {}", gain(ceiling.value)));
         let (over, range) = (gain(row.gain.value), interval(row.gain, signed));
-        Some(Bar {
+        Some(ShownBar {
             look: Look::of_only(Some(replay.road), row.stop_rule),
             heading: String::new(),
             label: on_a_page(&row.label()),

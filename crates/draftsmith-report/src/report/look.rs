@@ -18,7 +18,7 @@ pub(super) type Place = (f64, f64);
 pub(crate) struct Look {
     /// Colour and filling, as classes of the style sheet.
     pub(super) class: String,
-    shape: Shape,
+    shape: MarkShape,
     /// Whether the mark has a dot in its middle.
     is_dotted: bool,
 }
@@ -26,31 +26,31 @@ pub(crate) struct Look {
 /// An outline: an arm with these corners, in degrees from the top and for a radius of 1, repeated around
 /// the centre. Without corners, a circle.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Shape {
+struct MarkShape {
     num_arms: u32,
     turn: f64,
     corners: &'static [(f64, f64)],
 }
 
-const fn shape(num_arms: u32, turn: f64, corners: &'static [(f64, f64)]) -> Shape {
-    Shape { num_arms, turn, corners }
+const fn shape(num_arms: u32, turn: f64, corners: &'static [(f64, f64)]) -> MarkShape {
+    MarkShape { num_arms, turn, corners }
 }
 
-const CIRCLE: Shape = shape(0, 0.0, &[]);
-const DIAMOND: Shape = shape(4, 0.0, &[(0.0, 1.25)]);
-const SQUARE: Shape = shape(4, 45.0, &[(0.0, 1.3)]);
-const UP: Shape = shape(3, 0.0, &[(0.0, 1.4)]);
-const RIGHT: Shape = shape(3, 90.0, &[(0.0, 1.4)]);
-const DOWN: Shape = shape(3, 180.0, &[(0.0, 1.4)]);
-const LEFT: Shape = shape(3, 270.0, &[(0.0, 1.4)]);
-const HEXAGON: Shape = shape(6, 0.0, &[(0.0, 1.2)]);
-const PLUS: Shape = shape(4, 0.0, &[(-20.0, 1.33), (20.0, 1.33), (45.0, 0.64)]);
-const CROSS: Shape = shape(4, 45.0, PLUS.corners);
-const FIVE_POINTS: Shape = shape(5, 0.0, &[(0.0, 1.45), (36.0, 0.61)]);
-const FOUR_POINTS: Shape = shape(4, 0.0, &[(0.0, 1.55), (45.0, 0.65)]);
+const CIRCLE: MarkShape = shape(0, 0.0, &[]);
+const DIAMOND: MarkShape = shape(4, 0.0, &[(0.0, 1.25)]);
+const SQUARE: MarkShape = shape(4, 45.0, &[(0.0, 1.3)]);
+const UP: MarkShape = shape(3, 0.0, &[(0.0, 1.4)]);
+const RIGHT: MarkShape = shape(3, 90.0, &[(0.0, 1.4)]);
+const DOWN: MarkShape = shape(3, 180.0, &[(0.0, 1.4)]);
+const LEFT: MarkShape = shape(3, 270.0, &[(0.0, 1.4)]);
+const HEXAGON: MarkShape = shape(6, 0.0, &[(0.0, 1.2)]);
+const PLUS: MarkShape = shape(4, 0.0, &[(-20.0, 1.33), (20.0, 1.33), (45.0, 0.64)]);
+const CROSS: MarkShape = shape(4, 45.0, PLUS.corners);
+const FIVE_POINTS: MarkShape = shape(5, 0.0, &[(0.0, 1.45), (36.0, 0.61)]);
+const FOUR_POINTS: MarkShape = shape(4, 0.0, &[(0.0, 1.55), (45.0, 0.65)]);
 
 /// Returns the style sheet's class of a family, and its shapes for separate drafts and self-drafts.
-fn family_look(family: Option<RuleFamily>) -> (&'static str, [Shape; 2]) {
+fn family_look(family: Option<RuleFamily>) -> (&'static str, [MarkShape; 2]) {
     match family {
         None => ("plain", [CIRCLE; 2]),
         Some(RuleFamily::Length) => ("length", [CIRCLE, SQUARE]),
@@ -109,7 +109,7 @@ impl Look {
     }
 }
 
-impl Shape {
+impl MarkShape {
     fn path(self, (x, y): Place, radius: f64) -> String {
         if self.corners.is_empty() {
             // Radius and span must be rounded alike, or the two arcs do not meet.

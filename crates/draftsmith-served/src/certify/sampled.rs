@@ -115,7 +115,7 @@ pub fn test(
     num_streams: usize,
     listener: &(dyn Listener + Sync),
 ) -> Result<SampledReport, ServedError> {
-    let sampling = Sampling { server, reference, plan, num_streams, listener };
+    let sampling = SampledTest { server, reference, plan, num_streams, listener };
     let mut tests = Vec::new();
     let (mut num_prefixes, mut detectable) = (0, f64::NAN);
     let chosen = sampling.choose(prompts)?;
@@ -124,7 +124,7 @@ pub fn test(
         let (number, prompt, mut known) = (*number, &prompts[*number], References::new());
         let (own, nodes) = sampling.tests(number, prompt, "first", &mut known)?;
         num_prefixes += nodes.len();
-        let power = nodes.iter().map(Node::detectable);
+        let power = nodes.iter().map(TokenNode::detectable);
         detectable = power.fold(detectable, f64::min);
         tests.extend(own);
         references.insert(number, known);
@@ -167,7 +167,7 @@ pub fn test(
 /// The reference's probabilities after prefixes.
 type References = BTreeMap<Vec<u32>, BTreeMap<u32, f64>>;
 
-struct Sampling<'a> {
+struct SampledTest<'a> {
     server: &'a dyn Completing,
     reference: &'a dyn Completing,
     plan: &'a SampledPlan,
@@ -176,7 +176,7 @@ struct Sampling<'a> {
 }
 
 /// A tested prefix: how many answers went on in each cell, and the cells' probabilities.
-struct Node {
+struct TokenNode {
     prefix: Vec<u32>,
     counts: Vec<usize>,
     probs: Vec<f64>,
@@ -184,7 +184,7 @@ struct Node {
     log_probs: Vec<f64>,
 }
 
-impl Sampling<'_> {
+impl SampledTest<'_> {
     /// Chooses the prompts whose answers say most: those that stay on common prefixes whose next tokens are uncertain.
     /// The measure sums, along the most probable answer, the chance to reach each prefix times the chance to leave it
     /// there.
@@ -219,7 +219,7 @@ impl Sampling<'_> {
         prompt: &[u32],
         name: &str,
         known: &mut References,
-    ) -> Result<(Vec<DistributionTest>, Vec<Node>), ServedError> {
+    ) -> Result<(Vec<DistributionTest>, Vec<TokenNode>), ServedError> {
         let plan = self.plan;
         let stream = [name, &number.to_string(), "certify"];
         let mut draws = SeededDraws::new(plan.seed, &stream);
@@ -250,7 +250,7 @@ impl Sampling<'_> {
             if !known.contains_key(prefix) {
                 known.insert(prefix.to_vec(), self.probabilities(prompt, prefix)?);
             }
-            nodes.extend(Node::of(prefix, &next, &known[prefix]));
+            nodes.extend(TokenNode::of(prefix, &next, &known[prefix]));
         }
         Ok((self.judge(number, &nodes, &mut draws), nodes))
     }
@@ -279,7 +279,7 @@ impl Sampling<'_> {
     fn judge(
         &self,
         prompt: usize,
-        nodes: &[Node],
+        nodes: &[TokenNode],
         draws: &mut SeededDraws,
     ) -> Vec<DistributionTest> {
         let found: Vec<Fit> = nodes.iter().map(|node| node.fit(&node.counts)).collect();
@@ -322,7 +322,7 @@ impl Sampling<'_> {
                 }
             }
         }
-        let num_all: usize = nodes.iter().map(Node::num).sum();
+        let num_all: usize = nodes.iter().map(TokenNode::num).sum();
         let totals = [(TestedWhat::All, num_all), (TestedWhat::LogProbs, num_all)];
         let named = nodes.iter().map(|node| (TestedWhat::After(node.prefix.clone()), node.num()));
         let named: Vec<(TestedWhat, usize)> =
@@ -377,7 +377,7 @@ impl Fit {
     }
 }
 
-impl Node {
+impl TokenNode {
     /// Divides the tokens after a prefix into cells: tokens that are expected often enough, and all others as one.
     /// `None` if one cell is left.
     fn of(prefix: &[u32], next: &[u32], probs: &BTreeMap<u32, f64>) -> Option<Self> {
@@ -472,7 +472,7 @@ mod tests {
     #[test]
     fn detectable_distances_are_those_of_the_table() {
         // 3,410 answers and 10 cells: a total variation of 0.05 at level 0.001 and power 0.9.
-        let node = Node {
+        let node = TokenNode {
             prefix: vec![],
             counts: vec![341; 10],
             probs: vec![0.1; 10],

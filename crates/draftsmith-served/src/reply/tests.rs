@@ -53,7 +53,7 @@ fn each_servers_format_of_ids_is_read() {
     let expected = Completion {
         tokens: Tokens::Ids(vec![3, 4, 7]),
         known: None,
-        ending: Ending::Stop,
+        ending: ReplyEnding::Stop,
         ended_by: Some(7),
         num_prompt_tokens: Some(4),
         num_tokens: Some(3),
@@ -148,7 +148,7 @@ fn what_a_content_filter_stopped_has_no_tokens() {
     for fields in [r#""text":"so""#, r#""token_ids":[3]"#, r#""text":null"#] {
         let fields = format!(r#"{fields},"finish_reason":"content_filter""#);
         let completion = read_two(choice(&fields).as_bytes()).expect("reads");
-        assert_eq!(completion.ending, Ending::ContentFilter);
+        assert_eq!(completion.ending, ReplyEnding::ContentFilter);
         assert_eq!(completion.tokens, Tokens::Ids(Vec::new()));
     }
 }

@@ -111,19 +111,19 @@ fn fit_steps(mut pairs: Vec<(f64, f64)>) -> Option<StepFunction> {
     let rises = covariance(&pairs) >= 0.0;
     let steps = pooled(blocks(pairs), rises);
     let edges = steps.iter().skip(1).map(|block| block.from).collect();
-    StepFunction::new(edges, steps.iter().map(Block::mean).collect()).ok()
+    StepFunction::new(edges, steps.iter().map(PooledPairs::mean).collect()).ok()
 }
 
 /// Adjacent pairs that share one step.
 #[derive(Debug, Clone, Copy, PartialEq)]
-struct Block {
+struct PooledPairs {
     /// The smallest signal.
     from: f64,
     count: usize,
     sum: f64,
 }
 
-impl Block {
+impl PooledPairs {
     /// Computes the mean outcome.
     fn mean(&self) -> f64 {
         self.sum / self.count as f64
@@ -138,13 +138,13 @@ impl Block {
 
 /// Sorts pairs by signal and divides them into at most [`MAX_STEPS`] blocks of about equal size, each of at
 /// least [`MIN_OBSERVATIONS`] pairs unless there are fewer in total. Equal signals share a block.
-fn blocks(mut pairs: Vec<(f64, f64)>) -> Vec<Block> {
+fn blocks(mut pairs: Vec<(f64, f64)>) -> Vec<PooledPairs> {
     pairs.sort_by(|one, other| one.0.total_cmp(&other.0));
     let num_blocks = (pairs.len() / MIN_OBSERVATIONS).clamp(1, MAX_STEPS);
-    let mut blocks: Vec<Block> = Vec::with_capacity(num_blocks);
+    let mut blocks: Vec<PooledPairs> = Vec::with_capacity(num_blocks);
     for equals in pairs.chunk_by(|one, other| one.0 == other.0) {
         let sum = equals.iter().map(|(_, outcome)| outcome).sum();
-        let tied = Block { from: equals[0].0, count: equals.len(), sum };
+        let tied = PooledPairs { from: equals[0].0, count: equals.len(), sum };
         match blocks.last_mut() {
             Some(last) if last.count * num_blocks < pairs.len() => last.merge(&tied),
             _ => blocks.push(tied),
@@ -161,8 +161,8 @@ fn blocks(mut pairs: Vec<(f64, f64)>) -> Vec<Block> {
 
 /// Pools adjacent blocks whose means do not rise, or do not fall (pool adjacent violators). Among
 /// monotone functions, the result has the least sum of squares.
-fn pooled(blocks: Vec<Block>, rises: bool) -> Vec<Block> {
-    let mut pooled: Vec<Block> = Vec::with_capacity(blocks.len());
+fn pooled(blocks: Vec<PooledPairs>, rises: bool) -> Vec<PooledPairs> {
+    let mut pooled: Vec<PooledPairs> = Vec::with_capacity(blocks.len());
     for mut block in blocks {
         while let Some(last) = pooled.last_mut()
             && (if rises { last.mean() >= block.mean() } else { last.mean() <= block.mean() })
@@ -357,17 +357,21 @@ mod tests {
     }
 
     /// Draws blocks with means on a grid, so that some are equal, and unequal counts.
-    fn random_blocks(seed: u64) -> Vec<Block> {
+    fn random_blocks(seed: u64) -> Vec<PooledPairs> {
         let mut draws = SeededDraws::new(seed, &["isotonic"]);
         let mut block = |at: usize| {
             let count = 1 + (draws.uniform() * 4.0) as usize;
-            Block { from: at as f64, count, sum: count as f64 * (draws.uniform() * 5.0).floor() }
+            PooledPairs {
+                from: at as f64,
+                count,
+                sum: count as f64 * (draws.uniform() * 5.0).floor(),
+            }
         };
         (0..8).map(&mut block).collect()
     }
 
     /// Returns the value at every block of the least-squares fit among all partitions whose means rise.
-    fn by_brute_force(blocks: &[Block]) -> Vec<f64> {
+    fn by_brute_force(blocks: &[PooledPairs]) -> Vec<f64> {
         let mut best: Option<(f64, Vec<f64>)> = None;
         for cuts in 0..1u32 << (blocks.len() - 1) {
             let mut values: Vec<f64> = Vec::new();
@@ -395,7 +399,7 @@ mod tests {
 
     #[test]
     fn pooling_gives_the_least_squares_of_all_monotone_fits() {
-        let fitted = |blocks: &[Block], rises| -> Vec<f64> {
+        let fitted = |blocks: &[PooledPairs], rises| -> Vec<f64> {
             let pooled = pooled(blocks.to_vec(), rises);
             let at = |from| pooled[pooled.partition_point(|block| block.from <= from) - 1].mean();
             blocks.iter().map(|block| at(block.from)).collect()
@@ -407,8 +411,8 @@ mod tests {
                 // A mean of numbers below 5, summed in a different order.
                 assert!((found - expected).abs() < 1e-12, "{found} for {expected}, seed {seed}");
             }
-            let mirrored: Vec<Block> =
-                blocks.iter().map(|block| Block { sum: -block.sum, ..*block }).collect();
+            let mirrored: Vec<PooledPairs> =
+                blocks.iter().map(|block| PooledPairs { sum: -block.sum, ..*block }).collect();
             let falling = fitted(&mirrored, false);
             assert!(falling.iter().zip(&rising).all(|(one, other)| *one == -other));
         }

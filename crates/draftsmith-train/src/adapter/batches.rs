@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::tensor::{Int, Tensor, TensorData};
 use draftsmith_model::{CausalLm, DraftVocabulary, Lengths, vectors};
 
-use crate::adapter::distillation::{Lesson, LmHead, Tokens};
+use crate::adapter::distillation::{Lesson, LessonTokens, LmHead};
 use crate::adapter::rows::{AdapterRow, Padded, padded_dims};
 use crate::adapter::settings::Teaching;
 use crate::adapter::stored::StoredStates;
@@ -41,7 +41,7 @@ pub(crate) struct AdapterBatch {
     /// `[tokens]`: the supervised positions as row indices of `features` reshaped to `[rows · seq, hidden]`,
     /// then padding.
     pub(crate) supervised: Tensor<1, Int>,
-    pub(crate) tokens: Tokens,
+    pub(crate) tokens: LessonTokens,
     /// The labels at these positions.
     pub(crate) teacher: Lesson,
     /// The target's LM head.
@@ -207,7 +207,7 @@ impl AdapterSource {
         };
         let embedded = self.reads_tokens.then(|| target.model.embed(ids.clone()));
         let are_tokens = are_tokens.map(|are| are.unsqueeze_dim(1));
-        let tokens = Tokens { num: num_supervised, are: are_tokens };
+        let tokens = LessonTokens { num: num_supervised, are: are_tokens };
         let lm_head = target.lm_head.clone();
         TrainingBatch {
             content: AdapterBatch {
@@ -314,7 +314,7 @@ impl AdapterSource {
     }
 }
 
-/// Labels the supervised positions with the tokens that they predict, and returns [`Tokens::are`] without positions
+/// Labels the supervised positions with the tokens that they predict, and returns [`LessonTokens::are`] without positions
 /// that have no label. Those and the padding are labelled 0, which nothing reads.
 fn responses(
     next_ids: &[Option<u32>],

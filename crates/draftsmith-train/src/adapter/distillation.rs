@@ -84,7 +84,7 @@ const NEVER: f32 = -1e30;
 
 /// The supervised tokens of a batch, followed by padding.
 #[derive(Debug, Clone)]
-pub(crate) struct Tokens {
+pub(crate) struct LessonTokens {
     /// The number without padding, at least 1.
     pub(crate) num: usize,
     /// `[tokens, 1]`: 1 for a token, 0 for padding and for a token without a label; `None` if there is neither.
@@ -96,7 +96,7 @@ pub(crate) struct Tokens {
 pub(crate) struct StudentStep {
     /// `[tokens, hidden]`, normed, without autodiff.
     pub(crate) hidden: Tensor<2>,
-    /// `[tokens, 1]`, as [`Tokens::are`].
+    /// `[tokens, 1]`, as [`LessonTokens::are`].
     pub(crate) are: Option<Tensor<2>>,
     /// What the sum of its tokens' losses is multiplied by.
     pub(crate) share: f64,
@@ -165,7 +165,7 @@ pub(crate) const NUM_SCORES: usize = 4;
 ///
 /// # Shapes
 /// - student: logits, `[tokens, vocab]`
-/// - are: `[tokens, 1]`, as [`Tokens::are`]
+/// - are: `[tokens, 1]`, as [`LessonTokens::are`]
 /// - output: `[1]` and `[tokens, vocab]`
 fn loss_and_gradient(
     loss: DistillationLoss,
@@ -280,7 +280,7 @@ impl LmHead {
         &self,
         student: Student,
         teacher: &Lesson,
-        tokens: &Tokens,
+        tokens: &LessonTokens,
         loss_chunk: usize,
     ) -> Tensor<1> {
         let Student { hidden, own_head } = student;

@@ -47,7 +47,7 @@ pub(crate) struct MemberState<S, R = Vec<u8>> {
 /// `state.toml`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct StateFile<S> {
+struct TrainingStateFile<S> {
     fingerprint: String,
     progress: RunProgress,
     members: Vec<MemberState<S, String>>,
@@ -121,7 +121,7 @@ pub(crate) fn save<S: Serialize>(
         Ok(MemberState { name, model, optimizer, best, progress })
     });
     let members = members.collect::<Result<_, TrainError>>()?;
-    let file = StateFile { fingerprint: format!("{FORM}{fingerprint}"), progress, members };
+    let file = TrainingStateFile { fingerprint: format!("{FORM}{fingerprint}"), progress, members };
     let text = toml::to_string(&file).expect("numbers and names are TOML");
     write_whole(&dir.join(STATE), format!("{CHECKSUM}{}\"\n{text}", hash_bytes(text.as_bytes())))?;
     for (_, other) in states(checkpoint_dir)? {
@@ -191,7 +191,7 @@ fn read_record(path: &Path, hash: &str) -> Result<Vec<u8>, TrainError> {
 fn read_state<S: DeserializeOwned>(
     dir: &Path,
     fingerprint: &str,
-) -> Result<Option<StateFile<S>>, TrainError> {
+) -> Result<Option<TrainingStateFile<S>>, TrainError> {
     let path = dir.join(STATE);
     let text = read(&path)?;
     let text = std::str::from_utf8(&text).map_err(|_| changed(&path))?;

@@ -16,7 +16,7 @@ use crate::log::renderer::{Half, LEARNING_RATE, LOSS, RunStart, TRAINING_LOSS};
 use crate::log::{StepLog, StepMetrics};
 use crate::run::checkpoint;
 use crate::run::devices::side_by_side;
-use crate::run::member::{Member, Trainee, count_step};
+use crate::run::member::{Trainee, TrainingMember, count_step};
 use crate::run::progress::RunProgress;
 use crate::run::trained::Outcome;
 use crate::run::trainer::Trainer;
@@ -271,7 +271,7 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
     }
 
     /// Returns the active members with their logs.
-    fn logged(&mut self) -> Vec<(&mut Member<L>, &mut StepLog)> {
+    fn logged(&mut self) -> Vec<(&mut TrainingMember<L>, &mut StepLog)> {
         let patience = self.trainer.patience;
         let logged = self.trainer.members.iter_mut().zip(&mut self.logs);
         logged.filter(|(member, _)| !member.progress.is_out_of_patience(patience)).collect()

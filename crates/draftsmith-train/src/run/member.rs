@@ -69,7 +69,7 @@ pub(crate) struct Score<S> {
 }
 
 /// A member: everything that a step or validation changes about it.
-pub(crate) struct Member<L: Trainee> {
+pub(crate) struct TrainingMember<L: Trainee> {
     /// Its directory within the training's; empty for a single member.
     pub(crate) name: String,
     /// On the first device, with autodiff.
@@ -108,7 +108,7 @@ impl StepNumbers {
     }
 }
 
-impl<L: Trainee> Member<L> {
+impl<L: Trainee> TrainingMember<L> {
     /// Creates a member before its first step.
     pub(crate) fn new(name: String, model: L, settings: &OptimizerSettings) -> Self {
         Self {
@@ -200,7 +200,7 @@ impl<L: Trainee> Member<L> {
 /// [`TrainError::NotFinite`] for a member's first batch whose loss is not finite, or for all batches of
 /// the step if only its gradients are not.
 pub(crate) fn count_step<L: Trainee>(
-    members: &mut [&mut Member<L>],
+    members: &mut [&mut TrainingMember<L>],
     num_supervised: usize,
     epoch: usize,
     row_ids: &[Vec<String>],
@@ -250,7 +250,7 @@ mod tests {
             rejection_weight: training.rejection_weight,
             section: Section::Head,
         };
-        let mut member = Member::new("layer-1".to_owned(), learner, &optimizer);
+        let mut member = TrainingMember::new("layer-1".to_owned(), learner, &optimizer);
         let rows = [vec!["set#1".to_owned()], vec!["set#2".to_owned()]];
         let number = |number: f32| Tensor::<1>::from_floats([number], &device);
         let mut step = |norm: f32| {

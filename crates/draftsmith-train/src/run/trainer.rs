@@ -11,14 +11,14 @@ use crate::data::TrainingBatch;
 use crate::error::TrainError;
 use crate::run::checkpoint::{BEST, MODEL, MemberState, OPTIMIZER, TrainingState, broken};
 use crate::run::devices::{PerDevice, side_by_side};
-use crate::run::member::{Member, Trainee};
+use crate::run::member::{Trainee, TrainingMember};
 use crate::run::optimizer::{LearningRates, OptimizerSettings};
 use crate::run::progress::RunProgress;
 
 /// Everything that a step or validation changes.
 pub(crate) struct Trainer<L: Trainee> {
     /// At least one.
-    pub(crate) members: Vec<Member<L>>,
+    pub(crate) members: Vec<TrainingMember<L>>,
     /// With autodiff.
     pub(crate) devices: PerDevice<Device>,
     pub(crate) rates: LearningRates,
@@ -35,7 +35,7 @@ impl<L: Trainee> Trainer<L> {
         optimizer: &OptimizerSettings,
         num_steps: usize,
     ) -> Self {
-        let member = |(name, model)| Member::new(name, model, optimizer);
+        let member = |(name, model)| TrainingMember::new(name, model, optimizer);
         Self {
             members: models.into_iter().map(member).collect(),
             devices,
@@ -46,7 +46,7 @@ impl<L: Trainee> Trainer<L> {
     }
 
     /// Returns the members that are still trained.
-    pub(crate) fn active(&mut self) -> Vec<&mut Member<L>> {
+    pub(crate) fn active(&mut self) -> Vec<&mut TrainingMember<L>> {
         let patience = self.patience;
         let members = self.members.iter_mut();
         members.filter(|member| !member.progress.is_out_of_patience(patience)).collect()
@@ -95,12 +95,12 @@ impl<L: Trainee> Trainer<L> {
 
     /// Collects the state to save. Called only between steps.
     pub(crate) fn state(&self) -> Result<TrainingState<L::Scores>, RecordError> {
-        let members = self.members.iter().map(Member::state).collect::<Result<_, _>>()?;
+        let members = self.members.iter().map(TrainingMember::state).collect::<Result<_, _>>()?;
         Ok(TrainingState { progress: self.progress.clone(), members })
     }
 }
 
-impl<L: Trainee> Member<L> {
+impl<L: Trainee> TrainingMember<L> {
     fn resumed(mut self, state: MemberState<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
         let MemberState { name, progress, model, optimizer, best } = state;
         let dir = dir.join(&name);

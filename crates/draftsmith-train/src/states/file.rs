@@ -94,7 +94,7 @@ impl FilePlan {
             let written = file.write_all(&self.header).and_then(|()| file.set_len(self.num_bytes));
             written.map_err(file_error("write", &self.path))?;
         }
-        let open = OpenFile { file, num_unfit: 0, is_read_only: false, problem: None };
+        let open = OpenStates { file, num_unfit: 0, is_read_only: false, problem: None };
         Ok(StateFile { plan: self, open: Mutex::new(open) })
     }
 }
@@ -115,11 +115,11 @@ fn allocated_bytes(_path: &Path) -> u64 {
 #[derive(Debug)]
 pub(crate) struct StateFile {
     plan: FilePlan,
-    open: Mutex<OpenFile>,
+    open: Mutex<OpenStates>,
 }
 
 #[derive(Debug)]
-struct OpenFile {
+struct OpenStates {
     file: File,
     /// How often states did not fit the format.
     num_unfit: usize,
@@ -130,7 +130,7 @@ struct OpenFile {
 }
 
 impl StateFile {
-    fn open(&self) -> MutexGuard<'_, OpenFile> {
+    fn open(&self) -> MutexGuard<'_, OpenStates> {
         self.open.lock().expect("nothing panics while it holds the file")
     }
 

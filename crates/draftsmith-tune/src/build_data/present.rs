@@ -103,11 +103,11 @@ fn compare(
 /// If it cannot be read.
 pub(super) fn num_rows(dir: &Path) -> Result<u64> {
     #[derive(Deserialize)]
-    struct Counts {
+    struct PresentCounts {
         num_rows: u64,
     }
     let path = dir.join(MANIFEST);
     let cannot = || format!("cannot read `{}`", path.display());
     let text = std::fs::read(&path).with_context(cannot)?;
-    Ok(serde_json::from_slice::<Counts>(&text).with_context(cannot)?.num_rows)
+    Ok(serde_json::from_slice::<PresentCounts>(&text).with_context(cannot)?.num_rows)
 }

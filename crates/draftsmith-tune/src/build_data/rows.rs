@@ -15,7 +15,7 @@ use draftsmith_decode::KnownResponse;
 use draftsmith_theory::{Decoding, Draws, SeededDraws, TokenChoice, TopProbs};
 
 use super::given::GivenLabels;
-use crate::answers::{Answer, Answers, unfiltered};
+use crate::answers::{Answers, TargetAnswer, unfiltered};
 use crate::conversation::answer_batched;
 use crate::labels::Labels;
 use draftsmith_recipe::pair::LabelModels;
@@ -131,14 +131,15 @@ impl Labeller<'_> {
                 let places: Vec<(usize, Option<&draftsmith_data::Turn>, f64)> =
                     turns.iter().map(|(index, turn)| (*index, turn.of, turn.share)).collect();
                 let turns = turns.into_iter().map(|(_, turn)| turn).collect();
-                let label = |((index, of, share), answer): ((usize, Option<&_>, f64), Answer)| {
-                    self.watch.check_interrupted()?;
-                    let named = format!("prompt `{}`", answer.id);
-                    let row = self.row(prompts[index], of, answer).context(named)?;
-                    self.progress.advance_part(share * share_of_labels);
-                    left -= share;
-                    Ok(row)
-                };
+                let label =
+                    |((index, of, share), answer): ((usize, Option<&_>, f64), TargetAnswer)| {
+                        self.watch.check_interrupted()?;
+                        let named = format!("prompt `{}`", answer.id);
+                        let row = self.row(prompts[index], of, answer).context(named)?;
+                        self.progress.advance_part(share * share_of_labels);
+                        left -= share;
+                        Ok(row)
+                    };
                 places.into_iter().zip(self.answers.answer(turns)?).map(label).collect()
             },
         )?;
@@ -152,9 +153,9 @@ impl Labeller<'_> {
         &self,
         prompt: &Prompt,
         of: Option<&draftsmith_data::Turn>,
-        answer: Answer,
+        answer: TargetAnswer,
     ) -> Result<ResponseRow> {
-        let Answer { id, prompt_ids, response_ids, finish, probs, log_probs } = answer;
+        let TargetAnswer { id, prompt_ids, response_ids, finish, probs, log_probs } = answer;
         let takes_existing = self.data.responses == Responses::Existing;
         let given = of.filter(|_| takes_existing).and_then(|turn| turn.tokens.as_ref());
         // With its weights here, a target that is served is labelled from them.

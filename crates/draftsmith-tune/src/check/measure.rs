@@ -13,7 +13,8 @@ use draftsmith_theory::{
 };
 
 use super::{
-    ALPHA, Acceptance, AnswerDifference, DecodingCheck, GreedyOutput, SampledOutput, SpeedCheck,
+    ALPHA, AcceptanceCheck, AnswerDifference, DecodingCheck, GreedyOutput, SampledOutput,
+    SpeedCheck,
 };
 use crate::agreement::{Agreement, compare, num_same, rounding};
 use crate::conversation::{Turn, answer_turns};
@@ -119,7 +120,7 @@ impl CheckedRule {
             repetition_penalty: self.decoding.repetition_penalty,
             num_tokens: total.num_tokens,
             output,
-            acceptance: Acceptance {
+            acceptance: AcceptanceCheck {
                 holds: promised.map(|it| rate.value >= it.value || rate.agrees_with(&it)),
                 num_drafted: total.num_drafted,
                 rate,

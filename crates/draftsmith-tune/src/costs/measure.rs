@@ -14,7 +14,7 @@ use draftsmith_theory::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::mixed::{RoundLengths, mixed_costs};
+use super::mixed::{MixedLengths, mixed_costs};
 use super::{Costs, LENGTHS};
 use crate::decoders::Decoders;
 use draftsmith_recipe::watch::Progress;
@@ -100,12 +100,12 @@ impl CostProbe<'_, '_> {
         // estimate the lengths of rounds and the time of a pass. One prompt suffices, unless its answer is
         // too short.
         self.prompts = &all[..1];
-        let mut first = self.pass(&mut RoundLengths::default(), &progress)?;
+        let mut first = self.pass(&mut MixedLengths::default(), &progress)?;
         let mut num_answers = NUM_TIMINGS;
         let mut costs = MeasuredCosts::of(std::slice::from_ref(&first), self.drafter);
         if costs.is_err() {
             self.prompts = all;
-            first = self.pass(&mut RoundLengths::default(), &progress)?;
+            first = self.pass(&mut MixedLengths::default(), &progress)?;
             num_answers += all.len() * NUM_TIMINGS;
             costs = MeasuredCosts::of(std::slice::from_ref(&first), self.drafter);
         }
@@ -115,7 +115,7 @@ impl CostProbe<'_, '_> {
             if is_short { all.len() } else { self.num_prompts_in_time(of_prompt, all) };
         self.prompts = &all[..num_prompts];
         let max_passes = max_passes(of_prompt.mul_f64(num_prompts as f64), self.time_limit);
-        let mut lengths = RoundLengths::new(lengths_under(&costs?.costs)?, SignalNeeds::default());
+        let mut lengths = MixedLengths::new(lengths_under(&costs?.costs)?, SignalNeeds::default());
         num_answers += num_prompts * (NUM_TIMINGS + MIXED_REPEATS) * max_passes;
         progress.set_total(num_answers as u64);
         let mut passes: Vec<Pass> = Vec::new();
@@ -145,7 +145,7 @@ impl CostProbe<'_, '_> {
     }
 
     /// Runs one pass over all prompts, lengths and signals, and over rounds of the `mixed` lengths.
-    fn pass(&mut self, mixed: &mut RoundLengths, progress: &Progress) -> Result<Pass> {
+    fn pass(&mut self, mixed: &mut MixedLengths, progress: &Progress) -> Result<Pass> {
         let begun = Instant::now();
         let none = SignalNeeds::default();
         let mut verify_seconds = vec![median_of(self.time(0, none, progress)?.verify)];
@@ -199,7 +199,7 @@ impl CostProbe<'_, '_> {
     ) -> Result<RoundTimes> {
         let mut timed = RoundTimes::default();
         for number in 0..self.prompts.len() {
-            let mut rule = RoundLengths::new(vec![length], needs);
+            let mut rule = MixedLengths::new(vec![length], needs);
             let rule = (length > 0).then_some(&mut rule);
             let trace = self.decode(number, rule, progress)?;
             for round in trace.rounds.iter().filter(|round| round.num_drafted == length) {
@@ -217,7 +217,7 @@ impl CostProbe<'_, '_> {
     fn decode(
         &mut self,
         number: usize,
-        lengths: Option<&mut RoundLengths>,
+        lengths: Option<&mut MixedLengths>,
         progress: &Progress,
     ) -> Result<Trace> {
         self.watch.check_interrupted()?;

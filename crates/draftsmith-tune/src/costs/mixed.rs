@@ -20,7 +20,7 @@ const MIN_ROUNDS: usize = 30;
 
 /// A stop rule with given round lengths, repeated from the first. Signals are computed and ignored.
 #[derive(Debug, Default)]
-pub(super) struct RoundLengths {
+pub(super) struct MixedLengths {
     lengths: Vec<usize>,
     /// The greatest length, at least 1. Every round is bounded by it, so that drafting is timed alike.
     longest: usize,
@@ -31,7 +31,7 @@ pub(super) struct RoundLengths {
     needs: SignalNeeds,
 }
 
-impl RoundLengths {
+impl MixedLengths {
     pub(super) fn new(lengths: Vec<usize>, needs: SignalNeeds) -> Self {
         let longest = lengths.iter().copied().max().unwrap_or(1).max(1);
         Self { lengths, longest, next: 0, length: 0, needs }
@@ -42,7 +42,7 @@ impl RoundLengths {
     }
 }
 
-impl StopRule for RoundLengths {
+impl StopRule for MixedLengths {
     fn bounds(&self) -> Bounds {
         Bounds { min: 1, max: self.longest }
     }

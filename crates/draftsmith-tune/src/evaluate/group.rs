@@ -42,14 +42,14 @@ const MT_BENCH: [&str; 9] = [
 ];
 
 /// The runs of one dataset under one way of decoding.
-pub(super) struct Group<'a> {
+pub(super) struct MeasuredGroup<'a> {
     pub(super) dataset: &'a Dataset,
     pub(super) plan: &'a Plan,
     /// One list per setting, one entry per prompt and repeat.
     pub(super) runs: Vec<Vec<PromptRun>>,
 }
 
-impl Group<'_> {
+impl MeasuredGroup<'_> {
     /// Adds a run. A greedy run is compared with the plain run of its prompt, which comes first.
     pub(super) fn add(
         &mut self,
@@ -367,7 +367,7 @@ pub(super) struct EvaluationResults {
 impl EvaluationResults {
     pub(super) fn add(
         &mut self,
-        group: Group<'_>,
+        group: MeasuredGroup<'_>,
         recipe: &Recipe,
         evaluate: &EvaluateRecipe,
     ) -> Result<()> {

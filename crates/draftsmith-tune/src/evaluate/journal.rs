@@ -21,19 +21,19 @@ pub(super) type Measured = [usize; 4];
 
 /// A line of the file, after the first, which is the fingerprint.
 #[derive(Serialize, Deserialize)]
-struct Entry {
+struct RunEntry {
     measured: Measured,
     runs: Vec<PromptRun>,
 }
 
 /// The measurements so far.
-pub(super) struct Journal {
+pub(super) struct RunJournal {
     path: PathBuf,
     file: File,
     known: HashMap<Measured, Vec<PromptRun>>,
 }
 
-impl Journal {
+impl RunJournal {
     /// Opens the journal with the measurements of the same evaluation, if there are any. Those of another
     /// evaluation are removed.
     ///
@@ -47,7 +47,7 @@ impl Journal {
         let is_same = lines.next() == Some(fingerprint.as_str());
         // A line that a crash cut short is measured again.
         let entries = lines.map_while(|line| serde_json::from_str(line).ok()).filter(|_| is_same);
-        let entries: Vec<Entry> = entries.collect();
+        let entries: Vec<RunEntry> = entries.collect();
         let mut kept = fingerprint + "\n";
         for entry in &entries {
             kept += &(serde_json::to_string(entry)? + "\n");

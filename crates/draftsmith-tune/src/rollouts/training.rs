@@ -17,7 +17,7 @@ use draftsmith_theory::{
 use draftsmith_train::{RecordedRollouts, recordings_of, rows_of_recording};
 
 use super::RecordedSet;
-use crate::recorder::{RecordedDrafter, RecordedModels, Recorder, ResponseToRecord};
+use crate::recorder::{AnswerRecorder, RecordedDrafter, RecordedModels, ResponseToRecord};
 use crate::server_access::ServerAccess;
 use draftsmith_recipe::device::on_pool;
 use draftsmith_recipe::kinds::DrafterRecipe;
@@ -165,7 +165,7 @@ impl TrainingRecorder<'_> {
         };
         let progress = Progress::new(self.watch, "rollouts", "responses", responses.len() as u64);
         progress.message(self.id.to_string());
-        let recorder = Recorder {
+        let recorder = AnswerRecorder {
             models,
             max_new_tokens: max_new_tokens as usize,
             seed,

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use crate::costs::Costs;
 use crate::judging::{over, speedup};
-use crate::sweep::{Choice, best_look_ups_alone};
+use crate::sweep::{RuleChoice, best_look_ups_alone};
 use draftsmith_recipe::exports::tuned::TunedRule;
 
 /// A rule at its best setting.
@@ -63,7 +63,7 @@ impl Baseline<'_> {
         Ok(LookUps { look_ups, speedup: speedup(&plain, &spent, self.seed) })
     }
 
-    pub(super) fn rule_gain(&self, choice: &Choice) -> Result<RuleGain> {
+    pub(super) fn rule_gain(&self, choice: &RuleChoice) -> Result<RuleGain> {
         Ok(RuleGain {
             lookup_first: choice.lookup_first,
             stop_rule: choice.name,
@@ -74,7 +74,7 @@ impl Baseline<'_> {
     }
 
     /// Builds the rule as it is written into an export, with its expected gain and acceptance rate.
-    pub(super) fn tuned_rule(&self, choice: &Choice) -> Result<TunedRule> {
+    pub(super) fn tuned_rule(&self, choice: &RuleChoice) -> Result<TunedRule> {
         let spent = choice.replay(self.recordings, self.costs)?;
         let acceptance_rate = |some: &[usize]| {
             some.iter().map(|index| spent[*index].counts).sum::<Counts>().acceptance_rate()

@@ -10,7 +10,7 @@ use rayon::prelude::*;
 use serde::Serialize;
 
 use crate::costs::Costs;
-use crate::sweep::{Choice, per_token, thresholds};
+use crate::sweep::{RuleChoice, per_token, thresholds};
 
 const LLAMA_CPP: &str = "llama.cpp";
 
@@ -30,7 +30,7 @@ pub struct RuntimeSetting {
 }
 
 /// A stop rule of a runtime.
-struct Family {
+struct RuntimeRules {
     runtime: &'static str,
     /// The rule at every setting that is tried.
     rules: Vec<StopRuleConfig>,
@@ -44,12 +44,12 @@ pub(super) fn best_settings(
     recordings: &Recordings,
     decoding: Decoding,
     costs: &Costs,
-    fixed: &Choice,
+    fixed: &RuleChoice,
     seed: u64,
 ) -> Result<Vec<RuntimeSetting>> {
     let plain = recordings.plain(&costs.rounds);
-    let is_recorded = |family: &Family| decoding.is_greedy() || family.runtime != LLAMA_CPP;
-    let best = |family: Family| -> Result<RuntimeSetting> {
+    let is_recorded = |family: &RuntimeRules| decoding.is_greedy() || family.runtime != LLAMA_CPP;
+    let best = |family: RuntimeRules| -> Result<RuntimeSetting> {
         let spent = |config: &StopRuleConfig| recordings.replay(config, &costs.of_rule(config));
         let seconds = family.rules.par_iter().map(|config| Ok(seconds_per_token(&spent(config)?)));
         let seconds = seconds.collect::<Result<Vec<f64>>>()?;
@@ -72,7 +72,7 @@ pub(super) fn best_settings(
 /// The greatest candidate length that is tried.
 const MAX_LENGTH: usize = 14;
 
-fn families(max_length: usize) -> Vec<Family> {
+fn families(max_length: usize) -> Vec<RuntimeRules> {
     let lengths = || 1..=MAX_LENGTH.min(max_length);
     let fixed = || -> Vec<StopRuleConfig> {
         lengths().map(|candidate_length| FixedLengthConfig { candidate_length }.into()).collect()
@@ -98,7 +98,7 @@ fn families(max_length: usize) -> Vec<Family> {
     let at_thresholds = |rule: &dyn Fn(f64, usize) -> StopRuleConfig| {
         lengths().flat_map(|max| thresholds().map(move |threshold| rule(threshold, max))).collect()
     };
-    let family = |runtime, rules, setting| Family { runtime, rules, setting };
+    let family = |runtime, rules, setting| RuntimeRules { runtime, rules, setting };
     vec![
         family("transformers", fixed(), |config, _| {
             transformers(config.parameter() as usize, "constant", 0.0)

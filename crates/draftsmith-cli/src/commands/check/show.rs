@@ -4,7 +4,7 @@ use comfy_table::Table;
 use draftsmith_report::{counted, rule_label, table_text, times_text};
 use draftsmith_theory::{Estimate, Sampling};
 
-use draftsmith_tune::check::{Acceptance, CheckReport, DecodingCheck};
+use draftsmith_tune::check::{AcceptanceCheck, CheckReport, DecodingCheck};
 
 /// Formats the results as a table, one line per check, ending with a line break.
 pub(super) fn table(checked: &CheckReport) -> String {
@@ -103,7 +103,7 @@ pub(super) fn failures(checked: &CheckReport) -> Option<String> {
     Some(format!("the export `{}` fails: {failures}", checked.export.display()))
 }
 
-fn broken_promise(decoding: &str, acceptance: &Acceptance) -> Option<String> {
+fn broken_promise(decoding: &str, acceptance: &AcceptanceCheck) -> Option<String> {
     let promised = acceptance.promised.as_ref().filter(|_| acceptance.holds == Some(false))?;
     Some(format!(
         "the {decoding} acceptance rate is {}, not the {} that tuning promised \

@@ -9,7 +9,7 @@ use draftsmith_theory::Round;
 
 /// The origin of an output token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Origin {
+pub(super) enum TextOrigin {
     /// A candidate that the target accepted.
     Accepted,
     /// The target's token in place of a rejected candidate.
@@ -22,19 +22,22 @@ pub(super) enum Origin {
 pub(super) const LEGEND: &str = "accepted candidates unmarked, [corrected] tokens, <bonus> tokens";
 
 /// Returns the origins of a round's kept tokens, in order.
-pub(super) fn origins(round: &RoundTokens<'_>) -> Vec<Origin> {
-    let own =
-        if round.num_accepted < round.num_drafted { Origin::Corrected } else { Origin::Bonus };
-    let origin = |index| if index < round.num_accepted { Origin::Accepted } else { own };
+pub(super) fn origins(round: &RoundTokens<'_>) -> Vec<TextOrigin> {
+    let own = if round.num_accepted < round.num_drafted {
+        TextOrigin::Corrected
+    } else {
+        TextOrigin::Bonus
+    };
+    let origin = |index| if index < round.num_accepted { TextOrigin::Accepted } else { own };
     (0..round.kept.len()).map(origin).collect()
 }
 
 /// Adds a token's brackets to its text, and its colour if colours are on.
-pub(super) fn marked(text: &str, origin: Origin, colour: bool) -> String {
+pub(super) fn marked(text: &str, origin: TextOrigin, colour: bool) -> String {
     let (open, close, code) = match origin {
-        Origin::Accepted => ("", "", 32),
-        Origin::Corrected => ("[", "]", 33),
-        Origin::Bonus => ("<", ">", 34),
+        TextOrigin::Accepted => ("", "", 32),
+        TextOrigin::Corrected => ("[", "]", 33),
+        TextOrigin::Bonus => ("<", ">", 34),
     };
     // White space stays outside the brackets, so that the text keeps its line breaks.
     let core = text.trim();
@@ -87,7 +90,7 @@ mod tests {
             num_accepted,
             logits: &[],
         };
-        use Origin::{Accepted, Bonus, Corrected};
+        use TextOrigin::{Accepted, Bonus, Corrected};
         assert_eq!(origins(&round(&[1, 2, 3], 4, 2)), [Accepted, Accepted, Corrected]);
         assert_eq!(origins(&round(&[1, 2], 1, 1)), [Accepted, Bonus]);
         assert_eq!(origins(&round(&[1], 3, 0)), [Corrected]);
@@ -97,11 +100,11 @@ mod tests {
 
     #[test]
     fn marks_keep_the_text_and_its_white_space() {
-        assert_eq!(marked(" word", Origin::Accepted, false), " word");
-        assert_eq!(marked(" word", Origin::Corrected, false), " [word]");
-        assert_eq!(marked(".\n", Origin::Bonus, false), "<.>\n");
-        assert_eq!(marked("\n", Origin::Bonus, true), "\n");
-        assert_eq!(marked(" x", Origin::Bonus, true), " \u{1b}[34m<x>\u{1b}[0m");
+        assert_eq!(marked(" word", TextOrigin::Accepted, false), " word");
+        assert_eq!(marked(" word", TextOrigin::Corrected, false), " [word]");
+        assert_eq!(marked(".\n", TextOrigin::Bonus, false), "<.>\n");
+        assert_eq!(marked("\n", TextOrigin::Bonus, true), "\n");
+        assert_eq!(marked(" x", TextOrigin::Bonus, true), " \u{1b}[34m<x>\u{1b}[0m");
     }
 
     #[test]

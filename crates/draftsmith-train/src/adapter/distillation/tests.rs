@@ -54,7 +54,7 @@ fn one_step(
     loss: DistillationLoss,
     student: Student,
     teacher: Tensor<2>,
-    tokens: &Tokens,
+    tokens: &LessonTokens,
     loss_chunk: usize,
 ) -> LossAndGradients {
     let share = 1.0 / tokens.num as f64;
@@ -67,8 +67,8 @@ fn states(teacher: &Tensor<2>) -> Lesson {
 }
 
 /// Tokens without padding.
-fn all(teacher: &Tensor<2>) -> Tokens {
-    Tokens { num: teacher.dims()[0], are: None }
+fn all(teacher: &Tensor<2>) -> LessonTokens {
+    LessonTokens { num: teacher.dims()[0], are: None }
 }
 
 #[test]
@@ -80,8 +80,8 @@ fn padding_does_not_change_the_result() {
     let of = |hidden| Student { hidden, own_head: own_head.clone() };
     let are: Vec<f32> = (0..16).map(|token| if token < 11 { 1.0 } else { 0.0 }).collect();
     let are = Tensor::<1>::from_floats(are.as_slice(), &Device::flex()).unsqueeze_dim(1);
-    let padded = Tokens { num: 11, are: Some(are) };
-    let none = Tokens { num: 11, are: None };
+    let padded = LessonTokens { num: 11, are: Some(are) };
+    let none = LessonTokens { num: 11, are: None };
     for loss in LOSSES {
         for loss_chunk in [4, 16] {
             let found =
