@@ -20,7 +20,7 @@ enum Fault {
     BreaksOff,
     NotJson,
     EndsEarly,
-    /// It says that a token took so many milliseconds.
+    /// Reports this many milliseconds per token.
     OwnClock(f64),
     Refuses,
     Restarts,

@@ -15,15 +15,6 @@ pub struct Pair {
     pub text: TextSide,
 }
 
-impl Pair {
-    /// Returns the same target with another draft. The context is the shorter of the two.
-    pub fn with_draft(&self, draft: CausalLm) -> Self {
-        let context = self.target.shape().context.min(draft.shape().context);
-        let text = TextSide { context, ..self.text.clone() };
-        Self { target: self.target.clone(), draft: Some(draft), text }
-    }
-}
-
 /// The models that label responses.
 #[derive(Clone, Copy)]
 pub struct LabelModels<'m> {

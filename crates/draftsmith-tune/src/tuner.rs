@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
 use draftsmith_report::{CostSource, DecodingName, DrafterName, LookUps, shown_interval};
-use draftsmith_theory::{Decoding, DrafterId, Estimate, LookupFirst, Recordings, StopRuleName};
+use draftsmith_theory::{Decoding, Estimate, LookupFirst, Recordings, StopRuleName};
 use serde::Serialize;
 
 use self::baseline::{Baseline, RuleGain};
@@ -265,20 +265,20 @@ impl<'a> Tuner<'a> {
         decoding: Decoding,
     ) -> Result<(CostSource, MeasuredCosts)> {
         let drafter = recordings.drafter;
-        let Self { measuring, watch, .. } = self;
-        given_or_measured(&self.given, drafter, || {
-            let (decoders, prompts) = measuring.as_mut().context(
-                "costs are not measured where the target is served; hint: give the table \
-                 `[tune.costs]` `draft_ms` and `target_ms`, which `draftsmith costs` \
-                 measures on servers",
-            )?;
-            let name = DecodingName::of(&decoding);
-            watch.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
-            let time_limit = self.time_limit;
-            let probe =
-                CostProbe { decoders, drafter, decoding, prompts, time_limit, watch: *watch };
-            probe.measure(&|costs| lengths_under(recordings, costs))
-        })
+        if let Some(costs) = self.given.iter().find(|costs| costs.drafter == drafter) {
+            return Ok((CostSource::Given, MeasuredCosts::given(costs.clone())));
+        }
+        let (decoders, prompts) = self.measuring.as_mut().context(
+            "costs are not measured where the target is served; hint: give the table \
+             `[tune.costs]` `draft_ms` and `target_ms`, which `draftsmith costs` \
+             measures on servers",
+        )?;
+        let (time_limit, watch) = (self.time_limit, self.watch);
+        let name = DecodingName::of(&decoding);
+        watch.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
+        let probe = CostProbe { decoders, drafter, decoding, prompts, time_limit, watch };
+        let measured = probe.measure(&|costs| lengths_under(recordings, costs))?;
+        Ok((CostSource::Machine, measured))
     }
 }
 
@@ -316,16 +316,4 @@ fn note_prompts_in_data(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watc
         ));
     }
     Ok(())
-}
-
-/// Returns the costs that are given for a drafter, or else those that `measure` returns.
-fn given_or_measured(
-    given: &[Costs],
-    drafter: DrafterId,
-    measure: impl FnOnce() -> Result<MeasuredCosts>,
-) -> Result<(CostSource, MeasuredCosts)> {
-    match given.iter().find(|costs| costs.drafter == drafter) {
-        Some(costs) => Ok((CostSource::Given, MeasuredCosts::given(costs.clone()))),
-        None => Ok((CostSource::Machine, measure()?)),
-    }
 }

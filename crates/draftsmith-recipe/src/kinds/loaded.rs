@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use draftsmith_data::hash_bytes;
 use draftsmith_decode::NamedParts;
 use draftsmith_model::CausalLm;
 use draftsmith_report::{DrafterName, ModelSummary};
@@ -37,7 +36,7 @@ pub struct LoadedDrafter {
     pub head: Option<HeadExport>,
     /// The directory of its own export, if it is trained.
     pub dir: Option<PathBuf>,
-    /// Its adapter, which runtimes may load as a draft model.
+    /// Its adapter, if it is a self-draft.
     pub adapter: Option<AdapterExport>,
     /// The parameters that a forward reads, by the drafter that it is counted for; 0 for look-ups.
     pub sizes: Vec<(DrafterId, f64)>,
@@ -92,16 +91,6 @@ impl<'a> Loading<'a> {
         }
         // An adapter that was trained elsewhere may have brought one along.
         Ok(self.drafter().kind.path().and_then(found_adapter_head))
-    }
-
-    /// Hashes the weights of the target and the drafter.
-    ///
-    /// # Errors
-    /// If a file cannot be read.
-    pub fn models_hash(&self) -> Result<String> {
-        let own = self.drafter().kind.weights_hash(self)?;
-        let all = [self.workspace.models.target_hash()?, own.as_str()];
-        Ok(hash_bytes(all.join(" ").as_bytes()))
     }
 
     /// Summarises a head for a report.
