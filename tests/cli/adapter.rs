@@ -85,7 +85,7 @@ fn adapters_need_no_draft_and_do_not_change_the_output() {
 fn adapters_of_other_models_are_refused() {
     let place = adapter_place();
     place.run(&["build-data", "road.toml"]).ok();
-    place.run(&["evaluate", "road.toml"]).fails_naming(&["road/exit1", "train-adapter"]);
+    place.run(&["evaluate", "road.toml"]).fails_naming(&["road/exit1", "train-drafter"]);
     let exits = |layers: &str| format!("drafters.exit1.exit_layer={layers}");
     for layers in ["-1", "8", "[2, 9]", "[]", "[2, 2]"] {
         place.run(&["train-adapter", "road.toml", "--set", &exits(layers)]).fails_naming(&["exit"]);

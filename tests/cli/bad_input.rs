@@ -523,10 +523,10 @@ fn exports_in_the_wrong_place_are_named() {
     let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
     let generate = ["generate", "--target", &target, "--prompt", "x"];
     place.run(&[&generate[..], &["--draft", &draft, "--head", "adapter"]].concat()).fails_naming(
-        &["`--head adapter`", "found one of the kind self-draft adapter", "--adapter"],
+        &["`--head adapter`", "found one of the kind self-draft adapter", "--drafter"],
     );
     place.run(&[&generate[..], &["--adapter", "head"]].concat()).fails_naming(&[
-        "`--adapter head`",
+        "`--drafter head`",
         "found one of the kind acceptance head",
         "--head",
     ]);

@@ -92,9 +92,9 @@ fn unsupported_exports_as_draft_models_are_named() {
     let plain = generate(&place, ["--adapter", ADAPTER]);
     assert_eq!(drafted["token_ids"], plain["token_ids"]);
 
-    export("absent", &[]).fails_naming(&["absent", "train-adapter"]);
+    export("absent", &[]).fails_naming(&["absent", "train-drafter"]);
     let target = model("target").display().to_string();
-    export(&target, &[]).fails_naming(&["is neither a head"]);
+    export(&target, &[]).fails_naming(&["acceptance head (`num_layers`)"]);
     std::fs::remove_file(place.path(ADAPTER).join("recipe.toml")).unwrap();
     export(ADAPTER, &[]).fails_naming(&["recipe.toml", "--recipe"]);
     place.run(&["export", "--for", "nothing", ADAPTER, "o"]).fails_naming(&["draft-model"]);

@@ -143,7 +143,10 @@ fn bash_completes_commands_flags_and_values() {
         let output = bash.args(["-c", &script]).current_dir(place.path(".")).output().unwrap();
         String::from_utf8(output.stdout).unwrap()
     };
-    assert_eq!(completed("draftsmith train-"), "train-head train-adapter train-bigram ");
+    assert_eq!(
+        completed("draftsmith train-"),
+        "train-head train-drafter train-adapter train-bigram "
+    );
     assert_eq!(completed("draftsmith generate --max-n"), "--max-new-tokens ");
     assert_eq!(completed("draftsmith export --for k"), "kangaroo ");
 }

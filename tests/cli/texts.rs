@@ -79,7 +79,7 @@ fn errors() {
         generate(&["--head", "head"]),
         generate(&["--draft", &draft, "--head", &draft]),
         generate(&["--draft", "cut"]),
-        generate(&["--adapter", &draft]),
+        generate(&["--drafter", "."]),
         generate(&["--adapter", "nowhere", "--rule", "confidence=1.5"]),
         generate(&["--draft", &draft, "--rule", "fixed=0"]),
         generate(&["--draft", &draft, "--rule", "heads=0.5"]),

@@ -14,7 +14,7 @@ use draftsmith_theory::{
 use serde::Serialize;
 
 use draftsmith_recipe::Recipe;
-use draftsmith_recipe::kinds::ServedAs;
+use draftsmith_recipe::exports::servers::AS_DRAFT_MODEL;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 
@@ -138,7 +138,7 @@ pub fn tune_for_server(
             let own = recipe.drafters.get(id).context("a recorded drafter is in the recipe")?;
             let own_model = own.kind.model().map(|model| model.display().to_string());
             let model = own_model.unwrap_or_else(|| format!("exported/{id}"));
-            let served = ServedDrafter { drafter, form: own.kind.served_as(), model };
+            let served = ServedDrafter { drafter, flags: own.kind.served(), model };
             let recorded = Recorded {
                 chosen_on: &validation.recordings,
                 judged_on: &test.recordings,
@@ -227,7 +227,7 @@ impl ServerTuning {
         }
         let drafter: DrafterName = DrafterId::LOOK_UP.into();
         let mut settings = self.choosing(recorded, tried)?.settings(drafter, recorded.decoding)?;
-        let served = ServedDrafter { drafter, form: ServedAs::DraftModel, model: String::new() };
+        let served = ServedDrafter { drafter, flags: &AS_DRAFT_MODEL, model: String::new() };
         (settings.files, settings.notes) = self.kind.write(&settings, &served);
         Ok(Some(settings))
     }

@@ -39,6 +39,7 @@ use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{Models, Overrides, Recipe};
 use draftsmith_tune::build_data::DamagedShards;
+use draftsmith_tune::training::TrainingWatch;
 
 pub use help::command;
 
@@ -84,8 +85,9 @@ enum Command {
     BuildData(BuildDataArguments),
     /// Train acceptance heads, which end a round in time.
     TrainHead(ReadingData<DrafterTraining>),
-    /// Train self-draft adapters, for a target without draft.
-    TrainAdapter(ReadingData<DrafterTraining>),
+    /// Train drafters that read the target: adapters, EAGLE-3.
+    #[command(visible_alias = "train-adapter")]
+    TrainDrafter(ReadingData<DrafterTraining>),
     /// Count which token follows which, for prompt lookup.
     TrainBigram(ReadingData<TrainBigramArguments>),
     /// Record what drafters propose along responses.
@@ -140,7 +142,7 @@ impl Command {
             Self::Run(_)
             | Self::BuildData(_)
             | Self::TrainHead(_)
-            | Self::TrainAdapter(_)
+            | Self::TrainDrafter(_)
             | Self::Record(_) => "progress is kept: run the same command again to resume",
             Self::Evaluate(_) => {
                 "finished measurements are kept: run the same command again to measure the rest"
@@ -350,7 +352,7 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             setup.build_data(&recipe, rebuilt)
         }
         Command::TrainHead(a) => setup.train_drafter(&a, commands::train_head::run),
-        Command::TrainAdapter(a) => setup.train_drafter(&a, commands::train_adapter::run),
+        Command::TrainDrafter(a) => setup.train_drafter(&a, commands::train_drafter::run),
         Command::TrainBigram(a) => {
             let TrainBigramArguments { recipe, counted } = &a.arguments;
             setup.run(recipe, a.incomplete(), |recipe, workspace, console| {
@@ -413,7 +415,10 @@ impl CommandSetup<'_> {
     fn recipe(&self, arguments: &RecipeArguments) -> Result<Recipe> {
         let RecipeArguments { recipe, overrides: keys, strict: is_strict } = arguments;
         let Common { seed, dtype, .. } = *self.common;
-        Recipe::read(recipe, &Overrides { keys, seed, dtype, is_strict: *is_strict })
+        Recipe::read(
+            recipe,
+            &Overrides { keys, seed, dtype, is_strict: *is_strict, ..Overrides::default() },
+        )
     }
 
     fn device(&self) -> Result<Device> {

@@ -18,7 +18,7 @@ pub(crate) mod run;
 pub(crate) mod survey;
 #[cfg(test)]
 mod tests;
-pub(crate) mod train_adapter;
 pub(crate) mod train_bigram;
+pub(crate) mod train_drafter;
 pub(crate) mod train_head;
 pub(crate) mod tune;

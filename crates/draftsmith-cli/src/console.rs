@@ -1,7 +1,8 @@
 //! Output and interruption: data on stdout, notes and progress on stderr, and the signal or deadline
 //! that stops a job between two units of work.
 
-pub(crate) mod dashboard;
+mod dashboard;
+mod epochs;
 mod progress;
 mod signals;
 pub(crate) mod streams;
@@ -13,9 +14,12 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use draftsmith_recipe::watch::{Bar, Watch};
+use draftsmith_train::renderer::Interrupter;
+use draftsmith_tune::training::{ShownTraining, TrainingWatch};
 use serde::Serialize;
 
 use self::dashboard::Screen;
+use self::epochs::EpochProgress;
 use self::progress::TerminalBar;
 use self::signals::INTERRUPT;
 use self::streams::{eprint_line, put};
@@ -71,16 +75,6 @@ impl Console {
         Self { output: false, ..self.clone() }
     }
 
-    /// Limits the optimizer steps of all trainings.
-    pub(crate) fn limit_steps(&self, num_steps: Option<usize>) {
-        *self.steps_left.lock().unwrap_or_else(PoisonError::into_inner) = num_steps;
-    }
-
-    /// Returns the optimizer steps left. `None` for no limit.
-    pub(crate) fn steps_left(&self) -> Option<usize> {
-        *self.steps_left.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Writes a line to stderr, unless quiet.
     pub(crate) fn note(&self, text: impl AsRef<str>) {
         self.line(text.as_ref());
@@ -127,6 +121,32 @@ impl Console {
     /// Returns whether stdout is a terminal that accepts colours.
     pub(crate) fn colour(&self) -> bool {
         std::io::stdout().is_terminal() && std::env::var_os("NO_COLOR").is_none()
+    }
+}
+
+impl TrainingWatch for Console {
+    fn steps_left(&self) -> Option<usize> {
+        *self.steps_left.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn limit_steps(&self, num_steps: Option<usize>) {
+        *self.steps_left.lock().unwrap_or_else(PoisonError::into_inner) = num_steps;
+    }
+
+    /// Shows a training on the dashboard, or as lines.
+    fn shows(
+        &self,
+        command: &'static str,
+        shown: &'static [&'static str],
+        train: ShownTraining<'_>,
+    ) -> Result<()> {
+        if !dashboard::is_wanted(self) {
+            let lines = EpochProgress::new(self, command, shown);
+            return train(Box::new(lines), &|| self.is_interrupted());
+        }
+        let interrupter = Interrupter::new();
+        let should_stop = || self.is_interrupted() || interrupter.should_stop();
+        dashboard::watched(self, &interrupter, |listener| train(listener, &should_stop))
     }
 }
 

@@ -2,12 +2,9 @@
 
 use anyhow::Result;
 use burn::tensor::Device;
-use draftsmith_model::WeightDtype;
-use draftsmith_recipe::workspace::Models;
-use draftsmith_train::{OptimizerSettings, Section};
 
 use crate::console::Console;
-use draftsmith_recipe::device::{DeviceChoice, DtypeSource, kernel_cache, require_dtype};
+use draftsmith_recipe::device::{DeviceChoice, kernel_cache};
 
 /// Parses the devices of a training as the command line names them: one device, or several of one kind that
 /// split the batches: CUDA GPUs, or the CPU more than once.
@@ -45,35 +42,6 @@ pub(crate) fn open(choice: DeviceChoice, console: &Console) -> Result<Device> {
         ));
     }
     Ok(device)
-}
-
-/// Checks that the devices of a training suit the settings of its section, and notes idle ones.
-///
-/// # Errors
-/// If a device cannot compute in the dtype.
-pub(crate) fn check_devices(
-    console: &Console,
-    command: &str,
-    section: Section,
-    Models { devices, .. }: &Models,
-    dtype: WeightDtype,
-    optimizer: &OptimizerSettings,
-) -> Result<()> {
-    let source = DtypeSource::Key(section);
-    devices.iter().try_for_each(|device| require_dtype(device, source, dtype))?;
-    if let Some(note) = idle_devices(section, devices.len(), optimizer.gradient_accumulation) {
-        console.note(format!("{command}: {note}"));
-    }
-    Ok(())
-}
-
-/// Describes the devices that get no batch in a training step. `None` if all get one.
-fn idle_devices(section: Section, num_devices: usize, num_batches: usize) -> Option<String> {
-    let num_idle = num_devices.checked_sub(num_batches).filter(|num_idle| *num_idle > 0)?;
-    Some(format!(
-        "{num_idle} of {num_devices} devices stay idle, because a step has too few batches; hint: set \
-         `{section}.optimizer.gradient_accumulation` (now {num_batches}) to a multiple of {num_devices}"
-    ))
 }
 
 #[cfg(test)]
@@ -115,18 +83,5 @@ mod tests {
             assert_eq!(name_of_gpu(debug), name);
             name.parse::<DeviceChoice>().expect("the command line takes it");
         }
-    }
-
-    #[test]
-    fn idle_devices_are_noted() {
-        for (num_devices, num_batches) in [(1, 1), (1, 8), (2, 2), (4, 9)] {
-            assert_eq!(idle_devices(Section::Head, num_devices, num_batches), None);
-        }
-        let note = idle_devices(Section::Adapter, 4, 3).unwrap();
-        assert!(note.starts_with("1 of 4 devices stay idle"), "{note}");
-        assert!(
-            note.ends_with("`adapter.optimizer.gradient_accumulation` (now 3) to a multiple of 4"),
-            "{note}"
-        );
     }
 }

@@ -15,6 +15,5 @@ pub mod loopback;
 pub mod readers;
 #[cfg(test)]
 mod test_support;
-mod training;
 
 pub use cli::{command, run};

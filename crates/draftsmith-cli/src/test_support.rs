@@ -1,10 +1,11 @@
 //! What tests need of recipes and workspaces.
 
+use std::any::Any;
 use std::sync::{Arc, Mutex};
 
 use draftsmith_recipe::kinds::adapter::AdapterKind;
 use draftsmith_recipe::kinds::origin::Origin;
-use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, Kind};
+use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes};
 use draftsmith_recipe::watch::Watch;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{AdapterTraining, HeadTraining};
@@ -35,9 +36,13 @@ impl ChangeDrafters for DrafterRecipes {
     }
 
     fn adapter_of(&mut self, name: &str) -> &mut AdapterTraining {
-        match &mut self.of(name).kind {
-            Kind::Adapter(AdapterKind(Origin::Training(training))) => training,
-            other => panic!("`{name}` is {other:?}"),
+        let kind = &mut self.of(name).kind;
+        let own = (&**kind as &dyn Any).downcast_ref::<AdapterKind>().expect("an adapter").clone();
+        *kind = Arc::new(own);
+        let own: &mut dyn Any = Arc::get_mut(kind).expect("nobody else has it");
+        match own.downcast_mut() {
+            Some(AdapterKind(Origin::Training(training))) => training,
+            _ => panic!("`{name}` is not trained"),
         }
     }
 

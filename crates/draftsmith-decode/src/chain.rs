@@ -32,7 +32,7 @@ pub(crate) fn propose_chain<T>(
         let pairs = rounds.iter_mut().zip(&mut phases).filter(|(_, phase)| phase.needs_step());
         for ((round, phase), row) in pairs.zip(&rows) {
             let DraftRound { slot, tokens, proposal, rule, limits, decoding, draws } = round;
-            proposal.forwards.add(drafter.id(), 1);
+            proposal.forwards.add(drafter.id(), row.num_forwards);
             let draw_candidate = |needs| {
                 let probs = decoding.sampled_probs(row.logits());
                 let drawn = draw(row.logits(), probs.as_deref(), needs, *draws);

@@ -246,6 +246,9 @@ pub struct DraftRow {
     /// The model's logits over the target's vocabulary, without a repetition penalty. Acceptance heads
     /// read these, as in training.
     pub own_logits: Vec<f32>,
+    /// The forwards that it took to compute the row; 0 if an earlier one had computed it, or another row
+    /// of its step.
+    pub num_forwards: usize,
     /// The logits under the repetition penalty, if there is one.
     penalised: Option<Vec<f32>>,
     /// The signals for stop rules, computed from [`Self::logits`].
@@ -266,7 +269,14 @@ impl DraftRow {
             .then(|| decoding.penalised(&own_logits, step.tokens_before(row)).into_owned());
         let logits = penalised.as_deref().unwrap_or(&own_logits);
         let signals = DraftSignals { acceptance_prob, ..step.needs.signals_of_logits(logits) };
-        Self { own_logits, penalised, signals }
+        let num_forwards = usize::from(row == 0);
+        Self { own_logits, num_forwards, penalised, signals }
+    }
+
+    /// Returns the row as one that an earlier forward of the round computed.
+    #[must_use]
+    pub fn without_forward(self) -> Self {
+        Self { num_forwards: 0, ..self }
     }
 
     /// Returns the logits that candidates are drawn from, under the repetition penalty if there is one.

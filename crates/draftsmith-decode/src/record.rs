@@ -20,7 +20,7 @@ mod tests;
 use std::ops::ControlFlow;
 
 use draftsmith_theory::{
-    Decoding, Draws, Proposal, RecordedPlace, Recording, StopRule, TokenChoice,
+    Decoding, Draws, Proposal, RecordedPlace, Recording, RoundForwards, StopRule, TokenChoice,
 };
 
 use crate::drafter::StepDrafter;
@@ -133,7 +133,8 @@ pub fn record<'a, T: Target>(
         for one in running.extract_if(.., |one| one.at() == one.response.len()) {
             free.push(one.slot);
             let prompt = one.tokens[..one.prompt_len].to_vec();
-            recorded.push((one.number, Recording::new(prompt, one.places, one.limit)));
+            let recording = Recording::new(prompt, one.places, one.limit);
+            recorded.push((one.number, recording.with_forwards(one.forwards)));
         }
     }
     recorded.sort_by_key(|(number, _)| *number);
@@ -179,6 +180,7 @@ impl<T: Target> Recorder<'_, T> {
             prompt_len,
             tokens,
             places,
+            forwards: RoundForwards::EachStep,
             ahead: None,
         })
     }

@@ -119,7 +119,7 @@ fn grow<T>(
     rows: &[DraftRow],
 ) -> Result<(), DecodeError> {
     let DraftRound { slot, tokens, proposal, rule, limits, decoding, draws } = round;
-    proposal.forwards.add(drafter.id(), 1);
+    proposal.forwards.add(drafter.id(), rows.iter().map(|row| row.num_forwards).sum());
     let Growing { phase, growth, chain, parents, num_unread } = tree;
     let (row, others) = rows.split_first().expect("a step has a row");
     let draw_candidate = |needs: SignalNeeds| {

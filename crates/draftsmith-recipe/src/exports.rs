@@ -3,7 +3,10 @@
 //! Each is checked against the models at hand, and messages name each difference.
 
 pub mod config_keys;
-mod kind;
+pub mod entry;
+pub mod forms;
+pub(crate) mod inspected;
+pub mod servers;
 pub mod tuned;
 
 use std::path::{Path, PathBuf};
@@ -15,7 +18,7 @@ use draftsmith_model::{
 use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
 
-pub use self::kind::ExportKind;
+pub use self::entry::{ExportEntry, HEAD};
 use crate::workspace::Workspace;
 use draftsmith_report::ModelSummary;
 
@@ -35,7 +38,6 @@ impl AdapterExport {
     /// # Errors
     /// If it is invalid, or belongs to another target.
     pub fn read(dir: &Path, workspace: &Workspace) -> Result<Self> {
-        need_export(ExportKind::Adapter, dir)?;
         let (config, adapter) =
             workspace.artifacts.adapter_in(&workspace.models, dir, workspace.models.dtype)?;
         let now = || workspace.models.target_hash().map(str::to_owned);
@@ -106,26 +108,6 @@ impl HeadExport {
     }
 }
 
-/// Checks that `dir` contains an export of this kind.
-///
-/// # Errors
-/// If it has no `config.json`.
-pub fn need_export(kind: ExportKind, dir: &Path) -> Result<()> {
-    if dir.join("config.json").is_file() {
-        return Ok(());
-    }
-    let (what, command) = match kind {
-        ExportKind::Head => ("acceptance head", "train-head"),
-        ExportKind::Adapter => ("adapter", "train-adapter"),
-        ExportKind::Eagle3 => ("EAGLE-3 drafter", "train-adapter"),
-    };
-    bail!(
-        "there is no {what} in `{}`, which has no `config.json`; \
-         hint: run `draftsmith {command}` with this recipe first, or name a trained one with `path`",
-        dir.display()
-    )
-}
-
 /// Reads the head of a draft model in a directory, and checks that it was trained with this draft and a reviewer
 /// of this hash, or with the target if `None`.
 ///
@@ -189,13 +171,13 @@ pub fn describe_head(config: &AcceptanceHeadConfig) -> String {
 }
 
 /// Describes an adapter in a few words: its exit layer, size and draft vocabulary.
-pub fn describe_adapter(AdapterExport { adapter, config, .. }: &AdapterExport) -> String {
+pub fn describe_adapter(config: &AdapterConfig) -> String {
     let mut text = format!(
         "self-draft adapter behind layer {}, {} x {}, {:.2} M parameters",
         config.exit_layer,
         config.model.shape.num_layers,
         config.architecture,
-        adapter.num_parameters() as f64 / 1e6,
+        config.num_parameters() as f64 / 1e6,
     );
     if let Some(vocabulary) = &config.draft_vocabulary {
         text += &format!(", draws {} tokens", vocabulary.ids().len());

@@ -1,8 +1,8 @@
 //! Drafters of a recipe, `[drafters.NAME]`: named instances of kinds.
 //!
-//! A kind is an entry of [`Kind`] and a file: its settings, what it loads, what it can be part of, which rules
-//! it is measured under and what its forwards read. Everything else goes by the drafter's name and asks the
-//! kind through [`DrafterKind`]; only this file and the kinds' own match on kinds.
+//! A kind is one [`KindEntry`] in a file of its own, beside its settings: what it loads, what it can be part of, how
+//! it is trained, which rules it is measured under and what its forwards read. Everything else goes by the drafter's
+//! name and asks the kind through [`DrafterKind`].
 
 pub mod adapter;
 pub mod cascade;
@@ -12,113 +12,49 @@ pub mod merged;
 pub mod model;
 pub mod origin;
 pub mod prompt_lookup;
+mod table;
 
+use std::any::Any;
 use std::fmt;
-use std::ops::Deref;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use draftsmith_data::ResponseRow;
 use draftsmith_decode::NamedParts;
-use draftsmith_model::{DrafterModel, HeadForm, WeightDtype};
+use draftsmith_model::{CausalLm, DraftVocabulary, DrafterModel, HeadForm, WeightDtype};
 use draftsmith_report::{DecodingName, ModelSummary, Road};
-use draftsmith_theory::{Bounds, DrafterId, StopRuleConfig};
+use draftsmith_theory::{Bounds, DrafterId, RoundForwards, StopRuleConfig};
 use draftsmith_train::{
-    AdapterTraining, Eagle3Training, HeadLabels, HeadTraining, OptimizerSettings, Section,
-    Teaching, TrainError,
+    Ending, HeadLabels, HeadTraining, OptimizerSettings, Teaching, TrainError, TrainedExport,
+    TrainingRun,
 };
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde_json::{Map, Value, json};
 
-use self::adapter::AdapterKind;
-use self::cascade::CascadeKind;
-use self::eagle3::Eagle3Kind;
 use self::loaded::{LoadedDrafter, Loading};
-use self::merged::MergedKind;
-use self::model::ModelKind;
 use self::origin::{Origin, read_keys};
-use self::prompt_lookup::PromptLookupKind;
+pub use self::table::{FoundExport, KindDirectory, KindEntry, Kinds, read_kind, settings_table};
 use crate::exports::head_within;
+use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
 use crate::recipe::keys::require;
 use crate::recipe::rules::RulesRecipe;
 
-/// The settings of a drafter, by kind.
-#[derive(Debug, Clone, Serialize)]
-#[serde(tag = "kind", rename_all = "kebab-case")]
-pub enum Kind {
-    /// A separate draft model.
-    Model(ModelKind),
-    /// Kangaroo: the target's first layers and an adapter.
-    Adapter(AdapterKind),
-    /// EAGLE-3: a layer that reads the target's hidden states.
-    Eagle3(Eagle3Kind),
-    /// Max-Gram: prompt lookup, without a model.
-    PromptLookup(PromptLookupKind),
-    /// CS-Drafting: drafters that review each other's candidates, or take turns.
-    Cascade(CascadeKind),
-    /// SpecInfer: several drafters' chains, merged into one tree.
-    Merged(MergedKind),
-}
-
-/// Reads the settings of a kind.
-type ReadKind = fn(toml::Table) -> Result<Kind, String>;
-
-/// The kinds, by their names in recipes.
-const KINDS: [(&str, ReadKind); 6] = [
-    ("model", |keys| read_keys(keys).map(Kind::Model)),
-    (AdapterKind::NAME, |keys| read_keys(keys).map(Kind::Adapter)),
-    (Eagle3Kind::NAME, |keys| read_keys(keys).map(Kind::Eagle3)),
-    ("prompt-lookup", |keys| read_keys(keys).map(Kind::PromptLookup)),
-    ("cascade", |keys| read_keys(keys).map(Kind::Cascade)),
-    ("merged", |keys| read_keys(keys).map(Kind::Merged)),
-];
-
-impl TryFrom<toml::Table> for Kind {
-    type Error = String;
-
-    fn try_from(mut table: toml::Table) -> Result<Self, String> {
-        let known = || KINDS.map(|(name, _)| format!("`{name}`")).join(", ");
-        match table.remove("kind") {
-            None => Err(format!("it has no `kind`, expected one of {}", known())),
-            Some(kind) => match KINDS.iter().find(|(name, _)| kind.as_str() == Some(name)) {
-                Some((_, read)) => read(table),
-                None => Err(format!("unknown `kind` {kind}, expected one of {}", known())),
-            },
-        }
-    }
-}
-
-impl Deref for Kind {
-    type Target = dyn DrafterKind;
-
-    fn deref(&self) -> &Self::Target {
-        match self {
-            Self::Model(kind) => kind,
-            Self::Adapter(kind) => kind,
-            Self::Eagle3(kind) => kind,
-            Self::PromptLookup(kind) => kind,
-            Self::Cascade(kind) => kind,
-            Self::Merged(kind) => kind,
-        }
-    }
-}
+/// A drafter's kind, with its settings.
+pub type Kind = Arc<dyn DrafterKind>;
 
 /// Why there is nothing to record, tune or measure.
 pub const NOTHING_DRAFTS: &str = "the recipe has no drafter for this; hint: add a table `[drafters.NAME]` with its `kind`: `model` and its \
      checkpoint directory `model`, or `adapter` and its `exit_layer`, or `eagle3`";
 
-/// How a server runs a drafter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ServedAs {
-    /// As a model of its own; an adapter is exported as one.
-    DraftModel,
-    /// As an EAGLE-3 drafter.
-    Eagle3,
-}
-
 /// The training of a drafter on the target's hidden states.
-pub trait KindTraining {
+pub trait KindTraining: Any {
     /// Returns the settings of its optimizer.
     fn optimizer(&self) -> &OptimizerSettings;
+
+    /// Returns the type that it computes in.
+    fn dtype(&self) -> WeightDtype;
 
     /// Returns what it learns from.
     fn teacher(&self) -> Teaching;
@@ -128,10 +64,71 @@ pub trait KindTraining {
     /// # Errors
     /// If it has not.
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError>;
+
+    /// Returns all settings, which identify the training together with its data.
+    fn settings(&self) -> Value;
+
+    /// Returns the settings that drafters of this kind must share to be trained in one pass over the data.
+    fn pass(&self) -> Value;
+
+    /// Names the validation scores that are shown after each epoch.
+    fn shown(&self) -> &'static [&'static str];
+
+    /// Trains drafters of this kind that share a pass, this one among them, in order. Each ends with the same bits as if
+    /// it were trained alone. `target` is frozen.
+    ///
+    /// # Errors
+    /// If a setting is invalid, a row is broken, a number is not finite, or a file cannot be written.
+    fn train(
+        &self,
+        all: &[&dyn KindTraining],
+        target: &CausalLm,
+        rows: &[ResponseRow],
+        seed: u64,
+        run: TrainingRun<'_>,
+    ) -> Result<Ending<Vec<TrainedExport>>, TrainError>;
+
+    /// Describes a trained drafter from its directory and the scores of its best epoch, for a target of `num_layers`
+    /// layers.
+    ///
+    /// # Errors
+    /// If its files are invalid.
+    fn describe(&self, dir: &Path, num_layers: usize, scores: &Value) -> Result<TrainedText>;
+}
+
+/// What a command shows of a trained drafter.
+#[derive(Debug, Clone)]
+pub struct TrainedText {
+    /// Where it reads the target, as in `behind layer 2`.
+    pub place: String,
+    /// Its size and scores, in lines.
+    pub lines: String,
+    /// Its properties, by their keys in JSON.
+    pub properties: Map<String, Value>,
+}
+
+impl TrainedText {
+    /// Builds the text of a drafter with a draft vocabulary, or with all tokens.
+    pub fn with_vocabulary(
+        mut self,
+        vocabulary: Option<&DraftVocabulary>,
+        coverage: Option<f64>,
+    ) -> Self {
+        let size = vocabulary.map(|all| all.ids().len());
+        self.properties.insert("draft_vocabulary".to_owned(), json!(size));
+        self.properties.insert("vocabulary_coverage".to_owned(), json!(coverage));
+        self
+    }
 }
 
 /// What a kind of drafter says about itself. Most methods have a default: that of a kind without steps.
-pub trait DrafterKind: fmt::Debug {
+pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
+    /// Returns the entry of its kind.
+    fn entry(&self) -> &'static KindEntry;
+
+    /// Returns the settings as a table, without the name of the kind.
+    fn settings(&self) -> toml::Table;
+
     /// Describes the drafter in words, such as `separate draft` or `self-draft, exit 2`.
     fn text(&self) -> String;
 
@@ -160,6 +157,11 @@ pub trait DrafterKind: fmt::Debug {
         self.role() == Role::Steps
     }
 
+    /// Returns the forwards that a round of it takes.
+    fn round_forwards(&self) -> RoundForwards {
+        RoundForwards::EachStep
+    }
+
     /// Returns whether stop rules may read the drafter's probabilities.
     fn has_signals(&self) -> bool {
         self.role() == Role::Steps
@@ -170,9 +172,9 @@ pub trait DrafterKind: fmt::Debug {
         None
     }
 
-    /// Returns how servers run the drafter.
-    fn served_as(&self) -> ServedAs {
-        ServedAs::DraftModel
+    /// Returns how servers are told to draft with it.
+    fn served(&self) -> &'static ServerFlags {
+        &AS_DRAFT_MODEL
     }
 
     /// Returns the directory of a trained export that the recipe names; `None` for any other drafter.
@@ -182,18 +184,6 @@ pub trait DrafterKind: fmt::Debug {
 
     /// Returns its training on the target's hidden states; `None` if the recipe does not train it in this way.
     fn training(&self) -> Option<&dyn KindTraining> {
-        None
-    }
-
-    /// Returns the settings of an adapter's training; `None` for a drafter that is not an adapter or that the
-    /// recipe does not train.
-    fn adapter(&self) -> Option<&AdapterTraining> {
-        None
-    }
-
-    /// Returns the settings of an EAGLE-3 drafter's training; `None` for a drafter of another kind or one that
-    /// the recipe does not train.
-    fn eagle3(&self) -> Option<&Eagle3Training> {
         None
     }
 
@@ -343,9 +333,9 @@ impl DrafterRecipe {
         )?;
         let Some(head) = self.head_training() else { return Ok(()) };
         if self.kind.model().is_some() {
-            return head.validate(Section::Head).with_context(|| format!("section `[{key}]`"));
+            return head.validate().with_context(|| format!("section `[{key}]`"));
         }
-        head.validate(Section::AdapterHead).with_context(|| format!("section `[{key}]`"))?;
+        head.validate().with_context(|| format!("section `[{key}]`"))?;
         require(
             self.kind.has_exit() || head.form == HeadForm::LookAhead,
             &format!("{key}.form"),
@@ -367,7 +357,17 @@ impl DrafterRecipe {
 impl TryFrom<toml::Table> for DrafterRecipe {
     type Error = String;
 
-    fn try_from(mut table: toml::Table) -> Result<Self, String> {
+    fn try_from(table: toml::Table) -> Result<Self, String> {
+        Self::read(table, &Kinds::default())
+    }
+}
+
+impl DrafterRecipe {
+    /// Reads a drafter of one of `kinds`.
+    ///
+    /// # Errors
+    /// If a key is unknown or has another form; the message names it.
+    pub fn read(mut table: toml::Table, kinds: &Kinds) -> Result<Self, String> {
         fn take<T: de::DeserializeOwned + Default>(
             table: &mut toml::Table,
             key: &str,
@@ -384,7 +384,7 @@ impl TryFrom<toml::Table> for DrafterRecipe {
             head: take(&mut table, "head")?,
             rules: take(&mut table, "rules")?,
             max_candidate_length: take(&mut table, "max_candidate_length")?,
-            kind: Kind::try_from(table)?,
+            kind: kinds.read(table)?,
         })
     }
 }
@@ -392,7 +392,9 @@ impl TryFrom<toml::Table> for DrafterRecipe {
 impl From<DrafterRecipe> for toml::Table {
     fn from(drafter: DrafterRecipe) -> Self {
         const TOML: &str = "settings are TOML";
-        let mut table = Self::try_from(&drafter.kind).expect(TOML);
+        let name = drafter.kind.entry().name;
+        let mut table = Self::from_iter([("kind".to_owned(), name.into())]);
+        table.extend(drafter.kind.settings());
         if let Some(most) = drafter.max_candidate_length {
             table.insert("max_candidate_length".to_owned(), (most as i64).into());
         }
@@ -435,6 +437,11 @@ impl DrafterRecipes {
     /// Keeps only the drafters for which `is_kept` returns true.
     pub fn retain(&mut self, mut is_kept: impl FnMut(DrafterId) -> bool) {
         self.0.retain(|(id, _)| is_kept(*id));
+    }
+
+    /// Adds a drafter at a place. Does not check that its name is new.
+    pub(crate) fn insert(&mut self, place: usize, id: DrafterId, drafter: DrafterRecipe) {
+        self.0.insert(place.min(self.0.len()), (id, drafter));
     }
 
     /// Adds a drafter at the end. Does not check that its name is new.
@@ -515,7 +522,7 @@ impl<'de> Visitor<'de> for RecipesVisitor {
 }
 
 /// Sets `dtype` for each training in a table of drafters, unless it has one.
-pub fn default_dtype(drafters: &mut toml::Table, dtype: &str) {
+pub fn default_dtype(drafters: &mut toml::Table, dtype: &str, kinds: &Kinds) {
     let tables = drafters.iter_mut().filter_map(|(_, it)| it.as_table_mut());
     for table in tables {
         let set = |table: &mut toml::Table| {
@@ -527,7 +534,7 @@ pub fn default_dtype(drafters: &mut toml::Table, dtype: &str) {
             set(head);
         }
         let kind = table.get("kind").and_then(toml::Value::as_str);
-        if kind == Some(AdapterKind::NAME) || kind == Some(Eagle3Kind::NAME) {
+        if kind.and_then(|kind| kinds.get(kind)).is_some_and(KindEntry::is_trained) {
             set(table);
         }
     }

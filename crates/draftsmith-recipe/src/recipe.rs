@@ -23,7 +23,7 @@ use anyhow::{Context, Result, bail};
 use draftsmith_files::write_whole;
 use draftsmith_report::PaperTable;
 use draftsmith_theory::DrafterId;
-use draftsmith_train::{AdapterTraining, Eagle3Training, HeadTraining, OptimizerSettings};
+use draftsmith_train::{HeadTraining, OptimizerSettings};
 use serde::{Deserialize, Serialize};
 
 pub use self::costs::GivenCosts;
@@ -38,12 +38,9 @@ use self::server::check_without_weights;
 pub use self::server::read_server;
 pub use self::trees::TreesRecipe;
 pub use self::tune::TuneRecipe;
-use crate::exports::ExportKind;
-use crate::kinds::adapter::AdapterKind;
-use crate::kinds::eagle3::Eagle3Kind;
 use crate::kinds::loaded::{LoadedDrafters, Loading};
 use crate::kinds::origin::Origin;
-use crate::kinds::{DrafterRecipe, DrafterRecipes, Kind, KindTraining};
+use crate::kinds::{DrafterRecipe, DrafterRecipes, FoundExport, KindTraining, Kinds};
 use crate::prompt_files::Reading;
 use crate::text_side::Ends;
 use crate::workspace::Workspace;
@@ -71,6 +68,9 @@ pub struct Recipe {
     /// Whether a malformed record in a prompt file is an error even if `data.strict` is false.
     #[serde(skip)]
     pub is_strict: bool,
+    /// The kinds that its drafters may have.
+    #[serde(skip)]
+    pub kinds: Kinds,
     /// Stages record and tune.
     pub tune: Option<TuneRecipe>,
     /// Stage evaluate.
@@ -112,7 +112,12 @@ impl Recipe {
         let named = || format!("recipe `{}`", path.display());
         let mut table: toml::Table =
             toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
-        let is_changed = overrides.apply(&mut table)?;
+        let mut is_changed = overrides.apply(&mut table)?;
+        let added = match table.get_mut("drafters").and_then(toml::Value::as_table_mut) {
+            Some(drafters) => overrides.kinds.take_added(drafters).with_context(named)?,
+            None => Vec::new(),
+        };
+        is_changed |= !added.is_empty();
         let mut recipe: Self = if is_changed {
             // Parsed from text again, so that messages name keys as for a file.
             let merged = toml::to_string(&table).context("cannot merge the overrides")?;
@@ -128,6 +133,10 @@ impl Recipe {
         }
         recipe.seed = overrides.seed.unwrap_or(recipe.seed);
         recipe.is_strict = overrides.is_strict;
+        recipe.kinds = overrides.kinds.clone();
+        for (place, id, drafter) in added {
+            recipe.drafters.insert(place, id, drafter);
+        }
         recipe.check().with_context(named)?;
         Ok(recipe)
     }
@@ -147,6 +156,7 @@ impl Recipe {
             splits: Splits::default(),
             data: None,
             is_strict: false,
+            kinds: Kinds::default(),
             tune: None,
             evaluate: None,
             papers: Vec::new(),
@@ -222,17 +232,7 @@ impl Recipe {
         self.drafters.models().first().copied()
     }
 
-    /// Lists the adapters that the recipe trains, with their settings.
-    pub fn trained_adapters(&self) -> Vec<(DrafterId, &AdapterTraining)> {
-        self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.adapter()?))).collect()
-    }
-
-    /// Lists the EAGLE-3 drafters that the recipe trains, with their settings.
-    pub fn trained_eagle3(&self) -> Vec<(DrafterId, &Eagle3Training)> {
-        self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.eagle3()?))).collect()
-    }
-
-    /// Lists the adapters and EAGLE-3 drafters that the recipe trains, in its order.
+    /// Lists the drafters that the recipe trains on the target's hidden states, in its order.
     pub fn trained_self_drafts(&self) -> Vec<(DrafterId, &dyn KindTraining)> {
         self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.training()?))).collect()
     }
@@ -256,45 +256,37 @@ impl Recipe {
     ///
     /// # Errors
     /// If no drafter of the recipe can be meant, or several can.
-    pub fn only_of(&self, kind: ExportKind, dir: &Path) -> Result<(DrafterId, Self)> {
-        let is_meant = |drafter: &DrafterRecipe| match kind {
-            ExportKind::Head => drafter.kind.model().is_some(),
-            ExportKind::Adapter => drafter.kind.has_exit(),
-            ExportKind::Eagle3 => matches!(drafter.kind, Kind::Eagle3(_)),
+    pub fn only_of(&self, found: FoundExport, dir: &Path) -> Result<(DrafterId, Self)> {
+        let is_meant = |drafter: &DrafterRecipe| match found.kind {
+            Some(kind) => drafter.kind.entry().name == kind.name,
+            None => drafter.kind.model().is_some(),
         };
         let all = self.drafters.iter().filter(|(_, drafter)| is_meant(drafter));
         let all: Vec<(DrafterId, &DrafterRecipe)> = all.collect();
-        let is_own = |id: DrafterId| {
-            let own = match kind {
-                ExportKind::Head => self.head_dir(id),
-                ExportKind::Adapter | ExportKind::Eagle3 => Some(self.export_dir(id)),
-            };
-            own.is_some_and(|own| own == dir)
+        let is_own = |id: DrafterId| match found.kind {
+            Some(_) => self.export_dir(id) == dir,
+            None => self.head_dir(id).is_some_and(|own| own == dir),
         };
-        let found = match &all[..] {
+        let meant = match &all[..] {
             [only] => Some(only),
             several => several.iter().find(|(id, _)| is_own(*id)),
         };
-        let Some((id, drafter)) = found else {
+        let Some((id, drafter)) = meant else {
             bail!(
                 "the recipe of the {} in `{}` names {} drafters that it could belong to; hint: give one with \
                  `--recipe FILE` that has the drafter in a table `[drafters.NAME]`",
-                kind.text(),
+                found.export.text,
                 dir.display(),
                 all.len()
             );
         };
-        let mut drafter = (*drafter).clone();
-        match kind {
-            ExportKind::Head => drafter.head = Some(Origin::Path(dir.to_path_buf())),
-            ExportKind::Adapter => {
-                drafter = DrafterRecipe::new(Kind::Adapter(AdapterKind::in_dir(dir)));
+        let drafter = match found.kind.and_then(|kind| kind.in_dir(dir)) {
+            Some(kind) => DrafterRecipe::new(kind),
+            None => {
+                let head = Some(Origin::Path(dir.to_path_buf()));
+                DrafterRecipe { head, ..(*drafter).clone() }
             }
-            ExportKind::Eagle3 => {
-                let origin = Origin::Path(dir.to_path_buf());
-                drafter = DrafterRecipe::new(Kind::Eagle3(Eagle3Kind(origin)));
-            }
-        }
+        };
         Ok((*id, self.with_only(*id, drafter)))
     }
 

@@ -98,6 +98,32 @@ impl<'de> Deserialize<'de> for DrafterId {
 /// The maximum number of drafters in a round.
 pub const MAX_DRAFTERS: usize = 4;
 
+/// How many forwards a drafter takes for the candidates of a round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum RoundForwards {
+    /// One for each candidate.
+    #[default]
+    EachStep,
+    /// One for all of them: the drafter proposes a block, or has a head for each position.
+    Once,
+}
+
+impl RoundForwards {
+    /// Returns whether each candidate takes a forward.
+    pub fn is_each_step(&self) -> bool {
+        *self == Self::EachStep
+    }
+
+    /// Counts the forwards of a round of `num_steps` steps.
+    pub fn of_steps(self, num_steps: usize) -> usize {
+        match self {
+            Self::EachStep => num_steps,
+            Self::Once => num_steps.min(1),
+        }
+    }
+}
+
 /// The draft forwards of a round, by drafter, since their costs differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Forwards([Option<(DrafterId, usize)>; MAX_DRAFTERS]);

@@ -88,7 +88,7 @@ pub use distribution::{
     log_softmax, overlap, overlap_lower_bound, pinsker_bound,
 };
 pub use draft_phase::{CandidateSource, DraftLimits, DraftPhase, DrawnToken, EndAfter, TextEnd};
-pub use drafter_id::{DrafterId, Forwards, MAX_DRAFTERS};
+pub use drafter_id::{DrafterId, Forwards, MAX_DRAFTERS, RoundForwards};
 pub use draws::{Draws, SeededDraws};
 pub use enumerate::{distribution_of, enumerate};
 pub use error::TheoryError;

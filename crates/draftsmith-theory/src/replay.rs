@@ -31,7 +31,8 @@ use std::sync::Arc;
 
 use crate::{
     Counts, DraftLimits, DraftPhase, DrafterId, Forwards, HeadTiming, Oracle, Round, RoundCosts,
-    StopRule, StopRuleConfig, TheoryError, TimedCounts, Trace, acceptance_prob, trace::RoundCounts,
+    RoundForwards, StopRule, StopRuleConfig, TheoryError, TimedCounts, Trace, acceptance_prob,
+    trace::RoundCounts,
 };
 use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
@@ -103,6 +104,8 @@ pub struct Recording {
     pub places: Arc<[RecordedPlace]>,
     /// The maximum number of tokens in the response.
     pub limit: usize,
+    /// The forwards that a round of it takes.
+    pub forwards: RoundForwards,
     /// The look-up of a round that begins at each position; empty without look-ups.
     looked_up: Vec<LookedUp>,
 }
@@ -110,7 +113,14 @@ pub struct Recording {
 impl Recording {
     /// Creates the recording of a response to a prompt, without look-ups.
     pub fn new(prompt: Vec<u32>, places: Vec<RecordedPlace>, limit: usize) -> Self {
-        Self { prompt, places: places.into(), limit, looked_up: Vec::new() }
+        let forwards = RoundForwards::EachStep;
+        Self { prompt, places: places.into(), limit, forwards, looked_up: Vec::new() }
+    }
+
+    /// Sets the forwards of a round, which are one for each step until then.
+    #[must_use]
+    pub fn with_forwards(self, forwards: RoundForwards) -> Self {
+        Self { forwards, ..self }
     }
 
     /// Counts the candidates that are accepted in a round that begins at `start`, if the round is long enough.
@@ -290,7 +300,9 @@ impl Recordings {
             let mut prompt = response.prompt.clone();
             prompt.push(first.candidate.token_id);
             let limit = response.limit.saturating_sub(1);
-            (!later.is_empty()).then(|| Recording::new(prompt, later.to_vec(), limit))
+            (!later.is_empty()).then(|| {
+                Recording::new(prompt, later.to_vec(), limit).with_forwards(response.forwards)
+            })
         };
         let responses = self.responses.iter().filter_map(later).collect();
         Self { responses, ..self.clone() }
@@ -432,7 +444,7 @@ impl Recordings {
         let num_accepted = steps.num_accepted;
         RoundCounts {
             num_drafted: candidates.len(),
-            num_draft_forwards: phase.num_steps(),
+            num_draft_forwards: response.forwards.of_steps(phase.num_steps()),
             num_accepted,
             num_kept: (num_accepted + 1).min(places.len()),
         }

@@ -1,6 +1,5 @@
 //! Errors of training. Each message names the setting, row or file, and says what to do about it.
 
-use std::fmt::{self, Display, Formatter};
 use std::path::{Path, PathBuf};
 
 use burn::tensor::Tensor;
@@ -124,29 +123,8 @@ pub enum TrainError {
     Device(String),
 }
 
-/// A section of the recipe that configures training.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Section {
-    /// `head` of a draft model.
-    Head,
-    /// A self-draft adapter.
-    Adapter,
-    /// An EAGLE-3 drafter.
-    Eagle3,
-    /// `head` of an adapter.
-    AdapterHead,
-}
-
-impl Display for Section {
-    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Head => "head",
-            Self::Adapter => "adapter",
-            Self::Eagle3 => "eagle3",
-            Self::AdapterHead => "head",
-        })
-    }
-}
+/// The recipe's table whose keys messages name: `head`, or the kind of a drafter.
+pub type Section = &'static str;
 
 fn quoted(ids: &[String]) -> String {
     ids.iter().map(|id| format!("`{id}`")).collect::<Vec<_>>().join(", ")

@@ -31,7 +31,7 @@ use self::rows::{Mixture, TrainingRow};
 use self::settings::HeadTraining;
 use crate::data::split::SplitRows;
 use crate::data::{Loaders, StepExamples};
-use crate::error::{Section, TrainError};
+use crate::error::TrainError;
 use crate::run::devices::PerDevice;
 use crate::run::trained::Trained;
 use crate::run::{Ending, Setup, TrainingRun};
@@ -91,8 +91,7 @@ pub fn train_heads<'a>(
     run: TrainingRun<'_>,
 ) -> Result<Ending<Vec<TrainedHead>>, TrainError> {
     let draft = draft.into();
-    let section = section_of(&draft);
-    heads.iter().try_for_each(|head| head.validate(section))?;
+    heads.iter().try_for_each(|head| head.validate())?;
     let shared = &heads[0];
     assert!(heads.iter().all(|head| head.shares_steps_with(shared)), "heads must share batches");
     let embedding_gain = draft.embedding_gain();
@@ -108,7 +107,6 @@ pub fn train_heads<'a>(
     let learner = |head: &HeadTraining| HeadLearner {
         head: initial_head(&config_of(width, head), seed, devices.first()),
         rejection_weight: head.rejection_weight,
-        section,
     };
     let optimizer = shared.optimizer;
     let setup = Setup { loaders, devices: devices.clone(), optimizer, label: "acceptance head" };
@@ -140,7 +138,7 @@ pub fn head_examples(
     head: &HeadTraining,
     seed: u64,
 ) -> Result<Vec<StepExamples>, TrainError> {
-    head.validate(Section::Head)?;
+    head.validate()?;
     let draft = DrafterModel::from(&draft.valid());
     let (loaders, _) = prepare(&draft.into(), rows.into(), head, seed, None)?;
     Ok(loaders.examples())
@@ -155,11 +153,6 @@ pub fn first_head(
     let config = config_of(draft.shape().hidden_size, head);
     let first = initial_head(&config, seed, &draft.device());
     (config, first)
-}
-
-/// Returns the recipe section that configures a drafter's head.
-fn section_of(draft: &DrafterModel) -> Section {
-    if draft.is_self_draft() { Section::AdapterHead } else { Section::Head }
 }
 
 /// Configures a head that reads hidden states of width `hidden_size`.
@@ -218,7 +211,7 @@ fn prepare(
     let loaders = Loaders::new(training, validation, settings, num_epochs, counts);
     if loaders.num_training == 0 || loaders.num_validation == 0 {
         return Err(TrainError::TooFewRows {
-            section: section_of(drafts.first()),
+            section: "head",
             num_rows: rows.len(),
             num_unusable: counts.num_unusable,
             num_training: loaders.num_training,

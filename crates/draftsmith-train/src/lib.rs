@@ -67,6 +67,6 @@ pub use run::checkpoint::{Resumption, discard};
 pub use run::clipping::Clipping;
 pub use run::optimizer::{OptimizerSettings, Schedule};
 pub use run::progress::EpochScores;
-pub use run::trained::Trained;
+pub use run::trained::{ExportConfig, ExportStamp, Trained, TrainedExport};
 pub use run::{Ending, TrainingRun, TrainingSize};
 pub use states::{FeatureDir, FeatureFormat, Features};

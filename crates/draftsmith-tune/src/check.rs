@@ -17,8 +17,8 @@ use draftsmith_theory::{Estimate, LookupFirst, Sampling, StopRuleConfig};
 use serde::Serialize;
 
 use self::measure::{Bench, CheckedRule};
-use draftsmith_recipe::exports::ExportKind;
 use draftsmith_recipe::exports::tuned::Tuned;
+use draftsmith_recipe::kinds::Kinds;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::Watch;
@@ -163,9 +163,9 @@ pub struct AcceptanceCheck {
 pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Result<CheckReport> {
     let CheckSettings { dtype, seed, .. } = *settings;
     let dir = &settings.export;
-    let kind = ExportKind::of(dir)?;
+    let found = Kinds::default().trained_in(dir)?;
     let recipe = Recipe::of_export(dir, settings.recipe.as_deref(), seed)?;
-    let (id, recipe) = recipe.only_of(kind, dir)?;
+    let (id, recipe) = recipe.only_of(found, dir)?;
     let (files, split) = prompt_files(settings, &recipe)?;
     let sources = read_sources(&files, &recipe.reading(split))?;
     let template = recipe.models.chat_template.as_deref();
@@ -212,7 +212,7 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
     let (greedy, sampled) = bench.judge(greedy, sampled)?;
     Ok(CheckReport {
         export: dir.clone(),
-        kind: kind.text(),
+        kind: found.export.text,
         drafter,
         prompts: names,
         num_prompts: prompts.len(),

@@ -22,5 +22,6 @@ pub mod responses;
 pub mod rollouts;
 pub mod server_access;
 pub mod sweep;
+pub mod training;
 pub mod tuner;
 pub mod tuning;

@@ -77,7 +77,10 @@ impl RecordedSet {
                 true => HeadTiming::AtDraw,
                 false => HeadTiming::AfterRead,
             }),
-            responses,
+            responses: responses
+                .into_iter()
+                .map(|response| response.with_forwards(provenance.forwards))
+                .collect(),
         };
         Ok(Self { ids, recordings })
     }

@@ -34,7 +34,7 @@
 //! |---|---|
 //! | a checkpoint in Hugging Face form, with tokenizer and chat template | [`Model::load`] |
 //! | a smaller model with the same tokenizer | [`Drafter::model`], and [`Drafter::with_head`] if a head was trained |
-//! | an adapter that `draftsmith train-adapter` trained | [`Drafter::adapter`] |
+//! | an adapter that `draftsmith train-drafter` trained | [`Drafter::adapter`] |
 //! | neither | [`Drafter::prompt_lookup`] |
 //! | a rule by name, or one of your own | [`Rule`] |
 //! | prompts to stream answers to | [`Generator::stream`] |

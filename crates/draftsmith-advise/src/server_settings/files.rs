@@ -3,7 +3,7 @@
 //! Facts are from vLLM 0.33 (`SpeculativeConfig`), SGLang 0.5.23 (`server_args`, adaptive configuration), llama.cpp
 //! b11434 (`common/arg.cpp`) and TensorRT-LLM 1.3 (`draft_len_schedule`).
 
-use draftsmith_recipe::kinds::ServedAs;
+use draftsmith_recipe::exports::servers::ServerFlags;
 use draftsmith_report::{DecodingName, DrafterName};
 use serde::Serialize;
 use serde_json::json;
@@ -44,7 +44,7 @@ pub struct SettingsFile {
 /// How a drafter is served.
 pub(crate) struct ServedDrafter {
     pub(crate) drafter: DrafterName,
-    pub(crate) form: ServedAs,
+    pub(crate) flags: &'static ServerFlags,
     /// Its checkpoint directory or export.
     pub(crate) model: String,
 }
@@ -77,8 +77,8 @@ impl ServerKind {
     }
 
     /// Returns whether the server takes one number of candidates for all loads.
-    fn takes_one(self, form: ServedAs) -> bool {
-        self == Self::LlamaCpp || self == Self::Sglang && form == ServedAs::DraftModel
+    fn takes_one(self, flags: &ServerFlags) -> bool {
+        self == Self::LlamaCpp || self == Self::Sglang && !flags.sglang_adapts
     }
 
     /// Writes the texts of the server's settings, and returns them with notes on what they cannot express.
@@ -87,7 +87,7 @@ impl ServerKind {
         settings: &ServerSettings,
         served: &ServedDrafter,
     ) -> (Vec<SettingsFile>, Vec<String>) {
-        let takes_one = self.takes_one(served.form);
+        let takes_one = self.takes_one(served.flags);
         let most = settings.rows.iter().map(|row| row.best).max().unwrap_or(0);
         let single = settings.single.unwrap_or(Drafting::fixed(0));
         let table = SettingsTable {
@@ -146,10 +146,7 @@ impl SettingsTable<'_> {
             return (vec![flags(text + self.unified())], self.unified_note());
         }
         let model = &self.served.model;
-        let form = match self.served.form {
-            ServedAs::Eagle3 => "draft-eagle3",
-            ServedAs::DraftModel => "draft-simple",
-        };
+        let form = self.served.flags.llama_cpp_type;
         let mut text = format!(
             "--spec-type {form} --spec-draft-model {model}.gguf --spec-draft-n-max {num_candidates} --spec-draft-n-min 0 \
              --spec-draft-p-min {least_prob}"
@@ -165,10 +162,10 @@ impl SettingsTable<'_> {
             text += self.unified();
             notes.extend(self.unified_note());
         }
-        if self.served.form == ServedAs::Eagle3 && self.most_requests() > 1 {
-            text += " --no-spec-draft-backend-sampling";
-            let note = "By default the drafter samples in the backend. llama.cpp b11434 then mixes the candidates of \
-                        several requests up: 1.24 tokens per round instead of 1.74 with four.";
+        if let Some((flag, note)) =
+            self.served.flags.llama_cpp_several.filter(|_| self.most_requests() > 1)
+        {
+            text += flag;
             notes.push(note.to_owned());
         }
         (vec![flags(text)], notes)
@@ -186,10 +183,7 @@ impl SettingsTable<'_> {
     }
 
     fn vllm(&self) -> (Vec<SettingsFile>, Vec<String>) {
-        let method = match self.served.form {
-            ServedAs::Eagle3 => "eagle3",
-            ServedAs::DraftModel => "draft_model",
-        };
+        let method = self.served.flags.vllm_method;
         let ranges: Vec<[usize; 3]> =
             self.ranges.iter().map(|(from, to, num)| [*from, *to, *num]).collect();
         let config = json!({
@@ -201,19 +195,12 @@ impl SettingsTable<'_> {
              drafted after it, one step late; with 0 candidates the drafter still reads new tokens.",
             self.most_requests()
         )];
-        if self.served.form == ServedAs::DraftModel {
-            let note = "vLLM's second runner drafts the greatest number with a draft model and cuts the rest, so smaller \
-                        numbers save less than these figures.";
-            notes.push(note.to_owned());
-        }
+        notes.extend(self.served.flags.vllm_note.map(str::to_owned));
         (vec![SettingsFile { name: "speculative.json", text: config.to_string() + "\n" }], notes)
     }
 
     fn sglang(&self) -> (Vec<SettingsFile>, Vec<String>) {
-        let form = match self.served.form {
-            ServedAs::Eagle3 => "EAGLE3",
-            ServedAs::DraftModel => "STANDALONE",
-        };
+        let form = self.served.flags.sglang_algorithm;
         let (model, most) = (&self.served.model, self.most);
         let common = format!(
             "--speculative-algorithm {form} --speculative-draft-model-path {model} --speculative-num-steps {most} \
@@ -223,7 +210,7 @@ impl SettingsTable<'_> {
         );
         let mut notes =
             vec!["On a CPU it accepts by the most probable token even when it samples.".to_owned()];
-        if self.served.form == ServedAs::DraftModel {
+        if !self.served.flags.sglang_adapts {
             return (vec![flags(common)], notes);
         }
         let slot = |(from, _, num): &(usize, usize, usize)| {

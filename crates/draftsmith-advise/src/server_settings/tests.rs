@@ -3,6 +3,8 @@
 use draftsmith_theory::{RecordedCandidate, RecordedPlace, Recording, ServerCell};
 use serde_json::Value;
 
+use draftsmith_recipe::exports::servers::AS_EAGLE3;
+
 use super::*;
 
 /// Draws 40 responses of 81 tokens whose candidates are accepted with probability `accepted`. The drafter gives
@@ -111,7 +113,7 @@ fn a_drafter_that_is_seldom_right_is_off() {
     for kind in KINDS {
         let served = ServedDrafter {
             drafter: DrafterId::DRAFT.into(),
-            form: ServedAs::Eagle3,
+            flags: &AS_EAGLE3,
             model: "m".to_owned(),
         };
         let (files, notes) = kind.write(&found, &served);
@@ -178,7 +180,7 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
     let greedy = recorded([&one, &other]);
     let served = ServedDrafter {
         drafter: DrafterId::DRAFT.into(),
-        form: ServedAs::Eagle3,
+        flags: &AS_EAGLE3,
         model: "m".to_owned(),
     };
     let found = tuning
@@ -330,18 +332,18 @@ fn given(kind: ServerKind, files: &[SettingsFile], batch_size: usize) -> usize {
 #[test]
 fn each_server_reads_the_chosen_numbers_in_its_own_way() {
     let found = settings(0.8, one_client());
-    for form in [ServedAs::DraftModel, ServedAs::Eagle3] {
+    for flags in [&AS_DRAFT_MODEL, &AS_EAGLE3] {
         for kind in KINDS {
             let served = ServedDrafter {
                 drafter: DrafterId::DRAFT.into(),
-                form,
+                flags,
                 model: "path/to/it".to_owned(),
             };
             let (files, notes) = kind.write(&found, &served);
             assert!(files[0].text.contains("path/to/it") || matches!(kind, ServerKind::TrtLlm(_)));
             assert!(!notes.is_empty() && !notes.concat().contains("  "), "{notes:?}");
-            let takes_one = kind == ServerKind::LlamaCpp
-                || kind == ServerKind::Sglang && form == ServedAs::DraftModel;
+            let takes_one =
+                kind == ServerKind::LlamaCpp || kind == ServerKind::Sglang && !flags.sglang_adapts;
             for row in &found.rows {
                 let expected = if takes_one { single(&found) } else { row.best };
                 assert_eq!(given(kind, &files, row.batch_size), expected, "{kind:?} {files:?}");

@@ -16,7 +16,7 @@ use super::probe::{Unexplained, scores};
 use super::verdict::{HeadOutlook, SurveyVerdict};
 use super::{MAX_LENGTH, Surveyor};
 use crate::server_settings::{ServedDrafter, ServerSettings};
-use draftsmith_recipe::kinds::ServedAs;
+use draftsmith_recipe::exports::servers::AS_DRAFT_MODEL;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::watch::Progress;
 use draftsmith_tune::costs::Costs;
@@ -125,7 +125,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let trace = recorded.whole.trace(&StopRuleConfig::FixedLength(longest))?;
     let server = surveyor.tuning.zip(surveyor.draft).map(|(tuning, draft)| {
         let (drafter, model) = (DrafterId::DRAFT.into(), draft.display().to_string());
-        let served = ServedDrafter { drafter, form: ServedAs::DraftModel, model };
+        let served = ServedDrafter { drafter, flags: &AS_DRAFT_MODEL, model };
         tuning.fastest(recorded.halves.recorded(decoding, seed), &served)
     });
     Ok(PairSurvey {

@@ -41,7 +41,7 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
         &[
             CommandHelp::new("train-head", "draftsmith train-head recipes/tiny.toml")
                 .after(BUILD_DATA),
-            CommandHelp::new("train-adapter", "draftsmith train-adapter recipes/tiny.toml")
+            CommandHelp::new("train-drafter", "draftsmith train-drafter recipes/tiny.toml")
                 .after(BUILD_DATA),
             CommandHelp::new("train-bigram", "draftsmith train-bigram recipes/tiny.toml")
                 .after(BUILD_DATA),

@@ -1,31 +1,28 @@
 //! `export`: writes heads, adapters and data in the formats that other runtimes load.
 
 mod data;
-mod draft_model;
-mod eagle3;
-mod foreign;
-mod transformers;
-mod vllm;
 
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
-use clap::{Args, ValueEnum};
-use serde::Serialize;
+use clap::Args;
+use clap::builder::PossibleValuesParser;
 use serde_json::json;
 
 use crate::console::Console;
 use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::ExportKind;
+use draftsmith_recipe::exports::HEAD;
+use draftsmith_recipe::exports::forms::{ExportForm, Exporting, Written};
+use draftsmith_recipe::kinds::{KindEntry, Kinds};
 use draftsmith_recipe::workspace::Workspace;
 
 /// Arguments of `export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
     /// The form: `draft-model`, `eagle3`, `transformers`, `vllm`, `specdec-pp` or `kangaroo`.
-    #[arg(long = "for", value_name = "FORM", hide_possible_values = true)]
-    form: Form,
+    #[arg(long = "for", value_name = "FORM", value_parser = form_parser(), hide_possible_values = true)]
+    form: String,
     /// The recipe that names the models, instead of the one beside the source.
     #[arg(long, value_name = "FILE")]
     recipe: Option<PathBuf>,
@@ -38,46 +35,17 @@ pub(crate) struct ExportArguments {
     out: PathBuf,
 }
 
-/// The formats.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize)]
-#[serde(rename_all = "kebab-case")]
-enum Form {
-    /// A self-draft adapter as a checkpoint of the target's family, for runtimes with draft models:
-    /// transformers, vLLM, SGLang, llama.cpp.
-    DraftModel,
-    /// An EAGLE-3 drafter as vLLM, SGLang and llama.cpp load it.
-    Eagle3,
-    /// A draft with its acceptance head, which ends drafting in transformers' assisted generation. The
-    /// draft is the head's separate model, or the draft model of an adapter.
-    Transformers,
-    /// The same as a Python package with a proposer for vLLM.
-    Vllm,
-    /// An acceptance head for the SpecDec++ authors' class, or responses with labels for their scripts.
-    SpecdecPp,
-    /// A self-draft adapter for Kangaroo's class.
-    Kangaroo,
-}
-
-/// The outcome of an export.
-struct Written {
-    /// A description of what was written.
-    what: String,
-    /// Properties of the source that the runtime cannot honour, one sentence each.
-    ignored: Vec<String>,
-    /// Commands that load it.
-    commands: Vec<String>,
-}
-
 /// Runs the command.
 pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Console) -> Result<()> {
-    let ExportArguments { form, recipe, source, .. } = arguments;
-    if arguments.stop_threshold.is_some() && !matches!(form, Form::Transformers | Form::Vllm) {
+    let ExportArguments { form, recipe, source, out, stop_threshold } = arguments;
+    let kinds = Kinds::default();
+    if stop_threshold.is_some() && !forms(&kinds).any(|it| it.name == form && it.stops_by_head) {
         bail!(
-            "flag `--stop-threshold` is for `--for transformers` and `--for vllm`, whose exports stop by \
-             an acceptance head; hint: leave it out"
+            "flag `--stop-threshold` is for exports that stop by an acceptance head, such as `--for transformers`; \
+             hint: leave it out"
         );
     }
-    if *form == Form::SpecdecPp && data::is_data(source) {
+    if form == OF_DATA && data::is_data(source) {
         let dir = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
         let recipe = Recipe::of_export(dir, recipe.as_deref(), None)?;
         let target = &recipe.models.target;
@@ -85,21 +53,22 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
         let written = data::specdec_pp(arguments, workspace.text.tokenizer(&workspace.models)?)?;
         return print(arguments, &written, console);
     }
-    let kind = ExportKind::of(source)?;
-    if *form != Form::SpecdecPp
-        && kind == ExportKind::Head
-        && let Some(adapter) = source.parent()
-        && ExportKind::of(adapter).is_ok_and(|kind| kind == ExportKind::Adapter)
+    let found = kinds.trained_in(source)?;
+    let write = found.export.form(form, source)?.write;
+    if form != OF_DATA
+        && found.kind.is_none()
+        && let Some(drafter) = source.parent()
+        && kinds.found_in(drafter).is_ok_and(|it| it.kind.is_some_and(KindEntry::is_trained))
     {
         bail!(
-            "`{}` is the head of an adapter; hint: give the adapter's directory, `{}`",
+            "`{}` is the head of another drafter; hint: give that drafter's directory, `{}`",
             source.display(),
-            adapter.display()
+            drafter.display()
         );
     }
-    let workspace = || -> Result<Workspace> {
+    let open = || -> Result<Workspace> {
         let recipe = Recipe::of_export(source, recipe.as_deref(), None)?;
-        let (_, recipe) = recipe.only_of(kind, source)?;
+        let (_, recipe) = recipe.only_of(found, source)?;
         let (template, drafts) = (recipe.models.chat_template.as_deref(), recipe.drafters.models());
         let devices = vec![device.clone()];
         let target = &recipe.models.target;
@@ -107,32 +76,29 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
         workspace.text.ends = recipe.models.ends();
         Ok(workspace)
     };
-    let written = match (form, kind) {
-        (Form::DraftModel, ExportKind::Adapter) => draft_model::export(arguments, &workspace()?)?,
-        (Form::Eagle3, ExportKind::Eagle3) => eagle3::export(arguments, &workspace()?)?,
-        (Form::Eagle3, _) | (_, ExportKind::Eagle3) => bail!(
-            "this format does not support the {} in `{}`; hint: `--for eagle3` takes EAGLE-3 drafters, and \
-             they go out by it only",
-            kind.text(),
-            source.display()
-        ),
-        (Form::Transformers, kind) => transformers::export(arguments, kind, &workspace()?)?,
-        (Form::Vllm, kind) => vllm::export(arguments, kind, &workspace()?)?,
-        (Form::SpecdecPp, ExportKind::Head) => foreign::specdec_pp(arguments)?,
-        (Form::Kangaroo, ExportKind::Adapter) => foreign::kangaroo(arguments)?,
-        (Form::DraftModel, ExportKind::Head) => bail!(
-            "`{}` is an acceptance head, which a draft model cannot hold; hint: use the head's draft, \
-             which is a draft model already",
-            source.display()
-        ),
-        (Form::SpecdecPp, ExportKind::Adapter) | (Form::Kangaroo, ExportKind::Head) => bail!(
-            "this format does not support the {} in `{}`; hint: `--for specdec-pp` takes acceptance \
-             heads, `--for kangaroo` self-draft adapters",
-            kind.text(),
-            source.display()
-        ),
-    };
+    let stop_threshold = *stop_threshold;
+    let written = write(&Exporting { source, out, stop_threshold, open: &open })?;
     print(arguments, &written, console)
+}
+
+/// The form in which data can be exported too.
+const OF_DATA: &str = "specdec-pp";
+
+/// Iterates over the forms of all exports; those that several have come more than once.
+fn forms(kinds: &Kinds) -> impl Iterator<Item = &'static ExportForm> {
+    let of_kinds = kinds.iter().filter_map(|kind| kind.directory.as_ref());
+    of_kinds.flat_map(|directory| directory.export.forms).chain(HEAD.forms)
+}
+
+/// Parses the name of a form.
+fn form_parser() -> PossibleValuesParser {
+    let mut names: Vec<&str> = Vec::new();
+    for form in forms(&Kinds::default()) {
+        if !names.contains(&form.name) {
+            names.push(form.name);
+        }
+    }
+    names.into()
 }
 
 fn print(arguments: &ExportArguments, written: &Written, console: &Console) -> Result<()> {

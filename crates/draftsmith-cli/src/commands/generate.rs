@@ -69,7 +69,8 @@ pub(crate) fn run(
     let decoding = arguments.decoding.decoding()?;
     check_flags(arguments)?;
     let recipe = recipe_of(arguments, seed)?;
-    let asked = arguments.drafter.or_else(|| recipe.drafters.iter().next().map(|(id, _)| id));
+    let asked =
+        arguments.drafter_name()?.or_else(|| recipe.drafters.iter().next().map(|(id, _)| id));
     let name = DecodingName::of(&decoding);
     let rule = asked.map(|id| rule::asked_for(arguments, &recipe, id, name)).transpose()?;
     let (drafts, template) = (recipe.drafters.models(), recipe.models.chat_template.as_deref());

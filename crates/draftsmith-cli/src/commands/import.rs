@@ -86,7 +86,11 @@ impl ImportArguments {
             format!("data.prompts=[{}]", text(path)),
             "data.responses=\"existing\"".to_owned(),
         ];
-        Recipe::read(recipe, &Overrides { keys: &keys, seed, dtype, is_strict: true }).map(Some)
+        Recipe::read(
+            recipe,
+            &Overrides { keys: &keys, seed, dtype, is_strict: true, ..Overrides::default() },
+        )
+        .map(Some)
     }
 }
 

@@ -1,7 +1,6 @@
 //! `inspect`: shows the properties and provenance of a model, head, adapter, data set or result.
 
 mod acceptance;
-mod exports;
 mod lines;
 mod page;
 
@@ -16,10 +15,9 @@ use draftsmith_report::{read_results, render_table};
 use serde_json::{Map, Value, json};
 
 use self::acceptance::{acceptance_probs, agreements, mean, overlaps};
-use self::exports::{adapter, eagle3, head, model};
 use self::lines::lines;
 use crate::console::Console;
-use draftsmith_recipe::exports::ExportKind;
+use draftsmith_recipe::kinds::Kinds;
 use draftsmith_tune::rollouts::RecordedSet;
 
 pub(crate) use page::PageArguments;
@@ -59,12 +57,7 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
     } else if path.is_dir() && rollouts_paths(path).is_ok_and(|paths| !paths.is_empty()) {
         json!({ "kind": "rollouts", "rollouts": all_rollouts(&rollouts_paths(path)?)? })
     } else if path.join("config.json").is_file() {
-        match ExportKind::of(path) {
-            Ok(ExportKind::Head) => head(path)?,
-            Ok(ExportKind::Adapter) => adapter(path)?,
-            Ok(ExportKind::Eagle3) => eagle3(path)?,
-            Err(_) => model(path)?,
-        }
+        (Kinds::default().found_in(path)?.export.inspect)(path)?
     } else if !path.exists() {
         bail!("there is no such file or directory");
     } else {

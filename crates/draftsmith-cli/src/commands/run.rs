@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use draftsmith_report::wrapped;
 use serde_json::json;
 
-use crate::commands::{build_data, evaluate, record, replay, train_adapter, train_head, tune};
+use crate::commands::{build_data, evaluate, record, replay, train_drafter, train_head, tune};
 use crate::console::Console;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::device::on_pool;
@@ -43,7 +43,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         None => None,
     };
     let adapters = match self_drafts.is_empty() {
-        false => Some(train_adapter::run(recipe, None, workspace, &quiet_stages)?),
+        false => Some(train_drafter::run(recipe, None, workspace, &quiet_stages)?),
         true => None,
     };
     let is_tuned = recipe.tune.is_some();
@@ -86,7 +86,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     console.document(&json!({
         "build_data": built,
         "train_head": head,
-        "train_adapter": adapters,
+        "train_drafter": adapters,
         "record": recorded,
         "tune": tuned,
         "replay": replayed,
@@ -109,21 +109,14 @@ fn next_commands(recipe: &Recipe) -> String {
         lines.push(generate(format!("--draft {} --head {head}", quoted(draft))));
         lines.push(format!("draftsmith export --for transformers {head} exported/{id}"));
     }
-    for (id, _) in recipe.trained_adapters() {
+    for (id, _) in recipe.trained_self_drafts() {
         let dir = quoted(&recipe.export_dir(id));
         lines.push(format!("draftsmith check {dir}"));
-        lines.push(generate(format!("--adapter {dir}")));
-        lines.push(format!("draftsmith export --for draft-model {dir} exported/{id}"));
-    }
-    for (id, _) in recipe.trained_eagle3() {
-        let dir = recipe.export_dir(id);
-        let own_recipe = quoted(&dir.join("recipe.toml"));
-        let dir = quoted(&dir);
-        lines.push(format!("draftsmith check {dir}"));
-        lines.push(format!(
-            "draftsmith generate --recipe {own_recipe} --drafter {id} --prompt TEXT"
-        ));
-        lines.push(format!("draftsmith export --for eagle3 {dir} exported/{id}"));
+        lines.push(generate(format!("--drafter {dir}")));
+        let kind = recipe.drafters.get(id).and_then(|it| it.kind.entry().directory.as_ref());
+        if let Some(form) = kind.and_then(|directory| directory.export.forms.first()) {
+            lines.push(format!("draftsmith export --for {} {dir} exported/{id}", form.name));
+        }
     }
     match lines.is_empty() {
         true => String::new(),
@@ -167,10 +160,10 @@ mod tests {
           draftsmith generate --target t --draft d --head checkpoints/a/draft/head --prompt TEXT
           draftsmith export --for transformers checkpoints/a/draft/head exported/draft
           draftsmith check checkpoints/a/exit1
-          draftsmith generate --target t --adapter checkpoints/a/exit1 --prompt TEXT
+          draftsmith generate --target t --drafter checkpoints/a/exit1 --prompt TEXT
           draftsmith export --for draft-model checkpoints/a/exit1 exported/exit1
           draftsmith check checkpoints/a/exit2
-          draftsmith generate --target t --adapter checkpoints/a/exit2 --prompt TEXT
+          draftsmith generate --target t --drafter checkpoints/a/exit2 --prompt TEXT
           draftsmith export --for draft-model checkpoints/a/exit2 exported/exit2
         "#);
     }

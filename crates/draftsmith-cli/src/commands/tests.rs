@@ -3,6 +3,7 @@
 //! run reads each model once.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::Result;
 use burn::tensor::Device;
@@ -16,15 +17,15 @@ use draftsmith_theory::{
 };
 use draftsmith_train::{Eagle3Training, HeadLabels, HeadTraining, predictions_along};
 
-use super::{build_data, evaluate, record, run, train_adapter, train_head, tune};
+use super::{build_data, evaluate, record, run, train_drafter, train_head, tune};
 use crate::console::Console;
 use crate::test_support::{ChangeDrafters, Reads};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::HeadExport;
 use draftsmith_recipe::exports::head_within;
+use draftsmith_recipe::kinds::DrafterRecipe;
 use draftsmith_recipe::kinds::eagle3::Eagle3Kind;
 use draftsmith_recipe::kinds::origin::Origin;
-use draftsmith_recipe::kinds::{DrafterRecipe, Kind};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::record::RecordedFile;
@@ -170,7 +171,7 @@ fn replay_counts_what_evaluation_counts() {
     let (workspace, console) = (watched(&recipe, &reads), Console::silent());
     build_data::run(&recipe, DamagedShards::Refused, &workspace, &console).expect("data");
     train_head::run(&recipe, None, &workspace, &console).expect("a head");
-    train_adapter::run(&recipe, None, &workspace, &console).expect("adapters");
+    train_drafter::run(&recipe, None, &workspace, &console).expect("adapters");
     let files = record::run(&recipe, &workspace, &console).expect("rollouts");
     assert_eq!(files.len(), 3 * 2 * 2, "drafters, sets, decodings");
     assert!(files.iter().all(|file| !file.kept && file.path.is_file()));
@@ -332,7 +333,7 @@ fn heads_of_both_drafters_replay_as_they_decode() {
     let (workspace, console) = (workspace(&recipe), Console::silent());
     build_data::run(&recipe, DamagedShards::Refused, &workspace, &console).expect("data");
     train_head::run(&recipe, None, &workspace, &console).expect("a head");
-    train_adapter::run(&recipe, None, &workspace, &console).expect("an adapter");
+    train_drafter::run(&recipe, None, &workspace, &console).expect("an adapter");
     record::run(&recipe, &workspace, &console).expect("recorded");
     let rows = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
     assert!(rows.iter().all(|row| row.lossless != Some(false)));
@@ -360,7 +361,7 @@ fn an_eagle3_drafter_is_trained_measured_and_read_back() {
     };
     recipe.drafters.keep(&[]);
     let id = DrafterId::named("eagle");
-    let kind = Kind::Eagle3(Eagle3Kind(Origin::Training(Box::new(training))));
+    let kind = Arc::new(Eagle3Kind(Origin::Training(Box::new(training))));
     let head = HeadTraining {
         form: HeadForm::LookAhead,
         labels: HeadLabels::Rollouts,
@@ -373,7 +374,7 @@ fn an_eagle3_drafter_is_trained_measured_and_read_back() {
     let (workspace, console) = (workspace(&recipe), Console::silent());
     build_data::run(&recipe, DamagedShards::Refused, &workspace, &console).expect("data");
     let trained = || {
-        let outcomes = train_adapter::run(&recipe, None, &workspace, &console).expect("trained");
+        let outcomes = train_drafter::run(&recipe, None, &workspace, &console).expect("trained");
         serde_json::to_value(outcomes).expect("it is JSON")[0].take()
     };
     let first = trained();
@@ -531,7 +532,7 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     refused(train_head::run(&recipe, None, &full, &console).map(drop));
     // The dtype of trainings comes from the recipe.
     let head = train_head::run(&recipe, None, &reduced, &console).expect("a head");
-    train_adapter::run(&recipe, None, &reduced, &console).expect("an adapter");
+    train_drafter::run(&recipe, None, &reduced, &console).expect("an adapter");
     let config = std::fs::read_to_string(head.head_dir.join("config.json")).expect("a config");
     let config: serde_json::Value = serde_json::from_str(&config).expect("JSON");
     assert_eq!(config["training"]["dtype"], "f32");

@@ -1,5 +1,6 @@
 //! The provenance of a rollouts file: that of its responses and what rollouts depend on in addition.
 
+use draftsmith_theory::RoundForwards;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -25,6 +26,9 @@ pub struct RolloutProvenance {
     pub max_length: u32,
     /// The largest number of tokens of a prompt and its response together.
     pub context: u32,
+    /// The forwards that a round takes.
+    #[serde(default, skip_serializing_if = "RoundForwards::is_each_step")]
+    pub forwards: RoundForwards,
     /// Hash of the data set that holds the responses ([`DataSet::hash`]); `None` if the target
     /// generated them for this file.
     ///
@@ -46,7 +50,8 @@ pub struct RolloutHead {
 /// The field that holds the responses' provenance. Files store its fields next to the others.
 const RESPONSES: &str = "responses";
 /// The other fields of [`RolloutProvenance`].
-const OWN_FIELDS: [&str; 6] = ["drafter", "set", "head", "max_length", "context", "data"];
+const OWN_FIELDS: [&str; 7] =
+    ["drafter", "set", "head", "max_length", "context", "forwards", "data"];
 
 impl RolloutProvenance {
     /// Returns whether tokens are always the most probable ones: temperature 0.

@@ -25,6 +25,7 @@ fn provenance(with_head: bool) -> RolloutProvenance {
         head: with_head.then(|| RolloutHead { hash: "ee".into(), looks_ahead: true }),
         max_length: MAX_LENGTH as u32,
         context: 4096,
+        forwards: Default::default(),
         data: with_head.then(|| "ff".into()),
     }
 }

@@ -219,7 +219,7 @@ impl<T: Target> Cascade<'_, T> {
         let num_standing = round.tokens.len() - proposed.len();
         let (slot, needs) = (round.slot, rule.needs());
         let model = &mut self.models[drafter];
-        drafting.forwards.add(model.id(), 1);
+        drafting.forwards.add(model.id(), rows.iter().map(|row| row.num_forwards).sum());
         let lenience = self.config.lenience;
         let is_over = rule.stops_before_draw(&rows[0].signals);
         let mut stands = match round.decoding.choice {

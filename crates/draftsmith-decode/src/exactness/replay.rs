@@ -227,6 +227,13 @@ fn by_round(case: &Case, head: HeadTiming, decoding: Decoding) -> Models<'_, Tab
     models
 }
 
+/// Returns the same where one forward drafts a whole round.
+fn at_once(case: &Case, head: HeadTiming, decoding: Decoding) -> Models<'_, Table, Drafting> {
+    let mut models = by_round(case, head, decoding);
+    models.drafter.at_once = true;
+    models
+}
+
 pub(super) fn self_draft(
     case: &Case,
     head: HeadTiming,
@@ -246,6 +253,7 @@ fn greedy_replay_has_the_counts_of_decoding() {
                 separate(&case, head, decoding).assert_same_counts();
                 self_draft(&case, head, decoding).assert_same_counts();
                 by_round(&case, head, decoding).assert_same_counts();
+                at_once(&case, head, decoding).assert_same_counts();
             }
         }
     }

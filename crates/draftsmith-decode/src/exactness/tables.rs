@@ -164,13 +164,15 @@ pub(super) struct Drafting {
     pub(super) table: Table,
     /// Whether its rows depend on the number of candidates before them in the round.
     pub(super) by_round: bool,
+    /// Whether one forward computes the rows of a whole round.
+    pub(super) at_once: bool,
     /// The paths before each row of the last step, by slot.
     read: [Vec<Vec<u32>>; NUM_SLOTS],
 }
 
 impl From<&Table> for Drafting {
     fn from(table: &Table) -> Self {
-        Self { table: table.clone(), by_round: false, read: Default::default() }
+        Self { table: table.clone(), by_round: false, at_once: false, read: Default::default() }
     }
 }
 
@@ -213,7 +215,11 @@ impl<T> StepDrafter<T> for Drafting {
         let row_of = |(row, prefix): ((&DraftStep<'_>, usize), &Vec<u32>)| {
             let depth = if self.by_round { row.0.num_candidates as u64 } else { 0 };
             let table = Table { seed: self.table.seed + 10_000 * depth, ..self.table.clone() };
-            table.draft_row(row, prefix)
+            let drafted = table.draft_row(row, prefix);
+            match self.at_once && row.0.num_candidates > 0 {
+                true => drafted.without_forward(),
+                false => drafted,
+            }
         };
         Ok(rows.map(row_of).collect())
     }

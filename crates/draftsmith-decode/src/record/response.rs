@@ -1,6 +1,8 @@
 //! A response that is being recorded.
 
-use draftsmith_theory::{Decoding, Draws, RecordedPlace, SignalNeeds, TokenChoice, argmax};
+use draftsmith_theory::{
+    Decoding, Draws, RecordedPlace, RoundForwards, SignalNeeds, TokenChoice, argmax,
+};
 
 use super::RecordOptions;
 use super::recorder::RecordedStep;
@@ -22,6 +24,8 @@ pub(super) struct RunningResponse<'a> {
     pub(super) tokens: Vec<u32>,
     /// The recorded positions.
     pub(super) places: Vec<RecordedPlace>,
+    /// The forwards that the rounds took.
+    pub(super) forwards: RoundForwards,
     /// The target's rows from a position of the response on.
     pub(super) ahead: Option<(usize, Logits)>,
 }

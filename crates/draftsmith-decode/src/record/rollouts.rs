@@ -1,7 +1,8 @@
 //! Rollouts: a rejected candidate and the candidates that the drafter proposes after it, or whole rounds.
 
 use draftsmith_theory::{
-    CandidateSource, DraftPhase, DrawnToken, Draws, Proposal, RecordedCandidate, SignalNeeds,
+    CandidateSource, DraftPhase, DrawnToken, Draws, Proposal, RecordedCandidate, RoundForwards,
+    SignalNeeds,
 };
 
 use super::RecordOptions;
@@ -90,6 +91,9 @@ impl<T: Target> Recorder<'_, T> {
                     rollout.candidates.last_mut().expect("a rollout begins with a candidate");
                 enter(step.predicted_of_read(), last);
                 let one = &mut running[rollout.number];
+                if step.row.num_forwards == 0 {
+                    one.forwards = RoundForwards::Once;
+                }
                 let given = self.given(rollout, one, &step)?;
                 self.advance(rollout, one, &step, given)?;
             }

@@ -1,36 +1,56 @@
 //! The kind `adapter` (Kangaroo): the target's first layers and an adapter.
 
+use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
+use draftsmith_data::ResponseRow;
 use draftsmith_decode::{NamedParts, SelfDraftParts};
-use draftsmith_model::{AdapterConfig, DrafterModel, ModelConfig, WeightDtype};
+use draftsmith_model::{AdapterConfig, CausalLm, DrafterModel, ModelConfig, WeightDtype};
 use draftsmith_train::{
-    AdapterTraining, ExitLayers, InitialWeights, OptimizerSettings, Teaching, TrainError,
+    AdapterScores, AdapterTraining, Ending, ExitLayers, InitialWeights, OptimizerSettings,
+    Teaching, TrainError, TrainedExport, TrainingRun, train_adapters,
 };
 use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
-use super::{DrafterKind, DrafterRecipes, KindTraining, Role};
-use crate::exports::{AdapterExport, ExportKind, describe_adapter, need_export};
+use super::{
+    DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
+    read_kind, settings_table,
+};
+use crate::exports::forms::{self, ExportForm};
+use crate::exports::{AdapterExport, ExportEntry, describe_adapter, inspected};
 use draftsmith_report::{ModelSummary, Road};
+
+/// The kind's entry in the table.
+pub static ENTRY: KindEntry = KindEntry {
+    name: "adapter",
+    read: read_kind::<AdapterKind>,
+    directory: Some(KindDirectory {
+        key: "path",
+        export: ExportEntry {
+            text: "self-draft adapter",
+            known_by: "exit_layer",
+            is_of: |keys| keys.contains_key("exit_layer"),
+            command: Some("train-drafter"),
+            forms: &[
+                ExportForm::new("draft-model", forms::draft_model::export),
+                ExportForm::stopping("transformers", forms::transformers::of_adapter),
+                ExportForm::stopping("vllm", forms::vllm::of_adapter),
+                ExportForm::new("kangaroo", forms::foreign::kangaroo),
+            ],
+            inspect: inspected::adapter,
+        },
+    }),
+};
 
 /// How the adapter is trained, with one `exit_layer`, or the directory of a trained one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct AdapterKind(pub Origin<AdapterTraining>);
-
-impl AdapterKind {
-    /// The kind's name in recipes.
-    pub(super) const NAME: &str = "adapter";
-
-    /// Builds the kind for the trained adapter in a directory, without reading it.
-    pub fn in_dir(dir: &Path) -> Self {
-        Self(Origin::Path(dir.to_path_buf()))
-    }
-}
 
 /// Returns a training's exit layer. A recipe that was checked has exactly one; of several, this is the first.
 pub fn exit_layer(training: &AdapterTraining) -> usize {
@@ -38,6 +58,14 @@ pub fn exit_layer(training: &AdapterTraining) -> usize {
 }
 
 impl DrafterKind for AdapterKind {
+    fn entry(&self) -> &'static KindEntry {
+        &ENTRY
+    }
+
+    fn settings(&self) -> toml::Table {
+        settings_table(self)
+    }
+
     fn text(&self) -> String {
         let exit_layer = match &self.0 {
             Origin::Training(training) => Some(exit_layer(training)),
@@ -65,6 +93,7 @@ impl DrafterKind for AdapterKind {
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
         let Loading { id, workspace, .. } = *loading;
         let dir = loading.export_dir();
+        need(&dir)?;
         let export = AdapterExport::read(&dir, workspace)?;
         let head = match loading.head_dir()? {
             Some(head) => Some(export.head(&head, workspace)?),
@@ -77,7 +106,7 @@ impl DrafterKind for AdapterKind {
         };
         let parts = NamedParts { id, parts: Arc::new(parts) };
         let sizes = vec![(id, num_read(workspace.models.target_config()?, &export))];
-        Ok(LoadedDrafter { parts, head, dir: Some(dir), adapter: Some(export), sizes })
+        Ok(LoadedDrafter { parts, head, dir: Some(dir), sizes })
     }
 
     fn role(&self) -> Role {
@@ -90,10 +119,6 @@ impl DrafterKind for AdapterKind {
 
     fn training(&self) -> Option<&dyn KindTraining> {
         self.0.training().map(|training| training as _)
-    }
-
-    fn adapter(&self) -> Option<&AdapterTraining> {
-        self.0.training()
     }
 
     fn num_first_layers(&self) -> usize {
@@ -120,7 +145,7 @@ impl DrafterKind for AdapterKind {
 
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
         let dir = loading.export_dir();
-        need_export(ExportKind::Adapter, &dir)?;
+        need(&dir)?;
         let config = AdapterConfig::from_dir(&dir)?;
         let shape = format!("{} {}", config.exit_layer, config.model.to_json("float32"));
         loading.workspace.artifacts.export_hash(&dir, &shape)
@@ -136,11 +161,11 @@ impl DrafterKind for AdapterKind {
         loading: &Loading<'_>,
         loaded: &LoadedDrafter,
     ) -> Result<Vec<ModelSummary>> {
-        let own = loaded.adapter.as_ref().map(|export| {
-            loading.dir_summary(loading.id.as_str(), &export.dir, describe_adapter(export))
-        });
+        let dir = loading.export_dir();
+        let text = describe_adapter(&AdapterConfig::from_dir(&dir)?);
+        let own = loading.dir_summary(loading.id.as_str(), &dir, text);
         let head = loaded.head.as_ref().map(|head| loading.head_summary(head));
-        own.into_iter().chain(head).collect()
+        [own].into_iter().chain(head).collect()
     }
 
     fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
@@ -156,6 +181,10 @@ impl KindTraining for AdapterTraining {
         &self.optimizer
     }
 
+    fn dtype(&self) -> WeightDtype {
+        self.dtype
+    }
+
     fn teacher(&self) -> Teaching {
         self.teacher
     }
@@ -167,6 +196,77 @@ impl KindTraining for AdapterTraining {
         }
         Err(TrainError::ExitLayer { exit_layer, num_layers })
     }
+
+    fn settings(&self) -> Value {
+        json!(self)
+    }
+
+    fn pass(&self) -> Value {
+        let mut settings = json!(self);
+        settings["exit_layer"] = Value::Null;
+        settings
+    }
+
+    fn shown(&self) -> &'static [&'static str] {
+        &["cross-entropy", "agreement", "overlap"]
+    }
+
+    fn train(
+        &self,
+        all: &[&dyn KindTraining],
+        target: &CausalLm,
+        rows: &[ResponseRow],
+        seed: u64,
+        run: TrainingRun<'_>,
+    ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
+        let exit_layers =
+            all.iter().filter_map(|one| (*one as &dyn Any).downcast_ref::<Self>().map(exit_layer));
+        let exit_layer = ExitLayers::Many(exit_layers.collect());
+        let settings = Self { exit_layer, ..self.clone() };
+        let trained = train_adapters(target, rows, &settings, seed, run)?;
+        Ok(trained.map(|all| all.into_iter().map(TrainedExport::from).collect()))
+    }
+
+    fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {
+        let config = AdapterConfig::from_dir(dir)?;
+        let scores: AdapterScores = serde_json::from_value(scores.clone())?;
+        let (vocabulary, coverage) =
+            (config.draft_vocabulary.as_ref(), config.vocabulary_coverage());
+        let drafted = match vocabulary.zip(coverage) {
+            Some((vocabulary, coverage)) => format!(
+                ", drafting {} tokens: {:.1} % of the validation responses', to which the scores \
+                 are limited",
+                vocabulary.ids().len(),
+                coverage * 100.0
+            ),
+            None => String::new(),
+        };
+        let lines = format!(
+            "{}, {} parameters{drafted}\nvalidation over {} tokens: cross-entropy {:.4} (the target's \
+             own {:.4}), agreement {:.4}, overlap {:.4}",
+            config.architecture,
+            config.num_parameters(),
+            scores.num_tokens,
+            scores.cross_entropy,
+            scores.target_entropy,
+            scores.agreement,
+            scores.overlap,
+        );
+        let place = format!("behind layer {}", config.exit_layer);
+        let properties = [
+            ("exit_layer", json!(config.exit_layer)),
+            ("architecture", json!(config.architecture)),
+            ("num_parameters", json!(config.num_parameters())),
+        ];
+        let properties =
+            properties.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
+        Ok(TrainedText { place, lines, properties }.with_vocabulary(vocabulary, coverage))
+    }
+}
+
+/// Checks that an adapter is in a directory.
+fn need(dir: &Path) -> Result<()> {
+    ENTRY.directory.iter().try_for_each(|directory| directory.export.need(dir))
 }
 
 /// Counts the parameters that a draft forward reads: the target's first layers, the adapter, and the LM head's

@@ -13,9 +13,16 @@ use draftsmith_theory::{
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
-use super::{DrafterKind, DrafterRecipes, Role, check_members, names_text};
+use super::{
+    DrafterKind, DrafterRecipes, KindEntry, Role, check_members, names_text, read_kind,
+    settings_table,
+};
 use crate::recipe::keys::{one, require};
 use draftsmith_report::{DecodingName, ModelSummary, Road};
+
+/// The kind's entry in the table.
+pub static ENTRY: KindEntry =
+    KindEntry { name: "cascade", read: read_kind::<CascadeKind>, directory: None };
 
 /// A cascade.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -231,6 +238,14 @@ impl ChainRuleRecipe {
 }
 
 impl DrafterKind for CascadeKind {
+    fn entry(&self) -> &'static KindEntry {
+        &ENTRY
+    }
+
+    fn settings(&self) -> toml::Table {
+        settings_table(self)
+    }
+
     fn text(&self) -> String {
         "cascade".to_owned()
     }
@@ -299,7 +314,7 @@ impl DrafterKind for CascadeKind {
         let parts = Arc::new(CascadeParts { config: self.config()?, drafters });
         let parts = NamedParts { id: loading.id, parts };
         let sizes = members.into_iter().flat_map(|member| member.sizes).collect();
-        Ok(LoadedDrafter { parts, head: None, dir: None, adapter: None, sizes })
+        Ok(LoadedDrafter { parts, head: None, dir: None, sizes })
     }
 
     fn summaries(

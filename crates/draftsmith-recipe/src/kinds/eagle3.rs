@@ -1,38 +1,71 @@
 //! The kind `eagle3`: a drafter that reads the target's hidden states after three of its layers.
 
+use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
+use draftsmith_data::ResponseRow;
 use draftsmith_decode::{Eagle3Parts, NamedParts};
-use draftsmith_model::{DrafterModel, Eagle3, Eagle3Config, WeightDtype, check_trained_with};
+use draftsmith_model::{
+    CausalLm, DrafterModel, Eagle3, Eagle3Config, WeightDtype, check_trained_with,
+};
 use serde::{Deserialize, Serialize};
 
-use draftsmith_train::{Eagle3Training, OptimizerSettings, Teaching, TrainError};
+use draftsmith_train::{
+    Eagle3Scores, Eagle3Training, Ending, OptimizerSettings, Teaching, TrainError, TrainedExport,
+    TrainingRun, train_eagle3,
+};
+use serde_json::{Value, json};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
-use super::{DrafterKind, DrafterRecipes, KindTraining, Role, ServedAs};
-use crate::exports::{ExportKind, need_export, read_self_drafts_head};
+use super::{
+    DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
+    read_kind, settings_table,
+};
+use crate::exports::forms::{self, ExportForm};
+use crate::exports::servers::{AS_EAGLE3, ServerFlags};
+use crate::exports::{ExportEntry, inspected, read_self_drafts_head};
 use draftsmith_report::{ModelSummary, Road};
+
+/// The kind's entry in the table.
+pub static ENTRY: KindEntry = KindEntry {
+    name: "eagle3",
+    read: read_kind::<Eagle3Kind>,
+    directory: Some(KindDirectory {
+        key: "path",
+        export: ExportEntry {
+            text: "EAGLE-3 drafter",
+            known_by: "draft_vocab_size",
+            is_of: Eagle3Config::is_of,
+            command: Some("train-drafter"),
+            forms: &[ExportForm::new("eagle3", forms::eagle3::export)],
+            inspect: inspected::eagle3,
+        },
+    }),
+};
 
 /// How the drafter is trained, or the directory of a trained one, as vLLM, SGLang and llama.cpp load it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Eagle3Kind(pub Origin<Eagle3Training>);
 
-impl Eagle3Kind {
-    /// The kind's name in recipes.
-    pub(super) const NAME: &str = "eagle3";
-}
-
 impl DrafterKind for Eagle3Kind {
+    fn entry(&self) -> &'static KindEntry {
+        &ENTRY
+    }
+
+    fn settings(&self) -> toml::Table {
+        settings_table(self)
+    }
+
     fn text(&self) -> String {
         "EAGLE-3".to_owned()
     }
 
-    fn served_as(&self) -> ServedAs {
-        ServedAs::Eagle3
+    fn served(&self) -> &'static ServerFlags {
+        &AS_EAGLE3
     }
 
     fn road(&self) -> Road {
@@ -47,7 +80,7 @@ impl DrafterKind for Eagle3Kind {
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
         let (models, id) = (&loading.workspace.models, loading.id);
         let dir = loading.export_dir();
-        need_export(ExportKind::Eagle3, &dir)?;
+        need(&dir)?;
         let (shape, dtype) = (models.target_shape()?, models.dtype);
         let (config, model) = Eagle3::from_dir(&dir, shape, dtype, models.device())?;
         let now = || models.target_hash().map(str::to_owned);
@@ -68,7 +101,7 @@ impl DrafterKind for Eagle3Kind {
             head: head.as_ref().map(|head| head.head.clone()),
         });
         let parts = NamedParts { id, parts };
-        Ok(LoadedDrafter { parts, head, dir: Some(dir), adapter: None, sizes: vec![(id, size)] })
+        Ok(LoadedDrafter { parts, head, dir: Some(dir), sizes: vec![(id, size)] })
     }
 
     fn role(&self) -> Role {
@@ -83,10 +116,6 @@ impl DrafterKind for Eagle3Kind {
         self.0.training().map(|training| training as _)
     }
 
-    fn eagle3(&self) -> Option<&Eagle3Training> {
-        self.0.training()
-    }
-
     /// Returns `usize::MAX` for all layers, since the hidden states that the drafter reads go deep.
     fn num_first_layers(&self) -> usize {
         usize::MAX
@@ -94,7 +123,7 @@ impl DrafterKind for Eagle3Kind {
 
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
         let dir = loading.export_dir();
-        need_export(ExportKind::Eagle3, &dir)?;
+        need(&dir)?;
         let num_layers = loading.workspace.models.target_shape()?.num_layers;
         let config = Eagle3Config::from_dir(&dir, num_layers)?;
         let shape = (config.target_layers, config.norm_before_residual);
@@ -140,6 +169,10 @@ impl KindTraining for Eagle3Training {
         &self.optimizer
     }
 
+    fn dtype(&self) -> WeightDtype {
+        self.dtype
+    }
+
     fn teacher(&self) -> Teaching {
         self.teacher
     }
@@ -147,6 +180,76 @@ impl KindTraining for Eagle3Training {
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
         Self::check_layers(self, num_layers)
     }
+
+    fn settings(&self) -> Value {
+        json!(self)
+    }
+
+    fn pass(&self) -> Value {
+        let mut settings = json!(self);
+        for own in ["layers", "num_steps", "step_weight", "initial", "loss", "loss_chunk"] {
+            settings[own] = Value::Null;
+        }
+        settings
+    }
+
+    fn shown(&self) -> &'static [&'static str] {
+        &["accepted length", "agreement", "cross-entropy"]
+    }
+
+    fn train(
+        &self,
+        all: &[&dyn KindTraining],
+        target: &CausalLm,
+        rows: &[ResponseRow],
+        seed: u64,
+        run: TrainingRun<'_>,
+    ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
+        let trainings = all.iter().filter_map(|one| (*one as &dyn Any).downcast_ref::<Self>());
+        let trainings: Vec<Self> = trainings.cloned().collect();
+        let trained = train_eagle3(target, rows, &trainings, seed, run)?;
+        Ok(trained.map(|all| all.into_iter().map(TrainedExport::from).collect()))
+    }
+
+    fn describe(&self, dir: &Path, num_layers: usize, scores: &Value) -> Result<TrainedText> {
+        let config = Eagle3Config::from_dir(dir, num_layers)?;
+        let scores: Eagle3Scores = serde_json::from_value(scores.clone())?;
+        let [low, middle, high] = config.target_layers;
+        let (vocabulary, coverage) =
+            (config.draft_vocabulary.as_ref(), config.vocabulary_coverage());
+        let drafted = match vocabulary.zip(coverage) {
+            Some((vocabulary, coverage)) => format!(
+                ", drafting {} tokens: {:.1} % of the validation responses'",
+                vocabulary.ids().len(),
+                coverage * 100.0
+            ),
+            None => String::new(),
+        };
+        let shares = scores.agreement.as_slice().iter().map(|share| format!("{share:.3}"));
+        let shares = shares.collect::<Vec<_>>().join(" ");
+        let lines = format!(
+            "{} parameters{drafted}\nvalidation over {} tokens: accepted length {:.3}, agreement by step \
+             {shares}, cross-entropy {:.4}, overlap {:.4}",
+            config.num_parameters(),
+            scores.num_tokens,
+            scores.accepted_length,
+            scores.cross_entropy,
+            scores.overlap,
+        );
+        let place = format!("over layers {low}, {middle} and {high}");
+        let properties = [
+            ("layers", json!(config.target_layers)),
+            ("num_parameters", json!(config.num_parameters())),
+        ];
+        let properties =
+            properties.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
+        Ok(TrainedText { place, lines, properties }.with_vocabulary(vocabulary, coverage))
+    }
+}
+
+/// Checks that a drafter is in a directory.
+fn need(dir: &Path) -> Result<()> {
+    ENTRY.directory.iter().try_for_each(|directory| directory.export.need(dir))
 }
 
 /// Checks that the drafter's hidden states have the width of the target's. A head needs that, because it reads

@@ -9,9 +9,7 @@ use draftsmith_report::{DrafterName, ModelSummary};
 use draftsmith_theory::DrafterId;
 
 use super::{DrafterRecipe, DrafterRecipes, names_text};
-use crate::exports::{
-    AdapterExport, ExportKind, HeadExport, describe_head, found_adapter_head, need_export,
-};
+use crate::exports::{HEAD, HeadExport, describe_head, found_adapter_head};
 use crate::watch::Silent;
 use crate::workspace::{Workspace, hash_dir};
 
@@ -36,8 +34,6 @@ pub struct LoadedDrafter {
     pub head: Option<HeadExport>,
     /// The directory of its own export, if it is trained.
     pub dir: Option<PathBuf>,
-    /// Its adapter, if it is a self-draft.
-    pub adapter: Option<AdapterExport>,
     /// The parameters that a forward reads, by the drafter that it is counted for; 0 for look-ups.
     pub sizes: Vec<(DrafterId, f64)>,
 }
@@ -86,7 +82,7 @@ impl<'a> Loading<'a> {
     pub fn head_dir(&self) -> Result<Option<PathBuf>> {
         let dir = self.drafters.head_dir(&self.home, self.id);
         if let Some(dir) = &dir {
-            need_export(ExportKind::Head, dir)?;
+            HEAD.need(dir)?;
             return Ok(Some(dir.clone()));
         }
         // An adapter that was trained elsewhere may have brought one along.

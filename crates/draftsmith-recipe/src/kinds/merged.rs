@@ -9,9 +9,16 @@ use draftsmith_theory::{DrafterId, LookupFirst, MAX_DRAFTERS};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
-use super::{DrafterKind, DrafterRecipes, Role, check_members, names_text};
+use super::{
+    DrafterKind, DrafterRecipes, KindEntry, Role, check_members, names_text, read_kind,
+    settings_table,
+};
 use crate::recipe::keys::require;
 use draftsmith_report::{ModelSummary, Road};
+
+/// The kind's entry in the table.
+pub static ENTRY: KindEntry =
+    KindEntry { name: "merged", read: read_kind::<MergedKind>, directory: None };
 
 /// The settings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -24,6 +31,14 @@ pub struct MergedKind {
 }
 
 impl DrafterKind for MergedKind {
+    fn entry(&self) -> &'static KindEntry {
+        &ENTRY
+    }
+
+    fn settings(&self) -> toml::Table {
+        settings_table(self)
+    }
+
     fn text(&self) -> String {
         "merged drafts".to_owned()
     }
@@ -62,7 +77,7 @@ impl DrafterKind for MergedKind {
         let parts = Arc::new(MergedParts { drafters, lookup: self.lookup });
         let parts = NamedParts { id: loading.id, parts };
         let sizes = members.into_iter().flat_map(|member| member.sizes).collect();
-        Ok(LoadedDrafter { parts, head: None, dir: None, adapter: None, sizes })
+        Ok(LoadedDrafter { parts, head: None, dir: None, sizes })
     }
 
     fn summaries(

@@ -11,9 +11,28 @@ use draftsmith_theory::DrafterId;
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
-use super::{DrafterKind, DrafterRecipes, Role};
-use crate::exports::{HeadExport, read_model_head, summary_of};
+use super::{
+    DrafterKind, DrafterRecipes, KindDirectory, KindEntry, Role, read_kind, settings_table,
+};
+use crate::exports::{ExportEntry, HeadExport, inspected, read_model_head, summary_of};
 use draftsmith_report::{ModelSummary, Road};
+
+/// The kind's entry in the table.
+pub static ENTRY: KindEntry = KindEntry {
+    name: "model",
+    read: read_kind::<ModelKind>,
+    directory: Some(KindDirectory {
+        key: "model",
+        export: ExportEntry {
+            text: "draft model",
+            known_by: "model_type",
+            is_of: |keys| keys.contains_key("model_type") || keys.contains_key("architectures"),
+            command: None,
+            forms: &[],
+            inspect: inspected::model,
+        },
+    }),
+};
 
 /// The settings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -24,6 +43,14 @@ pub struct ModelKind {
 }
 
 impl DrafterKind for ModelKind {
+    fn entry(&self) -> &'static KindEntry {
+        &ENTRY
+    }
+
+    fn settings(&self) -> toml::Table {
+        settings_table(self)
+    }
+
     fn text(&self) -> String {
         "separate draft".to_owned()
     }
@@ -97,6 +124,6 @@ impl LoadedDrafter {
     /// Wraps a draft model in memory, with its head.
     pub fn of_model(id: DrafterId, model: &CausalLm, head: Option<HeadExport>) -> Self {
         let sizes = vec![(id, model.config().num_parameters() as f64)];
-        Self { parts: parts(id, model, head.as_ref()), head, dir: None, adapter: None, sizes }
+        Self { parts: parts(id, model, head.as_ref()), head, dir: None, sizes }
     }
 }

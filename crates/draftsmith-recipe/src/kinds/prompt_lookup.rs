@@ -14,7 +14,7 @@ use draftsmith_theory::{Bigrams, MaxGramConfig, SearchedText};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
-use super::{DrafterKind, DrafterRecipes, Role};
+use super::{DrafterKind, DrafterRecipes, KindEntry, Role, read_kind, settings_table};
 use crate::recipe::keys::require;
 use crate::workspace::Workspace;
 use draftsmith_report::Road;
@@ -24,6 +24,10 @@ const LISTS: [&str; 2] = ["bigram.token", "bigram.next"];
 /// Metadata of the file: the hash of its tokenizer, and the counted texts.
 const TOKENIZER: &str = "tokenizer";
 const COUNTED: &str = "counted";
+
+/// The kind's entry in the table.
+pub static ENTRY: KindEntry =
+    KindEntry { name: "prompt-lookup", read: read_kind::<PromptLookupKind>, directory: None };
 
 /// The settings.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -45,6 +49,14 @@ impl Default for PromptLookupKind {
 }
 
 impl DrafterKind for PromptLookupKind {
+    fn entry(&self) -> &'static KindEntry {
+        &ENTRY
+    }
+
+    fn settings(&self) -> toml::Table {
+        settings_table(self)
+    }
+
     fn text(&self) -> String {
         "prompt lookup (Max-Gram)".to_owned()
     }
@@ -64,7 +76,7 @@ impl DrafterKind for PromptLookupKind {
         let bigrams = bigrams.as_deref().map(|path| read_bigrams(path, workspace)).transpose()?;
         let config = MaxGramConfig { searched: *searched, min_match: *min_match };
         let parts = NamedParts { id, parts: Arc::new(LookUpParts { config, bigrams }) };
-        Ok(LoadedDrafter { parts, head: None, dir: None, adapter: None, sizes: vec![(id, 0.0)] })
+        Ok(LoadedDrafter { parts, head: None, dir: None, sizes: vec![(id, 0.0)] })
     }
 
     fn role(&self) -> Role {

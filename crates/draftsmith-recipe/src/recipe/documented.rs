@@ -86,15 +86,16 @@ fn the_readme_lists_every_key_with_its_default() {
     // Drafters are written as TOML, which leaves out absent keys, so we take each table by itself.
     sections.as_object_mut().expect("it has sections").remove("drafters").expect("it is written");
     let head = recipe.trained_head().map(|(_, training)| serde_json::to_value(training));
-    let adapter =
-        recipe.trained_adapters().pop().map(|(_, training)| serde_json::to_value(training));
-    let eagle3 = recipe.trained_eagle3().pop().map(|(_, training)| serde_json::to_value(training));
+    let trained = |name: &str| {
+        let drafter = recipe.drafters.iter().find(|(_, it)| it.kind.entry().name == name)?.1;
+        Some(drafter.kind.training()?.settings())
+    };
     let mut keys = Keys::new();
     add(&mut keys, "", sections);
     for (table, value) in [
         ("head", head.expect("the draft has a head")),
-        ("adapter", adapter.expect("there is an adapter")),
-        ("eagle3", eagle3.expect("there is an EAGLE-3 drafter")),
+        ("adapter", Ok(trained("adapter").expect("there is an adapter"))),
+        ("eagle3", Ok(trained("eagle3").expect("there is an EAGLE-3 drafter"))),
         ("lookup", serde_json::to_value(PromptLookupKind::default())),
     ] {
         add(&mut keys, table, value.expect("settings are JSON"));

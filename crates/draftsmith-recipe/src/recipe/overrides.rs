@@ -4,10 +4,10 @@
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
 
-use crate::kinds::default_dtype;
+use crate::kinds::{Kinds, default_dtype};
 
 /// The command line's changes.
-#[derive(Debug, Clone, Copy, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Overrides<'a> {
     /// Entries `KEY=VALUE`.
     pub keys: &'a [String],
@@ -17,6 +17,8 @@ pub struct Overrides<'a> {
     pub dtype: WeightDtype,
     /// Whether a malformed record in a prompt file is an error.
     pub is_strict: bool,
+    /// The kinds that drafters may have.
+    pub kinds: Kinds,
 }
 
 impl Overrides<'_> {
@@ -28,7 +30,7 @@ impl Overrides<'_> {
         if !self.dtype.is_f32()
             && let Some(drafters) = table.get_mut("drafters").and_then(toml::Value::as_table_mut)
         {
-            default_dtype(drafters, self.dtype.name());
+            default_dtype(drafters, self.dtype.name(), &self.kinds);
         }
         Ok(!self.keys.is_empty() || !self.dtype.is_f32())
     }

@@ -1,8 +1,5 @@
 //! Defaults, overrides and what is refused.
 
-use crate::kinds::Kind;
-use crate::kinds::adapter::AdapterKind;
-use crate::kinds::origin::Origin;
 use draftsmith_model::WeightDtype;
 use draftsmith_report::DecodingName;
 use draftsmith_theory::{Decoding, DrafterId, TokenChoice};
@@ -102,10 +99,8 @@ fn the_command_lines_dtype_applies_to_trainings_without_one() {
             .map(|name| drafters.get(name.parse().expect("a name")).expect("there"));
         let [head, of_adapter] =
             [draft, exit].map(|drafter| drafter.head_training().expect("one").dtype);
-        let Kind::Adapter(AdapterKind(Origin::Training(adapter))) = &exit.kind else {
-            panic!("an adapter that is trained");
-        };
-        [head, adapter.dtype, of_adapter]
+        let adapter = exit.kind.training().expect("an adapter that is trained");
+        [head, adapter.dtype(), of_adapter]
     };
     use WeightDtype::{Bf16, F32};
     assert_eq!(dtypes(F32, &[]), [F32; 3]);
@@ -115,7 +110,7 @@ fn the_command_lines_dtype_applies_to_trainings_without_one() {
     // It adds no section.
     std::fs::write(&path, RECIPE).expect("written");
     let recipe = Recipe::read(&path, &Overrides { dtype: Bf16, ..Overrides::default() });
-    assert!(recipe.expect("reads").trained_adapters().is_empty());
+    assert!(recipe.expect("reads").trained_self_drafts().is_empty());
 }
 
 #[test]

@@ -92,6 +92,7 @@ impl Trainee for AdapterLearner {
     type Tally = AdapterTally;
     type Scores = AdapterScores;
 
+    const SECTION: Section = "adapter";
     const FROZEN: &'static str = "target";
     const SCORES: &'static [Score<AdapterScores>] = &[
         Score {
@@ -103,10 +104,6 @@ impl Trainee for AdapterLearner {
         Score { name: "agreement", higher_is_better: true, pick: |scores| scores.agreement },
         Score { name: "overlap", higher_is_better: true, pick: |scores| scores.overlap },
     ];
-
-    fn section(&self) -> Section {
-        Section::Adapter
-    }
 
     fn part(self) -> Adapter {
         self.adapter

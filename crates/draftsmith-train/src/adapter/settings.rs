@@ -7,7 +7,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::adapter::Lessons;
 use crate::adapter::distillation::DistillationLoss;
-use crate::error::{Section, TrainError};
+use crate::error::TrainError;
 use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
 use crate::states::{FeatureFormat, Features};
@@ -133,7 +133,7 @@ impl AdapterTraining {
     /// # Errors
     /// [`TrainError::Setting`] with the first key that is out of range.
     pub fn validate(&self) -> Result<(), TrainError> {
-        let section = Section::Adapter;
+        let section = "adapter";
         let invalid =
             |key, value, expected| Err(TrainError::Setting { section, key, value, expected });
         let exit_layers = self.exit_layer.to_vec();
@@ -164,7 +164,7 @@ impl AdapterTraining {
 impl AdapterTraining {
     pub(crate) fn lessons(&self) -> Lessons<'_> {
         Lessons {
-            section: Section::Adapter,
+            section: "adapter",
             layers: self.exit_layer.to_vec(),
             reads_tokens: false,
             caps_own_heads: true,

@@ -98,6 +98,7 @@ impl Trainee for Eagle3Learner {
     type Tally = Eagle3Tally;
     type Scores = Eagle3Scores;
 
+    const SECTION: Section = "eagle3";
     const FROZEN: &'static str = "target";
     const SCORES: &'static [Score<Eagle3Scores>] = &[
         Score {
@@ -117,10 +118,6 @@ impl Trainee for Eagle3Learner {
         },
         Score { name: "overlap", higher_is_better: true, pick: |scores| scores.overlap },
     ];
-
-    fn section(&self) -> Section {
-        Section::Eagle3
-    }
 
     fn part(self) -> Eagle3 {
         self.drafter

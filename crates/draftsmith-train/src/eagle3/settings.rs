@@ -7,7 +7,7 @@ use super::scores::MAX_STEPS;
 use crate::adapter::Lessons;
 use crate::adapter::distillation::DistillationLoss;
 use crate::adapter::settings::{InitialWeights, Teaching};
-use crate::error::{Section, TrainError};
+use crate::error::TrainError;
 use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
 use crate::states::{FeatureFormat, Features};
@@ -82,7 +82,7 @@ impl Eagle3Training {
     /// # Errors
     /// [`TrainError::Setting`] with the first key that is out of range.
     pub fn validate(&self) -> Result<(), TrainError> {
-        let section = Section::Eagle3;
+        let section = "eagle3";
         let invalid =
             |key, value, expected| Err(TrainError::Setting { section, key, value, expected });
         if let Some(layers) = self.layers
@@ -121,7 +121,7 @@ impl Eagle3Training {
         match self.layers {
             Some(layers) if layers.iter().any(|layer| *layer >= num_layers) => {
                 Err(TrainError::Setting {
-                    section: Section::Eagle3,
+                    section: "eagle3",
                     key: "layers",
                     value: format!("{layers:?}"),
                     expected: "numbers below the target's number of layers",
@@ -145,7 +145,7 @@ impl Eagle3Training {
         layers.sort_unstable();
         layers.dedup();
         Lessons {
-            section: Section::Eagle3,
+            section: "eagle3",
             layers,
             reads_tokens: true,
             caps_own_heads: false,

@@ -18,9 +18,6 @@ pub(crate) struct HeadLearner {
     pub(crate) head: AcceptanceHead,
     #[module(skip)]
     pub(crate) rejection_weight: f64,
-    /// The recipe's section, for messages.
-    #[module(skip)]
-    pub(crate) section: Section,
 }
 
 /// The outputs of a batch.
@@ -54,6 +51,7 @@ impl Trainee for HeadLearner {
     type Tally = HeadMetrics;
     type Scores = HeadScores;
 
+    const SECTION: Section = "head";
     const FROZEN: &'static str = "draft";
     const SCORES: &'static [Score<HeadScores>] = &[
         Score { name: "KL", higher_is_better: false, pick: |scores| scores.kl },
@@ -67,10 +65,6 @@ impl Trainee for HeadLearner {
         Score { name: "Brier", higher_is_better: false, pick: |scores| scores.brier },
         Score { name: "ECE", higher_is_better: false, pick: |scores| scores.ece },
     ];
-
-    fn section(&self) -> Section {
-        self.section
-    }
 
     fn part(self) -> AcceptanceHead {
         self.head
@@ -176,11 +170,8 @@ mod tests {
         };
         let settings = BatchSettings { seed: 7, batch_size: 3, gradient_accumulation: 2 };
         let config = AcceptanceHeadConfig { reads, ..AcceptanceHeadConfig::new(16, 2, false) };
-        let learner = HeadLearner {
-            head: config.init(&Device::flex().autodiff()),
-            rejection_weight: 6.0,
-            section: Section::Head,
-        };
+        let learner =
+            HeadLearner { head: config.init(&Device::flex().autodiff()), rejection_weight: 6.0 };
         let batches = |lengths| -> Vec<TrainingBatch<HeadBatch>> {
             let source = HeadSource { lengths, ..source.clone() };
             Loader { source, settings }.batches(1, 0).collect()
@@ -214,7 +205,6 @@ mod tests {
         let learner = HeadLearner {
             head: AcceptanceHeadConfig::new(4, 1, true).init(&Device::flex()),
             rejection_weight,
-            section: Section::Head,
         };
         let mut tally = learner.tally();
         tally.update(predicted_prob, label);

@@ -51,6 +51,9 @@ impl HeadLabels {
     }
 }
 
+/// The table of the keys, in messages.
+const SECTION: Section = "head";
+
 /// The settings of [`train_heads`](crate::train_heads). Every key is optional.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -161,10 +164,11 @@ impl HeadTraining {
     /// Checks every setting's range.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with the first key of `section` that is out of range.
-    pub fn validate(&self, section: Section) -> Result<(), TrainError> {
+    /// [`TrainError::Setting`] with the first key of `head` that is out of range.
+    pub fn validate(&self) -> Result<(), TrainError> {
+        let section = SECTION;
         self.optimizer.check(section)?;
-        self.sweep.iter().try_for_each(|sweep| sweep.validate(section))?;
+        self.sweep.iter().try_for_each(|sweep| sweep.validate())?;
         check_numbers(
             section,
             &[
@@ -218,31 +222,26 @@ impl HeadSweep {
     /// Checks that every list has different values in range.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with the first invalid key of `section`.
-    fn validate(&self, section: Section) -> Result<(), TrainError> {
+    /// [`TrainError::Setting`] with the first invalid key.
+    fn validate(&self) -> Result<(), TrainError> {
         let depths = self.num_layers.as_ref();
         let depths = depths.map(|depths| depths.iter().map(|depth| *depth as f64).collect());
-        check_list(section, "sweep.num_layers", depths, DEPTH)?;
+        check_list("sweep.num_layers", depths, DEPTH)?;
         let weights = self.rejection_weight.clone();
-        check_list(section, "sweep.rejection_weight", weights, Range::Positive)?;
-        check_list(section, "sweep.mixing_ratio", self.mixing_ratio.clone(), Range::BelowOne)
+        check_list("sweep.rejection_weight", weights, Range::Positive)?;
+        check_list("sweep.mixing_ratio", self.mixing_ratio.clone(), Range::BelowOne)
     }
 }
 
-fn check_list(
-    section: Section,
-    key: &'static str,
-    values: Option<Vec<f64>>,
-    range: Range,
-) -> Result<(), TrainError> {
+fn check_list(key: &'static str, values: Option<Vec<f64>>, range: Range) -> Result<(), TrainError> {
     let Some(values) = values else { return Ok(()) };
     let are_distinct = values.iter().enumerate().all(|(n, value)| !values[..n].contains(value));
     if values.is_empty() || !are_distinct {
         let (value, expected) = (format!("{values:?}"), "a list of different values");
-        return Err(TrainError::Setting { section, key, value, expected });
+        return Err(TrainError::Setting { section: SECTION, key, value, expected });
     }
     let numbers: Vec<_> = values.into_iter().map(|value| (key, value, range)).collect();
-    check_numbers(section, &numbers)
+    check_numbers(SECTION, &numbers)
 }
 
 fn read_optimizer<'de, D: Deserializer<'de>>(from: D) -> Result<OptimizerSettings, D::Error> {
@@ -270,11 +269,11 @@ mod tests {
 
     #[test]
     fn defaults_are_in_range_and_errors_name_the_key() {
-        for section in [Section::Head, Section::AdapterHead] {
-            HeadTraining::default().validate(section).unwrap();
+        {
+            HeadTraining::default().validate().unwrap();
             let check = |key: &str, bad: HeadTraining| {
-                let message = bad.validate(section).unwrap_err().to_string();
-                assert!(message.starts_with(&format!("`{section}.{key}` is ")), "{message}");
+                let message = bad.validate().unwrap_err().to_string();
+                assert!(message.starts_with(&format!("`head.{key}` is ")), "{message}");
             };
             let default = HeadTraining::default;
             check("num_layers", HeadTraining { num_layers: 65, ..default() });
@@ -282,7 +281,7 @@ mod tests {
             check("features", HeadTraining { features: Features::Cache, ..default() });
             let labels = HeadLabels::Rollouts;
             let cached = HeadTraining { features: Features::Cache, labels, ..default() };
-            cached.validate(section).unwrap();
+            cached.validate().unwrap();
             let mixing_ratio = Some(vec![0.1, 0.2]);
             let sweep = Some(HeadSweep { mixing_ratio, ..HeadSweep::default() });
             check("sweep.mixing_ratio", HeadTraining { labels, sweep, ..default() });
@@ -312,7 +311,7 @@ mod tests {
              [optimizer]\nnum_epochs = 7\n\
              [sweep]\nnum_layers = [0, 2]\nrejection_weight = [1, 2.5]\nmixing_ratio = [0.3, 0]",
         );
-        training.validate(Section::Head).unwrap();
+        training.validate().unwrap();
         assert_eq!(
             names(&training),
             [
@@ -344,7 +343,7 @@ mod tests {
             ("rejection_weight = [nan]", "rejection_weight"),
             ("mixing_ratio = [0.1, 1]", "mixing_ratio"),
         ] {
-            let checked = read(&format!("[sweep]\n{wrong}")).validate(Section::Head);
+            let checked = read(&format!("[sweep]\n{wrong}")).validate();
             let message = checked.unwrap_err().to_string();
             assert!(message.starts_with(&format!("`head.sweep.{key}` is ")), "{message}");
         }

@@ -31,13 +31,12 @@ pub(crate) trait Trainee: Module + Sync {
     /// The scores computed from the sums.
     type Scores: std::fmt::Debug + Copy + Send + Sync + Serialize + DeserializeOwned + 'static;
 
+    /// The recipe's section, for messages.
+    const SECTION: Section;
     /// The role of the frozen model, for messages.
     const FROZEN: &'static str;
     /// The scores that are shown and logged.
     const SCORES: &'static [Score<Self::Scores>];
-
-    /// Returns the recipe's section, for messages.
-    fn section(&self) -> Section;
 
     /// Extracts the trained module.
     fn part(self) -> Self::Part;
@@ -188,8 +187,7 @@ impl<L: Trainee> TrainingMember<L> {
     ) -> TrainError {
         let name = &self.name;
         let what = if name.is_empty() { what.to_owned() } else { format!("{what} of `{name}`") };
-        let section = self.model.section();
-        TrainError::NotFinite { what, epoch, row_ids, section, frozen: L::FROZEN }
+        TrainError::NotFinite { what, epoch, row_ids, section: L::SECTION, frozen: L::FROZEN }
     }
 }
 
@@ -248,7 +246,6 @@ mod tests {
         let learner = HeadLearner {
             head: AcceptanceHeadConfig::new(4, 1, true).init(&device.clone().autodiff()),
             rejection_weight: training.rejection_weight,
-            section: Section::Head,
         };
         let mut member = TrainingMember::new("layer-1".to_owned(), learner, &optimizer);
         let rows = [vec!["set#1".to_owned()], vec!["set#2".to_owned()]];

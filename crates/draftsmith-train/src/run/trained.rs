@@ -1,7 +1,11 @@
 //! The result of a training, and the record of it in an export's `config.json`.
 
+use std::path::Path;
 use std::time::Duration;
 
+use draftsmith_model::{
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, Eagle3, Eagle3Config, ModelError,
+};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -96,5 +100,129 @@ impl<M, C, S: Copy + Serialize> Trained<M, C, S> {
             ("epochs", json!(self.epochs)),
         ];
         settings.chain(outcome.map(|(key, value)| (key.to_owned(), value))).collect()
+    }
+}
+
+/// The `config.json` of a trained module of the type `M`.
+pub trait ExportConfig<M> {
+    /// Returns the record of the training, to extend it.
+    fn training(&mut self) -> &mut Map<String, Value>;
+
+    /// Sets the hashes of the models that it belongs to. The target's is unknown if it is served.
+    fn set_hashes(&mut self, draft: Option<String>, target: Option<String>);
+
+    /// Writes the configuration and the weights into a directory.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    fn write(&self, model: &M, dir: &Path) -> Result<(), ModelError>;
+}
+
+impl ExportConfig<AcceptanceHead> for AcceptanceHeadConfig {
+    fn training(&mut self) -> &mut Map<String, Value> {
+        &mut self.training
+    }
+
+    fn set_hashes(&mut self, draft: Option<String>, target: Option<String>) {
+        (self.draft_hash, self.target_hash) = (draft, target);
+    }
+
+    fn write(&self, model: &AcceptanceHead, dir: &Path) -> Result<(), ModelError> {
+        model.write_dir(dir, self)
+    }
+}
+
+impl ExportConfig<Adapter> for AdapterConfig {
+    fn training(&mut self) -> &mut Map<String, Value> {
+        &mut self.training
+    }
+
+    fn set_hashes(&mut self, _: Option<String>, target: Option<String>) {
+        self.target_hash = target;
+    }
+
+    fn write(&self, model: &Adapter, dir: &Path) -> Result<(), ModelError> {
+        model.write_dir(dir, self)
+    }
+}
+
+impl ExportConfig<Eagle3> for Eagle3Config {
+    fn training(&mut self) -> &mut Map<String, Value> {
+        &mut self.training
+    }
+
+    fn set_hashes(&mut self, _: Option<String>, target: Option<String>) {
+        self.target_hash = target;
+    }
+
+    fn write(&self, model: &Eagle3, dir: &Path) -> Result<(), ModelError> {
+        model.write_dir(dir, self)
+    }
+}
+
+/// Writes a trained module of some kind, given its directory and the hashes and keys to add.
+type WriteExport = Box<dyn FnOnce(&Path, ExportStamp) -> Result<Map<String, Value>, ModelError>>;
+
+/// What an export says besides its training: the models that it belongs to, and more of its record.
+#[derive(Debug, Clone, Default)]
+pub struct ExportStamp {
+    /// The hash of the draft.
+    pub draft_hash: Option<String>,
+    /// The hash of the target; unknown if it is served.
+    pub target_hash: Option<String>,
+    /// More keys of the record.
+    pub keys: Vec<(&'static str, Value)>,
+}
+
+/// What a training made, whatever its kind.
+pub struct TrainedExport {
+    write: WriteExport,
+    /// The validation scores of the best epoch.
+    pub scores: Value,
+    /// The number of that epoch, counted from 1.
+    pub best_epoch: usize,
+    /// Whether training was stopped before its end.
+    pub interrupted: bool,
+    /// Optimizer steps.
+    pub num_steps: usize,
+    /// Labels or tokens per second of total time.
+    pub supervised_per_second: f64,
+    /// Total time, including validation, earlier runs and other members.
+    pub duration: Duration,
+}
+
+impl TrainedExport {
+    /// Writes `config.json` and the weights into a directory, and returns the record of the training.
+    ///
+    /// # Errors
+    /// If a file cannot be written.
+    pub fn write(self, dir: &Path, stamp: ExportStamp) -> Result<Map<String, Value>, ModelError> {
+        (self.write)(dir, stamp)
+    }
+}
+
+impl<M: 'static, C: ExportConfig<M> + 'static, S: Copy + Serialize> From<Trained<M, C, S>>
+    for TrainedExport
+{
+    fn from(trained: Trained<M, C, S>) -> Self {
+        let supervised_per_second = trained.supervised_per_second();
+        let Trained { model, mut config, scores, best_epoch, interrupted, .. } = trained;
+        let (num_steps, duration) = (trained.num_steps, trained.duration);
+        let write = move |dir: &Path, stamp: ExportStamp| {
+            config.set_hashes(stamp.draft_hash, stamp.target_hash);
+            let keys = stamp.keys.into_iter().map(|(key, value)| (key.to_owned(), value));
+            config.training().extend(keys);
+            config.write(&model, dir)?;
+            Ok(std::mem::take(config.training()))
+        };
+        Self {
+            write: Box::new(write),
+            scores: json!(scores),
+            best_epoch,
+            interrupted,
+            num_steps,
+            supervised_per_second,
+            duration,
+        }
     }
 }

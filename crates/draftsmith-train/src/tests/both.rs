@@ -147,7 +147,7 @@ fn train_drafter(
 
 const TRAINERS: [Subject; 3] = [
     Subject {
-        section: Section::Head,
+        section: "head",
         train: train_head,
         supervised: "num_labels",
         first_supervised: 0,
@@ -157,7 +157,7 @@ const TRAINERS: [Subject; 3] = [
         scores: &["KL", "unshifted KL", "BCE", "AUROC", "Brier", "ECE"],
     },
     Subject {
-        section: Section::Adapter,
+        section: "adapter",
         train: train_adapter,
         supervised: "num_tokens",
         first_supervised: 0,
@@ -167,7 +167,7 @@ const TRAINERS: [Subject; 3] = [
         scores: &["cross-entropy", "KL", "agreement", "overlap"],
     },
     Subject {
-        section: Section::Eagle3,
+        section: "eagle3",
         train: train_drafter,
         supervised: "num_tokens",
         first_supervised: 1,

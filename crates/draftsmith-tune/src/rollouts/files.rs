@@ -10,7 +10,7 @@ use draftsmith_data::{
     rollouts_path, write_rollouts,
 };
 use draftsmith_model::AcceptanceHeadConfig;
-use draftsmith_theory::{DrafterId, Recording, TokenChoice};
+use draftsmith_theory::{DrafterId, Recording, RoundForwards, TokenChoice};
 use draftsmith_train::rows_of_recording;
 use serde::Serialize;
 use serde_json::json;
@@ -61,6 +61,7 @@ struct HashedDrafter {
     name: DrafterName,
     hash: String,
     head: Option<RolloutHead>,
+    forwards: RoundForwards,
     head_dir: Option<PathBuf>,
 }
 
@@ -188,6 +189,7 @@ impl<'a> RolloutFiles<'a> {
             head: drafting.head.clone(),
             max_length: self.tune.max_length as u32,
             context: self.context as u32,
+            forwards: drafting.forwards,
             data: None,
         })
     }
@@ -208,7 +210,8 @@ fn drafters(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<HashedDrafter>
         let hash = drafter.kind.recorded_hash(&loading)?;
         let head_dir = loading.head_dir()?;
         let head = head_dir.as_deref().map(|dir| rollout_head(dir, workspace)).transpose()?;
-        Ok(HashedDrafter { name: DrafterName::Of(id), hash, head, head_dir })
+        let (name, forwards) = (DrafterName::Of(id), drafter.kind.round_forwards());
+        Ok(HashedDrafter { name, hash, head, forwards, head_dir })
     };
     recorded.map(hashed).collect()
 }

@@ -45,6 +45,7 @@ impl TrainingRollouts {
             };
             let places: Vec<RecordedPlace> = recording.places.iter().map(first).collect();
             Recording::new(recording.prompt.clone(), places, recording.limit)
+                .with_forwards(recording.forwards)
         };
         let rows = recorded
             .iter()
@@ -119,6 +120,7 @@ impl TrainingRecorder<'_> {
             head: None,
             max_length: self.max_length as u32,
             context: models.text().context as u32,
+            forwards: drafter.kind.round_forwards(),
             data: Some(self.data.hash.clone()),
         };
         let path = rollouts_path(&recipe.data_dir(), &expected.drafter, SET, expected.decoding());

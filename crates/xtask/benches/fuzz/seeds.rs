@@ -270,6 +270,7 @@ fn rollouts() -> Result<Vec<Seed>> {
         head: Some(RolloutHead { hash: "ee".to_owned(), looks_ahead: true }),
         max_length: 2,
         context: 64,
+        forwards: Default::default(),
         data: Some("ff".to_owned()),
     };
     parquet_seeds(|path| Ok(write_rollouts(path, &rows, &provenance)?))

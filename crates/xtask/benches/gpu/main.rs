@@ -1,6 +1,6 @@
 //! Both trainings at the shapes of real models on a GPU: tokens per second, memory and utilisation; and the
 //! times of decoding forwards by number of rows. Models have random weights, made on the device. Steps are
-//! those of `train-adapter` and `train-head`, through the same functions.
+//! those of `train-drafter` and `train-head`, through the same functions.
 //!
 //! `cargo bench -p xtask --bench gpu --features cuda -- --device cuda`, or `../gpu.sh`, which takes
 //! turns with torch (`../peers/gpu.py`). `../README.md` says what is compared and how. With `--device cpu`

@@ -1,16 +1,13 @@
 //! The arguments of `generate`, and the recipe that they make.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use draftsmith_recipe::exports::ExportKind;
-use draftsmith_recipe::kinds::adapter::AdapterKind;
+use draftsmith_recipe::exports::HEAD;
 use draftsmith_recipe::kinds::loaded::check_known;
-use draftsmith_recipe::kinds::model::ModelKind;
 use draftsmith_recipe::kinds::origin::Origin;
-use draftsmith_recipe::kinds::prompt_lookup::PromptLookupKind;
-use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, Kind, NOTHING_DRAFTS};
+use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, FoundExport, Kinds, NOTHING_DRAFTS};
 use draftsmith_recipe::{Overrides, Recipe};
 use draftsmith_theory::{DrafterId, LookupFirst, NamedRule, TreeShape};
 use draftsmith_tune::decoders::NO_TREE;
@@ -31,16 +28,16 @@ pub(crate) struct GenerateArguments {
         conflicts_with_all = ["target", "draft", "head", "adapter", "prompt_lookup", "chat_template"]
     )]
     pub(super) recipe: Option<PathBuf>,
-    /// Drafter of the recipe; the first if absent.
-    #[arg(long, value_name = "NAME", requires = "recipe")]
-    pub(super) drafter: Option<DrafterId>,
+    /// Trained drafter, or a name of the recipe's.
+    #[arg(long, value_name = "DIR", conflicts_with_all = ["draft", "adapter", "prompt_lookup"])]
+    pub(super) drafter: Option<String>,
     /// Draft: a directory, or a Hugging Face name.
     #[arg(long, value_name = "MODEL")]
     pub(super) draft: Option<PathBuf>,
     /// Acceptance head of the draft.
     #[arg(long, value_name = "DIR", requires = "draft")]
     pub(super) head: Option<PathBuf>,
-    /// Self-draft adapter, instead of a draft.
+    /// As `--drafter DIR`.
     #[arg(long, value_name = "DIR", conflicts_with = "draft")]
     pub(super) adapter: Option<PathBuf>,
     /// Propose what followed the same words before.
@@ -85,15 +82,57 @@ pub(crate) struct GenerateArguments {
     pub(super) show: bool,
 }
 
+impl GenerateArguments {
+    /// Returns the directory of a trained drafter; `None` if a recipe's drafter or another flag names it.
+    fn drafter_dir(&self) -> Option<&Path> {
+        let named = self.drafter.as_deref().filter(|_| self.recipe.is_none());
+        self.adapter.as_deref().or(named.map(Path::new))
+    }
+
+    /// Returns the name of a recipe's drafter; `None` if it is to be the first.
+    pub(super) fn drafter_name(&self) -> Result<Option<DrafterId>> {
+        let named = self.drafter.as_deref().filter(|_| self.recipe.is_some());
+        named
+            .map(str::parse)
+            .transpose()
+            .map_err(|error| anyhow::anyhow!("flag `--drafter`: {error}"))
+    }
+}
+
+/// Checks that the directory given by a flag does not hold something else than is expected. What holds nothing known
+/// is left to its reader.
+fn check_found(
+    flag: &str,
+    dir: &Path,
+    is_expected: impl Fn(&FoundExport) -> bool,
+    expected: &str,
+) -> Result<()> {
+    let Ok(found) = Kinds::default().found_in(dir) else { return Ok(()) };
+    if is_expected(&found) {
+        return Ok(());
+    }
+    let hint = match (found.kind, found.export.command) {
+        (None, _) => "give it with `--head`, beside the draft it was trained for",
+        (Some(_), None) => "give it with `--draft`",
+        (Some(_), Some(_)) => "give it with `--drafter`, without a draft",
+    };
+    bail!(
+        "`{flag} {}`: expected an export of the kind {expected}, found one of the kind {}; hint: {hint}",
+        dir.display(),
+        found.export.text
+    )
+}
+
 /// Checks flags that need a file or a drafter.
 pub(super) fn check_flags(arguments: &GenerateArguments) -> Result<()> {
-    for (kind, flag, dir) in [
-        (ExportKind::Head, "--head", &arguments.head),
-        (ExportKind::Adapter, "--adapter", &arguments.adapter),
-    ] {
-        dir.iter().try_for_each(|dir| kind.check(flag, dir))?;
+    if let Some(dir) = &arguments.head {
+        check_found("--head", dir, |found| found.kind.is_none(), HEAD.text)?;
     }
-    if arguments.draft.is_none() && arguments.adapter.is_none() && arguments.recipe.is_none() {
+    if let Some(dir) = arguments.drafter_dir() {
+        check_found("--drafter", dir, |found| found.kind.is_some(), "drafter")?;
+    }
+    if arguments.draft.is_none() && arguments.drafter_dir().is_none() && arguments.recipe.is_none()
+    {
         if arguments.rule.is_some() && !arguments.prompt_lookup {
             bail!(
                 "flag `--rule` needs a drafter; hint: give `--draft`, `--adapter` or `--prompt-lookup`"
@@ -119,7 +158,7 @@ pub(super) fn recipe_of(arguments: &GenerateArguments, seed: u64) -> Result<Reci
         if recipe.drafters.iter().next().is_none() {
             bail!("{NOTHING_DRAFTS}");
         }
-        if let Some(asked) = arguments.drafter {
+        if let Some(asked) = arguments.drafter_name()? {
             let known: Vec<DrafterId> = recipe.drafters.iter().map(|(id, _)| id).collect();
             check_known(&known, asked, "drafter")?;
         }
@@ -127,18 +166,32 @@ pub(super) fn recipe_of(arguments: &GenerateArguments, seed: u64) -> Result<Reci
     }
     let target = arguments.target.clone().context("a target is given without a recipe")?;
     let mut drafters = DrafterRecipes::default();
+    let kinds = Kinds::default();
+    let of_keys = |kind: &str, keys: &[(&str, &Path)]| {
+        let keys =
+            keys.iter().map(|(key, path)| ((*key).to_owned(), path.display().to_string().into()));
+        let mut table = toml::Table::from_iter(keys);
+        table.insert("kind".to_owned(), kind.into());
+        kinds.read(table).map_err(anyhow::Error::msg)
+    };
     if let Some(model) = &arguments.draft {
-        let kind = Kind::Model(ModelKind { model: model.clone() });
+        let kind = of_keys("model", &[("model", model)])?;
         let head = arguments.head.clone().map(Origin::Path);
         drafters.push(DrafterId::DRAFT, DrafterRecipe { head, ..DrafterRecipe::new(kind) });
     }
-    if let Some(dir) = &arguments.adapter {
-        let kind = Kind::Adapter(AdapterKind::in_dir(dir));
-        drafters.push(DrafterId::named("adapter"), DrafterRecipe::new(kind));
+    if let Some(dir) = arguments.drafter_dir() {
+        let trained = kinds.trained_in(dir).ok().and_then(|found| found.kind);
+        let given = arguments.adapter.as_ref().and_then(|_| kinds.get("adapter"));
+        let kind = match trained.or(given) {
+            Some(kind) => kind,
+            None => kinds.found_in(dir)?.kind.context("a drafter was found")?,
+        };
+        let drafter = kind.in_dir(dir).context("its kind has directories")?;
+        drafters.push(DrafterId::named(kind.name), DrafterRecipe::new(drafter));
     }
     if arguments.prompt_lookup {
-        let kind = Kind::PromptLookup(PromptLookupKind::default());
-        drafters.push(DrafterId::named("lookup"), DrafterRecipe::new(kind));
+        let drafter = DrafterRecipe::new(of_keys("prompt-lookup", &[])?);
+        drafters.push(DrafterId::named("lookup"), drafter);
     }
     Ok(Recipe::of_drafters(target, arguments.chat_template.clone(), drafters))
 }

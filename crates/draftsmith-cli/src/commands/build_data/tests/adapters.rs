@@ -6,7 +6,7 @@ use draftsmith_data::read_rollouts;
 use serde_json::json;
 
 use super::*;
-use crate::commands::train_adapter;
+use crate::commands::train_drafter;
 use crate::test_support::ChangeDrafters;
 
 const EXIT: usize = 2;
@@ -63,7 +63,7 @@ const ADAPTER: DrafterId = DrafterId::named("adapter");
 /// Trains the adapter and returns its weights, and the results of later stages without paths.
 fn trained(recipe: &Recipe) -> (Vec<Vec<u8>>, String, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
-    train_adapter::run(recipe, None, &workspace, &console).expect("trains");
+    train_drafter::run(recipe, None, &workspace, &console).expect("trains");
     let dir = recipe.export_dir(ADAPTER);
     let weights = ["model.safetensors", "head/model.safetensors"].map(|name| dir.join(name));
     let weights = weights.iter().filter(|path| path.exists());
@@ -147,7 +147,7 @@ fn missing_layers_are_named() {
     let recipe = of_adapter(dir.path(), "a", &target, &data, "");
     built(&recipe);
     let train = |recipe: &Recipe| {
-        let trained = train_adapter::run(recipe, None, &workspace(recipe), &Console::silent());
+        let trained = train_drafter::run(recipe, None, &workspace(recipe), &Console::silent());
         format!("{:#}", trained.expect_err("refused"))
     };
     // Initialising from the target takes one layer more than there is.

@@ -3,33 +3,36 @@
 use anyhow::{Context, Result};
 use draftsmith_files::write_whole;
 use draftsmith_report::SweptHead;
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{DrafterId, HeadScores};
 use draftsmith_train::HeadTraining;
 use serde_json::Value;
 
-use super::head_outcome::{ExportedHead, HeadOutcome};
-use crate::console::Console;
+use super::TrainingWatch;
+use super::export_job::Exported;
+use super::outcomes::HeadOutcome;
+use crate::heads::{install_head, sweep_path};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::head_within;
 use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_tune::heads::{install_head, sweep_path};
 
 /// Copies the best head to the recipe's head directory, and writes and returns the rows of all heads.
-pub(crate) fn finish(
+pub(super) fn finish(
     (recipe, id): (&Recipe, DrafterId),
     workspace: &Workspace,
-    heads: Vec<(HeadTraining, ExportedHead)>,
-    console: &Console,
+    heads: Vec<(HeadTraining, Exported)>,
+    watch: &dyn TrainingWatch,
 ) -> Result<HeadOutcome> {
     let path = sweep_path(recipe, id);
     // The rows of an earlier run; none if they have another format.
     let before: Vec<SweptHead> =
         serde_json::from_slice(&std::fs::read(&path).unwrap_or_default()).unwrap_or_default();
-    let kl = |nth: usize| heads[nth].1.scores.comparable_kl();
+    let scores = heads.iter().map(|(_, head)| serde_json::from_value(head.scores.clone()));
+    let scores: Vec<HeadScores> = scores.collect::<Result<_, _>>()?;
+    let kl = |nth: usize| scores[nth].comparable_kl();
     let best = (0..heads.len()).min_by(|one, other| kl(*one).total_cmp(&kl(*other)));
     let best = best.context("a sweep has a head")?;
-    let row = |(nth, (settings, head)): (usize, &(HeadTraining, ExportedHead))| {
+    let row = |(nth, (settings, head)): (usize, &(HeadTraining, Exported))| {
         let name = settings.name();
         // A kept head keeps its time.
         let seconds_before = || before.iter().find(|row| row.name == name)?.seconds;
@@ -39,7 +42,7 @@ pub(crate) fn finish(
             mixing_ratio: settings.mixing_ratio,
             best: nth == best,
             best_epoch: head.best_epoch,
-            scores: head.scores,
+            scores: scores[nth],
             seconds: head.speed.map(|speed| speed.seconds).or_else(seconds_before),
             dir: head.dir.clone(),
             name,
@@ -52,14 +55,14 @@ pub(crate) fn finish(
     let found = std::fs::read(dir.join("config.json")).unwrap_or_default();
     let found: Value = serde_json::from_slice(&found).unwrap_or_default();
     let is_tuned = found.get(Tuned::KEY).is_some();
-    let fingerprint = |nth: usize| heads[nth].1.config.training.get("fingerprint");
+    let fingerprint = |nth: usize| heads[nth].1.training.get("fingerprint");
     let is_found = |nth: &usize| found.pointer("/training/fingerprint") == fingerprint(*nth);
     let kept = (0..heads.len()).find(is_found).filter(|kept| is_tuned || *kept == best);
     if kept.is_none() {
         install_head(recipe, id, workspace, &heads[best].1.dir)?;
     }
     let (_, mut head) = heads.into_iter().nth(kept.unwrap_or(best)).context("it is one of them")?;
-    console.note(format!("train-head: the sweep is in `{}`", path.display()));
+    watch.line(&format!("train-head: the sweep is in `{}`", path.display()));
     head.dir = dir;
-    Ok(HeadOutcome::of(head, Some(rows)))
+    HeadOutcome::of(head, Some(rows))
 }

@@ -3,11 +3,11 @@
 use anyhow::{Result, bail};
 use draftsmith_files::write_whole;
 
-use super::transformers::{ACCEPTANCE_HEAD, write_with_head};
-use super::{ExportArguments, Written};
-use draftsmith_recipe::exports::ExportKind;
-use draftsmith_recipe::out_dir::OutDir;
-use draftsmith_recipe::workspace::Workspace;
+use super::transformers::{
+    ACCEPTANCE_HEAD, WriteDraft, drafted_by_adapter, drafted_by_head, write_with_head,
+};
+use super::{Exporting, Written};
+use crate::out_dir::OutDir;
 
 /// The proposer, with placeholders between `@`s.
 const PROPOSER: &str = include_str!("python/proposer.py");
@@ -34,19 +34,24 @@ fn package_problem(name: &str) -> Option<String> {
     })
 }
 
-/// Writes the package.
-pub(super) fn export(
-    export: &ExportArguments,
-    kind: ExportKind,
-    workspace: &Workspace,
-) -> Result<Written> {
+/// Writes the package of a head's separate draft.
+pub(crate) fn of_head(export: &Exporting<'_>) -> Result<Written> {
+    written(export, drafted_by_head)
+}
+
+/// Writes the package of an adapter's draft model.
+pub(crate) fn of_adapter(export: &Exporting<'_>) -> Result<Written> {
+    written(export, drafted_by_adapter)
+}
+
+fn written(export: &Exporting<'_>, draft: WriteDraft) -> Result<Written> {
     let package = export.out.file_name().unwrap_or_default().to_string_lossy().into_owned();
     if let Some(problem) = package_problem(&package) {
         bail!("`{package}`, the name of the directory to write, {problem}");
     }
-    let dir = OutDir::begin(&export.out)?;
+    let dir = OutDir::begin(export.out)?;
     let mut ignored = Vec::new();
-    let rule = write_with_head(export, kind, workspace, dir.path(), &mut ignored)?;
+    let rule = write_with_head(export, draft, dir.path(), &mut ignored)?;
     let quoted = VERSIONS.map(|version| format!("\"{version}\"")).join(", ");
     let proposer = PROPOSER
         .replace("@VERSIONS@", &VERSIONS.join(" and "))

@@ -9,13 +9,13 @@ use draftsmith_model::{
 };
 use serde_json::json;
 
-use super::{ExportArguments, Written};
-use draftsmith_recipe::exports::found_adapter_head;
-use draftsmith_recipe::exports::tuned::Tuned;
-use draftsmith_recipe::out_dir::OutDir;
+use super::{Exporting, Written};
+use crate::exports::found_adapter_head;
+use crate::exports::tuned::Tuned;
+use crate::out_dir::OutDir;
 
 /// Writes a head for the SpecDec++ authors' class.
-pub(super) fn specdec_pp(ExportArguments { source, out, .. }: &ExportArguments) -> Result<Written> {
+pub(crate) fn specdec_pp(Exporting { source, out, .. }: &Exporting<'_>) -> Result<Written> {
     let config = AcceptanceHeadConfig::from_dir(source)?;
     if !config.is_authors() {
         let why = if config.reads.looks_ahead() {
@@ -49,7 +49,7 @@ pub(super) fn specdec_pp(ExportArguments { source, out, .. }: &ExportArguments) 
 }
 
 /// Writes an adapter for Kangaroo's class.
-pub(super) fn kangaroo(ExportArguments { source, out, .. }: &ExportArguments) -> Result<Written> {
+pub(crate) fn kangaroo(Exporting { source, out, .. }: &Exporting<'_>) -> Result<Written> {
     let AdapterConfig { exit_layer, model, .. } = AdapterConfig::from_dir(source)?;
     // Any target with one more layer will do.
     let target = ModelShape { num_layers: exit_layer + 1, ..model.shape };

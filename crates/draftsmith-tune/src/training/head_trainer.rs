@@ -8,12 +8,14 @@ use draftsmith_data::{DataSet, Provenance};
 use draftsmith_model::{AcceptanceHeadConfig, DrafterModel, WeightDtype};
 use draftsmith_report::LogLosses;
 use draftsmith_theory::DrafterId;
-use draftsmith_train::{HeadData, HeadLabels, HeadTraining, train_heads};
+use draftsmith_train::{HeadData, HeadLabels, HeadTraining, TrainedExport, train_heads};
 use serde_json::json;
 
-use super::export_job::{ExportJob, KEPT, Planned};
-use super::head_outcome::{ExportedHead, HeadOutcome};
-use crate::console::Console;
+use super::TrainingWatch;
+use super::export_job::{ExportJob, Exported, KEPT, Planned};
+use super::outcomes::HeadOutcome;
+use crate::over_online::trained_log_losses;
+use crate::rollouts::{TrainingRecorder, TrainingRollouts};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::fingerprint;
 use draftsmith_recipe::exports::HeadExport;
@@ -21,25 +23,23 @@ use draftsmith_recipe::exports::head_within;
 use draftsmith_recipe::kinds::DrafterRecipe;
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_tune::over_online::trained_log_losses;
-use draftsmith_tune::rollouts::{TrainingRecorder, TrainingRollouts};
 
 /// Trains the heads of one drafter.
-pub(crate) struct HeadTrainer<'a> {
-    pub(crate) recipe: &'a Recipe,
-    pub(crate) workspace: &'a Workspace,
+pub(super) struct HeadTrainer<'a> {
+    pub(super) recipe: &'a Recipe,
+    pub(super) workspace: &'a Workspace,
     /// The command, for notes.
-    pub(crate) command: &'static str,
+    pub(super) command: &'static str,
     /// The drafter whose head is trained.
-    pub(crate) id: DrafterId,
+    pub(super) id: DrafterId,
     /// The directory of the training's state.
-    pub(crate) training_dir: PathBuf,
+    pub(super) training_dir: PathBuf,
     /// Whether the recipe sweeps the head's settings.
-    pub(crate) is_swept: bool,
-    pub(crate) data: &'a DataSet,
+    pub(super) is_swept: bool,
+    pub(super) data: &'a DataSet,
     /// The data's provenance, with the hash of the labels' drafter.
-    pub(crate) provenance: Provenance,
-    pub(crate) console: &'a Console,
+    pub(super) provenance: Provenance,
+    pub(super) watch: &'a dyn TrainingWatch,
 }
 
 impl HeadTrainer<'_> {
@@ -47,11 +47,13 @@ impl HeadTrainer<'_> {
     ///
     /// # Errors
     /// If labels cannot be made, training fails, or it was interrupted.
-    pub(crate) fn pass(&self, heads: &[HeadTraining]) -> Result<Vec<ExportedHead>> {
+    pub(super) fn pass(&self, heads: &[HeadTraining]) -> Result<Vec<Exported>> {
         let planned = heads.iter().map(|settings| self.planned(settings));
         let planned = planned.collect::<Result<Vec<_>>>()?;
-        let mut found: Vec<Option<ExportedHead>> =
-            planned.iter().map(|one| one.found(AcceptanceHeadConfig::from_dir)).collect();
+        let mut found: Vec<Option<Exported>> = planned
+            .iter()
+            .map(|one| one.found().filter(|one| AcceptanceHeadConfig::from_dir(&one.dir).is_ok()))
+            .collect();
         let num_kept = found.iter().flatten().count();
         match (found.as_slice(), num_kept) {
             ([Some(only)], _) => self.note(format!("keeping `{}`, {KEPT}", only.dir.display())),
@@ -74,7 +76,7 @@ impl HeadTrainer<'_> {
     ///
     /// # Errors
     /// If the head, the drafter or the rollouts cannot be read.
-    pub(crate) fn over_online(
+    pub(super) fn over_online(
         &self,
         settings: &HeadTraining,
         dir: &Path,
@@ -102,7 +104,7 @@ impl HeadTrainer<'_> {
     }
 
     /// Trains heads together.
-    fn train(&self, planned: &[Planned], heads: &[HeadTraining]) -> Result<Vec<ExportedHead>> {
+    fn train(&self, planned: &[Planned], heads: &[HeadTraining]) -> Result<Vec<Exported>> {
         let Some(first) = heads.first() else { return Ok(Vec::new()) };
         let training_dir = match self.is_swept {
             true => self.training_dir.join(format!("r{}", first.mixing_ratio)),
@@ -129,7 +131,7 @@ impl HeadTrainer<'_> {
         let job = ExportJob {
             recipe: self.recipe,
             workspace: self.workspace,
-            console: self.console,
+            watch: self.watch,
             command: self.command,
             data: self.data,
             provenance: &self.provenance,
@@ -138,13 +140,15 @@ impl HeadTrainer<'_> {
             feature_name: self.id.to_string(),
             feature_models: format!("{draft} {target} {}", first.dtype.name()),
         };
-        let written =
-            job.run(planned, |run| train_heads(frozen, data, heads, self.recipe.seed, run))?;
+        let written = job.run(planned, |run| {
+            let trained = train_heads(frozen, data, heads, self.recipe.seed, run)?;
+            Ok(trained.map(|all| all.into_iter().map(TrainedExport::from).collect()))
+        })?;
         if !written.interrupted {
             return Ok(written.exports);
         }
         if let Ok([head]) = <[_; 1]>::try_from(written.exports) {
-            HeadOutcome::of(head, None).print(self.console)?;
+            self.watch.line(&HeadOutcome::of(head, None)?.text());
         }
         Err(Interrupted.into())
     }
@@ -161,7 +165,7 @@ impl HeadTrainer<'_> {
             provenance: &self.provenance,
             max_length: settings.rollout_length,
             workspace: self.workspace,
-            watch: self.console,
+            watch: self.watch,
         };
         recorder.read_or_record().map(Some)
     }
@@ -177,6 +181,6 @@ impl HeadTrainer<'_> {
     }
 
     fn note(&self, text: String) {
-        self.console.note(format!("{}: {text}", self.command));
+        self.watch.line(&format!("{}: {text}", self.command));
     }
 }

@@ -11,28 +11,36 @@ use draftsmith_theory::{RejectionThresholdConfig, StopRuleConfig};
 use serde_json::json;
 
 use super::draft_model::{TEXT_FILES, add_keys, vocabulary_ignored, write_draft_model};
-use super::{ExportArguments, Written};
-use draftsmith_recipe::exports::tuned::Tuned;
-use draftsmith_recipe::exports::{
-    AdapterExport, ExportKind, HeadExport, found_adapter_head, read_model_head,
-};
-use draftsmith_recipe::out_dir::{OutDir, copy_if_there};
-use draftsmith_recipe::workspace::Workspace;
+use super::{Exporting, Written};
+use crate::exports::tuned::Tuned;
+use crate::exports::{AdapterExport, HeadExport, found_adapter_head, read_model_head};
+use crate::out_dir::{OutDir, copy_if_there};
+use crate::workspace::Workspace;
 
 /// The custom `generate`.
 const GENERATE: &str = include_str!("python/generate.py");
 /// The head's implementation.
-pub(super) const ACCEPTANCE_HEAD: &str = include_str!("python/acceptance_head.py");
+pub(crate) const ACCEPTANCE_HEAD: &str = include_str!("python/acceptance_head.py");
 
-/// Writes a head's separate draft, or an adapter's draft model, with the head.
-pub(super) fn export(
-    export: &ExportArguments,
-    kind: ExportKind,
-    workspace: &Workspace,
-) -> Result<Written> {
-    let dir = OutDir::begin(&export.out)?;
+/// Writes a head's separate draft with the head.
+pub(crate) fn of_head(export: &Exporting<'_>) -> Result<Written> {
+    written(export, drafted_by_head)
+}
+
+/// Writes an adapter's draft model with its head.
+pub(crate) fn of_adapter(export: &Exporting<'_>) -> Result<Written> {
+    written(export, drafted_by_adapter)
+}
+
+/// Writes a draft, given its source, models and directory, and returns its head and configuration. Adds what is not
+/// exported to the list.
+pub(crate) type WriteDraft =
+    fn(&Path, &Workspace, &Path, &mut Vec<String>) -> Result<(HeadExport, ModelConfig)>;
+
+fn written(export: &Exporting<'_>, draft: WriteDraft) -> Result<Written> {
+    let dir = OutDir::begin(export.out)?;
     let mut ignored = Vec::new();
-    let head = write_with_head(export, kind, workspace, dir.path(), &mut ignored)?;
+    let rule = write_with_head(export, draft, dir.path(), &mut ignored)?;
     let custom = dir.path().join("custom_generate");
     write_whole(&custom.join("generate.py"), GENERATE)?;
     write_whole(&custom.join("acceptance_head.py"), ACCEPTANCE_HEAD)?;
@@ -40,7 +48,7 @@ pub(super) fn export(
     Ok(Written {
         what: format!(
             "a draft that stops when its head's rejection probability exceeds {}",
-            head.stop_threshold
+            rule.stop_threshold
         ),
         ignored,
         commands: vec![
@@ -58,39 +66,13 @@ pub(super) fn export(
 
 /// Writes a draft, its head's weights and its settings into a directory, and adds what is not exported to
 /// `ignored`.
-pub(super) fn write_with_head(
-    export: &ExportArguments,
-    kind: ExportKind,
-    workspace: &Workspace,
+pub(crate) fn write_with_head(
+    export: &Exporting<'_>,
+    draft: WriteDraft,
     out: &Path,
     ignored: &mut Vec<String>,
 ) -> Result<RejectionThresholdConfig> {
-    let source = &export.source;
-    let (head, draft) = match kind {
-        ExportKind::Head => {
-            let (id, dir) = workspace.models.draft_dir().context("a head has a draft")?;
-            let head = read_model_head(source, id, None, workspace)?;
-            copy_model(dir, out)?;
-            (head, workspace.models.draft_model_config(id)?.clone())
-        }
-        ExportKind::Adapter => {
-            let adapter = AdapterExport::read(source, workspace)?;
-            let Some(head) = found_adapter_head(source) else {
-                bail!(
-                    "the adapter in `{}` has no acceptance head; hint: train one with a table `head` of \
-                     its drafter, or export it with `--for draft-model`",
-                    source.display()
-                );
-            };
-            let head = adapter.head(&head, workspace)?;
-            ignored.extend(vocabulary_ignored(&adapter.config));
-            let draft = write_draft_model(&adapter, workspace, out)?;
-            (head, draft.config().clone())
-        }
-        ExportKind::Eagle3 => {
-            bail!("an EAGLE-3 drafter has no acceptance head that a draft model could hold")
-        }
-    };
+    let (head, draft) = draft(export.source, &(export.open)()?, out, ignored)?;
     let rule = rule_of(&head, export.stop_threshold, ignored)?;
     write_head(&head, &draft, &rule, out)?;
     let keys = [
@@ -100,6 +82,40 @@ pub(super) fn write_with_head(
     ];
     add_keys(&out.join("generation_config.json"), keys)?;
     Ok(rule)
+}
+
+/// Copies the draft that the head in `source` was trained for.
+pub(crate) fn drafted_by_head(
+    source: &Path,
+    workspace: &Workspace,
+    out: &Path,
+    _ignored: &mut Vec<String>,
+) -> Result<(HeadExport, ModelConfig)> {
+    let (id, dir) = workspace.models.draft_dir().context("a head has a draft")?;
+    let head = read_model_head(source, id, None, workspace)?;
+    copy_model(dir, out)?;
+    Ok((head, workspace.models.draft_model_config(id)?.clone()))
+}
+
+/// Writes the draft model of the adapter in `source`, which must have a head.
+pub(crate) fn drafted_by_adapter(
+    source: &Path,
+    workspace: &Workspace,
+    out: &Path,
+    ignored: &mut Vec<String>,
+) -> Result<(HeadExport, ModelConfig)> {
+    let adapter = AdapterExport::read(source, workspace)?;
+    let Some(head) = found_adapter_head(source) else {
+        bail!(
+            "the adapter in `{}` has no acceptance head; hint: train one with a table `head` of \
+             its drafter, or export it with `--for draft-model`",
+            source.display()
+        );
+    };
+    let head = adapter.head(&head, workspace)?;
+    ignored.extend(vocabulary_ignored(&adapter.config));
+    let draft = write_draft_model(&adapter, workspace, out)?;
+    Ok((head, draft.config().clone()))
 }
 
 /// Copies a checkpoint.

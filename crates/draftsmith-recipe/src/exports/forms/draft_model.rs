@@ -7,20 +7,20 @@ use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::{AdapterConfig, CausalLm};
 use serde_json::{Map, Value, json};
 
-use super::{ExportArguments, Written};
-use draftsmith_recipe::exports::{AdapterExport, found_adapter_head};
-use draftsmith_recipe::out_dir::{OutDir, copy_if_there};
-use draftsmith_recipe::workspace::Workspace;
+use super::{Exporting, Written};
+use crate::exports::{AdapterExport, found_adapter_head};
+use crate::out_dir::{OutDir, copy_if_there};
+use crate::workspace::Workspace;
 
 /// The key in `config.json` that names what a draft model was made from.
 const MADE_OF: &str = "draftsmith";
 
 /// Writes the draft model of the adapter in `source`.
-pub(super) fn export(export: &ExportArguments, workspace: &Workspace) -> Result<Written> {
-    let ExportArguments { source, out, .. } = export;
-    let adapter = AdapterExport::read(source, workspace)?;
+pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
+    let (Exporting { source, out, .. }, workspace) = (export, (export.open)()?);
+    let adapter = AdapterExport::read(source, &workspace)?;
     let dir = OutDir::begin(out)?;
-    let model = write_draft_model(&adapter, workspace, dir.path())?;
+    let model = write_draft_model(&adapter, &workspace, dir.path())?;
     let config = &adapter.config;
     dir.finish()?;
     let num_layers = model.shape().num_layers;
@@ -43,7 +43,7 @@ pub(super) fn export(export: &ExportArguments, workspace: &Workspace) -> Result<
 }
 
 /// Writes an adapter's draft model with the target's tokenizer and chat template.
-pub(super) fn write_draft_model(
+pub(crate) fn write_draft_model(
     AdapterExport { adapter, config, dir: source }: &AdapterExport,
     workspace: &Workspace,
     out: &Path,
@@ -67,7 +67,7 @@ pub(super) fn write_draft_model(
 }
 
 /// The files that may hold a tokenizer and a chat template.
-pub(super) const TEXT_FILES: [&str; 8] = [
+pub(crate) const TEXT_FILES: [&str; 8] = [
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -79,7 +79,7 @@ pub(super) const TEXT_FILES: [&str; 8] = [
 ];
 
 /// Sets keys of a JSON file.
-pub(super) fn add_keys<'k>(
+pub(crate) fn add_keys<'k>(
     path: &Path,
     keys: impl IntoIterator<Item = (&'k str, Value)>,
 ) -> Result<()> {
@@ -102,7 +102,7 @@ fn ignored(source: &Path, config: &AdapterConfig) -> Vec<String> {
 }
 
 /// Explains that runtimes gain no speed from an exported draft vocabulary. `None` if the adapter drafts all tokens.
-pub(super) fn vocabulary_ignored(config: &AdapterConfig) -> Option<String> {
+pub(crate) fn vocabulary_ignored(config: &AdapterConfig) -> Option<String> {
     let vocabulary = config.draft_vocabulary.as_ref()?;
     Some(format!(
         "the draft vocabulary: {} tokens keep their rows of the LM head, the other rows are zeros, and \

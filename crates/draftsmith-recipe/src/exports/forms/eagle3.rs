@@ -3,13 +3,13 @@
 use anyhow::Result;
 use draftsmith_model::{Eagle3, Eagle3Config};
 
-use super::{ExportArguments, Written};
-use draftsmith_recipe::out_dir::OutDir;
-use draftsmith_recipe::workspace::Workspace;
+use super::{Exporting, Written};
+use crate::exports::servers::AS_EAGLE3;
+use crate::out_dir::OutDir;
 
 /// Writes the drafter in `source` without the record of its training. Reading it checks that it is complete.
-pub(super) fn export(export: &ExportArguments, workspace: &Workspace) -> Result<Written> {
-    let ExportArguments { source, out, .. } = export;
+pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
+    let (Exporting { source, out, .. }, workspace) = (export, (export.open)()?);
     let models = &workspace.models;
     let (config, drafter) =
         Eagle3::from_dir(source, models.target_shape()?, models.dtype, models.device())?;
@@ -18,6 +18,8 @@ pub(super) fn export(export: &ExportArguments, workspace: &Workspace) -> Result<
     drafter.write_dir(dir.path(), &config)?;
     dir.finish()?;
     let num_steps = 3;
+    let (vllm, sglang) = (AS_EAGLE3.vllm_method, AS_EAGLE3.sglang_algorithm);
+    let llama_cpp = AS_EAGLE3.llama_cpp_type;
     let (target, out) = (models.target_dir().display(), out.display());
     let mut ignored = Vec::new();
     if config.norm_before_residual {
@@ -34,15 +36,15 @@ pub(super) fn export(export: &ExportArguments, workspace: &Workspace) -> Result<
         ignored,
         commands: vec![
             format!(
-                "vLLM: vllm serve {target} --speculative-config '{{\"method\": \"eagle3\", \"model\": \"{out}\", \
+                "vLLM: vllm serve {target} --speculative-config '{{\"method\": \"{vllm}\", \"model\": \"{out}\", \
                  \"num_speculative_tokens\": {num_steps}}}'"
             ),
             format!(
                 "llama.cpp: convert_hf_to_gguf.py {out} --target-model-dir {target} --outfile draft.gguf, then \
-                 llama-server -m target.gguf -md draft.gguf --spec-type draft-eagle3 --spec-draft-n-max {num_steps}"
+                 llama-server -m target.gguf -md draft.gguf --spec-type {llama_cpp} --spec-draft-n-max {num_steps}"
             ),
             format!(
-                "SGLang: --speculative-algorithm EAGLE3 --speculative-draft-model-path {out} \
+                "SGLang: --speculative-algorithm {sglang} --speculative-draft-model-path {out} \
                  --speculative-num-steps {num_steps} --speculative-eagle-topk 1 --speculative-num-draft-tokens {}",
                 num_steps + 1
             ),

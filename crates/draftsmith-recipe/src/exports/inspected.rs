@@ -1,19 +1,19 @@
-//! Models, adapters and heads as JSON documents.
+//! Models, drafters and heads as JSON documents.
 
 use std::path::Path;
 
+use crate::exports::found_adapter_head;
+use crate::exports::tuned::Tuned;
+use crate::workspace::hash_dir;
 use anyhow::Result;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_files::parse_json;
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
-use draftsmith_recipe::exports::found_adapter_head;
-use draftsmith_recipe::exports::tuned::Tuned;
-use draftsmith_recipe::workspace::hash_dir;
 use serde_json::{Map, Value, json};
 
-use crate::console::Console;
+use crate::watch::Silent;
 
-pub(super) fn model(dir: &Path) -> Result<Value> {
+pub(crate) fn model(dir: &Path) -> Result<Value> {
     let config = ModelConfig::from_model_dir(dir)?;
     let shape = &config.shape;
     let weights = WeightReader::open_dir(dir)?;
@@ -40,7 +40,7 @@ pub(super) fn model(dir: &Path) -> Result<Value> {
         "eos_token_ids": shape.eos_token_ids,
         "chat_template": template.is_some(),
         "tokenizer_hash": tokenizer.map(|tokenizer| tokenizer.hash()).transpose()?,
-        "hash": hash_dir(dir, &Console::silent())?,
+        "hash": hash_dir(dir, &Silent)?,
     }))
 }
 
@@ -51,7 +51,7 @@ fn num_stored_parameters(weights: &WeightReader) -> usize {
     shapes.map(|shape| shape.iter().product::<usize>()).sum()
 }
 
-pub(super) fn adapter(dir: &Path) -> Result<Value> {
+pub(crate) fn adapter(dir: &Path) -> Result<Value> {
     let config = AdapterConfig::from_dir(dir)?;
     let shape = &config.model.shape;
     let weights = WeightReader::open_dir(dir)?;
@@ -72,11 +72,11 @@ pub(super) fn adapter(dir: &Path) -> Result<Value> {
         "training": config.training,
         "tuned": Tuned::read(dir)?,
         "head": found_adapter_head(dir).as_deref().map(head).transpose()?,
-        "hash": hash_dir(dir, &Console::silent())?,
+        "hash": hash_dir(dir, &Silent)?,
     }))
 }
 
-pub(super) fn eagle3(dir: &Path) -> Result<Value> {
+pub(crate) fn eagle3(dir: &Path) -> Result<Value> {
     let path = dir.join("config.json");
     let config: Map<String, Value> = parse_json(&path, &std::fs::read(&path)?)?;
     let ModelConfig { shape, spec, .. } = ModelConfig::from_model_dir(dir)?;
@@ -100,11 +100,11 @@ pub(super) fn eagle3(dir: &Path) -> Result<Value> {
         "target_hash": given("target_hash"),
         "training": given("training"),
         "tuned": Tuned::read(dir)?,
-        "hash": hash_dir(dir, &Console::silent())?,
+        "hash": hash_dir(dir, &Silent)?,
     }))
 }
 
-pub(super) fn head(dir: &Path) -> Result<Value> {
+pub(crate) fn head(dir: &Path) -> Result<Value> {
     let config = AcceptanceHeadConfig::from_dir(dir)?;
     let weights = WeightReader::open_file(&dir.join("model.safetensors"))?;
     Ok(json!({
@@ -121,6 +121,6 @@ pub(super) fn head(dir: &Path) -> Result<Value> {
         "target_hash": config.target_hash,
         "training": config.training,
         "tuned": Tuned::read(dir)?,
-        "hash": hash_dir(dir, &Console::silent())?,
+        "hash": hash_dir(dir, &Silent)?,
     }))
 }

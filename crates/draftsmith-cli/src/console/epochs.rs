@@ -9,7 +9,7 @@ use draftsmith_recipe::watch::Progress;
 
 /// Shows progress on stderr. Bars are cleared when dropped.
 #[derive(Default)]
-pub(crate) struct EpochProgress {
+pub(super) struct EpochProgress {
     console: Console,
     /// The command, for bars and lines.
     command: &'static str,
@@ -31,7 +31,7 @@ pub(crate) struct EpochProgress {
 }
 
 impl EpochProgress {
-    pub(crate) fn new(
+    pub(super) fn new(
         console: &Console,
         command: &'static str,
         shown: &'static [&'static str],

@@ -1,0 +1,27 @@
+//! `train-drafter`: trains the drafters that read the target's hidden states on built data, into
+//! `checkpoints/<recipe>/<drafter>/`, and their heads into `head/` within it.
+
+use anyhow::Result;
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_theory::DrafterId;
+use draftsmith_tune::training::{DrafterOutcome, train_drafters};
+
+use super::train_head::print_head;
+use crate::console::Console;
+
+/// Runs the stage on one device or several.
+pub(crate) fn run(
+    recipe: &Recipe,
+    asked: Option<DrafterId>,
+    workspace: &Workspace,
+    console: &Console,
+) -> Result<Vec<DrafterOutcome>> {
+    let outcomes = train_drafters(recipe, asked, workspace, console)?;
+    for outcome in &outcomes {
+        console.text(format!("{}\n", outcome.text()))?;
+        outcome.head.iter().try_for_each(|head| print_head(head, console))?;
+    }
+    console.document(&outcomes)?;
+    Ok(outcomes)
+}

@@ -1,0 +1,207 @@
+//! The table of kinds: one entry for each kind of drafter.
+//!
+//! An entry says by which name recipes know the kind, how its settings are read, and what its training writes. A
+//! program adds entries of its own with [`Kinds::with`]; nothing outside a kind's file asks which kind a drafter has.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_files::parse_json;
+use draftsmith_theory::DrafterId;
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::origin::read_keys;
+use super::{DrafterKind, DrafterRecipe, Kind};
+use super::{adapter, cascade, eagle3, merged, model, prompt_lookup};
+use crate::exports::{ExportEntry, HEAD};
+
+/// A kind of drafter.
+#[derive(Debug)]
+pub struct KindEntry {
+    /// Its name in recipes.
+    pub name: &'static str,
+    /// Reads the settings of a drafter, without the keys that drafters of all kinds have.
+    pub read: fn(toml::Table) -> Result<Kind, String>,
+    /// The directory of a drafter of this kind; `None` for a kind without files of its own.
+    pub directory: Option<KindDirectory>,
+}
+
+/// The directory of a drafter.
+#[derive(Debug)]
+pub struct KindDirectory {
+    /// The key of the settings that names it.
+    pub key: &'static str,
+    /// What is in it.
+    pub export: ExportEntry,
+}
+
+impl KindEntry {
+    /// Returns whether the program trains drafters of this kind.
+    pub fn is_trained(&self) -> bool {
+        self.directory.as_ref().is_some_and(|directory| directory.export.command.is_some())
+    }
+
+    /// Builds the drafter in a directory, without reading it; `None` for a kind without directories.
+    pub fn in_dir(&self, dir: &Path) -> Option<Kind> {
+        let key = self.directory.as_ref()?.key.to_owned();
+        let table = toml::Table::from_iter([(key, dir.display().to_string().into())]);
+        (self.read)(table).ok()
+    }
+}
+
+/// Reads settings of the type `T`, for [`KindEntry::read`].
+///
+/// # Errors
+/// If a key is unknown or has another form; the message names it.
+pub fn read_kind<T: DrafterKind + DeserializeOwned>(keys: toml::Table) -> Result<Kind, String> {
+    Ok(Arc::new(read_keys::<T>(keys)?))
+}
+
+/// Writes settings as a table, for [`DrafterKind::settings`].
+///
+/// # Panics
+/// If they are not a table.
+pub fn settings_table(settings: &impl Serialize) -> toml::Table {
+    toml::Table::try_from(settings).expect("settings are a table of TOML")
+}
+
+/// What was found in a directory.
+#[derive(Debug, Clone, Copy)]
+pub struct FoundExport {
+    /// What it is.
+    pub export: &'static ExportEntry,
+    /// The kind of the drafter; `None` for an acceptance head.
+    pub kind: Option<&'static KindEntry>,
+}
+
+/// The kinds that a program knows.
+#[derive(Debug, Clone)]
+pub struct Kinds(Vec<&'static KindEntry>);
+
+impl Default for Kinds {
+    fn default() -> Self {
+        Self(vec![
+            &model::ENTRY,
+            &adapter::ENTRY,
+            &eagle3::ENTRY,
+            &prompt_lookup::ENTRY,
+            &cascade::ENTRY,
+            &merged::ENTRY,
+        ])
+    }
+}
+
+impl Kinds {
+    /// Adds a kind, before those that the program brings.
+    #[must_use]
+    pub fn with(mut self, kind: &'static KindEntry) -> Self {
+        self.0.insert(0, kind);
+        self
+    }
+
+    /// Iterates over the kinds.
+    pub fn iter(&self) -> impl Iterator<Item = &'static KindEntry> {
+        self.0.iter().copied()
+    }
+
+    /// Finds the kind with this name.
+    pub fn get(&self, name: &str) -> Option<&'static KindEntry> {
+        self.iter().find(|kind| kind.name == name)
+    }
+
+    /// Reads a drafter's settings, with the name of its kind under `kind`.
+    ///
+    /// # Errors
+    /// If the kind is missing or unknown, or a key is invalid.
+    pub fn read(&self, mut table: toml::Table) -> Result<Kind, String> {
+        let known = || {
+            let names = self.iter().map(|kind| format!("`{}`", kind.name));
+            names.collect::<Vec<_>>().join(", ")
+        };
+        match table.remove("kind") {
+            None => Err(format!("it has no `kind`, expected one of {}", known())),
+            Some(kind) => match kind.as_str().and_then(|name| self.get(name)) {
+                Some(entry) => (entry.read)(table),
+                None => Err(format!("unknown `kind` {kind}, expected one of {}", known())),
+            },
+        }
+    }
+
+    /// Takes the drafters of added kinds out of a recipe's table, with their places. The table's own reader knows the
+    /// program's kinds only.
+    ///
+    /// # Errors
+    /// If one is invalid; the message names its table.
+    pub(crate) fn take_added(
+        &self,
+        drafters: &mut toml::Table,
+    ) -> Result<Vec<(usize, DrafterId, DrafterRecipe)>> {
+        let known = Self::default();
+        let is_added = |table: &toml::Value| {
+            let name = table.get("kind").and_then(toml::Value::as_str);
+            name.is_some_and(|name| known.get(name).is_none() && self.get(name).is_some())
+        };
+        let places = drafters.iter().enumerate().filter(|(_, (_, table))| is_added(table));
+        let places: Vec<(usize, String)> =
+            places.map(|(place, (name, _))| (place, name.clone())).collect();
+        let mut added = Vec::new();
+        for (place, name) in places {
+            let Some(toml::Value::Table(table)) = drafters.remove(&name) else { continue };
+            let drafter = DrafterRecipe::read(table, self).map_err(anyhow::Error::msg);
+            let drafter = drafter.with_context(|| format!("section `[drafters.{name}]`"))?;
+            added.push((place, name.parse()?, drafter));
+        }
+        Ok(added)
+    }
+
+    /// Recognises the drafter or head in a directory by the keys of its `config.json`.
+    ///
+    /// # Errors
+    /// If it is neither.
+    pub fn found_in(&self, dir: &Path) -> Result<FoundExport> {
+        self.find(dir, |_| true)
+    }
+
+    /// Recognises the drafter or head in a directory that a training wrote.
+    ///
+    /// # Errors
+    /// If it is neither.
+    pub fn trained_in(&self, dir: &Path) -> Result<FoundExport> {
+        self.find(dir, |export| export.command.is_some())
+    }
+
+    fn find(&self, dir: &Path, is_wanted: impl Fn(&ExportEntry) -> bool) -> Result<FoundExport> {
+        let path = dir.join("config.json");
+        if !path.is_file() {
+            bail!(
+                "there is no head or drafter in `{}`: it has no `config.json`; hint: give a \
+                 directory that `draftsmith train-head` or `draftsmith train-drafter` wrote",
+                dir.display()
+            );
+        }
+        let bytes =
+            std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+        let keys: Map<String, Value> = parse_json(&path, &bytes)?;
+        let of_kinds =
+            self.iter().filter_map(|kind| Some((&kind.directory.as_ref()?.export, Some(kind))));
+        let (trained, models): (Vec<_>, Vec<_>) =
+            of_kinds.partition(|(export, _)| export.command.is_some());
+        // A model has every key that a drafter of its architecture has, so it comes last.
+        let all = trained.into_iter().chain([(&HEAD, None)]).chain(models);
+        let all: Vec<(&'static ExportEntry, Option<&'static KindEntry>)> =
+            all.filter(|(export, _)| is_wanted(export)).collect();
+        match all.iter().find(|(export, _)| (export.is_of)(&keys)) {
+            Some((export, kind)) => Ok(FoundExport { export, kind: *kind }),
+            None => {
+                let known = all
+                    .iter()
+                    .map(|(export, _)| format!("{} (`{}`)", export.text, export.known_by));
+                let known = known.collect::<Vec<_>>().join(", ");
+                bail!("`{}` is of nothing known here: {known}", path.display())
+            }
+        }
+    }
+}

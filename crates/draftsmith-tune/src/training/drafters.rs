@@ -1,0 +1,211 @@
+//! Trains the drafters that read the target's hidden states, and then their heads. Missing ones of a kind whose settings
+//! let them share a pass over the data are trained together.
+
+use anyhow::{Context, Result, bail};
+use draftsmith_data::{DataSet, Provenance};
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::built_data::{built_data, fingerprint};
+use draftsmith_recipe::kinds::loaded::check_known;
+use draftsmith_recipe::kinds::{DrafterRecipe, KindTraining};
+use draftsmith_recipe::watch::Interrupted;
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_theory::DrafterId;
+use serde_json::json;
+
+use super::export_job::{ExportJob, Exported, KEPT, Planned};
+use super::head_trainer::HeadTrainer;
+use super::outcomes::{DrafterOutcome, HeadOutcome};
+use super::{TrainingWatch, check_devices};
+
+/// The stage, for notes.
+const COMMAND: &str = "train-drafter";
+
+/// Trains those of the recipe's drafters that are missing, on one device or several: all, or the one that is asked for.
+/// A drafter with a table `head` then gets an acceptance head in its directory.
+///
+/// # Errors
+/// If the recipe trains no such drafter, data is missing, training fails, or it was interrupted.
+pub fn train_drafters(
+    recipe: &Recipe,
+    asked: Option<DrafterId>,
+    workspace: &Workspace,
+    watch: &dyn TrainingWatch,
+) -> Result<Vec<DrafterOutcome>> {
+    let all = recipe.trained_self_drafts();
+    let ids: Vec<DrafterId> = all.iter().map(|(id, _)| *id).collect();
+    if let Some(asked) = asked {
+        check_known(&ids, asked, "drafter to train")?;
+    } else if ids.is_empty() {
+        bail!(
+            "the recipe trains no drafter; hint: add a table `[drafters.NAME]` with `kind = \"adapter\"` and its \
+             `exit_layer`, or with `kind = \"eagle3\"`"
+        );
+    }
+    let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
+    let stage = DrafterStage { recipe, workspace, data: &data, watch };
+    let mut outcomes = Vec::new();
+    for pass in stage.passes(asked) {
+        outcomes.extend(stage.pass(&pass)?);
+    }
+    for outcome in &mut outcomes {
+        outcome.head = stage.head(outcome.drafter)?;
+    }
+    outcomes.sort_by_key(|outcome| ids.iter().position(|id| *id == outcome.drafter));
+    Ok(outcomes)
+}
+
+/// A drafter that is trained.
+struct Trainee<'a> {
+    id: DrafterId,
+    drafter: &'a DrafterRecipe,
+    training: &'a dyn KindTraining,
+}
+
+impl Trainee<'_> {
+    /// The name of its kind.
+    fn kind(&self) -> &'static str {
+        self.drafter.kind.entry().name
+    }
+}
+
+/// What all drafters are trained from.
+#[derive(Clone, Copy)]
+struct DrafterStage<'a> {
+    recipe: &'a Recipe,
+    workspace: &'a Workspace,
+    data: &'a DataSet,
+    watch: &'a dyn TrainingWatch,
+}
+
+impl<'a> DrafterStage<'a> {
+    /// Groups the drafters that are asked for into passes over the data.
+    fn passes(self, asked: Option<DrafterId>) -> Vec<Vec<Trainee<'a>>> {
+        let mut passes: Vec<Vec<Trainee<'a>>> = Vec::new();
+        for (id, drafter) in self.recipe.drafters.iter() {
+            let Some(training) = drafter.kind.training() else { continue };
+            if asked.is_some_and(|asked| asked != id) {
+                continue;
+            }
+            let one = Trainee { id, drafter, training };
+            let shares = |pass: &&mut Vec<Trainee<'a>>| {
+                pass[0].kind() == one.kind() && pass[0].training.pass() == training.pass()
+            };
+            match passes.iter_mut().find(shares) {
+                Some(pass) => pass.push(one),
+                None => passes.push(vec![one]),
+            }
+        }
+        passes
+    }
+
+    /// Finds the drafters of a pass that exist, trains the missing ones together, and returns the outcomes of all.
+    fn pass(self, pass: &[Trainee<'a>]) -> Result<Vec<DrafterOutcome>> {
+        let Self { recipe, workspace, watch, .. } = self;
+        let models = &workspace.models;
+        let num_layers = models.target_shape()?.num_layers;
+        let (mut outcomes, mut missing, mut planned) = (Vec::new(), Vec::new(), Vec::new());
+        for one in pass {
+            let (id, dir) = (one.id, recipe.export_dir(one.id));
+            let plan = Planned { id, fingerprint: self.fingerprint(one)?, dir };
+            let found = plan.found().and_then(|found| self.outcome(one, found, num_layers).ok());
+            match found {
+                Some(outcome) => {
+                    watch.line(&format!("{COMMAND}: `{}` is there, {KEPT}", plan.dir.display()));
+                    outcomes.push(outcome);
+                }
+                None => {
+                    missing.push(one);
+                    planned.push(plan);
+                }
+            }
+        }
+        let Some(first) = missing.first() else { return Ok(outcomes) };
+        let (training, dtype) = (first.training, first.training.dtype());
+        let shown = (watch as &dyn draftsmith_recipe::watch::Watch, COMMAND);
+        check_devices(shown, first.kind(), models, dtype, training.optimizer())?;
+        let target = models.target_of_adapters(dtype)?;
+        let names: Vec<String> = missing.iter().map(|one| format!("`{}`", one.id)).collect();
+        let together = if names.len() > 1 { ", in one pass" } else { "" };
+        let text = first.drafter.kind.entry().directory.as_ref().map_or("", |it| it.export.text);
+        watch.line(&format!("{COMMAND}: {} ({text}){together}", names.join(", ")));
+        let job = self.job(first)?;
+        let all: Vec<&dyn KindTraining> = missing.iter().map(|one| one.training).collect();
+        let (rows, seed) = (&self.data.rows, recipe.seed);
+        let written = job.run(&planned, |run| training.train(&all, target, rows, seed, run))?;
+        if written.interrupted {
+            return Err(Interrupted.into());
+        }
+        for (one, export) in missing.iter().zip(written.exports) {
+            outcomes.push(self.outcome(one, export, num_layers)?);
+        }
+        Ok(outcomes)
+    }
+
+    fn outcome(
+        self,
+        one: &Trainee<'_>,
+        export: Exported,
+        num_layers: usize,
+    ) -> Result<DrafterOutcome> {
+        let text = one.training.describe(&export.dir, num_layers, &export.scores)?;
+        Ok(DrafterOutcome::new((one.id, one.kind()), export, text))
+    }
+
+    /// Sets up a training, whose state has the name of the drafter `first`.
+    fn job(self, first: &Trainee<'_>) -> Result<ExportJob<'a>> {
+        let Self { recipe, workspace, data, watch } = self;
+        let dtype = first.training.dtype().name();
+        Ok(ExportJob {
+            recipe,
+            workspace,
+            watch,
+            command: COMMAND,
+            data,
+            provenance: &data.provenance,
+            training_dir: recipe.checkpoint_dir().join(format!("{}-training", first.id)),
+            shown: first.training.shown(),
+            feature_name: "target".to_owned(),
+            feature_models: format!("{} {dtype}", workspace.models.target_hash()?),
+        })
+    }
+
+    /// Finds or trains the acceptance head of a drafter. `None` if the recipe trains none.
+    fn head(self, id: DrafterId) -> Result<Option<HeadOutcome>> {
+        let Self { recipe, workspace, data, watch } = self;
+        let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
+        let Some(settings) = drafter.head_training() else { return Ok(None) };
+        watch.line(&format!("{COMMAND}: an acceptance head for `{id}`"));
+        let shown = (watch as &dyn draftsmith_recipe::watch::Watch, COMMAND);
+        check_devices(shown, "head", &workspace.models, settings.dtype, &settings.optimizer)?;
+        let hash = drafter.kind.weights_hash(&recipe.loading(id, workspace))?;
+        let trainer = HeadTrainer {
+            recipe,
+            workspace,
+            command: COMMAND,
+            id,
+            training_dir: recipe.head_training_dir(id),
+            is_swept: false,
+            data,
+            // Labels come from rollouts of the self-draft, not of the data's draft.
+            provenance: Provenance { draft: Some(hash), ..data.provenance.clone() },
+            watch,
+        };
+        let Some(head) = trainer.pass(std::slice::from_ref(settings))?.pop() else {
+            return Ok(None);
+        };
+        let mut outcome = HeadOutcome::of(head, None)?;
+        outcome.over_online = trainer.over_online(settings, &outcome.head_dir)?;
+        Ok(Some(outcome))
+    }
+
+    /// Hashes everything that a drafter's training depends on. Drafters trained in the same pass are not part of it.
+    fn fingerprint(self, one: &Trainee<'_>) -> Result<String> {
+        let Self { recipe, workspace, data, .. } = self;
+        let mut settings = json!({ (one.kind()): one.training.settings(), "seed": recipe.seed });
+        if data.provenance.served_model.is_some() {
+            // Served data have only the name of the target.
+            settings["layers"] = json!(workspace.models.target_hash()?);
+        }
+        fingerprint(settings, data, &data.provenance)
+    }
+}

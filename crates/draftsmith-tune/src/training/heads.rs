@@ -1,0 +1,66 @@
+//! Trains the acceptance head of the first draft model, or a sweep of them, into `checkpoints/<recipe>/<drafter>/head/`.
+//!
+//! With a table `sweep` every head of the sweep goes into `checkpoints/<recipe>/<drafter>/sweep/NAME/`. Those with the
+//! same mixing ratio are trained side by side, and the best one is copied into `head/`, where the other stages look
+//! for it. A head that exists is kept: heads that are trained side by side do not depend on each other.
+
+use anyhow::{Context, Result, bail};
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::built_data::built_data;
+use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_theory::DrafterId;
+
+use super::head_trainer::HeadTrainer;
+use super::outcomes::HeadOutcome;
+use super::{TrainingWatch, check_devices, sweep};
+
+/// The stage, for notes.
+const COMMAND: &str = "train-head";
+
+/// Trains the head, on one device or several.
+///
+/// # Errors
+/// If the recipe trains no head of its first draft model, data is missing, training fails, or it was interrupted.
+pub fn train_head(
+    recipe: &Recipe,
+    asked: Option<DrafterId>,
+    workspace: &Workspace,
+    watch: &dyn TrainingWatch,
+) -> Result<HeadOutcome> {
+    let (id, settings) = recipe.trained_head().context(
+        "the recipe's first draft model has no table `head`: it says how the acceptance head is trained; \
+         hint: add `[drafters.draft.head]`, or run `draftsmith train-drafter` for an adapter's head",
+    )?;
+    if asked.is_some_and(|asked| asked != id) {
+        bail!(
+            "`train-head` trains the head of `{id}`, the first draft model, whose candidates the data has; \
+             `train-drafter` trains those of adapters"
+        );
+    }
+    let shown = (watch as &dyn Watch, COMMAND);
+    check_devices(shown, "head", &workspace.models, settings.dtype, &settings.optimizer)?;
+    let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
+    let trainer = HeadTrainer {
+        recipe,
+        workspace,
+        command: COMMAND,
+        id,
+        training_dir: recipe.head_training_dir(id),
+        is_swept: settings.sweep.is_some(),
+        data: &data,
+        provenance: data.provenance.clone(),
+        watch,
+    };
+    let mut heads = Vec::new();
+    for pass in settings.passes() {
+        let exported = trainer.pass(&pass)?;
+        heads.extend(pass.into_iter().zip(exported));
+    }
+    let mut outcome = match settings.sweep {
+        Some(_) => sweep::finish((recipe, id), workspace, heads, watch)?,
+        None => HeadOutcome::of(heads.remove(0).1, None)?,
+    };
+    outcome.over_online = trainer.over_online(settings, &outcome.head_dir)?;
+    Ok(outcome)
+}

@@ -1,0 +1,126 @@
+//! What trainings made, for `--json` and for people.
+
+use std::path::PathBuf;
+
+use anyhow::Result;
+use draftsmith_recipe::kinds::TrainedText;
+use draftsmith_report::{LogLosses, SweptHead};
+use draftsmith_theory::{DrafterId, HeadScores};
+use serde::Serialize;
+use serde_json::{Map, Value};
+
+use super::export_job::Exported;
+
+/// A drafter's head after training, for `--json`.
+#[derive(Debug, Serialize)]
+pub struct HeadOutcome {
+    /// The head's directory.
+    pub head_dir: PathBuf,
+    /// Whether it existed already, trained with the same settings on the same data.
+    pub kept: bool,
+    /// Its scores on the validation rows.
+    pub scores: HeadScores,
+    /// Labels per second of its training run, which may have trained other heads too; null if it was kept.
+    pub labels_per_second: Option<f64>,
+    /// How well it predicts beside vLLM's online estimator, on held-out responses; null if its labels were not
+    /// recorded from rollouts.
+    pub over_online: Option<LogLosses>,
+    /// All heads of the sweep, including this one, which is the best; null without a sweep.
+    pub sweep: Option<Vec<SweptHead>>,
+}
+
+impl HeadOutcome {
+    pub(super) fn of(head: Exported, sweep: Option<Vec<SweptHead>>) -> Result<Self> {
+        Ok(Self {
+            head_dir: head.dir,
+            kept: head.speed.is_none(),
+            scores: serde_json::from_value(head.scores)?,
+            labels_per_second: head.speed.map(|speed| speed.supervised_per_second),
+            over_online: None,
+            sweep,
+        })
+    }
+
+    /// Describes its scores, in two lines.
+    pub fn text(&self) -> String {
+        let scores = &self.scores;
+        format!(
+            "head: {}\nvalidation over {} labels: KL {:.4}, BCE {:.4}, AUROC {}, Brier {:.4}, ECE \
+             {:.4} (mean label {:.3}, mean prediction {:.3})",
+            self.head_dir.display(),
+            scores.num_labels,
+            scores.kl,
+            scores.bce,
+            scores.auroc.map_or_else(|| "-".to_owned(), |auroc| format!("{auroc:.4}")),
+            scores.brier,
+            scores.ece,
+            scores.mean_label,
+            scores.mean_predicted,
+        )
+    }
+
+    /// Judges it beside vLLM's online estimator; `None` if its labels were not recorded from rollouts.
+    pub fn over_online_text(&self) -> Option<String> {
+        let losses = self.over_online.as_ref()?;
+        let verdict = match losses.pays() {
+            true => {
+                "predicts better than vLLM's online estimator, which needs no training; `draftsmith tune` compares \
+                     their speed"
+            }
+            false => {
+                "does not predict better than vLLM's online estimator, which needs no training: serve without it"
+            }
+        };
+        Some(format!("On held-out responses the head {verdict}. {}.", losses.text()))
+    }
+}
+
+/// A drafter after training, for `--json`.
+#[derive(Debug, Serialize)]
+pub struct DrafterOutcome {
+    /// The drafter's name.
+    pub drafter: DrafterId,
+    /// Its kind.
+    pub kind: &'static str,
+    /// Its directory.
+    pub dir: PathBuf,
+    /// Its properties, which depend on the kind.
+    #[serde(flatten)]
+    pub properties: Map<String, Value>,
+    /// Whether it existed, trained with the same settings on the same data.
+    pub kept: bool,
+    /// Its scores on the validation rows.
+    pub scores: Value,
+    /// Supervised tokens per second of its training; null if it was kept.
+    pub tokens_per_second: Option<f64>,
+    /// Its acceptance head; null if the recipe has none.
+    pub head: Option<HeadOutcome>,
+    #[serde(skip)]
+    text: String,
+}
+
+impl DrafterOutcome {
+    pub(super) fn new(
+        (drafter, kind): (DrafterId, &'static str),
+        export: Exported,
+        text: TrainedText,
+    ) -> Self {
+        let TrainedText { place, lines, properties } = text;
+        Self {
+            text: format!("{drafter}, {place}: {}\n{lines}", export.dir.display()),
+            drafter,
+            kind,
+            dir: export.dir,
+            properties,
+            kept: export.speed.is_none(),
+            scores: export.scores,
+            tokens_per_second: export.speed.map(|speed| speed.supervised_per_second),
+            head: None,
+        }
+    }
+
+    /// Describes where it is, what it is and its scores, in three lines.
+    pub fn text(&self) -> &str {
+        &self.text
+    }
+}
