@@ -11,7 +11,7 @@ use crate::error::DecodeError;
 ///
 /// # Errors
 /// If the drafter fails.
-pub(crate) fn propose_chain<T>(
+pub fn propose_chain<T>(
     drafter: &mut dyn StepDrafter<T>,
     target: &mut T,
     rounds: &mut [DraftRound<'_>],

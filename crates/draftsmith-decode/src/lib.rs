@@ -56,6 +56,7 @@ mod target;
 mod tree_draft;
 
 pub use cascade::{CascadeConfig, CascadeLengths, CascadeParts};
+pub use chain::propose_chain;
 pub use decode::{decode_many, decode_plain, decode_speculative};
 pub use drafter::{
     DraftRound, DraftRow, DraftStep, Drafter, LookUp, Member, ModelDrafter, NoDrafter, StepDrafter,

@@ -131,7 +131,7 @@ impl<'m> ModelSession<'m> {
     }
 
     /// Returns how many tokens of a slot were final when its round began. Tokens after them are candidates.
-    pub(crate) fn num_standing(&self, slot: usize) -> usize {
+    pub fn num_standing(&self, slot: usize) -> usize {
         self.standing[slot]
     }
 
@@ -141,7 +141,7 @@ impl<'m> ModelSession<'m> {
     ///
     /// # Panics
     /// If there are no such tokens, their states were released, or a layer is not kept.
-    pub(crate) fn kept_states<const N: usize>(
+    pub fn kept_states<const N: usize>(
         &mut self,
         slot: usize,
         tokens: &[u32],

@@ -11,10 +11,10 @@ mod tests;
 
 use burn::module::Module;
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{CausalLm, Eagle3, Eagle3Config, VOCABULARY_COVERAGE};
+use draftsmith_model::{CausalLm, DraftVocabulary, Eagle3, Eagle3Config, VOCABULARY_COVERAGE};
 use draftsmith_theory::SeededDraws;
 
-use self::learner::Eagle3Learner;
+use self::learner::{StateLearner, StateNetwork};
 use self::scores::Eagle3Scores;
 use self::settings::Eagle3Training;
 use crate::adapter::batches::batches_a_step;
@@ -22,7 +22,7 @@ use crate::adapter::settings::InitialWeights;
 use crate::adapter::{Sources, prepare};
 use crate::error::TrainError;
 use crate::run::devices::PerDevice;
-use crate::run::trained::Trained;
+use crate::run::trained::{ExportConfig, Trained};
 use crate::run::{Ending, Setup, TrainingRun};
 
 /// A trained drafter.
@@ -52,13 +52,54 @@ pub fn train_eagle3(
     seed: u64,
     run: TrainingRun<'_>,
 ) -> Result<Ending<Vec<TrainedEagle3>>, TrainError> {
-    let first = trainings.first().expect("there is a training");
-    assert!(trainings.iter().all(|one| one.shares_pass_with(first)), "they share a pass");
-    trainings.iter().try_for_each(Eagle3Training::validate)?;
     let configs = trainings.iter().map(|training| config_of(target, training));
     let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
-    let layers = configs.iter().flat_map(|config| config.target_layers);
-    let lessons = first.lessons(layers.collect());
+    let members = trainings.iter().zip(&configs).map(|(training, config)| StateMember {
+        training,
+        layers: config.target_layers.to_vec(),
+        initial: Box::new(move |vocabulary| {
+            let config = Eagle3Config { draft_vocabulary: vocabulary.cloned(), ..config.clone() };
+            let drafter = initial_drafter(&config, target, training.initial, seed);
+            (drafter, config)
+        }),
+    });
+    train_state_drafters(target, rows, &members.collect::<Vec<_>>(), seed, run)
+}
+
+/// Builds a network and its configuration from the draft vocabulary, if there is one, on the target's device with
+/// autodiff.
+pub type InitialNetwork<'a, N, C> = Box<dyn Fn(Option<&DraftVocabulary>) -> (N, C) + 'a>;
+
+/// A network to train.
+pub struct StateMember<'a, N, C> {
+    /// The settings. `layers` and `initial` are for the caller.
+    pub training: &'a Eagle3Training,
+    /// The numbers of the target's layers before the states that it reads.
+    pub layers: Vec<usize>,
+    /// Builds the network.
+    pub initial: InitialNetwork<'a, N, C>,
+}
+
+/// Trains networks that draft from the target's hidden states, as [`train_eagle3`] does, which is an instance of this.
+/// The networks share the target's forwards.
+///
+/// # Errors
+/// As [`train_eagle3`].
+///
+/// # Panics
+/// If `members` is empty, or two do not [share a pass](Eagle3Training::shares_pass_with).
+pub fn train_state_drafters<N: StateNetwork, C: ExportConfig<N> + Clone>(
+    target: &CausalLm,
+    rows: &[ResponseRow],
+    members: &[StateMember<'_, N, C>],
+    seed: u64,
+    run: TrainingRun<'_>,
+) -> Result<Ending<Vec<Trained<N, C, Eagle3Scores>>>, TrainError> {
+    let first = members.first().expect("there is a training").training;
+    assert!(members.iter().all(|one| one.training.shares_pass_with(first)), "they share a pass");
+    members.iter().try_for_each(|one| one.training.validate())?;
+    let layers = members.iter().flat_map(|one| one.layers.iter().copied());
+    let lessons = first.lessons(N::KIND, layers.collect());
     let frozen = target.valid().to_dtype(first.dtype);
     let more = run.more_devices(batches_a_step(&first.optimizer));
     let targets = PerDevice::frozen(frozen, more)?;
@@ -66,31 +107,31 @@ pub fn train_eagle3(
     let Sources { loaders, vocabulary, stored } =
         prepare(&targets, rows, &lessons, seed, Some(&place))?;
     let (vocabulary, coverage) = vocabulary.unzip();
-    let configs = configs.into_iter();
-    let configs = configs
-        .map(|config| Eagle3Config { draft_vocabulary: vocabulary.clone(), ..config })
-        .collect::<Vec<_>>();
     let devices = PerDevice::trained(targets.first().device(), more)?;
-    let optimizer = first.optimizer;
-    let setup = Setup { loaders, devices, optimizer, label: "EAGLE-3 drafter" };
+    let setup = Setup { loaders, devices, optimizer: first.optimizer, label: N::KIND };
     let place_of = |layer: &usize| lessons.layers.binary_search(layer).ok();
-    let learner = |(config, training): (&Eagle3Config, &Eagle3Training)| Eagle3Learner {
-        drafter: initial_drafter(config, target, training.initial, seed),
-        states: config.target_layers.iter().filter_map(place_of).collect(),
-        num_steps: training.num_steps,
-        step_weight: training.step_weight,
-        loss: training.loss,
-        loss_chunk: training.loss_chunk,
-    };
-    let learners = configs.iter().zip(trainings).map(learner);
-    let members =
-        learners.enumerate().map(|(nth, learner)| (format!("drafter-{}", nth + 1), learner));
-    let trained = run.train(setup, members.collect(), |nth, part, outcome| {
+    let (mut learners, mut configs) = (Vec::new(), Vec::new());
+    for (nth, one) in members.iter().enumerate() {
+        let (drafter, config) = (one.initial)(vocabulary.as_ref());
+        let learner = StateLearner {
+            drafter,
+            states: one.layers.iter().filter_map(place_of).collect(),
+            num_steps: one.training.num_steps,
+            step_weight: one.training.step_weight,
+            loss: one.training.loss,
+            loss_chunk: one.training.loss_chunk,
+        };
+        learners.push((format!("drafter-{}", nth + 1), learner));
+        configs.push(config);
+    }
+    let trained = run.train(setup, learners, |nth, part, outcome| {
         let mut trained = Trained::new((part, configs[nth].clone()), outcome);
-        trained.config.training = trained.record(&trainings[nth], &["layers"], "num_tokens", seed);
+        let training = members[nth].training;
+        let mut record = trained.record(training, &["layers"], "num_tokens", seed);
         if let Some(coverage) = coverage {
-            trained.config.training.insert(VOCABULARY_COVERAGE.to_owned(), coverage.into());
+            record.insert(VOCABULARY_COVERAGE.to_owned(), coverage.into());
         }
+        *trained.config.training() = record;
         trained
     });
     stored.iter().flat_map(|stored| stored.problems()).for_each(place.notify);

@@ -53,9 +53,10 @@ pub use adapter::settings::{AdapterTraining, ExitLayers, InitialWeights, Teachin
 pub use adapter::{TrainedAdapter, adapter_examples, first_adapter, train_adapters};
 pub use data::split::is_held_out;
 pub use data::{Example, RowCounts, StepExamples};
+pub use eagle3::learner::StateNetwork;
 pub use eagle3::scores::{Eagle3Scores, MAX_STEPS, StepShares};
 pub use eagle3::settings::Eagle3Training;
-pub use eagle3::{TrainedEagle3, train_eagle3};
+pub use eagle3::{InitialNetwork, StateMember, TrainedEagle3, train_eagle3, train_state_drafters};
 pub use error::{Section, TrainError};
 pub use head::predicted::{TrainingInput, predictions_along};
 pub use head::recorded::RecordedRollouts;

@@ -95,12 +95,10 @@ impl<'a> Loading<'a> {
     }
 
     /// Summarises an export for a report, with a hash of its weights and `config.json`.
-    pub(super) fn dir_summary(
-        &self,
-        role: &str,
-        dir: &Path,
-        description: String,
-    ) -> Result<ModelSummary> {
+    ///
+    /// # Errors
+    /// If a file cannot be read.
+    pub fn dir_summary(&self, role: &str, dir: &Path, description: String) -> Result<ModelSummary> {
         let (role, name) = (role.to_owned(), dir.display().to_string());
         Ok(ModelSummary { role, name, description, hash: hash_dir(dir, &Silent)? })
     }

@@ -1,11 +1,11 @@
-//! A training step and a validation batch of EAGLE-3.
+//! A training step and a validation batch of a drafter that reads the target's hidden states.
 
 use std::ops::Range;
 
-use burn::module::Module;
+use burn::module::{Module, ModuleDisplay};
 use burn::optim::GradientsParams;
-use burn::tensor::{Int, Tensor};
-use draftsmith_model::Eagle3;
+use burn::tensor::{FloatDType, Int, Tensor};
+use draftsmith_model::{Eagle3, Lengths};
 
 use super::scores::{Eagle3Scores, Eagle3Tally};
 use crate::adapter::batches::AdapterBatch;
@@ -14,10 +14,84 @@ use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
 use crate::run::member::{Score, Trainee};
 
+/// A network that drafts from the target's hidden states, for [`train_state_drafters`](crate::train_state_drafters).
+pub trait StateNetwork: Module + ModuleDisplay + Sync + 'static {
+    /// The name of its kind, for messages.
+    const KIND: Section;
+
+    /// Returns a copy that computes in `dtype`, for one forward. Gradients reach this network's parameters.
+    fn to_dtype(&self, dtype: FloatDType) -> Self;
+
+    /// Looks up embeddings in its own table; `None` if it has none, or reads the target's.
+    ///
+    /// # Shapes
+    /// - ids: `[batch, seq]`
+    /// - output: `[batch, seq, hidden]`
+    fn own_embedding(&self, ids: Tensor<2, Int>) -> Option<Tensor<3>> {
+        let _ = ids;
+        None
+    }
+
+    /// Returns the weights of its own LM head; `None` if it uses the target's.
+    ///
+    /// # Shapes
+    /// - output: `[hidden, draft tokens]`
+    fn own_head(&self) -> Option<Tensor<2>> {
+        None
+    }
+
+    /// Computes the LM head's inputs in `num_steps` steps of drafts that begin at some positions of whole sequences.
+    ///
+    /// Rows are the positions of `begun`, one sequence after another, then padding if `lengths` asks for it. Step k at
+    /// a position belongs to the draft that began k positions before, so the first k rows of each sequence belong to
+    /// none.
+    ///
+    /// # Shapes
+    /// - states: `[batch, seq, target_hidden]` for each layer that it reads
+    /// - embedded: `[batch, seq, hidden]`, of the token after each position
+    /// - begun: `batch` ranges of positions
+    /// - output: `[rows, hidden]` for each step, normed
+    fn unrolled(
+        &self,
+        states: Vec<Tensor<3>>,
+        embedded: Tensor<3>,
+        begun: &[Range<usize>],
+        num_steps: usize,
+        lengths: Lengths,
+    ) -> Vec<Tensor<2>>;
+}
+
+impl StateNetwork for Eagle3 {
+    const KIND: Section = "eagle3";
+
+    fn to_dtype(&self, dtype: FloatDType) -> Self {
+        Self::to_dtype(self, dtype)
+    }
+
+    fn own_embedding(&self, ids: Tensor<2, Int>) -> Option<Tensor<3>> {
+        Self::own_embedding(self, ids)
+    }
+
+    fn own_head(&self) -> Option<Tensor<2>> {
+        Self::own_head(self)
+    }
+
+    fn unrolled(
+        &self,
+        states: Vec<Tensor<3>>,
+        embedded: Tensor<3>,
+        begun: &[Range<usize>],
+        num_steps: usize,
+        lengths: Lengths,
+    ) -> Vec<Tensor<2>> {
+        Self::unrolled(self, states, embedded, begun, num_steps, lengths)
+    }
+}
+
 /// A drafter with the settings of its steps. The target is not part of it.
 #[derive(Module, Debug)]
-pub(crate) struct Eagle3Learner {
-    pub(crate) drafter: Eagle3,
+pub(crate) struct StateLearner<N: StateNetwork> {
+    pub(crate) drafter: N,
     /// The indices in [`AdapterBatch::features`] of the states that it reads.
     #[module(skip)]
     pub(crate) states: Vec<usize>,
@@ -42,7 +116,7 @@ pub(crate) struct Eagle3Output {
     wanted: Vec<Vec<Option<u32>>>,
 }
 
-impl Eagle3Learner {
+impl<N: StateNetwork> StateLearner<N> {
     /// Computes the drafter's outputs at the supervised positions in each step, and returns its head. Position p of the
     /// batch's rows predicts token p + 1, as everywhere; the drafter's position for it is p − 1, where the target's
     /// states were before token p was known.
@@ -54,7 +128,7 @@ impl Eagle3Learner {
         let embedded = match drafter.own_embedding(batch.ids.clone().narrow(1, 1, seq - 1)) {
             Some(embedded) => embedded,
             None => {
-                let all = batch.embedded.clone().expect("a batch for EAGLE-3 has embeddings");
+                let all = batch.embedded.clone().expect("the batch has embeddings");
                 all.narrow(1, 1, seq - 1)
             }
         };
@@ -91,14 +165,14 @@ fn are_supervised(batch: &AdapterBatch, step: usize) -> Option<Tensor<2>> {
     })
 }
 
-impl Trainee for Eagle3Learner {
+impl<N: StateNetwork> Trainee for StateLearner<N> {
     type Content = AdapterBatch;
-    type Part = Eagle3;
+    type Part = N;
     type Output = Eagle3Output;
     type Tally = Eagle3Tally;
     type Scores = Eagle3Scores;
 
-    const SECTION: Section = "eagle3";
+    const SECTION: Section = N::KIND;
     const FROZEN: &'static str = "target";
     const SCORES: &'static [Score<Eagle3Scores>] = &[
         Score {
@@ -119,7 +193,7 @@ impl Trainee for Eagle3Learner {
         Score { name: "overlap", higher_is_better: true, pick: |scores| scores.overlap },
     ];
 
-    fn part(self) -> Eagle3 {
+    fn part(self) -> N {
         self.drafter
     }
 

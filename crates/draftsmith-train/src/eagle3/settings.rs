@@ -7,7 +7,7 @@ use super::scores::MAX_STEPS;
 use crate::adapter::Lessons;
 use crate::adapter::distillation::DistillationLoss;
 use crate::adapter::settings::{InitialWeights, Teaching};
-use crate::error::TrainError;
+use crate::error::{Section, TrainError};
 use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
 use crate::states::{FeatureFormat, Features};
@@ -141,11 +141,11 @@ impl Eagle3Training {
     }
 
     /// Describes what the training reads; `layers` are those of the target.
-    pub(crate) fn lessons(&self, mut layers: Vec<usize>) -> Lessons<'_> {
+    pub(crate) fn lessons(&self, section: Section, mut layers: Vec<usize>) -> Lessons<'_> {
         layers.sort_unstable();
         layers.dedup();
         Lessons {
-            section: "eagle3",
+            section,
             layers,
             reads_tokens: true,
             caps_own_heads: false,

@@ -89,7 +89,7 @@ fn gradients_are_those_of_the_weighted_loss() {
         };
         let config =
             Eagle3Config { target_layers: [0, 1, 2], ..Eagle3Config::new(target.config()) };
-        let mut learner = Eagle3Learner {
+        let mut learner = StateLearner {
             drafter: initial_drafter(&config, &target, InitialWeights::Random, 1),
             states: vec![0, 1, 2],
             num_steps: 3,

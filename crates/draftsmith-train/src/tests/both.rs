@@ -13,7 +13,7 @@ use crate::adapter::settings::{AdapterTraining, ExitLayers};
 use crate::adapter::train_adapters;
 use crate::data::RowCounts;
 use crate::data::split::is_held_out;
-use crate::eagle3::learner::Eagle3Learner;
+use crate::eagle3::learner::StateLearner;
 use crate::eagle3::settings::Eagle3Training;
 use crate::eagle3::train_eagle3;
 use crate::error::{Section, TrainError};
@@ -304,7 +304,7 @@ fn every_score_is_listed_in_this_file() {
     let [head, adapter, drafter] = TRAINERS;
     assert_eq!(names::<HeadLearner>(), head.scores);
     assert_eq!(names::<AdapterLearner>(), adapter.scores);
-    assert_eq!(names::<Eagle3Learner>(), drafter.scores);
+    assert_eq!(names::<StateLearner<draftsmith_model::Eagle3>>(), drafter.scores);
 }
 
 /// Trains for up to 50 epochs and stops after a number of batches. Returns the best result, and the number

@@ -1,0 +1,291 @@
+//! A kind of drafter from outside goes through every stage: a recipe reads it, it is trained and resumed, recorded,
+//! replayed, tuned and evaluated beside the kinds of the crates, opened again, and its exactness is enumerated.
+
+mod medusa;
+
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use burn::tensor::Device;
+use draftsmith_decode::{
+    Drafters, Limits, NamedParts, Request, RoundTokens, Sizes, TreeDraft, decode_plain,
+    decode_speculative,
+};
+use draftsmith_model::{CausalLm, ModelConfig, ModelShape, WeightDtype};
+use draftsmith_recipe::kinds::Kinds;
+use draftsmith_recipe::watch::{Interrupted, Silent, Watch};
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Overrides, Recipe};
+use draftsmith_report::{ALL_CATEGORIES, DecodingName, DrafterName, ResultRow};
+use draftsmith_theory::{
+    Counts, Decoding, DrafterId, Draws, FixedLengthConfig, Sampling, SeededDraws, StopRuleConfig,
+    distribution_of, enumerate,
+};
+use draftsmith_tune::build_data::{DamagedShards, build_data};
+use draftsmith_tune::evaluate::evaluate;
+use draftsmith_tune::record::record;
+use draftsmith_tune::rollouts::{PromptSet, RolloutFiles, RolloutKey};
+use draftsmith_tune::training::{TrainingWatch, train_drafters};
+use draftsmith_tune::tuner::tune_within;
+
+use self::medusa::{MEDUSA, Medusa, MedusaConfig, MedusaParts};
+
+const ID: &str = "heads";
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// Reads a recipe whose output goes to `dir`. Its name is an absolute path, which replaces the one that it is joined
+/// to.
+fn recipe(dir: &Path) -> Recipe {
+    let model = |name: &str| root().join("checkpoints/tiny").join(name);
+    let prompts = std::fs::read_to_string(root().join("data/tiny/prompts/train.jsonl")).unwrap();
+    let lines: Vec<&str> = prompts.lines().take(40).collect();
+    let (train, test) = (dir.join("train.jsonl"), dir.join("test.jsonl"));
+    std::fs::write(&train, lines.join("\n")).unwrap();
+    std::fs::write(&test, format!("{}\n{}\n", lines[0], lines[7])).unwrap();
+    let text = format!(
+        "[models]\ntarget = '{}'\n\
+         [drafters.{ID}]\nkind = 'medusa'\nnum_steps = 4\nrules = {{ fixed = [2, 4] }}\n\
+         optimizer = {{ num_epochs = 12, learning_rate = 1e-2, validation_fraction = 0.2 }}\n\
+         [drafters.draft]\nkind = 'model'\nmodel = '{}'\nrules = {{ fixed = [2] }}\n\
+         [data]\nprompts = ['{}']\nmax_new_tokens = 24\n\
+         [tune]\nnum_prompts = 2\nmax_length = 4\n\
+         [evaluate]\nprompts = ['{}']\nmax_new_tokens = 32\n\
+         trees = {{ shapes = ['3-2x2x6'] }}\n\
+         [evaluate.rules]\nfixed = [3]\nconfidence = [0.3]\n",
+        model("target").display(),
+        model("draft").display(),
+        train.display(),
+        test.display()
+    );
+    let path = dir.join("own.toml");
+    std::fs::write(&path, text).unwrap();
+    let kinds = Kinds::default().with(&MEDUSA);
+    let mut recipe = Recipe::read(&path, &Overrides { kinds, ..Overrides::default() }).unwrap();
+    recipe.name = dir.join("out").display().to_string();
+    recipe
+}
+
+fn workspace(recipe: &Recipe) -> Workspace {
+    Workspace::new(&recipe.models.target, &recipe.drafters.models(), vec![Device::flex()])
+}
+
+/// Stops trainings after some steps.
+#[derive(Debug)]
+struct Limited(Mutex<Option<usize>>);
+
+impl Watch for Limited {
+    fn share(&self) -> Box<dyn Watch> {
+        Box::new(Silent)
+    }
+}
+
+impl TrainingWatch for Limited {
+    fn steps_left(&self) -> Option<usize> {
+        *self.0.lock().unwrap()
+    }
+
+    fn limit_steps(&self, num_steps: Option<usize>) {
+        *self.0.lock().unwrap() = num_steps;
+    }
+}
+
+#[test]
+fn a_kind_from_outside_goes_through_every_stage() {
+    let dir = tempfile::tempdir().unwrap();
+    let recipe = recipe(dir.path());
+    let id = DrafterId::named(ID);
+    let names: Vec<String> = recipe.drafters.iter().map(|(id, _)| id.to_string()).collect();
+    assert_eq!(names, [ID, "draft"], "in the recipe's order");
+    let workspace = workspace(&recipe);
+    build_data(&recipe, DamagedShards::Refused, &workspace, &Silent).unwrap();
+
+    // A resumed training ends with the bytes of one that was not interrupted.
+    let export = recipe.export_dir(id);
+    let read = |name: &str| std::fs::read(export.join(name)).unwrap();
+    train_drafters(&recipe, None, &workspace, &Silent).unwrap();
+    let whole = ["model.safetensors", "config.json", "scores.json"].map(read);
+    let kept = train_drafters(&recipe, None, &workspace, &Silent).unwrap();
+    assert!(kept[0].kept && kept[0].kind == "medusa");
+    assert!(kept[0].scores["accepted_length"].as_f64() > Some(0.2), "{}", kept[0].scores);
+    std::fs::remove_dir_all(&export).unwrap();
+    let limited = Limited(Mutex::new(Some(3)));
+    let stopped = train_drafters(&recipe, None, &workspace, &limited).unwrap_err();
+    assert!(stopped.is::<Interrupted>(), "{stopped:#}");
+    train_drafters(&recipe, None, &workspace, &Silent).unwrap();
+    assert!(whole == ["model.safetensors", "config.json", "scores.json"].map(read));
+
+    // It is known by its directory, and its own recipe reads it again.
+    let kinds = Kinds::default().with(&MEDUSA);
+    let found = kinds.found_in(&export).unwrap();
+    assert_eq!(found.kind.unwrap().name, "medusa");
+    assert_eq!((found.export.inspect)(&export).unwrap()["medusa_num_heads"], 4);
+    assert!(Kinds::default().trained_in(&export).is_err());
+    let keys = &["name=own".to_owned()];
+    let overrides = Overrides { keys, kinds: kinds.clone(), ..Overrides::default() };
+    let beside = Recipe::read(&export.join("recipe.toml"), &overrides).unwrap();
+    let (only, opened) = beside.only_of(found, &export).unwrap();
+    assert_eq!(only, id);
+    let loaded = opened.load_drafters(&workspace, true).unwrap();
+    assert_eq!(loaded.get(id).unwrap().dir.as_deref(), Some(&*export));
+
+    // Replay has the counts of decoding, forwards included: one for each round that drafts.
+    record(&recipe, &workspace, &Silent).unwrap();
+    let rows = evaluate(&recipe, &workspace, &Silent).unwrap().rows;
+    let (drafter, set, decoding) = (id.into(), PromptSet::Test, DecodingName::Greedy);
+    let files = RolloutFiles::of(&recipe, &workspace).unwrap();
+    let recordings = files.read(RolloutKey { drafter, set, decoding }).unwrap().recordings;
+    let own: Vec<&ResultRow> = rows
+        .iter()
+        .filter(|row| row.category == ALL_CATEGORIES && row.drafter.id() == Some(id))
+        .collect();
+    assert!(own.iter().any(|row| matches!(row.drafter, DrafterName::Tree(..))), "no trees");
+    assert!(own.iter().all(|row| row.lossless != Some(false)));
+    assert!(rows.iter().any(|row| row.drafter.id() == Some(DrafterId::DRAFT)));
+    let mut num_compared = 0;
+    for row in own.iter().filter(|row| row.drafter == DrafterName::Of(id)) {
+        assert!(row.counts.num_accepted > 0 || row.decoding == DecodingName::Sampled, "{row:?}");
+        assert!(row.counts.num_draft_forwards <= row.counts.num_target_forwards);
+        let (Some(length), DecodingName::Greedy, true) =
+            (row.setting, row.decoding, row.rule_label().starts_with("K ="))
+        else {
+            continue;
+        };
+        let rule = FixedLengthConfig { candidate_length: length as usize }.into();
+        let replayed: Counts = recordings.replay_counts(&rule).unwrap().into_iter().sum();
+        assert_eq!(replayed, row.counts, "K = {length}");
+        num_compared += 1;
+    }
+    assert_eq!(num_compared, 2);
+    let tuned = tune_within(&recipe, &workspace, Some(Duration::from_secs(2)), &Silent).unwrap();
+    assert!(tuned.iter().any(|tuning| tuning.basis.drafter.id() == Some(id)));
+}
+
+#[test]
+fn an_unknown_kind_is_refused_and_an_added_one_names_its_key() {
+    let read = |text: &str, kinds: Kinds| {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("own.toml");
+        std::fs::write(&path, format!("[models]\ntarget = 't'\n[drafters.it]\n{text}\n")).unwrap();
+        let overrides = Overrides { kinds, ..Overrides::default() };
+        format!("{:#}", Recipe::read(&path, &overrides).unwrap_err())
+    };
+    let unknown = read("kind = 'medusa'", Kinds::default());
+    assert!(unknown.contains("unknown `kind`") && unknown.contains("eagle3"), "{unknown}");
+    let own = Kinds::default().with(&MEDUSA);
+    let misspelt = read("kind = 'medusa'\nnum_stepz = 2", own.clone());
+    assert!(misspelt.contains("drafters.it") && misspelt.contains("num_stepz"), "{misspelt}");
+    let wrong = read("kind = 'medusa'\nnum_steps = 0", own);
+    assert!(wrong.contains("drafters.it") && wrong.contains("num_steps"), "{wrong}");
+}
+
+/// A random target of three tokens and heads for it, packed in host memory.
+fn networks() -> (CausalLm, NamedParts) {
+    let device = Device::flex();
+    device.seed(83);
+    let shape = ModelShape {
+        vocab_size: 3,
+        hidden_size: 8,
+        num_layers: 3,
+        num_heads: 2,
+        num_kv_heads: 1,
+        head_dim: 4,
+        context: 48,
+        bos_token_id: None,
+        eos_token_ids: Vec::new(),
+    };
+    let dir = tempfile::tempdir().unwrap();
+    let target = ModelConfig::llama(shape, 16).init(&device);
+    target.write_model_dir(dir.path(), WeightDtype::F32).unwrap();
+    let target = CausalLm::from_model_dir(dir.path(), &device).unwrap();
+    let config = MedusaConfig {
+        medusa_num_heads: 3,
+        hidden_size: 8,
+        vocab_size: 3,
+        layer: 2,
+        target_hash: None,
+        training: Default::default(),
+    };
+    let parts = MedusaParts { model: Medusa::new(&config, 5, &device), layer: 2 };
+    (target, NamedParts { id: DrafterId::named(ID), parts: Arc::new(parts) })
+}
+
+#[test]
+fn its_output_is_the_targets_in_chains_and_trees_over_every_draw() {
+    let (target, drafter) = networks();
+    let sampling = Sampling { temperature: 0.05, ..Sampling::default() };
+    let (decoding, limits) = (Decoding::sampled(sampling), Limits::new(3, vec![1]));
+    let sizes = Sizes { target: &target, capacity: 48, num_slots: 1 };
+    let mut drafters = Drafters::new([&drafter], sizes);
+    let mut go_on = |_: RoundTokens<'_>| ControlFlow::Continue(());
+    let plain = distribution_of(enumerate(|draws| {
+        let draws: &mut dyn Draws = draws;
+        let session = drafters.target();
+        decode_plain(session, &decoding, &[2, 0, 2], &limits, draws, &mut go_on).unwrap().token_ids
+    }));
+    assert!(plain.len() > 5);
+    for (tree, tolerance) in [(None, 1e-12), (Some("2-1x2x3"), 1e-6)] {
+        for candidate_length in 1..=4 {
+            let found = distribution_of(enumerate(|draws| {
+                let config: StopRuleConfig = FixedLengthConfig { candidate_length }.into();
+                let mut rule = config.init().unwrap();
+                let request = Request {
+                    prompt: &[2, 0, 2],
+                    decoding,
+                    limits: &limits,
+                    rule: Some(&mut *rule),
+                    draws,
+                };
+                let (session, drafter) = drafters.drafting(DrafterId::named(ID)).unwrap();
+                let generation = match tree {
+                    None => decode_speculative(session, &mut &mut *drafter, request, &mut go_on),
+                    Some(shape) => {
+                        let steps = drafter.by_steps().unwrap();
+                        let mut tree = TreeDraft::new(steps, shape.parse().unwrap());
+                        decode_speculative(session, &mut tree, request, &mut go_on)
+                    }
+                };
+                generation.unwrap().token_ids
+            }));
+            assert!(found.keys().eq(plain.keys()), "{tree:?}");
+            for (tokens, prob) in &plain {
+                let difference = (found[tokens] - prob).abs();
+                assert!(difference <= tolerance * prob.max(tolerance), "{tree:?} {tokens:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn its_greedy_output_is_the_targets() {
+    let (target, drafter) = networks();
+    let sizes = Sizes { target: &target, capacity: 48, num_slots: 1 };
+    let mut drafters = Drafters::new([&drafter], sizes);
+    let mut go_on = |_: RoundTokens<'_>| ControlFlow::Continue(());
+    let limits = Limits::new(30, Vec::new());
+    let mut draws = SeededDraws::new(0, &["own"]);
+    for prompt in [&[0][..], &[2, 1], &[1, 0, 2, 2]] {
+        let greedy = &Decoding::GREEDY;
+        let session = drafters.target();
+        let plain = decode_plain(session, greedy, prompt, &limits, &mut draws, &mut go_on).unwrap();
+        let config: StopRuleConfig = FixedLengthConfig { candidate_length: 3 }.into();
+        let mut rule = config.init().unwrap();
+        let request = Request {
+            prompt,
+            decoding: Decoding::GREEDY,
+            limits: &limits,
+            rule: Some(&mut *rule),
+            draws: &mut draws,
+        };
+        let (session, drafter) = drafters.drafting(DrafterId::named(ID)).unwrap();
+        let found = decode_speculative(session, &mut &mut *drafter, request, &mut go_on).unwrap();
+        assert_eq!(found.token_ids, plain.token_ids);
+        for round in &found.trace.rounds {
+            assert!(round.num_draft_forwards() <= 1, "{round:?}");
+        }
+    }
+}

@@ -1,0 +1,474 @@
+//! A kind of drafter that no crate of this workspace knows: a small Medusa (Cai et al. 2024).
+//!
+//! Each head reads the target's hidden state at the last token but one of a round's beginning and proposes one
+//! position, so a single forward proposes the whole round. A head is a residual block, h + SiLU(h·W); all share one LM
+//! head. Everything here uses public API only.
+
+use std::any::Any;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+use burn::module::{Module, Param};
+use burn::tensor::activation::silu;
+use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use draftsmith_data::ResponseRow;
+use draftsmith_decode::{
+    DecodeError, DraftRound, DraftRow, DraftStep, Drafter, DrafterParts, Member, ModelDrafter,
+    ModelSession, NamedParts, Sizes, StepDrafter, TargetLayers, propose_chain,
+};
+use draftsmith_files::{parse_json, write_whole};
+use draftsmith_model::{
+    CausalLm, Lengths, ModelError, NamedTensor, WeightDtype, WeightReader, check_trained_with,
+    write_safetensors,
+};
+use draftsmith_recipe::exports::ExportEntry;
+use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading};
+use draftsmith_recipe::kinds::origin::Origin;
+use draftsmith_recipe::kinds::{
+    DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
+    read_kind, settings_table,
+};
+use draftsmith_report::{ModelSummary, Road};
+use draftsmith_theory::{DrafterId, RoundForwards, SeededDraws};
+use draftsmith_train::{
+    Eagle3Training, Ending, ExportConfig, OptimizerSettings, StateMember, StateNetwork, Teaching,
+    TrainError, TrainedExport, TrainingRun, train_state_drafters,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+/// The kind's entry, which a program adds to its table of kinds.
+pub static MEDUSA: KindEntry = KindEntry {
+    name: "medusa",
+    read: read_kind::<MedusaKind>,
+    directory: Some(KindDirectory {
+        key: "path",
+        export: ExportEntry {
+            text: "Medusa heads",
+            known_by: "medusa_num_heads",
+            is_of: |keys| keys.contains_key("medusa_num_heads"),
+            command: Some("train-drafter"),
+            forms: &[],
+            inspect: |dir| Ok(json!(MedusaConfig::from_dir(dir)?)),
+        },
+    }),
+};
+
+/// How heads are trained, or the directory of trained ones.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MedusaKind(pub Origin<MedusaTraining>);
+
+/// The settings of a training: those of EAGLE-3, of which `num_steps` is the number of heads.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct MedusaTraining(Eagle3Training);
+
+impl DrafterKind for MedusaKind {
+    fn entry(&self) -> &'static KindEntry {
+        &MEDUSA
+    }
+
+    fn settings(&self) -> toml::Table {
+        settings_table(self)
+    }
+
+    fn text(&self) -> String {
+        "Medusa".to_owned()
+    }
+
+    fn road(&self) -> Road {
+        Road::SelfDraft
+    }
+
+    fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
+        let Some(MedusaTraining(training)) = self.0.training() else { return Ok(()) };
+        training.validate().with_context(|| format!("section `[{key}]`"))
+    }
+
+    fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
+        let (id, dir, models) = (loading.id, loading.export_dir(), &loading.workspace.models);
+        MEDUSA.directory.iter().try_for_each(|directory| directory.export.need(&dir))?;
+        let (config, model) = Medusa::from_dir(&dir, models.device())?;
+        let now = || models.target_hash().map(str::to_owned);
+        check_trained_with(("heads", &dir), "target", config.target_hash.as_deref(), now)?;
+        let sizes = vec![(id, model.num_params() as f64)];
+        let parts = Arc::new(MedusaParts { model, layer: config.layer });
+        Ok(LoadedDrafter { parts: NamedParts { id, parts }, head: None, dir: Some(dir), sizes })
+    }
+
+    fn role(&self) -> Role {
+        Role::Steps
+    }
+
+    fn round_forwards(&self) -> RoundForwards {
+        RoundForwards::Once
+    }
+
+    fn path(&self) -> Option<&Path> {
+        self.0.path()
+    }
+
+    fn training(&self) -> Option<&dyn KindTraining> {
+        self.0.training().map(|training| training as _)
+    }
+
+    fn num_first_layers(&self) -> usize {
+        usize::MAX
+    }
+
+    fn max_candidate_length(&self) -> usize {
+        5
+    }
+
+    fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        let dir = loading.export_dir();
+        let shape = format!("medusa {}", MedusaConfig::from_dir(&dir)?.layer);
+        loading.workspace.artifacts.export_hash(&dir, &shape)
+    }
+
+    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        self.recorded_hash(loading)
+    }
+
+    fn summaries(&self, loading: &Loading<'_>, _: &LoadedDrafter) -> Result<Vec<ModelSummary>> {
+        let dir = loading.export_dir();
+        let text = format!("{} Medusa heads", MedusaConfig::from_dir(&dir)?.medusa_num_heads);
+        Ok(vec![loading.dir_summary(loading.id.as_str(), &dir, text)?])
+    }
+}
+
+impl KindTraining for MedusaTraining {
+    fn optimizer(&self) -> &OptimizerSettings {
+        &self.0.optimizer
+    }
+
+    fn dtype(&self) -> WeightDtype {
+        self.0.dtype
+    }
+
+    fn teacher(&self) -> Teaching {
+        self.0.teacher
+    }
+
+    fn check_layers(&self, _num_layers: usize) -> Result<(), TrainError> {
+        Ok(())
+    }
+
+    fn settings(&self) -> Value {
+        json!(self)
+    }
+
+    fn pass(&self) -> Value {
+        json!(self)
+    }
+
+    fn shown(&self) -> &'static [&'static str] {
+        &["accepted length"]
+    }
+
+    fn train(
+        &self,
+        all: &[&dyn KindTraining],
+        target: &CausalLm,
+        rows: &[ResponseRow],
+        seed: u64,
+        run: TrainingRun<'_>,
+    ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
+        let (layer, hidden_size) = (target.shape().num_layers - 1, target.shape().hidden_size);
+        let trainings = all.iter().filter_map(|one| (*one as &dyn Any).downcast_ref::<Self>());
+        let members = trainings.map(|Self(training)| StateMember {
+            training,
+            layers: vec![layer],
+            initial: Box::new(move |_| {
+                let config = MedusaConfig {
+                    medusa_num_heads: training.num_steps,
+                    hidden_size,
+                    vocab_size: target.shape().vocab_size,
+                    layer,
+                    target_hash: None,
+                    training: Map::new(),
+                };
+                let device = target.device().autodiff();
+                let heads = Medusa::new(&config, seed, &device);
+                // As the authors do, begin with the target's LM head.
+                let lm_head = Tensor::from_data(target.lm_head_weight().into_data(), &device);
+                (Medusa { lm_head: Param::from_tensor(lm_head), ..heads }, config)
+            }),
+        });
+        let trained = train_state_drafters(target, rows, &members.collect::<Vec<_>>(), seed, run)?;
+        Ok(trained.map(|all| all.into_iter().map(TrainedExport::from).collect()))
+    }
+
+    fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {
+        let config = MedusaConfig::from_dir(dir)?;
+        let place = format!("over layer {}", config.layer);
+        let lines = format!("accepted length {}", scores["accepted_length"]);
+        let heads = json!(config.medusa_num_heads);
+        let properties = Map::from_iter([("num_heads".to_owned(), heads)]);
+        Ok(TrainedText { place, lines, properties })
+    }
+}
+
+/// The heads' `config.json`.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+pub struct MedusaConfig {
+    pub medusa_num_heads: usize,
+    pub hidden_size: usize,
+    pub vocab_size: usize,
+    /// The number of the target's layers before the state that the heads read.
+    pub layer: usize,
+    pub target_hash: Option<String>,
+    #[serde(default)]
+    pub training: Map<String, Value>,
+}
+
+impl MedusaConfig {
+    pub fn from_dir(dir: &Path) -> Result<Self> {
+        let path = dir.join("config.json");
+        Ok(parse_json(&path, &std::fs::read(&path)?)?)
+    }
+}
+
+impl ExportConfig<Medusa> for MedusaConfig {
+    fn training(&mut self) -> &mut Map<String, Value> {
+        &mut self.training
+    }
+
+    fn set_hashes(&mut self, _draft: Option<String>, target: Option<String>) {
+        self.target_hash = target;
+    }
+
+    fn write(&self, model: &Medusa, dir: &Path) -> Result<(), ModelError> {
+        let blocks = model.blocks.iter().enumerate();
+        let blocks =
+            blocks.map(|(nth, weight)| NamedTensor::from_tensor(&format!("{nth}"), weight.val()));
+        let lm_head = NamedTensor::from_tensor("lm_head", model.lm_head.val());
+        let tensors: Vec<NamedTensor> = blocks.chain([lm_head]).collect();
+        write_safetensors(&dir.join("model.safetensors"), &tensors, WeightDtype::F32, &[])?;
+        let text = serde_json::to_string_pretty(self).expect("a config is JSON");
+        Ok(write_whole(&dir.join("config.json"), text)?)
+    }
+}
+
+/// The network.
+#[derive(Module, Debug)]
+pub struct Medusa {
+    /// `[hidden, hidden]` for each head.
+    blocks: Vec<Param<Tensor<2>>>,
+    /// `[hidden, vocab]`
+    lm_head: Param<Tensor<2>>,
+}
+
+impl Medusa {
+    pub fn new(config: &MedusaConfig, seed: u64, device: &Device) -> Self {
+        let mut draws = SeededDraws::new(seed, &["medusa"]);
+        let width = config.hidden_size;
+        let mut drawn = |columns: usize| {
+            let scale = (width as f64).powf(-0.5);
+            let values =
+                (0..width * columns).map(|_| ((2.0 * draws.uniform() - 1.0) * scale) as f32);
+            let data = TensorData::new(values.collect::<Vec<_>>(), [width, columns]);
+            Param::from_tensor(Tensor::from_data(data, device))
+        };
+        let blocks = (0..config.medusa_num_heads).map(|_| drawn(width)).collect();
+        Self { blocks, lm_head: drawn(config.vocab_size) }
+    }
+
+    pub fn from_dir(dir: &Path, device: &Device) -> Result<(MedusaConfig, Self)> {
+        let config = MedusaConfig::from_dir(dir)?;
+        let mut reader = WeightReader::open_dir(dir)?;
+        let mut read = |name: &str, columns: usize| -> Result<Param<Tensor<2>>> {
+            let shape = [config.hidden_size, columns];
+            let data = TensorData::new(reader.take(name, &shape)?, shape);
+            Ok(Param::from_tensor(Tensor::from_data(data, device)))
+        };
+        let blocks =
+            (0..config.medusa_num_heads).map(|nth| read(&nth.to_string(), config.hidden_size));
+        let blocks = blocks.collect::<Result<_>>()?;
+        let lm_head = read("lm_head", config.vocab_size)?;
+        reader.finish()?;
+        Ok((config, Self { blocks, lm_head }))
+    }
+
+    /// Computes a head's output, `[rows, hidden]`, from states of the same shape.
+    fn head(&self, nth: usize, states: Tensor<2>) -> Tensor<2> {
+        let mean = (states.clone() * states.clone()).mean_dim(1);
+        let normed = states / (mean + 1e-6).sqrt();
+        let block = self.blocks[nth.min(self.blocks.len() - 1)].val();
+        normed.clone() + silu(normed.matmul(block))
+    }
+
+    /// Computes the logits of every head from one state, `[1, hidden]`.
+    fn logits(&self, state: &Tensor<2>) -> Result<Vec<Vec<f32>>, DecodeError> {
+        let of_head = |nth| {
+            let logits = self.head(nth, state.clone()).matmul(self.lm_head.val());
+            logits.into_data().iter::<f32>().collect()
+        };
+        Ok((0..self.blocks.len()).map(of_head).collect())
+    }
+}
+
+impl StateNetwork for Medusa {
+    const KIND: &'static str = "medusa";
+
+    fn to_dtype(&self, _dtype: FloatDType) -> Self {
+        self.clone()
+    }
+
+    fn own_head(&self) -> Option<Tensor<2>> {
+        Some(self.lm_head.val())
+    }
+
+    fn unrolled(
+        &self,
+        states: Vec<Tensor<3>>,
+        _embedded: Tensor<3>,
+        begun: &[Range<usize>],
+        num_steps: usize,
+        lengths: Lengths,
+    ) -> Vec<Tensor<2>> {
+        let [batch, seq, width] = states[0].dims();
+        let all = states[0].clone().reshape([batch * seq, width]);
+        let output = |step: usize| {
+            let rows = begun.iter().enumerate().flat_map(|(row, positions)| {
+                positions.clone().map(move |at| (row * seq + at.saturating_sub(step)) as i32)
+            });
+            let mut rows: Vec<i32> = rows.collect();
+            rows.resize(lengths.padded(rows.len()), 0);
+            let rows = Tensor::<1, Int>::from_ints(rows.as_slice(), &all.device());
+            self.head(step, all.clone().select(0, rows))
+        };
+        (0..num_steps).map(output).collect()
+    }
+}
+
+/// The parts of the drafter.
+#[derive(Debug)]
+pub struct MedusaParts {
+    pub model: Medusa,
+    pub layer: usize,
+}
+
+impl DrafterParts for MedusaParts {
+    fn target_layers(&self) -> TargetLayers {
+        TargetLayers { exit: None, kept: vec![self.layer] }
+    }
+
+    fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
+        let rounds = (0..sizes.num_slots).map(|_| None).collect();
+        let context = sizes.target.shape().context;
+        Box::new(MedusaDraft { id, parts: self, rounds, context })
+    }
+}
+
+/// What one forward computed for a round: the number of its standing tokens, and each head's logits.
+type BlockOfRound = Option<(usize, Vec<Vec<f32>>)>;
+
+/// The drafter beside its target's session.
+struct MedusaDraft<'m> {
+    id: DrafterId,
+    parts: &'m MedusaParts,
+    rounds: Vec<BlockOfRound>,
+    context: usize,
+}
+
+impl<'m> Drafter<ModelSession<'m>> for MedusaDraft<'m> {
+    fn begin(
+        &mut self,
+        _target: &mut ModelSession<'m>,
+        slot: usize,
+        _prompt: &[u32],
+    ) -> Result<(), DecodeError> {
+        self.rounds[slot] = None;
+        Ok(())
+    }
+
+    fn propose(
+        &mut self,
+        target: &mut ModelSession<'m>,
+        rounds: &mut [DraftRound<'_>],
+    ) -> Result<(), DecodeError> {
+        propose_chain(self, target, rounds)
+    }
+
+    fn commit(&mut self, slot: usize, _num_standing: usize, _path: &[usize]) {
+        self.rounds[slot] = None;
+    }
+
+    fn context(&self) -> usize {
+        self.context
+    }
+}
+
+impl<'m> StepDrafter<ModelSession<'m>> for MedusaDraft<'m> {
+    fn id(&self) -> DrafterId {
+        self.id
+    }
+
+    fn drafts_by_round(&self) -> bool {
+        true
+    }
+
+    fn draft(
+        &mut self,
+        target: &mut ModelSession<'m>,
+        steps: &[DraftStep<'_>],
+    ) -> Result<Vec<DraftRow>, DecodeError> {
+        let mut all = Vec::new();
+        for step in steps {
+            let num_standing = target.num_standing(step.slot);
+            let known = &self.rounds[step.slot];
+            let is_new = known.as_ref().is_none_or(|(standing, _)| *standing != num_standing);
+            if is_new {
+                let width = target.model().shape().hidden_size;
+                let device = target.model().device();
+                let state = match num_standing.checked_sub(2) {
+                    Some(at) => {
+                        let layers = [self.parts.layer];
+                        let [state] = target.kept_states(step.slot, step.tokens, at, &layers);
+                        state.into_tensor(&device).reshape([1, width])
+                    }
+                    // No state comes before the first token.
+                    None => Tensor::zeros([1, width], &device),
+                };
+                let logits = self.parts.model.logits(&state)?;
+                self.rounds[step.slot] = Some((num_standing, logits));
+            }
+            let (_, logits) = self.rounds[step.slot].as_ref().expect("it was computed");
+            for row in 0..step.num_rows {
+                let head = &logits[depth(step, num_standing, row).min(logits.len() - 1)];
+                let drafted = DraftRow::new((step, row), head.clone(), None);
+                all.push(if is_new { drafted } else { drafted.without_forward() });
+            }
+        }
+        Ok(all)
+    }
+}
+
+/// Counts the candidates before a row of a step: those on the path to its node, or all of a chain.
+fn depth(step: &DraftStep<'_>, num_standing: usize, row: usize) -> usize {
+    let at = step.tokens.len() - step.num_rows + row;
+    if step.parents.is_empty() {
+        return (at + 1).saturating_sub(num_standing);
+    }
+    let mut node = (at + 1).checked_sub(num_standing + 1);
+    let mut depth = 0;
+    while let Some(at) = node {
+        depth += 1;
+        node = step.parents[at];
+    }
+    depth
+}
+
+impl<'m> ModelDrafter<'m> for MedusaDraft<'m> {
+    fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
+        Some(self)
+    }
+
+    fn into_member(self: Box<Self>) -> Member<'m> {
+        Member::Steps(self)
+    }
+}
