@@ -218,6 +218,14 @@ impl<'a> DraftStep<'a> {
         self.tokens.len() - self.num_rows + row
     }
 
+    /// Collects the text that a row follows: the sequence, then the candidates on the path to the row's node.
+    pub fn text_before(&self, row: usize) -> Vec<u32> {
+        let num_standing = self.num_standing().min(self.at(row) + 1);
+        let mut text: Vec<u32> = self.tokens_before(row).collect();
+        text[num_standing..].reverse();
+        text
+    }
+
     /// Iterates over all tokens that come before a row's candidate, in any order.
     pub(crate) fn tokens_before(&self, row: usize) -> impl Iterator<Item = u32> {
         let (at, num_standing) = (self.at(row), self.num_standing());

@@ -53,6 +53,7 @@ mod sequence;
 mod served_target;
 mod session;
 mod target;
+mod text_draft;
 mod tree_draft;
 
 pub use cascade::{CascadeConfig, CascadeLengths, CascadeParts};
@@ -74,6 +75,7 @@ pub use separate_draft::{DraftModelParts, SeparateDraft};
 pub use sequence::{Finish, Generation, Limits, Request, RoundTokens};
 pub use session::ModelSession;
 pub use target::{Logits, Target, TargetLayers, Verification};
+pub use text_draft::TextParts;
 pub use tree_draft::TreeDraft;
 
 #[cfg(test)]

@@ -57,6 +57,23 @@ impl Workspace {
         Self { models, ..Self::default() }
     }
 
+    /// Creates a workspace of models that were read already, with their directories: the target, and perhaps a draft.
+    /// `chat_template` replaces the target's.
+    pub fn of_models(
+        target: (&Path, &CausalLm),
+        draft: Option<(DrafterId, &Path, &CausalLm)>,
+        chat_template: Option<&str>,
+    ) -> Self {
+        let mut workspace = Self::new(target.0, &[], vec![target.1.device()]);
+        let models = &mut workspace.models;
+        models.dtype = target.1.dtype();
+        models.target = ModelDir::holding("target", target.0, target.1);
+        let draft = draft.map(|(id, dir, model)| (id, ModelDir::holding(id.as_str(), dir, model)));
+        models.drafts.extend(draft);
+        workspace.text.chat_template = chat_template.map(str::to_owned);
+        workspace
+    }
+
     /// Creates a workspace of models in directories or on the Hugging Face Hub, from which missing files are
     /// downloaded. `served_as` is the target's name on servers if they run it; its weights are not needed then.
     /// `chat_template` replaces the target's.

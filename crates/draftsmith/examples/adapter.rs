@@ -32,7 +32,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     trained.config.target_hash = Some(target_hash);
     trained.model.write_dir(&adapter, &trained.config)?;
 
-    let mut generator = Generator::new(&target).with_drafter(Drafter::adapter(&adapter))?;
+    let mut generator = Generator::new(&target).with_drafter(Drafter::open(&adapter)?)?;
     let fast = generator.generate(&chats[0])?;
     assert_eq!(fast.token_ids, answers[0].response_ids);
     println!("{}\n{:?}", fast.text, fast.counts());

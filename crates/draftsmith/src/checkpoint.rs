@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use burn::tensor::Device;
 use draftsmith_data::{ChatFormat, Message, TextTokenizer};
 use draftsmith_model::{CausalLm, WeightDtype, hash_model_dir};
+use draftsmith_recipe::watch::Silent;
 
 use crate::Error;
 
@@ -16,6 +17,8 @@ pub struct Model {
     network: CausalLm,
     tokenizer: Arc<TextTokenizer>,
     chat_format: Arc<ChatFormat>,
+    /// The chat template that replaces the one of the files.
+    chat_template: Option<Arc<str>>,
     hash: Arc<OnceLock<String>>,
 }
 
@@ -49,7 +52,33 @@ impl Model {
             return Err(Error::Tokenizer { path, known, embedded });
         }
         let (tokenizer, chat_format) = (Arc::new(tokenizer), Arc::new(chat_format));
-        Ok(Self { dir: dir.to_path_buf(), network, tokenizer, chat_format, hash: Arc::default() })
+        Ok(Self {
+            dir: dir.to_path_buf(),
+            network,
+            tokenizer,
+            chat_format,
+            chat_template: None,
+            hash: Arc::default(),
+        })
+    }
+
+    /// Loads a model by its name on the Hugging Face Hub, as in `org/name@revision`. Missing files are downloaded into the
+    /// Hub's cache.
+    ///
+    /// # Errors
+    /// If it cannot be downloaded, or as [`Model::load`].
+    pub fn from_hub(name: &str, device: &Device) -> Result<Self, Error> {
+        Self::load(draftsmith_recipe::hub::model_dir(Path::new(name), true, &Silent)?, device)
+    }
+
+    /// Returns the directory of its files.
+    pub fn dir(&self) -> &Path {
+        &self.dir
+    }
+
+    /// Returns the chat template that was chosen in place of the one of its files.
+    pub(crate) fn chat_template(&self) -> Option<&str> {
+        self.chat_template.as_deref()
     }
 
     /// Returns the same model with another chat template: `vicuna`, `llama-2`, `alpaca`, a Jinja file, or `none` for
@@ -59,7 +88,7 @@ impl Model {
     /// If the file is missing or malformed.
     pub fn with_chat_template(self, chosen: &str) -> Result<Self, Error> {
         let chat_format = Arc::new(ChatFormat::choose(&self.dir, Some(chosen))?);
-        Ok(Self { chat_format, ..self })
+        Ok(Self { chat_format, chat_template: Some(chosen.into()), ..self })
     }
 
     /// The network, for training and for the lower crates.

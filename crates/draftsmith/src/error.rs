@@ -43,6 +43,14 @@ pub enum Error {
         /// The model's number of embeddings.
         embedded: usize,
     },
+    /// A drafter that does not fit its target, or a model that cannot be downloaded.
+    #[error("{0:#}")]
+    Drafter(#[from] anyhow::Error),
+    /// A head where a drafter is expected.
+    #[error(
+        "`{0}` holds an acceptance head; hint: give its drafter, and the head by `Drafter::with_head`"
+    )]
+    NotADrafter(PathBuf),
     /// A head for prompt lookup.
     #[error("the head in `{0}` needs a drafter with a model, and prompt lookup has none")]
     HeadOfLookup(PathBuf),

@@ -213,7 +213,8 @@ impl Generator {
             let tuned = loaded.tuned(&decoding, target.dtype()).filter(|_| rule.is_none());
             let first = loaded.lookup_first.or(tuned.and_then(|it| it.drafter.lookup_first()));
             let default = || Rule::by_default(loaded.head.is_some());
-            let mut own = tuned.map_or_else(default, |tuned| tuned.config.clone().into());
+            let chosen = loaded.own_rule(&decoding).or(tuned.map(|tuned| &tuned.config));
+            let mut own = chosen.map_or_else(default, |rule| rule.clone().into());
             let (rule, mut place) = (rule.as_mut().unwrap_or(&mut own), None);
             let rule = rule.init(loaded.max_candidates, &mut place)?;
             if rule.needs().acceptance_prob && loaded.head.is_none() {

@@ -34,7 +34,10 @@
 //! |---|---|
 //! | a checkpoint in Hugging Face form, with tokenizer and chat template | [`Model::load`] |
 //! | a smaller model with the same tokenizer | [`Drafter::model`], and [`Drafter::with_head`] if a head was trained |
-//! | an adapter that `draftsmith train-drafter` trained | [`Drafter::adapter`] |
+//! | a drafter that `draftsmith train-drafter` trained: an adapter, EAGLE-3 | [`Drafter::open`] |
+//! | a model on the Hugging Face Hub | [`Model::from_hub`] |
+//! | a drafter of your own | [`Drafter::of_parts`], [`decode::TextParts`] |
+//! | a kind of drafter of your own | [`kinds::KindEntry`], [`Drafter::open_of`] |
 //! | neither | [`Drafter::prompt_lookup`] |
 //! | a rule by name, or one of your own | [`Rule`] |
 //! | prompts to stream answers to | [`Generator::stream`] |
@@ -43,13 +46,12 @@
 //!
 //! The lower crates are modules here. The `draftsmith` program trains, tunes and evaluates with recipes; heads
 //! and adapters that it exports decode here under the rule that it chose. This crate prints nothing and reads
-//! no recipes.
+//! no recipe files.
 
 mod checkpoint;
 mod drafter;
 mod error;
 mod generator;
-
 mod recording;
 mod rule;
 #[cfg(test)]
@@ -59,6 +61,7 @@ pub use burn::tensor::Device;
 pub use draftsmith_data::{self as data, Message};
 pub use draftsmith_decode::{self as decode, Finish};
 pub use draftsmith_model as model;
+pub use draftsmith_recipe::kinds;
 pub use draftsmith_report as report;
 pub use draftsmith_theory::{
     self as theory, Bounds, Counts, Decoding, DraftSignals, LookupFirst, MaxGramConfig, Sampling,

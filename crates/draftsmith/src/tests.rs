@@ -66,8 +66,8 @@ fn every_drafter_gives_the_targets_greedy_text() {
         (Drafter::model(&draft), Some("heuristic=3")),
         (Drafter::model(&draft).with_head(head.path()), None),
         (Drafter::model(&draft).after_lookup("2x4".parse().expect("a look-up")), Some("fixed=2")),
-        (Drafter::adapter(adapter.path()), None),
-        (Drafter::adapter(adapter.path()), Some("confidence=0.4")),
+        (Drafter::open(adapter.path()).expect("an adapter"), None),
+        (Drafter::open(adapter.path()).expect("an adapter"), Some("confidence=0.4")),
         (lookup(), None),
         (lookup(), Some("fixed=3")),
     ] {
@@ -173,8 +173,13 @@ fn a_tuned_rule_is_used_unless_another_is_given() {
     let (target, draft) = (load("target"), load("draft"));
     let head = head(&draft, |_| ());
     let path = head.path().join("config.json");
-    let tuned = r#""tuned": {"greedy": {"drafter": "draft", "config": {"stop_rule": "fixed_length",
-        "candidate_length": 1}, "temperature": 0.0}, "sampled": null},"#;
+    let estimate = r#"{"value": 0.5, "low": 0.4, "high": 0.6}"#;
+    let tuned = format!(
+        r#""tuned": {{"greedy": {{"drafter": "draft", "config": {{"stop_rule": "fixed_length", "candidate_length": 1}},
+        "temperature": 0.0, "top_p": 1.0, "expected_gain": {estimate}, "expected_acceptance_rate": {estimate},
+        "best_fixed_length": 4, "num_prompts": 8,
+        "costs": {{"draft_seconds": 0.1, "target_seconds": 1.0, "row_seconds": 0.0}}}}, "sampled": null}},"#
+    );
     let config = std::fs::read_to_string(&path).expect("reads");
     std::fs::write(&path, config.replacen('{', &format!("{{{tuned}"), 1)).expect("written");
     let drafter = Drafter::model(&draft).with_head(head.path());
@@ -218,7 +223,9 @@ fn errors_name_the_file_or_the_setting() {
     let drafting = |drafter| message(Generator::new(&target).with_drafter(drafter).err());
     let absent = dir.path().join("absent");
     assert!(drafting(Drafter::model(&draft).with_head(&absent)).contains("absent"));
-    assert!(drafting(Drafter::adapter(&absent)).contains("absent"));
+    assert!(message(Drafter::open(&absent).err()).contains("absent"));
+    let of_head = head(&draft, |_| ());
+    assert!(message(Drafter::open(of_head.path()).err()).contains("holds an acceptance head"));
     let other = head(&draft, |config| config.draft_hash = Some("beef".to_owned()));
     let text = drafting(Drafter::model(&draft).with_head(other.path()));
     assert!(
@@ -226,7 +233,10 @@ fn errors_name_the_file_or_the_setting() {
             && text.contains(&*other.path().to_string_lossy())
     );
     let other = adapter(&target, |config| config.target_hash = Some("beef".to_owned()));
-    assert!(drafting(Drafter::adapter(other.path())).contains("another target (hash beef"));
+    assert!(
+        drafting(Drafter::open(other.path()).expect("an adapter"))
+            .contains("another target (hash beef")
+    );
     let own = head(&draft, |config| {
         config.draft_hash = Some(draft.hash().expect("a hash").to_owned());
         config.target_hash = Some(target.hash().expect("a hash").to_owned());
@@ -243,7 +253,7 @@ fn errors_name_the_file_or_the_setting() {
         message(generator.generate(question).err())
     };
     assert!(decoding(Drafter::model(&draft), "head=0.5").contains("`Drafter::with_head`"));
-    assert!(decoding(lookup(), "entropy=0.5").contains("the drafter `lookup`"));
+    assert!(decoding(lookup(), "entropy=0.5").contains("the drafter `prompt-lookup`"));
     let mut hot =
         Generator::new(&target).with_decoding(Sampling { temperature: 0.0, ..Sampling::default() });
     assert!(message(hot.generate(question).err()).contains("temperature"));

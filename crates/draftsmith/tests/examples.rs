@@ -25,6 +25,7 @@ examples! {
     "../examples/head.rs" head a_head_is_trained_and_decoded_with;
     "../examples/adapter.rs" adapter an_adapter_is_trained_from_parquet_and_decoded_with;
     "../examples/custom_rule.rs" custom_rule a_custom_rule_is_replayed_as_it_decodes;
+    "../examples/own_drafter.rs" own_drafter a_drafter_of_ones_own_gives_the_targets_text;
     "../examples/results.rs" results results_are_read_with_the_counts_that_were_written;
 }
 

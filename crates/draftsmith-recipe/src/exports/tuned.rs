@@ -68,6 +68,15 @@ pub struct TunedRule {
     pub cost_source: CostSource,
 }
 
+impl TunedRule {
+    /// Returns whether the rule was tuned for models of this type, and for the repetition penalty of a decoding if one
+    /// is given.
+    pub fn fits(&self, dtype: WeightDtype, decoding: Option<&Decoding>) -> bool {
+        let is_same = |decoding: &Decoding| decoding.repetition_penalty == self.repetition_penalty;
+        self.dtype == dtype && decoding.is_none_or(is_same)
+    }
+}
+
 impl Tuned {
     /// The key in `config.json`.
     pub const KEY: &str = "tuned";
@@ -98,19 +107,19 @@ impl Tuned {
         let Self { greedy, sampled } = Self::read(dir)?.unwrap_or_default();
         let fitting = |rule: Option<TunedRule>| {
             let rule = rule?;
+            if rule.fits(dtype, decoding) {
+                return Some(rule);
+            }
             let tuned_with = if rule.dtype != dtype {
                 let (then, now) = (rule.dtype.name(), dtype.name());
                 format!("with `--dtype {then}`, and is left out; hint: tune with `--dtype {now}`")
-            } else if let Some(decoding) = decoding
-                && rule.repetition_penalty != decoding.repetition_penalty
-            {
-                let (then, now) = (rule.repetition_penalty, decoding.repetition_penalty);
+            } else {
+                let now = decoding.map_or(1.0, |decoding| decoding.repetition_penalty);
+                let then = rule.repetition_penalty;
                 format!(
                     "for a repetition penalty of {then}, and is left out for one of {now}; hint: tune \
                      with `evaluate.repetition_penalty = {now}`"
                 )
-            } else {
-                return Some(rule);
             };
             watch.note(format!(
                 "the rule for {} decoding under `{}` of `{}` was tuned {tuned_with}",

@@ -27,6 +27,14 @@ impl ModelDir {
         Self { role: role.to_owned(), dir: dir.to_path_buf(), ..Self::default() }
     }
 
+    /// Wraps a model that was read already.
+    pub(super) fn holding(role: &str, dir: &Path, model: &CausalLm) -> Self {
+        let held = Self::new(role, dir);
+        let slot = if model.dtype().is_f32() { &held.f32 } else { &held.bf16 };
+        slot.get_or_init(|| model.clone());
+        held
+    }
+
     /// Checks that the directory exists.
     pub(super) fn check(&self) -> Result<()> {
         if self.dir.is_dir() {
