@@ -8,6 +8,8 @@ mod readers;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+use draftsmith_recipe::kinds::{KindEntry, Kinds};
+
 use self::readers::READERS;
 
 /// The time limit per file. On an idle machine, every reader needs less than a hundredth of it.
@@ -35,5 +37,12 @@ fn hostile_files_are_read_or_refused_quickly() {
     for dir in std::fs::read_dir(corpus).expect("the corpus can be read") {
         let name = dir.expect("the corpus can be read").file_name();
         assert!(READERS.iter().any(|reader| name == reader.name), "no reader is named {name:?}");
+    }
+}
+
+#[test]
+fn the_files_of_every_kind_that_is_trained_have_a_reader() {
+    for kind in Kinds::default().iter().filter(|kind: &&KindEntry| kind.is_trained()) {
+        assert!(READERS.iter().any(|reader| reader.name == kind.name), "`{}`", kind.name);
     }
 }

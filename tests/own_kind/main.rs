@@ -1,6 +1,8 @@
 //! A kind of drafter from outside goes through every stage: a recipe reads it, it is trained and resumed, recorded,
 //! replayed, tuned and evaluated beside the kinds of the crates, opened again, and its exactness is enumerated.
 
+#![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
+
 mod medusa;
 
 use std::ops::ControlFlow;

@@ -40,7 +40,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 /// The kind's entry, which a program adds to its table of kinds.
-pub static MEDUSA: KindEntry = KindEntry {
+pub(crate) static MEDUSA: KindEntry = KindEntry {
     name: "medusa",
     read: read_kind::<MedusaKind>,
     directory: Some(KindDirectory {
@@ -59,12 +59,12 @@ pub static MEDUSA: KindEntry = KindEntry {
 /// How heads are trained, or the directory of trained ones.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct MedusaKind(pub Origin<MedusaTraining>);
+pub(crate) struct MedusaKind(pub Origin<MedusaTraining>);
 
-/// The settings of a training: those of EAGLE-3, of which `num_steps` is the number of heads.
+/// The settings of a training: those of EAGLE-3; `num_steps` is the number of heads.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
-pub struct MedusaTraining(Eagle3Training);
+pub(crate) struct MedusaTraining(Eagle3Training);
 
 impl DrafterKind for MedusaKind {
     fn entry(&self) -> &'static KindEntry {
@@ -214,19 +214,19 @@ impl KindTraining for MedusaTraining {
 
 /// The heads' `config.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub struct MedusaConfig {
-    pub medusa_num_heads: usize,
-    pub hidden_size: usize,
-    pub vocab_size: usize,
+pub(crate) struct MedusaConfig {
+    pub(crate) medusa_num_heads: usize,
+    pub(crate) hidden_size: usize,
+    pub(crate) vocab_size: usize,
     /// The number of the target's layers before the state that the heads read.
-    pub layer: usize,
-    pub target_hash: Option<String>,
+    pub(crate) layer: usize,
+    pub(crate) target_hash: Option<String>,
     #[serde(default)]
-    pub training: Map<String, Value>,
+    pub(crate) training: Map<String, Value>,
 }
 
 impl MedusaConfig {
-    pub fn from_dir(dir: &Path) -> Result<Self> {
+    pub(crate) fn from_dir(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
         Ok(parse_json(&path, &std::fs::read(&path)?)?)
     }
@@ -255,7 +255,7 @@ impl ExportConfig<Medusa> for MedusaConfig {
 
 /// The network.
 #[derive(Module, Debug)]
-pub struct Medusa {
+pub(crate) struct Medusa {
     /// `[hidden, hidden]` for each head.
     blocks: Vec<Param<Tensor<2>>>,
     /// `[hidden, vocab]`
@@ -263,7 +263,7 @@ pub struct Medusa {
 }
 
 impl Medusa {
-    pub fn new(config: &MedusaConfig, seed: u64, device: &Device) -> Self {
+    pub(crate) fn new(config: &MedusaConfig, seed: u64, device: &Device) -> Self {
         let mut draws = SeededDraws::new(seed, &["medusa"]);
         let width = config.hidden_size;
         let mut drawn = |columns: usize| {
@@ -277,7 +277,7 @@ impl Medusa {
         Self { blocks, lm_head: drawn(config.vocab_size) }
     }
 
-    pub fn from_dir(dir: &Path, device: &Device) -> Result<(MedusaConfig, Self)> {
+    pub(crate) fn from_dir(dir: &Path, device: &Device) -> Result<(MedusaConfig, Self)> {
         let config = MedusaConfig::from_dir(dir)?;
         let mut reader = WeightReader::open_dir(dir)?;
         let mut read = |name: &str, columns: usize| -> Result<Param<Tensor<2>>> {
@@ -347,9 +347,9 @@ impl StateNetwork for Medusa {
 
 /// The parts of the drafter.
 #[derive(Debug)]
-pub struct MedusaParts {
-    pub model: Medusa,
-    pub layer: usize,
+pub(crate) struct MedusaParts {
+    pub(crate) model: Medusa,
+    pub(crate) layer: usize,
 }
 
 impl DrafterParts for MedusaParts {

@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_files::parse_json;
 use draftsmith_model::{Eagle3Config, ModelConfig, WeightReader, check_finite};
+use draftsmith_recipe::exports::HEAD;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -23,51 +24,115 @@ pub use self::acceptance::{AcceptancePlan, ExpectedAcceptance, expected_acceptan
 #[derive(Debug, Clone, Serialize)]
 pub struct Diagnosis {
     /// What it is.
-    pub form: DrafterForm,
+    pub form: &'static FileForm,
     /// Its sizes, in words.
     pub description: String,
     /// The problems, the worst first.
     pub findings: Vec<Finding>,
 }
 
-/// A form of drafters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DrafterForm {
-    /// EAGLE-3 with the layer called `midlayer`.
-    Eagle3,
-    /// EAGLE-3 with the layer called `layers.0`.
-    Eagle3Layers,
-    /// EAGLE-3 with the keys of the speculators library.
-    Eagle3Speculators,
-    /// Medusa's heads.
-    Medusa,
-    /// An acceptance head.
-    AcceptanceHead,
-    /// A self-draft adapter.
-    Adapter,
-    /// A smaller model.
-    DraftModel,
+/// A form in which trainers write drafters.
+#[derive(Debug)]
+pub struct FileForm {
+    /// Its name in JSON.
+    name: &'static str,
+    /// Names it in words, as in `an EAGLE-3 drafter`.
+    pub text: &'static str,
+    /// The kind by which recipes know it; `None` if it is not run here.
+    pub kind: Option<&'static str>,
+    /// Recognises it.
+    is_of: fn(&Files) -> bool,
+    /// Finds what is wrong, and describes the drafter.
+    examine: fn(&mut Patient<'_>) -> Result<String>,
 }
 
-impl DrafterForm {
-    /// Names the form in words, as in `an EAGLE-3 drafter`.
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::Eagle3 => "an EAGLE-3 drafter",
-            Self::Eagle3Layers => "an EAGLE-3 drafter whose layer is called `layers.0`",
-            Self::Eagle3Speculators => "an EAGLE-3 drafter in the speculators library's form",
-            Self::Medusa => "Medusa heads",
-            Self::AcceptanceHead => "an acceptance head",
-            Self::Adapter => "a self-draft adapter",
-            Self::DraftModel => "a draft model",
-        }
+impl Serialize for FileForm {
+    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name)
+    }
+}
+
+/// The keys of `config.json` and the names of tensors, by which a form is recognised.
+struct Files {
+    keys: Map<String, Value>,
+    names: Vec<String>,
+}
+
+impl Files {
+    fn has(&self, key: &str) -> bool {
+        self.keys.contains_key(key)
     }
 
-    /// Returns whether the form is one of EAGLE-3's.
-    pub fn is_eagle3(self) -> bool {
-        matches!(self, Self::Eagle3 | Self::Eagle3Layers | Self::Eagle3Speculators)
+    fn is_eagle3(&self) -> bool {
+        let architecture = self.keys.get("architectures").map(ToString::to_string);
+        Eagle3Config::is_of(&self.keys)
+            || architecture.is_some_and(|it| it.contains("Eagle3"))
+            || self.names.iter().any(|name| name == "d2t")
     }
+}
+
+/// The forms. The first that recognises a drafter's files is its form, so a draft model, which anything can be, is last.
+static FORMS: [FileForm; 7] = [
+    FileForm {
+        name: "eagle3_speculators",
+        text: "an EAGLE-3 drafter in the speculators library's form",
+        kind: Some("eagle3"),
+        is_of: |files| files.has("speculators_model_type"),
+        examine: |patient| eagle3::examine(patient, true),
+    },
+    FileForm {
+        name: "eagle3_layers",
+        text: "an EAGLE-3 drafter whose layer is called `layers.0`",
+        kind: Some("eagle3"),
+        is_of: |files| {
+            files.is_eagle3() && files.names.iter().any(|name| name.starts_with("layers.0."))
+        },
+        examine: |patient| eagle3::examine(patient, false),
+    },
+    FileForm {
+        name: "eagle3",
+        text: "an EAGLE-3 drafter",
+        kind: Some("eagle3"),
+        is_of: Files::is_eagle3,
+        examine: |patient| eagle3::examine(patient, false),
+    },
+    FileForm {
+        name: "medusa",
+        text: "Medusa heads",
+        kind: None,
+        is_of: |files| {
+            files.has("medusa_num_heads") || files.names.iter().all(|name| is_medusas(name))
+        },
+        examine: medusa,
+    },
+    FileForm {
+        name: "adapter",
+        text: "a self-draft adapter",
+        kind: Some("adapter"),
+        is_of: |files| files.has("exit_layer"),
+        examine: own_export,
+    },
+    FileForm {
+        name: "acceptance_head",
+        text: "an acceptance head",
+        kind: None,
+        is_of: |files| (HEAD.is_of)(&files.keys),
+        examine: own_export,
+    },
+    FileForm {
+        name: "draft_model",
+        text: "a draft model",
+        kind: Some("model"),
+        is_of: |_| true,
+        examine: draft_model::examine,
+    },
+];
+
+/// Returns whether a tensor has a name of Medusa's, which begins with two numbers.
+fn is_medusas(name: &str) -> bool {
+    let mut parts = name.split('.');
+    let is_number = |part: Option<&str>| part.is_some_and(|part| part.parse::<u32>().is_ok());
+    is_number(parts.next()) && is_number(parts.next())
 }
 
 /// How bad a finding is.
@@ -133,12 +198,7 @@ pub fn diagnose(dir: &Path, target_dir: &Path) -> Result<Diagnosis> {
         .with_context(|| format!("the target `{}`", target_dir.display()))?;
     let mut patient = Patient { dir, keys, target_dir, target, findings: Vec::new() };
     let form = form_of(&patient)?;
-    let description = match form {
-        _ if form.is_eagle3() => eagle3::examine(&mut patient, form)?,
-        DrafterForm::DraftModel => draft_model::examine(&mut patient)?,
-        DrafterForm::Medusa => medusa(&mut patient)?,
-        _ => own_export(&mut patient)?,
-    };
+    let description = (form.examine)(&mut patient)?;
     if let Err(error) = check_finite(dir) {
         patient.find(
             "not-finite",
@@ -164,37 +224,13 @@ fn config_keys(dir: &Path) -> Result<Map<String, Value>> {
     Ok(parse_json(&path, &text)?)
 }
 
-fn form_of(patient: &Patient<'_>) -> Result<DrafterForm> {
-    let keys = &patient.keys;
-    let architecture = keys.get("architectures").map(ToString::to_string).unwrap_or_default();
-    let names: Vec<String> = match WeightReader::open_dir(patient.dir) {
+fn form_of(patient: &Patient<'_>) -> Result<&'static FileForm> {
+    let names = match WeightReader::open_dir(patient.dir) {
         Ok(reader) => reader.names().map(str::to_owned).collect(),
         Err(error) => bail!("{error}; hint: give a directory with `model.safetensors`"),
     };
-    let is_medusa = |name: &String| {
-        let mut parts = name.split('.');
-        let is_number = |part: Option<&str>| part.is_some_and(|part| part.parse::<u32>().is_ok());
-        is_number(parts.next()) && is_number(parts.next())
-    };
-    Ok(if keys.contains_key("speculators_model_type") {
-        DrafterForm::Eagle3Speculators
-    } else if Eagle3Config::is_of(keys)
-        || architecture.contains("Eagle3")
-        || names.iter().any(|name| name == "d2t")
-    {
-        match names.iter().any(|name| name.starts_with("layers.0.")) {
-            true => DrafterForm::Eagle3Layers,
-            false => DrafterForm::Eagle3,
-        }
-    } else if keys.contains_key("medusa_num_heads") || names.iter().all(is_medusa) {
-        DrafterForm::Medusa
-    } else if keys.contains_key("exit_layer") {
-        DrafterForm::Adapter
-    } else if keys.contains_key("num_layers") && !keys.contains_key("vocab_size") {
-        DrafterForm::AcceptanceHead
-    } else {
-        DrafterForm::DraftModel
-    })
+    let files = Files { keys: patient.keys.clone(), names };
+    FORMS.iter().find(|form| (form.is_of)(&files)).context("anything may be a draft model")
 }
 
 /// Checks whether Medusa's heads fit the target. They are recognised, but nothing here runs them.

@@ -37,7 +37,7 @@ use draftsmith_recipe::device::{
 };
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{Models, Overrides, Recipe};
+use draftsmith_recipe::{Overrides, Recipe};
 use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::training::TrainingWatch;
 
@@ -440,14 +440,8 @@ impl CommandSetup<'_> {
         incomplete: Incomplete,
         job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>,
     ) -> Result<()> {
-        let Models { target, chat_template, .. } = &recipe.models;
         let served_as = recipe.target_elsewhere().map(|server| &*server.model);
-        let (drafts, template) = (recipe.drafters.models(), chat_template.as_deref());
-        let mut workspace =
-            Workspace::open(target, served_as, &drafts, template, devices, self.console)?;
-        workspace.models.num_first_layers = recipe.num_first_layers();
-        workspace.text.ends = recipe.models.ends();
-        workspace.models.dtype = self.common.dtype;
+        let mut workspace = recipe.open(served_as, self.common.dtype, devices, self.console)?;
         workspace.artifacts.incomplete_data = incomplete;
         job(recipe, &workspace, self.console).map(drop)
     }

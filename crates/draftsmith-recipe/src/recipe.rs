@@ -20,7 +20,9 @@ use draftsmith_served::ServerRecipe;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
 use draftsmith_files::write_whole;
+use draftsmith_model::WeightDtype;
 use draftsmith_report::PaperTable;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{HeadTraining, OptimizerSettings};
@@ -43,6 +45,7 @@ use crate::kinds::origin::Origin;
 use crate::kinds::{DrafterRecipe, DrafterRecipes, FoundExport, KindTraining, Kinds};
 use crate::prompt_files::Reading;
 use crate::text_side::Ends;
+use crate::watch::Watch;
 use crate::workspace::Workspace;
 
 /// All settings of a job.
@@ -204,6 +207,27 @@ impl Recipe {
     /// Collects what a drafter is read from: the recipe's drafters, the checkpoint directory and the workspace.
     pub fn loading<'a>(&'a self, id: DrafterId, workspace: &'a Workspace) -> Loading<'a> {
         Loading { id, drafters: &self.drafters, home: self.checkpoint_dir(), workspace }
+    }
+
+    /// Opens the recipe's models, which compute in `dtype`, without reading them yet. Missing files of models on the Hub are
+    /// downloaded. `served_as` is the target's name on servers if its weights are not needed.
+    ///
+    /// # Errors
+    /// If a model on the Hub cannot be downloaded.
+    pub fn open(
+        &self,
+        served_as: Option<&str>,
+        dtype: WeightDtype,
+        devices: Vec<Device>,
+        watch: &dyn Watch,
+    ) -> Result<Workspace> {
+        let (target, template) = (&self.models.target, self.models.chat_template.as_deref());
+        let drafts = self.drafters.models();
+        let mut workspace = Workspace::open(target, served_as, &drafts, template, devices, watch)?;
+        workspace.models.num_first_layers = self.num_first_layers();
+        workspace.models.dtype = dtype;
+        workspace.text.ends = self.models.ends();
+        Ok(workspace)
     }
 
     /// Reads the drafters to measure; only those that are recorded unless `all`.

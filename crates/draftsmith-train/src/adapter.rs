@@ -48,8 +48,7 @@ pub type TrainedAdapter = Trained<Adapter, AdapterConfig, AdapterScores>;
 /// function of `seed` and the epoch. The same arguments give the same adapters, bit for bit, on the same CPU
 /// build.
 ///
-/// The run owns `run.checkpoint_dir`: the state in `checkpoint/`, `metrics.jsonl` with one line per step,
-/// and TensorBoard event files. Several adapters have their logs in directories named `exit-2/` and so on. A
+/// The run owns `run.checkpoint_dir`: the state in `checkpoint/`, and `metrics.jsonl` with one line per step. Several adapters have their logs in directories named `exit-2/` and so on. A
 /// run resumes from a state with its fingerprint, with the same result as without an interruption, and
 /// removes any other state. When `run` is stopped, it saves its state after the current step and returns the
 /// best adapters so far. The state remains at the end until [`discard`](crate::discard), because the caller

@@ -70,6 +70,9 @@ pub fn train_eagle3(
 /// autodiff.
 pub type InitialNetwork<'a, N, C> = Box<dyn Fn(Option<&DraftVocabulary>) -> (N, C) + 'a>;
 
+/// A trained network with its scores.
+pub type TrainedState<N, C> = Trained<N, C, Eagle3Scores>;
+
 /// A network to train.
 pub struct StateMember<'a, N, C> {
     /// The settings. `layers` and `initial` are for the caller.
@@ -94,7 +97,7 @@ pub fn train_state_drafters<N: StateNetwork, C: ExportConfig<N> + Clone>(
     members: &[StateMember<'_, N, C>],
     seed: u64,
     run: TrainingRun<'_>,
-) -> Result<Ending<Vec<Trained<N, C, Eagle3Scores>>>, TrainError> {
+) -> Result<Ending<Vec<TrainedState<N, C>>>, TrainError> {
     let first = members.first().expect("there is a training").training;
     assert!(members.iter().all(|one| one.training.shares_pass_with(first)), "they share a pass");
     members.iter().try_for_each(|one| one.training.validate())?;

@@ -69,8 +69,7 @@ pub type TrainedHead = Trained<AcceptanceHead, AcceptanceHeadConfig, HeadScores>
 /// function of `seed`, the epoch and the row's id; validation always uses the same mixture. The draft is
 /// frozen. The same arguments give the same heads, bit for bit, on the same CPU build.
 ///
-/// The run owns `run.checkpoint_dir`: the state in `checkpoint/`, `metrics.jsonl` with one line per step,
-/// and TensorBoard event files. Several heads have their logs in directories of their
+/// The run owns `run.checkpoint_dir`: the state in `checkpoint/`, and `metrics.jsonl` with one line per step. Several heads have their logs in directories of their
 /// [names](HeadTraining::name). A run resumes from a state with its fingerprint, with the same result as
 /// without an interruption, and removes any other state. When `run` is stopped, it saves its state after
 /// the current step and returns the best heads so far. The state remains at the end until

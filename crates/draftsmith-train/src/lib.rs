@@ -31,7 +31,7 @@
 //! | `adapter` | self-draft adapters: settings, batches, distillation losses, scores |
 //! | `eagle3` | EAGLE-3 drafters: settings, unrolled steps, accepted lengths |
 //! | `run` | the training loop, its members, devices, optimizer and learning rate, and the saved state |
-//! | `log` | `metrics.jsonl`, TensorBoard event files, and [`renderer`], the display with burn-train |
+//! | `log` | `metrics.jsonl`, and [`renderer`], the display with burn-train |
 //! | `states` | hidden states of frozen models on the disk |
 //! | `ranges` | the ranges of numeric settings |
 
@@ -56,7 +56,9 @@ pub use data::{Example, RowCounts, StepExamples};
 pub use eagle3::learner::StateNetwork;
 pub use eagle3::scores::{Eagle3Scores, MAX_STEPS, StepShares};
 pub use eagle3::settings::Eagle3Training;
-pub use eagle3::{InitialNetwork, StateMember, TrainedEagle3, train_eagle3, train_state_drafters};
+pub use eagle3::{
+    InitialNetwork, StateMember, TrainedEagle3, TrainedState, train_eagle3, train_state_drafters,
+};
 pub use error::{Section, TrainError};
 pub use head::predicted::{TrainingInput, predictions_along};
 pub use head::recorded::RecordedRollouts;

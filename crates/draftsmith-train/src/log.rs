@@ -1,9 +1,7 @@
-//! The log of optimizer steps: `metrics.jsonl`, one line of numbers per step, and the same numbers with
-//! the validation scores in TensorBoard event files.
+//! The log of optimizer steps: `metrics.jsonl`, one line of numbers per step.
 //!
 //! A resumed training cuts off later steps, so that `metrics.jsonl` does not depend on interruptions.
 
-pub(crate) mod event_file;
 pub mod renderer;
 
 use std::fs::{File, OpenOptions};
@@ -13,7 +11,6 @@ use std::path::{Path, PathBuf};
 use draftsmith_files::write_whole;
 use serde::Serialize;
 
-use self::event_file::{EventFile, TRAINING};
 use crate::error::{TrainError, file_error};
 
 /// The numbers of one step.
@@ -35,19 +32,14 @@ pub(crate) struct StepMetrics {
 pub(crate) struct StepLog {
     path: PathBuf,
     file: File,
-    pub(crate) events: EventFile,
 }
 
 impl StepLog {
     const NAME: &str = "metrics.jsonl";
 
-    /// Opens the log of a training after `num_steps` steps and `num_validations` validations. Later
+    /// Opens the log of a training after `num_steps` steps. Later
     /// steps are cut off: a killed run logged them but did not save their state.
-    pub(crate) fn open(
-        dir: &Path,
-        num_steps: usize,
-        num_validations: usize,
-    ) -> Result<Self, TrainError> {
+    pub(crate) fn open(dir: &Path, num_steps: usize) -> Result<Self, TrainError> {
         let path = dir.join(Self::NAME);
         let text = match std::fs::read_to_string(&path) {
             Ok(text) => text,
@@ -60,27 +52,19 @@ impl StepLog {
         }
         let file = OpenOptions::new().append(true).create(true).open(&path);
         let file = file.map_err(file_error("create", &path))?;
-        let events = EventFile::begin(dir, num_steps, num_validations)?;
-        Ok(Self { path, file, events })
+        Ok(Self { path, file })
     }
 
     /// Appends a step.
     pub(crate) fn push(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
         let mut line = serde_json::to_string(metrics).expect("numbers are JSON");
         line.push('\n');
-        self.file.write_all(line.as_bytes()).map_err(file_error("write", &self.path))?;
-        let numbers = [
-            ("loss", metrics.loss),
-            ("learning_rate", metrics.learning_rate),
-            ("gradient_norm", metrics.gradient_norm),
-        ];
-        self.events.push_numbers(TRAINING, metrics.step, &numbers)
+        self.file.write_all(line.as_bytes()).map_err(file_error("write", &self.path))
     }
 
     /// Syncs the log to the disk, before the state of its last step is saved.
     pub(crate) fn sync(&self) -> Result<(), TrainError> {
-        self.file.sync_data().map_err(file_error("write", &self.path))?;
-        self.events.sync()
+        self.file.sync_data().map_err(file_error("write", &self.path))
     }
 }
 
@@ -92,7 +76,7 @@ mod tests {
     #[test]
     fn a_full_disk_is_an_error_that_names_the_log() {
         let dir = tempfile::tempdir().unwrap();
-        let mut log = StepLog::open(dir.path(), 0, 0).unwrap();
+        let mut log = StepLog::open(dir.path(), 0).unwrap();
         log.file = OpenOptions::new().append(true).open("/dev/full").unwrap();
         let metrics =
             StepMetrics { step: 1, epoch: 1, loss: 0.5, learning_rate: 1e-3, gradient_norm: 2.0 };
@@ -107,7 +91,7 @@ mod tests {
             let loss = 0.1 + 0.2;
             log.push(&StepMetrics { step, epoch: 1, loss, learning_rate: 1e-3, gradient_norm: 2.0 })
         };
-        let mut log = StepLog::open(dir.path(), 0, 0).unwrap();
+        let mut log = StepLog::open(dir.path(), 0).unwrap();
         (1..=5).for_each(|step| push(&mut log, step).unwrap());
         log.sync().unwrap();
         let read = || std::fs::read_to_string(dir.path().join(StepLog::NAME)).unwrap();
@@ -118,7 +102,7 @@ mod tests {
         );
         // The process was killed while it wrote a line.
         std::fs::write(dir.path().join(StepLog::NAME), &whole[..whole.len() - 9]).unwrap();
-        let mut log = StepLog::open(dir.path(), 3, 0).unwrap();
+        let mut log = StepLog::open(dir.path(), 3).unwrap();
         assert_eq!(read().lines().count(), 3);
         (4..=5).for_each(|step| push(&mut log, step).unwrap());
         assert_eq!(read(), whole);

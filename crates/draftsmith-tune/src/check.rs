@@ -22,7 +22,6 @@ use draftsmith_recipe::kinds::Kinds;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::Watch;
-use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{Recipe, Split};
 
 /// The significance level of the test of sampled output.
@@ -168,17 +167,7 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
     let (id, recipe) = recipe.only_of(found, dir)?;
     let (files, split) = prompt_files(settings, &recipe)?;
     let sources = read_sources(&files, &recipe.reading(split))?;
-    let template = recipe.models.chat_template.as_deref();
-    let devices = vec![device.clone()];
-    let mut workspace = Workspace::open(
-        &recipe.models.target,
-        None,
-        &recipe.drafters.models(),
-        template,
-        devices,
-        watch,
-    )?;
-    (workspace.text.ends, workspace.models.dtype) = (recipe.models.ends(), dtype);
+    let workspace = recipe.open(None, dtype, vec![device.clone()], watch)?;
     let pair = workspace.pair()?;
     let choice = PromptChoice {
         num_prompts: Some(settings.num_prompts),

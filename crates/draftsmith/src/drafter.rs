@@ -47,7 +47,7 @@ impl Drafter {
     /// that `draftsmith tune` wrote.
     ///
     /// # Errors
-    /// If there is no drafter in it.
+    /// If the directory holds nothing known, or a head.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, Error> {
         Self::open_of(&Kinds::default(), dir)
     }

@@ -3,14 +3,16 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, Kinds};
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{Recipe, watch::Watch};
-use draftsmith_theory::{Decoding, FixedLengthConfig, SeededDraws, StopRuleConfig, Trace};
+use draftsmith_theory::{
+    Decoding, DrafterId, FixedLengthConfig, SeededDraws, StopRuleConfig, Trace,
+};
 use serde::Serialize;
-use serde_json::json;
 
-use super::DrafterForm;
+use super::FileForm;
 use draftsmith_tune::conversation::answer_batched;
 use draftsmith_tune::decoders::{Decoders, PromptToDecode};
 
@@ -47,17 +49,11 @@ pub struct AcceptancePlan<'a> {
 ///
 /// # Errors
 /// If the form is not run here.
-pub fn recipe_of(form: DrafterForm, dir: &Path, target: &Path) -> Result<Recipe> {
-    let (kind, key) = match form {
-        _ if form.is_eagle3() => ("eagle3", "path"),
-        DrafterForm::DraftModel => ("model", "model"),
-        DrafterForm::Adapter => ("adapter", "path"),
-        other => anyhow::bail!("{} cannot be run by itself", other.text()),
-    };
-    let mut own = json!({ "kind": kind });
-    own[key] = json!(dir);
-    let recipe = json!({ "models": { "target": target }, "drafters": { "draft": own } });
-    serde_json::from_value(recipe).context("a recipe of one drafter")
+pub fn recipe_of(form: &FileForm, dir: &Path, target: &Path) -> Result<Recipe> {
+    let kind = form.kind.and_then(|name| Kinds::default().get(name)?.in_dir(dir));
+    let kind = kind.with_context(|| format!("{} cannot be run by itself", form.text))?;
+    let drafters = DrafterRecipes::one(DrafterId::DRAFT, DrafterRecipe::new(kind));
+    Ok(Recipe::of_drafters(target.to_path_buf(), None, drafters))
 }
 
 /// Answers prompts greedily with rounds of a fixed length, and returns how often candidates are accepted by position.

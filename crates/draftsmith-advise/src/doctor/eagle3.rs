@@ -6,7 +6,7 @@ use anyhow::Result;
 use draftsmith_model::{Eagle3Config, WeightReader};
 use serde_json::Value;
 
-use super::{DrafterForm, Patient, Severity};
+use super::{Patient, Severity};
 
 /// The key of the target's layers.
 const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
@@ -28,7 +28,7 @@ struct TensorSizes {
 }
 
 /// Finds what is wrong, and describes the drafter.
-pub(super) fn examine(patient: &mut Patient<'_>, form: DrafterForm) -> Result<String> {
+pub(super) fn examine(patient: &mut Patient<'_>, is_of_speculators: bool) -> Result<String> {
     if let Some(Value::Object(layer)) = patient.keys.remove("transformer_layer_config") {
         patient.keys.extend(layer);
     }
@@ -44,7 +44,7 @@ pub(super) fn examine(patient: &mut Patient<'_>, form: DrafterForm) -> Result<St
     let sizes = sizes(patient, &shapes);
     vocabulary(patient, &shapes, &sizes, &mut reader);
     layers(patient);
-    norms(patient, form);
+    norms(patient, is_of_speculators);
     tensors(patient, &shapes, &sizes);
     Ok(format!(
         "width {}, drafts {} of {} tokens, reads a target of width {}",
@@ -243,7 +243,7 @@ fn layers(patient: &mut Patient<'_>) {
     }
 }
 
-fn norms(patient: &mut Patient<'_>, form: DrafterForm) {
+fn norms(patient: &mut Patient<'_>, is_of_speculators: bool) {
     let is = |key: &str| patient.keys.get(key).and_then(Value::as_bool);
     let (before_fc, before_residual) = (is("norm_before_fc"), is("norm_before_residual"));
     if before_fc == Some(true) {
@@ -255,9 +255,7 @@ fn norms(patient: &mut Patient<'_>, form: DrafterForm) {
             "serve it with a vLLM that has the key, or train without",
         );
     }
-    if before_residual == Some(true)
-        || before_residual.is_none() && form == DrafterForm::Eagle3Speculators
-    {
+    if before_residual == Some(true) || before_residual.is_none() && is_of_speculators {
         patient.find(
             "norm-before-residual",
             Severity::Hurts,

@@ -11,7 +11,6 @@ use draftsmith_advise::doctor::{
     recipe_of,
 };
 use draftsmith_model::WeightDtype;
-use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::wrapped;
 use serde::Serialize;
 
@@ -61,10 +60,7 @@ pub(crate) fn run(
     let acceptance = match &arguments.prompts {
         Some(prompts) if num_breaks == 0 => {
             let recipe = recipe_of(diagnosis.form, &arguments.drafter, &arguments.target)?;
-            let (drafts, devices) = (recipe.drafters.models(), vec![device.clone()]);
-            let mut workspace =
-                Workspace::open(&recipe.models.target, None, &drafts, None, devices, console)?;
-            workspace.models.dtype = dtype;
+            let workspace = recipe.open(None, dtype, vec![device.clone()], console)?;
             let plan = AcceptancePlan {
                 prompts: std::slice::from_ref(prompts),
                 num_prompts: arguments.num_prompts.get(),
@@ -92,7 +88,7 @@ pub(crate) fn run(
 }
 
 fn text(diagnosis: &Diagnosis, width: Option<usize>) -> String {
-    let form = format!("{}: {}", diagnosis.form.text(), diagnosis.description);
+    let form = format!("{}: {}", diagnosis.form.text, diagnosis.description);
     let mut lines = wrapped(&form, Some(width.unwrap_or(80)));
     for finding in &diagnosis.findings {
         let severity = match finding.severity {

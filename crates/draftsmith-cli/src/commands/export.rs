@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use burn::tensor::Device;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
+use draftsmith_model::WeightDtype;
 use serde_json::json;
 
 use crate::console::Console;
@@ -69,12 +70,7 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
     let open = || -> Result<Workspace> {
         let recipe = Recipe::of_export(source, recipe.as_deref(), None)?;
         let (_, recipe) = recipe.only_of(found, source)?;
-        let (template, drafts) = (recipe.models.chat_template.as_deref(), recipe.drafters.models());
-        let devices = vec![device.clone()];
-        let target = &recipe.models.target;
-        let mut workspace = Workspace::open(target, None, &drafts, template, devices, console)?;
-        workspace.text.ends = recipe.models.ends();
-        Ok(workspace)
+        recipe.open(None, WeightDtype::F32, vec![device.clone()], console)
     };
     let stop_threshold = *stop_threshold;
     let written = write(&Exporting { source, out, stop_threshold, open: &open })?;

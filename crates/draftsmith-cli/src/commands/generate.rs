@@ -73,12 +73,8 @@ pub(crate) fn run(
         arguments.drafter_name()?.or_else(|| recipe.drafters.iter().next().map(|(id, _)| id));
     let name = DecodingName::of(&decoding);
     let rule = asked.map(|id| rule::asked_for(arguments, &recipe, id, name)).transpose()?;
-    let (drafts, template) = (recipe.drafters.models(), recipe.models.chat_template.as_deref());
-    let devices = vec![device.clone()];
-    let mut workspace =
-        Workspace::open(&recipe.models.target, None, &drafts, template, devices, console)?;
-    (workspace.text.ends, workspace.models.dtype) =
-        (arguments.ends.or(recipe.models.ends()), dtype);
+    let mut workspace = recipe.open(None, dtype, vec![device.clone()], console)?;
+    workspace.text.ends = arguments.ends.or(recipe.models.ends());
     let pair = workspace.pair()?;
     let loaded = asked.map(|id| load(&recipe, id, &workspace)).transpose()?;
     let chosen = match (rule.flatten(), &loaded) {

@@ -11,7 +11,6 @@ use draftsmith_files::check_room;
 
 use crate::data::{BatchSource, Loaders, VALIDATION_EPOCH};
 use crate::error::{TrainError, file_error};
-use crate::log::event_file::VALIDATION;
 use crate::log::renderer::{Half, LEARNING_RATE, LOSS, RunStart, TRAINING_LOSS};
 use crate::log::{StepLog, StepMetrics};
 use crate::run::checkpoint;
@@ -102,7 +101,7 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
         let logs = trainer.members.iter().map(|member| {
             let dir = dir.join(&member.name);
             std::fs::create_dir_all(&dir).map_err(file_error("create", &dir))?;
-            StepLog::open(&dir, member.progress.num_steps, member.progress.epochs.len())
+            StepLog::open(&dir, member.progress.num_steps)
         });
         let logs = logs.collect::<Result<_, _>>()?;
         let RunProgress { epoch, num_steps, duration, .. } = trainer.progress;
@@ -123,7 +122,7 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
             let validation = if self.train()? { self.validate()? } else { None };
             let is_whole = validation.is_some();
             if let Some(validation) = validation {
-                self.end_epoch(validation)?;
+                self.end_epoch(validation);
             }
             self.save()?;
             if !is_whole {
@@ -244,17 +243,14 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
     }
 
     /// Records the scores of the active members, and keeps their best weights.
-    fn end_epoch(&mut self, validation: Vec<L::Scores>) -> Result<(), TrainError> {
+    fn end_epoch(&mut self, validation: Vec<L::Scores>) {
         let RunProgress { epoch, num_steps, .. } = self.trainer.progress;
-        for ((member, log), validation) in self.logged().into_iter().zip(validation) {
-            let numbers: Vec<(&str, f64)> = numbers::<L>(&validation).collect();
-            log.events.push_numbers(VALIDATION, num_steps, &numbers)?;
+        for (member, validation) in self.trainer.active().into_iter().zip(validation) {
             member.end_epoch(epoch, num_steps, validation);
         }
         self.trainer.progress.epoch += 1;
         self.trainer.progress.epoch_steps = 0;
         self.run.listener.end_epoch(epoch);
-        Ok(())
     }
 
     /// Saves the current state.

@@ -174,7 +174,7 @@ pub struct ExportStamp {
     pub keys: Vec<(&'static str, Value)>,
 }
 
-/// What a training made, whatever its kind.
+/// What a training of any kind made.
 pub struct TrainedExport {
     write: WriteExport,
     /// The validation scores of the best epoch.

@@ -287,7 +287,7 @@ fn the_saved_state_contains_only_the_trained_module() {
         }
         assert_eq!(files.iter().filter(|file| file.starts_with("checkpoint")).count(), 4);
         // There are no other files.
-        assert!(has("mine.txt") && has("metrics.jsonl") && files.len() == 7, "{files:?}");
+        assert!(has("mine.txt") && has("metrics.jsonl") && files.len() == 6, "{files:?}");
         // Weights of 4 bytes and a header. The embedding of the frozen model has 48 · 16 more weights.
         let model = dir.path().join("checkpoint/epoch-3-step-0/model.bpk");
         let size = std::fs::metadata(model).unwrap().len();

@@ -62,7 +62,7 @@ struct Trainee<'a> {
 }
 
 impl Trainee<'_> {
-    /// The name of its kind.
+    /// Returns the name of its kind.
     fn kind(&self) -> &'static str {
         self.drafter.kind.entry().name
     }

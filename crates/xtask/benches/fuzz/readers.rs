@@ -10,14 +10,16 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use burn::tensor::Device;
+use draftsmith_advise::doctor::diagnose;
+use draftsmith_advise::server_costs::ServerCostsFile;
 use draftsmith_data::{
     ChatTemplate, Incomplete, MANIFEST, Message, Prompts, ShardPlace, TextTokenizer, broken_shards,
     read_dir, read_rollouts, read_shard, shard_path, write_manifest, write_shard,
 };
 use draftsmith_decode::{Limits, ModelSession, decode_plain};
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, HeadForm, HeadInput,
-    HeadReads, ModelConfig, WeightDtype, WeightReader, read_metadata,
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, Eagle3, Eagle3Config,
+    HeadForm, HeadInput, HeadReads, ModelConfig, WeightDtype, WeightReader, read_metadata,
 };
 use draftsmith_theory::{Decoding, SeededDraws};
 use tempfile::TempDir;
@@ -50,7 +52,7 @@ impl Reader {
 }
 
 /// All readers.
-pub(crate) const READERS: [Reader; 19] = [
+pub(crate) const READERS: [Reader; 21] = [
     Reader {
         name: "weights",
         file: "model.safetensors",
@@ -189,6 +191,26 @@ pub(crate) const READERS: [Reader; 19] = [
             Adapter::from_dir(dir, &target.shape, WeightDtype::F32, &Device::flex())?;
             draftsmith_cli::readers::inspect(dir)
         },
+    },
+    Reader {
+        name: "eagle3",
+        file: "config.json",
+        prepare: eagle3_weights,
+        read: |dir| {
+            let target = ModelConfig::from_model_dir(&fixture(MODEL))?;
+            // Anyone's drafter is judged before it is read.
+            let diagnosis = diagnose(dir, &fixture(MODEL));
+            let device = Device::flex();
+            Eagle3::from_dir(dir, &target.shape, WeightDtype::F32, &device)?;
+            diagnosis?;
+            draftsmith_cli::readers::inspect(dir)
+        },
+    },
+    Reader {
+        name: "server-costs",
+        file: "server-costs.json",
+        prepare: |_| Ok(()),
+        read: |dir| ServerCostsFile::read(&dir.join("server-costs.json")).map(drop),
     },
     Reader { name: "state", file: "state", prepare: |_| Ok(()), read: state::resume },
 ];
@@ -341,6 +363,11 @@ const HEAD_WIDTH: usize = 4;
 fn head_weights(dir: &Path) -> Result<()> {
     let reads = HeadReads::new(HeadForm::Candidate, &[HeadInput::Entropy]);
     let config = AcceptanceHeadConfig::new(HEAD_WIDTH, 2, true).with_reads(reads);
+    Ok(config.init(&Device::flex()).write_dir(dir, &config)?)
+}
+
+fn eagle3_weights(dir: &Path) -> Result<()> {
+    let config = Eagle3Config::new(&ModelConfig::from_model_dir(&fixture(MODEL))?);
     Ok(config.init(&Device::flex()).write_dir(dir, &config)?)
 }
 

@@ -6,10 +6,12 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
+use burn::tensor::Device;
 use draftsmith_data::{
     MANIFEST, RolloutCandidates, RolloutHead, RolloutProvenance, RolloutRow, ShardPlace,
     shard_path, write_manifest, write_rollouts, write_shard,
 };
+use draftsmith_model::{Eagle3Config, ModelConfig};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use parquet::arrow::ArrowWriter;
@@ -75,6 +77,8 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
         }
         "head" => heads(),
         "adapter" => adapters()?,
+        "eagle3" => eagles()?,
+        "server-costs" => vec![Seed::new(Form::Json, SERVER_COSTS)],
         "state" => vec![Seed::new(Form::State, state::trained()?)],
         name => unreachable!("`{name}` has seeds"),
     };
@@ -112,6 +116,8 @@ fn words(reader: &Reader) -> &'static str {
         "recipe" => include_str!("words/recipe.txt"),
         "head" => include_str!("words/head.txt"),
         "adapter" => include_str!("words/adapter.txt"),
+        "eagle3" => include_str!("words/eagle3.txt"),
+        "server-costs" => include_str!("words/server-costs.txt"),
         "state" => include_str!("words/state.txt"),
         name => unreachable!("`{name}` has words"),
     }
@@ -407,6 +413,24 @@ fn configs() -> Result<Vec<Seed>> {
     config["rope_parameters"] = rope;
     Ok([text, config.to_string()].map(|text| Seed::new(Form::Json, text)).to_vec())
 }
+
+/// An EAGLE-3 drafter's configuration, as this program and as the speculators library write it.
+fn eagles() -> Result<Vec<Seed>> {
+    let dir = tempfile::tempdir()?;
+    let config = Eagle3Config::new(&ModelConfig::from_model_dir(&fixture(MODEL))?);
+    config.init(&Device::flex()).write_dir(dir.path(), &config)?;
+    let text = std::fs::read_to_string(dir.path().join("config.json"))?;
+    let mut other: serde_json::Value = serde_json::from_str(&text)?;
+    other["eagle_config"] = json!({ "eagle_aux_hidden_state_layer_ids": [0, 1, 2] });
+    other["norm_before_residual"] = json!(true);
+    other["tuned"] = tuned("eagle");
+    Ok([text, other.to_string()].map(|text| Seed::new(Form::Json, text)).to_vec())
+}
+
+/// Rounds of a server, measured at two loads.
+const SERVER_COSTS: &str = r#"{"model": "m", "num_words": 64, "sentinel_ms": 4.5, "cells": [
+    {"batch_size": 1, "num_candidates": 0, "block_ms": [7.0, 7.1], "prompt_token_ms": [0.1], "tokens_per_round": 1.0},
+    {"batch_size": 4, "num_candidates": 3, "block_ms": [9.0], "tokens_per_round": null}]}"#;
 
 fn adapters() -> Result<Vec<Seed>> {
     let config = std::fs::read_to_string(fixture(MODEL).join("config.json"))?;

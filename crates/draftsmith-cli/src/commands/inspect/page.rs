@@ -12,7 +12,6 @@ use draftsmith_files::write_whole;
 use draftsmith_model::{AcceptanceHead, DrafterModel, WeightDtype};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::read_model_head;
-use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{
     DataPage, Plot, PlotContent, ShownRow, ShownToken, SourceFigures, bin_of, bins,
     render_data_html,
@@ -114,12 +113,7 @@ struct Mixing {
 fn read_head(dir: &Path, console: &Console) -> Result<(DrafterModel, AcceptanceHead)> {
     let recipe = Recipe::of_export(dir, None, None)?;
     let (id, _) = recipe.draft().context("the head's recipe has no draft model")?;
-    let drafts = recipe.drafters.models();
-    let template = recipe.models.chat_template.as_deref();
-    let devices = vec![Device::flex()];
-    let mut workspace =
-        Workspace::open(&recipe.models.target, None, &drafts, template, devices, console)?;
-    workspace.models.dtype = WeightDtype::F32;
+    let workspace = recipe.open(None, WeightDtype::F32, vec![Device::flex()], console)?;
     let head = read_model_head(dir, id, None, &workspace)?;
     let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
     let loading = recipe.loading(id, &workspace);
