@@ -42,7 +42,7 @@ pub enum DecodeError {
          its weights are broken, or too large for f32"
     )]
     NotFinite {
-        /// The model.
+        /// The role of the model, such as `acceptance head`.
         role: &'static str,
         /// The number of tokens that it has read.
         num_tokens: usize,

@@ -41,7 +41,7 @@ pub struct DrafterModel {
     embedding_gain: OnceLock<f32>,
 }
 
-/// Where a self-draft leaves its target.
+/// The early exit of a self-draft: the target's layer after which it exits, and the adapter that follows.
 #[derive(Module, Debug)]
 struct Exit {
     #[module(skip)]

@@ -111,10 +111,11 @@ pub struct Published {
 }
 
 impl PaperTable {
-    /// Checks that keys exist and that published figures fit their rows and columns.
+    /// Checks that results have every key that the table names, and that each set of published figures has one figure for
+    /// each row and column.
     ///
     /// # Errors
-    /// If not; the message names the table.
+    /// If a check fails; the message names the table.
     pub fn check(&self) -> Result<()> {
         let problem =
             |what: String| Err(ReportError::PaperTable { title: self.title.clone(), what });

@@ -113,7 +113,7 @@ pub enum TrainError {
          it to train from the beginning"
     )]
     State {
-        /// The file.
+        /// The file of the saved state that is missing or damaged.
         path: PathBuf,
         /// The problem.
         problem: String,

@@ -26,7 +26,7 @@ pub enum Features {
     /// They are computed in each epoch.
     #[default]
     Recompute,
-    /// They are computed once and stored on the disk.
+    /// Computes the hidden states once and stores them on disk.
     Cache,
 }
 

@@ -84,7 +84,7 @@ impl Costs {
         Ok(Self::of_all(DrafterId::DRAFT, RoundCosts::from_points([].into(), points)?))
     }
 
-    /// Creates costs that are the same in rounds of one length and of changing lengths, with free signals.
+    /// Creates costs that do not depend on whether the round length varies. Reading the signals of a rule costs nothing.
     fn of_all(drafter: DrafterId, rounds: RoundCosts) -> Self {
         Self {
             drafter,

@@ -106,7 +106,7 @@ pub struct RecordedDrafter<'a> {
     pub drafters: &'a LoadedDrafters,
     /// Its name.
     pub id: DrafterId,
-    /// How it decodes.
+    /// Whether the drafter decodes greedily or samples.
     pub decoding: Decoding,
 }
 

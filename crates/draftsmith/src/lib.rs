@@ -40,7 +40,7 @@
 //! | a kind of drafter of your own | [`kinds::KindEntry`], [`Drafter::open_of`] |
 //! | neither | [`Drafter::prompt_lookup`] |
 //! | a rule by name, or one of your own | [`Rule`] |
-//! | prompts to stream answers to | [`Generator::stream`] |
+//! | prompts to stream answers to, or many of them | [`Generator::stream`], [`Generator::generate_many`] |
 //! | a rule to judge without running models | [`Generator::record`], [`theory::Recordings::replay_rule`] |
 //! | responses to train on | [`Generator::respond`], [`train::train_heads`], [`train::train_adapters`] |
 //!

@@ -53,19 +53,26 @@ impl Rule {
         StopRuleConfig::by_default(has_head).into()
     }
 
-    /// Builds the rule, with at most `most` candidates unless it sets its own limit. A rule of the table is kept in
-    /// `place`.
-    pub(crate) fn init<'r>(
+    /// Returns whether it is a rule of the user's own.
+    pub(crate) fn is_custom(&self) -> bool {
+        matches!(self.0, RuleForm::Custom(_))
+    }
+
+    /// Builds the rule for each of `num` sequences, with at most `most` candidates unless it sets its own limit. A custom
+    /// rule is for one. Rules of the table are kept in `place`.
+    pub(crate) fn for_each<'r>(
         &'r mut self,
         most: usize,
-        place: &'r mut Option<Box<dyn StopRule>>,
-    ) -> Result<&'r mut dyn StopRule, TheoryError> {
+        num: usize,
+        place: &'r mut Vec<Box<dyn StopRule>>,
+    ) -> Result<Vec<&'r mut dyn StopRule>, TheoryError> {
         let config = match &mut self.0 {
             RuleForm::Named(rule, own) => rule.config(Bounds::new(1, own.unwrap_or(most))?),
             RuleForm::Config(config) => config.clone(),
-            RuleForm::Custom(rule) => return Ok(&mut **rule),
+            RuleForm::Custom(rule) => return Ok(vec![&mut **rule]),
         };
-        Ok(&mut **place.insert(config.init()?))
+        *place = (0..num).map(|_| config.init()).collect::<Result<_, _>>()?;
+        Ok(place.iter_mut().map(|rule| &mut **rule as _).collect())
     }
 }
 

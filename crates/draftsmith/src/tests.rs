@@ -194,6 +194,39 @@ fn a_tuned_rule_is_used_unless_another_is_given() {
 }
 
 #[test]
+fn prompts_side_by_side_get_the_answers_of_one_after_another() {
+    let (target, draft) = (load("target"), load("draft"));
+    let questions = ["What is 541 + 279?", "What is 25 + 38?", "What is 2 + 2?"];
+    let chats = questions.map(|question| [Message::user(question)]);
+    let sampling = Sampling { temperature: 0.8, ..Sampling::default() };
+    for decoding in [Decoding::GREEDY, Decoding::sampled(sampling)] {
+        let generator = Generator::new(&target).with_drafter(Drafter::model(&draft));
+        let mut generator = generator.expect("loads").with_decoding(decoding).with_seed(5);
+        let together = generator.generate_many(&chats).expect("decodes");
+        for (chat, together) in chats.iter().zip(together) {
+            let alone = generator.generate(chat).expect("decodes");
+            assert_eq!((&together.token_ids, &together.text), (&alone.token_ids, &alone.text));
+            assert_eq!(together.counts(), alone.counts());
+        }
+        let mut own = generator.with_rule(Rule::custom(Two));
+        assert_eq!(own.generate_many(&chats).expect("decodes").len(), 3);
+    }
+}
+
+/// Drafts two candidates a round.
+struct Two;
+
+impl StopRule for Two {
+    fn bounds(&self) -> Bounds {
+        Bounds { min: 1, max: 2 }
+    }
+
+    fn stops(&mut self, _candidates: &[u32], _signals: &DraftSignals) -> bool {
+        false
+    }
+}
+
+#[test]
 fn limits_and_stop_strings_end_a_text() {
     let target = load("target");
     let [question, _] = &questions();

@@ -17,7 +17,7 @@ use draftsmith_tune::sweep::lengths_under;
 const NUM_PROMPTS: usize = 4;
 /// Prompts after which the target's forwards are timed one by one.
 const NUM_PROMPTS_ALONE: usize = 2;
-/// How often each number of rows is timed after a prompt, all in turn.
+/// The number of times that each row count is timed after a prompt. Each pass times every row count once.
 const NUM_PASSES: usize = 8;
 
 impl Surveyor<'_> {

@@ -375,7 +375,7 @@ fn launched(strategy: &Strategy, lhs: CubeTensor, rhs: CubeTensor, output: &Cube
     launch_ref(&strategy.clone().into(), client, lhs, rhs, output, &mut types).is_ok()
 }
 
-/// Multiplies many rows by a matrix that is stored output by output, in the rows' type.
+/// Multiplies many rows by a weight matrix of shape `[outputs, inputs]`. The result has the rows' data type.
 fn multiplied(x: CubeTensor, mut weight: CubeTensor) -> CubeTensor {
     let [num_outputs, width] = weight.shape().dims();
     let num_rows = x.meta.num_elements() / width;

@@ -18,7 +18,7 @@ use super::storage::{LINE, Storage};
 use super::team::Team;
 use crate::weights::StoredRows;
 
-/// The rows of a thread's block are a multiple of this, for full passes.
+/// The number of rows that a kernel multiplies in one pass. Each thread's block has a multiple of it.
 const ROWS_A_PASS: usize = 8;
 
 /// Panels that a thread takes at a time.

@@ -307,7 +307,7 @@ fn best_of_families(
     rows.into_iter().map(line).filter(|line| !line.points.is_empty()).collect()
 }
 
-/// Looks of a data set's lines, as classes of the style sheet; they differ in more than colour.
+/// CSS classes for the lines of one plot, in turn. They differ in marker and dash too, not in colour only.
 const LOOKS: [&str; 6] = [
     "draft length",
     "self length hollow",

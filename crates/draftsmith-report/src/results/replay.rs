@@ -202,7 +202,7 @@ pub struct ReplayRow {
     /// The gain with a perfect acceptance head, at the setting that is best for it on validation prompts;
     /// null for rules that read no head.
     pub ceiling: Option<Estimate>,
-    /// `gain` divided by `ceiling`; null if the ceiling may be 0.
+    /// `gain` divided by `ceiling`; null unless the whole confidence interval of `ceiling` is above 0.
     pub share_of_ceiling: Option<Estimate>,
 }
 

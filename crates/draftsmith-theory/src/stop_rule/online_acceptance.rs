@@ -122,7 +122,7 @@ struct Sums {
     weights: f64,
     /// Σ e·f.
     error_features: f64,
-    /// Σ e.
+    /// The sum of the errors, Σ e.
     errors: f64,
     num: f64,
 }

@@ -10,8 +10,9 @@ use crate::TheoryError;
 
 /// The maximum number of widths by depth.
 const MAX_DEPTHS: usize = 8;
-/// How a tree grows, written as widths by depth, nodes that are read and nodes beside the chain, such as
-/// `3-2-1x4x16`. With the suffix `-drawn`, children are drawn.
+/// The shape of a draft tree, written `WxRxB`, such as `3-2-1x4x16`: W lists the number of children at each depth, R is the
+/// number of nodes that one draft forward reads, and B the most nodes outside the main chain. With the suffix `-drawn`,
+/// children are sampled; otherwise they are the most probable tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TreeShape {
     /// The number of children by depth, the root's first; the last also applies to deeper nodes. Padded with 0.

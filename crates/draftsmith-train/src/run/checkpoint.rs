@@ -71,7 +71,7 @@ pub enum Resumption {
 }
 
 impl Resumption {
-    /// Inspects the directory of a training.
+    /// Finds out where a run would begin, from the states saved in `checkpoint_dir`.
     ///
     /// # Errors
     /// If a state cannot be read, or has changed since it was saved.

@@ -45,7 +45,7 @@ impl<L: Trainee> Trainer<L> {
         }
     }
 
-    /// Returns the members that are still trained.
+    /// Returns the members whose training has not stopped early.
     pub(crate) fn active(&mut self) -> Vec<&mut TrainingMember<L>> {
         let patience = self.patience;
         let members = self.members.iter_mut();

@@ -350,7 +350,7 @@ pub(super) fn seconds_alone(runs: &[PromptRun]) -> Option<f64> {
     (num > 0).then(|| seconds / num as f64)
 }
 
-/// The results of all groups.
+/// Everything that an evaluation measured: the measurements of each data set and way of decoding.
 #[derive(Default)]
 pub(super) struct EvaluationResults {
     pub(super) cost_by_size: CostRatios,

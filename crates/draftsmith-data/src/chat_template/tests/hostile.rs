@@ -18,7 +18,7 @@ fn refuses(template: &str, expected: &str) {
     }
 }
 
-/// Loading fails with this error.
+/// Asserts that loading `template` fails with an error that contains `expected`.
 fn does_not_load(template: &str, expected: &str) {
     let error = load(Some(template), None).unwrap_err();
     assert!(

@@ -48,7 +48,7 @@ pub(crate) fn specdec_pp(Exporting { source, out, .. }: &Exporting<'_>) -> Resul
     })
 }
 
-/// Writes an adapter for Kangaroo's class.
+/// Writes a trained adapter in the format that the Kangaroo authors' Python class loads.
 pub(crate) fn kangaroo(Exporting { source, out, .. }: &Exporting<'_>) -> Result<Written> {
     let AdapterConfig { exit_layer, model, .. } = AdapterConfig::from_dir(source)?;
     // Any target with one more layer will do.
