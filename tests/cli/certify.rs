@@ -152,6 +152,7 @@ fn verdicts_have_their_exit_codes_and_name_what_differs() {
     let certify = |deed: Deed, more: &[&str]| {
         let server = Mock::serve(deed);
         let arguments = [
+            "server",
             "certify",
             "--server",
             &server.url,
@@ -207,6 +208,7 @@ fn verdicts_have_their_exit_codes_and_name_what_differs() {
     certify(Deed::TextOnly, &["--draws", "0"]).fails_naming(&["no token ids", "hint:"]);
     certify(Deed::Refuses, &["--draws", "0"]).fails_naming(&["answered 403", "hint:"]);
     let gone = [
+        "server",
         "certify",
         "--server",
         "http://127.0.0.1:9/v1",

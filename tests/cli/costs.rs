@@ -149,7 +149,7 @@ fn answer(mut stream: TcpStream, length: usize, fault: Fault, state: &State, see
 
 fn costs<'a>(url: &'a str, candidates: &'a str, more: &[&'a str]) -> Vec<&'a str> {
     let quick = ["--rounds", "24", "--blocks", "2", "--batch-sizes", "1,2"];
-    [&["costs", "--server", url, "--candidates", candidates], &quick[..], more].concat()
+    [&["server", "costs", "--server", url, "--candidates", candidates], &quick[..], more].concat()
 }
 
 #[test]
@@ -216,7 +216,7 @@ fn times_are_divided_by_the_drift_of_a_server_beside() {
         [(0, 7.0), (3, 9.0)].map(|(length, ms)| Mock::serve(length, Fault::OwnClock(ms)));
     let one = ["--batch-sizes", "1", "--rounds", "24", "--blocks", "2", "--out", "beside.json"];
     let measured = |url: &str, candidates: &str, reference: &str| {
-        let asked = ["costs", "--server", url, "--candidates", candidates, "--json"];
+        let asked = ["server", "costs", "--server", url, "--candidates", candidates, "--json"];
         place.run(&[&asked[..], &one, &["--reference", reference]].concat()).json()
     };
     let near = |found: &Value, expected: f64| {
@@ -308,7 +308,12 @@ fn survey_ends_in_settings(place: &Place) {
     let flags = settings["files"][0]["text"].as_str().unwrap();
     assert!(flags.contains(&format!("--spec-draft-n-max {best} ")), "{flags}");
     let shown = survey(&["--server-costs", "costs.json", "--clients", "1"]).ok();
-    for part in [flags.trim_end(), "at your load: ", "draftsmith doctor", "draftsmith certify"] {
+    for part in [
+        flags.trim_end(),
+        "at your load: ",
+        "draftsmith server doctor",
+        "draftsmith server certify",
+    ] {
         assert!(shown.contains(part), "`{part}`: {shown}");
     }
     survey(&[]).fails_naming(&["--server-costs"]);
@@ -399,7 +404,7 @@ fn settings_of_each_server_follow_from_costs_and_recordings() {
     place.run(&tune(&["trtllm"])).fails_naming(&["`draft_len_schedule`", "--schedule-keys"]);
     place
         .run(&["tune", "small.toml", "--for", "vllm"])
-        .fails_naming(&["`--costs FILE`", "draftsmith costs"]);
+        .fails_naming(&["`--costs FILE`", "draftsmith server costs"]);
     place.run(&tune(&["vllm", "--clients", "9"])).fails_naming(&["outside of the batch sizes"]);
     place.run(&tune(&["vllm", "--load", "4"])).fails_naming(&["--load", "4=0.3"]);
     let drafting: Vec<Value> =

@@ -78,7 +78,7 @@ pub(crate) fn write_drafter(dir: &Path, is_narrow: bool) {
 /// The names of findings, worst first, and whether the command passes.
 fn findings(place: &Place, dir: &str) -> (Vec<String>, bool) {
     let target = model("target").display().to_string();
-    let ran = place.run(&["doctor", dir, "--target", &target, "--json"]);
+    let ran = place.run(&["server", "doctor", dir, "--target", &target, "--json"]);
     let found: Value = serde_json::from_str(&ran.stdout)
         .unwrap_or_else(|_| panic!("{}{}", ran.stdout, ran.stderr));
     let all = found["findings"].as_array().unwrap();
@@ -219,7 +219,7 @@ fn other_forms_are_recognised() {
     let place = Place::new();
     let target = model("target").display().to_string();
     let form = |dir: &str| {
-        let found = place.run(&["doctor", dir, "--target", &target, "--json"]);
+        let found = place.run(&["server", "doctor", dir, "--target", &target, "--json"]);
         serde_json::from_str::<Value>(&found.stdout).unwrap()["form"].clone()
     };
     write_drafter(&place.path("layers"), false);
@@ -265,8 +265,10 @@ fn other_forms_are_recognised() {
         drop(it.insert("max_position_embeddings".into(), json!(64)))
     });
     assert_eq!(findings(&place, "short").0, ["short-context"]);
-    place.run(&["doctor", "nowhere", "--target", &target]).fails_naming(&["config.json", "hint:"]);
-    place.run(&["doctor", "short", "--target", "nowhere"]).fails_naming(&["nowhere"]);
+    place
+        .run(&["server", "doctor", "nowhere", "--target", &target])
+        .fails_naming(&["config.json", "hint:"]);
+    place.run(&["server", "doctor", "short", "--target", "nowhere"]).fails_naming(&["nowhere"]);
 }
 
 #[test]
@@ -274,8 +276,17 @@ fn expected_acceptance_is_that_of_an_evaluation() {
     let place = Place::new();
     place.write_small_recipe();
     let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
-    let arguments =
-        ["doctor", &draft, "--target", &target, "--prompts", "test.jsonl", "--candidates", "4"];
+    let arguments = [
+        "server",
+        "doctor",
+        &draft,
+        "--target",
+        &target,
+        "--prompts",
+        "test.jsonl",
+        "--candidates",
+        "4",
+    ];
     let more = ["--max-new-tokens", "12", "--json"];
     let found = place.run(&[&arguments[..], &more].concat()).json();
     let acceptance = &found["acceptance"];

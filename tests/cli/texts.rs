@@ -17,7 +17,9 @@ fn output_of(place: &Place, arguments: &[&str]) -> String {
 fn the_help() {
     let place = Place::new();
     let all = output_of(&place, &["--help"]);
-    let each = commands().into_iter().map(|command| output_of(&place, &[&command, "--help"]));
+    let each = commands().into_iter().map(|command| {
+        output_of(&place, &command.split(' ').chain(["--help"]).collect::<Vec<_>>())
+    });
     insta::assert_snapshot!(all + "\n" + &each.collect::<Vec<_>>().join("\n"));
 }
 

@@ -114,7 +114,7 @@ impl ServerCostsFile {
     pub fn read(path: &Path) -> Result<ServerCosts> {
         if !path.is_file() {
             bail!(
-                "there is no file `{}`; hint: `draftsmith costs --server URL` measures one",
+                "there is no file `{}`; hint: `draftsmith server costs --server URL` measures one",
                 path.display()
             );
         }

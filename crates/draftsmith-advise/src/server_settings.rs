@@ -1,6 +1,6 @@
 //! `tune --for SERVER`: the numbers of candidates that pay on a server, by its load, as that server's own settings.
 //!
-//! The rounds of each setting come from recordings, their time from `draftsmith costs`. Settings are chosen on
+//! The rounds of each setting come from recordings, their time from `draftsmith server costs`. Settings are chosen on
 //! validation prompts and judged on test prompts; intervals are over prompts and over blocks of rounds.
 
 mod files;
@@ -33,7 +33,7 @@ const LEAST_PROBS: [f64; 5] = [0.3, 0.5, 0.7, 0.8, 0.9];
 const LOOK_UP_MATCHES: [usize; 5] = [2, 3, 4, 6, 8];
 const LOOK_UP_LENGTHS: [usize; 7] = [2, 3, 4, 6, 8, 12, 16];
 const MORE_ROWS: &str = "Settings with `--spec-draft-p-min` are not weighed at every load: that needs rounds without \
-                         speculation of as many requests as rounds have rows (`draftsmith costs --candidates 0 \
+                         speculation of as many requests as rounds have rows (`draftsmith server costs --candidates 0 \
                          --batch-sizes 1,2,4,8,16`).";
 
 /// How busy a server is: shares of its tokens by the number of requests side by side.
@@ -171,7 +171,7 @@ impl ServerTuning {
         if lengths.is_empty() {
             bail!(
                 "the costs have no number of candidates up to {longest}, as many as were recorded; hint: measure one \
-                 with `draftsmith costs --candidates`"
+                 with `draftsmith server costs --candidates`"
             );
         }
         let mut tried: Vec<Drafting> = lengths.iter().copied().map(Drafting::fixed).collect();
@@ -286,7 +286,7 @@ impl Choosing<'_> {
                 load.speed(&|size| set.throughput(table, size, setting, some))
             };
         let single = self.best(&at_load, |_| true).context(
-            "the load is outside of the batch sizes of the costs; hint: measure them with `draftsmith costs \
+            "the load is outside of the batch sizes of the costs; hint: measure them with `draftsmith server costs \
              --batch-sizes`",
         )?;
         let (table, all) = (&self.table, self.validation.all());

@@ -100,16 +100,13 @@ enum Command {
     Survey(SurveyArguments),
     /// Choose the fastest stop rule by costs and recordings.
     Tune(ReadingData<TuneArguments>),
-    /// Measure a running server's rounds by load.
-    Costs(CostsArguments),
     /// Show how all stop rules do on recorded test prompts.
     Replay(ReadingData<RecipeArguments>),
     /// Check that a head or adapter is fit to serve.
     Check(CheckArguments),
-    /// Say what servers will do with anyone's drafter.
-    Doctor(DoctorArguments),
-    /// Test whether a server's output is its target's.
-    Certify(CertifyArguments),
+    /// Time, certify or advise a server that you run.
+    #[command(subcommand)]
+    Server(ServerCommand),
     /// Write a head, adapter or data for another runtime.
     Export(ExportArguments),
     /// Convert heads, adapters or data of methods' authors.
@@ -133,6 +130,17 @@ enum Command {
         /// The shell.
         shell: Shell,
     },
+}
+
+/// What helps to serve with a server that runs.
+#[derive(Debug, Subcommand)]
+enum ServerCommand {
+    /// Measure a running server's rounds by load.
+    Costs(CostsArguments),
+    /// Test whether a server's output is its target's.
+    Certify(CertifyArguments),
+    /// Say what servers will do with anyone's drafter.
+    Doctor(DoctorArguments),
 }
 
 impl Command {
@@ -191,7 +199,7 @@ struct TuneArguments {
     /// Write settings for a server: `llama.cpp`, `vllm`, `sglang` or `trtllm`.
     #[arg(long = "for", value_name = "FORM", hide_possible_values = true)]
     form: Option<TunedForm>,
-    /// The server's rounds, as `draftsmith costs` measured them.
+    /// The server's rounds, as `server costs` measured them.
     #[arg(long, value_name = "FILE", requires = "form")]
     costs: Option<PathBuf>,
     #[command(flatten)]
@@ -372,15 +380,19 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             on_pool(|| commands::survey::run(&a, seed, &device, dtype, console))
         }
         Command::Tune(a) => setup.tune(&a),
-        Command::Costs(a) => commands::costs::run(&a, seed.unwrap_or(0), console),
         Command::Replay(a) => {
             let recipe = setup.recipe(&a.arguments)?;
             // Replay runs no model. `--dtype` chooses whose recordings it reads.
             let (lock, devices) = (RecipeLock::take(&recipe)?, vec![Device::flex()]);
             setup.run_on(&lock, &recipe, devices, a.incomplete(), commands::replay::run)
         }
-        Command::Certify(a) => commands::certify::run(&a, seed.unwrap_or(0), console),
-        Command::Doctor(a) => {
+        Command::Server(ServerCommand::Costs(a)) => {
+            commands::costs::run(&a, seed.unwrap_or(0), console)
+        }
+        Command::Server(ServerCommand::Certify(a)) => {
+            commands::certify::run(&a, seed.unwrap_or(0), console)
+        }
+        Command::Server(ServerCommand::Doctor(a)) => {
             let device = setup.device()?;
             on_pool(|| commands::doctor::run(&a, &device, dtype, console))
         }

@@ -89,7 +89,7 @@ pub enum TheoryError {
     /// A server's costs without a cell that does not speculate.
     #[error(
         "no cell is of a server without speculation, which every speed-up is over; hint: start the server without \
-         it and run `draftsmith costs` with `--candidates 0`"
+         it and run `draftsmith server costs` with `--candidates 0`"
     )]
     NoPlainServer,
     /// Recordings without candidates to fit a rule to.

@@ -270,7 +270,7 @@ impl<'a> Tuner<'a> {
         }
         let (decoders, prompts) = self.measuring.as_mut().context(
             "costs are not measured where the target is served; hint: give the table \
-             `[tune.costs]` `draft_ms` and `target_ms`, which `draftsmith costs` \
+             `[tune.costs]` `draft_ms` and `target_ms`, which `draftsmith server costs` \
              measures on servers",
         )?;
         let (time_limit, watch) = (self.time_limit, self.watch);

@@ -110,7 +110,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let server = surveyor.tuning.map(|tuning| {
         tuning.look_ups(first.halves.recorded(surveyor.decoding, seed))?.context(
             "the server's costs have too few rows for look-ups; hint: measure rounds without speculation for more \
-             requests, with `draftsmith costs --candidates 0 --batch-sizes 1,2,4,8,16`",
+             requests, with `draftsmith server costs --candidates 0 --batch-sizes 1,2,4,8,16`",
         )
     });
     let (best_exit, best) = best_of(&judged, &first.halves.plain(&first.costs), seed)?;

@@ -20,6 +20,24 @@ struct CommandHelp {
 const RUN: &str = "draftsmith run recipes/tiny.toml";
 const BUILD_DATA: &str = "draftsmith build-data recipes/tiny.toml";
 
+const COSTS: &str = "draftsmith server costs --server http://127.0.0.1:8080/v1 --candidates 0";
+
+/// The commands for a server that runs.
+const OF_SERVERS: [CommandHelp; 3] = [
+    CommandHelp::new("server costs", COSTS),
+    CommandHelp::new(
+        "server certify",
+        "draftsmith server certify --server http://127.0.0.1:8080/v1 \\
+    --reference http://127.0.0.1:8081/v1 --target checkpoints/tiny/target \\
+    --prompts data/tiny/prompts/test.jsonl",
+    ),
+    CommandHelp::new(
+        "server doctor",
+        "draftsmith server doctor checkpoints/tiny/draft \\
+    --target checkpoints/tiny/target",
+    ),
+];
+
 /// All commands, by heading.
 const HEADINGS: [(&str, &[CommandHelp]); 6] = [
     ("Start", &[CommandHelp::new("run", RUN)]),
@@ -56,10 +74,6 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
     --draft checkpoints/tiny/draft --prompts data/tiny/prompts/test.jsonl",
             ),
             CommandHelp::new("record", "draftsmith record recipes/tiny.toml").after(RUN),
-            CommandHelp::new(
-                "costs",
-                "draftsmith costs --server http://127.0.0.1:8080/v1 --candidates 0",
-            ),
             CommandHelp::new("tune", "draftsmith tune recipes/tiny.toml").after(RUN),
             CommandHelp::new("replay", "draftsmith replay recipes/tiny.toml").after(RUN),
         ],
@@ -86,16 +100,7 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
                 "draftsmith generate --target checkpoints/tiny/target \\
     --draft checkpoints/tiny/draft --prompt 'What is 2 + 2?' --show",
             ),
-            CommandHelp::new(
-                "doctor",
-                "draftsmith doctor checkpoints/tiny/draft --target checkpoints/tiny/target",
-            ),
-            CommandHelp::new(
-                "certify",
-                "draftsmith certify --server http://127.0.0.1:8080/v1 \\
-    --reference http://127.0.0.1:8081/v1 --target checkpoints/tiny/target \\
-    --prompts data/tiny/prompts/test.jsonl",
-            ),
+            CommandHelp::new("server", COSTS),
             CommandHelp::new(
                 "export",
                 "draftsmith export --for draft-model checkpoints/tiny/adapter exported",
@@ -111,9 +116,9 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
 
 /// Common flags that do nothing in a command, and are not in its help.
 const UNUSED: [(&str, &[&str]); 8] = [
-    ("certify", &["device", "dtype", "verbose"]),
-    ("doctor", &["seed", "verbose"]),
-    ("costs", &["device", "dtype", "verbose"]),
+    ("server certify", &["device", "dtype", "verbose"]),
+    ("server doctor", &["seed", "verbose"]),
+    ("server costs", &["device", "dtype", "verbose"]),
     ("report", &["device", "dtype", "seed", "verbose"]),
     ("inspect", &["device", "dtype", "seed", "verbose"]),
     ("export", &["dtype", "seed"]),
@@ -150,18 +155,28 @@ pub fn command() -> Command {
             let common = command.get_arguments().find(|argument| argument.get_id() == *flag);
             let hidden = common.expect("a common flag").clone().hide(true);
             // In place of the copy that clap would make.
-            command = command.mut_subcommand(name, |subcommand| subcommand.arg(hidden));
+            command = changed(command, name, |subcommand| subcommand.arg(hidden));
         }
     }
-    for help in HEADINGS.iter().flat_map(|(_, commands)| *commands) {
+    for help in HEADINGS.iter().flat_map(|(_, commands)| *commands).chain(&OF_SERVERS) {
         let version = Arg::new("version").short('V').long("version").action(ArgAction::Version);
-        command = command.mut_subcommand(help.name, |subcommand| {
+        command = changed(command, help.name, |subcommand| {
             let subcommand = subcommand.disable_version_flag(true).arg(version.hide(true));
             subcommand.after_help(help.text())
         });
     }
     let list = list(&command);
     command.help_template(list)
+}
+
+/// Changes a command, which may be in a group, as in `server costs`.
+fn changed(command: Command, name: &str, change: impl FnOnce(Command) -> Command) -> Command {
+    match name.split_once(' ') {
+        Some((group, name)) => {
+            command.mut_subcommand(group, |group| group.mut_subcommand(name, change))
+        }
+        None => command.mut_subcommand(name, change),
+    }
 }
 
 /// Lists the commands by heading, one line each, as a template of clap's help.

@@ -21,7 +21,7 @@ use crate::console::Console;
 
 /// Arguments of `certify`.
 #[derive(Debug, Args)]
-#[command(override_usage = "draftsmith certify [OPTIONS] --server <URL> --reference <URL>
+#[command(override_usage = "draftsmith server certify [OPTIONS] --server <URL> --reference <URL>
                           --target <DIR> --prompts <FILE>")]
 pub(crate) struct CertifyArguments {
     /// The address of the server that speculates, up to `/v1`.

@@ -55,7 +55,7 @@ pub(crate) struct SurveyArguments {
         requires = "server_costs"
     )]
     form: Option<TunedForm>,
-    /// The server's rounds, by `draftsmith costs`.
+    /// The server's rounds, by `server costs`.
     #[arg(long, value_name = "FILE", requires = "form")]
     server_costs: Option<PathBuf>,
     #[command(flatten)]

@@ -1,6 +1,7 @@
 //! The stop rules that runtimes without acceptance heads have, and the best setting of each for a pair.
 
 use anyhow::{Context, Result};
+use draftsmith_recipe::exports::servers::AS_DRAFT_MODEL;
 use draftsmith_report::shown_interval;
 use draftsmith_theory::{
     Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Decoding, Estimate,
@@ -111,8 +112,9 @@ fn families(max_length: usize) -> Vec<RuntimeRules> {
         }),
         family(LLAMA_CPP, at_thresholds(&before_draw), |config, _| {
             format!(
-                "--spec-type draft-simple --spec-draft-n-max {} --spec-draft-n-min 0 \
+                "--spec-type {} --spec-draft-n-max {} --spec-draft-n-min 0 \
                  --spec-draft-p-min {}",
+                AS_DRAFT_MODEL.llama_cpp_type,
                 most(config),
                 config.parameter()
             )
@@ -132,8 +134,9 @@ fn families(max_length: usize) -> Vec<RuntimeRules> {
                 TokenChoice::Sampled(_) => " --speculative-use-rejection-sampling",
             };
             format!(
-                "--speculative-algorithm STANDALONE --speculative-num-steps {length} \
+                "--speculative-algorithm {} --speculative-num-steps {length} \
                  --speculative-eagle-topk 1 --speculative-num-draft-tokens {}{sampled}",
+                AS_DRAFT_MODEL.sglang_algorithm,
                 length + 1.0
             )
         }),

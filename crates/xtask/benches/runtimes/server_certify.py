@@ -4,7 +4,7 @@
 
 DRAFTSMITH is the command, LLAMA_CPP llama.cpp's source with `build/bin/llama-server`, VLLM_PYTHON a Python with vLLM 0.32 for
 the CPU. The pair is converted to GGUF in f32. Each case starts a server that speculates beside one that does not, and runs
-`draftsmith certify`. Prints verdicts; the exit code is 1 if one differs from what is known of the case.
+`draftsmith server certify`. Prints verdicts; the exit code is 1 if one differs from what is known of the case.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def certify(command: str, case: Case) -> dict:
     urls = [f"http://127.0.0.1:{port}/v1" for port in PORTS]
     arguments = ["--server", urls[1], "--reference", urls[0], "--target", str(PAIR[0]), "--prompts", str(PROMPTS)]
     limits = ["--candidates", str(K), "--draws", str(case.draws), "--server-dtype", "f32"]
-    done = subprocess.run([command, "certify", *arguments, *limits, "--json", "--quiet"], capture_output=True, text=True)
+    done = subprocess.run([command, "server", "certify", *arguments, *limits, "--json", "--quiet"], capture_output=True, text=True)
     if not done.stdout:
         return {"verdict": f"failed: {done.stderr.strip()[-300:]}"}
     return json.loads(done.stdout)

@@ -7,7 +7,7 @@ DRAFTSMITH is the command. RECIPE names the target and drafters of these NAMEs, 
 decoding and answers of 128 tokens; `draftsmith record RECIPE` has run. TYPE is llama.cpp's `--spec-type` of a drafter:
 `draft-eagle3` or `draft-simple`. QUESTIONS are lines with a `question`: other ones than those of RECIPE.
 
-Rounds of each number of candidates are timed by `draftsmith costs` where none is accepted, and those without speculation for as
+Rounds of each number of candidates are timed by `draftsmith server costs` where none is accepted, and those without speculation for as
 many requests as a round may have rows. `draftsmith tune --for llama.cpp` predicts. Then each setting answers the questions,
 greedily, with 1, 2 and 4 clients that ask one after another, in two passes, next to a server without speculation; the
 fastest of each load do so four more times. Prints
@@ -168,7 +168,7 @@ def main() -> None:
             urls = [f"http://127.0.0.1:{port}/v1" for port in PORTS]
             arguments = ["--server", urls[0], "--reference", urls[1], "--candidates", str(setting.num_candidates)]
             sizes = ["--batch-sizes", batches, "--blocks", "4", "--rounds", "48", "--prompt-words", "90"]
-            subprocess.run([draftsmith, "costs", *arguments, *sizes, "--out", str(out)], check=True, stdout=subprocess.DEVNULL)
+            subprocess.run([draftsmith, "server", "costs", *arguments, *sizes, "--out", str(out)], check=True, stdout=subprocess.DEVNULL)
 
     with Server(command(plain, 4, []), PORTS[1]):
         whole = Path("server-costs.json")

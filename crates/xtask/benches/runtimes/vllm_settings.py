@@ -66,7 +66,7 @@ def main() -> None:
             with Server(command(static(length, str(place / "untrained"))), env=ENV):
                 arguments = ["--server", urls[0], "--reference", urls[1], "--candidates", str(length), "--out", str(costs)]
                 sizes = ["--batch-sizes", "1,2,4", "--blocks", "3", "--rounds", "32", "--prompt-words", "90"]
-                subprocess.run([draftsmith, "costs", *arguments, *sizes], check=True)
+                subprocess.run([draftsmith, "server", "costs", *arguments, *sizes], check=True)
         told = [draftsmith, "tune", recipe, "--for", "vllm", "--costs", str(costs), "--clients", "1", "--json", "--quiet"]
         found = json.loads(subprocess.run(told, check=True, capture_output=True, text=True).stdout)
         found = next(it for it in found if it["decoding"] == "greedy" and it["drafter"] == name)

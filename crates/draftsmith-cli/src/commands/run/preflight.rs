@@ -49,7 +49,7 @@ fn check_costs(recipe: &Recipe) -> Result<()> {
     {
         bail!(
             "section `[tune.costs]` has no costs of `{drafter}`, which are not measured where servers run \
-             the target; hint: give `draft_ms` and `target_ms`, which `draftsmith costs` measures"
+             the target; hint: give `draft_ms` and `target_ms`, which `draftsmith server costs` measures"
         );
     }
     Ok(())

@@ -48,10 +48,10 @@ fn server(survey: &Survey, width: Option<usize>) -> String {
     let target = survey.target.display();
     let is_look_up = settings.single.is_some_and(|it| it.num_matched.is_some());
     if let Some(draft) = survey.draft.as_ref().filter(|_| !is_look_up) {
-        text += &format!("check: draftsmith doctor {} --target {target}\n", draft.display());
+        text += &format!("check: draftsmith server doctor {} --target {target}\n", draft.display());
     }
     text + &format!(
-        "check: draftsmith certify --server URL --reference URL --target {target} --prompts FILE\n"
+        "check: draftsmith server certify --server URL --reference URL --target {target} --prompts FILE\n"
     )
 }
 

@@ -112,7 +112,7 @@ impl LoadArguments {
         let kind = self.kind(form)?;
         let Some(costs) = costs else {
             bail!(
-                "`--costs FILE` is missing: the server's rounds, which `draftsmith costs --server URL` measures"
+                "`--costs FILE` is missing: the server's rounds, which `draftsmith server costs --server URL` measures"
             );
         };
         Ok(ServerTuning { kind, costs: ServerCostsFile::read(costs)?, load: self.load() })
