@@ -90,7 +90,7 @@ impl DrafterKind for MedusaKind {
 
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
         let (id, dir, models) = (loading.id, loading.export_dir(), &loading.workspace.models);
-        MEDUSA.directory.iter().try_for_each(|directory| directory.export.need(&dir))?;
+        MEDUSA.need(&dir)?;
         let (config, model) = Medusa::from_dir(&dir, models.device())?;
         let now = || models.target_hash().map(str::to_owned);
         check_trained_with(("heads", &dir), "target", config.target_hash.as_deref(), now)?;
@@ -198,8 +198,8 @@ impl KindTraining for MedusaTraining {
                 (Medusa { lm_head: Param::from_tensor(lm_head), ..heads }, config)
             }),
         });
-        let trained = train_state_drafters(target, rows, &members.collect::<Vec<_>>(), seed, run)?;
-        Ok(trained.map(|all| all.into_iter().map(TrainedExport::from).collect()))
+        let members: Vec<_> = members.collect();
+        Ok(train_state_drafters(target, rows, &members, seed, run)?.into_exports())
     }
 
     fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {

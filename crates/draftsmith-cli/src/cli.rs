@@ -132,7 +132,7 @@ enum Command {
     },
 }
 
-/// What helps to serve with a server that runs.
+/// Commands for a running server.
 #[derive(Debug, Subcommand)]
 enum ServerCommand {
     /// Measure a running server's rounds by load.

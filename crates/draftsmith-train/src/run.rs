@@ -20,7 +20,7 @@ use self::devices::PerDevice;
 use self::member::{Trainee, TrainingMember};
 use self::optimizer::OptimizerSettings;
 use self::progress::RunProgress;
-use self::trained::Outcome;
+use self::trained::{Outcome, TrainedExport};
 use self::trainer::Trainer;
 use crate::data::{Loaders, RowCounts};
 use crate::log::renderer::Listener;
@@ -148,6 +148,13 @@ impl<T> Ending<Vec<T>> {
             return Self::Stopped { best, num_steps, num_planned_steps };
         }
         Self::Finished(best.expect("a finished training has validated an epoch"))
+    }
+}
+
+impl<T: Into<TrainedExport>> Ending<Vec<T>> {
+    /// Converts what was trained to exports of any type.
+    pub fn into_exports(self) -> Ending<Vec<TrainedExport>> {
+        self.map(|all| all.into_iter().map(Into::into).collect())
     }
 }
 

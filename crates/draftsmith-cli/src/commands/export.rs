@@ -80,7 +80,7 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
 /// The form in which data can be exported too.
 const OF_DATA: &str = "specdec-pp";
 
-/// Iterates over the forms of all exports; those that several have come more than once.
+/// Iterates over the forms of all exports. A form that several exports have comes up once for each.
 fn forms(kinds: &Kinds) -> impl Iterator<Item = &'static ExportForm> {
     let of_kinds = kinds.iter().filter_map(|kind| kind.directory.as_ref());
     of_kinds.flat_map(|directory| directory.export.forms).chain(HEAD.forms)

@@ -93,7 +93,7 @@ impl DrafterKind for AdapterKind {
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
         let Loading { id, workspace, .. } = *loading;
         let dir = loading.export_dir();
-        need(&dir)?;
+        ENTRY.need(&dir)?;
         let export = AdapterExport::read(&dir, workspace)?;
         let head = match loading.head_dir()? {
             Some(head) => Some(export.head(&head, workspace)?),
@@ -145,7 +145,7 @@ impl DrafterKind for AdapterKind {
 
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
         let dir = loading.export_dir();
-        need(&dir)?;
+        ENTRY.need(&dir)?;
         let config = AdapterConfig::from_dir(&dir)?;
         let shape = format!("{} {}", config.exit_layer, config.model.to_json("float32"));
         loading.workspace.artifacts.export_hash(&dir, &shape)
@@ -223,8 +223,7 @@ impl KindTraining for AdapterTraining {
             all.iter().filter_map(|one| (*one as &dyn Any).downcast_ref::<Self>().map(exit_layer));
         let exit_layer = ExitLayers::Many(exit_layers.collect());
         let settings = Self { exit_layer, ..self.clone() };
-        let trained = train_adapters(target, rows, &settings, seed, run)?;
-        Ok(trained.map(|all| all.into_iter().map(TrainedExport::from).collect()))
+        Ok(train_adapters(target, rows, &settings, seed, run)?.into_exports())
     }
 
     fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {
@@ -262,11 +261,6 @@ impl KindTraining for AdapterTraining {
             properties.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
         Ok(TrainedText { place, lines, properties }.with_vocabulary(vocabulary, coverage))
     }
-}
-
-/// Checks that an adapter is in a directory.
-fn need(dir: &Path) -> Result<()> {
-    ENTRY.directory.iter().try_for_each(|directory| directory.export.need(dir))
 }
 
 /// Counts the parameters that a draft forward reads: the target's first layers, the adapter, and the LM head's

@@ -80,7 +80,7 @@ impl DrafterKind for Eagle3Kind {
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
         let (models, id) = (&loading.workspace.models, loading.id);
         let dir = loading.export_dir();
-        need(&dir)?;
+        ENTRY.need(&dir)?;
         let (shape, dtype) = (models.target_shape()?, models.dtype);
         let (config, model) = Eagle3::from_dir(&dir, shape, dtype, models.device())?;
         let now = || models.target_hash().map(str::to_owned);
@@ -123,7 +123,7 @@ impl DrafterKind for Eagle3Kind {
 
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
         let dir = loading.export_dir();
-        need(&dir)?;
+        ENTRY.need(&dir)?;
         let num_layers = loading.workspace.models.target_shape()?.num_layers;
         let config = Eagle3Config::from_dir(&dir, num_layers)?;
         let shape = (config.target_layers, config.norm_before_residual);
@@ -186,11 +186,7 @@ impl KindTraining for Eagle3Training {
     }
 
     fn pass(&self) -> Value {
-        let mut settings = json!(self);
-        for own in ["layers", "num_steps", "step_weight", "initial", "loss", "loss_chunk"] {
-            settings[own] = Value::Null;
-        }
-        settings
+        json!(self.of_pass())
     }
 
     fn shown(&self) -> &'static [&'static str] {
@@ -207,8 +203,7 @@ impl KindTraining for Eagle3Training {
     ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
         let trainings = all.iter().filter_map(|one| (*one as &dyn Any).downcast_ref::<Self>());
         let trainings: Vec<Self> = trainings.cloned().collect();
-        let trained = train_eagle3(target, rows, &trainings, seed, run)?;
-        Ok(trained.map(|all| all.into_iter().map(TrainedExport::from).collect()))
+        Ok(train_eagle3(target, rows, &trainings, seed, run)?.into_exports())
     }
 
     fn describe(&self, dir: &Path, num_layers: usize, scores: &Value) -> Result<TrainedText> {
@@ -245,11 +240,6 @@ impl KindTraining for Eagle3Training {
             properties.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
         Ok(TrainedText { place, lines, properties }.with_vocabulary(vocabulary, coverage))
     }
-}
-
-/// Checks that a drafter is in a directory.
-fn need(dir: &Path) -> Result<()> {
-    ENTRY.directory.iter().try_for_each(|directory| directory.export.need(dir))
 }
 
 /// Checks that the drafter's hidden states have the width of the target's. A head needs that, because it reads

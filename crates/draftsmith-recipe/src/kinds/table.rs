@@ -44,6 +44,14 @@ impl KindEntry {
         self.directory.as_ref().is_some_and(|directory| directory.export.command.is_some())
     }
 
+    /// Checks that a directory contains a drafter of this kind.
+    ///
+    /// # Errors
+    /// If it has no `config.json`.
+    pub fn need(&self, dir: &Path) -> Result<()> {
+        self.directory.iter().try_for_each(|directory| directory.export.need(dir))
+    }
+
     /// Builds the drafter in a directory, without reading it; `None` for a kind without directories.
     pub fn in_dir(&self, dir: &Path) -> Option<Kind> {
         let key = self.directory.as_ref()?.key.to_owned();

@@ -134,10 +134,14 @@ impl Eagle3Training {
     /// Returns whether one pass over the data can train both: they differ at most in what they read of the target,
     /// their steps, loss and initial weights.
     pub fn shares_pass_with(&self, other: &Self) -> bool {
-        let Self { layers, num_steps, step_weight, initial, loss, loss_chunk, .. } = self.clone();
-        let own =
-            Self { layers, num_steps, step_weight, initial, loss, loss_chunk, ..other.clone() };
-        own == *self
+        self.of_pass() == other.of_pass()
+    }
+
+    /// Returns the settings that all drafters of a pass share, with defaults for the others.
+    pub fn of_pass(&self) -> Self {
+        let Self { layers, num_steps, step_weight, initial, loss, loss_chunk, .. } =
+            Self::default();
+        Self { layers, num_steps, step_weight, initial, loss, loss_chunk, ..self.clone() }
     }
 
     /// Describes what the training reads; `layers` are those of the target.

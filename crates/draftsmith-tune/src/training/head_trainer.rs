@@ -8,7 +8,7 @@ use draftsmith_data::{DataSet, Provenance};
 use draftsmith_model::{AcceptanceHeadConfig, DrafterModel, WeightDtype};
 use draftsmith_report::LogLosses;
 use draftsmith_theory::DrafterId;
-use draftsmith_train::{HeadData, HeadLabels, HeadTraining, TrainedExport, train_heads};
+use draftsmith_train::{HeadData, HeadLabels, HeadTraining, train_heads};
 use serde_json::json;
 
 use super::TrainingWatch;
@@ -141,8 +141,7 @@ impl HeadTrainer<'_> {
             feature_models: format!("{draft} {target} {}", first.dtype.name()),
         };
         let written = job.run(planned, |run| {
-            let trained = train_heads(frozen, data, heads, self.recipe.seed, run)?;
-            Ok(trained.map(|all| all.into_iter().map(TrainedExport::from).collect()))
+            Ok(train_heads(frozen, data, heads, self.recipe.seed, run)?.into_exports())
         })?;
         if !written.interrupted {
             return Ok(written.exports);
