@@ -162,7 +162,7 @@ fn an_adapters_head_works_in_every_stage() {
                 [drafters.adapter.head]\nlabels = 'rollouts'\nnum_layers = 1\n[drafters.adapter.head.optimizer]\nnum_epochs = 1\n\
                 learning_rate = 1e-3\nvalidation_fraction = 0.3\nbatch_size = 2\n\
                 gradient_accumulation = 1\n\
-                [tune]\nprompts = ['train.jsonl']\nnum_prompts = 8\nmax_length = 6\n";
+                [tune]\nprompts = ['train.jsonl']\nnum_prompts = 8\nmax_candidate_length = 6\n";
     std::fs::write(&path, text + more).unwrap();
     let (adapter, head) = ("checkpoints/road/adapter", "checkpoints/road/adapter/head");
     let json = |path: &str| place.json(path);

@@ -148,7 +148,7 @@ fn answer(mut stream: TcpStream, length: usize, fault: Fault, state: &State, see
 }
 
 fn costs<'a>(url: &'a str, candidates: &'a str, more: &[&'a str]) -> Vec<&'a str> {
-    let quick = ["--rounds", "24", "--blocks", "2", "--batch-sizes", "1,2"];
+    let quick = ["--rounds", "24", "--blocks", "2", "--concurrency", "1,2"];
     [&["server", "costs", "--server", url, "--candidates", candidates], &quick[..], more].concat()
 }
 
@@ -174,7 +174,7 @@ fn rounds_are_measured_by_load_and_added_to_one_file() {
         let number = |key: &str| cell[key].as_f64().unwrap();
         let blocks = cell["block_ms"].as_array().unwrap();
         assert_eq!(blocks.len(), 2);
-        let expected = 6.0 + 1.5 * number("batch_size") + 3.0 * number("num_candidates");
+        let expected = 6.0 + 1.5 * number("concurrency") + 3.0 * number("num_candidates");
         // A busy machine wakes a server late, and a round is the difference of two times: it may come out shorter too.
         let ms = blocks.iter().map(|ms| ms.as_f64().unwrap()).fold(f64::MAX, f64::min);
         assert!(ms > 0.6 * expected && ms < 4.0 * expected, "{cell}");
@@ -193,7 +193,7 @@ fn rounds_are_measured_by_load_and_added_to_one_file() {
         .json();
     for cell in timed["cells"].as_array().unwrap() {
         let ms = cell["block_ms"][0].as_f64().unwrap();
-        assert_eq!((ms - 7.0).abs() < 1e-9, cell["batch_size"] == 1, "{cell}");
+        assert_eq!((ms - 7.0).abs() < 1e-9, cell["concurrency"] == 1, "{cell}");
     }
     // Another model does not belong into the file.
     let text = std::fs::read_to_string(place.path("server-costs.json")).unwrap();
@@ -214,7 +214,7 @@ fn times_are_divided_by_the_drift_of_a_server_beside() {
     let place = Place::new();
     let [plain, drafting] =
         [(0, 7.0), (3, 9.0)].map(|(length, ms)| Mock::serve(length, Fault::OwnClock(ms)));
-    let one = ["--batch-sizes", "1", "--rounds", "24", "--blocks", "2", "--out", "beside.json"];
+    let one = ["--concurrency", "1", "--rounds", "24", "--blocks", "2", "--out", "beside.json"];
     let measured = |url: &str, candidates: &str, reference: &str| {
         let asked = ["server", "costs", "--server", url, "--candidates", candidates, "--json"];
         place.run(&[&asked[..], &one, &["--reference", reference]].concat()).json()
@@ -283,7 +283,7 @@ fn servers_that_cannot_be_timed_are_refused() {
     let url = format!("http://{}/v1", closed.local_addr().unwrap());
     drop(closed);
     place.run(&costs(&url, "0", &[])).fails_naming(&["refuses connections", "hint:"]);
-    place.run(&costs(&url, "0", &["--batch-sizes", "0"])).fails_naming(&["--batch-sizes"]);
+    place.run(&costs(&url, "0", &["--concurrency", "0"])).fails_naming(&["--concurrency"]);
     let other = Mock::serve(0, Fault::None);
     place
         .run(&costs(&other.url, "0", &["--model", "gone"]))
@@ -307,7 +307,7 @@ fn survey_ends_in_settings(place: &Place) {
     assert!(best > 0 && low.as_f64().unwrap() >= 1.02, "{settings}");
     let flags = settings["files"][0]["text"].as_str().unwrap();
     assert!(flags.contains(&format!("--spec-draft-n-max {best} ")), "{flags}");
-    let shown = survey(&["--server-costs", "costs.json", "--clients", "1"]).ok();
+    let shown = survey(&["--server-costs", "costs.json", "--concurrency", "1"]).ok();
     for part in [
         flags.trim_end(),
         "at your load: ",
@@ -353,14 +353,14 @@ fn settings_of_each_server_follow_from_costs_and_recordings() {
     let head = text.find("[drafters.draft.head]").unwrap()..text.find("[evaluate]").unwrap();
     place.write(
         "small.toml",
-        text.replace(&text[head], "[tune]\nprompts = ['train.jsonl']\nmax_length = 5\n"),
+        text.replace(&text[head], "[tune]\nprompts = ['train.jsonl']\nmax_candidate_length = 5\n"),
     );
     place.run(&["record", "small.toml"]).ok();
     let cell = |batch_size: usize, num_candidates: usize| {
         let ms = 10.0
             + 2.0 * (batch_size * (1 + num_candidates)) as f64 / 4.0
             + 0.2 * num_candidates as f64;
-        json!({ "batch_size": batch_size, "num_candidates": num_candidates, "block_ms": [ms, ms], "tokens_per_round": null })
+        json!({ "concurrency": batch_size, "num_candidates": num_candidates, "block_ms": [ms, ms], "tokens_per_round": null })
     };
     let cells: Vec<Value> =
         [1, 2, 4].into_iter().flat_map(|size| [0, 1, 3, 5].map(|k| cell(size, k))).collect();
@@ -379,7 +379,7 @@ fn settings_of_each_server_follow_from_costs_and_recordings() {
             "speculative.json",
             "num_speculative_tokens_per_batch_size",
         ),
-        ("sglang", &["--clients", "2"], "flags.txt", "--speculative-algorithm STANDALONE"),
+        ("sglang", &["--concurrency", "2"], "flags.txt", "--speculative-algorithm STANDALONE"),
         (
             "trtllm",
             &["--schedule-keys", "upper", "--rate", "2,100"],
@@ -405,7 +405,7 @@ fn settings_of_each_server_follow_from_costs_and_recordings() {
     place
         .run(&["tune", "small.toml", "--for", "vllm"])
         .fails_naming(&["`--costs FILE`", "draftsmith server costs"]);
-    place.run(&tune(&["vllm", "--clients", "9"])).fails_naming(&["outside of the batch sizes"]);
+    place.run(&tune(&["vllm", "--concurrency", "9"])).fails_naming(&["outside of the batch sizes"]);
     place.run(&tune(&["vllm", "--load", "4"])).fails_naming(&["--load", "4=0.3"]);
     let drafting: Vec<Value> =
         cells.iter().filter(|cell| cell["num_candidates"] != 0).cloned().collect();

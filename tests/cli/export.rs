@@ -18,7 +18,7 @@ fn adapter_place(more: &str) -> Place {
              [data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\n\
              [drafters.adapter]\nkind = 'adapter'\nexit_layer = 2\nmax_candidate_length = 5\n{more}\
              [drafters.adapter.optimizer]\nnum_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
-             [tune]\nprompts = ['train.jsonl']\nnum_prompts = 8\nmax_length = 5\n\
+             [tune]\nprompts = ['train.jsonl']\nnum_prompts = 8\nmax_candidate_length = 5\n\
              [evaluate]\nprompts = ['test.jsonl']\ndecodings = ['greedy']\nmax_new_tokens = 16\n\
              rules.fixed = [2]\n",
             model("target").display()

@@ -113,7 +113,7 @@ fn every_example_runs_in_a_clone() {
     for command in commands {
         let text = help_of(&command);
         let few = "survey --costs costs.toml --num-prompts 6 --max-new-tokens 12 ";
-        let quick = "costs --rounds 24 --blocks 1 --batch-sizes 1 ";
+        let quick = "costs --rounds 24 --blocks 1 --concurrency 1 ";
         let example = example(&text)
             .replace("survey ", few)
             .replace("costs --server", &format!("{quick}--server"));

@@ -11,7 +11,7 @@ fn place() -> Place {
     // The rollouts' length.
     let text = std::fs::read_to_string(&path).unwrap();
     let text = text.replace("kind = 'model'\n", "kind = 'model'\nmax_candidate_length = 6\n");
-    let tune = "[tune]\nmax_length = 6\nnum_prompts = 5\n";
+    let tune = "[tune]\nmax_candidate_length = 6\nnum_prompts = 5\n";
     std::fs::write(&path, text + tune).unwrap();
     place
 }
@@ -131,7 +131,7 @@ fn separate_tuning_prompts_need_no_data_and_no_head() {
     place.write_prompts("choose.jsonl", 4);
     place.write_prompts("test.jsonl", 2);
     let text = format!(
-        "[models]\ntarget = '{}'\n[drafters.draft]\nkind = 'model'\nmodel = '{}'\n[tune]\nprompts = ['choose.jsonl']\nmax_length = 3\n\
+        "[models]\ntarget = '{}'\n[drafters.draft]\nkind = 'model'\nmodel = '{}'\n[tune]\nprompts = ['choose.jsonl']\nmax_candidate_length = 3\n\
          [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 10\ndecodings = ['greedy']\n",
         model("target").display(),
         model("draft").display()
@@ -148,7 +148,7 @@ fn separate_tuning_prompts_need_no_data_and_no_head() {
     let set = |key: &str| place.run(&["record", "own.toml", "--set", key]);
     set("tune.prompts=['absent.jsonl']").fails_naming(&["absent.jsonl"]);
     set("tune.prompts=[]").fails_naming(&["tune.prompts"]);
-    set("tune.max_length=0").fails_naming(&["tune.max_length"]);
+    set("tune.max_candidate_length=0").fails_naming(&["tune.max_candidate_length"]);
     set("tune.num_prompts=0").fails_naming(&["tune.num_prompts"]);
     set("tune.lengths=3").fails_naming(&["lengths"]);
     let long = "many words ".repeat(2000);
@@ -172,7 +172,7 @@ fn missing_inputs_of_record_are_named() {
     assert!(rollouts(&place).is_empty());
 
     let recipe = std::fs::read_to_string(place.path("small.toml")).unwrap();
-    let without = recipe.replace("[tune]\nmax_length = 6\nnum_prompts = 5\n", "");
+    let without = recipe.replace("[tune]\nmax_candidate_length = 6\nnum_prompts = 5\n", "");
     place.write("untuned.toml", without);
     place.run(&["record", "untuned.toml"]).fails_naming(&["[tune]"]);
     let evaluate = recipe.find("[evaluate]").unwrap()..recipe.find("[tune]").unwrap();

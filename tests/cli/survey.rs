@@ -50,7 +50,7 @@ fn a_pairs_figures_match_record_and_replay() {
     // The same prompts for choosing and judging.
     let recipe = format!(
         "[models]\ntarget = '{}'\n[drafters.draft]\nkind = 'model'\nmodel = '{draft}'\n\
-         [tune]\nprompts = ['prompts.jsonl']\nmax_length = 10\n[tune.costs]\n{COSTS}\
+         [tune]\nprompts = ['prompts.jsonl']\nmax_candidate_length = 10\n[tune.costs]\n{COSTS}\
          [evaluate]\nprompts = ['prompts.jsonl']\nmax_new_tokens = 40\ndecodings = ['greedy']\n",
         model("target").display()
     );

@@ -104,7 +104,7 @@ fn tuning_puts_the_fastest_head_of_a_sweep_into_use() {
     place.write_prompts("one.jsonl", 6);
     place.write_prompts("two.jsonl", 9);
     let text = std::fs::read_to_string(place.path("sweep.toml")).unwrap();
-    let more = "[tune]\nmax_length = 6\ncosts = { draft_ms = 1.0, target_ms = 4.0 }\n[evaluate]\n\
+    let more = "[tune]\nmax_candidate_length = 6\ncosts = { draft_ms = 1.0, target_ms = 4.0 }\n[evaluate]\n\
                 prompts = ['one.jsonl', 'two.jsonl']\nmax_new_tokens = 12\nrules.fixed = [2]\n";
     place.write("sweep.toml", text + more);
     for stage in ["train-head", "record"] {

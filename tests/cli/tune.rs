@@ -13,7 +13,7 @@ fn recorded() -> Place {
     let text = std::fs::read_to_string(&path).unwrap();
     let text = text.replace("kind = 'model'\n", "kind = 'model'\nmax_candidate_length = 6\n");
     let more = "decodings = ['greedy']\n\
-                [tune]\nprompts = ['train.jsonl']\nnum_prompts = 12\nmax_length = 6\n";
+                [tune]\nprompts = ['train.jsonl']\nnum_prompts = 12\nmax_candidate_length = 6\n";
     std::fs::write(&path, text + more).unwrap();
     for stage in ["build-data", "train-head", "record"] {
         place.run(&[stage, "small.toml"]).ok();
@@ -163,7 +163,7 @@ fn tune_and_replay_need_their_inputs() {
     }
     let path = place.path("small.toml");
     let text = std::fs::read_to_string(&path).unwrap();
-    std::fs::write(&path, text + "[tune]\nmax_length = 6\n").unwrap();
+    std::fs::write(&path, text + "[tune]\nmax_candidate_length = 6\n").unwrap();
     place.run(&["replay", "small.toml"]).fails_naming(&["acceptance head"]);
     place.run(&["build-data", "small.toml"]).ok();
     place.run(&["train-head", "small.toml"]).ok();
@@ -172,7 +172,7 @@ fn tune_and_replay_need_their_inputs() {
     }
     assert!(place.names("checkpoints/small/tuning").is_empty());
     for (set, key) in [
-        ("tune.max_length=0", "tune.max_length"),
+        ("tune.max_candidate_length=0", "tune.max_candidate_length"),
         ("tune.prompts=[]", "tune.prompts"),
         ("tune.num_prompts=0", "tune.num_prompts"),
         ("tune.lengths=3", "lengths"),
@@ -202,7 +202,7 @@ fn given_costs_replace_measurements() {
     let evaluate = text.find("[evaluate]").unwrap();
     // The paper's costs, whose results replay shows as well.
     let more = "decodings = ['greedy']\n\
-                [tune]\nprompts = ['train.jsonl']\nnum_prompts = 12\nmax_length = 6\n\
+                [tune]\nprompts = ['train.jsonl']\nnum_prompts = 12\nmax_candidate_length = 6\n\
                 [tune.costs]\ndraft_ms = 23.4\ntarget_ms = 112\n";
     std::fs::write(&path, text[..head].to_owned() + &text[evaluate..] + more).unwrap();
     place.run(&["record", "small.toml"]).ok();

@@ -20,8 +20,8 @@ use draftsmith_decode::{
 };
 use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::{
-    CausalLm, Lengths, ModelError, NamedTensor, WeightDtype, WeightReader, check_trained_with,
-    write_safetensors,
+    CausalLm, Lengths, ModelError, NamedTensor, StateNetwork, WeightDtype, WeightReader,
+    check_trained_with, write_safetensors,
 };
 use draftsmith_recipe::exports::ExportEntry;
 use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading};
@@ -33,8 +33,8 @@ use draftsmith_recipe::kinds::{
 use draftsmith_report::{ModelSummary, Road};
 use draftsmith_theory::{DrafterId, RoundForwards, SeededDraws};
 use draftsmith_train::{
-    Eagle3Training, Ending, ExportConfig, OptimizerSettings, StateMember, StateNetwork, Teaching,
-    TrainError, TrainedExport, TrainingRun, train_state_drafters,
+    Eagle3Training, Ending, ExportConfig, OptimizerSettings, StateMember, Teaching, TrainError,
+    TrainedExport, TrainingRun, train_state_drafters,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -428,7 +428,8 @@ impl<'m> StepDrafter<ModelSession<'m>> for MedusaDraft<'m> {
                 let state = match num_standing.checked_sub(2) {
                     Some(at) => {
                         let layers = [self.parts.layer];
-                        let [state] = target.kept_states(step.slot, step.tokens, at, &layers);
+                        let state =
+                            target.kept_states(step.slot, step.tokens, at, &layers).remove(0);
                         state.into_tensor(&device).reshape([1, width])
                     }
                     // No state comes before the first token.

@@ -141,25 +141,26 @@ impl<'m> ModelSession<'m> {
     ///
     /// # Panics
     /// If there are no such tokens, their states were released, or a layer is not kept.
-    pub fn kept_states<const N: usize>(
+    pub fn kept_states(
         &mut self,
         slot: usize,
         tokens: &[u32],
         from: usize,
-        layers: &[usize; N],
-    ) -> [Rows; N] {
+        layers: &[usize],
+    ) -> Vec<Rows> {
         let num_known = self.standing[slot] - 1;
         self.read_upto(slot, &tokens[..num_known]);
         assert_eq!(self.num_read_by_all(slot), num_known, "no candidate was read as if it stood");
-        layers.map(|layer| {
-            let kept = self.kept.iter_mut().find(|kept| kept.layer == layer);
+        let of_layer = |layer: &usize| {
+            let kept = self.kept.iter_mut().find(|kept| kept.layer == *layer);
             let KeptLayer { is_shared, slots, .. } = kept.expect("the session keeps the layer");
             let states = slots[slot].since(from).slice(0..num_known - from);
             if !*is_shared {
                 slots[slot].release_before(from.saturating_sub(1));
             }
             states
-        })
+        };
+        layers.iter().map(of_layer).collect()
     }
 
     /// Reads the tokens of a sequence that have not been read, and computes no logits.

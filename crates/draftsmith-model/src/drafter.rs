@@ -25,6 +25,7 @@ use crate::draft_vocabulary::NarrowHead;
 use crate::eagle3::{Eagle3, NUM_TARGET_STATES};
 use crate::kv_cache::KvCache;
 use crate::rows::Rows;
+use crate::state_network::StepNetwork;
 use crate::weights::WeightDtype;
 
 /// A drafter. Clones share weights.

@@ -43,8 +43,11 @@ use crate::rows::{DeviceRows, HostRows, RowData, Rows, Slots};
 use crate::spec::{
     AttentionNames, AttentionSpec, LayerSpec, LinearSpec, ModelShape, RopeConfig, RopeScaling,
 };
+use crate::state_network::{StateNetwork, StepNetwork};
 use crate::weights::WeightDtype;
 use packed_eagle3::PackedEagle3;
+
+pub use files::{Eagle3Fault, Eagle3FaultKind, Eagle3Files};
 
 /// The names of the tensors, as published drafters have them.
 const LAYER: &str = "midlayer";
@@ -186,43 +189,58 @@ impl Eagle3Config {
             + head
     }
 
-    /// Checks that the drafter fits a target.
+    /// Checks that the drafter in `dir` fits a target.
     ///
     /// # Errors
     /// If a width or the vocabulary differs, or the target lacks a layer that the drafter reads.
     pub fn check_target(&self, dir: &Path, target: &ModelShape) -> Result<(), ModelError> {
+        let faults = self.target_faults(&dir.join("config.json"), target);
+        faults.into_iter().next().map_or(Ok(()), |fault| Err(fault.error))
+    }
+
+    /// Finds what makes the drafter, whose `config.json` is at `path`, unfit for a target.
+    fn target_faults(&self, path: &Path, target: &ModelShape) -> Vec<Eagle3Fault> {
         let own = &self.model.shape;
-        let fail =
-            |key, problem| Err(ModelError::Config { path: dir.join("config.json"), key, problem });
-        let must_equal = |key, found: usize, expected: usize| {
-            let problem = format!(
+        let mut faults = Vec::new();
+        let mut fault = |kind, key, problem| {
+            let error = ModelError::Config { path: path.to_path_buf(), key, problem };
+            faults.push(Eagle3Fault { kind, error });
+        };
+        let other = |found: usize, expected: usize| {
+            format!(
                 "is {found}, but the target's is {expected}: the drafter was made for another target; hint: \
                  train one for this target"
-            );
-            if found == expected { Ok(()) } else { fail(key, problem) }
+            )
         };
-        must_equal("target_hidden_size", self.target_hidden_size, target.hidden_size)?;
-        must_equal("vocab_size", own.vocab_size, target.vocab_size)?;
+        let width = self.target_hidden_size;
+        if width != target.hidden_size {
+            let problem = other(width, target.hidden_size);
+            fault(Eagle3FaultKind::OtherWidth, "target_hidden_size", problem);
+        }
+        if own.vocab_size != target.vocab_size {
+            let problem = other(own.vocab_size, target.vocab_size);
+            fault(Eagle3FaultKind::OtherVocabulary, "vocab_size", problem);
+        }
         if !(self.has_embedding && self.has_head) && own.hidden_size != target.hidden_size {
             let problem = format!(
                 "is {}, and the target's is {}: such a drafter needs the tensors `{EMBEDDING}` and `{LM_HEAD}`",
                 own.hidden_size, target.hidden_size
             );
-            return fail("hidden_size", problem);
+            fault(Eagle3FaultKind::MissingTensor, "hidden_size", problem);
         }
         if let Some(layer) = self.target_layers.iter().find(|layer| **layer > target.num_layers) {
             let problem =
                 format!("names layer {layer}, but the target has {} layers", target.num_layers);
-            return fail(files::LAYERS, problem);
+            fault(Eagle3FaultKind::WrongLayers, files::LAYERS, problem);
         }
         if own.context < target.context {
             let problem = format!(
                 "is {}, but the target reads {} tokens: raise it to that",
                 own.context, target.context
             );
-            return fail("max_position_embeddings", problem);
+            fault(Eagle3FaultKind::ShortContext, "max_position_embeddings", problem);
         }
-        Ok(())
+        faults
     }
 
     /// Initialises random weights: linear layers uniform within ±1/√inputs, torch's default for `nn.Linear`, norms of
@@ -289,127 +307,8 @@ impl Eagle3 {
         self.shape.hidden_size
     }
 
-    /// The longest sequence, in tokens.
-    pub fn context(&self) -> usize {
-        self.shape.context
-    }
-
     fn device(&self) -> Device {
         self.norm.gamma().device()
-    }
-
-    /// Creates a cache for `num_slots` sequences of up to `capacity` tokens each.
-    pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        let device = self.device();
-        let place = match &self.packed {
-            Some(_) => CachePlace::Host,
-            None => CachePlace::Device(&device, self.fc.weight.val().dtype().into()),
-        };
-        KvCache::new(&self.shape, capacity, num_slots, place)
-    }
-
-    /// Looks up embeddings of the next tokens of sequences, by slot, in the drafter's own table or the target's.
-    pub fn embed(&self, target: &CausalLm, runs: &[(usize, &[u32])]) -> Rows {
-        if let Some(packed) = &self.packed {
-            let Some(rows) = packed.embed(runs.iter().flat_map(|(_, ids)| *ids)) else {
-                return target.embed_runs(runs);
-            };
-            return slots_of(runs).rows(rows);
-        }
-        let Some(table) = &self.embedding else { return target.embed_runs(runs) };
-        let mut ids: Vec<i32> =
-            runs.iter().flat_map(|(_, ids)| *ids).map(|id| *id as i32).collect();
-        let num_rows = ids.len();
-        ids.resize(padded_rows(num_rows), 0);
-        let shape = [ids.len()];
-        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, shape), &self.device());
-        let tensor = Box::new(table.val().select(0, ids).unsqueeze::<3>());
-        slots_of(runs).rows(DeviceRows { tensor, num_rows })
-    }
-
-    /// Computes g of some positions from the target's states there, in the order of [`Eagle3Config::target_layers`].
-    ///
-    /// # Panics
-    /// If there are other numbers of states or rows.
-    pub fn features(&self, states: &[Rows]) -> Rows {
-        assert_eq!(states.len(), NUM_TARGET_STATES, "one for each layer");
-        if let Some(packed) = &self.packed {
-            return states[0].with_place(packed.features(states));
-        }
-        let device = self.device();
-        let parts = states.iter().map(|rows| rows.place.clone().into_device(&device));
-        let parts: Vec<DeviceRows> = parts.collect();
-        let num_rows = parts[0].num_rows;
-        let tensors = parts.into_iter().map(|rows| *rows.tensor).collect();
-        let tensor = Box::new(self.fc.forward(Tensor::cat(tensors, 2)));
-        states[0].with_place(DeviceRows { tensor, num_rows })
-    }
-
-    /// Computes the LM head's inputs in `num_steps` steps of drafts that begin at some positions of whole sequences,
-    /// just as decoding does (training-time test, section 3.2).
-    ///
-    /// Rows are the positions of `begun`, one sequence after another, then padding if `lengths` asks for it. Step
-    /// k at a position belongs to the draft that began k positions before, so the first k rows of each sequence
-    /// belong to none.
-    ///
-    /// # Shapes
-    /// - states: `[batch, seq, target_hidden]` each, in the order of [`Eagle3Config::target_layers`]
-    /// - embedded: `[batch, seq, hidden]`, of the token after each position
-    /// - begun: `batch` ranges of positions
-    /// - output: `[rows, hidden]` for each step, normed
-    pub fn unrolled(
-        &self,
-        states: Vec<Tensor<3>>,
-        embedded: Tensor<3>,
-        begun: &[Range<usize>],
-        num_steps: usize,
-        lengths: Lengths,
-    ) -> Vec<Tensor<2>> {
-        let (attention, mlp) =
-            self.layer.attention.as_ref().zip(self.layer.mlp.as_ref()).expect(BOTH_PARTS);
-        let [_, seq, _] = embedded.dims();
-        let place = (embedded.dtype().into(), &self.device());
-        let drafts = Drafts::new(begun, seq, num_steps, lengths, &self.reaches[0], place);
-        let known = |x: Tensor<3>| {
-            let [batch, seq, width] = x.dims();
-            x.reshape([batch * seq, width]).select(0, drafts.known.clone())
-        };
-        let states = states.into_iter().map(known).collect();
-        let features = self.fc.forward(Tensor::cat(states, 1));
-        let normed = attention.normed_input(features.clone());
-        let embedded = self.embedding_norm.forward(known(embedded));
-        let mut attending = UnrolledAttention::new(attention, &drafts, embedded, normed);
-        let mut given = features.select(0, drafts.begun.clone());
-        let steps = (0..num_steps).map(|_| {
-            let normed = attention.normed_input(given.clone());
-            let stream = if self.norm_before_residual { normed.clone() } else { given.clone() };
-            let stream = stream + attending.step(normed);
-            let output = stream.clone() + mlp.forward(stream.unsqueeze()).squeeze_dim::<2>(0);
-            given = delayed(output.clone(), 1);
-            self.norm.forward(output)
-        });
-        steps.collect()
-    }
-
-    /// Returns the weights of the drafter's own LM head, over the tokens that it may draft; `None` if it uses the
-    /// target's.
-    ///
-    /// # Shapes
-    /// - output: `[hidden, draft tokens]`
-    pub fn own_head(&self) -> Option<Tensor<2>> {
-        self.lm_head.as_ref().map(|head| head.weight.val())
-    }
-
-    /// Looks up embeddings of whole sequences in the drafter's own table; `None` if it uses the target's.
-    ///
-    /// # Shapes
-    /// - ids: `[batch, seq]`
-    /// - output: `[batch, seq, hidden]`
-    pub fn own_embedding(&self, ids: Tensor<2, Int>) -> Option<Tensor<3>> {
-        let [batch, seq] = ids.dims();
-        let table = self.embedding.as_ref()?.val();
-        let [_, width] = table.dims();
-        Some(table.select(0, ids.reshape([batch * seq])).reshape([batch, seq, width]))
     }
 
     /// Copies the target's weights where the shapes allow. From its last layer: the MLP, the output projection, the
@@ -452,12 +351,134 @@ impl Eagle3 {
         (read, if self.norm_before_residual { normed } else { features })
     }
 
-    /// Runs one step over new positions, which follow their sequences' positions in the cache, and returns their o.
-    /// `embedded` are the embeddings of the tokens after them; `features` are g, or the o of the step before.
-    ///
-    /// # Panics
-    /// If a slot is full, or its rows come in several runs.
-    pub fn forward_cached(&self, embedded: Rows, features: Rows, cache: &mut KvCache) -> Rows {
+    /// Converts the drafter to decode in `dtype`.
+    pub fn in_dtype(&self, dtype: FloatDType) -> Self {
+        let own = self.to_dtype(dtype);
+        let head = self.narrow_head.as_ref().zip(own.own_head());
+        let narrow_head = head.map(|(head, weight)| {
+            NarrowHead::of_tensor(weight, head.vocabulary.clone(), self.shape.vocab_size)
+        });
+        let mut own = Self { narrow_head, ..own };
+        own.layer.join();
+        own
+    }
+}
+
+impl StateNetwork for Eagle3 {
+    const KIND: &'static str = "eagle3";
+
+    fn to_dtype(&self, dtype: FloatDType) -> Self {
+        let own = Self { packed: None, narrow_head: None, ..self.clone() };
+        cast_parameters(own, dtype)
+    }
+
+    fn own_embedding(&self, ids: Tensor<2, Int>) -> Option<Tensor<3>> {
+        let [batch, seq] = ids.dims();
+        let table = self.embedding.as_ref()?.val();
+        let [_, width] = table.dims();
+        Some(table.select(0, ids.reshape([batch * seq])).reshape([batch, seq, width]))
+    }
+
+    fn own_head(&self) -> Option<Tensor<2>> {
+        self.lm_head.as_ref().map(|head| head.weight.val())
+    }
+
+    fn unrolled(
+        &self,
+        states: Vec<Tensor<3>>,
+        embedded: Tensor<3>,
+        begun: &[Range<usize>],
+        num_steps: usize,
+        lengths: Lengths,
+    ) -> Vec<Tensor<2>> {
+        let (attention, mlp) =
+            self.layer.attention.as_ref().zip(self.layer.mlp.as_ref()).expect(BOTH_PARTS);
+        let [_, seq, _] = embedded.dims();
+        let place = (embedded.dtype().into(), &self.device());
+        let drafts = Drafts::new(begun, seq, num_steps, lengths, &self.reaches[0], place);
+        let known = |x: Tensor<3>| {
+            let [batch, seq, width] = x.dims();
+            x.reshape([batch * seq, width]).select(0, drafts.known.clone())
+        };
+        let states = states.into_iter().map(known).collect();
+        let features = self.fc.forward(Tensor::cat(states, 1));
+        let normed = attention.normed_input(features.clone());
+        let embedded = self.embedding_norm.forward(known(embedded));
+        let mut attending = UnrolledAttention::new(attention, &drafts, embedded, normed);
+        let mut given = features.select(0, drafts.begun.clone());
+        let steps = (0..num_steps).map(|_| {
+            let normed = attention.normed_input(given.clone());
+            let stream = if self.norm_before_residual { normed.clone() } else { given.clone() };
+            let stream = stream + attending.step(normed);
+            let output = stream.clone() + mlp.forward(stream.unsqueeze()).squeeze_dim::<2>(0);
+            given = delayed(output.clone(), 1);
+            self.norm.forward(output)
+        });
+        steps.collect()
+    }
+}
+
+impl StepNetwork for Eagle3 {
+    fn context(&self) -> usize {
+        self.shape.context
+    }
+
+    fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
+        let device = self.device();
+        let place = match &self.packed {
+            Some(_) => CachePlace::Host,
+            None => CachePlace::Device(&device, self.fc.weight.val().dtype().into()),
+        };
+        KvCache::new(&self.shape, capacity, num_slots, place)
+    }
+
+    fn embed(&self, target: &CausalLm, runs: &[(usize, &[u32])]) -> Rows {
+        if let Some(packed) = &self.packed {
+            let Some(rows) = packed.embed(runs.iter().flat_map(|(_, ids)| *ids)) else {
+                return target.embed_runs(runs);
+            };
+            return slots_of(runs).rows(rows);
+        }
+        let Some(table) = &self.embedding else { return target.embed_runs(runs) };
+        let mut ids: Vec<i32> =
+            runs.iter().flat_map(|(_, ids)| *ids).map(|id| *id as i32).collect();
+        let num_rows = ids.len();
+        ids.resize(padded_rows(num_rows), 0);
+        let shape = [ids.len()];
+        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, shape), &self.device());
+        let tensor = Box::new(table.val().select(0, ids).unsqueeze::<3>());
+        slots_of(runs).rows(DeviceRows { tensor, num_rows })
+    }
+
+    fn features(&self, states: &[Rows]) -> Rows {
+        assert_eq!(states.len(), NUM_TARGET_STATES, "one for each layer");
+        if let Some(packed) = &self.packed {
+            return states[0].with_place(packed.features(states));
+        }
+        let device = self.device();
+        let parts = states.iter().map(|rows| rows.place.clone().into_device(&device));
+        let parts: Vec<DeviceRows> = parts.collect();
+        let num_rows = parts[0].num_rows;
+        let tensors = parts.into_iter().map(|rows| *rows.tensor).collect();
+        let tensor = Box::new(self.fc.forward(Tensor::cat(tensors, 2)));
+        states[0].with_place(DeviceRows { tensor, num_rows })
+    }
+
+    fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
+        let rows = target.embed_ids(&[0]).in_slot(slot);
+        let width = self.shape.hidden_size;
+        match &rows.place {
+            RowData::Host(_) => rows.with_place(HostRows { values: vec![0.0; width], width }),
+            RowData::Device(found) => {
+                let [_, num_padded, _] = found.tensor.dims();
+                let like = (&self.device(), found.tensor.dtype());
+                let tensor = Box::new(Tensor::<3>::zeros([1, num_padded, width], like));
+                rows.with_place(DeviceRows { tensor, num_rows: 1 })
+            }
+        }
+    }
+
+    fn forward_cached(&self, embedded: Rows, features: Rows, cache: &mut KvCache) -> Rows {
         let ((embedded, _), (features, slots)) = (embedded.into_parts(), features.into_parts());
         let runs = slots.runs();
         if let Some(packed) = &self.packed {
@@ -474,23 +495,7 @@ impl Eagle3 {
         slots.rows(DeviceRows { tensor: Box::new(output), num_rows })
     }
 
-    /// Returns an output of zeros for the next position of a slot, where nothing comes before it.
-    pub fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
-        let rows = target.embed_ids(&[0]).in_slot(slot);
-        let width = self.shape.hidden_size;
-        match &rows.place {
-            RowData::Host(_) => rows.with_place(HostRows { values: vec![0.0; width], width }),
-            RowData::Device(found) => {
-                let [_, num_padded, _] = found.tensor.dims();
-                let like = (&self.device(), found.tensor.dtype());
-                let tensor = Box::new(Tensor::<3>::zeros([1, num_padded, width], like));
-                rows.with_place(DeviceRows { tensor, num_rows: 1 })
-            }
-        }
-    }
-
-    /// Norms o, which gives the LM head's input.
-    pub fn normed(&self, outputs: Rows) -> Rows {
+    fn normed(&self, outputs: Rows) -> Rows {
         let (place, slots) = outputs.into_parts();
         match &self.packed {
             Some(packed) => slots.rows(packed.normed(place.into_host())),
@@ -501,31 +506,11 @@ impl Eagle3 {
         }
     }
 
-    /// Computes logits of normed rows over the target's vocabulary, by the drafter's own LM head or the target's.
-    pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
+    fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
         match &self.narrow_head {
             Some(head) => head.logits(normed),
             None => target.logits(normed),
         }
-    }
-
-    /// Converts the drafter to decode in `dtype`.
-    pub fn in_dtype(&self, dtype: FloatDType) -> Self {
-        let own = self.to_dtype(dtype);
-        let head = self.narrow_head.as_ref().zip(own.own_head());
-        let narrow_head = head.map(|(head, weight)| {
-            NarrowHead::of_tensor(weight, head.vocabulary.clone(), self.shape.vocab_size)
-        });
-        let mut own = Self { narrow_head, ..own };
-        own.layer.join();
-        own
-    }
-
-    /// Returns a copy that computes in `dtype`, for one training forward over whole sequences. On an autodiff device
-    /// gradients reach this drafter's parameters, in the parameters' type.
-    pub fn to_dtype(&self, dtype: FloatDType) -> Self {
-        let own = Self { packed: None, narrow_head: None, ..self.clone() };
-        cast_parameters(own, dtype)
     }
 }
 

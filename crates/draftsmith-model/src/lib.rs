@@ -42,6 +42,7 @@ mod precision;
 mod rope;
 mod rows;
 mod spec;
+mod state_network;
 mod token_tree;
 mod trained_with;
 pub mod vectors;
@@ -60,7 +61,9 @@ pub use config::{Architecture, ModelConfig};
 pub use decoder::soft_capped;
 pub use draft_vocabulary::{DraftVocabulary, narrowed};
 pub use drafter::{CandidateRows, DrafterModel};
-pub use eagle3::{Eagle3, Eagle3Config, NUM_TARGET_STATES};
+pub use eagle3::{
+    Eagle3, Eagle3Config, Eagle3Fault, Eagle3FaultKind, Eagle3Files, NUM_TARGET_STATES,
+};
 pub use error::ModelError;
 pub use kv_cache::KvCache;
 pub use rows::{Rows, Run};
@@ -69,6 +72,7 @@ pub use spec::{
     Activation, AttentionSpec, DecoderSpec, MlpSpec, ModelShape, NormForm, NormSpec, RopeConfig,
     RopeScaling, WindowSpec,
 };
+pub use state_network::{StateNetwork, StepNetwork};
 pub use trained_with::{check_trained_with, hash_adapter_dir, hash_export};
 pub use weights::{
     NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, check_finite, hash_first_layers,

@@ -1,17 +1,17 @@
 //! Sends each request to the least busy server, retries failed ones, and avoids a failing server for a
 //! while.
 
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use draftsmith_theory::SeededDraws;
 use serde_json::{Value, json};
-use ureq::Agent;
-use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE, LOCATION, RETRY_AFTER};
+use ureq::http::header::{LOCATION, RETRY_AFTER};
 use ureq::http::{HeaderName, HeaderValue};
 
+use super::http::{HttpClient, UNREACHABLE};
 use super::protocol::{Ask, Terms};
 use super::reply::{BoundedBody, Unusable, most_bytes, read};
 use super::response::Received;
@@ -31,8 +31,7 @@ const MOST_WAIT: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 30
 
 /// Servers of one model.
 pub(super) struct Servers {
-    agent: Agent,
-    secret: Secret,
+    client: HttpClient,
     num_retries: usize,
     /// Longest wait that a server can request.
     most_wait: Duration,
@@ -82,7 +81,6 @@ enum FailureKind {
     Unreadable,
 }
 
-const UNREACHABLE: &str = "check that it is running, and run the same command again";
 const NONSENSE: &str = "check that `data.server.urls` name servers with OpenAI's `/v1/completions` that \
                         serve `models.target`";
 const NO_TOKEN: &str =
@@ -98,21 +96,12 @@ const REDIRECTED: &str = "redirects are not followed, since they could send the 
 
 impl Servers {
     pub(super) fn new(recipe: &ServerRecipe, secret: Secret) -> Self {
-        let config = Agent::config_builder()
-            .timeout_global(Some(recipe.timeout()))
-            .http_status_as_error(false)
-            // A redirect could send the token to another host.
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("draftsmith/", env!("CARGO_PKG_VERSION")))
-            .build();
         let server = |url: &String| {
             let url = url.trim_end_matches('/').to_owned();
             ServerState { url, ..ServerState::default() }
         };
         Self {
-            agent: config.new_agent(),
-            secret,
+            client: HttpClient::new(recipe.timeout(), secret),
             num_retries: recipe.retries,
             most_wait: recipe.timeout(),
             servers: Mutex::new(recipe.urls.iter().map(server).collect()),
@@ -159,13 +148,13 @@ impl Servers {
             let Failure { why, hint, kind } = match result {
                 Ok(mut received) => {
                     let other = received.other_model.take();
-                    received.other_model = other.map(|model| self.secret.clean(&model));
+                    received.other_model = other.map(|model| self.client.secret.clean(&model));
                     self.update(number, ServerState::succeeded);
                     return Ok(received);
                 }
                 Err(failure) => failure,
             };
-            let mut why = self.secret.clean(&format!("the server `{url}` {why}"));
+            let mut why = self.client.secret.clean(&format!("the server `{url}` {why}"));
             if let FailureKind::Temporary(requested) = kind {
                 let most = self.most_wait;
                 self.update(number, |server| {
@@ -247,15 +236,11 @@ impl Servers {
         prompt: Value,
     ) -> Result<Received, Failure> {
         let body = terms.body(ask, prompt);
-        let mut request =
-            self.agent.post(format!("{url}/completions")).header(CONTENT_TYPE, "application/json");
-        if let Some(token) = self.secret.header() {
-            request = request.header(AUTHORIZATION, token);
-        }
-        let mut response = request.send(&body[..]).map_err(|error| unanswered(&error))?;
+        let response = self.client.post(format!("{url}/completions"), &body);
+        let mut response = response.map_err(|error| unanswered(&error))?;
         let status = response.status().as_u16();
         let header = |name: HeaderName| response.headers().get(name).map(HeaderValue::as_bytes);
-        let location = header(LOCATION).map(|location| self.secret.quote(location, false));
+        let location = header(LOCATION).map(|location| self.client.secret.quote(location, false));
         let wait = header(RETRY_AFTER).and_then(|value| requested_wait(value, SystemTime::now()));
         let reader = response.body_mut().as_reader();
         if (200..=299).contains(&status) {
@@ -301,7 +286,7 @@ impl Servers {
 
     fn quote_start<R: Read>(&self, body: &BoundedBody<R>) -> String {
         let (start, is_cut) = body.start();
-        self.secret.quote(start, is_cut)
+        self.client.secret.quote(start, is_cut)
     }
 }
 
@@ -350,23 +335,9 @@ fn requested_wait(value: &[u8], now: SystemTime) -> Option<Duration> {
 
 /// Describes the failure of a request that got no answer.
 fn unanswered(error: &ureq::Error) -> Failure {
-    let (why, hint) = unanswered_text(error);
+    let too_slow = "raise `data.server.timeout_s`, or lower `data.server.concurrency`";
+    let (why, hint) = super::http::unanswered(error, too_slow);
     Failure { why, hint, kind: FailureKind::Temporary(None) }
-}
-
-/// Explains why a server did not answer, and gives a hint.
-pub(super) fn unanswered_text(error: &ureq::Error) -> (String, &'static str) {
-    match error {
-        ureq::Error::Timeout(_) => (
-            "did not answer in time".to_owned(),
-            "raise `data.server.timeout_s`, or lower `data.server.concurrency`",
-        ),
-        ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused => {
-            ("refuses connections".to_owned(), UNREACHABLE)
-        }
-        ureq::Error::Io(error) => (format!("broke the connection ({error})"), UNREACHABLE),
-        error => (format!("cannot be reached ({error})"), UNREACHABLE),
-    }
 }
 
 #[cfg(test)]

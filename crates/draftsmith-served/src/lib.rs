@@ -23,9 +23,10 @@
 //! This crate sees token ids, texts and log-probabilities: no tensors, models or arguments. It prints
 //! nothing; a [`Listener`] shows what happens and says when to stop.
 
-pub mod certify;
 mod client;
+mod completer;
 mod error;
+mod http;
 mod journal;
 mod known;
 #[cfg(test)]
@@ -40,13 +41,13 @@ mod served;
 mod settings;
 #[cfg(test)]
 mod tests;
-mod timing;
 
+pub use completer::{Completed, Completer, CompletionAsk, NUM_LOG_PROBS};
 pub use error::ServedError;
+pub use http::Endpoint;
 pub use secret::Secret;
 pub use served::{Listener, Served, ServedResponse, ServedTurn, TargetSettings, Wait};
 pub use settings::{ServerLabels, ServerRecipe};
-pub use timing::{SpeculationCounters, TimedRounds, TimedServer};
 
 /// Why locks are never poisoned.
 const HELD: &str = "nobody panics while holding it";

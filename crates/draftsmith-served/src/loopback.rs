@@ -268,6 +268,7 @@ fn read_request(stream: &TcpStream) -> std::io::Result<Request> {
     }
     let mut body = vec![0; num_bytes];
     reader.read_exact(&mut body)?;
-    let body = serde_json::from_slice(&body)?;
+    // A GET has none.
+    let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(&body)? };
     Ok(Request { path, authorization, body })
 }

@@ -11,10 +11,12 @@ mod tests;
 
 use burn::module::Module;
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{CausalLm, DraftVocabulary, Eagle3, Eagle3Config, VOCABULARY_COVERAGE};
+use draftsmith_model::{
+    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, StateNetwork, VOCABULARY_COVERAGE,
+};
 use draftsmith_theory::SeededDraws;
 
-use self::learner::{StateLearner, StateNetwork};
+use self::learner::StateLearner;
 use self::scores::Eagle3Scores;
 use self::settings::Eagle3Training;
 use crate::adapter::batches::batches_a_step;

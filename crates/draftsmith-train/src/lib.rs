@@ -53,7 +53,6 @@ pub use adapter::settings::{AdapterTraining, ExitLayers, InitialWeights, Teachin
 pub use adapter::{TrainedAdapter, adapter_examples, first_adapter, train_adapters};
 pub use data::split::is_held_out;
 pub use data::{Example, RowCounts, StepExamples};
-pub use eagle3::learner::StateNetwork;
 pub use eagle3::scores::{Eagle3Scores, MAX_STEPS, StepShares};
 pub use eagle3::settings::Eagle3Training;
 pub use eagle3::{

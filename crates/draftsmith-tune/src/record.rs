@@ -62,7 +62,8 @@ pub fn record(
     let num_responses: usize = groups.iter().map(FileGroup::num_responses).sum();
     let most_tokens =
         (num_responses * evaluate.max_new_tokens.min(workspace.models.context()?)) as u64;
-    let most_bytes = most_tokens.saturating_mul(tune.max_length as u64 * BYTES_A_CANDIDATE);
+    let most_bytes =
+        most_tokens.saturating_mul(tune.max_candidate_length as u64 * BYTES_A_CANDIDATE);
     let dir = recipe.data_dir();
     check_room("what drafters propose", &dir, most_bytes)?;
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
@@ -78,7 +79,7 @@ pub fn record(
         models,
         max_new_tokens: evaluate.max_new_tokens,
         seed: recipe.seed,
-        max_length: tune.max_length,
+        max_length: tune.max_candidate_length,
         labels: false,
         watch,
         progress: &progress,

@@ -7,13 +7,13 @@ use std::time::Duration;
 use anyhow::Result;
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
-use draftsmith_advise::server_certify::{Certified, CertifySettings, certify_server};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::kinds::DrafterRecipes;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{counted, wrapped};
-use draftsmith_served::Secret;
-use draftsmith_served::certify::{CertifyPlan, NUM_LOG_PROBS, SampledPlan, Verdict};
+use draftsmith_served::{NUM_LOG_PROBS, Secret};
+use draftsmith_servers::certify::{Certified, CertifySettings, certify_server};
+use draftsmith_servers::certify::{CertifyPlan, SampledPlan, Verdict};
 use draftsmith_tune::server_access::read_token;
 
 use crate::commands::check::CheckFailed;
@@ -55,8 +55,8 @@ pub(crate) struct CertifyArguments {
     #[arg(long, value_name = "K", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=64))]
     candidates: u16,
     /// Requests side by side under load.
-    #[arg(long, value_name = "N", default_value = "4", value_parser = clap::value_parser!(u16).range(2..=256))]
-    streams: u16,
+    #[arg(long, value_name = "N", default_value = "4", alias = "streams", value_parser = clap::value_parser!(u16).range(2..=256))]
+    concurrency: u16,
     /// The type that the servers compute in, by which two tokens count as equally good.
     #[arg(long, value_name = "TYPE", default_value = "bf16")]
     server_dtype: ServerDtype,
@@ -129,7 +129,7 @@ pub(crate) fn run(arguments: &CertifyArguments, seed: u64, console: &Console) ->
         timeout: Duration::from_secs(arguments.timeout),
         plan: CertifyPlan {
             num_tokens: arguments.max_new_tokens.get(),
-            num_streams: arguments.streams.into(),
+            concurrency: arguments.concurrency.into(),
             least_tie: arguments.server_dtype.tie(),
             sampled: (arguments.draws > 0).then_some(sampled),
         },

@@ -6,9 +6,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::Args;
 use comfy_table::{Table, presets};
-use draftsmith_advise::server_costs::{MeasuredCell, ServerCostsFile, ServerPlan, measure_server};
 use draftsmith_report::{table_text, wrapped};
-use draftsmith_served::{Secret, TimedServer};
+use draftsmith_served::Secret;
+use draftsmith_servers::costs::TimedServer;
+use draftsmith_servers::costs::{MeasuredCell, ServerCostsFile, ServerPlan, measure_server};
 use draftsmith_tune::server_access::read_token;
 
 use crate::console::Console;
@@ -26,8 +27,14 @@ pub(crate) struct CostsArguments {
     #[arg(long, value_name = "K")]
     candidates: usize,
     /// Numbers of requests side by side.
-    #[arg(long, value_name = "LIST", value_delimiter = ',', default_value = "1,2,4")]
-    batch_sizes: Vec<usize>,
+    #[arg(
+        long,
+        value_name = "LIST",
+        value_delimiter = ',',
+        default_value = "1,2,4",
+        alias = "batch-sizes"
+    )]
+    concurrency: Vec<usize>,
     /// The file that cells are added to.
     #[arg(long, value_name = "FILE", default_value = "server-costs.json")]
     out: PathBuf,
@@ -53,13 +60,13 @@ pub(crate) struct CostsArguments {
 
 /// Runs the command.
 pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> Result<()> {
-    let mut batch_sizes = arguments.batch_sizes.clone();
-    batch_sizes.sort_unstable();
-    batch_sizes.dedup();
+    let mut concurrency = arguments.concurrency.clone();
+    concurrency.sort_unstable();
+    concurrency.dedup();
     anyhow::ensure!(
-        batch_sizes.first().is_some_and(|size| *size > 0)
-            && batch_sizes.last().is_some_and(|size| *size <= 1024),
-        "`--batch-sizes` must be numbers from 1 to 1024"
+        concurrency.first().is_some_and(|size| *size > 0)
+            && concurrency.last().is_some_and(|size| *size <= 1024),
+        "`--concurrency` must be numbers from 1 to 1024"
     );
     anyhow::ensure!(arguments.candidates <= 256, "`--candidates` is at most 256");
     let open = |url: &str| -> Result<TimedServer> {
@@ -73,7 +80,7 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
     let beside = arguments.reference.as_deref().map(open).transpose()?;
     let plan = ServerPlan {
         num_candidates: arguments.candidates,
-        batch_sizes,
+        concurrency,
         num_words: arguments.prompt_words as usize,
         num_rounds: arguments.rounds as usize,
         num_blocks: arguments.blocks as usize,
@@ -107,7 +114,7 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
 /// verifications of 1, 2, 3 … rows. `None` without a measurement at 1 request.
 fn rows_ms(file: &ServerCostsFile) -> Option<String> {
     let plain = |size: usize| {
-        let is_it = |cell: &&MeasuredCell| (cell.batch_size, cell.num_candidates) == (size, 0);
+        let is_it = |cell: &&MeasuredCell| (cell.concurrency, cell.num_candidates) == (size, 0);
         file.cells.iter().find(is_it).map(|cell| format!("{:.3}", cell.median_ms()))
     };
     let rows: Vec<String> = (1..).map_while(plain).collect();
@@ -122,7 +129,7 @@ fn table(file: &ServerCostsFile) -> String {
         all.dedup();
         all
     };
-    let sizes = distinct(|cell| cell.batch_size);
+    let sizes = distinct(|cell| cell.concurrency);
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
     let heading = sizes.iter().map(|size| format!("{size} at once"));
@@ -131,7 +138,7 @@ fn table(file: &ServerCostsFile) -> String {
         let name = if length == 0 { "no speculation".to_owned() } else { format!("K = {length}") };
         let ms = sizes.iter().map(|size| {
             let is_it =
-                |cell: &&MeasuredCell| (cell.batch_size, cell.num_candidates) == (*size, length);
+                |cell: &&MeasuredCell| (cell.concurrency, cell.num_candidates) == (*size, length);
             file.cells
                 .iter()
                 .find(is_it)

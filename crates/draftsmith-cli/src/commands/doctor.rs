@@ -6,12 +6,12 @@ use std::path::PathBuf;
 use anyhow::Result;
 use burn::tensor::Device;
 use clap::Args;
-use draftsmith_advise::doctor::{
+use draftsmith_model::WeightDtype;
+use draftsmith_report::wrapped;
+use draftsmith_servers::doctor::{
     AcceptancePlan, Diagnosis, ExpectedAcceptance, Severity, diagnose, expected_acceptance,
     recipe_of,
 };
-use draftsmith_model::WeightDtype;
-use draftsmith_report::wrapped;
 use serde::Serialize;
 
 use crate::commands::check::CheckFailed;

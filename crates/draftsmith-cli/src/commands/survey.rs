@@ -11,8 +11,8 @@ use std::path::PathBuf;
 use anyhow::Result;
 use burn::tensor::Device;
 use clap::{Arg, Args};
-use draftsmith_advise::survey::{SurveySettings, survey};
 use draftsmith_model::WeightDtype;
+use draftsmith_servers::survey::{SurveySettings, survey};
 
 use crate::commands::tune::servers::{LoadArguments, TunedForm};
 use crate::console::Console;
@@ -41,9 +41,9 @@ pub(crate) struct SurveyArguments {
     decoding: DecodingArguments,
     #[command(flatten)]
     ends: EndArguments,
-    /// Keys of `[data.server]` (TOML): servers that answer for the target; needs `--costs`.
-    #[arg(long, value_name = "FILE", requires = "draft", requires = "costs")]
-    server: Option<PathBuf>,
+    /// A server that answers for the target, or a file with keys of `[data.server]`; needs `--costs`.
+    #[arg(long, value_name = "URL", requires = "draft", requires = "costs")]
+    server: Option<String>,
     /// Keys of `[tune.costs]` (TOML): costs of forwards where you serve; measured if absent.
     #[arg(long, value_name = "FILE")]
     costs: Option<PathBuf>,

@@ -66,7 +66,7 @@ fn recipe(dir: &Path) -> Recipe {
          num_epochs = 1\nlearning_rate = 1e-3\nvalidation_fraction = 0.3\n\
          {adapters}\
          [data]\nprompts = ['{train}']\nmax_new_tokens = 24\n\
-         [tune]\nnum_prompts = 2\nmax_length = {MOST}\n\
+         [tune]\nnum_prompts = 2\nmax_candidate_length = {MOST}\n\
          [evaluate]\nprompts = ['{test}']\nmax_new_tokens = 40\n\
          [evaluate.rules]\nfixed = [1, 3, 8]\nheuristic = [2, 5]\n\
          head = [0.3, 0.6]\nhead-without-lag = [0.3, 0.6]\n\
@@ -456,7 +456,7 @@ fn stale_rollouts_are_refused(recipe: Recipe, files: &[RecordedFile]) {
         draft,
         &["-validation-sampled", "`seed` = 0", "7 now", again],
     );
-    let longer = changed(|r| r.tune.as_mut().expect("a section").max_length = 9);
+    let longer = changed(|r| r.tune.as_mut().expect("a section").max_candidate_length = 9);
     refused(&longer, draft, &["`max_length` = 8", again]);
     let fewer = changed(|r| r.tune.as_mut().expect("a section").num_prompts = Some(1));
     refused(&fewer, draft, &["`limit` = 2", again]);

@@ -13,7 +13,8 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, Eagle3, Eagle3Config,
-    HeadForm, HeadInput, HeadReads, ModelConfig, ModelShape, WeightDtype,
+    HeadForm, HeadInput, HeadReads, KvCache, ModelConfig, ModelShape, Rows, StepNetwork,
+    WeightDtype,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, DrafterId, Draws, FixedLengthConfig,
@@ -27,7 +28,6 @@ use super::tables::{Asked, StopMap};
 use crate::cascade::{CascadeConfig, CascadeParts};
 use crate::decode::{decode_many, decode_plain, decode_speculative};
 use crate::drafter::Drafter;
-use crate::eagle3_draft::Eagle3Parts;
 use crate::lookup_first::LookupFirstDraft;
 use crate::max_gram::LookUpParts;
 use crate::merged::MergedParts;
@@ -37,6 +37,7 @@ use crate::separate_draft::DraftModelParts;
 use crate::sequence::{Generation, Limits, Request};
 use crate::session::ModelSession;
 use crate::session::tests::go_on;
+use crate::state_draft::StateDraftParts;
 use crate::tree_draft::TreeDraft;
 
 /// The largest relative difference of a probability in trees: f32 rounds logits near 0.1 by some 1e-8, and the
@@ -48,6 +49,37 @@ const WIDTH: usize = 8;
 const LOOKUP: &str = "look";
 /// Drafters of each kind with a model, and a second one of the kind that reads the target's states.
 const STEPPING: [&str; 4] = ["model", "adapter", "eagle", "other"];
+
+/// A network that reads one state of the target.
+#[derive(Debug)]
+struct OneState(Eagle3);
+
+impl StepNetwork for OneState {
+    fn context(&self) -> usize {
+        self.0.context()
+    }
+
+    fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
+        self.0.new_cache(capacity, num_slots)
+    }
+
+    fn features(&self, states: &[Rows]) -> Rows {
+        let [state] = states else { panic!("one state") };
+        self.0.features(&[state.clone(), state.clone(), state.clone()])
+    }
+
+    fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
+        self.0.no_output(target, slot)
+    }
+
+    fn forward_cached(&self, embedded: Rows, features: Rows, cache: &mut KvCache) -> Rows {
+        self.0.forward_cached(embedded, features, cache)
+    }
+
+    fn normed(&self, outputs: Rows) -> Rows {
+        self.0.normed(outputs)
+    }
+}
 
 /// A target and drafters of every kind.
 struct Networks {
@@ -116,23 +148,29 @@ impl Networks {
                 Adapter::from_dir(dir, &of_target.shape, WeightDtype::F32, device).expect("reads").1
             },
         );
-        let eagle = |name: &'static str, layers| {
-            let own = Eagle3Config { target_layers: layers, ..Eagle3Config::new(&of_target) };
+        let eagle = |name: &'static str| {
+            let own = Eagle3Config { target_layers: [0, 2, 4], ..Eagle3Config::new(&of_target) };
             let read =
                 |dir: &Path| Eagle3::from_dir(dir, &of_target.shape, WeightDtype::F32, device);
-            let model = from_files(
+            from_files(
                 &of(name),
                 |dir| own.init(device).write_dir(dir, &own).expect("written"),
                 |dir| read(dir).expect("reads").1,
-            );
-            named(name, Eagle3Parts { model, layers, head: head(name) })
+            )
+        };
+        let eagle3 =
+            StateDraftParts { network: eagle("eagle"), layers: vec![0, 2, 4], head: head("eagle") };
+        let other = StateDraftParts {
+            network: OneState(eagle("other")),
+            layers: vec![3],
+            head: head("other"),
         };
         let draft = model(&config(2), &of("model"));
         let drafters = vec![
             named("model", DraftModelParts { model: draft, head: head("model") }),
             named("adapter", SelfDraftParts { exit_layer: 1, adapter, head: head("adapter") }),
-            eagle("eagle", [0, 2, 4]),
-            eagle("other", [1, 2, 3]),
+            named("eagle", eagle3),
+            named("other", other),
             named(LOOKUP, LookUpParts { config: MaxGramConfig::default(), bigrams: None }),
         ];
         Self { target, drafters }

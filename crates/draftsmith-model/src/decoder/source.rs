@@ -11,8 +11,8 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::norm::Norm;
 use crate::error::ModelError;
-use crate::spec::{LinearSpec, NormSpec};
-use crate::weights::{NamedTensor, WeightReader};
+use crate::spec::{LinearSpec, NormForm, NormSpec};
+use crate::weights::{NamedTensor, WeightReader, norm_name};
 
 /// A source of linear layers and norms.
 pub(crate) trait WeightSource {
@@ -102,6 +102,40 @@ impl<F: FnMut(&LinearSpec) -> Param<Tensor<2>>> WeightSource for RandomSource<'_
         spec: &NormSpec,
     ) -> Result<Norm, Infallible> {
         Ok(Norm::ones(spec, width, self.device))
+    }
+}
+
+/// Collects the names and shapes of a checkpoint's tensors. Its layers have no values.
+#[derive(Default)]
+pub(crate) struct ShapeSource {
+    pub(crate) shapes: Vec<(String, Vec<usize>)>,
+}
+
+impl WeightSource for ShapeSource {
+    type Error = Infallible;
+
+    fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, Infallible> {
+        let (name, num_rows) = (spec.name_in(layer), spec.rows.num_all);
+        self.shapes.push((format!("{name}.weight"), vec![num_rows, spec.inputs]));
+        if spec.has_bias {
+            self.shapes.push((format!("{name}.bias"), vec![num_rows]));
+        }
+        let weight = Initializer::Zeros.init([0, 0], &Device::flex());
+        Ok(Linear { weight, bias: None })
+    }
+
+    fn norm(
+        &mut self,
+        layer: &str,
+        name: &'static str,
+        width: usize,
+        spec: &NormSpec,
+    ) -> Result<Norm, Infallible> {
+        let parts =
+            if spec.form == NormForm::Layer { &["weight", "bias"][..] } else { &["weight"] };
+        let name = norm_name(layer, name);
+        self.shapes.extend(parts.iter().map(|part| (format!("{name}.{part}"), vec![width])));
+        Ok(Norm::ones(spec, width, &Device::flex()))
     }
 }
 

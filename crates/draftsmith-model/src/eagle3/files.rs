@@ -7,7 +7,7 @@
 //! Drafters of other trainers are read in two more forms: with the layer called `layers.0`, and with the keys of the
 //! speculators library, which keeps those of the layer in `transformer_layer_config`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType};
@@ -20,7 +20,7 @@ use super::{
     EMBEDDING, EMBEDDING_NORM, Eagle3, Eagle3Config, FC, LAYER, LM_HEAD, NORM, NUM_TARGET_STATES,
 };
 use crate::config::ModelConfig;
-use crate::decoder::source::{CheckpointSource, named_linears, parameter};
+use crate::decoder::source::{CheckpointSource, ShapeSource, named_linears, parameter};
 use crate::draft_vocabulary::{DraftVocabulary, NarrowHead};
 use crate::error::{ModelError, read_json};
 use crate::packed;
@@ -76,81 +76,19 @@ impl Eagle3Config {
     /// # Errors
     /// If a file is missing or malformed, or a key contradicts the tensors.
     pub fn from_dir(dir: &Path, num_layers: usize) -> Result<Self, ModelError> {
-        let path = dir.join("config.json");
-        let keys = plain_keys(&path, read_json(&path)?)?;
-        let model = ModelConfig::from_keys(&path, &keys)?;
-        let keys: OwnKeys = parse_json_value(&path, "", Value::Object(keys))?;
-        let fail =
-            |key, problem: String| Err(ModelError::Config { path: path.clone(), key, problem });
-        if keys.norm_before_fc {
-            let problem = "is true, and such drafters cannot be computed".to_owned();
-            return fail("norm_before_fc", problem);
+        let Eagle3Files { config, faults, .. } = Eagle3Files::read(dir, num_layers)?;
+        faults.into_iter().next().map_or(Ok(config), |fault| Err(fault.error))
+    }
+
+    /// Lists the tensors of the drafter's file with their shapes, without the draft vocabulary's.
+    fn tensor_shapes(&self) -> Vec<(String, Vec<usize>)> {
+        let ModelShape { vocab_size, hidden_size, .. } = self.model.shape;
+        let mut source = ShapeSource::default();
+        let Ok(_) = self.build(None, &mut source);
+        if self.has_embedding {
+            source.shapes.push((format!("{EMBEDDING}.weight"), vec![vocab_size, hidden_size]));
         }
-        if model.shape.num_layers != 1 {
-            let problem = format!("is {}, but a drafter has one layer", model.shape.num_layers);
-            return fail("num_hidden_layers", problem);
-        }
-        let nested = keys.eagle_config.and_then(|nested| nested.eagle_aux_hidden_state_layer_ids);
-        let target_layers = match keys.eagle_aux_hidden_state_layer_ids.or(nested) {
-            None => Self::default_layers(num_layers),
-            Some(layers) => match <[usize; NUM_TARGET_STATES]>::try_from(layers) {
-                Ok(layers) if layers.is_sorted() => layers,
-                Ok(layers) => {
-                    let problem = format!(
-                        "is {layers:?}: runtimes take layers that do not ascend in different orders; hint: \
-                         sort them, and the columns of `{FC}` with them"
-                    );
-                    return fail(LAYERS, problem);
-                }
-                Err(layers) => {
-                    let problem = format!("is {layers:?}, expected {NUM_TARGET_STATES} layers");
-                    return fail(LAYERS, problem);
-                }
-            },
-        };
-        let mut reader = open(dir)?;
-        let has = |reader: &WeightReader, name: &str| {
-            let tensor = format!("{name}.weight");
-            reader.names().any(|name| *name == tensor)
-        };
-        let (has_embedding, has_head) = (has(&reader, EMBEDDING), has(&reader, LM_HEAD));
-        let vocab_size = model.shape.vocab_size;
-        let offsets = reader.shape(OFFSETS).map(|shape| shape.iter().product::<usize>());
-        let draft_vocab_size = keys.draft_vocab_size.or(offsets).unwrap_or(vocab_size);
-        let draft_vocabulary = match (draft_vocab_size < vocab_size, offsets) {
-            (false, None) => None,
-            (true, Some(_)) => Some(read_offsets(&mut reader, draft_vocab_size, vocab_size)?),
-            (true, None) => {
-                let problem = format!(
-                    "is {draft_vocab_size} of {vocab_size} tokens, but the weights have no tensor `{OFFSETS}` \
-                     that says which"
-                );
-                return fail("draft_vocab_size", problem);
-            }
-            (false, Some(_)) => {
-                let problem = format!(
-                    "is {draft_vocab_size}, all tokens, but the weights have a tensor `{OFFSETS}`; hint: remove it"
-                );
-                return fail("draft_vocab_size", problem);
-            }
-        };
-        if draft_vocabulary.is_some() && !has_head {
-            let problem = format!("needs the tensor `{LM_HEAD}.weight`, and the weights have none");
-            return fail("draft_vocab_size", problem);
-        }
-        Ok(Self {
-            target_layers,
-            num_target_layers: num_layers,
-            target_hidden_size: keys.target_hidden_size.unwrap_or(model.shape.hidden_size),
-            draft_vocabulary,
-            norm_before_residual: keys.norm_before_residual,
-            has_embedding,
-            has_head,
-            dtype: WeightDtype::of_config(keys.dtype.or(keys.torch_dtype).as_deref()),
-            target_hash: keys.target_hash,
-            training: keys.training,
-            model,
-        })
+        source.shapes
     }
 
     fn to_json(&self) -> Value {
@@ -175,6 +113,210 @@ impl Eagle3Config {
     }
 }
 
+/// What keeps a drafter from being read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Eagle3FaultKind {
+    /// `norm_before_fc`, which is not computed.
+    NormBeforeFc,
+    /// More than one layer, or none.
+    SeveralLayers,
+    /// The target's layers are not three, or the target has fewer.
+    WrongLayers,
+    /// The target's layers do not ascend.
+    DescendingLayers,
+    /// A draft vocabulary without `d2t`.
+    NoOffsets,
+    /// `d2t` without a draft vocabulary.
+    SurplusOffsets,
+    /// `d2t` holds the target's ids.
+    IdsForOffsets,
+    /// `d2t` does not lead to ascending ids of the target.
+    WrongOffsets,
+    /// A draft vocabulary without an LM head.
+    NoHead,
+    /// Another width than the target's hidden states have.
+    OtherWidth,
+    /// Another vocabulary than the target's.
+    OtherVocabulary,
+    /// A context shorter than the target's.
+    ShortContext,
+    /// A missing tensor.
+    MissingTensor,
+    /// A tensor of another shape than `config.json` says.
+    WrongShape,
+    /// A tensor that belongs to no drafter.
+    UnknownTensor,
+}
+
+/// A fault that keeps a drafter from being read.
+#[derive(Debug)]
+pub struct Eagle3Fault {
+    /// Its kind.
+    pub kind: Eagle3FaultKind,
+    /// What is wrong, with the file and the key or tensor.
+    pub error: ModelError,
+}
+
+/// A drafter's directory, read as far as possible.
+pub struct Eagle3Files {
+    /// The configuration. Where a key is at fault, it has the usual value.
+    pub config: Eagle3Config,
+    /// The keys of `config.json`, with those of the layer beside the others.
+    pub keys: Map<String, Value>,
+    /// The faults of the configuration and the draft vocabulary.
+    faults: Vec<Eagle3Fault>,
+    path: PathBuf,
+    reader: WeightReader,
+}
+
+impl Eagle3Files {
+    /// Reads the directory of a drafter for a target of `num_layers` layers.
+    ///
+    /// # Errors
+    /// If `config.json` or the weights cannot be read.
+    pub fn read(dir: &Path, num_layers: usize) -> Result<Self, ModelError> {
+        let path = dir.join("config.json");
+        let keys = plain_keys(&path, read_json(&path)?)?;
+        let model = ModelConfig::from_keys(&path, &keys)?;
+        let own: OwnKeys = parse_json_value(&path, "", Value::Object(keys.clone()))?;
+        let reader = open(dir)?;
+        let has = |name: &str| reader.shape(&format!("{name}.weight")).is_some();
+        let config = Eagle3Config {
+            target_layers: Eagle3Config::default_layers(num_layers),
+            num_target_layers: num_layers,
+            target_hidden_size: own.target_hidden_size.unwrap_or(model.shape.hidden_size),
+            draft_vocabulary: None,
+            norm_before_residual: own.norm_before_residual,
+            has_embedding: has(EMBEDDING),
+            has_head: has(LM_HEAD),
+            dtype: WeightDtype::of_config(own.dtype.or(own.torch_dtype).as_deref()),
+            target_hash: own.target_hash,
+            training: own.training,
+            model,
+        };
+        let mut files = Self { config, keys, faults: Vec::new(), path, reader };
+        if own.norm_before_fc {
+            let problem = "is true, and such drafters cannot be computed".to_owned();
+            files.fault(Eagle3FaultKind::NormBeforeFc, "norm_before_fc", problem);
+        }
+        let num_own = files.config.model.shape.num_layers;
+        if num_own != 1 {
+            let problem = format!("is {num_own}, but a drafter has one layer");
+            files.fault(Eagle3FaultKind::SeveralLayers, "num_hidden_layers", problem);
+        }
+        let nested = own.eagle_config.and_then(|nested| nested.eagle_aux_hidden_state_layer_ids);
+        if let Some(layers) = own.eagle_aux_hidden_state_layer_ids.or(nested) {
+            files.read_layers(layers);
+        }
+        files.read_vocabulary(own.draft_vocab_size);
+        Ok(files)
+    }
+
+    fn fault(&mut self, kind: Eagle3FaultKind, key: &'static str, problem: String) {
+        let error = ModelError::Config { path: self.path.clone(), key, problem };
+        self.faults.push(Eagle3Fault { kind, error });
+    }
+
+    fn read_layers(&mut self, layers: Vec<usize>) {
+        match <[usize; NUM_TARGET_STATES]>::try_from(layers) {
+            Ok(layers) if layers.is_sorted() => self.config.target_layers = layers,
+            Ok(layers) => {
+                let problem = format!(
+                    "is {layers:?}: runtimes take layers that do not ascend in different orders; hint: \
+                     sort them, and the columns of `{FC}` with them"
+                );
+                self.fault(Eagle3FaultKind::DescendingLayers, LAYERS, problem);
+            }
+            Err(layers) => {
+                let problem = format!("is {layers:?}, expected {NUM_TARGET_STATES} layers");
+                self.fault(Eagle3FaultKind::WrongLayers, LAYERS, problem);
+            }
+        }
+    }
+
+    /// Reads the draft vocabulary, of which `config.json` gives the size.
+    fn read_vocabulary(&mut self, given: Option<usize>) {
+        const KEY: &str = "draft_vocab_size";
+        let vocab_size = self.config.model.shape.vocab_size;
+        let offsets = self.reader.shape(OFFSETS).map(|shape| shape.iter().product::<usize>());
+        let size = given.or(offsets).unwrap_or(vocab_size);
+        if size >= vocab_size {
+            if offsets.is_some() {
+                let problem = format!(
+                    "is {size}, all tokens, but the weights have a tensor `{OFFSETS}`; hint: remove it"
+                );
+                self.fault(Eagle3FaultKind::SurplusOffsets, KEY, problem);
+            }
+            return;
+        }
+        if offsets.is_none() {
+            let problem = format!(
+                "is {size} of {vocab_size} tokens, but the weights have no tensor `{OFFSETS}` that says which"
+            );
+            self.fault(Eagle3FaultKind::NoOffsets, KEY, problem);
+        } else if let Err(fault) = self.read_offsets(size) {
+            self.faults.push(fault);
+        }
+        if !self.config.has_head {
+            let problem = format!("needs the tensor `{LM_HEAD}.weight`, and the weights have none");
+            self.fault(Eagle3FaultKind::NoHead, KEY, problem);
+        }
+        // Any tokens of that number give the LM head its shape.
+        let any = || DraftVocabulary::new((0..size as u32).collect::<Vec<u32>>());
+        self.config.draft_vocabulary.get_or_insert_with(any);
+    }
+
+    /// Reads the draft vocabulary from its offsets.
+    fn read_offsets(&mut self, size: usize) -> Result<(), Eagle3Fault> {
+        let vocab_size = self.config.model.shape.vocab_size;
+        let read = self.reader.take_ids(OFFSETS, size, vocab_size);
+        let offsets =
+            read.map_err(|error| Eagle3Fault { kind: Eagle3FaultKind::WrongOffsets, error })?;
+        let ascends = |ids: &[u32]| {
+            ids.is_sorted_by(|one, next| one < next)
+                && ids.last().is_some_and(|last| (*last as usize) < vocab_size)
+        };
+        let ids: Vec<u32> = (0..).zip(&offsets).map(|(at, offset)| at + offset).collect();
+        if ascends(&ids) {
+            self.config.draft_vocabulary = Some(DraftVocabulary::new(ids));
+            return Ok(());
+        }
+        let (kind, problem) = if ascends(&offsets) {
+            let problem = format!("tensor `{OFFSETS}` has the target's ids, where offsets belong");
+            (Eagle3FaultKind::IdsForOffsets, problem)
+        } else {
+            let problem = format!(
+                "tensor `{OFFSETS}` has offsets whose target ids do not ascend below {vocab_size}"
+            );
+            (Eagle3FaultKind::WrongOffsets, problem)
+        };
+        let path = self.reader.path.clone();
+        Err(Eagle3Fault { kind, error: ModelError::Safetensors { path, problem } })
+    }
+
+    /// Finds everything for which the drafter is not read beside a target of this shape.
+    pub fn faults_beside(self, target: &ModelShape) -> Vec<Eagle3Fault> {
+        let Self { config, path, mut faults, mut reader, .. } = self;
+        faults.extend(config.target_faults(&path, target));
+        reader.ignore(|name| name == MASK || name == OFFSETS);
+        for (name, shape) in config.tensor_shapes() {
+            let Err(error) = reader.check_shape(&name, &shape) else { continue };
+            let kind = match reader.shape(&name) {
+                None => Eagle3FaultKind::MissingTensor,
+                Some(_) => Eagle3FaultKind::WrongShape,
+            };
+            faults.push(Eagle3Fault { kind, error });
+            reader.ignore(|it| it == name);
+        }
+        let known: Vec<String> = config.tensor_shapes().into_iter().map(|(name, _)| name).collect();
+        reader.ignore(|name| known.iter().any(|it| it == name));
+        if let Err(error) = reader.finish() {
+            faults.push(Eagle3Fault { kind: Eagle3FaultKind::UnknownTensor, error });
+        }
+        faults
+    }
+}
+
 /// Opens the tensors of a directory, under their usual names.
 fn open(dir: &Path) -> Result<WeightReader, ModelError> {
     Ok(WeightReader::open_dir(dir)?.with_prefix(OTHER_LAYER, &format!("{LAYER}.")))
@@ -186,31 +328,13 @@ fn plain_keys(path: &Path, mut keys: Map<String, Value>) -> Result<Map<String, V
         let problem = format!("is {method}, expected \"eagle3\"");
         return Err(ModelError::Config { path: path.to_path_buf(), key: METHOD, problem });
     }
-    if let Some(Value::Object(layer)) = keys.remove(LAYER_KEYS) {
-        keys.extend(layer);
+    if keys.contains_key(METHOD) || keys.contains_key(LAYER_KEYS) {
         keys.entry("norm_before_residual").or_insert(true.into());
     }
-    Ok(keys)
-}
-
-/// Reads the draft vocabulary from its offsets.
-fn read_offsets(
-    reader: &mut WeightReader,
-    len: usize,
-    vocab_size: usize,
-) -> Result<DraftVocabulary, ModelError> {
-    let offsets = reader.take_ids(OFFSETS, len, vocab_size)?;
-    let ids: Vec<u32> = (0..).zip(offsets).map(|(at, offset)| at + offset).collect();
-    let is_known = ids.last().is_some_and(|last| (*last as usize) < vocab_size);
-    if !is_known || !ids.is_sorted_by(|one, next| one < next) {
-        return Err(ModelError::Safetensors {
-            path: reader.path.clone(),
-            problem: format!(
-                "tensor `{OFFSETS}` has offsets whose target ids do not ascend below {vocab_size}"
-            ),
-        });
+    if let Some(Value::Object(layer)) = keys.remove(LAYER_KEYS) {
+        keys.extend(layer);
     }
-    Ok(DraftVocabulary::new(ids))
+    Ok(keys)
 }
 
 impl Eagle3 {

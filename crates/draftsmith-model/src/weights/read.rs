@@ -165,7 +165,7 @@ impl WeightReader {
         width: usize,
         spec: &NormSpec,
     ) -> Result<(Vec<f32>, Option<Vec<f32>>), ModelError> {
-        let name = if layer.is_empty() { name.to_owned() } else { format!("{layer}.{name}") };
+        let name = norm_name(layer, name);
         let mut weight = self.take(&format!("{name}.weight"), &[width])?;
         weight.iter_mut().for_each(|weight| *weight += spec.offset());
         let mut bias = None;
@@ -291,6 +291,11 @@ impl WeightReader {
         let others = left.count();
         Err(ModelError::ExtraTensor { path: self.path, tensor, others })
     }
+}
+
+/// Joins a layer's prefix, which may be empty, and a norm's name.
+pub(crate) fn norm_name(layer: &str, name: &str) -> String {
+    if layer.is_empty() { name.to_owned() } else { format!("{layer}.{name}") }
 }
 
 impl OpenFile {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use draftsmith_data::ResponseRow;
-use draftsmith_decode::{Eagle3Parts, NamedParts};
+use draftsmith_decode::{NamedParts, StateDraftParts};
 use draftsmith_model::{
     CausalLm, DrafterModel, Eagle3, Eagle3Config, WeightDtype, check_trained_with,
 };
@@ -82,7 +82,7 @@ impl DrafterKind for Eagle3Kind {
         let dir = loading.export_dir();
         ENTRY.need(&dir)?;
         let (shape, dtype) = (models.target_shape()?, models.dtype);
-        let (config, model) = Eagle3::from_dir(&dir, shape, dtype, models.device())?;
+        let (config, network) = Eagle3::from_dir(&dir, shape, dtype, models.device())?;
         let now = || models.target_hash().map(str::to_owned);
         let then = config.target_hash.as_deref();
         check_trained_with(("drafter", &dir), "target", then, now)?;
@@ -95,9 +95,9 @@ impl DrafterKind for Eagle3Kind {
             None => None,
         };
         let size = num_read(&config);
-        let parts = Arc::new(Eagle3Parts {
-            model,
-            layers: config.target_layers,
+        let parts = Arc::new(StateDraftParts {
+            network,
+            layers: config.target_layers.to_vec(),
             head: head.as_ref().map(|head| head.head.clone()),
         });
         let parts = NamedParts { id, parts };

@@ -21,7 +21,8 @@ pub struct TuneRecipe {
     /// The split of the prompt files to use; all prompts if absent.
     pub split: Option<Split>,
     /// The most candidates that a replayed round can have.
-    pub max_length: usize,
+    #[serde(alias = "max_length")]
+    pub max_candidate_length: usize,
     /// Also try prompt lookup before each drafter.
     pub lookup_first: bool,
     /// Costs of forwards on the machine that will serve the drafters; measured here if absent.
@@ -34,7 +35,7 @@ impl Default for TuneRecipe {
             prompts: None,
             num_prompts: None,
             split: None,
-            max_length: 20,
+            max_candidate_length: 20,
             lookup_first: true,
             costs: None,
         }
@@ -54,7 +55,11 @@ impl TuneRecipe {
             "tune.split",
             "is set without `tune.prompts`: only prompt files are split, not held-out prompts",
         )?;
-        require((1..=256).contains(&self.max_length), "tune.max_length", "is outside 1 to 256")?;
+        require(
+            (1..=256).contains(&self.max_candidate_length),
+            "tune.max_candidate_length",
+            "is outside 1 to 256",
+        )?;
         self.costs.iter().try_for_each(|costs| costs.check("tune.costs."))
     }
 }

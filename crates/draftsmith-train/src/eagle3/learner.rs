@@ -2,10 +2,10 @@
 
 use std::ops::Range;
 
-use burn::module::{Module, ModuleDisplay};
+use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::{FloatDType, Int, Tensor};
-use draftsmith_model::{Eagle3, Lengths};
+use burn::tensor::{Int, Tensor};
+use draftsmith_model::StateNetwork;
 
 use super::scores::{Eagle3Scores, Eagle3Tally};
 use crate::adapter::batches::AdapterBatch;
@@ -13,80 +13,6 @@ use crate::adapter::distillation::{DistillationLoss, Student, StudentStep};
 use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
 use crate::run::member::{Score, Trainee};
-
-/// A network that drafts from the target's hidden states, for [`train_state_drafters`](crate::train_state_drafters).
-pub trait StateNetwork: Module + ModuleDisplay + Sync + 'static {
-    /// The name of its kind, for messages.
-    const KIND: Section;
-
-    /// Returns a copy that computes in `dtype`, for one forward. Gradients reach this network's parameters.
-    fn to_dtype(&self, dtype: FloatDType) -> Self;
-
-    /// Looks up embeddings in its own table; `None` if it has none, or reads the target's.
-    ///
-    /// # Shapes
-    /// - ids: `[batch, seq]`
-    /// - output: `[batch, seq, hidden]`
-    fn own_embedding(&self, ids: Tensor<2, Int>) -> Option<Tensor<3>> {
-        let _ = ids;
-        None
-    }
-
-    /// Returns the weights of its own LM head; `None` if it uses the target's.
-    ///
-    /// # Shapes
-    /// - output: `[hidden, draft tokens]`
-    fn own_head(&self) -> Option<Tensor<2>> {
-        None
-    }
-
-    /// Computes the LM head's inputs in `num_steps` steps of drafts that begin at some positions of whole sequences.
-    ///
-    /// Rows are the positions of `begun`, one sequence after another, then padding if `lengths` asks for it. Step k at
-    /// a position belongs to the draft that began k positions before, so the first k rows of each sequence belong to
-    /// none.
-    ///
-    /// # Shapes
-    /// - states: `[batch, seq, target_hidden]` for each layer that it reads
-    /// - embedded: `[batch, seq, hidden]`, of the token after each position
-    /// - begun: `batch` ranges of positions
-    /// - output: `[rows, hidden]` for each step, normed
-    fn unrolled(
-        &self,
-        states: Vec<Tensor<3>>,
-        embedded: Tensor<3>,
-        begun: &[Range<usize>],
-        num_steps: usize,
-        lengths: Lengths,
-    ) -> Vec<Tensor<2>>;
-}
-
-impl StateNetwork for Eagle3 {
-    const KIND: Section = "eagle3";
-
-    fn to_dtype(&self, dtype: FloatDType) -> Self {
-        Self::to_dtype(self, dtype)
-    }
-
-    fn own_embedding(&self, ids: Tensor<2, Int>) -> Option<Tensor<3>> {
-        Self::own_embedding(self, ids)
-    }
-
-    fn own_head(&self) -> Option<Tensor<2>> {
-        Self::own_head(self)
-    }
-
-    fn unrolled(
-        &self,
-        states: Vec<Tensor<3>>,
-        embedded: Tensor<3>,
-        begun: &[Range<usize>],
-        num_steps: usize,
-        lengths: Lengths,
-    ) -> Vec<Tensor<2>> {
-        Self::unrolled(self, states, embedded, begun, num_steps, lengths)
-    }
-}
 
 /// A drafter with the settings of its steps. The target is not part of it.
 #[derive(Module, Debug)]

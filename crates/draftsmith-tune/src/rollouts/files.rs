@@ -187,7 +187,7 @@ impl<'a> RolloutFiles<'a> {
             drafter: drafter.to_string(),
             set: set.name().to_owned(),
             head: drafting.head.clone(),
-            max_length: self.tune.max_length as u32,
+            max_length: self.tune.max_candidate_length as u32,
             context: self.context as u32,
             forwards: drafting.forwards,
             data: None,

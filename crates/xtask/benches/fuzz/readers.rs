@@ -10,8 +10,6 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 use burn::tensor::Device;
-use draftsmith_advise::doctor::diagnose;
-use draftsmith_advise::server_costs::ServerCostsFile;
 use draftsmith_data::{
     ChatTemplate, Incomplete, MANIFEST, Message, Prompts, ShardPlace, TextTokenizer, broken_shards,
     read_dir, read_rollouts, read_shard, shard_path, write_manifest, write_shard,
@@ -21,6 +19,8 @@ use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, Eagle3, Eagle3Config,
     HeadForm, HeadInput, HeadReads, ModelConfig, WeightDtype, WeightReader, read_metadata,
 };
+use draftsmith_servers::costs::ServerCostsFile;
+use draftsmith_servers::doctor::diagnose;
 use draftsmith_theory::{Decoding, SeededDraws};
 use tempfile::TempDir;
 

@@ -57,7 +57,7 @@ fn of_drafters(dir: &Path, name: &str, target: &Path, data: &str, drafters: &str
     let text = format!(
         "seed = {SEED}\n[models]\ntarget = '{}'\n{drafters}\n\
          [data]\nprompts = ['{train}']\nmax_new_tokens = 24\n{data}\n\
-         [tune]\nnum_prompts = 6\nmax_length = 6\n[tune.costs]\ndraft_ms = 1\ntarget_ms = 4\n\
+         [tune]\nnum_prompts = 6\nmax_candidate_length = 6\n[tune.costs]\ndraft_ms = 1\ntarget_ms = 4\n\
          [evaluate]\nprompts = ['{test}']\nmax_new_tokens = 24\n",
         target.display(),
         train = dir.join("train.jsonl").display(),

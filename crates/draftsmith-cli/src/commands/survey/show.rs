@@ -5,10 +5,10 @@ use comfy_table::{Table, presets};
 use draftsmith_report::{CostSource, DecodingName, explained, render_rules, table_text, wrapped};
 use draftsmith_theory::Estimate;
 
-use draftsmith_advise::survey::pair::PairSurvey;
-use draftsmith_advise::survey::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
-use draftsmith_advise::survey::verdict::gain_text;
-use draftsmith_advise::survey::{Survey, SurveyResult};
+use draftsmith_servers::survey::pair::PairSurvey;
+use draftsmith_servers::survey::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
+use draftsmith_servers::survey::verdict::gain_text;
+use draftsmith_servers::survey::{Survey, SurveyResult};
 
 use crate::commands::tune::servers;
 

@@ -7,7 +7,7 @@ use clap::Parser;
 use draftsmith_model::WeightDtype;
 use serde_json::Value;
 
-use draftsmith_advise::survey::{Survey, SurveyResult, survey};
+use draftsmith_servers::survey::{Survey, SurveyResult, survey};
 
 use super::SurveyArguments;
 use crate::console::Console;
@@ -65,12 +65,16 @@ fn without_weights(url: &str) -> (tempfile::TempDir, PathBuf) {
 
 #[test]
 fn a_served_target_is_surveyed_as_its_weights_are() {
-    let loopback = loopback::serve(|_, _| Deed::Answer);
+    let loopback = loopback::serve(|_, request| match request.path.ends_with("/models") {
+        true => Deed::Say(200, "", r#"{ "data": [{ "id": "tiny" }] }"#),
+        false => Deed::Answer,
+    });
     let (dir, target) = without_weights(&loopback.url);
-    let server = dir.path().join("server.toml").display().to_string();
-    let served = surveyed(&target, dir.path(), &["--server", &server]).expect("a survey");
+    let served = surveyed(&target, dir.path(), &["--server", &loopback.url]).expect("a survey");
     let own = surveyed(&embedded("target"), dir.path(), &[]).expect("a survey");
-    assert_eq!(loopback.requests().len(), 16);
+    let requests = loopback.requests();
+    assert_eq!(requests.len(), 1 + 16, "the list of models, and an answer for each prompt");
+    assert!(requests[1..].iter().all(|request| request.body["model"] == "tiny"));
     // Unknown for greedy answers of servers.
     assert_eq!((&served["overlap"], &served["head"]["ceiling"]), (&Value::Null, &Value::Null));
     assert!(own["overlap"].is_object() && own["head"]["ceiling"].is_object());

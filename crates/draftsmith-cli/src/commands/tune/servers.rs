@@ -5,15 +5,15 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
-use draftsmith_advise::server_costs::ServerCostsFile;
-use draftsmith_advise::server_settings::{
-    Drafting, LoadCell, ScheduleKeys, ServerKind, ServerLoad, ServerSettings, ServerTuning,
-    tune_for_server,
-};
 use draftsmith_files::write_whole;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{table_text, times_text, wrapped};
+use draftsmith_servers::costs::ServerCostsFile;
+use draftsmith_servers::settings::{
+    Drafting, LoadCell, ScheduleKeys, ServerKind, ServerLoad, ServerSettings, ServerTuning,
+    tune_for_server,
+};
 use draftsmith_theory::Estimate;
 
 use crate::console::Console;
@@ -36,8 +36,8 @@ pub(crate) enum TunedForm {
 #[derive(Debug, Args)]
 pub(crate) struct LoadArguments {
     /// For a server: the number of requests side by side, kept up by as many clients.
-    #[arg(long, value_name = "N", default_value = "1", conflicts_with_all = ["load", "rate"])]
-    clients: u16,
+    #[arg(long, value_name = "N", default_value = "1", alias = "clients", conflicts_with_all = ["load", "rate"])]
+    concurrency: u16,
     /// Or shares of the tokens by requests side by side, as in `1=0.7,4=0.3`.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = share, conflicts_with = "rate")]
     load: Vec<(f64, f64)>,
@@ -82,7 +82,7 @@ impl LoadArguments {
             return ServerLoad::Rate(requests, tokens);
         }
         if self.load.is_empty() {
-            return ServerLoad::Shares(vec![(f64::from(self.clients.max(1)), 1.0)]);
+            return ServerLoad::Shares(vec![(f64::from(self.concurrency.max(1)), 1.0)]);
         }
         let total: f64 = self.load.iter().map(|(_, share)| share).sum();
         ServerLoad::Shares(self.load.iter().map(|(size, share)| (*size, share / total)).collect())

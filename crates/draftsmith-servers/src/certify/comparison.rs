@@ -2,23 +2,19 @@
 //!
 //! A reference serves the same target without speculation. Greedy answers must be the same tokens, except where the
 //! reference's two best tokens are as good as equal. Sampled answers must follow the reference's distribution, which
-//! [`sampled`] tests. The first token of an answer comes from reading the prompt and is never speculated, so it is not
+//! `sampled.rs` tests. The first token of an answer comes from reading the prompt and is never speculated, so it is not
 //! tested.
 
-mod over_http;
-pub mod sampled;
+mod sampled;
 #[cfg(test)]
 mod tests;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use draftsmith_served::{Completed, Completer, CompletionAsk, Listener, ServedError};
 use serde::Serialize;
 
-use crate::error::ServedError;
-use crate::served::Listener;
-
-pub use self::over_http::ServerEnd;
 pub use self::sampled::{SampledPlan, SampledReport};
 
 /// From this many times a tie's gap on, two tokens are no longer equally good.
@@ -27,37 +23,10 @@ const BUG_GAP: f64 = 10.0;
 const JITTER_FACTOR: f64 = 3.0;
 /// The most prefixes that the reference's jitter is measured on.
 const NUM_JITTER: usize = 32;
+/// Why locks are never poisoned.
+const HELD: &str = "nobody panics while holding it";
 /// Differences of one answer, after which the rest is not compared.
 const MOST_RESTARTS: usize = 8;
-/// The log-probabilities that are requested.
-pub const NUM_LOG_PROBS: usize = 20;
-
-/// A request for a completion.
-#[derive(Debug, Clone, Copy)]
-pub struct CertifyAsk<'a> {
-    /// The prompt's token ids.
-    pub prompt: &'a [u32],
-    /// The most new tokens.
-    pub num_tokens: usize,
-    /// The seed of the answer.
-    pub seed: u32,
-    /// 0 is greedy.
-    pub temperature: f64,
-    /// Only this many of the most probable tokens are drawn from.
-    pub top_k: Option<usize>,
-    /// Whether log-probabilities of the most probable tokens are wanted.
-    pub with_log_probs: bool,
-}
-
-/// A completion.
-#[derive(Debug, Clone, Default, PartialEq)]
-pub struct Completed {
-    /// Its token ids. If it ended before the limit, the last is an end token.
-    pub ids: Vec<u32>,
-    /// For each token, the most probable tokens with their log-probabilities at temperature 1; empty if none were
-    /// requested.
-    pub known: Vec<Vec<(u32, f32)>>,
-}
 
 /// A server, as certification sees it.
 pub trait Completing: Sync {
@@ -65,7 +34,13 @@ pub trait Completing: Sync {
     ///
     /// # Errors
     /// If it cannot.
-    fn complete(&self, ask: CertifyAsk<'_>) -> Result<Completed, ServedError>;
+    fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed, ServedError>;
+}
+
+impl Completing for Completer {
+    fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed, ServedError> {
+        Self::complete(self, ask)
+    }
 }
 
 /// What is compared.
@@ -74,7 +49,7 @@ pub struct CertifyPlan {
     /// Tokens of each greedy answer.
     pub num_tokens: usize,
     /// Requests side by side under load.
-    pub num_streams: usize,
+    pub concurrency: usize,
     /// The least gap between two log-probabilities that counts as a tie, in nats.
     pub least_tie: f64,
     /// The sampled test; none if only greedy answers are compared.
@@ -169,7 +144,7 @@ pub fn certify(
     let greedy = greedy(server, reference, prompts, plan, listener)?;
     let sampled = match &plan.sampled {
         Some(sampled) => {
-            Some(sampled::test(server, reference, prompts, sampled, plan.num_streams, listener)?)
+            Some(sampled::test(server, reference, prompts, sampled, plan.concurrency, listener)?)
         }
         None => None,
     };
@@ -186,8 +161,8 @@ pub fn certify(
 /// Answers requests, some side by side, in their order.
 pub(crate) fn complete_all(
     end: &dyn Completing,
-    asks: &[CertifyAsk<'_>],
-    num_streams: usize,
+    asks: &[CompletionAsk<'_>],
+    concurrency: usize,
     listener: &(dyn Listener + Sync),
 ) -> Result<Vec<Completed>, ServedError> {
     let next = AtomicUsize::new(0);
@@ -200,17 +175,17 @@ pub(crate) fn complete_all(
                 return Err(ServedError::Interrupted);
             }
             let completed = end.complete(*ask)?;
-            done.lock().expect(crate::HELD)[at] = Some(completed);
+            done.lock().expect(HELD)[at] = Some(completed);
         }
     };
     std::thread::scope(|scope| {
         let workers: Vec<_> =
-            (0..num_streams.clamp(1, asks.len().max(1))).map(|_| scope.spawn(work)).collect();
+            (0..concurrency.clamp(1, asks.len().max(1))).map(|_| scope.spawn(work)).collect();
         workers
             .into_iter()
             .try_for_each(|worker| worker.join().map_err(|_| ServedError::Panicked)?)
     })?;
-    let done = done.into_inner().expect(crate::HELD);
+    let done = done.into_inner().expect(HELD);
     Ok(done.into_iter().map(Option::unwrap_or_default).collect())
 }
 
@@ -221,7 +196,7 @@ fn greedy(
     plan: &CertifyPlan,
     listener: &(dyn Listener + Sync),
 ) -> Result<GreedyReport, ServedError> {
-    let asks: Vec<CertifyAsk<'_>> =
+    let asks: Vec<CompletionAsk<'_>> =
         prompts.iter().map(|prompt| greedy_ask(prompt, plan.num_tokens)).collect();
     let expected = complete_all(reference, &asks, 1, listener)?;
     let (tie_gap, share_near_ties) = jitter(reference, prompts, &expected, plan, listener)?;
@@ -232,8 +207,8 @@ fn greedy(
         ..GreedyReport::default()
     };
     for under_load in [false, true] {
-        let num_streams = if under_load { plan.num_streams } else { 1 };
-        let found = complete_all(server, &asks, num_streams, listener)?;
+        let concurrency = if under_load { plan.concurrency } else { 1 };
+        let found = complete_all(server, &asks, concurrency, listener)?;
         for (number, ((prompt, expected), found)) in
             prompts.iter().zip(&expected).zip(found).enumerate()
         {
@@ -245,9 +220,9 @@ fn greedy(
     Ok(report)
 }
 
-fn greedy_ask(prompt: &[u32], num_tokens: usize) -> CertifyAsk<'_> {
+fn greedy_ask(prompt: &[u32], num_tokens: usize) -> CompletionAsk<'_> {
     let (temperature, top_k) = (0.0, None);
-    CertifyAsk { prompt, num_tokens, seed: 0, temperature, top_k, with_log_probs: false }
+    CompletionAsk { prompt, num_tokens, seed: 0, temperature, top_k, with_log_probs: false }
 }
 
 /// An answer's prompt, and whether others were answered beside it.
@@ -308,7 +283,7 @@ fn gap(reference: &dyn Completing, prefix: &[u32], token: Option<u32>) -> Result
 }
 
 fn best_after(reference: &dyn Completing, prefix: &[u32]) -> Result<Vec<(u32, f32)>, ServedError> {
-    let ask = CertifyAsk { with_log_probs: true, ..greedy_ask(prefix, 1) };
+    let ask = CompletionAsk { with_log_probs: true, ..greedy_ask(prefix, 1) };
     Ok(reference.complete(ask)?.known.into_iter().next().unwrap_or_default())
 }
 
@@ -325,9 +300,9 @@ fn jitter(
         (0..answer.ids.len()).step_by(7).map(move |at| [prompt, &answer.ids[..at]].concat())
     });
     let prefixes: Vec<Vec<u32>> = positions.take(NUM_JITTER).collect();
-    let asks: Vec<CertifyAsk<'_>> = prefixes
+    let asks: Vec<CompletionAsk<'_>> = prefixes
         .iter()
-        .map(|prefix| CertifyAsk { with_log_probs: true, ..greedy_ask(prefix, 1) })
+        .map(|prefix| CompletionAsk { with_log_probs: true, ..greedy_ask(prefix, 1) })
         .collect();
     let gaps = |completed: Vec<Completed>| -> Vec<f64> {
         completed
@@ -336,7 +311,7 @@ fn jitter(
             .collect()
     };
     let alone = gaps(complete_all(reference, &asks, 1, listener)?);
-    let beside = gaps(complete_all(reference, &asks, plan.num_streams, listener)?);
+    let beside = gaps(complete_all(reference, &asks, plan.concurrency, listener)?);
     let changes = alone.iter().zip(&beside).map(|(one, other)| (one - other).abs());
     let most = changes.filter(|change| change.is_finite()).fold(0.0, f64::max);
     let tie_gap = plan.least_tie.max(JITTER_FACTOR * most);

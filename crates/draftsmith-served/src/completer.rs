@@ -1,8 +1,7 @@
-//! A server with OpenAI's API as an end of the comparison.
+//! Completions of single prompts by one server, which certification compares.
 
 use draftsmith_theory::{Decoding, Sampling};
 
-use super::{CertifyAsk, Completed, Completing, NUM_LOG_PROBS};
 use crate::TargetSettings;
 use crate::client::Servers;
 use crate::error::ServedError;
@@ -10,22 +9,54 @@ use crate::protocol::{Ask, Terms};
 use crate::secret::Secret;
 use crate::settings::ServerRecipe;
 
-/// A server.
-pub struct ServerEnd {
+/// The number of most probable tokens whose log-probabilities a [`Completer`] requests.
+pub const NUM_LOG_PROBS: usize = 20;
+
+/// A request for a completion.
+#[derive(Debug, Clone, Copy)]
+pub struct CompletionAsk<'a> {
+    /// The prompt's token ids.
+    pub prompt: &'a [u32],
+    /// The most new tokens.
+    pub num_tokens: usize,
+    /// The seed of the answer.
+    pub seed: u32,
+    /// The temperature; 0 for greedy decoding.
+    pub temperature: f64,
+    /// The number of most probable tokens to draw from; `None` for all.
+    pub top_k: Option<usize>,
+    /// Whether to request the log-probabilities of the [`NUM_LOG_PROBS`] most probable tokens.
+    pub with_log_probs: bool,
+}
+
+/// A completion.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Completed {
+    /// Its token ids. If it ended before the limit, the last is an end token.
+    pub ids: Vec<u32>,
+    /// For each token, the most probable tokens with their log-probabilities at temperature 1; empty if none were
+    /// requested.
+    pub known: Vec<Vec<(u32, f32)>>,
+}
+
+/// Asks a server for completions, with retries.
+pub struct Completer {
     servers: Servers,
     model: String,
     target: TargetSettings,
 }
 
-impl ServerEnd {
+impl Completer {
     /// Creates the client of the server that these settings describe; `target` reads its tokens.
     pub fn new(recipe: &ServerRecipe, secret: Secret, target: TargetSettings) -> Self {
         Self { servers: Servers::new(recipe, secret), model: recipe.model.clone(), target }
     }
-}
 
-impl Completing for ServerEnd {
-    fn complete(&self, ask: CertifyAsk<'_>) -> Result<Completed, ServedError> {
+    /// Requests a completion.
+    ///
+    /// # Errors
+    /// If the server gives none after all retries, or returns text without token ids.
+    pub fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed, ServedError> {
         let decoding = match ask.temperature {
             0.0 => Decoding::GREEDY,
             temperature => {

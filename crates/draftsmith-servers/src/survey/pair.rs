@@ -15,7 +15,7 @@ use super::halves::{HalfPromise, Halves};
 use super::probe::{Unexplained, scores};
 use super::verdict::{HeadOutlook, SurveyVerdict};
 use super::{MAX_LENGTH, Surveyor};
-use crate::server_settings::{ServedDrafter, ServerSettings};
+use crate::settings::{ServedDrafter, ServerSettings};
 use draftsmith_recipe::exports::servers::AS_DRAFT_MODEL;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::watch::Progress;

@@ -6,15 +6,18 @@
 //! itself. Times are divided by its drift, and a block in which it moved too far is measured again. Only the server
 //! beside makes times of different starts comparable on a machine whose speed changes.
 
+mod timing;
+
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::{parse_json, write_whole};
 use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
 use draftsmith_report::median_of;
-use draftsmith_served::{SpeculationCounters, TimedServer};
 use draftsmith_theory::{SeededDraws, ServerCell, ServerCosts};
 use serde::{Deserialize, Serialize};
+
+pub use self::timing::{SpeculationCounters, TimedRounds, TimedServer};
 
 /// The share by which the sentinel may move within a block.
 const MOST_DRIFT: f64 = 0.1;
@@ -35,7 +38,7 @@ pub struct ServerPlan {
     /// The number of candidates that the server runs; 0 without speculation.
     pub num_candidates: usize,
     /// The numbers of requests side by side, ascending.
-    pub batch_sizes: Vec<usize>,
+    pub concurrency: Vec<usize>,
     /// Words of a prompt.
     pub num_words: usize,
     /// Rounds in a block.
@@ -67,7 +70,8 @@ pub struct ServerCostsFile {
 #[serde(deny_unknown_fields)]
 pub struct MeasuredCell {
     /// Requests side by side.
-    pub batch_size: usize,
+    #[serde(alias = "batch_size")]
+    pub concurrency: usize,
     /// Candidates per round and request; 0 without speculation.
     pub num_candidates: usize,
     /// The median round of each block, in milliseconds, less the machine's drift.
@@ -80,6 +84,11 @@ pub struct MeasuredCell {
 }
 
 impl MeasuredCell {
+    /// Returns the number of candidates and the batch size, which no other cell has.
+    fn key(&self) -> (usize, usize) {
+        (self.num_candidates, self.concurrency)
+    }
+
     /// Returns the median of the blocks, in milliseconds; NaN without blocks.
     pub fn median_ms(&self) -> f64 {
         median_of(self.block_ms.iter().copied()).unwrap_or(f64::NAN)
@@ -119,7 +128,7 @@ impl ServerCostsFile {
             );
         }
         let cell = |cell: MeasuredCell| ServerCell {
-            batch_size: cell.batch_size,
+            batch_size: cell.concurrency,
             num_candidates: cell.num_candidates,
             block_seconds: cell.block_ms.iter().map(|ms| ms / 1e3).collect(),
             prompt_token_seconds: median_of(cell.prompt_token_ms).unwrap_or(0.0) / 1e3,
@@ -128,20 +137,20 @@ impl ServerCostsFile {
         ServerCosts::new(cells).with_context(|| format!("costs `{}`", path.display()))
     }
 
-    fn cell(&mut self, batch_size: usize, num_candidates: usize) -> &mut MeasuredCell {
-        let key = (num_candidates, batch_size);
-        let found = self.cells.iter().position(|it| (it.num_candidates, it.batch_size) == key);
-        let at = found.unwrap_or_else(|| {
-            self.cells.push(MeasuredCell {
-                batch_size,
-                num_candidates,
-                block_ms: Vec::new(),
-                prompt_token_ms: Vec::new(),
-                tokens_per_round: None,
-            });
-            self.cells.len() - 1
-        });
-        &mut self.cells[at]
+    /// Returns the number of blocks measured with this batch size and number of candidates.
+    fn num_blocks(&self, concurrency: usize, num_candidates: usize) -> usize {
+        let is_it = |cell: &&MeasuredCell| cell.key() == (num_candidates, concurrency);
+        self.cells.iter().find(is_it).map_or(0, |cell| cell.block_ms.len())
+    }
+
+    /// Adds the blocks of a cell to those of the same batch size and number of candidates.
+    fn add(&mut self, measured: MeasuredCell) {
+        let Some(cell) = self.cells.iter_mut().find(|cell| cell.key() == measured.key()) else {
+            return self.cells.push(measured);
+        };
+        cell.block_ms.extend(measured.block_ms);
+        cell.prompt_token_ms.extend(measured.prompt_token_ms);
+        cell.tokens_per_round = measured.tokens_per_round.or(cell.tokens_per_round);
     }
 
     /// Names the rounds whose blocks differ most, if they differ by more than [`MOST_SPREAD`].
@@ -149,13 +158,13 @@ impl ServerCostsFile {
         let spread = |cell: &MeasuredCell| {
             let least = cell.block_ms.iter().copied().reduce(f64::min)?;
             let most = cell.block_ms.iter().copied().reduce(f64::max)?;
-            Some((most / least, cell.batch_size, least, most))
+            Some((most / least, cell.concurrency, least, most))
         };
         let cells = self.cells.iter().filter(|cell| cell.num_candidates == num_candidates);
         let worst = cells.filter_map(spread).max_by(|one, other| one.0.total_cmp(&other.0));
-        let (_, batch_size, least, most) = worst.filter(|worst| worst.0 > MOST_SPREAD)?;
+        let (_, concurrency, least, most) = worst.filter(|worst| worst.0 > MOST_SPREAD)?;
         Some(format!(
-            "costs: the machine is unsteady: a round of {batch_size} requests took {least:.1} to {most:.1} ms in different \
+            "costs: the machine is unsteady: a round of {concurrency} requests took {least:.1} to {most:.1} ms in different \
              blocks; hint: leave it idle, give a server on a CPU fewer threads than there are CPUs (two may share a \
              core), or measure more `--blocks`"
         ))
@@ -206,13 +215,10 @@ pub fn measure_server(
     }
     let first_sentinel = file.sentinel_ms;
     let mut measuring = Measuring { server, beside, plan, watch, first_sentinel, num_asked: 0 };
-    let num_measured =
-        |file: &mut ServerCostsFile, size| file.cell(size, plan.num_candidates).block_ms.len();
-    let num_left: usize = plan
-        .batch_sizes
-        .iter()
-        .map(|size| plan.num_blocks.saturating_sub(num_measured(&mut file, *size)))
-        .sum();
+    let left = |file: &ServerCostsFile, size: &usize| {
+        plan.num_blocks.saturating_sub(file.num_blocks(*size, plan.num_candidates))
+    };
+    let num_left: usize = plan.concurrency.iter().map(|size| left(&file, size)).sum();
     let progress = Progress::new(watch, "costs", "blocks", num_left as u64);
     if num_left > 0 {
         watch.note(format!(
@@ -222,26 +228,24 @@ pub fn measure_server(
         measuring.check_candidates()?;
     }
     let mut draws = SeededDraws::new(plan.seed, &["server costs"]);
-    while let Some(mut sizes) = {
-        let left = |size: &usize| num_measured(&mut file, *size) < plan.num_blocks;
-        let left: Vec<usize> = plan.batch_sizes.iter().copied().filter(left).collect();
-        (!left.is_empty()).then_some(left)
-    } {
+    loop {
+        let mut sizes = plan.concurrency.clone();
+        sizes.retain(|size| left(&file, size) > 0);
+        if sizes.is_empty() {
+            break;
+        }
         for at in (1..sizes.len()).rev() {
             sizes.swap(at, (draws.uniform() * (at + 1) as f64) as usize);
         }
         for block in measuring.pass(&sizes)? {
             file.sentinel_ms = beside.and(measuring.first_sentinel);
-            let cell = file.cell(block.batch_size, plan.num_candidates);
-            cell.block_ms.push(block.round_ms);
-            cell.prompt_token_ms.extend(block.prompt_token_ms);
-            cell.tokens_per_round = block.tokens_per_round.or(cell.tokens_per_round);
+            file.add(block);
             progress.advance(1);
         }
         file.write(path)?;
     }
     progress.finish();
-    file.cells.sort_by_key(|cell| (cell.num_candidates, cell.batch_size));
+    file.cells.sort_by_key(MeasuredCell::key);
     file.write(path)?;
     if let Some(unsteady) = file.unsteady(plan.num_candidates) {
         watch.note(unsteady);
@@ -260,20 +264,11 @@ struct Measuring<'a> {
     num_asked: usize,
 }
 
-/// A measured block.
-struct TimedBlock {
-    batch_size: usize,
-    round_ms: f64,
-    prompt_token_ms: Option<f64>,
-    /// By the server's counters.
-    tokens_per_round: Option<f64>,
-}
-
 impl Measuring<'_> {
     /// Checks by the server's counters that it drafts as many candidates as the plan says.
     fn check_candidates(&mut self) -> Result<()> {
         let before = self.server.counters()?;
-        self.block(self.plan.batch_sizes[0])?;
+        self.block(self.plan.concurrency[0])?;
         let Some(counted) = since(self.server.counters()?, before)? else {
             if self.plan.num_candidates > 0 {
                 self.watch.note(
@@ -296,23 +291,21 @@ impl Measuring<'_> {
     }
 
     /// Times a block of each size, corrected by the sentinel's drift.
-    fn pass(&mut self, sizes: &[usize]) -> Result<Vec<TimedBlock>> {
+    fn pass(&mut self, sizes: &[usize]) -> Result<Vec<MeasuredCell>> {
         let mut before = self.sentinel()?;
         let first = *self.first_sentinel.get_or_insert(before);
         let mut blocks = Vec::new();
         for size in sizes {
             for again in 0.. {
-                let block = self.block(*size)?;
+                let mut block = self.block(*size)?;
                 let after = self.sentinel()?;
                 let drift = (before + after) / 2.0 / first;
                 let is_steady = (after / before - 1.0).abs() <= MOST_DRIFT;
                 before = after;
                 if is_steady || again == MOST_AGAIN {
-                    blocks.push(TimedBlock {
-                        round_ms: block.round_ms / drift,
-                        prompt_token_ms: block.prompt_token_ms.map(|ms| ms / drift),
-                        ..block
-                    });
+                    let times = block.block_ms.iter_mut().chain(&mut block.prompt_token_ms);
+                    times.for_each(|ms| *ms /= drift);
+                    blocks.push(block);
                     break;
                 }
             }
@@ -322,17 +315,18 @@ impl Measuring<'_> {
 
     fn sentinel(&mut self) -> Result<f64> {
         let Some(beside) = self.beside else {
-            return Ok(self.block(self.plan.batch_sizes[0])?.round_ms);
+            return Ok(self.block(self.plan.concurrency[0])?.median_ms());
         };
         let prompt = self.prompt();
         Ok(1e3 * beside.time_rounds(&[prompt], self.plan.num_rounds + 1)?.round)
     }
 
-    fn block(&mut self, batch_size: usize) -> Result<TimedBlock> {
+    /// Measures a cell's next block.
+    fn block(&mut self, concurrency: usize) -> Result<MeasuredCell> {
         if self.watch.is_interrupted() {
             return Err(Interrupted.into());
         }
-        let prompts: Vec<String> = (0..batch_size).map(|_| self.prompt()).collect();
+        let prompts: Vec<String> = (0..concurrency).map(|_| self.prompt()).collect();
         let before = self.server.counters()?;
         let timed = self.server.time_rounds(&prompts, self.plan.num_rounds + 1)?;
         let counted = since(self.server.counters()?, before)?;
@@ -346,10 +340,12 @@ impl Measuring<'_> {
                  0, SGLang: `SGLANG_SIMULATE_ACC_LEN=1.0`), or with an untrained drafter"
             );
         }
-        Ok(TimedBlock {
-            batch_size,
-            round_ms: 1e3 * timed.round,
-            prompt_token_ms: timed.prompt_tokens.map(|num| 1e3 * timed.prompt / num),
+        let prompt_token_ms = timed.prompt_tokens.map(|num| 1e3 * timed.prompt / num);
+        Ok(MeasuredCell {
+            concurrency,
+            num_candidates: self.plan.num_candidates,
+            block_ms: vec![1e3 * timed.round],
+            prompt_token_ms: prompt_token_ms.into_iter().collect(),
             tokens_per_round: tokens,
         })
     }
@@ -387,8 +383,8 @@ mod tests {
 
     #[test]
     fn unequal_blocks_are_said() {
-        let cell = |batch_size, num_candidates, block_ms: &[f64]| MeasuredCell {
-            batch_size,
+        let cell = |concurrency, num_candidates, block_ms: &[f64]| MeasuredCell {
+            concurrency,
             num_candidates,
             block_ms: block_ms.to_vec(),
             prompt_token_ms: Vec::new(),

@@ -138,7 +138,7 @@ fn one_number_for_a_mixed_load_lies_between_and_its_loss_is_told() {
     let choosing = choosing(&tuning, 0.8);
     let error =
         choosing.settings(DrafterId::DRAFT.into(), DecodingName::Greedy).expect_err("too much");
-    assert!(error.to_string().contains("--batch-sizes"), "{error}");
+    assert!(error.to_string().contains("--concurrency"), "{error}");
 }
 
 #[test]
@@ -224,7 +224,7 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
     let few = ServerTuning { costs: costs(&[1, 2]), ..tuning.clone() };
     assert!(few.look_ups(greedy).expect("tried").is_none());
     let found = few.settings(greedy, &served).expect("settings");
-    assert!(found.notes.iter().any(|note| note.contains("--batch-sizes")), "{:?}", found.notes);
+    assert!(found.notes.iter().any(|note| note.contains("--concurrency")), "{:?}", found.notes);
 }
 
 const KINDS: [ServerKind; 5] = [

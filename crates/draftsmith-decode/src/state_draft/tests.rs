@@ -5,7 +5,8 @@ use std::ops::ControlFlow;
 
 use burn::tensor::Device;
 use draftsmith_model::{
-    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, ModelConfig, ModelShape, WeightDtype,
+    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, ModelConfig, ModelShape, NUM_TARGET_STATES,
+    WeightDtype,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, MaxGramConfig, Sampling,
@@ -104,12 +105,12 @@ impl Models {
         ]
     }
 
-    fn session(&self, num_slots: usize) -> (ModelSession<'_>, Eagle3Draft<'_>) {
+    fn session(&self, num_slots: usize) -> (ModelSession<'_>, StateDraft<'_, Eagle3>) {
         let mut target = ModelSession::with_slots(&self.target, CAPACITY, num_slots, "target");
         let kept = TargetLayers { exit: None, kept: self.layers.to_vec() };
         target.set_layers(&TargetLayers::default().and(kept));
         let models = (&self.target, &self.drafter);
-        (target, Eagle3Draft::new(models, self.layers, None, CAPACITY, num_slots))
+        (target, StateDraft::new(models, &self.layers, None, CAPACITY, num_slots))
     }
 
     /// Drafts from scratch after a text, and returns the drafter's logits after `tokens`, whose last `num_candidates`
@@ -148,7 +149,7 @@ fn confident() -> StopRuleConfig {
 /// A drafter whose every row is compared with a fresh pass.
 struct Compared<'m> {
     models: &'m Models,
-    drafter: Eagle3Draft<'m>,
+    drafter: StateDraft<'m, Eagle3>,
     num_compared: usize,
 }
 

@@ -138,7 +138,7 @@ impl Mock {
     }
 
     /// Sampled tokens after a prompt.
-    fn sample(&self, ask: CertifyAsk<'_>, load: usize, draws: &mut dyn Draws) -> Vec<u32> {
+    fn sample(&self, ask: CompletionAsk<'_>, load: usize, draws: &mut dyn Draws) -> Vec<u32> {
         let drawn = Drawn { temperature: ask.temperature, top_k: ask.top_k };
         let (mut last, num) = (*ask.prompt.last().expect("a prompt"), ask.num_tokens);
         // The first token comes from reading the prompt.
@@ -271,7 +271,7 @@ fn argmax_draw(q: &[f64], draws: &mut dyn Draws) -> u32 {
 }
 
 impl Completing for Mock {
-    fn complete(&self, ask: CertifyAsk<'_>) -> Result<Completed, ServedError> {
+    fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed, ServedError> {
         let load = 1 + self.running.fetch_add(1, Ordering::SeqCst);
         if self.fault == Fault::WrongUnderLoad {
             // Long enough for others to arrive.
@@ -308,7 +308,7 @@ impl Listener for Quiet {
     }
     fn advance(&self) {}
     fn note(&self, _line: &str) {}
-    fn wait(&self, _wait: Option<crate::served::Wait>) {}
+    fn wait(&self, _wait: Option<draftsmith_served::Wait>) {}
 }
 
 fn plan(num_draws: usize, drawn: Drawn, seed: u64) -> CertifyPlan {
@@ -321,7 +321,7 @@ fn plan(num_draws: usize, drawn: Drawn, seed: u64) -> CertifyPlan {
         eos_token_ids: vec![99],
         seed,
     };
-    CertifyPlan { num_tokens: 40, num_streams: 4, least_tie: 1e-4, sampled: Some(sampled) }
+    CertifyPlan { num_tokens: 40, concurrency: 4, least_tie: 1e-4, sampled: Some(sampled) }
 }
 
 /// One that ends with each token.

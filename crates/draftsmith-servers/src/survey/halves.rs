@@ -6,7 +6,7 @@ use draftsmith_report::{DecodingName, LookUps};
 use draftsmith_theory::{Decoding, Estimate, Recordings, StopRuleConfig, TimedCounts};
 use serde::Serialize;
 
-use crate::server_settings::Recorded;
+use crate::settings::Recorded;
 use draftsmith_tune::costs::Costs;
 use draftsmith_tune::judging::{Fold, speedup};
 use draftsmith_tune::sweep::{RuleChoice, best_look_ups_alone};

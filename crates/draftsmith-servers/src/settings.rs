@@ -34,7 +34,7 @@ const LOOK_UP_MATCHES: [usize; 5] = [2, 3, 4, 6, 8];
 const LOOK_UP_LENGTHS: [usize; 7] = [2, 3, 4, 6, 8, 12, 16];
 const MORE_ROWS: &str = "Settings with `--spec-draft-p-min` are not weighed at every load: that needs rounds without \
                          speculation of as many requests as rounds have rows (`draftsmith server costs --candidates 0 \
-                         --batch-sizes 1,2,4,8,16`).";
+                         --concurrency 1,2,4,8,16`).";
 
 /// How busy a server is: shares of its tokens by the number of requests side by side.
 #[derive(Debug, Clone, PartialEq)]
@@ -287,7 +287,7 @@ impl Choosing<'_> {
             };
         let single = self.best(&at_load, |_| true).context(
             "the load is outside of the batch sizes of the costs; hint: measure them with `draftsmith server costs \
-             --batch-sizes`",
+             --concurrency`",
         )?;
         let (table, all) = (&self.table, self.validation.all());
         let ideal = load.speed(&|size| {

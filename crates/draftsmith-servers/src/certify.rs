@@ -1,5 +1,7 @@
 //! `certify`: reads prompts, asks a server and its reference, and checks by the server's counters that it speculated.
 
+mod comparison;
+
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,14 +11,17 @@ use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::text_side::TextSide;
 use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_served::certify::{Certificate, CertifyPlan, ServerEnd, Verdict, certify};
-use draftsmith_served::{
-    Secret, ServedError, ServerRecipe, SpeculationCounters, TargetSettings, TimedServer,
-};
+use draftsmith_served::{Completer, Secret, ServedError, ServerRecipe, TargetSettings};
 use draftsmith_theory::Decoding;
+use draftsmith_tune::server_access::Asking;
 use serde::Serialize;
 
-use draftsmith_tune::server_access::Asking;
+use crate::costs::{SpeculationCounters, TimedServer};
+
+pub use self::comparison::{
+    Certificate, CertifyPlan, Completing, Difference, GreedyReport, SampledPlan, SampledReport,
+    Verdict, certify,
+};
 
 /// What is certified.
 pub struct CertifySettings {
@@ -91,7 +96,7 @@ pub fn certify_server(
 
 impl CertifySettings {
     /// Prepares a server as an end of the comparison.
-    fn end(&self, url: &str, model: &str, text: &TextSide, vocab_size: usize) -> Result<ServerEnd> {
+    fn end(&self, url: &str, model: &str, text: &TextSide, vocab_size: usize) -> Result<Completer> {
         let server = ServerRecipe {
             urls: vec![url.to_owned()],
             model: model.to_owned(),
@@ -110,7 +115,7 @@ impl CertifySettings {
             max_new_tokens: self.plan.num_tokens,
             seed: 0,
         };
-        Ok(ServerEnd::new(&server, (self.secret)()?, target))
+        Ok(Completer::new(&server, (self.secret)()?, target))
     }
 }
 

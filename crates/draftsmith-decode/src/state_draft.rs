@@ -1,4 +1,5 @@
-//! EAGLE-3's drafter (Li et al. 2025) beside its target's session, which keeps the hidden states that it reads.
+//! Drafters that read their target's hidden states, such as EAGLE-3 (Li et al. 2025), beside the target's session,
+//! which keeps those states.
 //!
 //! Position q of the drafter's cache belongs to the token at q + 1 and what is known at q: the target's states,
 //! or the drafter's own output where the target has not been. A round begins with one forward over all positions
@@ -10,9 +11,7 @@
 #[cfg(test)]
 mod tests;
 
-use draftsmith_model::{
-    AcceptanceHead, CausalLm, DrafterModel, Eagle3, KvCache, NUM_TARGET_STATES, Rows,
-};
+use draftsmith_model::{AcceptanceHead, CausalLm, DrafterModel, KvCache, Rows, StepNetwork};
 use draftsmith_theory::DrafterId;
 
 use crate::acceptance::Acceptance;
@@ -28,14 +27,14 @@ const ROLE: &str = "drafter";
 
 /// A drafter that reads its target's hidden states.
 #[derive(Debug)]
-pub struct Eagle3Draft<'m> {
+pub struct StateDraft<'m, N> {
     id: DrafterId,
-    model: &'m Eagle3,
+    network: &'m N,
     target: &'m CausalLm,
-    layers: [usize; NUM_TARGET_STATES],
+    layers: &'m [usize],
     cache: KvCache,
     slots: Vec<Slot>,
-    /// The same drafter as its head reads it.
+    /// The target, whose embeddings the head reads.
     read_by_head: DrafterModel,
     acceptance: Acceptance<'m>,
 }
@@ -69,22 +68,22 @@ struct NewPositions<'a> {
     features: Rows,
 }
 
-impl<'m> Eagle3Draft<'m> {
+impl<'m, N: StepNetwork> StateDraft<'m, N> {
     /// Creates a drafter for `num_slots` sequences of up to `capacity` tokens side by side. It reads the target's
     /// states after each number of layers in `layers`. A head needs a drafter of the target's width.
     pub fn new(
-        (target, model): (&'m CausalLm, &'m Eagle3),
-        layers: [usize; NUM_TARGET_STATES],
+        (target, network): (&'m CausalLm, &'m N),
+        layers: &'m [usize],
         head: Option<&'m AcceptanceHead>,
         capacity: usize,
         num_slots: usize,
     ) -> Self {
-        let cache = model.new_cache(capacity.min(model.context()), num_slots);
+        let cache = network.new_cache(capacity.min(network.context()), num_slots);
         let slots = std::iter::repeat_with(Slot::default).take(num_slots).collect();
-        let read_by_head = DrafterModel::eagle3(target.clone(), model.clone(), layers);
+        let read_by_head = DrafterModel::from(target);
         let acceptance = Acceptance::new(head, num_slots);
         let id = DrafterId::DRAFT;
-        Self { id, model, target, layers, cache, slots, read_by_head, acceptance }
+        Self { id, network, target, layers, cache, slots, read_by_head, acceptance }
     }
 
     /// Renames the drafter, whose name is [`DrafterId::DRAFT`] until then.
@@ -100,9 +99,9 @@ impl<'m> Eagle3Draft<'m> {
             return Vec::new();
         }
         let runs: Vec<(usize, &[u32])> = new.iter().map(|one| (one.slot, one.tokens)).collect();
-        let embedded = self.model.embed(self.target, &runs);
+        let embedded = self.network.embed(self.target, &runs);
         let features = Rows::cat(new.into_iter().map(|one| one.features.in_slot(one.slot)));
-        let outputs = self.model.forward_cached(embedded, features, &mut self.cache);
+        let outputs = self.network.forward_cached(embedded, features, &mut self.cache);
         let mut end = 0;
         let of_run = |(slot, tokens): (usize, &[u32])| {
             let start = end;
@@ -127,11 +126,11 @@ impl<'m> Eagle3Draft<'m> {
             (slot.num_known, slot.outputs) = (num_standing - 1, Vec::new());
             if num_standing == 1 {
                 // No position comes before the first token.
-                slot.outputs.push(self.model.no_output(self.target, step.slot));
+                slot.outputs.push(self.network.no_output(self.target, step.slot));
                 continue;
             }
-            let states = target.kept_states(step.slot, step.tokens, from, &self.layers);
-            let features = self.model.features(&states);
+            let states = target.kept_states(step.slot, step.tokens, from, self.layers);
+            let features = self.network.features(&states);
             new.push(NewPositions {
                 slot: step.slot,
                 tokens: &step.tokens[from + 1..num_standing],
@@ -171,7 +170,7 @@ impl<'m> Eagle3Draft<'m> {
     }
 }
 
-impl<'m> Drafter<ModelSession<'m>> for Eagle3Draft<'m> {
+impl<'m, N: StepNetwork> Drafter<ModelSession<'m>> for StateDraft<'m, N> {
     fn begin(
         &mut self,
         _target: &mut ModelSession<'m>,
@@ -209,7 +208,7 @@ impl<'m> Drafter<ModelSession<'m>> for Eagle3Draft<'m> {
     }
 }
 
-impl<'m> StepDrafter<ModelSession<'m>> for Eagle3Draft<'m> {
+impl<'m, N: StepNetwork> StepDrafter<ModelSession<'m>> for StateDraft<'m, N> {
     fn id(&self) -> DrafterId {
         self.id
     }
@@ -230,8 +229,8 @@ impl<'m> StepDrafter<ModelSession<'m>> for Eagle3Draft<'m> {
             let end = step.tokens.len() - num_known;
             outputs[end - step.num_rows..end].iter().cloned()
         });
-        let normed = self.model.normed(Rows::cat(last));
-        let logits = self.model.logits(&normed, self.target);
+        let normed = self.network.normed(Rows::cat(last));
+        let logits = self.network.logits(&normed, self.target);
         let read = self.acceptance.read(&self.read_by_head, normed, logits, steps, ROLE)?;
         let rows = steps.iter().flat_map(DraftStep::rows).zip(read);
         Ok(rows.map(|(row, (logits, predicted))| DraftRow::new(row, logits, predicted)).collect())
@@ -249,7 +248,7 @@ impl<'m> StepDrafter<ModelSession<'m>> for Eagle3Draft<'m> {
     }
 }
 
-impl<'m> ModelDrafter<'m> for Eagle3Draft<'m> {
+impl<'m, N: StepNetwork> ModelDrafter<'m> for StateDraft<'m, N> {
     fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
         Some(self)
     }
@@ -259,27 +258,27 @@ impl<'m> ModelDrafter<'m> for Eagle3Draft<'m> {
     }
 }
 
-/// A drafter and the target's layers that it reads.
+/// A network and the target's layers that it reads.
 #[derive(Debug, Clone)]
-pub struct Eagle3Parts {
+pub struct StateDraftParts<N> {
     /// The network.
-    pub model: Eagle3,
-    /// The numbers of the target's layers before the states that it reads.
-    pub layers: [usize; NUM_TARGET_STATES],
+    pub network: N,
+    /// The numbers of the target's layers before the states that it reads, in the network's order.
+    pub layers: Vec<usize>,
     /// Its head.
     pub head: Option<AcceptanceHead>,
 }
 
-impl DrafterParts for Eagle3Parts {
+impl<N: StepNetwork + Send> DrafterParts for StateDraftParts<N> {
     fn target_layers(&self) -> TargetLayers {
-        let kept = TargetLayers { exit: None, kept: self.layers.to_vec() };
+        let kept = TargetLayers { exit: None, kept: self.layers.clone() };
         TargetLayers::default().and(kept)
     }
 
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
         let Sizes { target, capacity, num_slots } = sizes;
-        let models = (target, &self.model);
+        let models = (target, &self.network);
         let head = self.head.as_ref();
-        Box::new(Eagle3Draft::new(models, self.layers, head, capacity, num_slots).named(id))
+        Box::new(StateDraft::new(models, &self.layers, head, capacity, num_slots).named(id))
     }
 }

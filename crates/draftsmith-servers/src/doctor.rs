@@ -13,8 +13,9 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_files::parse_json;
-use draftsmith_model::{Eagle3Config, ModelConfig, WeightReader, check_finite};
+use draftsmith_model::{ModelConfig, WeightReader, check_finite};
 use draftsmith_recipe::exports::HEAD;
+use draftsmith_recipe::kinds::Kinds;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -63,9 +64,15 @@ impl Files {
         self.keys.contains_key(key)
     }
 
+    /// Returns whether the table of kinds takes the keys for a drafter of this kind.
+    fn is_of_kind(&self, name: &str) -> bool {
+        let directory = Kinds::default().get(name).and_then(|kind| kind.directory.as_ref());
+        directory.is_some_and(|directory| (directory.export.is_of)(&self.keys))
+    }
+
     fn is_eagle3(&self) -> bool {
         let architecture = self.keys.get("architectures").map(ToString::to_string);
-        Eagle3Config::is_of(&self.keys)
+        self.is_of_kind("eagle3")
             || architecture.is_some_and(|it| it.contains("Eagle3"))
             || self.names.iter().any(|name| name == "d2t")
     }
@@ -78,7 +85,7 @@ static FORMS: [FileForm; 7] = [
         text: "an EAGLE-3 drafter in the speculators library's form",
         kind: Some("eagle3"),
         is_of: |files| files.has("speculators_model_type"),
-        examine: |patient| eagle3::examine(patient, true),
+        examine: eagle3::examine,
     },
     FileForm {
         name: "eagle3_layers",
@@ -87,14 +94,14 @@ static FORMS: [FileForm; 7] = [
         is_of: |files| {
             files.is_eagle3() && files.names.iter().any(|name| name.starts_with("layers.0."))
         },
-        examine: |patient| eagle3::examine(patient, false),
+        examine: eagle3::examine,
     },
     FileForm {
         name: "eagle3",
         text: "an EAGLE-3 drafter",
         kind: Some("eagle3"),
         is_of: Files::is_eagle3,
-        examine: |patient| eagle3::examine(patient, false),
+        examine: eagle3::examine,
     },
     FileForm {
         name: "medusa",
@@ -109,7 +116,7 @@ static FORMS: [FileForm; 7] = [
         name: "adapter",
         text: "a self-draft adapter",
         kind: Some("adapter"),
-        is_of: |files| files.has("exit_layer"),
+        is_of: |files| files.is_of_kind("adapter"),
         examine: own_export,
     },
     FileForm {
@@ -134,6 +141,12 @@ fn is_medusas(name: &str) -> bool {
     let is_number = |part: Option<&str>| part.is_some_and(|part| part.parse::<u32>().is_ok());
     is_number(parts.next()) && is_number(parts.next())
 }
+
+/// What servers do with a drafter whose context is shorter than the target's, and what to do.
+const SHORT_CONTEXT: (&str, &str) = (
+    "vLLM cuts the target's context to it; others stop drafting there",
+    "serve with a context of at most that, or use another drafter",
+);
 
 /// How bad a finding is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -15,20 +15,22 @@ pub mod read_out;
 pub mod target_alone;
 pub mod verdict;
 
-use draftsmith_report::duration_text;
-use draftsmith_served::ServerRecipe;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_data::Prompt;
 use draftsmith_model::WeightDtype;
+use draftsmith_report::duration_text;
+use draftsmith_served::{Secret, ServerRecipe};
 use draftsmith_theory::{Decoding, DrafterId};
 use serde::Serialize;
 
 use self::pair::PairSurvey;
 use self::target_alone::TargetSurvey;
-use crate::server_settings::ServerTuning;
+use crate::costs::TimedServer;
+use crate::settings::ServerTuning;
 use draftsmith_recipe::prompt_files::Reading;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::text_side::Ends;
@@ -68,8 +70,8 @@ pub struct SurveySettings {
     pub decoding: Decoding,
     /// What ends answers.
     pub ends: Ends,
-    /// A file that names servers of the target.
-    pub server: Option<PathBuf>,
+    /// A server of the target, by its address up to `/v1` or a file with keys of `[data.server]`.
+    pub server: Option<String>,
     /// A file of costs.
     pub costs: Option<PathBuf>,
     /// A server to choose settings for: of the draft, or of llama.cpp's look-ups.
@@ -139,7 +141,7 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
     let SurveySettings { decoding, seed, dtype, .. } = *settings;
     let given = settings.costs.as_deref().map(GivenCosts::read).transpose()?;
     let sources = read_sources(&settings.prompts, &Reading::default())?;
-    let server = settings.server.as_deref().map(read_server).transpose()?;
+    let server = settings.server.as_deref().map(server_of).transpose()?;
     server.iter().try_for_each(|server| check_server(server, &decoding))?;
     let template = settings.chat_template.as_deref();
     let drafts = settings.draft.as_deref().map(|dir| (DrafterId::DRAFT, dir));
@@ -190,6 +192,17 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
         num_tokens: answers.iter().map(|answer| answer.response_ids.len()).sum(),
         found,
     })
+}
+
+/// Reads the settings of servers from a file, or makes those of one server by its address.
+fn server_of(given: &str) -> Result<ServerRecipe> {
+    if !given.starts_with("http://") && !given.starts_with("https://") {
+        return read_server(given.as_ref());
+    }
+    let usual = ServerRecipe { urls: vec![given.to_owned()], ..ServerRecipe::default() };
+    let timeout = Duration::from_secs_f64(usual.timeout_s);
+    let opened = TimedServer::open(given, None, Secret::default(), timeout)?;
+    Ok(ServerRecipe { model: opened.model, ..usual })
 }
 
 /// Refuses servers and decodings for which server responses do not suffice.

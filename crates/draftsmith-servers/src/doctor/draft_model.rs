@@ -4,7 +4,7 @@ use anyhow::Result;
 use burn::tensor::Device;
 use draftsmith_model::{CausalLm, ModelConfig};
 
-use super::{Patient, Severity};
+use super::{Patient, SHORT_CONTEXT, Severity};
 
 /// Finds what is wrong, and describes the model.
 pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
@@ -34,13 +34,7 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
     }
     if own.context < target.context {
         let what = format!("its context is {}, the target's {}", own.context, target.context);
-        patient.find(
-            "short-context",
-            Severity::Hurts,
-            what,
-            "vLLM cuts the target's context to it; others stop drafting there",
-            "serve with a context of at most that, or use another draft",
-        );
+        patient.find("short-context", Severity::Hurts, what, SHORT_CONTEXT.0, SHORT_CONTEXT.1);
     }
     let (small, large) = (config.num_parameters(), patient.target.num_parameters());
     if 3 * small > large {

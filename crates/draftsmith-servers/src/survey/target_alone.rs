@@ -13,7 +13,7 @@ use super::halves::{HalfPromise, Halves};
 use super::read_out::{ReadOut, read_outs};
 use super::verdict::SurveyVerdict;
 use super::{MAX_LENGTH, Surveyor};
-use crate::server_settings::ServerSettings;
+use crate::settings::ServerSettings;
 use draftsmith_recipe::watch::Progress;
 use draftsmith_tune::costs::Costs;
 use draftsmith_tune::judging::{Fold, speedup};
@@ -110,7 +110,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let server = surveyor.tuning.map(|tuning| {
         tuning.look_ups(first.halves.recorded(surveyor.decoding, seed))?.context(
             "the server's costs have too few rows for look-ups; hint: measure rounds without speculation for more \
-             requests, with `draftsmith server costs --candidates 0 --batch-sizes 1,2,4,8,16`",
+             requests, with `draftsmith server costs --candidates 0 --concurrency 1,2,4,8,16`",
         )
     });
     let (best_exit, best) = best_of(&judged, &first.halves.plain(&first.costs), seed)?;

@@ -5,20 +5,12 @@
 //! request it is what the server itself says that a token took (llama.cpp); side by side that would include the reading of
 //! the other prompts.
 
-use std::io::Read;
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
+use draftsmith_served::{Endpoint, Secret, ServedError};
 use serde_json::{Value, json};
-use ureq::http::Response;
-use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE};
-use ureq::{Agent, Body};
 
-use crate::error::ServedError;
-use crate::secret::Secret;
-
-/// The most bytes of an answer, a list of models or counters.
-const MOST_PAGE: u64 = 8 << 20;
 /// The tokens of a short answer.
 const NUM_SHORT: usize = 8;
 /// Answers count as given side by side if the first takes at least this share of the last one's time.
@@ -26,9 +18,7 @@ const FIRST_OF_LAST: f64 = 0.7;
 
 /// A server whose rounds are timed.
 pub struct TimedServer {
-    agent: Agent,
-    url: String,
-    secret: Secret,
+    endpoint: Endpoint,
     /// The name of its model.
     pub model: String,
 }
@@ -89,34 +79,24 @@ impl TimedServer {
         secret: Secret,
         timeout: Duration,
     ) -> Result<Self, ServedError> {
-        let config = Agent::config_builder()
-            .timeout_global(Some(timeout))
-            .http_status_as_error(false)
-            .max_redirects(0)
-            .max_redirects_will_error(false)
-            .user_agent(concat!("draftsmith/", env!("CARGO_PKG_VERSION")))
-            .build();
-        let url = url.trim_end_matches('/').to_owned();
-        let mut server = Self { agent: config.new_agent(), url, secret, model: String::new() };
-        let page = server.get(&format!("{}/models", server.url))?;
-        let listed: Value = serde_json::from_str(&page).unwrap_or_default();
+        let endpoint = Endpoint::new(url, secret, timeout);
+        let page = endpoint.get("/models")?;
+        let listed: Value = serde_json::from_slice(&page).unwrap_or_default();
         let listed = listed["data"].as_array().cloned().unwrap_or_default();
         let mut names = listed.iter().filter_map(|model| model["id"].as_str());
         let found = match model {
             Some(wanted) => names.find(|name| *name == wanted),
             None => names.next(),
         };
-        server.model = match found {
-            Some(name) => name.to_owned(),
-            None => {
-                let what = match model {
-                    Some(wanted) => format!("lists no model `{wanted}`"),
-                    None => "lists no model".to_owned(),
-                };
-                return Err(server.failed(&what, "check the address, which usually ends in `/v1`"));
-            }
+        let Some(name) = found else {
+            let what = match model {
+                Some(wanted) => format!("lists no model `{wanted}`"),
+                None => "lists no model".to_owned(),
+            };
+            let hint = "check the address, which usually ends in `/v1`";
+            return Err(endpoint.failed(&what, hint));
         };
-        Ok(server)
+        Ok(Self { model: name.to_owned(), endpoint })
     }
 
     /// Times rounds and reading while all prompts are answered side by side, each with this many tokens and no accepted
@@ -135,7 +115,7 @@ impl TimedServer {
         let least = long.iter().map(|it| it.elapsed).min().unwrap_or_default();
         if least.as_secs_f64() < FIRST_OF_LAST * most(&long).as_secs_f64() {
             let what = format!("did not answer {} requests side by side", prompts.len());
-            return Err(self.failed(
+            return Err(self.endpoint.failed(
                 &what,
                 "raise its batch size (llama.cpp: `--parallel`, vLLM: `--max-num-seqs`) or measure smaller batches",
             ));
@@ -149,7 +129,7 @@ impl TimedServer {
                     let what =
                         format!("took no longer for {num_tokens} tokens than for {NUM_SHORT}");
                     let hint = "measure on an idle machine, with more `--rounds`";
-                    return Err(self.failed(&what, hint));
+                    return Err(self.endpoint.failed(&what, hint));
                 }
                 seconds / (num_tokens - NUM_SHORT) as f64
             }
@@ -189,26 +169,21 @@ impl TimedServer {
             "model": self.model, "prompt": prompt, "max_tokens": num_tokens, "min_tokens": num_tokens,
             "temperature": 0, "ignore_eos": true, "stream": false, "cache_prompt": false,
         });
-        let mut request = self.agent.post(format!("{}/completions", self.url));
-        request = request.header(CONTENT_TYPE, "application/json");
-        if let Some(token) = self.secret.header() {
-            request = request.header(AUTHORIZATION, token);
-        }
         let begun = Instant::now();
-        let mut response =
-            request.send(body.to_string()).map_err(|error| self.unanswered(&error))?;
-        let page = self.page(&mut response)?;
+        let page = self.endpoint.post("/completions", &body.to_string())?;
         let elapsed = begun.elapsed();
         let answer: Value = serde_json::from_slice(&page).map_err(|_| {
-            let said = self.secret.quote(&page, page.len() > 4096);
-            self.failed(&format!("answered something other than JSON: {said}"), NOT_OPENAI)
+            let said = self.endpoint.quoted(&page);
+            self.endpoint.failed(&format!("answered something other than JSON: {said}"), NOT_OPENAI)
         })?;
         let Some(given) = answer["usage"]["completion_tokens"].as_u64() else {
-            return Err(self.failed("answered without `usage.completion_tokens`", NOT_OPENAI));
+            return Err(self
+                .endpoint
+                .failed("answered without `usage.completion_tokens`", NOT_OPENAI));
         };
         if given as usize != num_tokens {
             let what = format!("ended an answer after {given} of {num_tokens} tokens");
-            return Err(self.failed(
+            return Err(self.endpoint.failed(
                 &what,
                 "it ignores `ignore_eos`, or its context is too small for the prompts",
             ));
@@ -230,9 +205,9 @@ impl TimedServer {
     /// # Errors
     /// If it cannot be reached.
     pub fn counters(&self) -> Result<Option<SpeculationCounters>, ServedError> {
-        let base = self.url.trim_end_matches("/v1");
-        for path in ["metrics", "prometheus/metrics"] {
-            match self.get(&format!("{base}/{path}")) {
+        for path in ["/metrics", "/prometheus/metrics"] {
+            let page = self.endpoint.get_beside(path);
+            match page.map(|page| String::from_utf8_lossy(&page).into_owned()) {
                 Ok(page) if page.contains("spec_decode_num_draft") => {
                     return Ok(Some(counted(&page)));
                 }
@@ -242,61 +217,8 @@ impl TimedServer {
         }
         Ok(None)
     }
-
-    fn get(&self, url: &str) -> Result<String, ServedError> {
-        let mut request = self.agent.get(url);
-        if let Some(token) = self.secret.header() {
-            request = request.header(AUTHORIZATION, token);
-        }
-        let mut response = request.call().map_err(|error| self.unanswered(&error))?;
-        Ok(String::from_utf8_lossy(&self.page(&mut response)?).into_owned())
-    }
-
-    /// Reads the body of an answer, if its status is a success.
-    fn page(&self, response: &mut Response<Body>) -> Result<Vec<u8>, ServedError> {
-        let status = response.status().as_u16();
-        let mut page = Vec::new();
-        let read = response.body_mut().as_reader().take(MOST_PAGE).read_to_end(&mut page);
-        read.map_err(|error| self.unanswered(&error.into()))?;
-        match (200..=299).contains(&status) {
-            true => Ok(page),
-            false => Err(self.refused(status, &page)),
-        }
-    }
-
-    fn refused(&self, status: u16, said: &[u8]) -> ServedError {
-        let said = self.secret.quote(said, said.len() >= 4096);
-        let problem = format!("answered {status}: {said}");
-        let hint = match status {
-            401 | 403 => "give a valid key with `--key-env NAME`",
-            404 | 405 => "check the address, which usually ends in `/v1`",
-            _ => TRY_AGAIN,
-        };
-        self.error(problem, hint, Some(status))
-    }
-
-    fn unanswered(&self, error: &ureq::Error) -> ServedError {
-        match error {
-            ureq::Error::Timeout(_) => self
-                .failed("did not answer in time", "raise `--timeout`, or measure smaller batches"),
-            error => {
-                let (what, hint) = super::client::unanswered_text(error);
-                self.failed(&what, hint)
-            }
-        }
-    }
-
-    fn failed(&self, what: &str, hint: &str) -> ServedError {
-        self.error(what.to_owned(), hint, None)
-    }
-
-    fn error(&self, what: String, hint: &str, status: Option<u16>) -> ServedError {
-        let problem = self.secret.clean(&format!("the server `{}` {what}", self.url));
-        ServedError::Server { problem: format!("{problem}; hint: {hint}"), status }
-    }
 }
 
-const TRY_AGAIN: &str = "check that it is running, and run the same command again";
 const NOT_OPENAI: &str = "check that the address is that of OpenAI's `/v1`";
 
 /// Sums the counters of vLLM, llama.cpp and TensorRT-LLM over all labels.

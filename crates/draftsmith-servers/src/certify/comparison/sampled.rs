@@ -10,12 +10,11 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
+use draftsmith_served::{Completed, CompletionAsk, Listener, ServedError};
 use draftsmith_theory::SeededDraws;
 use serde::Serialize;
 
-use super::{CertifyAsk, Completed, Completing, Verdict, complete_all};
-use crate::error::ServedError;
-use crate::served::Listener;
+use super::{Completing, Verdict, best_after, complete_all, greedy_ask};
 
 /// The chance that a sound server is suspected, and then refuted by the repetition.
 const SUSPECTED: f64 = 0.01;
@@ -107,15 +106,15 @@ impl SampledReport {
 ///
 /// # Errors
 /// If a server fails, or the listener asks to stop.
-pub fn test(
+pub(super) fn test(
     server: &dyn Completing,
     reference: &dyn Completing,
     prompts: &[Vec<u32>],
     plan: &SampledPlan,
-    num_streams: usize,
+    concurrency: usize,
     listener: &(dyn Listener + Sync),
 ) -> Result<SampledReport, ServedError> {
-    let sampling = SampledTest { server, reference, plan, num_streams, listener };
+    let sampling = SampledTest { server, reference, plan, concurrency, listener };
     let mut tests = Vec::new();
     let (mut num_prefixes, mut detectable) = (0, f64::NAN);
     let chosen = sampling.choose(prompts)?;
@@ -171,7 +170,7 @@ struct SampledTest<'a> {
     server: &'a dyn Completing,
     reference: &'a dyn Completing,
     plan: &'a SampledPlan,
-    num_streams: usize,
+    concurrency: usize,
     listener: &'a (dyn Listener + Sync),
 }
 
@@ -190,10 +189,9 @@ impl SampledTest<'_> {
     /// there.
     fn choose(&self, prompts: &[Vec<u32>]) -> Result<Vec<usize>, ServedError> {
         let num_tokens = self.plan.num_candidates + 2;
-        let ask =
-            |prompt| CertifyAsk { with_log_probs: true, ..super::greedy_ask(prompt, num_tokens) };
-        let asks: Vec<CertifyAsk<'_>> = prompts.iter().map(|prompt| ask(prompt)).collect();
-        let answers = complete_all(self.reference, &asks, self.num_streams, self.listener)?;
+        let ask = |prompt| CompletionAsk { with_log_probs: true, ..greedy_ask(prompt, num_tokens) };
+        let asks: Vec<CompletionAsk<'_>> = prompts.iter().map(|prompt| ask(prompt)).collect();
+        let answers = complete_all(self.reference, &asks, self.concurrency, self.listener)?;
         let openness = |answer: &Completed| {
             let (mut reached, mut sum) = (1.0, 0.0);
             for (nth, known) in answer.known.iter().enumerate() {
@@ -226,7 +224,7 @@ impl SampledTest<'_> {
         let seeds: Vec<u32> = (0..plan.num_draws).map(|_| (draws.uniform() * 2e9) as u32).collect();
         // The last candidates of an answer are cut off, so it is longer than what is tested.
         let num_tokens = plan.num_candidates + 3;
-        let ask = |seed: &u32| CertifyAsk {
+        let ask = |seed: &u32| CompletionAsk {
             prompt,
             num_tokens,
             seed: *seed,
@@ -234,8 +232,8 @@ impl SampledTest<'_> {
             top_k: plan.top_k,
             with_log_probs: false,
         };
-        let asks: Vec<CertifyAsk<'_>> = seeds.iter().map(ask).collect();
-        let answers = complete_all(self.server, &asks, self.num_streams, self.listener)?;
+        let asks: Vec<CompletionAsk<'_>> = seeds.iter().map(ask).collect();
+        let answers = complete_all(self.server, &asks, self.concurrency, self.listener)?;
         let mut visits: BTreeMap<&[u32], Vec<u32>> = BTreeMap::new();
         for answer in &answers {
             for depth in 1..=(plan.num_candidates + 1).min(answer.ids.len().saturating_sub(1)) {
@@ -268,7 +266,7 @@ impl SampledTest<'_> {
         prefix: &[u32],
     ) -> Result<BTreeMap<u32, f64>, ServedError> {
         let whole = [prompt, prefix].concat();
-        let known = super::best_after(self.reference, &whole)?;
+        let known = best_after(self.reference, &whole)?;
         let mut probs: BTreeMap<u32, f64> = BTreeMap::new();
         for (id, prob) in drawn_from(known, self.plan.temperature, self.plan.top_k) {
             *probs.entry(self.joined(id)).or_default() += prob;

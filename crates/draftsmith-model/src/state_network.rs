@@ -1,0 +1,108 @@
+//! Networks that draft from their target's hidden states: what training asks of them, and what decoding asks of those
+//! that draft step by step.
+
+use std::fmt::Debug;
+use std::ops::Range;
+
+use burn::module::{Module, ModuleDisplay};
+use burn::tensor::{FloatDType, Int, Tensor};
+
+use crate::buckets::Lengths;
+use crate::causal_lm::CausalLm;
+use crate::kv_cache::KvCache;
+use crate::rows::Rows;
+
+/// A network that drafts from its target's hidden states and can be trained.
+pub trait StateNetwork: Module + ModuleDisplay + Sync + 'static {
+    /// The name of its kind, for messages.
+    const KIND: &'static str;
+
+    /// Returns a copy that computes in `dtype`, for one training forward over whole sequences. On an autodiff device
+    /// gradients reach this network's parameters, in the parameters' type.
+    fn to_dtype(&self, dtype: FloatDType) -> Self;
+
+    /// Looks up embeddings of whole sequences in the network's own table; `None` if it uses the target's.
+    ///
+    /// # Shapes
+    /// - ids: `[batch, seq]`
+    /// - output: `[batch, seq, hidden]`
+    fn own_embedding(&self, ids: Tensor<2, Int>) -> Option<Tensor<3>> {
+        let _ = ids;
+        None
+    }
+
+    /// Returns the weights of the network's own LM head, over the tokens that it may draft; `None` if it uses the
+    /// target's.
+    ///
+    /// # Shapes
+    /// - output: `[hidden, draft tokens]`
+    fn own_head(&self) -> Option<Tensor<2>> {
+        None
+    }
+
+    /// Computes the LM head's inputs in `num_steps` steps of drafts that begin at some positions of whole sequences,
+    /// as decoding does (training-time test; EAGLE-3, section 3.2).
+    ///
+    /// The output's rows are the positions of `begun`, one sequence after another, then padding if `lengths` asks for
+    /// it. Step k at a position belongs to the draft that began k positions before, so the first k rows of each
+    /// sequence belong to no draft.
+    ///
+    /// # Shapes
+    /// - states: `[batch, seq, target_hidden]` for each layer that the network reads
+    /// - embedded: `[batch, seq, hidden]`, of the token after each position
+    /// - begun: `batch` ranges of positions
+    /// - output: `[rows, hidden]` for each step, normed
+    fn unrolled(
+        &self,
+        states: Vec<Tensor<3>>,
+        embedded: Tensor<3>,
+        begun: &[Range<usize>],
+        num_steps: usize,
+        lengths: Lengths,
+    ) -> Vec<Tensor<2>>;
+}
+
+/// A network that drafts from its target's hidden states step by step.
+///
+/// At each position it reads the embedding of the next token and a row of features. Where the target has been, the
+/// features are made of its states; after that they are the network's own output at the position before. The output
+/// gives the logits of the token after the next one.
+pub trait StepNetwork: Debug + Sync {
+    /// Returns the longest sequence, in tokens.
+    fn context(&self) -> usize;
+
+    /// Creates a cache for `num_slots` sequences of up to `capacity` tokens each.
+    fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache;
+
+    /// Looks up embeddings of the next tokens of sequences, each with its slot, in the network's own table or the
+    /// target's.
+    fn embed(&self, target: &CausalLm, runs: &[(usize, &[u32])]) -> Rows {
+        target.embed_runs(runs)
+    }
+
+    /// Computes the features of some positions from the target's states there, in the order of the layers that the
+    /// network reads.
+    ///
+    /// # Panics
+    /// If the number of states is not the number of layers, or the states differ in rows.
+    fn features(&self, states: &[Rows]) -> Rows;
+
+    /// Returns an output of zeros for the first position of a slot, which no position comes before.
+    fn no_output(&self, target: &CausalLm, slot: usize) -> Rows;
+
+    /// Runs one step over new positions, which follow their sequences' positions in the cache, and returns their
+    /// outputs. `embedded` are the embeddings of the tokens after them. `features` are made of the target's states, or
+    /// are the outputs of the step before.
+    ///
+    /// # Panics
+    /// If a slot is full, or its rows come in several runs.
+    fn forward_cached(&self, embedded: Rows, features: Rows, cache: &mut KvCache) -> Rows;
+
+    /// Norms outputs, which gives the LM head's inputs.
+    fn normed(&self, outputs: Rows) -> Rows;
+
+    /// Computes logits of normed rows over the target's vocabulary, by the network's own LM head or the target's.
+    fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
+        target.logits(normed)
+    }
+}

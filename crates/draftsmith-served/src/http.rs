@@ -1,0 +1,141 @@
+//! The HTTP client of everything that talks to a server: the bearer token, the time limit, no redirects, and what
+//! an error says.
+
+use std::io::{ErrorKind, Read};
+use std::time::Duration;
+
+use ureq::http::Response;
+use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE};
+use ureq::{Agent, Body};
+
+use crate::error::ServedError;
+use crate::secret::Secret;
+
+/// The most bytes of an answer to an [`Endpoint`].
+const MOST_PAGE: u64 = 8 << 20;
+/// The most bytes that an error message quotes.
+const MOST_QUOTED: usize = 4096;
+
+pub(crate) const UNREACHABLE: &str = "check that it is running, and run the same command again";
+
+/// Sends requests with a bearer token.
+pub(crate) struct HttpClient {
+    agent: Agent,
+    pub(crate) secret: Secret,
+}
+
+impl HttpClient {
+    pub(crate) fn new(timeout: Duration, secret: Secret) -> Self {
+        let config = Agent::config_builder()
+            .timeout_global(Some(timeout))
+            .http_status_as_error(false)
+            // A redirect could send the token to another host.
+            .max_redirects(0)
+            .max_redirects_will_error(false)
+            .user_agent(concat!("draftsmith/", env!("CARGO_PKG_VERSION")))
+            .build();
+        Self { agent: config.new_agent(), secret }
+    }
+
+    /// Posts JSON.
+    pub(crate) fn post(&self, url: String, body: &[u8]) -> Result<Response<Body>, ureq::Error> {
+        let mut request = self.agent.post(url).header(CONTENT_TYPE, "application/json");
+        if let Some(token) = self.secret.header() {
+            request = request.header(AUTHORIZATION, token);
+        }
+        request.send(body)
+    }
+
+    fn get(&self, url: String) -> Result<Response<Body>, ureq::Error> {
+        let mut request = self.agent.get(url);
+        if let Some(token) = self.secret.header() {
+            request = request.header(AUTHORIZATION, token);
+        }
+        request.call()
+    }
+}
+
+/// Explains why a server did not answer, and gives a hint. `too_slow` is the hint after a timeout.
+pub(crate) fn unanswered(error: &ureq::Error, too_slow: &'static str) -> (String, &'static str) {
+    match error {
+        ureq::Error::Timeout(_) => ("did not answer in time".to_owned(), too_slow),
+        ureq::Error::Io(error) if error.kind() == ErrorKind::ConnectionRefused => {
+            ("refuses connections".to_owned(), UNREACHABLE)
+        }
+        ureq::Error::Io(error) => (format!("broke the connection ({error})"), UNREACHABLE),
+        error => (format!("cannot be reached ({error})"), UNREACHABLE),
+    }
+}
+
+/// One server, which commands call with `--server URL`.
+pub struct Endpoint {
+    client: HttpClient,
+    url: String,
+}
+
+impl Endpoint {
+    /// Creates the client of the server at `url`, its address up to `/v1`. No request waits longer than `timeout`.
+    pub fn new(url: &str, secret: Secret, timeout: Duration) -> Self {
+        Self { client: HttpClient::new(timeout, secret), url: url.trim_end_matches('/').to_owned() }
+    }
+
+    /// Gets a page under the address, such as `/models`.
+    ///
+    /// # Errors
+    /// If the server does not answer, or answers with an error.
+    pub fn get(&self, path: &str) -> Result<Vec<u8>, ServedError> {
+        self.page(self.client.get(format!("{}{path}", self.url)))
+    }
+
+    /// Gets a page beside `/v1`, such as `/metrics`.
+    ///
+    /// # Errors
+    /// If the server does not answer, or answers with an error.
+    pub fn get_beside(&self, path: &str) -> Result<Vec<u8>, ServedError> {
+        self.page(self.client.get(format!("{}{path}", self.url.trim_end_matches("/v1"))))
+    }
+
+    /// Posts JSON to a path under the address, such as `/completions`.
+    ///
+    /// # Errors
+    /// If the server does not answer, or answers with an error.
+    pub fn post(&self, path: &str, body: &str) -> Result<Vec<u8>, ServedError> {
+        self.page(self.client.post(format!("{}{path}", self.url), body.as_bytes()))
+    }
+
+    fn page(&self, response: Result<Response<Body>, ureq::Error>) -> Result<Vec<u8>, ServedError> {
+        let unanswered = |error: ureq::Error| {
+            let (what, hint) = unanswered(&error, "raise `--timeout`, or measure smaller batches");
+            self.failed(&what, hint)
+        };
+        let mut response = response.map_err(unanswered)?;
+        let status = response.status().as_u16();
+        let mut page = Vec::new();
+        let read = response.body_mut().as_reader().take(MOST_PAGE).read_to_end(&mut page);
+        read.map_err(|error| unanswered(error.into()))?;
+        if (200..=299).contains(&status) {
+            return Ok(page);
+        }
+        let hint = match status {
+            401 | 403 => "give a valid key with `--key-env NAME`",
+            404 | 405 => "check the address, which usually ends in `/v1`",
+            _ => UNREACHABLE,
+        };
+        Err(self.error(&format!("answered {status}: {}", self.quoted(&page)), hint, Some(status)))
+    }
+
+    /// Quotes the start of an answer without the bearer token.
+    pub fn quoted(&self, said: &[u8]) -> String {
+        self.client.secret.quote(said, said.len() >= MOST_QUOTED)
+    }
+
+    /// Creates the error that says what the server did, and a hint.
+    pub fn failed(&self, what: &str, hint: &str) -> ServedError {
+        self.error(what, hint, None)
+    }
+
+    fn error(&self, what: &str, hint: &str, status: Option<u16>) -> ServedError {
+        let problem = self.client.secret.clean(&format!("the server `{}` {what}", self.url));
+        ServedError::Server { problem: format!("{problem}; hint: {hint}"), status }
+    }
+}

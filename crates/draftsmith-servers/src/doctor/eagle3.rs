@@ -1,0 +1,180 @@
+//! EAGLE-3 drafters in the three forms that trainers write. The model's reader finds the faults; what servers do about
+//! each is said here, beside what only servers get wrong.
+
+use anyhow::Result;
+use draftsmith_model::{Eagle3Config, Eagle3FaultKind, Eagle3Files};
+use serde_json::Value;
+
+use super::{Patient, Severity};
+
+/// The key of the target's layers.
+const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
+
+/// Finds what is wrong, and describes the drafter.
+pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
+    let files = match Eagle3Files::read(patient.dir, patient.target.shape.num_layers) {
+        Ok(files) => files,
+        Err(error) => {
+            patient.find(
+                "unreadable",
+                Severity::Breaks,
+                error.to_string(),
+                "most refuse it too",
+                "export the drafter again",
+            );
+            return Ok("of unknown sizes".to_owned());
+        }
+    };
+    patient.keys = files.keys.clone();
+    let config = files.config.clone();
+    for fault in files.faults_beside(&patient.target.shape) {
+        let (name, severity, servers, hint) = advice(fault.kind);
+        let what = fault.error.to_string();
+        // The finding has its own hint.
+        let what = what.split("; hint:").next().unwrap_or_default();
+        patient.find(name, severity, what, servers, hint);
+    }
+    serving(patient, &config);
+    Ok(format!(
+        "width {}, drafts {} of {} tokens, reads a target of width {}",
+        config.model.shape.hidden_size,
+        config.num_draft_tokens(),
+        config.model.shape.vocab_size,
+        config.target_hidden_size
+    ))
+}
+
+/// Names a fault, and says how bad it is, what servers do about it and what to do.
+fn advice(kind: Eagle3FaultKind) -> (&'static str, Severity, &'static str, &'static str) {
+    const OFFSETS: &str =
+        "write for each draft id the target's id less the draft id, as 64-bit integers";
+    const OTHER_TARGET: &str = "use the target that it was trained for";
+    let (name, servers, hint) = match kind {
+        Eagle3FaultKind::NormBeforeFc => (
+            "norm-before-fc",
+            "llama.cpp and SGLang ignore it and read states that were not normed",
+            "serve it with a vLLM that has the key, or train without",
+        ),
+        Eagle3FaultKind::SeveralLayers => (
+            "several-layers",
+            "they expect weights of as many layers, and few servers run more than one",
+            "train a drafter of one layer, or correct the key if the weights have one",
+        ),
+        Eagle3FaultKind::WrongLayers => (
+            "wrong-layers",
+            "they fail when they load it, or read no state",
+            "name three layers of its own target",
+        ),
+        Eagle3FaultKind::DescendingLayers => (
+            "descending-layers",
+            "vLLM sorts the layers, llama.cpp takes their order, so one of them reads exchanged states",
+            "sort them, and the columns of `fc` with them",
+        ),
+        Eagle3FaultKind::NoOffsets => (
+            "no-d2t",
+            "vLLM loads it without a word and accepts nothing; llama.cpp refuses it",
+            "export it with `d2t`: for each draft id, the target's id less the draft id",
+        ),
+        Eagle3FaultKind::SurplusOffsets => (
+            "surplus-d2t",
+            "vLLM refuses it; llama.cpp loads it",
+            "remove `d2t`, or set `draft_vocab_size` to the number of its entries",
+        ),
+        Eagle3FaultKind::IdsForOffsets => (
+            "ids-for-offsets",
+            "all load it without a word and draft other tokens, so nothing is accepted",
+            "subtract each entry's index: `d2t - arange(len(d2t))`",
+        ),
+        Eagle3FaultKind::WrongOffsets => ("wrong-d2t", "all fail or draft other tokens", OFFSETS),
+        Eagle3FaultKind::NoHead => (
+            "no-lm-head",
+            "vLLM loads it without a word and leaves the tensor at its first values; llama.cpp refuses it",
+            "export the drafter again with all its tensors",
+        ),
+        Eagle3FaultKind::OtherWidth => (
+            "other-width",
+            "all fail when they load it or at the first round",
+            "use the target that it was trained for, or set `target_hidden_size` if only the key is missing",
+        ),
+        Eagle3FaultKind::OtherVocabulary => (
+            "other-vocabulary",
+            "vLLM and SGLang fail or draft other tokens; llama.cpp refuses it",
+            OTHER_TARGET,
+        ),
+        Eagle3FaultKind::ShortContext => {
+            let (servers, hint) = super::SHORT_CONTEXT;
+            return ("short-context", Severity::Hurts, servers, hint);
+        }
+        Eagle3FaultKind::MissingTensor => (
+            "missing-tensor",
+            "vLLM loads it without a word and leaves the tensor at its first values; llama.cpp refuses it",
+            "export the drafter again with all its tensors",
+        ),
+        Eagle3FaultKind::WrongShape => (
+            "wrong-shape",
+            "all refuse it, or read it wrongly where sizes happen to fit",
+            "use the target that it was trained for, or correct the sizes in `config.json`",
+        ),
+        Eagle3FaultKind::UnknownTensor => (
+            "unknown-tensor",
+            "vLLM and llama.cpp refuse it; SGLang skips it without a word",
+            "remove it, or write it under a name of the format",
+        ),
+    };
+    (name, Severity::Breaks, servers, hint)
+}
+
+/// Finds what this program reads, and servers read otherwise.
+fn serving(patient: &mut Patient<'_>, config: &Eagle3Config) {
+    let given = |key: &str| patient.keys.get(key).filter(|value| !value.is_null());
+    let has_nested = given("eagle_config").is_some_and(|nested| !nested[LAYERS].is_null());
+    let is_nested = given(LAYERS).is_none() && has_nested;
+    let is_tied = given("tie_word_embeddings").and_then(Value::as_bool) == Some(true);
+    if given("draft_vocab_size").is_none() {
+        patient.find(
+            "no-draft-vocab-size",
+            Severity::Breaks,
+            "`config.json` has no `draft_vocab_size`",
+            "vLLM works; llama.cpp's converter does not recognise the drafter",
+            "add `draft_vocab_size`, also where it equals `vocab_size`",
+        );
+    }
+    if is_nested {
+        patient.find(
+            "nested-layers",
+            Severity::Hurts,
+            format!("`{LAYERS}` is inside `eagle_config`"),
+            "vLLM uses it; llama.cpp ignores it and takes the default layers; SGLang adds 1 to each",
+            "move it to the top level of `config.json`",
+        );
+    }
+    let default = Eagle3Config::default_layers(config.num_target_layers);
+    if config.target_layers != default {
+        let layers = config.target_layers;
+        patient.find(
+            "other-layers",
+            Severity::Note,
+            format!("it reads the states after layers {layers:?}, not the usual {default:?}"),
+            "vLLM and llama.cpp read the key",
+            "check that the trainer counted as they do: a state is the input of layer L from 0, or the output after L layers",
+        );
+    }
+    if config.norm_before_residual {
+        patient.find(
+            "norm-before-residual",
+            Severity::Hurts,
+            "`norm_before_residual` is true, which the speculators library's form implies",
+            "vLLM and llama.cpp honour it; SGLang's Llama drafter ignores it, which halves acceptance",
+            "for SGLang, train with `norm_before_residual = false`",
+        );
+    }
+    if is_tied && config.has_head && config.draft_vocabulary.is_some() {
+        patient.find(
+            "tied-embeddings",
+            Severity::Breaks,
+            "`tie_word_embeddings` is true, but it has an LM head of its own",
+            "servers may take the embeddings for the LM head, which has other tokens",
+            "set `tie_word_embeddings` to false",
+        );
+    }
+}
