@@ -12,7 +12,7 @@ pub struct FileError {
     pub action: &'static str,
     /// The file or directory.
     pub path: PathBuf,
-    /// The system's error.
+    /// The operating system's error.
     pub source: Error,
 }
 

@@ -1,12 +1,12 @@
-//! Parsing of JSON files that others may have written. Errors name the key, in words without Rust's type
-//! names.
+//! Parsing of JSON files that other programs may have written. Error messages name the key, and
+//! describe types in plain words instead of Rust's type names.
 
 use std::path::{Path, PathBuf};
 
 use serde::de::{DeserializeOwned, Deserializer};
 use serde_json::error::Category;
 
-/// The longest value that a message shows, in characters.
+/// The maximum length of a value in a message, in characters.
 const SHOWN_LEN: usize = 80;
 
 /// A JSON file that is malformed or does not have the expected form.
@@ -85,12 +85,12 @@ fn joined(parent: &str, key: &str) -> String {
     }
 }
 
-/// The format whose words a message uses.
+/// A file format, whose terms a message uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notation {
-    /// "Object" and "list".
+    /// JSON: a message says "object" and "list".
     Json,
-    /// "Table" and "array".
+    /// TOML: a message says "table" and "array".
     Toml,
 }
 

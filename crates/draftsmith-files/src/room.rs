@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 pub struct NoRoom {
     /// The data to be written.
     pub what: String,
-    /// Its directory.
+    /// The directory of the data.
     pub dir: PathBuf,
-    /// The most bytes that the data takes.
+    /// The maximum size of the data in bytes.
     pub needed: u64,
-    /// Free bytes.
+    /// The free space in bytes.
     pub free: u64,
 }
 

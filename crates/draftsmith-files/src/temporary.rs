@@ -1,9 +1,10 @@
 //! Temporary files, each written by one process at a time.
 //!
-//! The writer holds the operating system's lock on the file; the lock ends with the process. An unlocked
-//! temporary file was therefore left by a killed process and can be overwritten. If a file is locked, the
-//! next writer takes the next name. The owner may rename its file after another process has opened it
-//! and before that process locks it; [`is_at`] detects this, and the other process tries again.
+//! The writer holds the operating system's lock on the file; the lock ends with the process. An
+//! unlocked temporary file was therefore left by a killed process and can be overwritten. If a file
+//! is locked, the next writer uses the next name. It can happen that the owner renames its file
+//! after another process has opened it but before that process locks it. [`is_at`] detects this,
+//! and the other process tries again.
 
 use std::fs::{self, File, Metadata, TryLockError};
 use std::io::Error;
@@ -17,7 +18,7 @@ const SUFFIX: &str = ".tmp";
 #[derive(Debug)]
 pub(crate) struct Temporary {
     pub(crate) path: PathBuf,
-    /// Empty and locked.
+    /// The open file, empty and locked.
     pub(crate) file: File,
 }
 
@@ -31,13 +32,13 @@ impl Temporary {
         loop {
             let temporary = temporary_path(path, number)?;
             let error = |source| FileError::new("create", &temporary, source);
-            // Another process may own it: truncate only after locking.
+            // Another process may own the file, so it is truncated only after locking.
             let file = File::options().write(true).create(true).truncate(false).open(&temporary);
             let file = file.map_err(error)?;
             match file.try_lock() {
                 Err(TryLockError::WouldBlock) => number += 1,
                 Ok(()) if !is_at(&file, &temporary) => {}
-                // Without support for locks, assume that nobody else writes here.
+                // If locks are not supported, we assume that no other process writes here.
                 Ok(()) | Err(TryLockError::Error(_)) => {
                     if file.metadata().is_ok_and(|metadata| metadata.len() > 0) {
                         file.set_len(0).map_err(error)?;
@@ -49,7 +50,7 @@ impl Temporary {
     }
 }
 
-/// Removes the temporary files in a directory that killed processes left. Errors are ignored.
+/// Removes the temporary files that killed processes left in a directory. Errors are ignored.
 pub fn remove_abandoned(dir: &Path) {
     for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
         let name = entry.file_name();
@@ -60,7 +61,7 @@ pub fn remove_abandoned(dir: &Path) {
             && file.try_lock().is_ok()
             && is_at(&file, &path)
         {
-            // A process that has opened it meanwhile notices that it is gone.
+            // A process that has opened the file meanwhile notices that it is gone.
             let _ = fs::remove_file(&path);
         }
     }
@@ -92,7 +93,7 @@ fn is_same(one: &Metadata, other: &Metadata) -> bool {
     (one.dev(), one.ino()) == (other.dev(), other.ino())
 }
 
-/// Returns true: on other systems another process cannot rename an open file.
+/// Returns true. On systems other than Unix, another process cannot rename an open file.
 #[cfg(not(unix))]
 fn is_same(_: &Metadata, _: &Metadata) -> bool {
     true

@@ -1,12 +1,12 @@
 //! The acceptance-prediction head of SpecDec++ (Huang et al. 2024, section 3): a small residual
-//! network on the draft's final hidden state h, `D` blocks `x + SiLU(W x + b)` and a linear layer
-//! to two logits, reject and accept. Further inputs z ([`HeadReads`]) enter before the first block:
-//! x₀ = h + U z.
+//! network on the draft's final hidden state h. It has `D` blocks `x + SiLU(W x + b)` and a linear
+//! layer to two logits, reject and accept. Further inputs z ([`HeadReads`]) enter before the first
+//! block: x₀ = h + U z.
 //!
-//! There are two schemas on disk. The authors' schema holds what their class can load: one block,
-//! applied `D` times and stored once, on the candidate's hidden state. Every other head has our
-//! schema, with other tensor names, because their class would load untied blocks silently and keep
-//! only the last.
+//! There are two schemas on disk. The authors' schema is for heads that their class can load: one
+//! block on the candidate's hidden state, applied `D` times and stored once. Every other head has
+//! our schema, with other tensor names, because their class would silently load only the last of
+//! several untied blocks.
 
 mod config;
 mod reads;
@@ -32,27 +32,28 @@ use crate::weights::{
 /// A residual network that predicts the probability that a candidate is accepted.
 #[derive(Module, Debug)]
 pub struct AcceptanceHead {
-    /// U, without bias; `None` if the head reads only a hidden state.
+    /// The matrix U, without bias; `None` if the head reads only a hidden state.
     input: Option<Linear>,
-    /// One block if tied, `num_layers` if not, none if `num_layers` is 0.
+    /// The stored blocks: one if the blocks are tied, otherwise `num_layers`. Empty if `num_layers`
+    /// is 0.
     blocks: Vec<Linear>,
     output: Linear,
     num_layers: usize,
     #[module(skip)]
     reads: HeadReads,
-    /// The same layers packed, for few rows on the CPU.
+    /// The same layers in packed form, for few rows on the CPU.
     #[module(skip)]
     packed: Option<Arc<PackedHead>>,
 }
 
 #[derive(Debug)]
 struct PackedHead {
-    /// U's part for an embedding, if the head looks ahead.
+    /// The part of U that reads an embedding, if the head looks ahead.
     embedding: Option<PackedWeights>,
-    /// U's part for scalars, `[scalars, hidden]`.
+    /// The part of U that reads scalars, `[scalars, hidden]`.
     scalars: Vec<f32>,
     blocks: Vec<PackedWeights>,
-    /// Weights of the logit of acceptance: those of accept minus those of reject.
+    /// The weights of the acceptance logit: the accept weights minus the reject weights.
     output: Vec<f32>,
     bias: f32,
 }
@@ -79,20 +80,20 @@ impl PackedHead {
 }
 
 impl AcceptanceHead {
-    /// Returns a copy that computes in `dtype`, for one training forward. On an autodiff device gradients reach this
-    /// head's parameters, in the parameters' type.
+    /// Returns a copy that computes in `dtype`, for one training forward. On an autodiff device,
+    /// gradients reach this head's parameters in their own type.
     pub fn to_dtype(&self, dtype: FloatDType) -> Self {
         cast_parameters(Self { packed: None, ..self.clone() }, dtype)
     }
 
-    /// What the head reads.
+    /// Returns the inputs that the head reads.
     pub fn reads(&self) -> &HeadReads {
         &self.reads
     }
 
-    /// Scales the weights for embeddings by `gain`: the head then predicts from embeddings what this one
-    /// predicts from `gain` times them. Exact if `gain` is a power of two. Nothing changes if the head
-    /// reads no embeddings.
+    /// Scales the weights for embeddings by `gain`. For an embedding e, the returned head predicts
+    /// what this head predicts for `gain` · e. The scaling is exact if `gain` is a power of two.
+    /// Nothing changes if the head reads no embeddings.
     #[must_use]
     pub fn with_embedding_gain(mut self, gain: f32) -> Self {
         if let Some(input) = self.input.as_mut().filter(|_| self.reads.looks_ahead()) {
@@ -111,11 +112,11 @@ impl AcceptanceHead {
     /// Computes the two logits, reject and accept.
     ///
     /// # Shapes
-    /// - features: `[rows, hidden]`, and `[rows, extra]` if the head reads more
+    /// - features: `[rows, hidden]`, and `[rows, extra]` if the head has further inputs
     /// - output: `[rows, 2]`
     ///
     /// # Panics
-    /// If the features belong to another head.
+    /// If the head has other inputs than the features.
     pub fn forward(&self, features: impl Into<HeadFeatures>) -> Tensor<2> {
         let HeadFeatures { hidden, extra } = features.into();
         self.forward_blocks(match (&self.input, extra) {
@@ -125,7 +126,7 @@ impl AcceptanceHead {
         })
     }
 
-    /// Runs the blocks and the output layer: the two logits from x₀, the input of the first block.
+    /// Computes the two logits from x₀, the input of the first block.
     fn forward_blocks(&self, mut x: Tensor<2>) -> Tensor<2> {
         for depth in 0..self.num_layers {
             x = x.clone() + silu(self.blocks[self.stored(depth)].forward(x));
@@ -133,13 +134,14 @@ impl AcceptanceHead {
         self.output.forward(x)
     }
 
-    /// Returns the index in `blocks` of the block at a depth: 0 if only one is stored, because the head is tied or has
-    /// one depth.
+    /// Returns the index in `blocks` of the block at a depth. It is 0 if only one block is stored,
+    /// because the head is tied or has one depth.
     fn stored(&self, depth: usize) -> usize {
         if self.blocks.len() == 1 { 0 } else { depth }
     }
 
-    /// Computes the logit of acceptance: accept minus reject, so that its sigmoid is the acceptance probability.
+    /// Computes the acceptance logit: accept minus reject. Its sigmoid is the acceptance
+    /// probability.
     ///
     /// # Shapes
     /// - features: as for [`AcceptanceHead::forward`]
@@ -148,8 +150,8 @@ impl AcceptanceHead {
         logit_of(self.forward(features))
     }
 
-    /// Multiplies embeddings by U, for a head that looks ahead. The product depends only on the candidate's token, so
-    /// callers may cache it for [`Self::acceptance_logits`].
+    /// Multiplies embeddings by U, for a head that looks ahead. The product depends only on the
+    /// candidate token, so callers may cache it for [`Self::acceptance_logits`].
     ///
     /// # Shapes
     /// - embedding, output: one row per candidate, of the draft's width
@@ -172,7 +174,8 @@ impl AcceptanceHead {
         }))
     }
 
-    /// Moves rows to the head's device and casts them to its type: a head in f32 predicts in f32 for a drafter in bf16.
+    /// Moves rows to the head's device and casts them to its type. So a head in f32 predicts in f32
+    /// even if the drafter computes in bf16.
     fn as_read(&self, rows: &Rows) -> DeviceRows {
         let weight = self.output.weight.val();
         let rows = rows.place.clone().into_device(&weight.device());
@@ -183,11 +186,12 @@ impl AcceptanceHead {
     ///
     /// # Shapes
     /// - hidden: one row per candidate
-    /// - of_embedding: [`Self::of_embedding`] of the candidates, one row each, if the head looks ahead
+    /// - of_embedding: [`Self::of_embedding`] of the candidates, one row each, if the head looks
+    ///   ahead
     /// - scalars: `[rows, scalars]`: [`HeadReads::scalars`] of each candidate
     ///
     /// # Panics
-    /// If these are not what the head reads.
+    /// If the head has other inputs.
     pub fn acceptance_logits(
         &self,
         hidden: &Rows,
@@ -332,9 +336,9 @@ impl AcceptanceHead {
 }
 
 impl AcceptanceHead {
-    /// Writes only the weights, under the names of our schema for every head: `input.weight` if the head
-    /// reads more than a hidden state, and `weight` (`[out, in]`) and `bias` of each stored block
-    /// `blocks.0`, `blocks.1`, … and of `output`.
+    /// Writes only the weights, with the names of our schema for every head. They are
+    /// `input.weight` if the head has further inputs, and `weight` (`[out, in]`) and `bias` of each
+    /// stored block (`blocks.0`, `blocks.1`, …) and of `output`.
     ///
     /// # Errors
     /// If the file cannot be written.
@@ -370,8 +374,9 @@ fn same(a: &Linear, b: &Linear) -> bool {
     a.weight.val().into_data() == b.weight.val().into_data() && bias(a) == bias(b)
 }
 
-/// Reads the block of the authors' schema, which all depths share. Their files hold block 0 and name
-/// the others in metadata, and their reader fills missing blocks from any that is there.
+/// Reads the block of the authors' schema, which all depths share. Their files contain block 0 and
+/// list the others in metadata. Their reader fills missing blocks from any block that is there, and
+/// so does this function.
 fn read_tied_block(
     reader: &mut WeightReader,
     config: &AcceptanceHeadConfig,

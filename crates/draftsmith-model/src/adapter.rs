@@ -1,11 +1,11 @@
-//! The self-draft adapter of Kangaroo (Liu et al. 2024, section 3.1): a small layer that turns a
-//! target's shallow layers into a draft.
+//! The self-draft adapter of Kangaroo (Liu et al. 2024, section 3.1): a small layer that predicts
+//! the target's final hidden states from those of a shallow layer.
 //!
-//! The paper's is `y = norm(x + attention(input_layernorm(x)))`, where `x` is the target's hidden
-//! state after its first `exit_layer` layers; the target's LM head turns `y` into logits.
-//! [`AdapterArchitecture`] has the others of its ablation (Table 2). Each is a decoder layer with
-//! parts left out, so that it can start from the weights of one of the target's layers. Stacking
-//! several of them is our addition.
+//! The paper's adapter is `y = norm(x + attention(input_layernorm(x)))`, where `x` is the target's
+//! hidden state after its first `exit_layer` layers; the target's LM head turns `y` into logits.
+//! [`AdapterArchitecture`] lists it and the others of the paper's ablation (Table 2). Each is a
+//! decoder layer with parts left out, so that it can start from the weights of one of the target's
+//! layers. Stacking several layers is our addition.
 
 mod files;
 mod kangaroo;
@@ -41,7 +41,8 @@ use crate::weights::WeightDtype;
 pub use kangaroo::KANGAROO_ROPE_THETA;
 use packed_adapter::PackedAdapter;
 
-/// The names of an adapter's tensors, as in Kangaroo: a Llama's without the first `model.`.
+/// The prefix of the names of an adapter's layers. As in Kangaroo, names are those of a Llama
+/// without the first `model.`.
 const LAYERS: &str = "layers";
 const NORM: &str = "norm";
 const LM_HEAD: &str = "lm_head";
@@ -49,30 +50,30 @@ const LM_HEAD: &str = "lm_head";
 /// The key of the draft vocabulary's coverage in an adapter's training record.
 pub const VOCABULARY_COVERAGE: &str = "vocabulary_coverage";
 
-/// The parts of an adapter's layer (Kangaroo, Table 2).
+/// The architecture of an adapter's layers (Kangaroo, Table 2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum AdapterArchitecture {
-    /// `norm(x + attention(input_layernorm(x)))`, with the target's LM head: the paper's.
+    /// `norm(x + attention(input_layernorm(x)))`, with the target's LM head: the paper's adapter.
     #[default]
     Attention,
-    /// The same with a separate LM head.
+    /// The same as `Attention`, with a separate LM head.
     AttentionWithHead,
     /// A whole Llama layer: `Attention` followed by a normed MLP, `h + mlp(norm(h))`.
     DecoderLayer,
     /// The paper's "MLP only": `norm(x + W₂ silu(W₁ input_layernorm(x)))` with two square matrices,
-    /// and a separate LM head. Each token depends on its position only. The paper counts the
-    /// parameters but does not print the function: we take the residual and the activation from
-    /// Medusa (Cai et al. 2024), the row beside it.
+    /// and a separate LM head. Each output depends only on the hidden state at its own position.
+    /// The paper counts the parameters but does not print the function. We take the residual and
+    /// the activation from Medusa (Cai et al. 2024), which is in the same table.
     MlpOnly,
 }
 
 impl AdapterArchitecture {
-    /// All architectures, by their number of parameters in the paper.
+    /// All architectures, in the order of their number of parameters in the paper.
     pub const ALL: [Self; 4] =
         [Self::Attention, Self::MlpOnly, Self::AttentionWithHead, Self::DecoderLayer];
 
-    /// Returns whether a token attends to those before it.
+    /// Returns whether the adapter attends to earlier tokens.
     pub fn has_attention(self) -> bool {
         self != Self::MlpOnly
     }
@@ -90,36 +91,37 @@ impl std::fmt::Display for AdapterArchitecture {
     }
 }
 
-/// An adapter's shape and origin: `config.json` of an adapter directory.
+/// An adapter's shape and provenance: `config.json` of an adapter directory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AdapterConfig {
-    /// The number of the target's layers that run before the adapter, less than all of them. With 0
-    /// the adapter reads the target's embeddings.
+    /// The number of the target's layers that run before the adapter, below the number of all its
+    /// layers. With 0 the adapter reads the target's embeddings.
     pub exit_layer: usize,
-    /// The parts of each layer.
+    /// The architecture of each layer.
     pub architecture: AdapterArchitecture,
-    /// A model of the target's family and sizes with as many layers as the adapter, 1 in the paper:
-    /// the adapter's parts are those of its layers.
+    /// A model of the target's family and sizes with as many layers as the adapter (1 in the
+    /// paper). The adapter uses parts of these layers.
     pub model: ModelConfig,
-    /// The tokens that it may draft; `None` for all.
+    /// The tokens that the adapter may draft; `None` for all.
     pub draft_vocabulary: Option<DraftVocabulary>,
-    /// The type of the weights in its file: the target's, if it was trained here.
+    /// The type of the weights in the adapter's file. If the adapter was trained here, it is the
+    /// type of the target's file.
     pub dtype: WeightDtype,
-    /// SHA-256 of the target the adapter was trained for, if known.
+    /// The SHA-256 of the target that the adapter was trained for, if known.
     pub target_hash: Option<String>,
-    /// The rest of the training record.
+    /// The record of the training, without the settings above.
     pub training: Map<String, Value>,
 }
 
-/// One or a few layers between a target's shallow layers and its LM head.
+/// A self-draft adapter: one or a few layers between a target's shallow layers and its LM head.
 #[derive(Module, Debug)]
 pub struct Adapter {
     pub(crate) stack: LayerStack,
-    /// `[hidden, vocab]`; `None` to use the target's.
+    /// The separate LM head, `[hidden, vocab]`; `None` if the adapter uses the target's.
     lm_head: Option<Linear>,
     #[module(skip)]
     logit_soft_cap: Option<f32>,
-    /// The same weights packed for few rows on the CPU.
+    /// The same weights in packed form, for decoding on the CPU.
     #[module(skip)]
     packed: Option<Arc<PackedAdapter>>,
     #[module(skip)]
@@ -140,7 +142,7 @@ impl AdapterConfig {
             return Err(ModelError::ExitLayer { exit_layer, num_layers });
         }
         let mut model = target.clone();
-        // It attends as far as the target's farthest-reaching layer.
+        // The adapter has a sliding window only if every layer of the target has one.
         model.spec.window = model.spec.window.filter(|window| !window.layers.contains(&false));
         let architecture = AdapterArchitecture::Attention;
         let config = Self {
@@ -169,13 +171,13 @@ impl AdapterConfig {
         self
     }
 
-    /// Returns the share of the held-out responses' tokens that are in the draft vocabulary, as
-    /// training counted it; `None` if unknown.
+    /// Returns the fraction of the held-out responses' tokens that are in the draft vocabulary, as
+    /// counted in training; `None` if unknown.
     pub fn vocabulary_coverage(&self) -> Option<f64> {
         self.training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64)
     }
 
-    /// Adds the coverage to the training record.
+    /// Adds the vocabulary coverage to the training record.
     pub fn set_vocabulary_coverage(&mut self, coverage: f64) {
         self.training.insert(VOCABULARY_COVERAGE.to_owned(), coverage.into());
     }
@@ -213,8 +215,8 @@ impl AdapterConfig {
         self.architecture.has_head().then(|| LinearSpec::lm_head(LM_HEAD, &self.model.shape))
     }
 
-    /// Initialises an adapter as Kangaroo does: linear layers uniform within ±1/√inputs, torch's
-    /// default for `nn.Linear`, and norms of ones.
+    /// Initialises an adapter as Kangaroo does: linear layers are uniform within ±1/√inputs,
+    /// torch's default for `nn.Linear`, and norms are ones.
     pub fn init(&self, device: &Device) -> Adapter {
         self.init_by(device, |linear| {
             let bound = 1.0 / (linear.inputs as f64).sqrt();
@@ -223,8 +225,8 @@ impl AdapterConfig {
         })
     }
 
-    /// Initialises as [`AdapterConfig::init`] does, with numbers in [0, 1) from `draw`, in the
-    /// order of the tensors.
+    /// Initialises an adapter as [`AdapterConfig::init`] does, with numbers in [0, 1) from `draw`,
+    /// in the order of the tensors.
     pub fn init_from(&self, device: &Device, mut draw: impl FnMut() -> f64) -> Adapter {
         self.init_by(device, |linear| {
             let bound = 1.0 / (linear.inputs as f64).sqrt();
@@ -261,9 +263,10 @@ impl AdapterConfig {
         })
     }
 
-    /// Counts the parameters. With hidden size H, q and kv of all heads, intermediate size I and
-    /// vocabulary V: a layer's attention has 2H(q + kv) + H, its MLP 3HI + H, that of "MLP only"
-    /// 2H² + H, an LM head HV, and the last norm H.
+    /// Counts the parameters. H is the hidden size, q and kv are the widths of all query heads and
+    /// of all key/value heads, I is the intermediate size, and V the vocabulary size. A layer's
+    /// attention has 2H(q + kv) + H parameters, its MLP 3HI + H, the MLP of "MLP only" 2H² + H, an
+    /// LM head HV, and the last norm H.
     pub fn num_parameters(&self) -> usize {
         let shape = &self.model.shape;
         let head = self.own_head().map_or(0, |head| head.num_parameters());
@@ -312,9 +315,9 @@ impl AdapterConfig {
 }
 
 impl Adapter {
-    /// Copies the target's weights: the layers take those of the target's layers from `first` on,
-    /// repeating the last one as needed, and the norm takes the target's final norm. The MLP of
-    /// "MLP only" stays as it is, because no layer of the target has its form.
+    /// Copies the target's weights. The adapter's layers take those of the target's layers from
+    /// `first` on, repeating the last layer as needed. The adapter's norm takes the target's final
+    /// norm. The MLP of "MLP only" stays unchanged, because no layer of the target has its form.
     ///
     /// # Panics
     /// If the target has no such layer, or another shape.
@@ -339,7 +342,7 @@ impl Adapter {
         Self { lm_head, ..self }
     }
 
-    /// The tokens that it may draft; `None` for all.
+    /// Returns the tokens that the adapter may draft; `None` for all.
     pub fn draft_vocabulary(&self) -> Option<&DraftVocabulary> {
         self.draft_vocabulary.as_ref()
     }
@@ -363,17 +366,17 @@ impl Adapter {
     }
 
     /// Returns a copy that computes in `dtype`, for one training forward over whole sequences. On
-    /// an autodiff device gradients reach this adapter's parameters, in the parameters' type.
+    /// an autodiff device, gradients reach this adapter's parameters in their own type.
     pub fn to_dtype(&self, dtype: FloatDType) -> Self {
         cast_parameters(Self { packed: None, ..self.clone() }, dtype)
     }
 
-    /// The number of parameters.
+    /// Returns the number of parameters.
     pub fn num_parameters(&self) -> usize {
         self.num_params()
     }
 
-    /// The number of logits, the target's vocabulary size.
+    /// Returns the number of logits, which is the target's vocabulary size.
     pub fn vocab_size(&self) -> usize {
         self.shape.vocab_size
     }
@@ -386,7 +389,8 @@ impl Adapter {
         self.lm_head.as_ref().map(|head| head.weight.val())
     }
 
-    /// Computes logits of normed rows, by the adapter's separate LM head or the target's.
+    /// Computes logits of rows after the final norm, with the adapter's separate LM head or else
+    /// the target's.
     pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
         let Some(head) = &self.lm_head else { return target.logits(normed) };
         if let Some(packed) = &self.packed
@@ -403,19 +407,19 @@ impl Adapter {
         }))
     }
 
-    /// Computes the LM head's input over whole sequences, without a cache. The adapter is causal, so
-    /// padding on the right changes nothing to its left.
+    /// Computes the LM head's input over whole sequences, without a cache. The adapter is causal,
+    /// so padding on the right does not affect earlier positions.
     ///
     /// # Shapes
     /// - features: `[batch, seq, hidden]`, the target's hidden states at the exit layer
-    /// - output: the same, after the adapter's norm
+    /// - output: `[batch, seq, hidden]`, after the adapter's norm
     pub fn forward(&self, features: Tensor<3>) -> Tensor<3> {
         let all = 0..self.stack.layers.len();
         self.stack.norm.forward(self.stack.forward(all, features, &self.device()))
     }
 
-    /// Computes [`Self::forward`] for new tokens, which follow their sequences' tokens in the
-    /// cache.
+    /// Computes [`Self::forward`] for new tokens, which follow the cached tokens of their
+    /// sequences.
     ///
     /// # Panics
     /// If a slot is full, or its rows come in several runs.
@@ -436,7 +440,7 @@ impl Adapter {
         }
     }
 
-    /// Adds new tokens' keys and values to the cache.
+    /// Adds the keys and values of new tokens to the cache, without computing outputs.
     ///
     /// # Panics
     /// As [`Adapter::forward_cached`].

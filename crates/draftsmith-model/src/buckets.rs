@@ -1,34 +1,34 @@
-//! Lengths on devices come in buckets. A device compiles and tunes kernels for each shape that it
-//! meets first, and sequences have every length. So we pad to a few lengths: the rows of a forward
-//! (1, 8, 16, 32, 64, then multiples of 64, coarser from 1,024), the keys of a cache (likewise,
-//! from 256), and the rows and tokens of a batch. A step reads the bucket of its longest sequence,
-//! not the cache's capacity.
+//! Padded lengths for devices. A device compiles and tunes kernels for each new shape, and
+//! sequences have every length. So we pad to a few lengths, the buckets: the rows of a forward (1,
+//! 8, 16, 32, 64, then multiples of 64, coarser from 1,024), the keys of a cache (likewise, from
+//! 256), and the rows and tokens of a batch. A step reads the bucket of its longest sequence, not
+//! the cache's capacity.
 //!
-//! Padding changes no result: nobody reads the rows, masks give the keys probability 0, and losses
-//! give the tokens weight 0. The CPU compiles nothing and does not pad.
+//! Padding changes no result: padding rows are not read, masks give padding keys probability 0, and
+//! losses give padding tokens weight 0. The CPU compiles nothing and does not pad.
 
 use burn::tensor::Device;
 
-/// Longer buckets are multiples of this at least, which suits kernels that read numbers in vectors
-/// or blocks.
+/// The smallest distance between longer buckets, which are multiples of it. It suits kernels that
+/// read numbers in vectors or blocks.
 const SMALLEST_STEP: usize = 64;
 
-/// The fewest rows except one: those of a verification of 7 candidates. A GPU computes them in the
-/// time of one, because it waits for weights.
+/// The smallest bucket of rows, except a single row. It fits the verification of 7 candidates. A
+/// GPU computes 8 rows in the time of one, because it waits for weights.
 const FEWEST_ROWS: usize = 8;
 
-/// The fewest keys: most prompts with the start of a response.
+/// The smallest bucket of keys. It fits most prompts with the start of a response.
 const FEWEST_KEYS: usize = 256;
 
-/// The fewest numbers of a vector.
+/// The smallest bucket for a vector of numbers.
 const FEWEST_NUMBERS: usize = 256;
 
-/// Whether lengths are padded to buckets.
+/// The policy for padding lengths to buckets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Lengths {
-    /// No padding.
+    /// Lengths are not padded.
     AsGiven,
-    /// Padded to a few lengths.
+    /// Lengths are padded to buckets.
     InBuckets,
 }
 
@@ -55,8 +55,8 @@ impl Lengths {
         }
     }
 
-    /// Returns the padded number of rows for a batch of `num_rows`, which holds at most
-    /// `batch_size`.
+    /// Returns the padded number of rows for a batch that has `num_rows` of at most `batch_size`
+    /// rows.
     pub fn padded_batch(self, num_rows: usize, batch_size: usize) -> usize {
         match self {
             Self::AsGiven => num_rows,
@@ -65,12 +65,12 @@ impl Lengths {
     }
 }
 
-/// Returns the number of rows in the bucket of `num_rows`.
+/// Returns the bucket for `num_rows` rows.
 pub(crate) fn padded_rows(num_rows: usize) -> usize {
     if num_rows <= 1 { num_rows } else { padded(num_rows, FEWEST_ROWS) }
 }
 
-/// Returns the number of keys in the bucket of `num_keys`.
+/// Returns the bucket for `num_keys` keys.
 pub(crate) fn padded_keys(num_keys: usize) -> usize {
     padded(num_keys, FEWEST_KEYS)
 }
@@ -80,9 +80,9 @@ pub(crate) fn padded_sequences(num_sequences: usize) -> usize {
     num_sequences.next_power_of_two()
 }
 
-/// Rounds up a length to a bucket, at least `fewest`. Buckets are powers of two up to the smallest
-/// step, then eight to sixteen between a power of two and the next, in steps no smaller than that.
-/// At most a ninth is padding.
+/// Rounds a length up to a bucket of at least `fewest`. Buckets are powers of two up to the
+/// smallest step. Above it, there are eight to sixteen buckets between a power of two and the next,
+/// at least the smallest step apart, and at most a ninth of a bucket is padding.
 fn padded(len: usize, fewest: usize) -> usize {
     let power = len.next_power_of_two();
     let bucket = match power <= SMALLEST_STEP {

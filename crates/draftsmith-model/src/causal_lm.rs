@@ -2,11 +2,12 @@
 //! head.
 //!
 //! A self-draft runs layers `0..exit_layer`, and verification continues with
-//! `exit_layer..num_layers` on the same features, so the pieces are public.
+//! `exit_layer..num_layers` on the same hidden states, so these parts are public.
 //! [`CausalLm::hidden_states`] runs whole sequences without a cache, for training and for features.
 //!
-//! The weights are in one of two places. A frozen model on the CPU is packed in host memory
-//! (`packed`); everything else is tensors on a device (`decoder`). Callers see no difference.
+//! The weights have one of two forms. A frozen model on the CPU is packed in host memory
+//! (`packed`). Every other model consists of tensors on a device (`decoder`). Callers see no
+//! difference.
 
 mod packed_model;
 #[cfg(test)]
@@ -40,21 +41,22 @@ pub struct CausalLm {
     weights: ModelWeights,
     #[module(skip)]
     config: ModelConfig,
-    /// The type of the files' weights.
+    /// The type of the weights in the model's files.
     #[module(skip)]
     stored: WeightDtype,
-    /// Number of leading layers that were loaded; all unless fewer were asked for.
+    /// The number of leading layers that were loaded. These are all layers unless the caller asked
+    /// for fewer.
     #[module(skip)]
     num_here: usize,
 }
 
-/// A model's weights, in one of two places.
+/// A model's weights in one of two forms.
 #[derive(Module, Debug)]
 #[expect(clippy::large_enum_variant, reason = "there are a few models, each in one place")]
 enum ModelWeights {
     /// Tensors on a device, for training and for frozen models on other devices.
     Tensors(Decoder),
-    /// Packed in host memory, for a frozen model on the CPU.
+    /// Packed weights in host memory, for a frozen model on the CPU.
     Packed(PackedModel),
 }
 
@@ -139,12 +141,12 @@ impl CausalLm {
         write_json(&dir.join("config.json"), &json)
     }
 
-    /// The architecture, without weights.
+    /// Returns the architecture, without weights.
     pub fn config(&self) -> &ModelConfig {
         &self.config
     }
 
-    /// The sizes.
+    /// Returns the sizes and special tokens.
     pub fn shape(&self) -> &ModelShape {
         &self.config.shape
     }
@@ -154,7 +156,7 @@ impl CausalLm {
         assert!(layers.end <= num_here, "only the model's first {num_here} layers were loaded");
     }
 
-    /// Returns the type that the model computes in. Packed weights may be stored in another.
+    /// Returns the type in which the model computes. Packed weights may be stored in another type.
     pub fn dtype(&self) -> WeightDtype {
         match &self.weights {
             ModelWeights::Tensors(decoder) if decoder.dtype() == FloatDType::BF16 => {
@@ -164,8 +166,8 @@ impl CausalLm {
         }
     }
 
-    /// The type for weights that are stored beside the model's: bf16 if its files have 16 bits per
-    /// number.
+    /// Returns the type for weights that are stored beside the model's: bf16 if its files have 16
+    /// bits per number, otherwise f32.
     pub fn stored_dtype(&self) -> WeightDtype {
         self.stored
     }
@@ -184,7 +186,7 @@ impl CausalLm {
         }
     }
 
-    /// Converts the model to compute in `dtype`; see `precision.rs`. Weights that are initialised
+    /// Converts the model to compute in `dtype` (see `precision.rs`). Weights that are initialised
     /// lazily, as by [`ModelConfig::init`], are drawn, cast and dropped one by one.
     pub fn to_dtype(self, dtype: WeightDtype) -> Self {
         let decoder = match self.weights {
@@ -196,7 +198,7 @@ impl CausalLm {
         Self { weights: ModelWeights::Tensors(decoder.in_dtype(dtype)), ..self }
     }
 
-    /// Returns the same model with tensors in f32, for comparison.
+    /// Returns the same model with its weights as tensors in f32, for comparison.
     #[cfg(test)]
     pub(crate) fn to_tensors(&self) -> Self {
         let ModelWeights::Packed(packed) = &self.weights else { return self.clone() };
@@ -217,7 +219,8 @@ impl CausalLm {
         }
     }
 
-    /// Wraps a decoder of tensors as a model. `stored` is the type of the files that it belongs to.
+    /// Wraps a decoder of tensors as a model. `stored` is the type of the weights in the model's
+    /// files.
     pub(crate) fn of_tensors(config: ModelConfig, decoder: Decoder, stored: WeightDtype) -> Self {
         let num_here = config.shape.num_layers;
         Self { weights: ModelWeights::Tensors(decoder), config, stored, num_here }
@@ -284,7 +287,7 @@ impl CausalLm {
     }
 
     /// Looks up embeddings as [`CausalLm::embed_ids`] does, for tokens of several sequences in one
-    /// forward. Each run is a slot and the next tokens of its sequence.
+    /// forward. Each run is a sequence's slot and its next tokens.
     pub fn embed_runs(&self, runs: &[(usize, &[u32])]) -> Rows {
         let ids: Vec<u32> = runs.iter().flat_map(|(_, ids)| *ids).copied().collect();
         let slots: Slots =
@@ -319,9 +322,9 @@ impl CausalLm {
         }
     }
 
-    /// Reads new tokens into the caches of all layers from `first` on, for their keys and values
-    /// only; the rest of the last layer is not computed. `hidden` is the stream after `first`
-    /// layers, that is, the embeddings if `first` is 0.
+    /// Writes the keys and values of new tokens into the caches of all layers from `first` on. The
+    /// rest of the last layer is not computed. `hidden` contains the hidden states after `first`
+    /// layers; these are the embeddings if `first` is 0.
     ///
     /// # Panics
     /// As [`CausalLm::forward_layers`].
@@ -349,7 +352,8 @@ impl CausalLm {
         }
     }
 
-    /// Applies [`CausalLm::lm_head`] to normed rows; one row of logits each.
+    /// Applies [`CausalLm::lm_head`] to rows after the final norm. Returns one row of logits for
+    /// each.
     pub fn logits(&self, normed: &Rows) -> Rows {
         match &self.weights {
             ModelWeights::Packed(packed) => normed.with_place(packed.logits(&normed.place.host())),
@@ -360,8 +364,8 @@ impl CausalLm {
         }
     }
 
-    /// Applies the final norm. The output is what heads read, and what Hugging Face calls
-    /// `hidden_states[-1]`.
+    /// Applies the final norm. The output is what acceptance heads read, and what Hugging Face
+    /// calls `hidden_states[-1]`.
     pub fn final_norm(&self, hidden: Tensor<3>) -> Tensor<3> {
         match &self.weights {
             ModelWeights::Tensors(decoder) => decoder.stack.norm.forward(hidden),
@@ -371,8 +375,8 @@ impl CausalLm {
         }
     }
 
-    /// Applies the LM head to normed hidden states. Logits are always f32, so the soft cap and
-    /// later steps do not round again.
+    /// Applies the LM head to hidden states after the final norm. Logits are always f32, so the
+    /// soft cap and later steps cause no further rounding to bf16.
     ///
     /// # Shapes
     /// - hidden: `[batch, seq, hidden]`
@@ -393,8 +397,8 @@ impl CausalLm {
         }
     }
 
-    /// Returns the LM head as a matrix, for losses that compute it in chunks. It has no bias. The
-    /// caller applies the soft cap, if any:
+    /// Returns the LM head as a matrix, for losses that compute logits in chunks. It has no bias.
+    /// The caller applies the soft cap, if there is one:
     /// [`DecoderSpec::logit_soft_cap`](crate::DecoderSpec::logit_soft_cap).
     ///
     /// # Shapes
@@ -406,13 +410,14 @@ impl CausalLm {
         }
     }
 
-    /// Computes the hidden states after each number of layers in `exit_layers`, and the final
-    /// hidden states after the final norm, over whole sequences in one pass without a cache.
+    /// Computes the exit states (hidden states after each number of layers in `exit_layers`) and
+    /// the final hidden states after the final norm. It runs over whole sequences in one pass
+    /// without a cache.
     ///
-    /// `wanted` gives, for each sequence, the positions whose final states are needed. Later
+    /// `wanted` lists, for each sequence, the positions whose final states are needed. Later
     /// positions are padding, and earlier ones are only attended to; neither is computed further
-    /// than necessary. Exit states are valid before the end of `wanted`, final states within it;
-    /// the others are finite and meaningless.
+    /// than necessary. Exit states are valid before the end of `wanted`, and final states within
+    /// `wanted`. All other values are finite and meaningless.
     ///
     /// # Shapes
     /// - ids: `[batch, seq]`

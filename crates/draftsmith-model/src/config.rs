@@ -1,11 +1,12 @@
-//! What `config.json` says about a model: its family, its sizes, and the [`DecoderSpec`] to build.
+//! Reads and writes a model's `config.json`: its family, its sizes, and the [`DecoderSpec`] to
+//! build.
 //!
 //! `config/keys.rs` lists the keys, `config/families.rs` turns them into each family's spec, and
 //! `config/json.rs` writes them. If `generation_config.json` names end tokens, they replace those
 //! of `config.json`.
 //!
-//! A family is an entry: only this module asks which family a model belongs to. Everything else
-//! follows the spec. A value that we cannot compute is refused with an error that names its key.
+//! Only this module asks which family a model belongs to: a family is an entry in its table. All
+//! other code follows the spec. A value that we cannot compute causes an error that names its key.
 
 mod families;
 mod json;
@@ -53,9 +54,9 @@ pub enum Architecture {
 pub struct ModelConfig {
     /// The family.
     pub architecture: Architecture,
-    /// The sizes.
+    /// The sizes and special tokens.
     pub shape: ModelShape,
-    /// What the model computes.
+    /// The computations of the model.
     pub spec: DecoderSpec,
 }
 
@@ -82,7 +83,7 @@ impl Architecture {
         self.names().1
     }
 
-    /// Returns the class name in transformers.
+    /// Returns the family's class name in transformers.
     fn class(self) -> &'static str {
         self.names().2
     }
@@ -101,7 +102,7 @@ impl Architecture {
     }
 }
 
-/// The key that says which family the other keys belong to.
+/// The key of `config.json` that names the family. The family decides how the other keys are read.
 #[derive(Deserialize)]
 struct ModelType {
     model_type: Option<String>,
@@ -131,7 +132,7 @@ impl ModelConfig {
         Self { architecture: Architecture::Llama, shape, spec }
     }
 
-    /// Sets whether the LM head shares the embedding matrix.
+    /// Sets whether the LM head and the embedding share one matrix.
     #[must_use]
     pub fn with_tied_embeddings(mut self, tied: bool) -> Self {
         self.spec.tie_word_embeddings = tied;
@@ -172,7 +173,7 @@ impl ModelConfig {
     }
 }
 
-/// Reads the family from a `config.json`; Llama if it names none.
+/// Reads the family from a `config.json`; Llama if the file names no family.
 fn read_architecture(path: &Path, keys: &Map<String, Value>) -> Result<Architecture, ModelError> {
     let ModelType { model_type } = parse_json_value(path, "", Value::Object(keys.clone()))?;
     let Some(model_type) = model_type else { return Ok(Architecture::Llama) };

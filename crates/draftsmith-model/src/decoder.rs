@@ -40,21 +40,22 @@ use source::{
 };
 use stack::LayerStack;
 
-/// Embedding, layers, final norm and LM head.
+/// The embedding, the layers, the final norm and the LM head.
 #[derive(Module, Debug)]
 pub(crate) struct Decoder {
-    /// `[vocab, hidden]`
+    /// The token embeddings, `[vocab, hidden]`.
     embedding: Param<Tensor<2>>,
     pub(crate) stack: LayerStack,
-    /// To `[vocab]`. `None` while a tied model is trained, because the embedding is both. Frozen
-    /// models have a contiguous copy, tied or not.
+    /// The LM head. `None` while a tied model is trained, because the embedding serves as both.
+    /// Frozen models have a contiguous copy, tied or not.
     lm_head: Option<Linear>,
     #[module(skip)]
     embedding_scale: Option<f32>,
 }
 
 impl Decoder {
-    /// Builds a frozen decoder from its parts. If it is tied, `lm_head` is a contiguous copy.
+    /// Builds a frozen decoder from its parts. If the LM head is tied, `lm_head` is a contiguous
+    /// copy of the embedding.
     pub(crate) fn new(
         config: &ModelConfig,
         embedding: Tensor<2>,
@@ -71,8 +72,8 @@ impl Decoder {
         }
     }
 
-    /// Initialises random weights: normal with standard deviation 0.02, as in transformers;
-    /// projections into the residual stream are scaled by 1/√(2·layers), as in GPT-2.
+    /// Initialises random weights. They are normal with standard deviation 0.02, as in
+    /// transformers. Projections into the residual stream are scaled by 1/√(2·layers), as in GPT-2.
     pub(crate) fn init(config: &ModelConfig, device: &Device) -> Self {
         let ModelConfig { shape, spec, .. } = config;
         let normal = |std: f64| Initializer::Normal { mean: 0.0, std };
@@ -91,7 +92,7 @@ impl Decoder {
         decoder
     }
 
-    /// Builds a decoder with layers and norm from `source`.
+    /// Builds a decoder whose layers and norm get their weights from `source`.
     fn build<S: WeightSource>(
         config: &ModelConfig,
         embedding: Param<Tensor<2>>,
@@ -109,8 +110,8 @@ impl Decoder {
         Ok(Self { embedding, stack, lm_head, embedding_scale: spec.embedding_scale })
     }
 
-    /// Reads a checkpoint tensor by tensor. Each reaches the device in `dtype`, so a bf16 model
-    /// never exists in f32 as a whole, neither there nor in host memory.
+    /// Reads a checkpoint tensor by tensor. Each tensor reaches the device in `dtype`, so a bf16
+    /// model never exists in f32 as a whole, neither there nor in host memory.
     ///
     /// # Errors
     /// If a tensor is missing or misshapen, or a file is broken.
@@ -126,7 +127,8 @@ impl Decoder {
         let mut source = CheckpointSource { reader, device, dtype };
         let table = format!("{}.weight", spec.names.embedding);
         let table = source.reader.take(&table, &[vocab, hidden])?;
-        // A tied model on an autodiff device will be trained: the embedding stays both. A GPU reads it as it lies.
+        // A tied model on an autodiff device will be trained, so its embedding serves as both. A
+        // GPU reads the embedding as it is stored.
         let copies_head = spec.tie_word_embeddings && *device == Device::flex();
         let tied = copies_head.then(|| {
             linear(transposed(&table, vocab, hidden), [hidden, vocab], None, device, dtype)
@@ -139,7 +141,7 @@ impl Decoder {
         Ok(Self::build(config, embedding, lm_head, &mut source)?.joined())
     }
 
-    /// Prepares the decoder for [few rows](few_rows) if it is on a GPU to decode.
+    /// Prepares the decoder for forwards of [few rows](few_rows), if it decodes on a GPU.
     fn joined(mut self) -> Self {
         self.stack.join();
         if let Some(head) = self
@@ -171,7 +173,7 @@ impl Decoder {
         self.embedding.val().device()
     }
 
-    /// Returns the type that the decoder computes in.
+    /// Returns the type in which the decoder computes.
     pub(crate) fn dtype(&self) -> FloatDType {
         self.embedding.val().dtype().into()
     }
@@ -183,7 +185,7 @@ impl Decoder {
         decoder.joined()
     }
 
-    /// The embedding matrix, `[vocab, hidden]`.
+    /// Returns the embedding matrix, `[vocab, hidden]`.
     pub(crate) fn embedding(&self) -> Tensor<2> {
         self.embedding.val()
     }
@@ -195,8 +197,8 @@ impl Decoder {
         size * self.embedding_scale.unwrap_or(1.0)
     }
 
-    /// Returns the LM head's weights, `[hidden, vocab]`; the embedding matrix, transposed, if it is
-    /// tied.
+    /// Returns the LM head's weights, `[hidden, vocab]`. If the LM head is tied, they are the
+    /// transposed embedding matrix.
     pub(crate) fn lm_head_weight(&self) -> Tensor<2> {
         match &self.lm_head {
             Some(head) => head.weight.val(),

@@ -1,9 +1,10 @@
 //! A self-draft adapter as an ordinary model, for runtimes that support draft models but no
 //! adapters.
 //!
-//! The target's first layers, the adapter's layers, the adapter's norm and an LM head form a model
-//! of the target's family with the adapter's logits. It holds a copy of what the adapter shares
-//! with the target, and verification computes the first layers again.
+//! A model of the target's family is built from the target's first layers, the adapter's layers,
+//! the adapter's norm and an LM head. It has the adapter's logits. It contains copies of the
+//! weights that the adapter shares with the target, and verification computes the first layers
+//! again.
 
 use burn::tensor::{Tensor, TensorData};
 
@@ -19,7 +20,7 @@ impl AdapterConfig {
     /// adapter's.
     ///
     /// # Errors
-    /// If no layer of the target's family computes the adapter.
+    /// If no layer of the target's family can express the adapter's computation.
     pub fn draft_model(&self, target: &ModelConfig) -> Result<ModelConfig, ModelError> {
         if self.architecture == AdapterArchitecture::MlpOnly {
             return Err(ModelError::NoDraftModel {
@@ -36,7 +37,7 @@ impl AdapterConfig {
             layers.resize(self.exit_layer + own_layers, looks_back);
             WindowSpec { layers, ..window }
         });
-        // Its LM head differs from the target's.
+        // The draft model has an LM head that differs from the target's.
         if self.architecture.has_head() || self.draft_vocabulary.is_some() {
             model.spec.tie_word_embeddings = false;
         }
@@ -46,14 +47,14 @@ impl AdapterConfig {
 
 impl Adapter {
     /// Builds the draft model from tensors in f32. Parts that the adapter lacks get weights of
-    /// zero. Tokens outside the draft vocabulary get LM head rows of zeros and hence logits of 0,
+    /// zero. Tokens outside the draft vocabulary get LM head rows of zeros, and hence logits of 0,
     /// because an ordinary model cannot give them −∞.
     ///
     /// # Errors
-    /// If no layer of the target's family computes the adapter.
+    /// If no layer of the target's family can express the adapter's computation.
     ///
     /// # Panics
-    /// If `target` has another shape than the adapter's.
+    /// If `target` has another shape than the adapter.
     pub fn draft_model(
         &self,
         config: &AdapterConfig,

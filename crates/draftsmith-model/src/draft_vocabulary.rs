@@ -1,11 +1,11 @@
-//! The tokens that a drafter may draw, if not all of its target's.
+//! The subset of the target's tokens that a drafter may draw.
 //!
-//! A small drafter spends much of a step on its LM head: after two layers of SmolLM2-135M it is 28
-//! M weights of 35 M. Most tokens are rare, so an LM head for the frequent ones loses little
-//! (FR-Spec, Zhao et al. 2025; EAGLE-3's `d2t`, Li et al. 2025). The others get probability exactly
-//! 0, so verification needs no change.
+//! A small drafter spends much of a step on its LM head: after two layers of SmolLM2-135M the LM
+//! head has 28 M of the 35 M weights. Most tokens are rare, so an LM head for the frequent ones
+//! loses little (FR-Spec, Zhao et al. 2025; EAGLE-3's `d2t`, Li et al. 2025). Other tokens get
+//! probability exactly 0, so verification needs no change.
 //!
-//! The token set is part of the drafter's identity in rollouts and tuned rules.
+//! The token set is part of a drafter's identity in rollouts and tuned rules.
 
 use std::sync::Arc;
 
@@ -20,17 +20,18 @@ use crate::packed::{self, PackedWeights};
 use crate::rows::{HostRows, Rows};
 use crate::weights::WeightReader;
 
-/// The tensor that lists the tokens as 64-bit integers, and an adapter's key for their number.
+/// The name of the tensor that lists the tokens as 64-bit integers, and of an adapter's key for the
+/// number of tokens.
 pub(crate) const DRAFT_VOCABULARY: &str = "draft_vocabulary";
 
 /// The logit of a token that is never drawn. Softmax turns it into exactly 0 at any temperature,
 /// and sums with it do not become NaN.
 const NEVER: f32 = -1e30;
 
-/// The tokens that a drafter may draw. Clones share them.
+/// The tokens that a drafter may draw. Clones share the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DraftVocabulary {
-    /// In rising order.
+    /// The token ids, in rising order.
     ids: Arc<[u32]>,
 }
 
@@ -45,8 +46,8 @@ impl DraftVocabulary {
         Self { ids }
     }
 
-    /// Selects the `size` tokens with the highest counts (ties go to the smaller id), including all
-    /// of `always`, or fewer if fewer have a count.
+    /// Selects the `size` tokens with the highest counts (ties go to the smaller id). All tokens of
+    /// `always` are included. The result is smaller if fewer tokens have a count.
     ///
     /// # Panics
     /// If no token qualifies, or `size` is 0.
@@ -59,7 +60,7 @@ impl DraftVocabulary {
         Self::new(ids)
     }
 
-    /// The tokens in rising order.
+    /// Returns the token ids, in rising order.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
@@ -93,7 +94,8 @@ impl DraftVocabulary {
         Ok(Self::new(ids))
     }
 
-    /// Computes the share of counted tokens that are in the vocabulary; 1 if nothing was counted.
+    /// Computes the fraction of counted tokens that are in the vocabulary; 1 if no token was
+    /// counted. `counts[id]` is the count of a token.
     pub fn coverage(&self, counts: &[u64]) -> f64 {
         let all: u64 = counts.iter().sum();
         let covered: u64 = self.ids.iter().filter_map(|id| counts.get(*id as usize)).sum();
@@ -101,20 +103,20 @@ impl DraftVocabulary {
     }
 }
 
-/// The LM head's rows of a draft vocabulary.
+/// An LM head that has only the rows of a draft vocabulary.
 #[derive(Debug, Clone)]
 pub(crate) struct NarrowHead {
     pub(crate) vocabulary: DraftVocabulary,
     weight: NarrowWeight,
     logit_soft_cap: Option<f32>,
-    /// Number of logits of the output.
+    /// The number of logits in the output, one per token of the target.
     vocab_size: usize,
 }
 
 #[derive(Debug, Clone)]
 enum NarrowWeight {
     Packed(Arc<PackedWeights>),
-    /// `[hidden, tokens]`
+    /// The weights as a tensor, `[hidden, tokens]`.
     Tensor(Box<Tensor<2>>),
 }
 
@@ -143,7 +145,8 @@ impl NarrowHead {
         }
     }
 
-    /// Wraps a drafter's own packed LM head, whose outputs are the tokens of `vocabulary`.
+    /// Wraps a drafter's own LM head with packed weights. Its outputs are the tokens of
+    /// `vocabulary`.
     pub(crate) fn of_packed(
         weight: Arc<PackedWeights>,
         vocabulary: DraftVocabulary,
@@ -153,7 +156,8 @@ impl NarrowHead {
         Self { weight, vocabulary, logit_soft_cap: None, vocab_size }
     }
 
-    /// Wraps a drafter's own LM head of tensors, whose outputs are the tokens of `vocabulary`.
+    /// Wraps a drafter's own LM head with a tensor of weights. Its outputs are the tokens of
+    /// `vocabulary`.
     ///
     /// # Shapes
     /// - weight: `[hidden, tokens]`
@@ -166,7 +170,8 @@ impl NarrowHead {
         Self { weight, vocabulary, logit_soft_cap: None, vocab_size }
     }
 
-    /// Computes logits of all tokens of the model; those outside the vocabulary are never drafted.
+    /// Computes logits of all tokens of the model. Tokens outside the vocabulary get a logit that
+    /// is never drawn.
     ///
     /// # Shapes
     /// - normed: the LM head's input, one row per token
@@ -188,7 +193,7 @@ impl NarrowHead {
             }
             NarrowWeight::Tensor(weight) => {
                 let device = weight.device();
-                // The last column is for all other tokens.
+                // The last column is for all tokens outside the vocabulary.
                 let mut column_of = vec![self.vocabulary.ids.len() as i32; self.vocab_size];
                 for (column, id) in self.vocabulary.ids.iter().enumerate() {
                     column_of[*id as usize] = column as i32;

@@ -1,13 +1,13 @@
 //! A frozen drafter: a draft model, a target's first layers with an adapter, or an EAGLE-3 drafter.
 //!
-//! Training runs it over whole sequences and decoding over a cache; heads read its hidden states in
-//! both. It has two halves. The first turns tokens into *features*: a draft model's embeddings, or
-//! the output of the target's layers before the exit. The second turns features into hidden states
-//! for the LM head: the draft model's layers, or the adapter, and a final norm. While decoding, a
-//! self-draft leaves the first half to its target, which continues from the same features in
-//! verification.
+//! Training runs it over whole sequences and decoding over a KV cache; acceptance heads read its
+//! hidden states in both. It has two halves. The first turns tokens into *features*: a draft
+//! model's embeddings, or the hidden states after the target's layers before the exit. The second
+//! turns features into hidden states for the LM head: the draft model's layers, or the adapter, and
+//! a final norm. While decoding, a self-draft leaves the first half to its target, which continues
+//! from the same features in verification.
 //!
-//! An EAGLE-3 drafter has no such halves: its states depend on where a round began
+//! An EAGLE-3 drafter does not have these halves: its hidden states depend on where a round began
 //! ([`DrafterModel::round_states`]).
 
 mod head_features;
@@ -28,21 +28,22 @@ use crate::rows::Rows;
 use crate::state_network::StepNetwork;
 use crate::weights::WeightDtype;
 
-/// A drafter. Clones share weights.
+/// A frozen drafter. Clones share weights.
 #[derive(Module, Debug)]
 pub struct DrafterModel {
     /// The draft model, or the target of a self-draft.
     model: CausalLm,
     exit: Option<Exit>,
     eagle3: Option<Eagle3Half>,
-    /// The LM head's rows of the draft vocabulary, if there is one.
+    /// The part of the LM head for the draft vocabulary; `None` if all tokens may be drafted.
     #[module(skip)]
     narrow_head: Option<NarrowHead>,
     #[module(skip)]
     embedding_gain: OnceLock<f32>,
 }
 
-/// The early exit of a self-draft: the target's layer after which it exits, and the adapter that follows.
+/// The early exit of a self-draft: the number of the target's layers before it, and the adapter
+/// that follows.
 #[derive(Module, Debug)]
 struct Exit {
     #[module(skip)]
@@ -50,17 +51,17 @@ struct Exit {
     adapter: Adapter,
 }
 
-/// An EAGLE-3 drafter of the target.
+/// An EAGLE-3 drafter, and the hidden states of the target that it reads.
 #[derive(Module, Debug)]
 struct Eagle3Half {
-    /// The numbers of the target's layers before the states that it reads.
+    /// For each hidden state that the drafter reads, the number of the target's layers before it.
     #[module(skip)]
     layers: [usize; NUM_TARGET_STATES],
     drafter: Eagle3,
 }
 
 impl From<&CausalLm> for DrafterModel {
-    /// Makes a separate draft model a drafter.
+    /// Uses a separate draft model as a drafter.
     fn from(draft: &CausalLm) -> Self {
         let (exit, eagle3, narrow_head) = (None, None, None);
         let embedding_gain = OnceLock::new();
@@ -70,7 +71,7 @@ impl From<&CausalLm> for DrafterModel {
 
 impl DrafterModel {
     /// Builds a self-draft: `target`'s first `exit_layer` layers with an adapter. The adapter's
-    /// normed output is the hidden state.
+    /// output after its norm is the hidden state.
     pub fn self_draft(target: CausalLm, adapter: Adapter, exit_layer: usize) -> Self {
         let vocabulary = adapter.draft_vocabulary().cloned();
         let narrow_head = vocabulary.map(|vocabulary| NarrowHead::of(&target, vocabulary));
@@ -78,18 +79,19 @@ impl DrafterModel {
         Self { model: target, exit, eagle3: None, narrow_head, embedding_gain: OnceLock::new() }
     }
 
-    /// Builds an EAGLE-3 drafter of the target's width, which reads the target's states after each number of
-    /// layers in `layers`.
+    /// Builds an EAGLE-3 drafter of the target's width. It reads the target's hidden states after
+    /// each number of layers in `layers`.
     pub fn eagle3(target: CausalLm, drafter: Eagle3, layers: [usize; NUM_TARGET_STATES]) -> Self {
         Self { eagle3: Some(Eagle3Half { layers, drafter }), ..Self::from(&target) }
     }
 
-    /// Returns whether this is a target's first layers with an adapter, or an EAGLE-3 drafter.
+    /// Returns whether the drafter needs the target's layers: it is a self-draft with an adapter,
+    /// or an EAGLE-3 drafter.
     pub fn is_self_draft(&self) -> bool {
         self.exit.is_some() || self.drafts_by_round()
     }
 
-    /// Whether hidden states depend on where a round began.
+    /// Returns whether hidden states depend on where a round began.
     pub fn drafts_by_round(&self) -> bool {
         self.eagle3.is_some()
     }
@@ -109,12 +111,12 @@ impl DrafterModel {
         self.model.shape().context
     }
 
-    /// The device that holds the weights.
+    /// Returns the device of the weights.
     pub fn device(&self) -> Device {
         self.model.device()
     }
 
-    /// The type that the drafter computes in.
+    /// Returns the type in which the drafter computes.
     pub fn dtype(&self) -> WeightDtype {
         self.model.dtype()
     }
@@ -135,15 +137,15 @@ impl DrafterModel {
         Self { model, exit, eagle3, narrow_head, ..self }
     }
 
-    /// Replaces a token without an embedding by token 0, which can only cost agreement; other ids
-    /// are returned as they are.
+    /// Returns the id, or 0 for a token that has no embedding. Reading another token can only lower
+    /// the acceptance probability.
     fn readable(&self, id: u32) -> u32 {
         if (id as usize) < self.vocab_size() { id } else { 0 }
     }
 
-    /// Computes the hidden states that the LM head reads, over whole sequences. Sequences are
-    /// padded on the right to the longest or to its bucket; the model is causal, so padding does
-    /// not change earlier positions. A sequence may be empty.
+    /// Computes the hidden states for the LM head over whole sequences. Sequences are padded on the
+    /// right to the longest one or to its bucket. The model is causal, so padding does not change
+    /// earlier positions. A sequence may be empty.
     ///
     /// # Shapes
     /// - output: `[sequences, longest, hidden]`
@@ -166,20 +168,20 @@ impl DrafterModel {
         }
     }
 
-    /// Looks up embeddings of tokens: a draft model's features, and the input of look-ahead heads.
-    /// A self-draft uses its target's.
+    /// Looks up embeddings of tokens. These are a draft model's features, and the input of
+    /// look-ahead heads. A self-draft uses its target's embeddings.
     pub fn embed_ids(&self, ids: &[u32]) -> Rows {
         let ids: Vec<u32> = ids.iter().map(|id| self.readable(*id)).collect();
         self.model.embed_ids(&ids)
     }
 
-    /// Creates a cache for [`Self::features`], for `num_slots` sequences of up to `capacity` tokens
-    /// each; `None` if the features are embeddings, which need no cache.
+    /// Creates a cache for [`Self::features`], with `num_slots` sequences of up to `capacity`
+    /// tokens each. `None` if the features are embeddings, which need no cache.
     pub fn new_feature_cache(&self, capacity: usize, num_slots: usize) -> Option<KvCache> {
         self.exit.as_ref().map(|_| self.model.new_cache(capacity, num_slots))
     }
 
-    /// Computes the features of new tokens, which follow those in `cache`.
+    /// Computes the features of new tokens, which follow the tokens in `cache`.
     ///
     /// # Panics
     /// If a slot is full, or the cache belongs to another drafter.
@@ -201,9 +203,9 @@ impl DrafterModel {
         }
     }
 
-    /// Runs the second half over the features of new tokens, which follow those in `cache`. Returns
-    /// the hidden states that the LM head reads, for the last rows of each slot; `num_rows` gives
-    /// their number, slot by slot.
+    /// Runs the second half over the features of new tokens, which follow the tokens in `cache`.
+    /// Returns hidden states for the LM head, for the last rows of each slot. `num_rows` gives the
+    /// number of rows to return, slot by slot.
     ///
     /// # Panics
     /// If a slot is full.
@@ -223,7 +225,8 @@ impl DrafterModel {
         }
     }
 
-    /// Reads the features of new tokens into the cache, for their keys and values only.
+    /// Writes the keys and values of new tokens, given their features, into the cache. Computes no
+    /// hidden states.
     ///
     /// # Panics
     /// If a slot is full.
@@ -234,12 +237,12 @@ impl DrafterModel {
         }
     }
 
-    /// Computes the hidden states that the LM head reads after each token of a text, then after
-    /// each candidate of `rounds`. A round is given as the number of tokens before it and its
-    /// candidates. No state follows the first token; zeros stand in for it.
+    /// Computes the hidden states for the LM head after each token of a text, then after each
+    /// candidate of `rounds`. A round consists of the number of tokens before it and of its
+    /// candidates. There is no hidden state after the first token; the result has zeros for it.
     ///
     /// # Panics
-    /// If this is no EAGLE-3 drafter, or a round begins before the first token.
+    /// If this is not an EAGLE-3 drafter, or a round begins before the first token.
     pub fn round_states(&self, ids: &[u32], rounds: &[(usize, &[u32])]) -> Rows {
         let Eagle3Half { layers, drafter } = self.eagle3.as_ref().expect("an EAGLE-3 drafter");
         let ends = rounds.iter().map(|(start, candidates)| start + candidates.len());
@@ -259,7 +262,8 @@ impl DrafterModel {
         let features = drafter.features(&states);
         let along = drafter.forward_cached(embed(&ids[1..]), features, &mut cache);
         let nothing = || drafter.no_output(&self.model, 0);
-        // In reverse, each prefix is still in the cache: a round overwrites only what follows its start.
+        // Rounds go from the last to the first. A round overwrites only what follows its start in
+        // the cache, so the prefixes of earlier rounds remain.
         let mut of_rounds: Vec<Rows> = Vec::new();
         for (start, candidates) in rounds.iter().rev() {
             cache.truncate(0, start - 1);
@@ -277,7 +281,7 @@ impl DrafterModel {
         drafter.normed(Rows::cat(all))
     }
 
-    /// Computes the logits of hidden states, one row each.
+    /// Computes logits, one row for each row of hidden states.
     pub fn logits(&self, normed: &Rows) -> Rows {
         if let Some(half) = &self.eagle3 {
             return half.drafter.logits(normed, &self.model);

@@ -1,5 +1,6 @@
-//! EAGLE-3's drafter (Li et al. 2025, section 3): one layer that reads the target's hidden states after
-//! three of its layers, and its own output where the target has not been yet.
+//! EAGLE-3's drafter (Li et al. 2025, section 3): one layer that reads the target's hidden states
+//! after three of its layers. At drafted positions, which the target has not processed, it reads
+//! its own output instead.
 //!
 //! At position q it reads the token after q and the target's states at q:
 //! ```text
@@ -8,9 +9,9 @@
 //! a = g + attention(x)
 //! o = a + mlp(norm(a))
 //! ```
-//! The LM head turns `norm(o)` into logits of token q + 2. The next draft step is at q + 1, for the token that
-//! was just drafted, with o in the place of g. Layer L names the residual stream after the target's first L
-//! layers.
+//! The LM head turns `norm(o)` into logits of token q + 2. The next draft step is at position
+//! q + 1. It reads the token that was just drafted, and o in place of g. A layer number L stands
+//! for the residual stream after the target's first L layers.
 
 mod files;
 mod packed_eagle3;
@@ -49,7 +50,7 @@ use packed_eagle3::PackedEagle3;
 
 pub use files::{Eagle3Fault, Eagle3FaultKind, Eagle3Files};
 
-/// The names of the tensors, as published drafters have them.
+/// The names of the tensors in published drafters.
 const LAYER: &str = "midlayer";
 const FC: &str = "fc";
 const EMBEDDING_NORM: &str = "midlayer.input_layernorm";
@@ -62,62 +63,66 @@ const BOTH_PARTS: &str = "its layer has both parts";
 /// The number of the target's hidden states that a drafter reads.
 pub const NUM_TARGET_STATES: usize = 3;
 
-/// A drafter's shape and origin: `config.json` of its directory.
+/// A drafter's shape and provenance: `config.json` of its directory.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Eagle3Config {
-    /// The target's layers whose states it reads, in the order of the inputs of `fc`.
+    /// For each hidden state that the drafter reads, the number of the target's layers before it.
+    /// The order is that of the inputs of `fc`.
     pub target_layers: [usize; NUM_TARGET_STATES],
     /// The number of the target's layers.
     pub num_target_layers: usize,
     /// The width of the target's hidden states.
     pub target_hidden_size: usize,
-    /// A Llama with one layer of the drafter's sizes and the target's vocabulary.
+    /// A Llama that has one layer of the drafter's sizes, and the target's vocabulary.
     pub model: ModelConfig,
-    /// The tokens that it may draft; `None` for all.
+    /// The tokens that the drafter may draft; `None` for all.
     pub draft_vocabulary: Option<DraftVocabulary>,
-    /// Whether the residual stream begins with the normed g.
+    /// Whether the residual stream begins with g after its norm, instead of g.
     pub norm_before_residual: bool,
-    /// Whether it has token embeddings of its own, and not the target's.
+    /// Whether the drafter has token embeddings of its own. If not, it uses the target's.
     pub has_embedding: bool,
-    /// Whether it has an LM head of its own, and not the target's.
+    /// Whether the drafter has an LM head of its own. If not, it uses the target's.
     pub has_head: bool,
-    /// The type of the weights in its file.
+    /// The type of the weights in the drafter's file.
     pub dtype: WeightDtype,
-    /// SHA-256 of the target the drafter was trained for, if known.
+    /// The SHA-256 of the target that the drafter was trained for, if known.
     pub target_hash: Option<String>,
-    /// The rest of the training record.
+    /// The record of the training, without the settings above.
     pub training: Map<String, Value>,
 }
 
-/// EAGLE-3's drafter.
+/// An EAGLE-3 drafter.
 #[derive(Module, Debug)]
 pub struct Eagle3 {
-    /// From the target's states, side by side.
+    /// The projection of the target's hidden states, concatenated, to g.
     fc: Linear,
     embedding_norm: Norm,
-    /// Its attention reads two rows side by side; its norm is that of g.
+    /// The decoder layer. Its attention reads an embedding and g, concatenated; its attention norm
+    /// is the norm of g.
     layer: DecoderLayer,
     norm: Norm,
-    /// To the draft vocabulary. `None` to use the target's.
+    /// The LM head, whose outputs are the tokens of the draft vocabulary. `None` to use the
+    /// target's.
     lm_head: Option<Linear>,
-    /// `[vocab, hidden]`; `None` to use the target's.
+    /// The token embeddings, `[vocab, hidden]`; `None` to use the target's.
     embedding: Option<Param<Tensor<2>>>,
     #[module(skip)]
     reaches: Vec<Reach>,
     #[module(skip)]
     norm_before_residual: bool,
-    /// The same weights packed for the CPU.
+    /// The same weights in packed form, for decoding on the CPU.
     #[module(skip)]
     packed: Option<Arc<PackedEagle3>>,
     #[module(skip)]
     shape: ModelShape,
-    /// The LM head with the draft vocabulary, of a drafter that was read to decode.
+    /// The LM head together with the draft vocabulary. It is set if the drafter was loaded for
+    /// decoding.
     #[module(skip)]
     narrow_head: Option<NarrowHead>,
 }
 
 impl Eagle3Config {
-    /// Returns the layers that drafters read unless they name others: 2, n/2 and n − 3 of n.
+    /// Returns the default of [`Self::target_layers`]: 2, n/2 and n − 3 for a target with n layers.
     pub fn default_layers(num_layers: usize) -> [usize; NUM_TARGET_STATES] {
         [2, num_layers / 2, num_layers.saturating_sub(3)]
     }
@@ -145,7 +150,7 @@ impl Eagle3Config {
         }
     }
 
-    /// Specifies the layer, whose queries, keys and values read an embedding and g side by side.
+    /// Specifies the layer, whose queries, keys and values read an embedding and g, concatenated.
     fn layer(&self) -> LayerSpec {
         let spec = &self.model.spec;
         let names = AttentionNames { norm: "hidden_norm", ..AttentionNames::LLAMA };
@@ -170,8 +175,8 @@ impl Eagle3Config {
         self.draft_vocabulary.as_ref().map_or(all, |vocabulary| vocabulary.ids().len())
     }
 
-    /// Returns the share of the held-out responses' tokens that are in the draft vocabulary, as training counted it;
-    /// `None` if unknown.
+    /// Returns the fraction of the held-out responses' tokens that are in the draft vocabulary, as
+    /// counted in training; `None` if unknown.
     pub fn vocabulary_coverage(&self) -> Option<f64> {
         self.training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64)
     }
@@ -243,16 +248,16 @@ impl Eagle3Config {
         faults
     }
 
-    /// Initialises random weights: linear layers uniform within ±1/√inputs, torch's default for `nn.Linear`, norms of
-    /// ones and embeddings of standard deviation 0.02. The numbers in \[0, 1) come from `draw`, in the order of the
-    /// tensors.
+    /// Initialises random weights: linear layers are uniform within ±1/√inputs (torch's default for
+    /// `nn.Linear`), norms are ones, and embeddings have a standard deviation of 0.02. The numbers
+    /// in \[0, 1) come from `draw`, in the order of the tensors.
     pub fn init_from(&self, device: &Device, mut draw: impl FnMut() -> f64) -> Eagle3 {
         let mut values = |shape: [usize; 2], bound: f64| {
             let values = (0..shape[0] * shape[1]).map(|_| (bound * (2.0 * draw() - 1.0)) as f32);
             Param::from_data(TensorData::new(values.collect::<Vec<f32>>(), shape), device)
         };
         let ModelShape { vocab_size, hidden_size, .. } = self.model.shape;
-        // The deviation of a uniform number is its bound over √3.
+        // The standard deviation of a uniform number is its bound divided by √3.
         let embedding =
             self.has_embedding.then(|| values([vocab_size, hidden_size], 0.02 * 3f64.sqrt()));
         let matrix = |linear: &LinearSpec| {
@@ -262,7 +267,7 @@ impl Eagle3Config {
         drafter
     }
 
-    /// Initialises as [`Self::init_from`] does, with burn's random numbers.
+    /// Initialises random weights as [`Self::init_from`] does, with burn's random numbers.
     pub fn init(&self, device: &Device) -> Eagle3 {
         let shape = [self.model.shape.vocab_size, self.model.shape.hidden_size];
         let normal = Initializer::Normal { mean: 0.0, std: 0.02 };
@@ -302,7 +307,7 @@ impl Eagle3Config {
 }
 
 impl Eagle3 {
-    /// The width of its hidden states.
+    /// Returns the width of the drafter's hidden states.
     pub fn hidden_size(&self) -> usize {
         self.shape.hidden_size
     }
@@ -311,9 +316,10 @@ impl Eagle3 {
         self.norm.gamma().device()
     }
 
-    /// Copies the target's weights where the shapes allow. From its last layer: the MLP, the output projection, the
-    /// norms, and the halves of the other projections that read g. `fc` becomes the identity on the highest state
-    /// plus a tenth of its weights so far. The LM head is the target's, for the tokens that the drafter may draft.
+    /// Copies the target's weights where the shapes allow. The MLP, the output projection, the
+    /// norms, and the halves of the other projections that read g come from the target's last
+    /// layer. `fc` becomes the identity on the deepest of the three states, plus a tenth of its
+    /// previous weights. The LM head is the target's, for the tokens that the drafter may draft.
     /// Biases are left out.
     pub fn with_weights_of(self, target: &CausalLm, config: &Eagle3Config) -> Self {
         let device = self.device();
@@ -343,7 +349,8 @@ impl Eagle3 {
         Self { fc: Linear { weight, bias: None }, layer, norm, lm_head, ..self }
     }
 
-    /// Computes what queries, keys and values read, and where the residual stream begins.
+    /// Computes the input of the projections to queries, keys and values, and the beginning of the
+    /// residual stream.
     fn begin(&self, embedded: Tensor<3>, features: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
         let attention = self.layer.attention.as_ref().expect(BOTH_PARTS);
         let normed = attention.normed_input(features.clone());

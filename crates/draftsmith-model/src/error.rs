@@ -21,7 +21,7 @@ pub enum ModelError {
         path: PathBuf,
         /// The key, dotted.
         key: &'static str,
-        /// What is wrong, and what is expected.
+        /// The problem with the value, and the expected values.
         problem: String,
     },
     /// A number in weights that is not finite.
@@ -34,7 +34,7 @@ pub enum ModelError {
         path: PathBuf,
         /// The tensor's name.
         tensor: String,
-        /// The first such number.
+        /// The first number that is not finite.
         number: f32,
     },
     /// A directory without weights.
@@ -51,10 +51,10 @@ pub enum ModelError {
     Safetensors {
         /// The file.
         path: PathBuf,
-        /// The inconsistency.
+        /// A description of the inconsistency.
         problem: String,
     },
-    /// An export's weights that were changed since they were written.
+    /// An export's weights that have changed since they were written.
     #[error(
         "`{path}` was changed since it was exported: its checksum differs from `weights_hash` in \
          config.json; hint: copy the whole directory again, or delete it and train again"
@@ -71,7 +71,7 @@ pub enum ModelError {
     Torch {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// A description of the problem.
         problem: String,
     },
     /// A head or an adapter that was trained with other models.
@@ -80,15 +80,15 @@ pub enum ModelError {
          train it again, or use the {of} it belongs to"
     )]
     TrainedWith {
-        /// `head` or `adapter`.
+        /// The kind of what was trained: `head` or `adapter`.
         what: &'static str,
-        /// Its directory.
+        /// The directory of the head or adapter.
         path: PathBuf,
-        /// The role of the other model: `target`, `draft` or `adapter`; or `tokenizer`.
+        /// The other model's role: `target`, `draft` or `adapter`; or `tokenizer`.
         of: &'static str,
-        /// The hash that it names.
+        /// The hash of the other model in training, as recorded in the head or adapter.
         then: String,
-        /// The hash of the one at hand.
+        /// The hash of the other model that is in use now.
         now: String,
     },
     /// A tensor that the architecture needs is missing.
@@ -107,9 +107,9 @@ pub enum ModelError {
     ExtraTensor {
         /// The file or directory.
         path: PathBuf,
-        /// The first such tensor's name.
+        /// The name of the first such tensor.
         tensor: String,
-        /// Number of further ones.
+        /// The number of further such tensors.
         others: usize,
     },
     /// A tensor whose shape contradicts config.json.
@@ -131,7 +131,7 @@ pub enum ModelError {
         path: PathBuf,
         /// The tensor's name.
         tensor: String,
-        /// The type.
+        /// The tensor's type.
         dtype: String,
     },
     /// An exit layer that the target does not have.
@@ -140,12 +140,12 @@ pub enum ModelError {
         num_layers.saturating_sub(1)
     )]
     ExitLayer {
-        /// Number of layers before the adapter.
+        /// The number of layers before the adapter.
         exit_layer: usize,
-        /// Number of the target's layers.
+        /// The number of the target's layers.
         num_layers: usize,
     },
-    /// An adapter that no layer of the target's family computes.
+    /// An adapter whose computation no layer of the target's family can express.
     #[error(
         "an adapter of architecture `{architecture}` cannot be a draft model, because no layer of \
          {family} computes it; train another architecture, best `decoder-layer`"
@@ -156,18 +156,18 @@ pub enum ModelError {
         /// The target's family.
         family: &'static str,
     },
-    /// An adapter that Kangaroo's class does not compute.
+    /// An adapter that the Kangaroo authors' class cannot load.
     #[error("Kangaroo's class cannot compute this adapter: {problem}")]
     NotKangaroo {
         /// The reason.
         problem: String,
     },
-    /// An acceptance head whose tensors fit neither schema.
+    /// An acceptance head whose tensors match neither of the two supported schemas.
     #[error("`{path}`: {problem}")]
     HeadSchema {
         /// The head's directory or file.
         path: PathBuf,
-        /// What is wrong, and what to do.
+        /// The problem, and a way to solve it.
         problem: String,
     },
     /// The device failed to return a result.

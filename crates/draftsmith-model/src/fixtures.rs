@@ -8,7 +8,7 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use crate::causal_lm::CausalLm;
 use crate::weights::WeightReader;
 
-/// Every family, in the variants and file formats that occur.
+/// The names of the fixtures: every family, in its variants and file formats.
 pub(crate) const FIXTURES: [&str; 13] = [
     "llama-v5-untied-f32",
     "llama-v4-tied-bf16",
@@ -40,13 +40,13 @@ pub(crate) fn ids_tensor(ids: &[u32]) -> Tensor<2, Int> {
     Tensor::from_data(TensorData::new(ids, shape), &Device::flex())
 }
 
-/// What transformers computes.
+/// The results of transformers for a fixture.
 pub(crate) struct Expected {
     pub(crate) ids: Vec<u32>,
     pub(crate) logits: Vec<f32>,
-    /// After each number of layers; the last is after the final norm.
+    /// The hidden states after each number of layers; the last ones are after the final norm.
     pub(crate) hidden_states: Vec<Vec<f32>>,
-    /// The tokens of greedy decoding.
+    /// The token ids of greedy decoding.
     pub(crate) continuation: Vec<u32>,
 }
 

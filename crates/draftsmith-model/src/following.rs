@@ -1,10 +1,10 @@
-//! New tokens after those in a cache on a device, as one batch: where their keys and values go,
-//! which ones they read, and what each row may see.
+//! A batch of new tokens that follow those in a cache on a device. It says where their keys and
+//! values are written, which keys and values they read, and what each row may attend to.
 //!
 //! Attention runs over all sequences of a forward at once. The sequence with the most rows and the
 //! longest sequence determine the lengths, in buckets. Padding rows
 //! ([`DeviceRows`](crate::rows::DeviceRows)) are treated as tokens that follow the last sequence:
-//! no other row sees them, and the next tokens overwrite them.
+//! no other row attends to them, and the next tokens overwrite them.
 
 use burn::tensor::{Device, FloatDType, IndexingUpdateOp, Int, Tensor, TensorData};
 
@@ -12,37 +12,38 @@ use crate::buckets::{padded_keys, padded_rows, padded_sequences};
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rope::Reach;
 
-/// Added to masked scores; softmax turns it into exactly 0.
+/// The number added to masked scores. Softmax turns the sum into exactly 0.
 pub(crate) const MASKED: f32 = -1e30;
 
-/// The rows of a forward over a cache on a device.
+/// The new rows of a forward, prepared for attention over a cache on a device.
 #[derive(Debug, Clone)]
 pub(crate) struct Following {
-    /// Padded to a power of two by repeating the last run.
+    /// The runs, padded to a power of two by repeating the last one.
     runs: Vec<PlacedRun>,
-    /// Rows per run, a bucket. A shorter run is padded by repeating its last row.
+    /// The number of rows per run in the batch, which is a bucket. A shorter run is padded by
+    /// repeating its last row.
     num_rows: usize,
     num_keys: usize,
     placed: Placed,
 }
 
-/// Where the rows are, in the forward and in the cache.
+/// The places of the rows in the forward and in the cache.
 #[derive(Debug, Clone)]
 enum Placed {
-    /// A single run, in order.
+    /// One run, whose rows are in order.
     One,
     Several(Box<Several>),
 }
 
 #[derive(Debug, Clone)]
 struct Several {
-    /// `[rows, kv_heads, 3]`: slot, head and position where a row's keys are written.
+    /// The slot, head and position where each row's keys are written, `[rows, kv_heads, 3]`.
     written: Tensor<3, Int>,
-    /// `[runs]`: the slots to read; `None` if they are all slots in order.
+    /// The slots to read, `[runs]`; `None` if they are all slots in order.
     slots: Option<Tensor<1, Int>>,
-    /// `[runs · num_rows]`: for each row of the batch, its row in the forward.
+    /// For each row of the batch, its row in the forward, `[runs · num_rows]`.
     rows: Tensor<1, Int>,
-    /// `[rows]`: for each row of the forward, its row in the batch.
+    /// For each row of the forward, its row in the batch, `[rows]`.
     back: Tensor<1, Int>,
 }
 
@@ -97,8 +98,8 @@ impl Following {
         Self { runs: batch, num_rows, num_keys, placed }
     }
 
-    /// Builds the attention mask, `[runs, 1, num_rows, num_keys]`: 0 where a row may look,
-    /// otherwise [`MASKED`].
+    /// Builds the attention mask, `[runs, 1, num_rows, num_keys]`: 0 for a key that a row may
+    /// attend to, otherwise [`MASKED`].
     pub(crate) fn mask(
         &self,
         rows: PlacedRows<'_>,
@@ -151,7 +152,8 @@ impl Following {
     /// Writes the rows' keys or values, and returns those that the batch reads.
     ///
     /// # Shapes
-    /// - stored: `[slots, kv_heads, allocated, head_dim]`, written in place if nobody else holds it
+    /// - stored: `[slots, kv_heads, allocated, head_dim]`, written in place if there is no other
+    ///   reference to it
     /// - new: `[1, rows, kv_heads, head_dim]`
     /// - output: `stored`, and `[runs, kv_heads, num_keys, head_dim]`
     pub(crate) fn append(&self, stored: Tensor<4>, new: Tensor<4>) -> (Tensor<4>, Tensor<4>) {
@@ -180,7 +182,7 @@ impl Following {
     }
 }
 
-/// Lists for each row the number of its run and its number within the run.
+/// Lists for each row the index of its run and its index within the run.
 fn rows_of(runs: &[PlacedRun]) -> impl Iterator<Item = (usize, usize)> {
     runs.iter().enumerate().flat_map(|(nth, run)| (0..run.num_rows).map(move |row| (nth, row)))
 }

@@ -1,18 +1,18 @@
-//! Keys and values of the tokens read so far, for several sequences: one slot per sequence, with a
-//! length per slot and layer.
+//! Keys and values of the tokens read so far, for several sequences. Each sequence has a slot, with
+//! a length for each layer.
 //!
-//! A limit allocates nothing: `config.json` gives the most tokens of a sequence, which is rarely
-//! reached. Memory grows with the tokens read, by doubling.
+//! The context limit in `config.json` allocates nothing, because sequences rarely reach it. Memory
+//! grows with the tokens read, by doubling.
 //!
-//! Shallow layers may run ahead of deep ones in a self-draft, so each layer has a length.
-//! [`KvCache::truncate`] shortens every layer that is longer. It only changes lengths; the next
-//! tokens overwrite the rest. A slot truncated to 0 is ready for the next sequence. Layers with an
-//! attention window keep all keys and values too, so a rollback never needs a token that was
-//! evicted.
+//! In a self-draft, shallow layers may have read more tokens than deep ones, so each layer has its
+//! own length. [`KvCache::truncate`] shortens every layer that is longer. It only changes lengths;
+//! the next tokens overwrite the rest. A slot truncated to 0 is ready for the next sequence. Layers
+//! with an attention window keep all keys and values too, so a rollback never needs a token that
+//! was evicted.
 //!
-//! The last tokens of a slot may form a tree ([`KvCache::branch`]); one path is kept in
-//! the end ([`KvCache::keep`]). The kept nodes were computed with other keys between theirs, so
-//! their logits differ by rounding from those of the path read as a chain.
+//! The last tokens of a slot may form a tree ([`KvCache::branch`]). After verification, one path of
+//! it is kept ([`KvCache::keep`]). The logits of its nodes differ by rounding from those of the
+//! path read as a chain, because other nodes were cached between them.
 
 use std::ops::Range;
 
@@ -26,25 +26,25 @@ use crate::rows::Run;
 use crate::spec::ModelShape;
 use crate::token_tree::TokenTree;
 
-/// Tokens per slot that a new cache allocates.
+/// The number of tokens per slot that a new cache allocates.
 const FIRST: usize = 1024;
 
-/// Keys and values of every layer of one model.
+/// The keys and values of every layer of one model.
 #[derive(Debug)]
 pub struct KvCache {
     layers: Vec<LayerCache>,
     capacity: usize,
-    /// Tokens per slot that are allocated.
+    /// The number of tokens per slot for which memory is allocated.
     allocated: usize,
-    /// For each slot, the tree that its last tokens form.
+    /// The token tree that the last tokens of each slot form.
     trees: Vec<TokenTree>,
-    /// The runs of the current forward.
+    /// The runs of rows in the current forward.
     placed: Vec<PlacedRun>,
-    /// Buffers of packed forwards.
+    /// Buffers for forwards with packed weights.
     scratch: Scratch,
 }
 
-/// Keys and values of one layer.
+/// The keys and values of one layer.
 #[derive(Debug)]
 pub(crate) struct LayerCache {
     store: Store,
@@ -52,27 +52,27 @@ pub(crate) struct LayerCache {
     lens: Vec<usize>,
 }
 
-/// Where keys and values are.
+/// The storage of a layer's keys and values.
 #[derive(Debug)]
 enum Store {
-    /// Keys and values on the model's device, in its type, each `[slots, kv_heads, allocated,
-    /// head_dim]`. `Option` lets a write move the tensor out, because a write is in place only for
-    /// a sole owner.
+    /// Keys and values on the model's device, in the model's type, `[slots, kv_heads, allocated,
+    /// head_dim]` each. `Option` allows a write to move the tensor out, because writing in place
+    /// needs the only reference.
     Device(Box<[Option<Tensor<4>>; 2]>),
-    /// In host memory, by slot, for packed weights.
+    /// Keys and values in host memory, one entry per slot, for packed weights.
     Host(Vec<PackedLayerCache>),
-    /// The layer has no attention and only counts its tokens.
+    /// No keys and values: the layer has no attention and only counts its tokens.
     Nowhere,
 }
 
-/// Where a model keeps its cache.
+/// The kind of storage that a model needs for its cache.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum CachePlace<'a> {
-    /// In host memory, for packed weights.
+    /// Host memory, for packed weights.
     Host,
-    /// On a device, in the type that the model computes in.
+    /// A device, and the type in which the model computes.
     Device(&'a Device, FloatDType),
-    /// Nowhere, for layers without attention.
+    /// No storage, for layers without attention.
     Nowhere,
 }
 
@@ -125,7 +125,7 @@ impl KvCache {
         self.layers[layer].lens[slot]
     }
 
-    /// Most tokens per slot.
+    /// Returns the maximum number of tokens per slot.
     pub fn capacity(&self) -> usize {
         self.capacity
     }
@@ -151,10 +151,10 @@ impl KvCache {
     }
 
     /// Keeps the first `num_standing` tokens of a slot and the tree nodes on `path`, as far as each
-    /// layer has read them.
+    /// layer has read them. Drops the other nodes.
     ///
     /// # Panics
-    /// If the numbers of `path` do not rise.
+    /// If the node numbers in `path` do not rise.
     pub fn keep(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         assert!(path.is_sorted_by(|one, next| one < next), "a path goes from parent to child");
         let is_moved = |(at, node): (usize, &usize)| at != *node;
@@ -171,9 +171,9 @@ impl KvCache {
         self.truncate(slot, num_standing + path.len());
     }
 
-    /// Registers the rows of a forward as read by each layer of a range, and returns where they go.
-    /// `num_padding` further rows are computed; they follow the last run and count as part of it in
-    /// the result, but not as read.
+    /// Registers the rows of a forward as read by each layer of a range, and returns their places.
+    /// `num_padding` further rows follow the last run. They are part of it in the result, but do
+    /// not count as read.
     ///
     /// # Panics
     /// If the layers hold different numbers of a slot's tokens, a slot does not exist or is full,
@@ -188,7 +188,7 @@ impl KvCache {
         for Run { slot, num_rows } in runs {
             let start = self.layers[layers.start].lens[slot];
             let end = start + num_rows;
-            // Siblings share a position.
+            // Siblings share a position, so the nodes of a tree may exceed the capacity.
             let capacity = self.capacity + self.trees[slot].num_nodes();
             assert!(end <= capacity, "{end} tokens do not fit a cache of {capacity}");
             self.make_room(end, num_padding);
@@ -209,7 +209,7 @@ impl KvCache {
         PlacedRows::new(&self.placed, &self.trees)
     }
 
-    /// Makes room for `end` tokens per slot and `num_padding` more.
+    /// Allocates memory for `end` tokens per slot and `num_padding` more.
     fn make_room(&mut self, end: usize, num_padding: usize) {
         if end + num_padding <= self.allocated {
             return;
@@ -220,8 +220,8 @@ impl KvCache {
         self.layers.iter_mut().for_each(|layer| layer.grow(self.allocated));
     }
 
-    /// Extends the cache as [`KvCache::extend`] does, for a packed forward. Also returns each
-    /// layer's memory by slot, and the buffers.
+    /// Registers rows as [`KvCache::extend`] does, for a forward with packed weights. Also returns
+    /// the storage of each layer, by slot, and the buffers.
     ///
     /// # Panics
     /// As for [`KvCache::extend`], and if the cache is not in host memory.
@@ -246,7 +246,7 @@ impl KvCache {
 }
 
 impl LayerCache {
-    /// Makes room for `allocated` tokens per slot.
+    /// Allocates memory for `allocated` tokens per slot.
     fn grow(&mut self, allocated: usize) {
         match &mut self.store {
             Store::Device(both) => {
@@ -307,8 +307,9 @@ impl LayerCache {
         })
     }
 
-    /// Replaces keys and values on a device, `[slots, kv_heads, allocated, head_dim]` each, by what `change` makes of them:
-    /// the tensors are nobody else's, so it can write in place.
+    /// Replaces the keys and values on a device, `[slots, kv_heads, allocated, head_dim]` each, by
+    /// the tensors that `change` returns. `change` gets the only references to them, so it can
+    /// write in place.
     pub(crate) fn update<R>(
         &mut self,
         change: impl FnOnce([Tensor<4>; 2]) -> (R, [Tensor<4>; 2]),

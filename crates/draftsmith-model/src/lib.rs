@@ -1,8 +1,8 @@
-//! Decoder language models, their KV cache, acceptance heads, self-draft adapters, and their
-//! weight files.
+//! Decoder language models with their KV cache, acceptance heads, self-draft adapters, EAGLE-3
+//! drafters, and their weight files.
 //!
-//! The lowest crate with tensors. It knows nothing of datasets, prompts or decoding loops, and
-//! chooses no device: callers pass one.
+//! This is the lowest crate with tensors. It knows nothing of datasets, prompts or decoding loops,
+//! and chooses no device: callers pass one.
 //!
 //! ```
 //! use burn::tensor::{Device, Int, Tensor};
@@ -18,8 +18,8 @@
 //! # }
 //! ```
 //!
-//! Decoding uses [`CausalLm::forward_layers`] with a [`KvCache`] instead. [`AcceptanceHead::from_dir`] and
-//! [`Adapter::from_dir`] load what was trained.
+//! Decoding uses [`CausalLm::forward_layers`] with a [`KvCache`] instead.
+//! [`AcceptanceHead::from_dir`] and [`Adapter::from_dir`] load trained heads and adapters.
 
 mod acceptance_head;
 mod adapter;

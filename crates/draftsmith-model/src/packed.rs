@@ -1,21 +1,21 @@
 //! Frozen weights on the CPU, packed in host memory while loading, and the forward through them for
 //! any number of rows.
 //!
-//! A frozen model on the CPU is held once, packed in the number format of its files. (An adapter
-//! that decodes has its tensors too; training next to a packed model unpacks the tensors it needs.)
-//! A decoded token is one row and a verification a few. For so few rows, tensor operations cost
-//! more in overhead than in arithmetic, and a general matrix product makes two rows cost three
-//! times one, so that speculation gains nothing. Here a layer is three products and a few passes
-//! over slices.
+//! A frozen model on the CPU exists once in memory, packed in the number format of its files. (An
+//! adapter that decodes has its tensors too; training next to a packed model unpacks the tensors
+//! that it needs.) A decoded token is one row, and a verification a few rows. For so few rows,
+//! tensor operations spend more time on overhead than on arithmetic. A general matrix product also
+//! takes three times as long for two rows as for one, so that speculation gains nothing. Here a
+//! layer is three products and a few passes over slices.
 //!
-//! Threads share this work in three ways: a team takes shares of each product of a few rows
+//! Threads share this work in three ways. A team takes shares of each product of a few rows
 //! (`team`), two threads share the rows of a longer verification (`sharing`), and a prompt's rows
-//! are divided into blocks for all threads (`blocks`). A row's result depends neither on the rows
-//! beside it nor on the format, if that holds the numbers exactly.
+//! are divided into blocks for all threads (`blocks`). A row's result does not depend on the rows
+//! beside it. Nor does it depend on the format, if the format represents the numbers exactly.
 //!
-//! Other devices and training go through tensors, in `decoder`.
+//! Other devices and training use tensors, in `decoder`.
 //!
-//! `pulp` chooses vector instructions at run time: [`vectorized`] compiles its argument again for
+//! `pulp` chooses vector instructions at run time. [`vectorized`] compiles its argument again for
 //! them, provided that all calls inside are inlined. The only `unsafe` code is a prefetch in
 //! `kernel`.
 
@@ -51,8 +51,8 @@ use crate::rope::Reach;
 use crate::spec::Activation;
 pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 
-/// Most rows of a block. Smaller blocks reuse cached weights less; larger ones evict each other's
-/// rows and score more keys that they may not see.
+/// The maximum number of rows in a block. Smaller blocks reuse cached weights less. Larger blocks
+/// evict their own rows from the cache and compute more scores that are masked.
 const MAX_ROWS_A_BLOCK: usize = 64;
 
 /// Packs a linear layer.
@@ -62,12 +62,12 @@ pub(crate) fn pack(linear: &Linear) -> PackedWeights {
     PackedWeights::pack(&values(linear.weight.val()), inputs, outputs, bias)
 }
 
-/// One decoder layer.
+/// One decoder layer with packed weights.
 #[derive(Debug)]
 pub(crate) struct PackedLayer {
     pub(crate) attention: PackedAttention,
     pub(crate) mlp: PackedMlp,
-    /// Whether the MLP reads the same input as attention.
+    /// Whether the MLP reads the same input as the attention, instead of the attention's output.
     pub(crate) is_parallel: bool,
 }
 
@@ -77,7 +77,7 @@ impl PackedLayer {
         self.products().iter().map(|weights| weights.num_weights()).sum()
     }
 
-    /// Counts the bytes of these weights.
+    /// Counts the bytes of the weights of the layer's products.
     fn num_bytes(&self) -> usize {
         self.products().iter().map(|weights| weights.num_bytes()).sum()
     }
@@ -87,7 +87,7 @@ impl PackedLayer {
         [&attention.qkv, &attention.output, &mlp.gate_up, &mlp.down]
     }
 
-    /// Adds the layer's output to the rows. `slots` is the layer's cache, by slot.
+    /// Adds the layer's output to the rows. `slots` contains the layer's cache, one entry per slot.
     pub(crate) fn forward(
         &self,
         x: &mut [f32],
@@ -103,8 +103,8 @@ impl PackedLayer {
         scratch.projected = projected;
     }
 
-    /// Adds attention and MLP to the rows, whose queries are in `projected` and whose keys and
-    /// values are cached.
+    /// Adds attention and MLP to the rows. The queries are in `projected`; the keys and values are
+    /// already cached.
     fn finish(
         &self,
         x: &mut [f32],
@@ -114,7 +114,7 @@ impl PackedLayer {
         reaches: &[Reach],
         scratch: &mut Scratch,
     ) {
-        // The queries were computed before, so the MLP may change the rows first.
+        // The queries are already computed, so the MLP may change the rows first.
         if self.is_parallel {
             self.mlp.forward(x, scratch);
         }
@@ -125,11 +125,11 @@ impl PackedLayer {
     }
 }
 
-/// Runs layers in place over whole sequences of one length, one sequence per thread. Keys and
+/// Runs layers in place over whole sequences of one length, one sequence per thread. The keys and
 /// values are dropped afterwards.
 ///
-/// `wanted` gives, for each sequence, the positions whose results are read. Later positions are
-/// left unchanged. If `are_last`, the last layer leaves earlier positions unchanged too.
+/// `wanted` lists, for each sequence, the positions whose results are needed. Later positions are
+/// left unchanged. If `are_last` is true, the last layer leaves earlier positions unchanged too.
 ///
 /// # Shapes
 /// - x: `[batch, seq, hidden]`, contiguous
@@ -147,7 +147,7 @@ pub(crate) fn forward_sequences(
     let sequences = x.par_chunks_mut(x.len() / wanted.len()).zip(wanted).with_max_len(1);
     sequences.for_each(|(x, wanted)| {
         let scratch = &mut Scratch::with_threads(Threads::One);
-        // Layers do not read each other's keys, so one cache serves all in turn.
+        // Layers do not read each other's keys, so one cache is reused by all layers.
         let slots = &mut [PackedLayerCache::new(kv_heads, head_dim, wanted.end)];
         let placed = |start, num_rows| [PlacedRun { slot: 0, start, num_rows }];
         for (number, layer) in layers.iter().enumerate() {
@@ -175,7 +175,7 @@ pub(crate) fn forward_sequences(
     });
 }
 
-/// Runs layers in place on rows. `caches` yields each layer's cache, by slot.
+/// Runs layers in place on rows. `caches` yields each layer's cache, one entry per slot.
 pub(crate) fn forward_layers<'a>(
     layers: &[PackedLayer],
     x: &mut [f32],
@@ -198,7 +198,8 @@ pub(crate) fn forward_layers<'a>(
     });
 }
 
-/// Runs a layer in place on rows `x`, whose queries, keys and values read other rows, `read`, normed.
+/// Runs a layer in place on rows `x`. Its queries, keys and values read the rows `read` instead,
+/// which are after the norm.
 pub(crate) fn forward_reading(
     layer: &PackedLayer,
     (read, x): (&[f32], &mut [f32]),
@@ -228,12 +229,12 @@ pub(crate) fn forward_reading(
 #[derive(Debug)]
 pub(crate) struct PackedMlp {
     pub(crate) norm: PackedNorm,
-    /// Gate and up side by side, or only up.
+    /// The projections gate and up side by side, or only up.
     pub(crate) gate_up: PackedWeights,
     pub(crate) is_gated: bool,
     pub(crate) activation: Activation,
     pub(crate) down: PackedWeights,
-    /// Norm of the output, before the residual sum.
+    /// The norm of the output, which is applied before the residual sum.
     pub(crate) post_norm: Option<PackedNorm>,
 }
 
@@ -270,7 +271,7 @@ impl PackedMlp {
     }
 }
 
-/// Computes an LM head's logits of `[rows, inputs]`, with a soft cap if given.
+/// Computes an LM head's logits for rows `[rows, inputs]`, with a soft cap if given.
 pub(crate) fn logits(lm_head: &PackedWeights, rows: &[f32], cap: Option<f32>) -> Vec<f32> {
     let mut logits = Vec::new();
     lm_head.multiply(rows, &mut logits, &Threads::All);
@@ -301,8 +302,7 @@ pub(crate) fn add_silu(x: &mut [f32], y: &[f32]) {
     );
 }
 
-/// Adds to `x` an acceptance head's further inputs: `y`, and the rows of a matrix, each times its
-/// scalar.
+/// Adds an acceptance head's further inputs to `x`: `y`, and each row of `matrix` times its scalar.
 pub(crate) fn add_read(x: &mut [f32], y: Option<&[f32]>, scalars: &[f32], matrix: &[f32]) {
     vectorized(
         #[inline(always)]

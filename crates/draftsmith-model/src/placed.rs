@@ -1,12 +1,14 @@
-//! The rows of a forward over a cache: which sequences they continue, and at which cache entries.
+//! The place of each row of a forward in the KV cache: the sequence that it continues, and its
+//! cache entry.
 
 use crate::token_tree::TokenTree;
 
-/// Rows of a forward that are the next tokens of one slot.
+/// Rows of a forward that are the next tokens of one cache slot.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlacedRun {
     pub(crate) slot: usize,
-    /// The cache entry of the first row: its position, unless the tokens form a tree.
+    /// The cache entry of the first row. It is the row's position in the text unless the tokens
+    /// form a tree.
     pub(crate) start: usize,
     pub(crate) num_rows: usize,
 }
@@ -14,17 +16,17 @@ pub(crate) struct PlacedRun {
 /// Consecutive rows of a forward, with their runs and trees.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PlacedRows<'a> {
-    /// Runs of the whole forward.
+    /// The runs of the whole forward.
     runs: &'a [PlacedRun],
-    /// By slot; empty if all tokens are chains.
+    /// The token tree of each slot. Empty if the tokens of all slots are chains.
     trees: &'a [TokenTree],
-    /// Number of rows of the forward before these.
+    /// The number of rows of the forward before these rows.
     num_before: usize,
     num_rows: usize,
 }
 
 impl<'a> PlacedRows<'a> {
-    /// Covers all rows of a forward. `trees` are those of the slots.
+    /// Covers all rows of a forward. `trees` contains the token tree of each slot.
     pub(crate) fn new(runs: &'a [PlacedRun], trees: &'a [TokenTree]) -> Self {
         let num_rows = runs.iter().map(|run| run.num_rows).sum();
         Self { runs, trees, num_before: 0, num_rows }
@@ -42,7 +44,7 @@ impl<'a> PlacedRows<'a> {
         self.tree(slot).map_or(entry, |tree| tree.position(entry))
     }
 
-    /// Lists the runs of these rows.
+    /// Lists the runs of these rows, without rows outside.
     pub(crate) fn runs(&self) -> impl Iterator<Item = PlacedRun> {
         let (mut num_to_skip, mut num_left) = (self.num_before, self.num_rows);
         self.runs.iter().filter_map(move |run| {
@@ -55,7 +57,7 @@ impl<'a> PlacedRows<'a> {
         })
     }
 
-    /// Splits off the first `num_rows` rows from the others.
+    /// Splits the rows after the first `num_rows`.
     pub(crate) fn split_at(self, num_rows: usize) -> (Self, Self) {
         let first = Self { num_rows, ..self };
         let num_before = self.num_before + num_rows;

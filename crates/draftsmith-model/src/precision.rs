@@ -1,17 +1,19 @@
 //! The float type that a module computes in: f32, or bf16 for a GPU's tensor cores and memory.
 //!
-//! What is trained is f32. The type belongs to a module's matrices. A frozen model's matrices are
-//! cast while loading, one tensor at a time, and its cache has the same type. Trained modules keep
-//! their parameters in f32 and cast them in each forward ([`CausalLm::to_dtype`] and similar on an
-//! autodiff device): products run in bf16, the cast is recorded, and gradients come back in f32
-//! (mixed precision with master weights, Micikevicius et al. 2018, section 3.1; bf16 needs no loss
-//! scaling). The CPU computes in f32 only.
+//! Trained parameters are always f32. The type is that of a module's matrices in computation. A
+//! frozen model's matrices are cast while loading, one tensor at a time, and its cache has the same
+//! type. Trained modules keep their parameters in f32 and cast them in each forward
+//! ([`CausalLm::to_dtype`] and similar functions on an autodiff device): products run in bf16, the
+//! cast is recorded, and gradients come back in f32 (mixed precision with master weights,
+//! Micikevicius et al. 2018, section 3.1; bf16 needs no loss scaling). The CPU computes in f32
+//! only.
 //!
-//! Everything that bf16 would spoil is f32: norms and their weights, softmaxes, losses, logits,
-//! acceptance heads while decoding, and rotary tables until they are used. Products and residual
-//! sums are rounded to bf16 one by one, as in transformers and GPU runtimes. So a token's logits
-//! may differ in the last places between forwards with different numbers of rows, because kernels
-//! for several rows sum in another order. `draftsmith_theory`'s `Rounding` bounds the difference.
+//! Operations that bf16 would make too inaccurate are in f32: norms and their weights, softmaxes,
+//! losses, logits, acceptance heads while decoding, and rotary tables until they are used. Products
+//! and residual sums are rounded to bf16 one by one, as in transformers and GPU runtimes. A token's
+//! logits may differ in the last places between forwards with different numbers of rows, because
+//! kernels for several rows sum in another order. `draftsmith_theory`'s `Rounding` bounds the
+//! difference.
 //!
 //! [`CausalLm::to_dtype`]: crate::CausalLm::to_dtype
 
@@ -21,7 +23,7 @@ use burn::tensor::{Device, FloatDType, Tensor};
 use crate::weights::WeightDtype;
 
 impl WeightDtype {
-    /// Returns the tensor type.
+    /// Returns burn's type for tensors of this type.
     pub fn float_dtype(self) -> FloatDType {
         match self {
             Self::F32 => FloatDType::F32,
@@ -42,7 +44,8 @@ struct CastParameters {
     is_in_norm: bool,
 }
 
-/// burn's name for our norm when it visits parameters. A norm contains no other modules.
+/// burn's name for the type [`Norm`](crate::decoder::norm::Norm) when it visits parameters. A norm
+/// contains no other modules.
 const NORM: &str = "Struct:Norm";
 
 impl ModuleMapper for CastParameters {
@@ -60,7 +63,7 @@ impl ModuleMapper for CastParameters {
     }
 }
 
-/// Returns a copy of the module in f32 on `device`, to be trained.
+/// Returns a trainable copy of the module on `device`, in f32.
 pub(crate) fn copied<M: Module>(module: M, device: &Device) -> M {
     module.map(&mut CopyParameters { device })
 }

@@ -1,8 +1,9 @@
 //! Rotary tables: cosines and sines of positions, computed when a forward first needs them.
 //!
-//! A limit allocates nothing: a model that may read millions of tokens but reads a hundred has a
-//! table of the first thousand positions. Tables grow in chunks, each as long as all before it.
-//! Chunks never move, so sessions and threads share a table without waiting for each other.
+//! The context limit allocates nothing: a model that may read millions of tokens but reads a
+//! hundred has a table of the first thousand positions. A table grows in chunks, each as long as
+//! all earlier ones together. Chunks never move, so sessions and threads share a table without
+//! waiting for each other.
 
 mod frequencies;
 
@@ -13,17 +14,18 @@ use crate::spec::ModelShape;
 use crate::spec::{DecoderSpec, RopeConfig};
 use frequencies::inverse_frequencies;
 
-/// Positions of the first chunk.
+/// The number of positions in the first chunk.
 const FIRST: usize = 1024;
 
-/// Enough chunks for any position, because each doubles the table.
+/// The number of chunks that is enough for any position, because each chunk doubles the table.
 const NUM_CHUNKS: usize = usize::BITS as usize - FIRST.ilog2() as usize + 1;
 
-/// Which tokens a layer's queries attend to, and how they are rotated. Clones share the table.
+/// The tokens that a layer's queries attend to, and the rotary table of queries and keys. Clones
+/// share the table.
 #[derive(Debug, Clone)]
 pub(crate) struct Reach {
     pub(crate) rope: Arc<RopeTable>,
-    /// Number of last tokens; `None` for all.
+    /// The size of the sliding window in tokens; `None` if queries attend to all earlier tokens.
     pub(crate) window: Option<usize>,
     /// Whether scores have a soft cap, which fused attention does not support.
     pub(crate) is_capped: bool,
@@ -32,18 +34,17 @@ pub(crate) struct Reach {
 /// The cosines and sines of every position.
 #[derive(Debug)]
 pub(crate) struct RopeTable {
-    /// Radians per position, one for each pair of channels.
+    /// The angle in radians per position, for each pair of channels.
     frequencies: Vec<f32>,
-    /// Factor of cosines and sines.
+    /// The factor by which cosines and sines are multiplied.
     factor: f32,
-    /// For each position the cosines, then the sines.
+    /// The cosines and then the sines of each position, in chunks of positions.
     chunks: [OnceLock<Box<[f32]>>; NUM_CHUNKS],
 }
 
 impl Reach {
-    /// Lists the reaches of a model's layers, as
-    /// [`LayerSpec::reach`](crate::spec::LayerSpec::reach) numbers them: all tokens, then the
-    /// window if any layer has one.
+    /// Lists the reaches of a model's layers: first all tokens, then the window if any layer has
+    /// one. [`LayerSpec::reach`](crate::spec::LayerSpec::reach) is an index into this list.
     pub(crate) fn all_of(spec: &DecoderSpec, shape: &ModelShape) -> Vec<Self> {
         let rope = Arc::new(RopeTable::new(&spec.rope, shape));
         let is_capped = spec.attention.soft_cap.is_some();
@@ -78,8 +79,8 @@ impl RopeTable {
         Self { frequencies, factor: factor as f32, chunks }
     }
 
-    /// Looks up the cosines and the sines of a position, computing their chunk if no forward needed
-    /// it before.
+    /// Looks up the cosines and the sines of a position. Computes their chunk if no forward has
+    /// needed it before.
     pub(crate) fn at(&self, position: usize) -> (&[f32], &[f32]) {
         let number = chunk_of(position);
         let range = positions_of(number);
@@ -95,7 +96,8 @@ impl RopeTable {
         for (position, row) in positions.zip(rows.chunks_exact_mut((2 * half).max(1))) {
             let (cos, sin) = row.split_at_mut(half);
             for ((frequency, cos), sin) in self.frequencies.iter().zip(cos).zip(sin) {
-                // transformers multiplies in f32; we do the same, so long contexts agree.
+                // transformers multiplies in f32. We do the same, so that results agree for long
+                // contexts.
                 let angle = f64::from(position as f32 * frequency);
                 *cos = angle.cos() as f32 * self.factor;
                 *sin = angle.sin() as f32 * self.factor;

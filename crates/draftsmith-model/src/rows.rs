@@ -1,10 +1,10 @@
-//! Rows of numbers, one per token: hidden states inside a model, and logits at its end. Rows of
-//! several sequences can share a forward; each run of rows knows the cache slot of its sequence,
-//! and continues the tokens cached there.
+//! Rows of numbers, one per token: hidden states inside a model, or logits at its end. Rows of
+//! several sequences can share a forward. Consecutive rows of one sequence are a run; it has the
+//! sequence's cache slot and continues the tokens cached there.
 //!
 //! On a device, rows are padded to a few different numbers ([`DeviceRows`]).
 //!
-//! [`CausalLm::embed_ids`] decides where rows live: in host memory if the model's weights are
+//! [`CausalLm::embed_ids`] decides where rows are stored: in host memory if the model's weights are
 //! packed, otherwise on the model's device. Code that computes with rows leaves them there, and
 //! callers need not know. On a device, rows have the model's type, except logits, which are f32.
 //! Rows in host memory are always f32.
@@ -27,12 +27,12 @@ pub struct Rows {
     slots: Slots,
 }
 
-/// Consecutive rows that are the next tokens of one sequence, in order.
+/// A run of consecutive rows, which are the next tokens of one sequence, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Run {
     /// The sequence's slot in the cache.
     pub slot: usize,
-    /// Number of rows, which is the number of tokens.
+    /// The number of rows, which is the number of tokens.
     pub num_rows: usize,
 }
 
@@ -40,7 +40,7 @@ pub struct Run {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Slots {
     One(Run),
-    /// Two or more runs; neighbours have different slots.
+    /// Two or more runs. Neighbouring runs have different slots.
     Several(Vec<Run>),
 }
 
@@ -61,18 +61,18 @@ impl FromIterator<Run> for Slots {
     }
 }
 
-/// Where rows are.
+/// The storage of rows: in host memory or on a device.
 #[derive(Debug, Clone)]
 pub(crate) enum RowData {
     Host(HostRows),
     Device(DeviceRows),
 }
 
-/// Rows on a device, followed by padding (see [`padded_rows`]). Padding holds arbitrary finite
-/// numbers that nobody reads.
+/// Rows on a device, followed by padding (see [`padded_rows`]). Padding rows contain arbitrary
+/// finite numbers that are never used.
 #[derive(Debug, Clone)]
 pub(crate) struct DeviceRows {
-    /// `[1, rows and padding, width]`
+    /// The rows, then the padding: `[1, rows and padding, width]`.
     pub(crate) tensor: Box<Tensor<3>>,
     pub(crate) num_rows: usize,
 }
@@ -83,7 +83,7 @@ impl DeviceRows {
         self.tensor.dims()[1] - self.num_rows
     }
 
-    /// Applies a function to all rows, padding included.
+    /// Applies a function to all rows, including padding.
     ///
     /// # Shapes
     /// - of_all: from and to `[1, rows and padding, width]`
@@ -103,14 +103,14 @@ impl DeviceRows {
         Self { tensor: Box::new(Tensor::clone(&self.tensor).select(1, rows)), num_rows }
     }
 
-    /// Drops the padding: `[1, rows, width]`.
+    /// Returns the rows without padding, `[1, rows, width]`.
     fn without_padding(self) -> Tensor<3> {
         if self.num_padding() == 0 { *self.tensor } else { self.tensor.narrow(1, 0, self.num_rows) }
     }
 }
 
 impl RowData {
-    /// Moves the rows to host memory; copies them from a device if necessary.
+    /// Converts to rows in host memory, which copies them if they are on a device.
     pub(crate) fn into_host(self) -> HostRows {
         match self {
             Self::Host(rows) => rows,
@@ -122,7 +122,7 @@ impl RowData {
         }
     }
 
-    /// Returns the rows in host memory, borrowed if they are there.
+    /// Returns the rows in host memory. They are borrowed if they are already there.
     pub(crate) fn host(&self) -> Cow<'_, HostRows> {
         match self {
             Self::Host(rows) => Cow::Borrowed(rows),
@@ -130,7 +130,7 @@ impl RowData {
         }
     }
 
-    /// Moves the rows to a device; copies them to `device` if they are in host memory.
+    /// Converts to rows on a device. Rows in host memory are copied to `device`.
     pub(crate) fn into_device(self, device: &Device) -> DeviceRows {
         match self {
             Self::Host(HostRows { mut values, width }) => {
@@ -159,7 +159,7 @@ impl From<HostRows> for RowData {
 }
 
 impl From<Tensor<3>> for DeviceRows {
-    /// Takes all rows of a tensor, without padding.
+    /// Treats all rows of a tensor as rows without padding.
     fn from(tensor: Tensor<3>) -> Self {
         let [_, num_rows, _] = tensor.dims();
         Self { tensor: Box::new(tensor), num_rows }
@@ -172,8 +172,7 @@ impl From<DeviceRows> for RowData {
     }
 }
 
-/// Rows of slot 0.
-/// From `[1, rows, width]`, on its device: rows of slot 0.
+/// Treats the rows of a tensor `[1, rows, width]` as rows of slot 0, on the tensor's device.
 impl From<Tensor<3>> for Rows {
     fn from(tensor: Tensor<3>) -> Self {
         Self::of_slot_0(DeviceRows::from(tensor))
@@ -210,7 +209,7 @@ impl Rows {
         self.runs().map(|run| run.num_rows).sum()
     }
 
-    /// The runs of the rows, in order.
+    /// Lists the runs of the rows, in order.
     pub fn runs(&self) -> impl Iterator<Item = Run> {
         self.slots.runs()
     }
@@ -269,8 +268,8 @@ impl Rows {
         if num == num_rows { self } else { self.slice(num_rows - num..num_rows) }
     }
 
-    /// Returns the last rows of each run. `nums` gives the number for each run; a shorter run is
-    /// kept whole.
+    /// Returns the last rows of each run. `nums` gives the number of rows for each run; a shorter
+    /// run is kept whole.
     pub fn last_of_each(self, nums: impl Iterator<Item = usize> + Clone) -> Self {
         if let Slots::One(_) = self.slots {
             let num = nums.into_iter().next().unwrap_or(0).min(self.num_rows());
@@ -287,7 +286,7 @@ impl Rows {
         Self::cat(parts)
     }
 
-    /// Concatenates rows, in host memory if any part is there.
+    /// Concatenates rows. The result is in host memory if any part is there.
     ///
     /// # Panics
     /// If there are none, or their widths differ.
@@ -320,8 +319,8 @@ impl Rows {
         slots.rows(all)
     }
 
-    /// Reads the values of each part to host memory, contiguous. All parts on a device come in one
-    /// read with one sync.
+    /// Copies the values of each part to host memory, row by row. All parts on a device are read at
+    /// once, with one sync.
     ///
     /// # Errors
     /// If the device fails.
@@ -350,7 +349,7 @@ impl Rows {
         }))
     }
 
-    /// Returns the rows as a tensor; copies them to `device` if they are in host memory.
+    /// Returns the rows as a tensor. Rows in host memory are copied to `device`.
     ///
     /// # Shapes
     /// - output: `[1, rows, width]`

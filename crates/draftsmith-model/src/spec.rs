@@ -1,6 +1,6 @@
-//! What a decoder computes, as data: norms, attention, rotation, MLP, and the tensor names of
-//! checkpoints. Reading, writing, initialising, counting and packing follow this spec; nothing
-//! outside `config` asks which family a model belongs to.
+//! The computations of a decoder as data: norms, attention, rotary embedding, MLP, and the tensor
+//! names of checkpoints. Reading, writing, initialising, counting and packing follow this spec;
+//! only `config` asks which family a model belongs to.
 //!
 //! `config/families.rs` holds the families. A family with something new adds a field or variant
 //! here, and code where that part is computed or stored. Adapters use the spec of their target.
@@ -12,19 +12,19 @@ use serde::Serialize;
 /// A causal language model's sizes and special tokens.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ModelShape {
-    /// Number of token embeddings.
+    /// The number of token embeddings.
     pub vocab_size: usize,
-    /// Width of the residual stream.
+    /// The width of the residual stream.
     pub hidden_size: usize,
-    /// Number of decoder layers.
+    /// The number of decoder layers.
     pub num_layers: usize,
-    /// Number of query heads.
+    /// The number of query heads.
     pub num_heads: usize,
-    /// Number of key/value heads; divides `num_heads`.
+    /// The number of key/value heads; divides `num_heads`.
     pub num_kv_heads: usize,
-    /// Width of one head.
+    /// The width of one head.
     pub head_dim: usize,
-    /// Longest sequence, in tokens.
+    /// The maximum sequence length, in tokens.
     pub context: usize,
     /// The beginning-of-sequence token, if the model has one.
     pub bos_token_id: Option<u32>,
@@ -32,48 +32,48 @@ pub struct ModelShape {
     pub eos_token_ids: Vec<u32>,
 }
 
-/// A decoder except for its sizes.
+/// The structure of a decoder without its sizes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderSpec {
-    /// Form of all norms over the residual stream.
+    /// The form of all norms over the residual stream.
     pub norm: NormSpec,
-    /// Attention of each layer.
+    /// The attention of each layer.
     pub attention: AttentionSpec,
-    /// MLP of each layer.
+    /// The MLP of each layer.
     pub mlp: MlpSpec,
     /// Whether a layer's MLP reads the same input as its attention, instead of attention's output.
     pub is_parallel: bool,
-    /// Rotary embedding of queries and keys.
+    /// The rotary embedding of queries and keys.
     pub rope: RopeConfig,
     /// The layers with a sliding window.
     pub window: Option<WindowSpec>,
-    /// Factor of the embeddings, if any.
+    /// The factor by which embeddings are multiplied, if any.
     pub embedding_scale: Option<f32>,
-    /// If set, logits become `cap · tanh(logit / cap)`.
+    /// The soft cap of logits, if any: they become `cap · tanh(logit / cap)`.
     pub logit_soft_cap: Option<f32>,
     /// Whether the LM head shares the embedding matrix.
     pub tie_word_embeddings: bool,
-    /// Names of the tensors outside the layers.
+    /// The names of the tensors outside the layers.
     pub(crate) names: ModelNames,
 }
 
-/// A norm over rows.
+/// A norm over rows: an RMS norm or a LayerNorm.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct NormSpec {
     /// The function.
     pub form: NormForm,
-    /// Added before the root is taken.
+    /// The number added to the mean square or variance before the root is taken.
     pub epsilon: f64,
 }
 
 /// The function of a norm.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum NormForm {
-    /// `x / rms(x) ∘ weight`
+    /// `x / rms(x) ∘ weight`.
     Rms,
-    /// `x / rms(x) ∘ (1 + weight)`, as in Gemma. The 1 is added while loading.
+    /// `x / rms(x) ∘ (1 + weight)`, as in Gemma. The 1 is added to the weight while loading.
     RmsPlusOne,
-    /// `(x − mean(x)) / std(x) ∘ weight + bias`
+    /// `(x − mean(x)) / std(x) ∘ weight + bias`.
     Layer,
 }
 
@@ -84,12 +84,12 @@ pub struct AttentionSpec {
     pub qkv_bias: bool,
     /// Whether the output projection has a bias.
     pub output_bias: bool,
-    /// Scores are divided by the root of this number; `None` means the width of a head.
+    /// The number whose root divides the scores; `None` means the width of a head.
     pub query_scalar: Option<f64>,
-    /// If set, scores become `cap · tanh(score / cap)`.
+    /// The soft cap of scores, if any: they become `cap · tanh(score / cap)`.
     pub soft_cap: Option<f32>,
-    /// The number of rows of the hidden width that queries, keys and values read side by side: 1, or 2 in
-    /// an EAGLE-3 drafter.
+    /// The number of hidden vectors that the projections to queries, keys and values read,
+    /// concatenated: 1, or 2 in an EAGLE-3 drafter.
     pub num_read: usize,
     pub(crate) names: AttentionNames,
 }
@@ -98,7 +98,7 @@ pub struct AttentionSpec {
 /// without a gate.
 #[derive(Debug, Clone, PartialEq)]
 pub struct MlpSpec {
-    /// Number of outputs of `up`.
+    /// The number of outputs of `up`.
     pub width: usize,
     /// Whether the projections have biases.
     pub bias: bool,
@@ -110,55 +110,55 @@ pub struct MlpSpec {
 /// The activation of an MLP.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Activation {
-    /// `x · sigmoid(x)`
+    /// `x · sigmoid(x)`.
     Silu,
-    /// `x · Φ(x)`, with Φ of the normal distribution.
+    /// `x · Φ(x)`, where Φ is the distribution function of the standard normal distribution.
     Gelu,
-    /// The same with `½ (1 + tanh(√(2/π) (x + 0.044715 x³)))` for Φ.
+    /// The approximation of [`Self::Gelu`] with `½ (1 + tanh(√(2/π) (x + 0.044715 x³)))` for Φ(x).
     GeluTanh,
 }
 
 /// A sliding attention window.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WindowSpec {
-    /// Number of tokens that a query attends to, including itself.
+    /// The number of tokens that a query attends to, including itself.
     pub size: usize,
-    /// For each layer, whether it has the window.
+    /// A flag for each layer: whether it has the window.
     pub layers: Vec<bool>,
-    /// Rotary embedding of these layers, if it differs from the others'.
+    /// The rotary embedding of the layers with a window, if it differs from that of the others.
     pub rope: Option<RopeConfig>,
 }
 
-/// Rotary position embedding: base and scaling.
+/// A rotary position embedding: its base, width and scaling.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RopeConfig {
     /// The base, `rope_theta`.
     pub theta: f64,
-    /// Number of rotated channels, the first of each head; `None` for all.
+    /// The number of rotated channels, the first of each head; `None` for all.
     pub width: Option<usize>,
-    /// Scaling for long contexts.
+    /// The scaling of frequencies for long contexts.
     pub scaling: RopeScaling,
 }
 
-/// How rotary frequencies are scaled for contexts longer than in pre-training.
+/// The scaling of rotary frequencies for contexts longer than in pre-training.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "rope_type", rename_all = "lowercase")]
 pub enum RopeScaling {
     /// No scaling.
     #[serde(rename = "default")]
     None,
-    /// Every frequency divided by `factor`.
+    /// Every frequency is divided by `factor`.
     Linear {
         /// The divisor.
         factor: f64,
     },
-    /// The base grows once a sequence exceeds the model's context. We read no longer sequences, so
-    /// this computes the same as [`RopeScaling::None`].
+    /// The base grows once a sequence exceeds the model's context. We never read longer sequences,
+    /// so this has the same effect as [`RopeScaling::None`].
     Dynamic {
         /// The scaling factor beyond the context.
         factor: f64,
     },
-    /// Llama 3.1: low frequencies are divided, high ones kept, with a ramp between.
+    /// Llama 3.1: low frequencies are divided and high ones kept, with a linear ramp between them.
     Llama3 {
         /// The divisor of low frequencies.
         factor: f64,
@@ -166,22 +166,25 @@ pub enum RopeScaling {
         low_freq_factor: f64,
         /// Wavelengths below `original / high_freq_factor` are kept.
         high_freq_factor: f64,
-        /// Context length in pre-training.
+        /// The context length in pre-training, in tokens.
         original_max_position_embeddings: f64,
     },
-    /// YaRN (Peng et al. 2023): the same with a ramp over channels, and scaled cosines and sines.
+    /// YaRN (Peng et al. 2023): low frequencies are divided and high ones kept, with a ramp over
+    /// channels. Cosines and sines are also scaled.
     Yarn {
         /// The divisor of low frequencies.
         factor: f64,
-        /// Channels with more turns than this within the pre-training context are kept.
+        /// The number of turns within the pre-training context above which a channel's frequency is
+        /// kept.
         beta_fast: f64,
-        /// Channels with fewer turns than this are divided.
+        /// The number of turns within the pre-training context below which a channel's frequency is
+        /// divided.
         beta_slow: f64,
         /// Whether the ramp starts and ends at whole channels.
         truncate: bool,
-        /// Factor of cosines and sines.
+        /// The factor by which cosines and sines are multiplied.
         attention_factor: f64,
-        /// Context length in pre-training.
+        /// The context length in pre-training, in tokens.
         original_max_position_embeddings: f64,
     },
     /// LongRoPE (Ding et al. 2024): each frequency has its own divisor. Sequences of up to
@@ -192,65 +195,66 @@ pub enum RopeScaling {
         short_factor: Vec<f64>,
         /// The divisors for longer sequences, which are not used here.
         long_factor: Vec<f64>,
-        /// Factor of cosines and sines.
+        /// The factor by which cosines and sines are multiplied.
         attention_factor: f64,
-        /// Context length in pre-training.
+        /// The context length in pre-training, in tokens.
         original_max_position_embeddings: f64,
     },
 }
 
-/// Names of the tensors outside the layers, and the prefix of the layers' names.
+/// The names of the tensors outside the layers, and the prefix of the layers' names.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct ModelNames {
     pub(crate) embedding: &'static str,
-    /// Comes before a layer's number.
+    /// The prefix of layer tensors, which a layer's number follows.
     pub(crate) layers: &'static str,
     pub(crate) norm: &'static str,
     pub(crate) lm_head: &'static str,
-    /// Suffixes of tensors that published checkpoints hold but we compute.
+    /// The suffixes of tensors that published checkpoints contain but that we compute instead.
     pub(crate) ignored: &'static [&'static str],
 }
 
-/// Names of an attention block's tensors, after the layer's prefix. Queries, keys and values stored
-/// in one tensor share a name.
+/// The names of an attention block's tensors, after the layer's prefix. If queries, keys and values
+/// are stored in one tensor, they share its name.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct AttentionNames {
     pub(crate) norm: &'static str,
     pub(crate) query: &'static str,
     pub(crate) key: &'static str,
     pub(crate) value: &'static str,
-    /// Whether a shared tensor goes head by head: the query, key and value of one head, then the
-    /// next.
+    /// Whether a tensor shared by queries, keys and values is ordered by head: first the query, key
+    /// and value of one head, then those of the next.
     pub(crate) is_by_head: bool,
     pub(crate) output: &'static str,
-    /// Norms of each head's queries and keys, before rotation.
+    /// The names of the norms of each head's queries and keys, which are applied before rotation.
     pub(crate) head_norms: Option<[&'static str; 2]>,
-    /// The norm of attention's output, before the residual sum.
+    /// The name of the norm of attention's output, which is applied before the residual sum.
     pub(crate) post_norm: Option<&'static str>,
 }
 
-/// Names of an MLP's tensors, after the layer's prefix. A gate stored in one tensor with `up`
+/// The names of an MLP's tensors, after the layer's prefix. A gate stored in one tensor with `up`
 /// shares its name and comes first.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct MlpNames {
     pub(crate) norm: &'static str,
-    /// `None` if the MLP has no gate.
+    /// The name of the gate; `None` if the MLP has no gate.
     pub(crate) gate: Option<&'static str>,
     pub(crate) up: &'static str,
     pub(crate) down: &'static str,
-    /// The norm of the MLP's output, before the residual sum.
+    /// The name of the norm of the MLP's output, which is applied before the residual sum.
     pub(crate) post_norm: Option<&'static str>,
 }
 
-/// One layer: attention, then an MLP, each `x + part(norm(x))`. A model's layers have both parts;
-/// an adapter's may lack one.
+/// One decoder layer: attention, then an MLP, each as `x + part(norm(x))`. A model's layers have
+/// both parts; an adapter's layers may lack one.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct LayerSpec {
     pub(crate) norm: NormSpec,
     pub(crate) attention: Option<AttentionSpec>,
     pub(crate) mlp: Option<MlpSpec>,
     pub(crate) is_parallel: bool,
-    /// Index into the model's reaches: 0 for all tokens, 1 for the window.
+    /// The index into the list of [`Reach`](crate::rope::Reach)es: 0 for a layer that attends to
+    /// all tokens, 1 for one with a window.
     pub(crate) reach: usize,
 }
 
@@ -268,16 +272,16 @@ pub(crate) struct LinearSpec {
     pub(crate) is_residual: bool,
 }
 
-/// Rows of a tensor, as strips of equal length at equal distances.
+/// The rows of a tensor that belong to one linear layer: strips of equal length at equal distances.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct RowStrips {
-    /// Number of rows of the tensor.
+    /// The number of rows of the whole tensor.
     pub(crate) num_all: usize,
     /// The first row of the first strip.
     pub(crate) first: usize,
-    /// Number of rows of a strip.
+    /// The number of rows of a strip.
     strip: usize,
-    /// Number of rows from the start of one strip to the next.
+    /// The number of rows from the start of one strip to the start of the next.
     step: usize,
 }
 
@@ -286,7 +290,7 @@ impl RowStrips {
         Self { num_all, first: 0, strip: num_all, step: num_all }
     }
 
-    /// Lists the row ranges of the first `outputs` outputs, in order.
+    /// Lists the tensor's row ranges for the first `outputs` outputs, in order.
     pub(crate) fn strips(self, outputs: usize) -> impl Iterator<Item = Range<usize>> {
         let Self { first, strip, step, .. } = self;
         (0..outputs / strip).map(move |n| first + n * step..first + n * step + strip)
@@ -294,7 +298,8 @@ impl RowStrips {
 }
 
 impl LinearSpec {
-    /// Returns the full name in a checkpoint. `layer` is empty outside the layers.
+    /// Returns the full name in a checkpoint. `layer` is the layer's prefix; it is empty for
+    /// tensors outside the layers.
     pub(crate) fn name_in(&self, layer: &str) -> String {
         if layer.is_empty() { self.name.to_owned() } else { format!("{layer}.{}", self.name) }
     }
@@ -325,7 +330,7 @@ impl ModelNames {
         ignored: &["rotary_emb.inv_freq"],
     };
 
-    /// Parses the layer of a tensor from its name; `None` outside the layers.
+    /// Parses the number of the layer from a tensor's name; `None` for a tensor outside the layers.
     pub(crate) fn layer_of(&self, tensor: &str) -> Option<usize> {
         let behind = tensor.strip_prefix(self.layers)?.strip_prefix('.')?;
         behind.split('.').next()?.parse().ok()
@@ -374,7 +379,7 @@ impl AttentionSpec {
         }
     }
 
-    /// Lists the projections to queries, keys and values, and the output projection.
+    /// Lists the projections to queries, keys and values, then the output projection.
     pub(crate) fn linears(&self, shape: &ModelShape) -> [LinearSpec; 4] {
         let (hidden, head_dim) = (shape.hidden_size, shape.head_dim);
         let AttentionNames { query, key, value, is_by_head, output, .. } = self.names;
@@ -404,7 +409,8 @@ impl AttentionSpec {
         [linear(0, query), linear(1, key), linear(2, value), output]
     }
 
-    /// Computes the factor of the scores: 1/√`query_scalar`, or 1/√`head_dim` without one.
+    /// Computes the factor of the scores: 1/√`query_scalar`, or 1/√`head_dim` if there is no
+    /// `query_scalar`.
     pub(crate) fn scale(&self, shape: &ModelShape) -> f32 {
         let scalar = self.query_scalar.map_or(shape.head_dim as f32, |scalar| scalar as f32);
         1.0 / scalar.sqrt()
@@ -417,7 +423,7 @@ impl MlpSpec {
         Self { width, bias, activation: Activation::Silu, names: MlpNames::LLAMA }
     }
 
-    /// Lists the gate, if any, then up and down.
+    /// Lists the linear layers: the gate, if there is one, then up and down.
     pub(crate) fn linears(&self, shape: &ModelShape) -> (Option<LinearSpec>, [LinearSpec; 2]) {
         let (hidden, width, has_bias) = (shape.hidden_size, self.width, self.bias);
         let MlpNames { gate, up, down, .. } = self.names;
@@ -436,7 +442,8 @@ impl MlpSpec {
 }
 
 impl NormSpec {
-    /// Returns the number added to stored weights: 1 if checkpoints leave it out.
+    /// Returns the number that is added to stored weights: 1 for a norm whose checkpoints leave it
+    /// out, otherwise 0.
     pub(crate) fn offset(&self) -> f32 {
         if self.form == NormForm::RmsPlusOne { 1.0 } else { 0.0 }
     }
@@ -447,12 +454,12 @@ impl NormSpec {
 }
 
 impl DecoderSpec {
-    /// Specifies the untied LM head.
+    /// Specifies the LM head of a model that does not share it with the embedding.
     pub(crate) fn lm_head(&self, shape: &ModelShape) -> LinearSpec {
         LinearSpec::lm_head(self.names.lm_head, shape)
     }
 
-    /// Returns the spec of layer `number`.
+    /// Returns the spec of layer `number`, counted from 0.
     pub(crate) fn layer(&self, number: usize) -> LayerSpec {
         let in_window = |window: &WindowSpec| window.layers.get(number) == Some(&true);
         LayerSpec {

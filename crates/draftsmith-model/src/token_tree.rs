@@ -1,26 +1,25 @@
-//! The tree that a sequence's last tokens form, if several candidates are proposed for one
-//! position.
+//! The tree of a sequence's last tokens, if several candidates are proposed for one position.
 //!
-//! A cache holds a tree as it holds a chain: nodes one after the other. A node's position is that
-//! of its depth, shared with its siblings, and it attends only to its ancestors and the tokens
-//! before the tree (SpecInfer's tree attention, Miao et al. 2023, section 4.2).
+//! A cache stores a tree like a chain: nodes one after the other. A node's position depends on its
+//! depth, so siblings share a position. A node attends only to its ancestors and the tokens before
+//! the tree (SpecInfer's tree attention, Miao et al. 2023, section 4.2).
 
-/// The tree of a slot's last tokens. Without nodes the tokens are a chain.
+/// The tree of the last tokens in a cache slot. Without nodes the tokens are a chain.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenTree {
-    /// Number of tokens before the first node.
+    /// The number of tokens before the first node.
     pub(crate) num_standing: usize,
     parents: Vec<Option<usize>>,
     /// For each node, the number of its ancestors.
     depths: Vec<usize>,
-    /// For each node and each earlier one, whether the earlier is an ancestor: a lower triangle,
-    /// row by row.
+    /// For each node and each earlier node, whether the earlier one is an ancestor. This is a lower
+    /// triangle, stored row by row.
     follows: Vec<bool>,
 }
 
 impl TokenTree {
-    /// Sets the number of tokens before the tree, and the parent of each node. Nodes that are
-    /// already there are not computed again.
+    /// Sets the number of tokens before the tree, and the parent of each node. The leading nodes
+    /// whose parents do not change are not recomputed.
     ///
     /// # Panics
     /// If a parent comes after its child.
@@ -61,7 +60,7 @@ impl TokenTree {
         self.follows.truncate(first_of(num_nodes));
     }
 
-    /// Makes the tokens a chain.
+    /// Removes all nodes, so that the tokens are a chain.
     pub(crate) fn clear(&mut self) {
         self.truncate(0);
     }

@@ -1,4 +1,5 @@
-//! What a head or an adapter was trained with: it names hashes of models, and readers compare them.
+//! Checks that a head or an adapter is used with the models that it was trained with. Its
+//! configuration records hashes of these models.
 
 use std::path::Path;
 
@@ -7,9 +8,10 @@ use draftsmith_files::{hash_bytes, hash_file};
 use crate::error::ModelError;
 use crate::weights::weight_files;
 
-/// Checks that the `what` (`head` or `adapter`) in `dir` was trained with the `of` (such as `target`) at hand.
-/// `then` is the hash that it names; an export from elsewhere names none. `now` computes the hash of the one
-/// at hand, only for a comparison.
+/// Checks that a head or an adapter was trained with the model that is in use. `what` is `head` or
+/// `adapter`, `dir` its directory, and `of` the model's role, such as `target`. `then` is the
+/// recorded hash; exports from other programs have none and pass. `now` computes the hash of the
+/// model in use, and is called only if a hash is recorded.
 ///
 /// # Errors
 /// If the hashes differ, or `now` fails.
@@ -28,7 +30,8 @@ pub fn check_trained_with<E: From<ModelError>>(
     Err(ModelError::TrainedWith { what, path, of, then, now }.into())
 }
 
-/// Hashes the weights in `dir`, of a head or an adapter, together with its `shape`. `hash` hashes a file.
+/// Hashes the weights of a head or an adapter in `dir`, together with its `shape`. `hash` hashes
+/// one file.
 ///
 /// # Errors
 /// If a file cannot be read.
@@ -42,7 +45,8 @@ pub fn hash_export<E: From<ModelError>>(
     Ok(hash_bytes(format!("{} {shape}", hashes.join(" ")).as_bytes()))
 }
 
-/// Computes the hash by which a head names its adapter: of the adapter's weights in `dir` and its exit layer.
+/// Computes the hash by which a head identifies its adapter. It covers the adapter's weights in
+/// `dir` and its exit layer.
 ///
 /// # Errors
 /// If a file cannot be read.

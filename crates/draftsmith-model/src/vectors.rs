@@ -1,5 +1,5 @@
-//! Vector instructions chosen at run time, and arithmetic that uses them, for work on slices in
-//! host memory in this crate and those above it.
+//! Vector instructions chosen at run time, and arithmetic that uses them. They are for computations
+//! on slices in host memory, in this crate and in crates that depend on it.
 //!
 //! [`vectorized`] compiles its argument again for the processor's instruction set, provided that
 //! all calls inside are inlined. So innermost loops are plain `for` loops over arrays of
@@ -9,7 +9,7 @@
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use pulp::Arch;
 
-/// Number of partial sums, so that sums vectorise.
+/// The number of partial sums in a loop, so that the compiler can vectorise sums.
 pub const STRANDS: usize = 8;
 
 /// Runs `work` with the best vector instructions of this processor.
@@ -18,8 +18,9 @@ pub fn vectorized<R>(work: impl FnOnce() -> R) -> R {
     Arch::new().dispatch(work)
 }
 
-/// Returns whether work on `device` can run here instead: on the CPU, without autodiff, and on a
-/// processor with fused multiply-add. Without that instruction every `mul_add` would be a call.
+/// Returns whether a computation on `device` can run with these functions instead: on the CPU,
+/// without autodiff, and on a processor with fused multiply-add. Without that instruction every
+/// `mul_add` would be a function call.
 pub fn reach(device: &Device) -> bool {
     #[cfg(target_arch = "x86_64")]
     let fuses = pulp::x86::V3::try_new().is_some();
@@ -28,8 +29,8 @@ pub fn reach(device: &Device) -> bool {
     fuses && *device == Device::flex() && !device.is_autodiff()
 }
 
-/// Copies a tensor's values to host memory as f32, row by row. If they are already f32 on the CPU
-/// and nobody else holds them, nothing is copied.
+/// Copies a tensor's values to host memory as f32, row by row. Nothing is copied if they are
+/// already f32 on the CPU and there is no other reference to them.
 ///
 /// # Panics
 /// If the device cannot deliver them.
@@ -43,7 +44,7 @@ pub fn tensor<const D: usize>(values: Vec<f32>, shape: [usize; D], device: &Devi
     Tensor::from_data(TensorData::new(values, shape), device)
 }
 
-/// Sums the strands.
+/// Adds the partial sums.
 #[inline(always)]
 pub fn sum(strands: [f32; STRANDS]) -> f32 {
     let mut total = 0.0;
@@ -53,16 +54,16 @@ pub fn sum(strands: [f32; STRANDS]) -> f32 {
     total
 }
 
-/// Computes `eˣ` to within 2 units in the last place for |x| < 87, 0 below and infinite above.
-/// Unlike the C library's, it is branchless and vectorises.
+/// Computes `eˣ` to within 2 units in the last place for |x| < 87. The result is 0 for smaller x
+/// and infinite for larger x. Unlike the C library's function, it is branchless and vectorises.
 ///
 /// The argument is split into a multiple of ln 2 and a rest within ±½ ln 2, whose exponential is a
 /// Taylor polynomial of degree 7 (Cody and Waite 1980).
 #[inline(always)]
 pub fn exp(x: f32) -> f32 {
-    /// ln 2 in two parts; the first has so few bits that its multiples are exact.
+    /// ln 2 in two parts. The first part has so few bits that its multiples are exact.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-    /// Adding and subtracting this rounds to an integer.
+    /// The number whose addition and subtraction round to an integer.
     const ROUNDER: f32 = 12_582_912.0;
     let clamped = x.clamp(-87.3, 88.7);
     let rounded = clamped.mul_add(std::f32::consts::LOG2_E, ROUNDER);
@@ -73,7 +74,7 @@ pub fn exp(x: f32) -> f32 {
     for factorial in [720.0_f32, 120.0, 24.0, 6.0, 2.0, 1.0, 1.0] {
         series = rest.mul_add(series, 1.0 / factorial);
     }
-    // The integer is in the lowest bits of the rounded sum; the shift drops the others.
+    // The integer is in the lowest bits of the rounded sum; the shift drops the other bits.
     let power = f32::from_bits(rounded.to_bits().wrapping_add(127) << 23);
     series * power
 }

@@ -2,7 +2,7 @@
 //! safetensors atomically.
 //!
 //! `files` finds the files, `header` and `torch` find the tensors in them, `read` reads and hashes,
-//! `write` writes, and `checksum` verifies exports. Models decide which tensors they have.
+//! and `write` writes files and verifies exports. Models decide which tensors they have.
 
 mod files;
 mod header;

@@ -1,8 +1,8 @@
 //! Self-draft adapters: from rows and a frozen target to trained adapters (Kangaroo, §3.1).
 //!
-//! The frozen target's hidden states at the exit layers and at the end form a batch (`batches`); the learner
-//! (`learner`) compares the adapter's predictions with the target's (`distillation`). The target never enters
-//! the learner, so checkpoints contain only adapters.
+//! A batch contains the frozen target's hidden states after the exit layers and after the last
+//! layer (`batches`). The learner (`learner`) compares the adapter's predictions with the target's
+//! (`distillation`). The target is never part of the learner, so checkpoints contain only adapters.
 
 pub(crate) mod batches;
 pub(crate) mod distillation;
@@ -41,18 +41,19 @@ pub type TrainedAdapter = Trained<Adapter, AdapterConfig, AdapterScores>;
 /// Trains an adapter for each exit layer of `training`. All adapters share the target's forwards, on the
 /// target's device and `run.more_devices`. Each ends with the same bits as if it were trained alone.
 ///
-/// The adapter A learns that softmax(head(A(h_ℓ))) = softmax(head(h)) (Kangaroo, §3.1; the distance is
-/// `training.loss`), where h_ℓ is the target's hidden state after ℓ layers, h its final one after the final
-/// norm, and head its LM head, at the positions that predict a token of the response. The target is frozen;
-/// rows need no draft columns. Rows are split by a hash of their conversation's id, and shuffled as a
-/// function of `seed` and the epoch. The same arguments give the same adapters, bit for bit, on the same CPU
-/// build.
+/// The adapter A learns that softmax(head(A(h_ℓ))) = softmax(head(h)) (Kangaroo, §3.1), with
+/// `training.loss` as the distance. Here h_ℓ is the target's hidden state after ℓ layers, h is its
+/// hidden state after the final norm, and head is its LM head. The loss covers the positions that
+/// predict a token of the response. The target is frozen; rows need no draft columns. Rows are
+/// split by a hash of their conversation's id, and shuffled as a function of `seed` and the epoch.
+/// The same arguments give the same adapters, bit for bit, on the same CPU build.
 ///
-/// The run owns `run.checkpoint_dir`: the state in `checkpoint/`, and `metrics.jsonl` with one line per step. Several adapters have their logs in directories named `exit-2/` and so on. A
-/// run resumes from a state with its fingerprint, with the same result as without an interruption, and
-/// removes any other state. When `run` is stopped, it saves its state after the current step and returns the
-/// best adapters so far. The state remains at the end until [`discard`](crate::discard), because the caller
-/// has yet to save the adapters.
+/// The run owns `run.checkpoint_dir`: the state in `checkpoint/`, and `metrics.jsonl` with one line
+/// per step. If there are several adapters, their logs are in directories named `exit-2/` and so
+/// on. A run resumes from a state with its fingerprint, with the same result as without an
+/// interruption, and removes any other state. When `run` is stopped, it saves its state after the
+/// current step and returns the best adapters so far. The state remains at the end until
+/// [`discard`](crate::discard), because the caller has yet to save the adapters.
 ///
 /// # Errors
 /// If a setting is out of range, an exit layer is not below the target's number of layers, a row is invalid,
@@ -69,7 +70,7 @@ pub fn train_adapters(
     let exit_layers = training.exit_layer.to_vec();
     let configs = exit_layers.iter().map(|layer| config_of(target, training, *layer));
     let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
-    // Without autodiff on any device: hidden states are constants.
+    // The target has no autodiff on any device, because hidden states are constants.
     let frozen = target.valid().to_dtype(training.dtype);
     let more = run.more_devices(batches_a_step(&training.optimizer));
     let targets = PerDevice::frozen(frozen, more)?;
@@ -106,7 +107,7 @@ pub fn train_adapters(
     trained
 }
 
-/// Returns the examples that [`train_adapters`] uses: those of every training step and of validation.
+/// Returns the examples that [`train_adapters`] uses in every training step and in validation.
 ///
 /// # Errors
 /// As [`train_adapters`] before training begins.
@@ -148,14 +149,16 @@ fn config_of(
     Ok(config.with_layers(training.num_layers))
 }
 
-/// What a self-draft's training reads of the target and of the rows.
+/// The inputs that the training of a self-draft reads from the target and the rows, and the
+/// settings for reading them.
 pub(crate) struct Lessons<'a> {
     pub(crate) section: Section,
-    /// The layers before the hidden states that it reads.
+    /// For each hidden state that the drafter reads, the number of the target's layers before it.
     pub(crate) layers: Vec<usize>,
-    /// Whether it reads token embeddings, and hidden states one position late.
+    /// Whether the drafter reads token embeddings, each with the hidden state of the position
+    /// before.
     pub(crate) reads_tokens: bool,
-    /// Whether the target's soft cap applies to a drafter's own LM head.
+    /// Whether the target's logit soft cap also applies to a drafter's own LM head.
     pub(crate) caps_own_heads: bool,
     pub(crate) draft_vocabulary: Option<usize>,
     pub(crate) teacher: Teaching,
@@ -166,17 +169,19 @@ pub(crate) struct Lessons<'a> {
     pub(crate) optimizer: &'a OptimizerSettings,
 }
 
-/// The inputs of a training.
+/// The loaders of a training, with the draft vocabulary and the stored hidden states.
 pub(crate) struct Sources {
     pub(crate) loaders: Loaders<AdapterSource>,
-    /// The draft vocabulary, and the fraction of the validation rows' response tokens in it.
+    /// The draft vocabulary, and the fraction of the validation rows' response tokens in it. `None`
+    /// if all tokens may be drafted.
     pub(crate) vocabulary: Option<(DraftVocabulary, f64)>,
-    /// Hidden states on the disk.
+    /// The hidden states on the disk; `None` if they are not stored.
     pub(crate) stored: Option<Arc<StoredStates>>,
 }
 
 /// Splits the rows and makes the loaders of both sides. If the settings ask for it, chooses a draft
-/// vocabulary from the training rows, and stores hidden states in `place`. `targets` are without autodiff.
+/// vocabulary from the training rows, and stores hidden states in `place`. `targets` have no
+/// autodiff.
 pub(crate) fn prepare(
     targets: &PerDevice<CausalLm>,
     rows: &[ResponseRow],
@@ -230,7 +235,7 @@ pub(crate) fn prepare(
             let files = StateFiles::new(place.clone(), lessons.features_format);
             let mut all: Vec<&AdapterRow> =
                 split.training.iter().chain(&split.validation).map(AsRef::as_ref).collect();
-            // Sorted, so that the file does not depend on the split.
+            // Rows are sorted, so that the file does not depend on the split.
             all.sort_by(|one, other| one.id.cmp(&other.id));
             let width = target.shape().hidden_size;
             let wanted = (&lessons.layers[..], lessons.teacher);
@@ -256,7 +261,8 @@ pub(crate) fn prepare(
     Ok(Sources { loaders, vocabulary, stored })
 }
 
-/// Initialises an adapter, drawn from the seed or copied from the target, on the target's device with autodiff.
+/// Initialises an adapter on the target's device, with autodiff. Its weights are drawn from the
+/// seed or copied from the target.
 fn initial_adapter(
     config: &AdapterConfig,
     target: &CausalLm,

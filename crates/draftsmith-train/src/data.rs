@@ -1,10 +1,11 @@
 //! Batches and steps: which rows each contains, and the thread that prepares them.
 //!
-//! A step takes `batch_size` × `gradient_accumulation` rows of a shuffle that is a function of (seed,
-//! epoch), so an epoch does not depend on the epochs before it. A step never spans two epochs. The last
-//! step of an epoch takes the remaining rows and averages gradients over the batches that it has, so no
-//! row is lost or weighs too little. (The Hugging Face Trainer that the SpecDec++ authors used carried
-//! the remainder into the next epoch and dropped it after the last one.)
+//! A step takes `batch_size` × `gradient_accumulation` rows of a shuffled epoch. The shuffle is a
+//! function of (seed, epoch), so an epoch does not depend on earlier epochs. A step never spans two
+//! epochs. The last step of an epoch takes the remaining rows and averages gradients over the
+//! batches that it has, so every row has the same weight and none is lost. (The Hugging Face
+//! Trainer that the SpecDec++ authors used carried the remainder into the next epoch and dropped it
+//! after the last one.)
 
 pub(crate) mod split;
 
@@ -17,36 +18,39 @@ use draftsmith_model::Lengths;
 use draftsmith_theory::SeededDraws;
 use serde::Serialize;
 
-/// Prepared batches that wait for the learner, per device. They hold hidden states, which are large.
+/// The number of prepared batches per device that may wait for the learner. It is small because
+/// batches contain hidden states, which are large.
 const QUEUE_LEN: usize = 2;
 
 /// The epoch number of validation batches, which are not shuffled. Training epochs count from 1.
 pub(crate) const VALIDATION_EPOCH: u64 = 0;
 
-/// A batch of a step.
+/// One batch of an optimizer step.
 #[derive(Debug, Clone)]
 pub(crate) struct TrainingBatch<C> {
-    /// What the learner reads.
+    /// The inputs and labels for the learner.
     pub(crate) content: C,
-    /// The ids of its rows, for messages.
+    /// The ids of the batch's rows, for messages.
     pub(crate) row_ids: Vec<String>,
     /// The number of positions that the loss covers.
     pub(crate) num_supervised: usize,
-    /// Its weight in the step's loss.
+    /// The weight of this batch in the step's loss.
     pub(crate) step_share: f64,
     /// Whether this is the last batch of its step.
     pub(crate) ends_step: bool,
 }
 
-/// The training or validation rows, with the frozen model that computes features for their batches.
+/// A source of batches: the training or validation rows, with the frozen model that computes
+/// features for them.
 pub(crate) trait BatchSource: Clone + Send + Sync + 'static {
-    /// What the learner reads of a batch.
+    /// The inputs and labels that the learner reads from a batch.
     type Content: Send + 'static;
 
     /// Returns the number of rows.
     fn num_rows(&self) -> usize;
 
-    /// Returns the number of devices. Batches go to them in turn, beginning with the first device at each step.
+    /// Returns the number of devices. The batches of each step are assigned to them in turn,
+    /// beginning with the first device.
     fn num_devices(&self) -> usize;
 
     /// Returns whether a row has any label in an epoch.
@@ -59,17 +63,17 @@ pub(crate) trait BatchSource: Clone + Send + Sync + 'static {
         step: &[Vec<usize>],
     ) -> impl Iterator<Item = TrainingBatch<Self::Content>>;
 
-    /// Lists the inputs of [`Self::step_batches`], row by row.
+    /// Lists the examples of a step as plain data: for each batch, one example per row.
     fn step_examples(&self, epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>>;
 }
 
-/// The inputs and labels of one optimizer step, or of a group of validation batches, as plain data:
-/// another trainer can be given the same.
+/// The inputs and labels of one optimizer step, or of a group of validation batches. They are plain
+/// data, so that another trainer can be given the same.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StepExamples {
     /// The epoch, counted from 1; 0 for validation.
     pub epoch: usize,
-    /// The rows of each batch.
+    /// The examples of each batch.
     pub batches: Vec<Vec<Example>>,
 }
 
@@ -82,13 +86,13 @@ pub struct Example {
     pub input_ids: Vec<u32>,
     /// The positions in `input_ids` that the loss covers, ascending.
     pub positions: Vec<usize>,
-    /// A head's label at each of `positions`. Empty for an adapter, which learns the target's
-    /// distribution.
+    /// An acceptance head's label at each of `positions`. Empty for an adapter, which learns the
+    /// target's distribution.
     pub labels: Vec<f32>,
 }
 
-/// Builds a mask, `[num_padded]`: 1 for each of `num` entries and 0 for the padding after them; `None` if lengths are
-/// not padded.
+/// Builds a mask of shape `[num_padded]`: 1 for the first `num` entries and 0 for the padding after
+/// them. Returns `None` if `lengths` asks for no padding.
 pub(crate) fn padding_mask(
     num: usize,
     num_padded: usize,
@@ -102,7 +106,7 @@ pub(crate) fn padding_mask(
     })
 }
 
-/// The row indices of an epoch: steps → batches → rows.
+/// The row indices of an epoch's steps: one list of batches per step, one list of rows per batch.
 type EpochPlan = Vec<Vec<Vec<usize>>>;
 
 /// Makes the batches of the training rows, or of the validation rows.
@@ -112,29 +116,30 @@ pub(crate) struct Loader<S> {
     pub(crate) settings: BatchSettings,
 }
 
-/// The loaders of a training.
+/// The loaders of the training rows and of the validation rows.
 pub(crate) struct Loaders<S> {
     pub(crate) training: Loader<S>,
     pub(crate) validation: Loader<S>,
     pub(crate) num_epochs: usize,
-    /// Optimizer steps of all epochs.
+    /// The number of optimizer steps in all epochs.
     pub(crate) num_steps: usize,
-    /// Training rows with a label, in the epoch with the fewest.
+    /// The number of training rows with a label, in the epoch that has the fewest.
     pub(crate) num_training: usize,
-    /// Validation rows with a label.
+    /// The number of validation rows with a label.
     pub(crate) num_validation: usize,
-    /// All rows, with labels or without.
+    /// The number of rows on each side of the split, with or without labels.
     pub(crate) rows: RowCounts,
 }
 
 /// The number of rows on each side of the split.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RowCounts {
-    /// Training rows.
+    /// The number of training rows.
     pub num_training: usize,
-    /// Validation rows.
+    /// The number of validation rows.
     pub num_validation: usize,
-    /// Rows without a response, or whose response begins past the longest sequence.
+    /// The number of rows that have no response, or whose response begins beyond the maximum
+    /// sequence length.
     pub num_unusable: usize,
 }
 
@@ -173,25 +178,26 @@ impl<S: BatchSource> Loaders<S> {
 }
 
 impl<S: BatchSource> Loader<S> {
-    /// Counts the used rows and the steps of an epoch.
+    /// Counts the rows with labels and the optimizer steps of an epoch.
     pub(crate) fn size(&self, epoch: u64) -> (usize, usize) {
         let plan = self.plan(epoch);
         (num_rows(&plan), plan.len())
     }
 
-    /// Lists the examples of an epoch's steps.
+    /// Lists the examples of each step of an epoch.
     pub(crate) fn examples(&self, epoch: u64) -> Vec<StepExamples> {
         let plan = self.plan(epoch);
         let batches = plan.iter().map(|step| self.source.step_examples(epoch, step));
         batches.map(|batches| StepExamples { epoch: epoch as usize, batches }).collect()
     }
 
-    /// The number of rows, used or not.
+    /// Returns the number of rows, with or without labels.
     pub(crate) fn num_rows(&self) -> usize {
         self.source.num_rows()
     }
 
-    /// Starts a thread that prepares the batches of an epoch after its first `num_steps` steps.
+    /// Starts a thread that prepares the batches of an epoch, except those of its first `num_steps`
+    /// steps.
     pub(crate) fn batches(&self, epoch: u64, num_steps: usize) -> Batches<S::Content> {
         let mut plan = self.plan(epoch);
         let num_all = num_rows(&plan);
@@ -205,8 +211,8 @@ impl<S: BatchSource> Loader<S> {
                 // Sending fails once the receiver is dropped.
                 let _ = batches.try_for_each(|batch| sender.send(batch));
             };
-            // A pool of its own: on the learner's pool, each short product of the learner would wait
-            // for a sequence of the frozen model.
+            // The producer has its own thread pool. On the learner's pool, each short matrix
+            // product of the learner would wait until the frozen model has processed a sequence.
             let num_threads = rayon::current_num_threads();
             match rayon::ThreadPoolBuilder::new().num_threads(num_threads).build() {
                 Ok(pool) => pool.install(deliver),
@@ -220,7 +226,7 @@ impl<S: BatchSource> Loader<S> {
         }
     }
 
-    /// Divides an epoch's used rows into steps and batches.
+    /// Divides the rows that have labels in an epoch into steps and batches.
     fn plan(&self, epoch: u64) -> EpochPlan {
         let BatchSettings { seed, batch_size, gradient_accumulation } = self.settings;
         let mut rows: Vec<usize> =
@@ -280,8 +286,8 @@ impl<C> Batches<C> {
         self.progress.clone()
     }
 
-    /// Takes the next batches of the current step, at most `num`, with the epoch's progress after each. Empty at the
-    /// end of the epoch.
+    /// Takes at most `num` of the remaining batches of the current step, and returns them with the
+    /// epoch's progress after each. Both lists are empty at the end of the epoch.
     pub(crate) fn next_of_step(&mut self, num: usize) -> (Vec<TrainingBatch<C>>, Vec<Progress>) {
         let (mut batches, mut progress) = (Vec::<TrainingBatch<C>>::new(), Vec::new());
         while batches.len() < num && !batches.last().is_some_and(|batch| batch.ends_step) {
@@ -295,7 +301,7 @@ impl<C> Batches<C> {
 
 impl<C> Drop for Batches<C> {
     fn drop(&mut self) {
-        // Without a receiver the producer ends at its next batch.
+        // Without a receiver, the producer stops at its next batch.
         self.receiver = None;
         if let Some(producer) = self.producer.take() {
             drop(producer.join());

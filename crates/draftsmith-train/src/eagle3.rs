@@ -1,7 +1,8 @@
 //! EAGLE-3 drafters (Li et al. 2025): from rows and a frozen target to trained drafters.
 //!
-//! Batches are those of adapters, with the target's states after three layers and its token embeddings. The
-//! drafter is unrolled over them as many steps as it will draft, each reading what it would read in decoding.
+//! Batches have the form of adapter batches. They contain the target's hidden states after three
+//! layers and its token embeddings. The drafter is unrolled over them for as many steps as it will
+//! draft; each step has the same inputs as in decoding.
 
 pub(crate) mod learner;
 pub(crate) mod scores;
@@ -30,15 +31,16 @@ use crate::run::{Ending, Setup, TrainingRun};
 /// A trained drafter.
 pub type TrainedEagle3 = Trained<Eagle3, Eagle3Config, Eagle3Scores>;
 
-/// Trains a drafter for each of `trainings`, which share the target's forwards, on the target's device and
-/// `run.more_devices`. Each ends with the same bits as if it were trained alone.
+/// Trains a drafter for each of `trainings`, on the target's device and `run.more_devices`. All
+/// drafters share the target's forwards. Each ends with the same bits as if it were trained alone.
 ///
-/// Step k of the unrolled drafter predicts the k-th token of a draft from every position of the responses; the
-/// tokens before it are the response's. Its loss compares softmax(head(norm(o))) with the target's distribution
-/// over the draft vocabulary, weighted by `step_weight` to the power of k (Li et al. 2025, section 3.2).
-/// The epoch with the largest accepted length on held-out responses is kept.
+/// Step k of the unrolled drafter predicts the k-th token of a draft from every position of the
+/// responses, given the response's tokens before it. The step's loss compares
+/// softmax(head(norm(o))), where o is the drafter's output, with the target's distribution over the
+/// draft vocabulary. Its weight is `step_weight` to the power of k (Li et al. 2025, section 3.2).
+/// Training keeps the epoch with the largest accepted length on held-out responses.
 ///
-/// Rows are split and shuffled, the run's files are kept, and it is resumed and stopped as in
+/// Rows are split and shuffled, files are written, and runs are resumed and stopped as in
 /// [`train_adapters`](crate::train_adapters).
 ///
 /// # Errors
@@ -68,25 +70,25 @@ pub fn train_eagle3(
     train_state_drafters(target, rows, &members.collect::<Vec<_>>(), seed, run)
 }
 
-/// Builds a network and its configuration from the draft vocabulary, if there is one, on the target's device with
-/// autodiff.
+/// A function that builds a network and its configuration on the target's device, with autodiff.
+/// The argument is the draft vocabulary, if there is one.
 pub type InitialNetwork<'a, N, C> = Box<dyn Fn(Option<&DraftVocabulary>) -> (N, C) + 'a>;
 
-/// A trained network with its scores.
+/// A trained network that drafts from the target's hidden states, with its scores.
 pub type TrainedState<N, C> = Trained<N, C, Eagle3Scores>;
 
-/// A network to train.
+/// A network to train, with its settings.
 pub struct StateMember<'a, N, C> {
-    /// The settings. `layers` and `initial` are for the caller.
+    /// The settings. The fields below replace their keys `layers` and `initial`.
     pub training: &'a Eagle3Training,
-    /// The numbers of the target's layers before the states that it reads.
+    /// For each hidden state that the network reads, the number of the target's layers before it.
     pub layers: Vec<usize>,
-    /// Builds the network.
+    /// The function that builds the network before training.
     pub initial: InitialNetwork<'a, N, C>,
 }
 
-/// Trains networks that draft from the target's hidden states, as [`train_eagle3`] does, which is an instance of this.
-/// The networks share the target's forwards.
+/// Trains networks that draft from the target's hidden states. [`train_eagle3`] calls this
+/// function. All networks share the target's forwards.
 ///
 /// # Errors
 /// As [`train_eagle3`].
@@ -151,7 +153,8 @@ fn config_of(target: &CausalLm, training: &Eagle3Training) -> Result<Eagle3Confi
     Ok(Eagle3Config { target_layers, dtype: target.stored_dtype(), ..config })
 }
 
-/// Initialises a drafter, drawn from the seed or begun with the target's weights, on the target's device with autodiff.
+/// Initialises a drafter on the target's device, with autodiff. Its weights are drawn from the seed
+/// or copied from the target.
 fn initial_drafter(
     config: &Eagle3Config,
     target: &CausalLm,

@@ -17,9 +17,9 @@ pub enum TrainError {
         section: Section,
         /// The key in the section.
         key: &'static str,
-        /// The value.
+        /// The invalid value.
         value: String,
-        /// The range.
+        /// The valid range, in words.
         expected: &'static str,
     },
     /// The disk is too small for the training's state or its hidden states.
@@ -31,7 +31,7 @@ pub enum TrainError {
          `models.draft` and build the data again"
     )]
     NoDraftColumns {
-        /// The row.
+        /// The id of the row.
         id: String,
     },
     /// A row is invalid, or has a token outside the model's vocabulary.
@@ -40,7 +40,7 @@ pub enum TrainError {
     /// The rollouts that labels come from do not belong to the responses.
     #[error("row `{id}`: among the rollouts for training, {problem}; hint: record them again")]
     Rollouts {
-        /// The row.
+        /// The id of the row.
         id: String,
         /// The problem.
         problem: &'static str,
@@ -56,19 +56,20 @@ pub enum TrainError {
     TooFewRows {
         /// The recipe's section.
         section: Section,
-        /// The rows given.
+        /// The number of rows in the input.
         num_rows: usize,
-        /// Rows without a response within `max_len` tokens.
+        /// The number of rows without a response within `max_len` tokens.
         num_unusable: usize,
-        /// Training rows with a label, in the epoch with the fewest.
+        /// The number of training rows with a label, in the epoch that has the fewest.
         num_training: usize,
-        /// Validation rows with a label.
+        /// The number of validation rows with a label.
         num_validation: usize,
         /// The longest sequence, in tokens: the frozen model's context or `adapter.max_len`.
         max_len: usize,
         /// The fraction of conversations held out.
         validation_fraction: f64,
-        /// A head's fraction of positions without a label.
+        /// The fraction of positions without a label in the training of a head; `None` for other
+        /// trainings.
         mixing_ratio: Option<f64>,
     },
     /// The target has no layer after the exit layer.
@@ -78,9 +79,9 @@ pub enum TrainError {
         num_layers.saturating_sub(1)
     )]
     ExitLayer {
-        /// The layers before the adapter.
+        /// The number of the target's layers that run before the adapter.
         exit_layer: usize,
-        /// The target's layers.
+        /// The number of the target's layers.
         num_layers: usize,
     },
     /// The adapter does not fit the target.
@@ -93,11 +94,12 @@ pub enum TrainError {
         quoted(.row_ids)
     )]
     NotFinite {
-        /// `training loss`, `gradient` or `prediction`, with the member's name if there are several.
+        /// The number that is not finite: `training loss`, `gradient` or `prediction`. If several
+        /// models are trained side by side, the name of the model is included.
         what: String,
         /// The epoch, counted from 1.
         epoch: usize,
-        /// The rows of the batch.
+        /// The ids of the batch's rows.
         row_ids: Vec<String>,
         /// The recipe's section.
         section: Section,
@@ -123,7 +125,7 @@ pub enum TrainError {
     Device(String),
 }
 
-/// The recipe's table whose keys messages name: `head`, or the kind of a drafter.
+/// The name of a recipe's table, used in messages: `head`, or the kind of a drafter.
 pub type Section = &'static str;
 
 fn quoted(ids: &[String]) -> String {

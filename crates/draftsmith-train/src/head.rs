@@ -1,9 +1,10 @@
 //! Acceptance heads: from rows and a frozen drafter to trained heads (SpecDec++, §3).
 //!
-//! A response becomes a mixture of the target's and the draft's tokens (`rows`), or the candidates that
-//! decoding rounds would meet (`recorded`). The frozen drafter turns these into features (`features`), the
-//! loader collects them in batches (`batches`), and the learner (`learner`) computes the loss. The drafter
-//! never enters the learner, so checkpoints contain only heads.
+//! A response becomes a mixture of the target's and the draft's tokens (`rows`), or a record of the
+//! candidates that decoding rounds would draft along it (`recorded`). The frozen drafter computes
+//! features for the candidates (`features`), the loader collects them in batches (`batches`), and
+//! the learner (`learner`) computes the loss. The drafter is never part of the learner, so
+//! checkpoints contain only heads.
 
 pub(crate) mod batches;
 pub(crate) mod features;
@@ -42,7 +43,7 @@ use crate::states::{FeatureDir, Features, RowStatesPlan, StateFile, StateFiles, 
 pub struct HeadData<'a> {
     /// The responses.
     pub rows: &'a [ResponseRow],
-    /// The draft's rollouts along them, if labels come from rollouts.
+    /// The draft's rollouts along the responses, if labels come from rollouts.
     pub rollouts: Option<RecordedRollouts<'a>>,
 }
 
@@ -65,23 +66,25 @@ pub type TrainedHead = Trained<AcceptanceHead, AcceptanceHeadConfig, HeadScores>
 /// hidden states, on the draft's device and `run.more_devices`. Each ends with the same bits as if it were
 /// trained alone.
 ///
-/// Rows are split by a hash of their conversation's id. Each epoch mixes and shuffles them again, as a
-/// function of `seed`, the epoch and the row's id; validation always uses the same mixture. The draft is
-/// frozen. The same arguments give the same heads, bit for bit, on the same CPU build.
+/// Rows are split by a hash of their conversation's id. Each epoch mixes and shuffles the rows
+/// again, as a function of `seed`, the epoch and the row's id. Validation always uses the same
+/// mixture. The draft is frozen. The same arguments give the same heads, bit for bit, on the same
+/// CPU build.
 ///
-/// The run owns `run.checkpoint_dir`: the state in `checkpoint/`, and `metrics.jsonl` with one line per step. Several heads have their logs in directories of their
-/// [names](HeadTraining::name). A run resumes from a state with its fingerprint, with the same result as
-/// without an interruption, and removes any other state. When `run` is stopped, it saves its state after
-/// the current step and returns the best heads so far. The state remains at the end until
-/// [`discard`](crate::discard), because the caller has yet to save the heads.
+/// The run owns `run.checkpoint_dir`: the state in `checkpoint/`, and `metrics.jsonl` with one line
+/// per step. If there are several heads, each has its log in a directory of its
+/// [name](HeadTraining::name). A run resumes from a state with its fingerprint, with the same
+/// result as without an interruption, and removes any other state. When `run` is stopped, it saves
+/// its state after the current step and returns the best heads so far. The state remains at the end
+/// until [`discard`](crate::discard), because the caller has yet to save the heads.
 ///
 /// # Errors
 /// If a setting is out of range, a row has missing or invalid draft columns, either side of the split has
 /// no labels, a loss or prediction is not finite, or a file cannot be written.
 ///
 /// # Panics
-/// If `heads` is empty, or its settings differ in more than `num_layers`, `tied` and `rejection_weight`:
-/// such heads would not share batches and learning rates.
+/// If `heads` is empty, or its settings differ in more than `num_layers`, `tied` and
+/// `rejection_weight`. Such heads could not share batches and learning rates.
 pub fn train_heads<'a>(
     draft: impl Into<DrafterModel>,
     data: impl Into<HeadData<'a>>,
@@ -94,7 +97,7 @@ pub fn train_heads<'a>(
     let shared = &heads[0];
     assert!(heads.iter().all(|head| head.shares_steps_with(shared)), "heads must share batches");
     let embedding_gain = draft.embedding_gain();
-    // Without autodiff on any device: hidden states are constants.
+    // The drafter has no autodiff on any device, because hidden states are constants.
     let frozen = draft.valid().to_dtype(shared.dtype);
     let more = run.more_devices(shared.optimizer.gradient_accumulation);
     let drafts = PerDevice::frozen(frozen, more)?;
@@ -111,7 +114,7 @@ pub fn train_heads<'a>(
     let setup = Setup { loaders, devices: devices.clone(), optimizer, label: "acceptance head" };
     let learners = heads.iter().map(|head| (head.name(), learner(head))).collect();
     let trained = run.train(setup, learners, |nth, part, outcome| {
-        // It was trained on scaled embeddings, and will read unscaled ones.
+        // The head was trained on scaled embeddings; the exported head reads unscaled ones.
         let head = part.with_embedding_gain(embedding_gain);
         let config = config_of(width, &heads[nth]);
         let mut trained = Trained::new((head, config), outcome);
@@ -130,7 +133,7 @@ pub fn train_heads<'a>(
 /// As [`train_heads`] before training begins.
 ///
 /// # Panics
-/// If labels come from rollouts: such rows have branches.
+/// If labels come from rollouts. Such rows have branches, so they are not single sequences.
 pub fn head_examples(
     draft: &CausalLm,
     rows: &[ResponseRow],
@@ -160,8 +163,9 @@ fn config_of(hidden_size: usize, head: &HeadTraining) -> AcceptanceHeadConfig {
     config.with_reads(head.reads())
 }
 
-/// Splits the rows and makes the loaders of both sides. `drafts` are without autodiff. Only settings that
-/// all heads share are read from `shared`. If the settings ask for it, hidden states are stored in `place`.
+/// Splits the rows and makes the loaders of both sides. `drafts` have no autodiff. Only those
+/// settings of `shared` are read that all heads of the training have in common. If the settings ask
+/// for it, hidden states are stored in `place`.
 fn prepare(
     drafts: &PerDevice<DrafterModel>,
     data: HeadData<'_>,
@@ -223,8 +227,8 @@ fn prepare(
     Ok((loaders, stored))
 }
 
-/// Opens the file for the draft's hidden states at all tokens of recorded rows and of their branches. Such
-/// rows are the same in every epoch and run.
+/// Opens the file for the draft's hidden states at all tokens of recorded rows and of their
+/// branches. Recorded rows are the same in every epoch and run.
 fn open_states(
     mut files: StateFiles<'_>,
     width: usize,
@@ -246,9 +250,9 @@ fn open_states(
     Ok(files.open()?.remove(0))
 }
 
-/// Initialises a head with PyTorch's default weights for linear layers, uniform in ±1/√in and drawn from the seed (burn
-/// draws from one generator for all threads). `in` is the hidden size for every layer, also for those that read further
-/// inputs.
+/// Initialises a head with PyTorch's default weights for linear layers: uniform in ±1/√in and drawn
+/// from the seed (burn has one generator for all threads). `in` is the hidden size for every layer,
+/// even for a layer that also reads further inputs.
 fn initial_head(config: &AcceptanceHeadConfig, seed: u64, device: &Device) -> AcceptanceHead {
     let bound = 1.0 / (config.hidden_size as f64).sqrt();
     let mut draws = SeededDraws::new(seed, &["head"]);
@@ -256,7 +260,7 @@ fn initial_head(config: &AcceptanceHeadConfig, seed: u64, device: &Device) -> Ac
     config.init(device).map(&mut Redraw(draw))
 }
 
-/// Replaces every weight by a drawn one.
+/// A mapper that replaces every weight by the next number of a function.
 pub(crate) struct Redraw<F>(pub(crate) F);
 
 impl<F: FnMut() -> f32> ModuleMapper for Redraw<F> {

@@ -1,9 +1,9 @@
-//! Training of acceptance heads and self-draft adapters.
+//! Training of acceptance heads, self-draft adapters and EAGLE-3 drafters.
 //!
-//! The inputs are rows of responses and a frozen model: the draft for a head, the target for an adapter. The
-//! results are heads or adapters with their validation scores and provenance. The learner contains only what
-//! is trained; the frozen model computes hidden states for it. Nothing here prints, reads arguments, chooses
-//! a device or knows about decoding.
+//! The inputs are rows of responses and a frozen model: the draft for a head, the target for an
+//! adapter or an EAGLE-3 drafter. The results are trained modules with their validation scores and
+//! provenance. The frozen model computes hidden states; only the trained modules belong to the
+//! saved state. Nothing here prints, reads arguments, chooses a device or knows about decoding.
 //!
 //! ```no_run
 //! use draftsmith_train::{AdapterTraining, TrainingRun, train_adapters};

@@ -1,6 +1,7 @@
 //! The log of optimizer steps: `metrics.jsonl`, one line of numbers per step.
 //!
-//! A resumed training cuts off later steps, so that `metrics.jsonl` does not depend on interruptions.
+//! A resumed training first removes the steps that were logged after its saved state. So
+//! `metrics.jsonl` does not depend on interruptions.
 
 pub mod renderer;
 
@@ -13,21 +14,21 @@ use serde::Serialize;
 
 use crate::error::{TrainError, file_error};
 
-/// The numbers of one step.
+/// The numbers that are logged for one optimizer step.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub(crate) struct StepMetrics {
-    /// The step, counted from 1 since training began.
+    /// The number of the step, counted from 1 over all epochs.
     pub(crate) step: usize,
-    /// The epoch, counted from 1.
+    /// The number of the epoch, counted from 1.
     pub(crate) epoch: usize,
-    /// The mean loss of its batches, before the step.
+    /// The mean loss of the step's batches, computed before the weights change.
     pub(crate) loss: f64,
     pub(crate) learning_rate: f64,
-    /// The global norm of its gradients before clipping.
+    /// The global norm of the step's gradients before clipping.
     pub(crate) gradient_norm: f64,
 }
 
-/// The open log files.
+/// The open log file.
 #[derive(Debug)]
 pub(crate) struct StepLog {
     path: PathBuf,
@@ -37,8 +38,8 @@ pub(crate) struct StepLog {
 impl StepLog {
     const NAME: &str = "metrics.jsonl";
 
-    /// Opens the log of a training after `num_steps` steps. Later
-    /// steps are cut off: a killed run logged them but did not save their state.
+    /// Opens the log of a training that has taken `num_steps` steps. Later steps are removed from
+    /// it: a killed run logged them but did not save their state.
     pub(crate) fn open(dir: &Path, num_steps: usize) -> Result<Self, TrainError> {
         let path = dir.join(Self::NAME);
         let text = match std::fs::read_to_string(&path) {
@@ -55,14 +56,14 @@ impl StepLog {
         Ok(Self { path, file })
     }
 
-    /// Appends a step.
+    /// Appends the numbers of a step.
     pub(crate) fn push(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
         let mut line = serde_json::to_string(metrics).expect("numbers are JSON");
         line.push('\n');
         self.file.write_all(line.as_bytes()).map_err(file_error("write", &self.path))
     }
 
-    /// Syncs the log to the disk, before the state of its last step is saved.
+    /// Syncs the log to the disk. This comes before the state of its last step is saved.
     pub(crate) fn sync(&self) -> Result<(), TrainError> {
         self.file.sync_data().map_err(file_error("write", &self.path))
     }

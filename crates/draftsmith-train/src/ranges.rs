@@ -6,13 +6,13 @@ use crate::error::{Section, TrainError};
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Range {
     Positive,
-    /// Positive after rounding to f32, the optimizer's type.
+    /// Numbers that are positive after rounding to f32, the optimizer's type.
     PositiveInF32,
-    /// [0, 1).
+    /// The interval \[0, 1).
     BelowOne,
-    /// (0, 1).
+    /// The interval (0, 1).
     BetweenZeroAndOne,
-    /// From a least to a greatest number, both included, with the words for messages.
+    /// A range from a minimum to a maximum, both included. The text is the range in words.
     Within(f64, f64, &'static str),
 }
 
@@ -32,7 +32,7 @@ impl Range {
     }
 }
 
-/// Checks the numbers of a section in order.
+/// Checks the numbers of a recipe's section against their ranges. Each number comes with its key.
 ///
 /// # Errors
 /// [`TrainError::Setting`] with the first number outside its range.

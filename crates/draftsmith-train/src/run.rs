@@ -1,4 +1,5 @@
-//! One run of a training, which resumes where an earlier run stopped: its settings and result.
+//! The settings and the result of one run of a training. A run resumes where an earlier run
+//! stopped.
 
 pub(crate) mod checkpoint;
 pub(crate) mod clipping;
@@ -34,42 +35,45 @@ const SAVE_INTERVAL: Duration = Duration::from_secs(60);
 pub struct TrainingRun<'a> {
     /// The directory for the training's state and metrics.
     pub checkpoint_dir: &'a Path,
-    /// Identifies everything that the training depends on: settings, seed, models and rows. A state with
-    /// another fingerprint is removed.
+    /// An identifier of everything that the training depends on: settings, seed, models and rows. A
+    /// saved state with another fingerprint is removed.
     pub fingerprint: &'a str,
-    /// The most optimizer steps of this run; `None` for no limit.
+    /// The maximum number of optimizer steps in this run; `None` for no limit.
     pub max_steps: Option<usize>,
-    /// The least time between two saved states within an epoch. Default: 60 s. States are saved less often
-    /// if saving takes more than a fiftieth of this.
+    /// The minimum time between two saved states within an epoch. Default: 60 s. If saving takes
+    /// more than a fiftieth of this time, states are saved less often.
     pub save_interval: Duration,
-    /// Devices that share the work with the frozen model's device. Default: none. Each gets a copy of the
-    /// frozen model and some batches of every step; a step with fewer batches than devices leaves some
-    /// idle. Sums are taken in the order of the batches, so the result equals that of a single device, bit
-    /// for bit where all compute alike, and a training may resume on other devices.
+    /// Devices that are used in addition to the frozen model's device. Default: none. Each gets a
+    /// copy of the frozen model and some batches of every step; a step with fewer batches than
+    /// devices leaves some idle. Gradients are added in the order of the batches. The result thus
+    /// equals that of a single device, bit for bit if all devices compute alike, and a training may
+    /// resume on other devices.
     pub more_devices: Vec<Device>,
-    /// Where hidden states are stored if the settings ask for it. Default: beside the state.
+    /// The place for hidden states, if the settings ask for storing them. Default:
+    /// `checkpoint_dir`.
     pub features: Option<FeatureDir<'a>>,
-    /// Shows the progress. Default: nothing is shown.
+    /// The listener that shows the progress. Default: nothing is shown.
     pub listener: Box<dyn Listener + 'a>,
-    /// Called after each batch; once it returns true, the run stops. Default: never.
+    /// A callback that is called after each batch. Once it returns true, the run stops. Default:
+    /// never.
     pub should_stop: Box<dyn Fn() -> bool + 'a>,
-    /// Called with the size of the training before it begins.
+    /// A callback that receives the size of the training before it begins.
     pub begins: Box<dyn Fn(TrainingSize) + 'a>,
 }
 
 /// The size of a training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TrainingSize {
-    /// Planned optimizer steps.
+    /// The number of planned optimizer steps.
     pub num_steps: usize,
-    /// Trained weights.
+    /// The number of trained weights.
     pub num_weights: usize,
-    /// The most bytes that its state takes on the disk.
+    /// The maximum size of the saved state on disk, in bytes.
     pub num_bytes: u64,
 }
 
 impl<'a> TrainingRun<'a> {
-    /// Sets up a run to the end of the training that shows nothing.
+    /// Sets up a run that goes to the end of the training and shows nothing.
     pub fn new(checkpoint_dir: &'a Path, fingerprint: &'a str) -> Self {
         Self {
             checkpoint_dir,
@@ -84,12 +88,12 @@ impl<'a> TrainingRun<'a> {
         }
     }
 
-    /// Returns the devices besides the first that a step of at most `num_batches` batches can use.
+    /// Returns the additional devices that a step of at most `num_batches` batches can use.
     pub(crate) fn more_devices(&self, num_batches: usize) -> &[Device] {
         &self.more_devices[..self.more_devices.len().min(num_batches - 1)]
     }
 
-    /// Returns where hidden states are stored: in the checkpoint directory, unless the run has a place for them.
+    /// Returns the place for stored hidden states: `features`, or else the checkpoint directory.
     pub(crate) fn feature_dir(&self) -> FeatureDir<'a> {
         self.features.clone().unwrap_or_else(|| FeatureDir {
             dir: self.checkpoint_dir,
@@ -100,13 +104,13 @@ impl<'a> TrainingRun<'a> {
     }
 }
 
-/// What a run needs besides the models to train.
+/// The data, devices and settings of a run, without the models to train.
 pub(crate) struct Setup<S> {
     pub(crate) loaders: Loaders<S>,
-    /// With autodiff.
+    /// The devices of the trained models, with autodiff.
     pub(crate) devices: PerDevice<Device>,
     pub(crate) optimizer: OptimizerSettings,
-    /// What is trained, for listeners.
+    /// The kind of the trained models, for listeners.
     pub(crate) label: &'static str,
 }
 
@@ -115,20 +119,21 @@ pub(crate) struct Setup<S> {
 pub enum Ending<T> {
     /// Training reached its end.
     Finished(T),
-    /// Training was stopped before its end. Its state is saved.
+    /// Training was stopped before its end. The state is saved.
     Stopped {
         /// The best result so far; `None` before the end of the first epoch.
         best: Option<T>,
-        /// Optimizer steps since training began.
+        /// The number of optimizer steps since training began.
         num_steps: usize,
-        /// Optimizer steps of the whole training.
+        /// The number of optimizer steps of the whole training.
         num_planned_steps: usize,
     },
 }
 
 impl<T> Ending<Vec<T>> {
-    /// Returns the result of a run, which was `interrupted` if it stopped before the end: `trained` converts each
-    /// member's best weights, given the member's index.
+    /// Builds the result of a run. `interrupted` is true if the run stopped before the end of the
+    /// training. `trained` converts the best weights of each member (one of the models trained side
+    /// by side), given its index.
     fn of_members<L: Trainee>(
         trainer: Trainer<L>,
         interrupted: bool,
@@ -152,14 +157,15 @@ impl<T> Ending<Vec<T>> {
 }
 
 impl<T: Into<TrainedExport>> Ending<Vec<T>> {
-    /// Converts what was trained to exports of any type.
+    /// Converts the trained modules to [`TrainedExport`]s, which do not depend on the module's
+    /// type.
     pub fn into_exports(self) -> Ending<Vec<TrainedExport>> {
         self.map(|all| all.into_iter().map(Into::into).collect())
     }
 }
 
 impl<T> Ending<T> {
-    /// Converts the result.
+    /// Converts the result with `then`.
     pub fn map<U>(self, then: impl FnOnce(T) -> U) -> Ending<U> {
         match self {
             Self::Finished(best) => Ending::Finished(then(best)),

@@ -1,10 +1,11 @@
 //! Hidden states of a frozen model, stored on disk so that later epochs and runs need not compute them
 //! again: the recipe's `features = "cache"`.
 //!
-//! Stored hidden states change nothing but their rounding. A state is rounded to 8 or 16 bits per number
-//! (`states/format.rs`) before it is first used, so results depend neither on the epoch nor on what is
-//! already on the disk. A row that the format cannot represent is never stored, and is used unrounded. Only
-//! states that depend on nothing but a row's text are stored. `states/file.rs` is the file layout.
+//! Storing hidden states changes nothing but their rounding. A state is rounded to 8 or 16 bits per
+//! number (`states/format.rs`) before it is first used, so results depend neither on the epoch nor
+//! on the states that are already on the disk. A row that the format cannot represent is never
+//! stored, and is used unrounded. Only states that depend on nothing but a row's text are stored.
+//! `states/file.rs` documents the file layout.
 
 mod file;
 mod format;
@@ -23,34 +24,34 @@ use crate::error::TrainError;
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Features {
-    /// They are computed in each epoch.
+    /// The hidden states are computed again in each epoch.
     #[default]
     Recompute,
-    /// Computes the hidden states once and stores them on disk.
+    /// The hidden states are computed once and stored on disk.
     Cache,
 }
 
-/// Where hidden states are stored, and the model that they belong to.
+/// The place where hidden states are stored, and the model that they belong to.
 #[derive(Clone)]
 pub struct FeatureDir<'a> {
     /// The directory.
     pub dir: &'a Path,
     /// The frozen model's name in file names: `target`, `draft`, `self_draft_2`.
     pub name: String,
-    /// Identifies the frozen models' weights and their compute type.
+    /// An identifier of the frozen models' weights and compute type.
     pub models: String,
-    /// Receives messages about the size of the files and about problems with them.
+    /// A callback for messages about the size of the files and about problems with them.
     pub notify: &'a (dyn Fn(String) + 'a),
 }
 
-/// The states of a row in a file: those of `num_states` tokens, which depend only on `ids`.
+/// The plan for storing one row: `num_states` hidden states that depend only on `ids`.
 pub(crate) struct RowStatesPlan<'r> {
     pub(crate) id: &'r str,
     pub(crate) num_states: usize,
     pub(crate) ids: Vec<u32>,
 }
 
-/// The files of a training before they are opened.
+/// The planned files of a training, before they are opened.
 pub(crate) struct StateFiles<'a> {
     place: FeatureDir<'a>,
     format: FeatureFormat,
@@ -62,7 +63,8 @@ impl<'a> StateFiles<'a> {
         Self { place, format, plans: Vec::new() }
     }
 
-    /// Adds a file for the model's states `what`, with `width` numbers each.
+    /// Plans a file for hidden states of `width` numbers each. `what` is a suffix of the file's
+    /// name that says which states they are.
     pub(crate) fn add<'r>(
         &mut self,
         what: &str,
@@ -86,7 +88,7 @@ impl<'a> StateFiles<'a> {
         self.plans.push(FilePlan::new(path, &identity, self.format, width, rows));
     }
 
-    /// Opens the files in the order in which they were added, after a message about their size.
+    /// Reports the size of the files, then opens them in the order in which they were added.
     ///
     /// # Errors
     /// If the disk has too little room, or a file cannot be opened.

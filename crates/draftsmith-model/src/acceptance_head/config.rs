@@ -1,4 +1,4 @@
-//! `config.json` of a head directory, in either schema.
+//! The `config.json` of a head directory, in either of the two schemas.
 
 use std::path::Path;
 
@@ -10,30 +10,31 @@ use super::AcceptanceHead;
 use super::reads::{HeadForm, HeadInput, HeadReads};
 use crate::error::{ModelError, read_json};
 
-/// The `schema` of heads that the authors' class cannot load.
+/// The value of the key `schema` for heads that the authors' class cannot load.
 const OWN_SCHEMA: &str = "draftsmith.head.v2";
 
 /// The shape and provenance of a head: `config.json` of a head directory.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(into = "HeadKeys")]
 pub struct AcceptanceHeadConfig {
-    /// Width of the draft's hidden states.
+    /// The width of the draft's hidden states.
     pub hidden_size: usize,
-    /// Number of residual blocks, 0 to 64.
+    /// The number of residual blocks, 0 to 64.
     pub num_layers: usize,
-    /// Whether one block serves every depth.
+    /// Whether all depths share one block.
     pub tied: bool,
-    /// What the head reads.
+    /// The inputs that the head reads.
     pub reads: HeadReads,
-    /// SHA-256 of the draft the head was trained on, if known.
+    /// The SHA-256 of the draft that the head was trained on, if known.
     pub draft_hash: Option<String>,
-    /// SHA-256 of the target whose verdicts the head predicts, if known.
+    /// The SHA-256 of the target whose acceptance the head predicts, if known.
     pub target_hash: Option<String>,
-    /// The rest of the training record.
+    /// The record of the training, without the settings above.
     pub training: serde_json::Map<String, serde_json::Value>,
 }
 
-/// The keys of the file. The authors' schema has no name and only the first two keys.
+/// The keys of the file. In the authors' schema, the key `schema` is absent and there are only the
+/// first two keys.
 #[derive(Debug, Serialize, Deserialize)]
 struct HeadKeys {
     hidden_size: usize,
@@ -75,7 +76,7 @@ impl HeadKeys {
     /// Checks the keys.
     ///
     /// # Errors
-    /// The bad key and the problem.
+    /// The invalid key with a description of the problem.
     fn check(self) -> Result<AcceptanceHeadConfig, (&'static str, String)> {
         if let Some(schema) = self.schema.as_deref().filter(|schema| *schema != OWN_SCHEMA) {
             return Err(("schema", format!("is `{schema}`, expected `{OWN_SCHEMA}` or no schema")));
@@ -128,18 +129,18 @@ impl AcceptanceHeadConfig {
         }
     }
 
-    /// Sets what the head reads.
+    /// Sets the inputs that the head reads.
     pub fn with_reads(self, reads: HeadReads) -> Self {
         Self { reads, ..self }
     }
 
-    /// Returns whether the authors' class can load the head. If so, the head is stored in its
-    /// format.
+    /// Returns whether the authors' class can load the head. If so, the head is stored in the
+    /// authors' schema.
     pub fn is_authors(&self) -> bool {
         self.tied && self.reads.is_hidden_only()
     }
 
-    /// Returns the number of blocks that are stored: one at most if they are tied.
+    /// Returns the number of stored blocks, which is at most one if they are tied.
     pub fn num_stored_blocks(&self) -> usize {
         if self.tied { self.num_layers.min(1) } else { self.num_layers }
     }

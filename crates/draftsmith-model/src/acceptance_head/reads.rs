@@ -1,18 +1,19 @@
-//! What a head reads besides a hidden state, and the function that turns it into numbers, which
-//! training and decoding share.
+//! The inputs that a head reads besides a hidden state, and the function that turns them into
+//! numbers. Training and decoding share it.
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 
-/// Which hidden state of the draft a head reads.
+/// The choice of the draft's hidden state that a head reads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum HeadForm {
-    /// The one at the candidate's position, as in SpecDec++. The draft must have read the candidate.
+    /// The hidden state at the candidate's position, as in SpecDec++. The draft must have read the
+    /// candidate.
     #[default]
     Candidate,
-    /// The one that the candidate was drawn from, together with the candidate's embedding and
-    /// log-probability: known as soon as the candidate is drawn.
+    /// The hidden state that the candidate was drawn from, together with the candidate's embedding
+    /// and log-probability. These are known as soon as the candidate is drawn.
     LookAhead,
 }
 
@@ -20,9 +21,9 @@ pub enum HeadForm {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadInput {
-    /// The entropy of the distribution that the candidate was drawn from, raw (T = 1).
+    /// The entropy of the draft's distribution at temperature 1 that the candidate was drawn from.
     Entropy,
-    /// The largest probability of that distribution.
+    /// The largest probability of the same distribution.
     TopProb,
 }
 
@@ -36,28 +37,30 @@ impl HeadInput {
     }
 }
 
-/// What a head may read of a candidate besides hidden state and embedding: numbers of the draft's
-/// raw distribution (T = 1), whichever distribution the candidate was drawn from.
+/// Numbers about a candidate that a head may read besides hidden state and embedding. They describe
+/// the draft's distribution at temperature 1, even if the candidate was drawn at another
+/// temperature.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DrawnCandidate {
     /// The entropy of the distribution, in nats.
     pub entropy: f64,
-    /// Its largest probability.
+    /// The largest probability of the distribution.
     pub top_prob: f64,
     /// The candidate's log-probability, possibly −∞; `None` if the head does not look ahead.
     pub log_prob: Option<f64>,
 }
 
-/// What a head reads.
+/// The inputs that a head reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct HeadReads {
     form: HeadForm,
-    /// In order, without duplicates.
+    /// The optional inputs, sorted and without duplicates.
     inputs: Vec<HeadInput>,
 }
 
 impl HeadReads {
-    /// Describes a head of a given form with optional inputs, in any order; duplicates are dropped.
+    /// Describes the inputs of a head of the given form with optional inputs. They may be in any
+    /// order; duplicates are dropped.
     pub fn new(form: HeadForm, inputs: &[HeadInput]) -> Self {
         let mut inputs = inputs.to_vec();
         inputs.sort_unstable();
@@ -65,12 +68,12 @@ impl HeadReads {
         Self { form, inputs }
     }
 
-    /// The hidden state that is read.
+    /// Returns the choice of hidden state.
     pub fn form(&self) -> HeadForm {
         self.form
     }
 
-    /// The optional inputs, in the order of their numbers.
+    /// Lists the optional inputs, in the order of their numbers in [`Self::scalars`].
     pub fn inputs(&self) -> &[HeadInput] {
         &self.inputs
     }
@@ -91,17 +94,18 @@ impl HeadReads {
         usize::from(self.looks_ahead()) + self.inputs.len()
     }
 
-    /// Counts the inputs besides a hidden state of width `hidden_size`.
+    /// Counts the numbers that the head reads besides a hidden state of width `hidden_size`.
     pub(crate) fn num_extra(&self, hidden_size: usize) -> usize {
         let embedding = if self.looks_ahead() { hidden_size } else { 0 };
         embedding + self.num_scalars()
     }
 
-    /// Expresses a candidate of a draft with `vocab_size` = V tokens as numbers around 1.
+    /// Expresses a candidate as numbers around 1. V is the draft's `vocab_size`.
     ///
-    /// A look-ahead head reads log-probability / log V, at least −2. Then come the inputs:
-    /// entropy / log V, and a fifth of the top probability's log-odds, cut to ±2 (log-odds, because
-    /// the probabilities 0.99 and 0.999 would look alike).
+    /// For a look-ahead head, the first number is the candidate's log-probability / log V, at least
+    /// −2. Then come the optional inputs: entropy / log V, and a fifth of the top probability's
+    /// log-odds, limited to ±2 (log-odds, because the probabilities 0.99 and 0.999 would look
+    /// alike).
     ///
     /// # Panics
     /// If the head looks ahead and the log-probability is missing.
@@ -118,7 +122,7 @@ impl HeadReads {
         let inputs = self.inputs.iter().map(move |input| match input {
             HeadInput::Entropy => candidate.entropy / largest_entropy,
             HeadInput::TopProb => {
-                // A probability of 1 has infinite log-odds, which are cut.
+                // A probability of 1 has infinite log-odds, which are limited too.
                 let log_odds = (candidate.top_prob / (1.0 - candidate.top_prob)).ln();
                 (log_odds / 5.0).clamp(-2.0, 2.0)
             }
@@ -127,14 +131,14 @@ impl HeadReads {
     }
 }
 
-/// What a head reads about some candidates, as tensors.
+/// The inputs of a head for some candidates, as tensors.
 #[derive(Debug, Clone)]
 pub struct HeadFeatures {
-    /// `[rows, hidden]`: the draft's hidden states after its final norm, at the position that the
-    /// head's form names.
+    /// The draft's hidden states after its final norm, `[rows, hidden]`, at the positions that the
+    /// head's form asks for.
     pub hidden: Tensor<2>,
-    /// `[rows, extra]`: for a look-ahead head the draft's embeddings of the candidates, then
-    /// [`HeadReads::scalars`]. `None` if the head reads only a hidden state.
+    /// The further inputs, `[rows, extra]`: for a look-ahead head the draft's embeddings of the
+    /// candidates, then [`HeadReads::scalars`]. `None` if the head reads only a hidden state.
     pub extra: Option<Tensor<2>>,
 }
 

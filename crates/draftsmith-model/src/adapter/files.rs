@@ -1,8 +1,9 @@
 //! Adapter directories: `config.json` and `model.safetensors`.
 //!
 //! Tensors are named as in Kangaroo: a one-layer Llama's names without the first `model.`. The
-//! paper's adapter has Kangaroo's format plus our keys in `config.json`. The other architectures
-//! name theirs under `architecture`, because Kangaroo's class would load them in part.
+//! paper's adapter has Kangaroo's format plus our keys in `config.json`. Files of the other
+//! architectures have the key `architecture`, because Kangaroo's class would silently load only a
+//! part of their tensors.
 //!
 //! Adapters are written in bf16 if their target's files have 16 bits per number, otherwise in f32.
 
@@ -24,15 +25,16 @@ use crate::weights::{
     NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_with_ids,
 };
 
-/// Our keys in an adapter's `config.json`.
+/// The keys of an adapter's `config.json` that a Llama does not have.
 #[derive(Deserialize)]
 struct OwnKeys {
     exit_layer: Option<usize>,
     #[serde(default)]
     architecture: AdapterArchitecture,
-    /// Number of tokens in the tensor of that name.
+    /// The number of tokens in the tensor `draft_vocabulary`.
     draft_vocabulary: Option<usize>,
-    /// Called `dtype` by transformers 5 and `torch_dtype` before.
+    /// The type of the weights. transformers 5 calls the key `dtype`, earlier versions
+    /// `torch_dtype`.
     dtype: Option<String>,
     torch_dtype: Option<String>,
     target_hash: Option<String>,
@@ -41,7 +43,7 @@ struct OwnKeys {
 }
 
 impl AdapterConfig {
-    /// Reads the adapter from a file that has no other tensors.
+    /// Reads the adapter's tensors. The file must not contain others.
     ///
     /// # Errors
     /// If a tensor is missing, extra or misshapen, or the file is broken.
@@ -56,12 +58,12 @@ impl AdapterConfig {
     /// Ends reading.
     ///
     /// # Errors
-    /// If a tensor is left.
+    /// If the file contains a tensor that was not read.
     fn finish(&self, mut reader: WeightReader) -> Result<(), ModelError> {
         let ignored = self.model.spec.names.ignored;
         let has_vocabulary = self.draft_vocabulary.is_some();
         reader.ignore(|name| {
-            // It was read together with the configuration.
+            // The draft vocabulary was read together with the configuration.
             let is_read = has_vocabulary && name == DRAFT_VOCABULARY;
             is_read || ignored.iter().any(|end| name.ends_with(end))
         });
@@ -135,8 +137,8 @@ fn read_draft_vocabulary(
 }
 
 impl Adapter {
-    /// Loads an adapter directory for a target of shape `target`, computing in `dtype`, which must be
-    /// the target's. On an autodiff device the adapter can be trained.
+    /// Loads an adapter directory for a target of shape `target`. `dtype` is the type of
+    /// computation, which must be the target's. On an autodiff device the adapter can be trained.
     ///
     /// # Errors
     /// If a file is missing, broken or changed since its export, a tensor is missing, extra or
@@ -189,7 +191,7 @@ impl Adapter {
         write_config(dir, json, hash)
     }
 
-    /// Lists the tensors in a checkpoint's layout.
+    /// Lists the adapter's tensors in the layout of its file.
     pub(super) fn named(&self, config: &AdapterConfig) -> Vec<NamedTensor> {
         let layers = self.stack.layers.iter().enumerate();
         let mut tensors: Vec<NamedTensor> = layers

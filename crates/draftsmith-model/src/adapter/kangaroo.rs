@@ -1,5 +1,5 @@
 //! The file format of Kangaroo's authors: `config.json` of a one-layer Llama, and the tensors in
-//! `pytorch_model.bin`, from which their class loads those that it knows.
+//! `pytorch_model.bin`. Their class loads the tensors that it knows and ignores others.
 
 use std::path::Path;
 
@@ -9,10 +9,10 @@ use crate::error::ModelError;
 use crate::spec::{RopeConfig, RopeScaling};
 use crate::weights::{WeightDtype, WeightReader, write_json, write_torch};
 
-/// The rotary base of their class, which ignores `config.json`.
+/// The base of the rotary embedding in the authors' class, which ignores `config.json`.
 pub const KANGAROO_ROPE_THETA: f64 = 10_000.0;
 
-/// The prefix of all names if their training ran on several devices.
+/// The prefix of all tensor names if the authors' training ran on several devices.
 const MODULE: &str = "module.";
 
 impl AdapterConfig {
@@ -21,7 +21,7 @@ impl AdapterConfig {
         self.model.spec.rope == kangaroo_rope()
     }
 
-    /// Checks that their class can compute this adapter, apart from its rotation.
+    /// Checks that the authors' class can compute this adapter, apart from its rotary embedding.
     fn check_kangaroo(&self) -> Result<(), ModelError> {
         let ModelConfig { architecture, shape, spec } = &self.model;
         let problem = if self.architecture != AdapterArchitecture::Attention {
@@ -48,10 +48,10 @@ fn kangaroo_rope() -> RopeConfig {
 }
 
 impl Adapter {
-    /// Writes `pytorch_model.bin` in f32, then `config.json`, for Kangaroo's class.
+    /// Writes `pytorch_model.bin` in f32, then `config.json`, for the class of Kangaroo's authors.
     ///
     /// # Errors
-    /// If their class cannot compute the adapter, or the directory cannot be written.
+    /// If the class cannot compute the adapter, or the directory cannot be written.
     pub fn write_kangaroo(&self, dir: &Path, config: &AdapterConfig) -> Result<(), ModelError> {
         config.check_kangaroo()?;
         write_torch(&dir.join("pytorch_model.bin"), &self.named(config))?;
@@ -59,8 +59,8 @@ impl Adapter {
     }
 
     /// Reads files in Kangaroo's format and writes the adapter in ours, in f32, for a target with
-    /// the given exit layer. Returns the configuration, and the rotary base of their `config.json`
-    /// if it differs from the one that their class uses.
+    /// the given exit layer. Returns the configuration. Also returns the rotary base of their
+    /// `config.json` if it differs from the base that the authors' class uses.
     ///
     /// # Errors
     /// If a file is missing or broken, a tensor missing, extra or misshapen, or the directory cannot

@@ -13,7 +13,7 @@ use crate::spec::LayerSpec;
 use crate::spec::ModelShape;
 use crate::weights::WeightReader;
 
-/// A packed copy of the weights; the tensors are kept for writing and training.
+/// A packed copy of an adapter's weights. The tensors are kept besides, for writing and training.
 #[derive(Debug)]
 pub(super) struct PackedAdapter {
     layers: Vec<Parts>,
@@ -23,7 +23,7 @@ pub(super) struct PackedAdapter {
     reaches: Vec<Reach>,
 }
 
-/// The parts of a layer.
+/// The parts of an adapter's layer.
 #[derive(Debug)]
 #[expect(clippy::large_enum_variant, reason = "there are a few adapters")]
 enum Parts {
@@ -33,7 +33,7 @@ enum Parts {
 }
 
 impl Parts {
-    /// Reads the layer called `name`.
+    /// Reads the parts of the layer whose tensor names begin with `name`.
     fn read(
         spec: &LayerSpec,
         shape: &ModelShape,
@@ -73,7 +73,7 @@ impl PackedAdapter {
         })
     }
 
-    /// Computes the hidden states that the LM head reads, for new tokens of the slots in `runs`.
+    /// Computes hidden states for the LM head, for new tokens of the slots in `runs`.
     pub(super) fn forward(
         &self,
         mut rows: HostRows,
@@ -85,7 +85,7 @@ impl PackedAdapter {
         rows
     }
 
-    /// Reads new tokens into the cache, for their keys and values only.
+    /// Writes the keys and values of new tokens into the cache, without computing outputs.
     pub(super) fn fill(
         &self,
         mut rows: HostRows,
@@ -96,7 +96,7 @@ impl PackedAdapter {
         self.pass(others, &mut rows.values, runs, cache, Some(last));
     }
 
-    /// Runs layers over new tokens, then writes the keys and values of the next layer, `filled`.
+    /// Runs `layers` over new tokens, then writes the keys and values of the next layer, `filled`.
     fn pass(
         &self,
         layers: &[Parts],
@@ -128,7 +128,7 @@ impl PackedAdapter {
         }
     }
 
-    /// Computes the logits of the adapter's LM head; `None` if it has none.
+    /// Computes logits with the adapter's LM head; `None` if it has none.
     pub(super) fn logits(&self, normed: &HostRows) -> Option<HostRows> {
         let lm_head = self.lm_head.as_ref()?;
         let values = packed::logits(lm_head, &normed.values, self.logit_soft_cap);

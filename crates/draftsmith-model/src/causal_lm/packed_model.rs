@@ -1,4 +1,4 @@
-//! A frozen model on the CPU, from ids to logits, with its weights packed in host memory.
+//! A frozen model on the CPU, with its weights packed in host memory: from token ids to logits.
 
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
@@ -29,17 +29,18 @@ pub(super) struct PackedModel {
 /// The parts of a packed model.
 #[derive(Debug)]
 struct PackedParts {
-    /// The outputs are tokens. `None` if the LM head is tied and serves as the embedding too.
+    /// The embedding, packed as a matrix whose outputs are tokens. `None` if it is tied to the LM
+    /// head, which then serves as the embedding too.
     embedding: Option<PackedWeights>,
     layers: Vec<PackedLayer>,
     norm: PackedNorm,
     lm_head: PackedWeights,
-    /// Factor of the embeddings, if any.
+    /// The factor by which embeddings are multiplied, if any.
     embedding_scale: Option<f32>,
     logit_soft_cap: Option<f32>,
     reaches: Vec<Reach>,
-    /// The LM head as a tensor, made when training first asks for it. Losses also need products
-    /// with the transpose, which packed weights do not support.
+    /// The LM head as a tensor, which is built when training first asks for it. Losses also need
+    /// products with the transpose, which packed weights do not support.
     lm_head_tensor: OnceLock<Tensor<2>>,
 }
 
@@ -160,7 +161,8 @@ impl PackedModel {
         packed::forward_layers(&all[layers], &mut hidden.values, rows, caches, reaches, scratch);
     }
 
-    /// Reads rows into the cache of the last layer, for their keys and values only.
+    /// Writes the keys and values of rows into the cache of the last layer, without computing its
+    /// output.
     pub(super) fn fill_last(
         &self,
         hidden: &HostRows,

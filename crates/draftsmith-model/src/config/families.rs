@@ -1,5 +1,5 @@
-//! What each family computes, how it names its tensors, and the defaults of its keys, which are
-//! those of transformers.
+//! The specification of each family: its computations, its tensor names, and the defaults of its
+//! keys. The defaults are those of transformers.
 
 use std::path::Path;
 
@@ -14,14 +14,15 @@ use crate::spec::{
     NormForm, NormSpec, RopeConfig, RopeScaling, WindowSpec,
 };
 
-/// What distinguishes a family: values for absent keys, the kind of norm, and tensor names.
+/// The properties of a family: default values of absent keys, the kind of norm, and tensor names.
 struct Family {
     context: usize,
     head_dim: Option<usize>,
     epsilon: f64,
     activation: &'static str,
     is_tied: bool,
-    /// `None` if the family has no such key and no biases in its attention's output.
+    /// The default of the key `attention_bias`. `None` if the family has no such key and no bias in
+    /// the output projection of attention.
     attention_bias: Option<bool>,
     norm: NormForm,
     names: ModelNames,
@@ -101,7 +102,7 @@ const GPT_NEOX: Family = Family {
         layers: "gpt_neox.layers",
         norm: "gpt_neox.final_layer_norm",
         lm_head: "embed_out",
-        // The causal mask, and the value of masked scores.
+        // Tensors of the causal mask and of the value of masked scores are ignored.
         ignored: &["rotary_emb.inv_freq", ".attention.bias", ".attention.masked_bias"],
     },
     attention: AttentionNames {
@@ -287,7 +288,7 @@ fn shape_of(keys: &Keys, family: &Family) -> Result<ModelShape, ModelError> {
     })
 }
 
-/// Adds what both Gemmas have. Every `pattern`th layer attends to all tokens.
+/// Adds the settings that both Gemmas share. Every `pattern`th layer attends to all tokens.
 fn add_gemma(
     spec: &mut DecoderSpec,
     keys: &Keys,
@@ -305,7 +306,8 @@ fn add_gemma(
     Ok(())
 }
 
-/// Reads a Qwen's window, which covers the last layers; `None` unless `use_sliding_window` is set.
+/// Reads the sliding window of a Qwen, which covers the last layers; `None` unless
+/// `use_sliding_window` is set.
 fn qwen_window(keys: &Keys, shape: &ModelShape) -> Result<Option<WindowSpec>, ModelError> {
     if !keys.use_sliding_window.unwrap_or(false) {
         return Ok(None);
@@ -315,7 +317,8 @@ fn qwen_window(keys: &Keys, shape: &ModelShape) -> Result<Option<WindowSpec>, Mo
     window(keys, keys.sliding_window.unwrap_or(Some(4096)), slides)
 }
 
-/// Builds the window of the sliding layers; `None` without a window size or such a layer.
+/// Builds the spec of the sliding window; `None` without a window size or without a layer that has
+/// one.
 fn window(
     keys: &Keys,
     size: Option<usize>,
@@ -326,7 +329,8 @@ fn window(
     Ok(layers.contains(&true).then_some(WindowSpec { size, layers, rope: None }))
 }
 
-/// Returns whether each layer has a window, from `layer_types` or else by the family's rule.
+/// Returns for each layer whether it has a window. The key `layer_types` decides, or else the
+/// family's rule.
 fn sliding_layers(
     keys: &Keys,
     shape: &ModelShape,

@@ -52,7 +52,7 @@ impl ModelConfig {
     }
 }
 
-/// Turns a Llama's keys into another family's.
+/// Turns the keys of a Llama into those of another family.
 fn add_own(config: &ModelConfig, keys: &mut Map<String, Value>) {
     let ModelConfig { architecture, shape, spec } = config;
     // Only Llama has this key.

@@ -55,7 +55,7 @@ pub(super) struct Keys {
     pub(super) eos_token_id: Option<TokenIds>,
 }
 
-/// `rope_parameters` or `rope_scaling`.
+/// The value of the key `rope_parameters` or `rope_scaling`.
 #[derive(Deserialize, Default)]
 pub(super) struct RopeKeys {
     pub(super) rope_theta: Option<f64>,
@@ -75,13 +75,13 @@ pub(super) struct RopeKeys {
     pub(super) attention_factor: Option<f64>,
     pub(super) short_factor: Option<Vec<f64>>,
     pub(super) long_factor: Option<Vec<f64>>,
-    /// Parameters per kind of layer, if they differ. serde's `flatten` would share the other
-    /// fields, but its errors do not name the key.
+    /// The parameters for layers that attend to all tokens, if layers differ. serde's `flatten`
+    /// would avoid repeating the fields, but its errors do not name the key.
     pub(super) full_attention: Option<Box<RopeKeys>>,
     pub(super) sliding_attention: Option<Box<RopeKeys>>,
 }
 
-/// A key for which `null` and absence differ: the outer `None` means absent.
+/// A key for which `null` and absence differ. The outer `None` means absent, the inner one `null`.
 pub(super) type Given<T> = Option<Option<T>>;
 
 fn given<'de, T: Deserialize<'de>, D: Deserializer<'de>>(from: D) -> Result<Given<T>, D::Error> {
@@ -106,7 +106,8 @@ impl TokenIds {
 }
 
 impl Keys {
-    /// Reads the keys of the file at `path`, and refuses those of models that no family here computes.
+    /// Reads the keys of the file at `path`. Keys of models that no family here can compute cause
+    /// an error.
     pub(super) fn read(path: &Path, keys: &Map<String, Value>) -> Result<Self, ModelError> {
         let keys = parse_json_value(path, "", Value::Object(keys.clone()))?;
         let keys = Self { path: path.to_path_buf(), ..keys };
@@ -142,12 +143,12 @@ impl Keys {
         }
     }
 
-    /// Checks that sizes are at least 1 and not absurdly large.
+    /// Checks that sizes are at least 1 and below a plausible maximum.
     pub(super) fn check_sizes(&self, sizes: &[(&'static str, usize)]) -> Result<(), ModelError> {
         // The largest models have a million token embeddings or positions. A larger number means a
         // broken file, and would overflow or exhaust memory later.
         const LARGEST: usize = 1 << 28;
-        // Layers are counted before their weights are looked up.
+        // The number of layers is used before weights are looked up, so it has a limit of its own.
         const MOST_LAYERS: usize = 1 << 16;
         let largest = |key: &str| if key == "num_hidden_layers" { MOST_LAYERS } else { LARGEST };
         match sizes.iter().find(|(key, size)| *size == 0 || *size > largest(key)) {

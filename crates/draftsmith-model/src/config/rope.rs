@@ -1,5 +1,5 @@
-//! Rotary keys of `config.json`, in the layout of transformers 4 (`rope_theta`, `rope_scaling`) and
-//! of transformers 5 (`rope_parameters`).
+//! Reads the rotary keys of `config.json`, in the layout of transformers 4 (`rope_theta`,
+//! `rope_scaling`) or of transformers 5 (`rope_parameters`).
 
 use serde_json::{Value, json};
 
@@ -9,13 +9,13 @@ use crate::error::ModelError;
 use crate::spec::ModelShape;
 use crate::spec::{RopeConfig, RopeScaling};
 
-/// The rotation of a model's layers, and of those with a window if it differs.
+/// The rotary embedding of a model's layers, and that of its sliding-window layers if it differs.
 pub(super) struct Ropes {
     pub(super) full: RopeConfig,
     pub(super) in_window: Option<RopeConfig>,
 }
 
-/// Reads either layout.
+/// Reads the rotary keys in either layout.
 pub(super) fn read(
     architecture: Architecture,
     keys: &Keys,
@@ -43,7 +43,7 @@ pub(super) fn read(
     Ok(Ropes { full, in_window })
 }
 
-/// The rest of the file, which the rotary keys depend on.
+/// The other keys of the file that the rotary keys depend on.
 #[derive(Clone, Copy)]
 struct RopeReading<'a> {
     architecture: Architecture,
@@ -52,8 +52,8 @@ struct RopeReading<'a> {
 }
 
 impl RopeReading<'_> {
-    /// Reads one rotation. `theta` and `share`, the rotated share of a head's channels, are
-    /// defaults from the outer keys.
+    /// Reads one rotary embedding. `theta` and `share` (the rotated fraction of a head's channels)
+    /// are defaults from the outer keys.
     fn one(
         self,
         rope: &RopeKeys,
@@ -78,12 +78,12 @@ impl RopeReading<'_> {
         let need = |key, value| keys.positive(key, value);
         let factor = || need("rope_parameters.factor", rope.factor);
         let context = shape.context as f64;
-        // Phi has it outside the rotary keys, where it takes precedence.
+        // Phi-3 has this key outside the rotary keys, where it takes precedence.
         let beside = keys.original_max_position_embeddings;
         let beside = beside.filter(|_| architecture == Architecture::Phi3);
         let original = beside.or(rope.original_max_position_embeddings).unwrap_or(context);
         let original = need("rope_parameters.original_max_position_embeddings", Some(original))?;
-        // Without a factor, the ratio of context lengths.
+        // Without a factor, the ratio of the context lengths is used.
         let stretch = rope.factor.unwrap_or(context / original);
         let stretch = || need("rope_parameters.factor", Some(stretch));
         let name = rope.rope_type.as_deref().or(rope.r#type.as_deref()).unwrap_or("default");
@@ -97,7 +97,7 @@ impl RopeReading<'_> {
                 high_freq_factor: need("rope_parameters.high_freq_factor", rope.high_freq_factor)?,
                 original_max_position_embeddings: original,
             },
-            // The name for LongRoPE in the first Phi-3 files.
+            // `su` is the name of LongRoPE in the first Phi-3 files.
             "longrope" | "su" => self.long_rope(rope, width, original, stretch()?)?,
             "yarn" if architecture == Architecture::Phi3 => {
                 self.long_rope(rope, width, original, stretch()?)?

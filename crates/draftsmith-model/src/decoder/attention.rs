@@ -41,7 +41,7 @@ pub(crate) use unrolled::{Drafts, UnrolledAttention, delayed};
 
 const CACHE: &str = "positions that continue a cache come with it";
 
-/// One layer's attention block with its norms.
+/// The attention block of one layer, with its norms.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
     pub(super) norm: Norm,
@@ -49,29 +49,32 @@ pub(crate) struct Attention {
     pub(super) key: Linear,
     pub(super) value: Linear,
     pub(super) output: Linear,
-    /// Norms of each head's query and key, before rotation.
+    /// The norms of each head's query and key, which are applied before rotation.
     pub(super) head_norms: Option<[Norm; 2]>,
     pub(super) post_norm: Option<Norm>,
     #[module(skip)]
     pub(super) form: AttentionForm,
-    /// Queries, keys and values as one product.
+    /// The projections to queries, keys and values joined to one product; `None` if they are
+    /// separate.
     #[module(skip)]
     pub(super) joined: Option<Joined>,
 }
 
-/// What the layers of one forward share: rotary tables and masks for each reach of the model.
+/// Data that the layers of one forward share: rotary tables and masks for each reach of the model.
 #[derive(Debug, Clone)]
 pub(crate) struct Positions {
     views: Vec<View>,
-    /// Where new tokens go in the cache. `None` for whole sequences, or if the layers keep no keys.
+    /// The places of new tokens in the cache. `None` for whole sequences, or if the layers keep no
+    /// keys.
     following: Option<Following>,
-    /// What our own kernels need to know of the new tokens; `None` if there are too many rows.
+    /// The rows of new tokens in the form that our own kernels read; `None` if there are too many
+    /// rows.
     few: Option<FewRows>,
-    /// Whether the layers are frozen on a GPU, with joined products.
+    /// Our own kernels, if the layers are frozen on a GPU and have joined products.
     kernels: Option<Kernels>,
 }
 
-/// How the queries of some layers are rotated, and what they see.
+/// The rotation and the mask of layers with the same reach.
 #[derive(Debug, Clone)]
 struct View {
     rope: RopeWindow,
@@ -80,8 +83,9 @@ struct View {
     is_fused: bool,
 }
 
-/// Added to the scores, `[batch or 1, 1, seq, all]`: 0 where a query may look, a large negative
-/// number for later positions and those before its window. `None` if a query may look everywhere.
+/// The numbers added to the scores, `[batch or 1, 1, seq, all]`: 0 where a query may attend, a
+/// large negative number for later positions and for those before its window. `None` if a query may
+/// attend to all.
 type Mask = Option<Tensor<4>>;
 
 /// Builds the causal mask of whole sequences, `[1, 1, seq, seq]`; `None` for a single token.
@@ -99,10 +103,10 @@ fn mask_of(reach: &Reach, seq: usize, dtype: FloatDType, device: &Device) -> Mas
 
 impl Positions {
     /// Builds rotary tables and masks of whole sequences, on the layers' device. `hidden` may be on
-    /// another: features can be constants on a device without autodiff.
+    /// another device, since features can be constants on a device without autodiff.
     ///
     /// # Shapes
-    /// - hidden: `[batch, seq, hidden]`, in the type that the layers compute in
+    /// - hidden: `[batch, seq, hidden]`, in the type in which the layers compute
     pub(crate) fn whole(
         reaches: &[Reach],
         is_joined: bool,
@@ -126,7 +130,7 @@ impl Positions {
 
     /// Registers new tokens in the caches of `layers`, and returns their rotary tables and masks,
     /// on the device and in the type of `hidden`. `num_kv_heads` is `None` if the layers have no
-    /// attention. Kernels of our own may be used if the layers' products are joined.
+    /// attention. Our own kernels may be used if the products of the layers are joined.
     pub(crate) fn following(
         reaches: &[Reach],
         (is_joined, num_kv_heads): (bool, Option<usize>),
@@ -158,7 +162,7 @@ impl Positions {
         Self { views: views.collect(), following, few: None, kernels }
     }
 
-    /// The kernels of the layers, if they are frozen on a GPU.
+    /// Returns the kernels of the layers, if these are frozen on a GPU.
     pub(crate) fn kernels(&self) -> Option<Kernels> {
         self.kernels
     }
@@ -222,8 +226,9 @@ impl Attention {
         Self { form: self.form, ..copied(other, device) }
     }
 
-    /// Initialises the weights with trainable copies of `other`'s, where they fit. A projection
-    /// with as many outputs as `other`'s takes those weights as its last rows.
+    /// Initialises the weights with trainable copies of `other`'s, where they fit. If a projection
+    /// has the same number of outputs as `other`'s but more inputs, the copies become its last
+    /// rows.
     pub(super) fn begun_from(self, other: Self, device: &Device) -> Self {
         let begun = |own: Linear, theirs: Linear| {
             let (own_weight, weight) = (own.weight.val(), theirs.weight.val());
@@ -253,12 +258,12 @@ impl Attention {
         }
     }
 
-    /// Norms the rows that the attention reads.
+    /// Applies the norm to the rows that the attention reads.
     pub(crate) fn normed_input<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
         self.norm.forward(x)
     }
 
-    /// Joins queries, keys and values, if the layer is on a GPU to decode.
+    /// Joins the projections to queries, keys and values, if the layer decodes on a GPU.
     pub(super) fn join(&mut self) {
         let has_shift = |norm: &Norm| norm.beta().is_some();
         let is_suited = !self.head_norms.iter().flatten().any(has_shift);
@@ -272,7 +277,8 @@ impl Attention {
         self.joined.as_ref().is_some_and(|joined| joined.is_of(&self.query))
     }
 
-    /// Adds [`Self::forward`] to a residual. Rows that are not normed yet are normed first.
+    /// Adds [`Self::forward`] of x to a residual. Applies the norm to x first, unless `is_normed`
+    /// is true.
     pub(crate) fn added_to(
         &self,
         residual: Tensor<3>,
@@ -313,7 +319,7 @@ impl Attention {
     /// Attends from each token to itself and earlier tokens of its sequence.
     ///
     /// # Shapes
-    /// - x: `[batch, seq, hidden · num_read]`, normed
+    /// - x: `[batch, seq, hidden · num_read]`, after the norm
     /// - output: `[batch, seq, hidden]`
     ///
     /// # Panics
@@ -334,10 +340,11 @@ impl Attention {
         }
     }
 
-    /// Projects rows to queries, keys and values, and mixes the values that each query may see.
+    /// Projects rows to queries, keys and values, and averages the values for each query by
+    /// attention.
     ///
     /// # Shapes
-    /// - x: `[batch, seq, hidden · num_read]`, normed
+    /// - x: `[batch, seq, hidden · num_read]`, after the norm
     /// - output: `[batch, seq, heads · head_dim]`
     fn mixed(
         &self,
@@ -350,10 +357,10 @@ impl Attention {
         let [q, k, v] = self.queries_keys_and_values(x, positions);
         let (q, k) = (self.normed(0, q), rope.rotate(self.normed(1, k), 1.0));
         let is_frozen = positions.kernels.is_some();
-        // The scale of the scores is applied to the queries, which are fewer.
+        // The scale of the scores is applied to the queries, which are fewer numbers.
         match &positions.following {
             None if *is_fused => {
-                // The backend scales by 1 / √head_dim.
+                // The backend scales scores by 1 / √head_dim.
                 let rest = scale * (head_dim as f32).sqrt();
                 let rest = if (rest - 1.0).abs() < 1e-6 { 1.0 } else { rest };
                 let [k, v] = [k, v].map(|x| x.swap_dims(1, 2));
@@ -372,8 +379,8 @@ impl Attention {
         }
     }
 
-    /// Projects normed x to queries, keys and values, `[batch, seq, heads, head_dim]` each, neither
-    /// normed nor rotated.
+    /// Projects x, after the norm, to queries, keys and values, `[batch, seq, heads, head_dim]`
+    /// each. Norms of heads and rotation are not applied yet.
     fn queries_keys_and_values(&self, x: Tensor<3>, positions: &Positions) -> [Tensor<4>; 3] {
         let AttentionForm { num_heads, num_kv_heads, head_dim, .. } = self.form;
         let Some((kernels, joined)) = positions.kernels.zip(self.joined.as_ref()) else {
@@ -394,7 +401,7 @@ impl Attention {
         ]
     }
 
-    /// Mixes the values that each query may see.
+    /// Averages the values that each query attends to, weighted by the softmax of the scores.
     ///
     /// # Shapes
     /// - q: `[batch, seq, heads, head_dim]`, rotated and scaled
@@ -420,8 +427,8 @@ impl Attention {
         multiply(weights, v).reshape([batch, heads, seq, head_dim])
     }
 
-    /// Mixes as [`Self::mix`] does, for whole sequences through the backend, which applies its own
-    /// scale and causal mask.
+    /// Computes [`Self::mix`] for whole sequences with the backend's fused attention, which applies
+    /// its own scale and causal mask.
     fn mix_fused(&self, q: Tensor<4>, k: Tensor<4>, v: Tensor<4>) -> Tensor<4> {
         let [batch, seq, heads, head_dim] = q.dims();
         let num_kv_heads = self.form.num_kv_heads;
@@ -457,7 +464,8 @@ impl Attention {
         self.form.num_kv_heads
     }
 
-    /// Projects normed x to rotated keys and to values, `[batch, seq, kv_heads, head_dim]` each.
+    /// Projects x, after the norm, to rotated keys and to values, `[batch, seq, kv_heads,
+    /// head_dim]` each.
     fn keys_and_values(&self, x: Tensor<3>, rope: &RopeWindow) -> [Tensor<4>; 2] {
         let num_kv_heads = self.form.num_kv_heads;
         let k = self.normed(1, self.heads(&self.key, num_kv_heads, x.clone()));
@@ -471,7 +479,7 @@ impl Attention {
         project(linear, x).reshape([batch, seq, num_heads, self.form.head_dim])
     }
 
-    /// Applies the norm of queries (`nth` 0) or keys (1), if there is one.
+    /// Applies the norm of queries (`nth` = 0) or of keys (`nth` = 1), if there is one.
     fn normed(&self, nth: usize, heads: Tensor<4>) -> Tensor<4> {
         match &self.head_norms {
             Some(norms) => norms[nth].forward(heads),
@@ -480,7 +488,7 @@ impl Attention {
     }
 }
 
-/// Joins heads: `[batch, heads, seq, head_dim]` to `[batch, seq, heads · head_dim]`.
+/// Concatenates heads: `[batch, heads, seq, head_dim]` to `[batch, seq, heads · head_dim]`.
 fn joined(mixed: Tensor<4>) -> Tensor<3> {
     let [batch, heads, seq, head_dim] = mixed.dims();
     mixed.swap_dims(1, 2).reshape([batch, seq, heads * head_dim])
@@ -492,8 +500,8 @@ fn project(linear: &Linear, x: Tensor<3>) -> Tensor<2> {
     linear.forward(x.reshape([batch * seq, width]))
 }
 
-/// Computes the softmax of scores over the last dimension, in f32. Rows form a matrix, because burn
-/// compiles kernels for every number of dimensions.
+/// Computes the softmax of scores over the last dimension, in f32. The scores are reshaped to a
+/// matrix, because burn compiles kernels for every number of dimensions.
 fn weights_of(scores: Tensor<4>) -> Tensor<4> {
     let shape = scores.dims();
     softmax(scores.cast(FloatDType::F32).flatten::<2>(0, 2), 1).reshape(shape)

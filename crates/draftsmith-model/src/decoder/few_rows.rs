@@ -1,5 +1,6 @@
-//! Forwards of few rows over a cache on a GPU, through [kernels](super::kernels) of our own: where the rows go and what they
-//! see, and products whose weights lie as those kernels read them.
+//! Forwards of few rows over a cache on a GPU, through our own [kernels](super::kernels). This file
+//! collects the places of the rows and the entries that they attend to, and lays out weights as the
+//! kernels read them.
 
 use burn::module::Param;
 use burn::nn::Linear;
@@ -13,24 +14,25 @@ use crate::packed::AttentionForm;
 use crate::placed::PlacedRows;
 use crate::rope::Reach;
 
-/// The most nodes of a tree: two words of bits.
+/// The maximum number of nodes in a tree, each of which takes a bit in two words.
 const MOST_NODES: usize = 64;
 
-/// The rows of a forward, for the kernels of its layers.
+/// The rows of a forward, in the form that the kernels of its layers read.
 #[derive(Debug, Clone)]
 pub(crate) struct FewRows {
     pub(crate) kernels: Kernels,
-    /// `[rows, 3 + 3 · reaches]`: slot, cache entry, entries before the tree; for each reach the first entry seen, and
-    /// the nodes seen, a bit each in two words.
+    /// For each row its slot, its cache entry and the number of entries before the tree. Then, for
+    /// each reach, the first entry that the row attends to, and a bit for each node of the tree
+    /// that it attends to, in two words. `[rows, 3 + 3 · reaches]`
     places: Tensor<2, Int>,
-    /// For each reach `[rows, rotated channels]`: cosines, then sines.
+    /// For each reach, the cosines and then the sines of each row, `[rows, rotated channels]`.
     ropes: Vec<Tensor<2>>,
     num_splits: usize,
 }
 
 impl FewRows {
-    /// Collects what the kernels need to know of the rows of a forward, padding included; `None` if there are too many
-    /// rows for kernels in this type, or a tree is too large.
+    /// Collects the data about a forward's rows, including padding, that the kernels need. `None`
+    /// if there are too many rows for kernels in this type, or if a tree is too large.
     pub(crate) fn new(
         kernels: Kernels,
         reaches: &[Reach],
@@ -71,11 +73,11 @@ impl FewRows {
         Some(Self { kernels, places, ropes: ropes.collect(), num_splits: num_splits(end) })
     }
 
-    /// Adds an attention over a layer's cache to a residual. Writes the new keys and values.
+    /// Adds an attention over a layer's cache to a residual, and writes the new keys and values.
     ///
     /// # Shapes
     /// - residual, output: `[1, rows, hidden]`
-    /// - x: `[1, rows, hidden · num_read]`; normed if the block has no norm
+    /// - x: `[1, rows, hidden · num_read]`, after the norm if the block has none
     pub(crate) fn attention(
         &self,
         both: (Tensor<3>, Tensor<3>),
@@ -109,16 +111,17 @@ impl BlockTensors {
     }
 }
 
-/// Linear layers that read the same rows, as one product.
+/// Linear layers that read the same rows, joined to one product.
 #[derive(Debug, Clone)]
 pub(crate) struct Joined {
-    /// `[in, out]`, its columns contiguous.
+    /// The joined matrix, `[in, out]`, with contiguous columns.
     weight: Tensor<2>,
     bias: Option<Tensor<1>>,
 }
 
 impl Joined {
-    /// Joins linear layers. Their weights become views of the joined matrix. `None` if only some have a bias.
+    /// Joins linear layers, whose weights become views of the joined matrix. `None` if only some of
+    /// them have a bias.
     pub(crate) fn new(linears: &mut [&mut Linear]) -> Option<Self> {
         let biases = linears.iter().filter_map(|linear| linear.bias.as_ref().map(Param::val));
         let biases: Vec<Tensor<1>> = biases.collect();
@@ -137,14 +140,16 @@ impl Joined {
         Some(Self { weight: all, bias })
     }
 
-    /// Returns whether `linear`, one of the joined layers, still has the type and device of the joined matrix: burn
-    /// casts and copies only parameters.
+    /// Returns whether `linear`, one of the joined layers, still has the type and device of the
+    /// joined matrix. The joined matrix is not a parameter, so burn does not cast or copy it with
+    /// the module.
     pub(crate) fn is_of(&self, linear: &Linear) -> bool {
         let weight = &linear.weight;
         self.weight.dtype() == weight.dtype() && self.weight.device() == weight.device()
     }
 
-    /// Multiplies rows, with the bias and what follows.
+    /// Multiplies rows by the joined matrix, adds its bias, applies `then`, and adds the residual,
+    /// if given.
     ///
     /// # Shapes
     /// - x: `[rows, in]`
@@ -160,7 +165,8 @@ impl Joined {
     }
 }
 
-/// Multiplies rows by a block's last matrix, norms the product if the block ends in a norm, and adds the residual.
+/// Multiplies rows by a block's last matrix, applies the block's post norm if it has one, and adds
+/// the residual.
 pub(super) fn finished(
     kernels: Kernels,
     last: &Linear,
@@ -178,7 +184,8 @@ pub(super) fn finished(
     }
 }
 
-/// Lays out a matrix, `[in, out]`, with contiguous columns, which a product of few rows reads fastest.
+/// Lays out a matrix, `[in, out]`, with contiguous columns. A product of few rows is fastest with
+/// this layout.
 pub(crate) fn with_contiguous_columns(matrix: Tensor<2>) -> Tensor<2> {
     let [num_inputs, num_outputs] = matrix.dims();
     let flat = matrix.transpose().reshape([num_outputs * num_inputs]);

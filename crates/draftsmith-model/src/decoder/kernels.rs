@@ -1,11 +1,13 @@
-//! Kernels of our own for frozen layers on a GPU. Forwards of few rows over a cache are what they are for: there launches and
-//! the reading of weights take the time.
+//! Our own kernels for frozen layers on a GPU. They are for forwards of few rows over a cache,
+//! whose time is spent on launches and on reading weights.
 //!
-//! A layer takes nine launches: norm, queries with keys and values, their rotation and the cache's append, attention over
-//! pieces of the cache, the sum of the pieces, output with residual, norm, gate with up, down with residual. Every weight is
-//! read once for up to eight rows. Many rows are multiplied by cubek's kernels: with tensor cores in 16 bits, and without in f32,
-//! where those would round to 10 bits. Nothing depends on lengths but the number of pieces, so there are few kernels to compile.
-//! The order of sums does not depend on the other rows of a forward.
+//! A layer takes nine launches: norm; queries with keys and values; their rotation, which also
+//! writes the cache; attention over pieces of the cache; the sum of the pieces; output with
+//! residual; norm; gate with up; down with residual. Every weight is read once for up to eight
+//! rows. Many rows are multiplied by cubek's kernels: in 16 bits with tensor cores, and in f32
+//! without them, because they would round to 10 bits. Only the number of pieces depends on lengths,
+//! so there are few kernels to compile. The order of sums does not depend on the other rows of a
+//! forward.
 
 #![expect(
     unsafe_code,
@@ -44,58 +46,61 @@ use super::block::{Attending, BlockTensors};
 use crate::packed::AttentionForm;
 use crate::spec::Activation;
 
-/// Rows that share one reading of the weights.
+/// The number of rows for which weights are read once.
 const ROWS_AT_ONCE: usize = 8;
-/// The most rows of a forward.
+/// The maximum number of rows in a forward.
 const MOST_ROWS: usize = 2 * ROWS_AT_ONCE;
-/// The same in f32, where a prompt's rows equal those read one by one.
+/// The maximum number of rows in a forward in f32, where the rows of a prompt equal rows computed
+/// one by one.
 const MOST_EXACT_ROWS: usize = 1024;
-/// Planes of a cube that projects.
+/// The number of planes (warps) in a cube (thread block) of a projection.
 const NUM_PLANES: u32 = 4;
-/// Bytes that a lane reads at once.
+/// The number of bytes that a lane (thread) reads at once.
 const VECTOR_BYTES: usize = 16;
 
-/// Whether a device runs the kernels, and how wide its planes are.
+/// A device that can run the kernels, described by the width of its planes (warps).
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Kernels {
     num_lanes: usize,
 }
 
-/// What a projection does after the product.
+/// The operation that a projection applies to its product.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) enum Then {
-    /// Nothing.
+    /// No operation.
     Nothing,
-    /// Applies an activation.
+    /// An activation.
     Activate(Activation),
-    /// Applies an activation to the first half of the outputs, and multiplies the second half by them.
+    /// An activation of the first half of the outputs, whose result is multiplied by the second
+    /// half.
     Gate(Activation),
 }
 
 impl Then {
-    /// Counts the parts of the product that make one output: two for a gate.
+    /// Counts the numbers of the product that make one output: two for a gate, otherwise one.
     fn num_parts(self) -> usize {
         if matches!(self, Self::Gate(_)) { 2 } else { 1 }
     }
 }
 
-/// A tensor that an operation may lack.
+/// An optional tensor of an operation.
 #[derive(ExtensionType)]
 pub(crate) enum Extra<B: Backend> {
-    /// It has one.
+    /// The tensor.
     Given(FloatTensor<B>),
-    /// It has none.
+    /// No tensor.
     Absent,
 }
 
-/// Two tensors that an operation may lack: a norm's scale and shift, or the norms of each head's query and key.
+/// Up to two optional tensors of an operation: a norm's scale and shift, or the norms of each
+/// head's query and key.
 #[derive(ExtensionType)]
 pub(crate) enum Pair<B: Backend> {
-    /// It has both.
+    /// Both tensors.
     Both(FloatTensor<B>, FloatTensor<B>),
-    /// It has the first.
+    /// Only the first tensor.
     One(FloatTensor<B>),
-    /// It has none.
+    /// No tensor.
     Absent,
 }
 
@@ -114,7 +119,7 @@ pub(crate) struct Weights<B: Backend> {
     post_norm: Pair<B>,
 }
 
-/// The numbers of a block.
+/// The parameters of a block besides its weights.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Numbers {
     epsilon: f32,
@@ -167,8 +172,8 @@ pub(crate) trait FewRowsOps: Backend {
 }
 
 impl Kernels {
-    /// Returns the kernels of a device; `None` on the CPU, with autodiff, or if planes have no fixed width, which sums
-    /// over a plane need.
+    /// Returns the kernels of a device. `None` on the CPU, with autodiff, or if planes have no
+    /// fixed width, which sums over a plane need.
     pub(crate) fn on(device: &Device) -> Option<Self> {
         let DispatchDevice::Cube(device) = device.as_dispatch() else { return None };
         let client = device.client();
@@ -179,13 +184,14 @@ impl Kernels {
         (is_fixed && num_lanes > 1).then_some(Self { num_lanes })
     }
 
-    /// Returns whether the kernels suit a forward of `num_rows` rows, padding included, in this type.
+    /// Returns whether the kernels suit a forward of `num_rows` rows (including padding) in this
+    /// type.
     pub(crate) fn suit(num_rows: usize, dtype: DType) -> bool {
         let most = if dtype == DType::F32 { MOST_EXACT_ROWS } else { MOST_ROWS };
         num_rows == 1 || (num_rows.is_multiple_of(ROWS_AT_ONCE) && num_rows <= most)
     }
 
-    /// Norms rows and adds `residual`.
+    /// Applies a norm to rows, then adds `residual`.
     pub(crate) fn norm<const D: usize>(
         self,
         x: Tensor<D>,
@@ -198,7 +204,7 @@ impl Kernels {
         Tensor::from_dispatch(Dispatch::norm_rows(x, gamma, beta, residual, epsilon as f32))
     }
 
-    /// Multiplies rows by a matrix whose columns are contiguous, adds a bias, applies what follows, and adds a
+    /// Multiplies rows by a matrix with contiguous columns, adds a bias, applies `then`, and adds a
     /// residual.
     ///
     /// # Shapes
@@ -219,7 +225,8 @@ impl Kernels {
         Tensor::from_dispatch(output)
     }
 
-    /// Multiplies batches of matrices; without tensor cores in f32, which they would round.
+    /// Multiplies batches of matrices. Products in f32 do not use tensor cores, which would round
+    /// them.
     pub(crate) fn product(lhs: Tensor<4>, rhs: Tensor<4>) -> Tensor<4> {
         if lhs.dtype() != DType::F32 {
             return lhs.matmul(rhs);
@@ -227,12 +234,12 @@ impl Kernels {
         Tensor::from_dispatch(Dispatch::exact_product(lhs.into_dispatch(), rhs.into_dispatch()))
     }
 
-    /// Adds an MLP with its norms to `residual`, in one operation, because an operation costs the host more than
-    /// a launch.
+    /// Adds an MLP with its norms to `residual`. This is one operation, because an operation costs
+    /// the host more than a launch.
     ///
     /// # Shapes
     /// - residual, output: `[1, rows, hidden]`
-    /// - x: the same, not normed
+    /// - x: `[1, rows, hidden]`, before the norm
     pub(crate) fn mlp(
         self,
         residual: Tensor<3>,
@@ -245,11 +252,12 @@ impl Kernels {
         Tensor::from_dispatch(Dispatch::mlp_block(residual, x, weights, then, numbers))
     }
 
-    /// Adds an attention over a cache, with its norms, to `residual`, in one operation. Writes the new keys and values.
+    /// Adds an attention over a cache, with its norms, to `residual`, in one operation. Writes the
+    /// new keys and values.
     ///
     /// # Shapes
     /// - residual, output: `[1, rows, hidden]`
-    /// - x: `[1, rows, hidden · num_read]`; normed if the block has no norm
+    /// - x: `[1, rows, hidden · num_read]`, after the norm if the block has none
     /// - cache: `[slots, kv_heads, allocated, head_dim]` each
     pub(crate) fn attention(
         self,
@@ -296,7 +304,7 @@ impl Kernels {
     }
 }
 
-/// Counts the pieces of a cache of `num_keys` keys that are attended to separately.
+/// Returns the number of pieces into which a cache of `num_keys` keys is divided for attention.
 pub(crate) fn num_splits(num_keys: usize) -> usize {
     num_keys.div_ceil(KEYS_PER_SPLIT)
 }
@@ -332,14 +340,15 @@ fn empty<const D: usize>(like: &CubeTensor, shape: [usize; D], dtype: DType) -> 
     empty_device_contiguous_dtype(like.client.clone(), like.device.clone(), shape.into(), dtype)
 }
 
-/// Returns the size of the vectors, in numbers, in which a lane reads rows of `width`.
+/// Returns the size of the vectors in which a lane reads rows of `width` numbers.
 fn vector_size(client: &Client, dtype: DType, width: usize) -> usize {
     let most = VECTOR_BYTES / dtype.size();
     let sizes = client.io_optimized_vector_sizes(dtype.size());
     sizes.filter(|size| *size <= most && width.is_multiple_of(*size)).max().unwrap_or(1)
 }
 
-/// Returns a matrix's buffer, output by output; copies it if its columns are not contiguous.
+/// Returns a matrix as a buffer of outputs, one after another. Copies it if its columns are not
+/// contiguous.
 fn by_outputs(mut weight: CubeTensor) -> CubeTensor {
     weight.meta.swap(0, 1);
     into_contiguous(weight)
@@ -351,8 +360,9 @@ fn exact() -> Strategy {
     Strategy::SimpleUnit(Inferred(SimpleUnitSelectionArgs { tile_size }))
 }
 
-/// Returns the strategies for products in 16 bits, fastest first. Measured on an H200 for 4096 × 4096 × 22016 in bf16
-/// with the weights' columns contiguous: 299, 230 and 188 TFLOP/s, and 63 for cubek's default.
+/// Returns the strategies for products in 16 bits, fastest first. On an H200, for 4096 × 4096 ×
+/// 22016 in bf16 with contiguous columns of weights, we measured 299, 230 and 188 TFLOP/s, and 63
+/// for cubek's default.
 fn fast() -> [Strategy; 3] {
     let (cmma, mma) = (TileMatmulKind::Cmma, TileMatmulKind::Mma);
     [
@@ -365,7 +375,7 @@ fn fast() -> [Strategy; 3] {
     ]
 }
 
-/// Launches a product by a strategy, and returns whether the strategy could multiply.
+/// Launches a product with a strategy. Returns false if the strategy does not support the product.
 fn launched(strategy: &Strategy, lhs: CubeTensor, rhs: CubeTensor, output: &CubeTensor) -> bool {
     let kind = element(output.dtype);
     let mut types =
@@ -391,7 +401,7 @@ fn multiplied(x: CubeTensor, mut weight: CubeTensor) -> CubeTensor {
     }
 }
 
-/// Adds a bias, activates or gates, and adds a residual, if there is anything to do.
+/// Adds a bias, applies `then` and adds a residual, as far as these are given.
 fn finished(
     product: CubeTensor,
     (bias, residual): (Option<CubeTensor>, Option<CubeTensor>),
@@ -503,14 +513,14 @@ impl Pair<CubeBackend> {
     }
 }
 
-/// The end of a block: its last product and its norm.
+/// The weights of a block's end: its last product and its post norm.
 struct Rest {
     last: (CubeTensor, Option<CubeTensor>),
     post_norm: Pair<CubeBackend>,
 }
 
 impl Weights<CubeBackend> {
-    /// Norms what a block reads, and multiplies it by the first matrix.
+    /// Applies the norm to the rows that a block reads, and multiplies them by the first matrix.
     fn begin(self, x: CubeTensor, numbers: Numbers, then: Then) -> (CubeTensor, Rest) {
         let Numbers { epsilon, num_lanes } = numbers;
         let dtype = x.dtype;
@@ -525,7 +535,7 @@ impl Weights<CubeBackend> {
 }
 
 impl Rest {
-    /// Multiplies by the last matrix, and adds the output to the residual, in the residual's shape.
+    /// Multiplies rows by the last matrix, and adds the residual. The output has its shape.
     fn end(self, x: CubeTensor, residual: CubeTensor, numbers: Numbers) -> CubeTensor {
         let Numbers { epsilon, num_lanes } = numbers;
         let (shape, to) = (residual.shape(), (x.dtype, num_lanes));
@@ -540,7 +550,7 @@ impl Rest {
     }
 }
 
-/// Norms rows and adds a residual.
+/// Applies a norm to rows, then adds a residual.
 fn normed(
     x: CubeTensor,
     (gamma, beta): (CubeTensor, Option<CubeTensor>),
@@ -574,7 +584,7 @@ fn normed(
     output
 }
 
-/// Multiplies rows by a matrix, applies what follows, and adds a residual.
+/// Multiplies rows by a matrix, applies `then`, and adds a residual.
 fn projected(
     x: CubeTensor,
     (weight, bias): (CubeTensor, Option<CubeTensor>),
@@ -596,7 +606,8 @@ fn projected(
     let at_once = num_rows.min(ROWS_AT_ONCE);
     let vector = vector_size(&client, own, width);
     let num_vectors = width / vector;
-    // Few rows wait for memory, so a lane has several reads under way; many rows share what is read.
+    // A product of few rows waits for memory, so each lane has several reads under way. A product
+    // of many rows reuses what it has read.
     let (per_plane, num_loads) = if at_once == 1 { (2, 4) } else { (4, 1) };
     let per_plane = per_plane / then.num_parts();
     let num_loads = if num_vectors >= num_loads * num_lanes { num_loads } else { 1 };
@@ -624,7 +635,7 @@ fn projected(
     output
 }
 
-/// Places queries, keys and values, and mixes what each row sees.
+/// Writes queries, keys and values to their places, then computes the attention of each row.
 fn attended(
     qkv: CubeTensor,
     [keys, values]: [CubeTensor; 2],
@@ -636,7 +647,7 @@ fn attended(
     let AttentionForm { num_heads, num_kv_heads, head_dim, scale, soft_cap, reach } = form;
     let (qkv, rope, places) =
         (into_contiguous(qkv), into_contiguous(rope), into_contiguous(places));
-    // Written in place, unless somebody else holds them.
+    // The tensors are written in place, unless there are other references to them.
     let owned = |x: CubeTensor| if x.can_mut() && x.is_contiguous() { x } else { x.copy() };
     let (keys, values) = (owned(keys), owned(values));
     let (client, dtype) = (qkv.client.clone(), qkv.dtype);
@@ -675,7 +686,7 @@ fn attended(
             element(dtype),
         );
     }
-    // A vector for each lane, where heads are wide enough.
+    // Each lane gets a vector, if heads are wide enough.
     let widest = (head_dim / num_lanes).max(1);
     let vector = (1..=vector_size(&client, dtype, head_dim).min(widest))
         .rev()

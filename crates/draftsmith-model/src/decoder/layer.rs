@@ -14,8 +14,8 @@ use crate::spec::ModelShape;
 use crate::spec::{LayerSpec, LinearSpec};
 use crate::weights::NamedTensor;
 
-/// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`, or `h + mlp(norm(x))` if the layer is
-/// parallel. A missing part adds nothing.
+/// A decoder layer: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`, or `h + mlp(norm(x))` if
+/// the layer is parallel. A missing part adds nothing.
 #[derive(Module, Debug)]
 pub(crate) struct DecoderLayer {
     pub(crate) attention: Option<Attention>,
@@ -24,7 +24,8 @@ pub(crate) struct DecoderLayer {
 }
 
 impl DecoderLayer {
-    /// Builds the layer that checkpoints call `name` with weights from `source`.
+    /// Builds a layer with weights from `source`. `name` is the prefix of its tensors in
+    /// checkpoints.
     pub(crate) fn build<S: WeightSource>(
         spec: &LayerSpec,
         shape: &ModelShape,
@@ -39,7 +40,7 @@ impl DecoderLayer {
         Ok(Self { attention, mlp, is_parallel: spec.is_parallel })
     }
 
-    /// Lists the tensors in a checkpoint's layout, under `name`.
+    /// Lists the tensors in a checkpoint's layout. `name` is the prefix of their names.
     pub(crate) fn named(
         &self,
         spec: &LayerSpec,
@@ -67,8 +68,8 @@ impl DecoderLayer {
         Self { attention, mlp, is_parallel: self.is_parallel }
     }
 
-    /// Replaces parts by trainable copies of `other`'s, where both layers have the part in the same
-    /// form.
+    /// Replaces parts by trainable copies of `other`'s parts, where both layers have a part of the
+    /// same form.
     pub(crate) fn with_parts_of(self, other: Self, device: &Device) -> Self {
         let attention = self.attention.map(|own| match other.attention {
             Some(attention) => own.with_weights_of(attention, device),
@@ -82,8 +83,8 @@ impl DecoderLayer {
     }
 
     /// Initialises the layer with trainable copies of `other`'s weights, where they fit. `other` is
-    /// an ordinary layer; this one's attention may read further inputs before those that `other`
-    /// reads.
+    /// an ordinary layer. The attention of this layer may read further inputs, which come before
+    /// those that `other` reads.
     pub(crate) fn begun_from(self, other: Self, device: &Device) -> Self {
         let attention = self.attention.map(|own| match other.attention {
             Some(theirs) => own.begun_from(theirs, device),
@@ -98,7 +99,7 @@ impl DecoderLayer {
         Self { attention, mlp, is_parallel: self.is_parallel }
     }
 
-    /// Joins products for forwards of few rows, if the layer is on a GPU to decode.
+    /// Joins products for forwards of few rows, if the layer decodes on a GPU.
     pub(crate) fn join(&mut self) {
         if let Some(attention) = &mut self.attention {
             attention.join();
@@ -114,7 +115,7 @@ impl DecoderLayer {
         attention && self.mlp.as_ref().is_none_or(Mlp::is_joined)
     }
 
-    /// Adds the layer's parts to the residual stream. If they are parallel, the MLP reads the same
+    /// Adds the layer's parts to the residual stream. In a parallel layer, the MLP reads the same
     /// rows as the attention.
     ///
     /// # Shapes
@@ -136,8 +137,8 @@ impl DecoderLayer {
         output
     }
 
-    /// Computes [`Self::forward`] with attention that reads other rows than the residual stream,
-    /// already normed.
+    /// Computes [`Self::forward`] with attention that reads the rows `read` instead of the residual
+    /// stream. The norm has been applied to them already.
     ///
     /// # Shapes
     /// - read: `[batch, seq, hidden · num_read]`

@@ -14,7 +14,8 @@ use crate::spec::ModelShape;
 use crate::spec::{Activation, LayerSpec, MlpNames, MlpSpec};
 use crate::weights::NamedTensor;
 
-/// `down(activation(gate(x)) ∘ up(x))` of normed x, or `down(activation(up(x)))` without a gate.
+/// A gated MLP, `down(activation(gate(x)) ∘ up(x))`, or one without a gate,
+/// `down(activation(up(x)))`, where x is the input after the norm.
 #[derive(Module, Debug)]
 pub(crate) struct Mlp {
     pub(crate) norm: Norm,
@@ -24,7 +25,7 @@ pub(crate) struct Mlp {
     pub(super) post_norm: Option<Norm>,
     #[module(skip)]
     pub(super) activation: Activation,
-    /// Gate and up, or up, as one product.
+    /// The gate and up projections (or only up) joined to one product; `None` if they are separate.
     #[module(skip)]
     pub(super) joined: Option<Joined>,
 }
@@ -76,7 +77,7 @@ impl Mlp {
         form(self) == form(other)
     }
 
-    /// Joins gate and up, if the MLP is on a GPU to decode.
+    /// Joins the gate and up projections, if the MLP decodes on a GPU.
     pub(super) fn join(&mut self) {
         if !self.is_joined() && Kernels::on(&self.up.weight.device()).is_some() {
             Joined::new(&mut [&mut self.down]);

@@ -1,15 +1,15 @@
-//! What `kernels.rs` offers, in builds without a GPU: nothing, since no device has kernels.
+//! The types of `kernels.rs` for builds without a GPU, where no device has kernels.
 
 use burn::tensor::{DType, Device, Int, Tensor};
 
 use super::block::{Attending, BlockTensors};
 use crate::spec::Activation;
 
-/// There are none.
+/// The kernels of a device. The type has no values, since there are none.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Kernels {}
 
-/// As in `kernels.rs`.
+/// The same as in `kernels.rs`.
 #[derive(Debug, Clone, Copy)]
 #[expect(dead_code, reason = "nothing is applied")]
 pub(crate) enum Then {

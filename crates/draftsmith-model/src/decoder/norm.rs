@@ -8,18 +8,19 @@ use crate::spec::{NormForm, NormSpec};
 use crate::weights::NamedTensor;
 
 /// A norm with its weights. If a checkpoint stores weights minus 1, the 1 has been added. Weights
-/// and all steps are f32 in a bf16 model too: sums of squares, and 1 + w, would be coarse in bf16.
+/// and all steps are f32 even in a bf16 model, because bf16 would be too coarse for sums of squares
+/// and for 1 + w.
 #[derive(Module, Debug)]
 pub(crate) struct Norm {
     gamma: Param<Tensor<1>>,
-    /// Present only in a LayerNorm.
+    /// The shift of a LayerNorm; `None` for an RMS norm.
     beta: Option<Param<Tensor<1>>>,
     epsilon: f64,
 }
 
 impl Norm {
-    /// Builds a norm from its weights, which include the 1 that some checkpoints leave out, and its biases if it is a
-    /// LayerNorm.
+    /// Builds a norm from its weights, and from its biases if it is a LayerNorm. If checkpoints
+    /// store weights minus 1, the 1 has been added already.
     pub(crate) fn new(
         spec: &NormSpec,
         weight: Vec<f32>,
@@ -37,7 +38,7 @@ impl Norm {
         Self::new(spec, vec![1.0; width], bias, device)
     }
 
-    /// The scale.
+    /// Returns the scale.
     pub(crate) fn gamma(&self) -> Tensor<1> {
         self.gamma.val()
     }
@@ -47,7 +48,7 @@ impl Norm {
         self.beta.as_ref().map(Param::val)
     }
 
-    /// Lists the tensors in a checkpoint's layout, under `name`.
+    /// Lists the tensors in a checkpoint's layout. `name` is the prefix of their names.
     pub(crate) fn named(&self, spec: &NormSpec, name: &str) -> Vec<NamedTensor> {
         let mut weight = NamedTensor::from_tensor(&format!("{name}.weight"), self.gamma());
         weight.values.iter_mut().for_each(|weight| *weight -= spec.offset());
@@ -57,14 +58,15 @@ impl Norm {
 
     /// Normalises the last dimension and returns it in the type of the input.
     pub(crate) fn forward<const D: usize>(&self, x: Tensor<D>) -> Tensor<D> {
-        // What is trained is on an autodiff device, and may read constants that are not.
+        // A norm that is trained is on an autodiff device, and may read constants that are not.
         if let Some(kernels) = Kernels::on(&self.gamma().device())
             && Kernels::on(&x.device()).is_some()
         {
             return self.forward_with(kernels, x, None);
         }
         let (dtype, shape) = (FloatDType::from(x.dtype()), x.shape());
-        // Rows form a matrix, because burn compiles kernels for every number of dimensions.
+        // Rows are reshaped to a matrix, because burn compiles kernels for every number of
+        // dimensions.
         let x = x.cast(FloatDType::F32).reshape([-1, shape[D - 1] as i32]);
         let normed: Tensor<2> = match self.beta() {
             Some(beta) => layer_norm(x, self.gamma(), Some(beta), self.epsilon),
@@ -76,7 +78,7 @@ impl Norm {
         normed.cast(dtype).reshape(shape)
     }
 
-    /// Computes [`Self::forward`] in one launch, plus a residual.
+    /// Computes [`Self::forward`] in one launch, and adds a residual if given.
     pub(super) fn forward_with<const D: usize>(
         &self,
         kernels: Kernels,
@@ -86,7 +88,7 @@ impl Norm {
         kernels.norm(x, (self.gamma(), self.beta()), residual, self.epsilon)
     }
 
-    /// Added to the mean square.
+    /// Returns the number that is added to the mean square or variance.
     pub(super) fn epsilon(&self) -> f64 {
         self.epsilon
     }

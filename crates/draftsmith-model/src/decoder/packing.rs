@@ -43,7 +43,7 @@ pub(crate) fn unpacked_norm(packed: &PackedNorm, spec: &NormSpec, device: &Devic
 /// Unpacks a layer into tensors on `device`.
 ///
 /// # Panics
-/// If the spec lacks a part, which no model's does.
+/// If the spec lacks a part. The layers of models have both parts.
 pub(crate) fn unpacked_layer(
     layer: &PackedLayer,
     spec: &LayerSpec,
@@ -56,7 +56,7 @@ pub(crate) fn unpacked_layer(
     let norm = |norm: &PackedNorm| unpacked_norm(norm, &spec.norm, device);
     let part = |weights: &PackedWeights, first: usize, spec: &LinearSpec| {
         let linear = unpacked_linear(weights, first..first + spec.outputs, device);
-        // Matrices packed side by side share a bias, with zeros for those without one.
+        // Matrices packed side by side share a bias vector, with zeros for a matrix without a bias.
         Linear { bias: linear.bias.filter(|_| spec.has_bias), ..linear }
     };
     let [query, key, value, output] = attention_spec.linears(shape);

@@ -1,5 +1,5 @@
-//! Where a decoder's weights come from: a checkpoint or a distribution. Building a
-//! decoder asks a [`WeightSource`] for one after the other, by the names of the spec.
+//! Sources of a decoder's weights: a checkpoint or a distribution. The code that builds a decoder
+//! asks a [`WeightSource`] for one tensor after another, by the names in the spec.
 //!
 //! Hugging Face stores linear weights as `[out, in]`; they are transposed here, once.
 
@@ -18,10 +18,10 @@ use crate::weights::{NamedTensor, WeightReader, norm_name};
 pub(crate) trait WeightSource {
     type Error;
 
-    /// Supplies a linear layer. `layer` is the prefix of its name.
+    /// Returns a linear layer. `layer` is the prefix of its name.
     fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, Self::Error>;
 
-    /// Supplies a norm over rows of `width` numbers. `layer` is the prefix of its name.
+    /// Returns a norm over rows of `width` numbers. `layer` is the prefix of its name.
     fn norm(
         &mut self,
         layer: &str,
@@ -44,7 +44,8 @@ impl WeightSource for CheckpointSource<'_> {
     fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, ModelError> {
         let name = spec.name_in(layer);
         let mut part = |name: String, shape: &[usize]| {
-            // Check before allocating: the shape comes from a `config.json`.
+            // The shape is checked before memory is allocated, because it comes from a
+            // `config.json`.
             self.reader.check_shape(&name, shape)?;
             let row_len: usize = shape[1..].iter().product();
             let mut values = Vec::with_capacity(spec.outputs * row_len);
@@ -62,7 +63,8 @@ impl WeightSource for CheckpointSource<'_> {
             let weight = transposed(&weight, spec.outputs, spec.inputs);
             return Ok(linear(weight, shape, bias, self.device, self.dtype));
         }
-        // As the file has them: a GPU reads the columns of few rows' products, and transposes nothing.
+        // The weights keep the file's layout. A GPU reads its columns in products of few rows,
+        // without a transpose.
         let stored = parameter(weight, [spec.outputs, spec.inputs], self.device, self.dtype);
         let bias = bias.map(|bias| parameter(bias, [spec.outputs], self.device, self.dtype));
         Ok(Linear { weight: Param::from_tensor(stored.val().transpose()), bias })
@@ -80,7 +82,8 @@ impl WeightSource for CheckpointSource<'_> {
     }
 }
 
-/// Matrices drawn by `matrix`, `[in, out]`; biases of zeros and norms of ones.
+/// A source that draws each matrix, `[in, out]`, with `matrix`. Biases are zeros and norms are
+/// ones.
 pub(crate) struct RandomSource<'a, F> {
     pub(crate) device: &'a Device,
     pub(crate) matrix: F,
@@ -139,8 +142,8 @@ impl WeightSource for ShapeSource {
     }
 }
 
-/// Lists the tensors of linear layers in a checkpoint's layout, under `layer`. Layers that share a
-/// tensor are written into one.
+/// Lists the tensors of linear layers in a checkpoint's layout. `layer` is the prefix of their
+/// names. Layers that share a tensor are written into one.
 pub(crate) fn named_linears<'a>(
     layer: &str,
     linears: impl IntoIterator<Item = (LinearSpec, &'a Linear)>,
@@ -199,15 +202,15 @@ pub(crate) fn linear(
     Linear { weight: parameter(weight, shape, device, dtype), bias }
 }
 
-/// Builds a parameter in `dtype`, rounded in host memory, so that the device never holds it in
-/// another type.
+/// Builds a parameter in `dtype`. The values are rounded in host memory, so that they never exist
+/// in another type on the device.
 pub(crate) fn parameter<const D: usize>(
     values: Vec<f32>,
     shape: [usize; D],
     device: &Device,
     dtype: FloatDType,
 ) -> Param<Tensor<D>> {
-    // Like `Param::from_data`, which supports only the device's default type.
+    // `Param::from_data` would do the same, but supports only the device's default type.
     device.memory_persistent_allocations(TensorData::new(values, shape), |values| {
         Param::from_tensor(Tensor::from_data(values, (device, DType::from(dtype))))
     })

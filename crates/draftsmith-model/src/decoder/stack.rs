@@ -12,7 +12,7 @@ use crate::kv_cache::KvCache;
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, Run};
 
-/// Decoder layers and a final norm.
+/// Decoder layers and the norm after them.
 #[derive(Module, Debug)]
 pub(crate) struct LayerStack {
     pub(crate) layers: Vec<DecoderLayer>,
@@ -22,7 +22,7 @@ pub(crate) struct LayerStack {
 }
 
 impl LayerStack {
-    /// Joins the products of each layer if it is on a GPU to decode.
+    /// Joins the products of each layer, if it decodes on a GPU.
     pub(crate) fn join(&mut self) {
         self.layers.iter_mut().for_each(DecoderLayer::join);
     }
@@ -45,7 +45,8 @@ impl LayerStack {
         hidden.map(|hidden| layers.fold(hidden, run))
     }
 
-    /// Reads new tokens into the cache of the last layer, for their keys and values only.
+    /// Writes the keys and values of new tokens into the cache of the last layer, without computing
+    /// its output.
     pub(crate) fn fill_last(
         &self,
         hidden: DeviceRows,
@@ -71,7 +72,7 @@ impl LayerStack {
         Positions::following(&self.reaches, about, hidden, layers, runs, cache)
     }
 
-    /// Runs layers over whole sequences, without a cache. `device` is that of the weights.
+    /// Runs layers over whole sequences, without a cache. `device` is the device of the weights.
     ///
     /// # Shapes
     /// - hidden, output: `[batch, seq, hidden]`

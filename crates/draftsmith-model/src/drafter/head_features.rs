@@ -1,8 +1,8 @@
 //! An acceptance head's inputs from a drafter: the scalars of one candidate in decoding, and the
 //! features of many candidates in training.
 //!
-//! Heads in training get embeddings scaled to size 1, because AdamW learns slowly from weights that
-//! read small numbers. Exported weights are for unscaled embeddings.
+//! In training, heads get embeddings that are scaled to size 1, because AdamW learns slowly from
+//! weights that read small numbers. Exported weights are for unscaled embeddings.
 
 use burn::tensor::{FloatDType, Int, Tensor, TensorData, activation::log_softmax};
 
@@ -10,10 +10,10 @@ use super::DrafterModel;
 use crate::acceptance_head::{DrawnCandidate, HeadFeatures, HeadReads};
 use crate::rows::Rows;
 
-/// Number of logits held at a time: 32 MiB in f32.
+/// The maximum number of logits in memory at a time: 32 MiB in f32.
 const LOGITS_AT_A_TIME: usize = 8 << 20;
 
-/// Candidates, as indices into rows of hidden states.
+/// Candidate tokens, with the indices of their hidden states in a list of rows.
 #[derive(Debug, Clone, Default)]
 pub struct CandidateRows(Vec<CandidateRow>);
 
@@ -25,12 +25,13 @@ struct CandidateRow {
 }
 
 impl CandidateRows {
-    /// Adds a candidate that was drawn from row `drawn_from` and whose hidden state is row `own`.
+    /// Adds a candidate. `own` is the row of its hidden state, and `drawn_from` the row of the
+    /// hidden state that it was drawn from.
     pub fn push(&mut self, token: u32, own: usize, drawn_from: usize) {
         self.0.push(CandidateRow { token, own, drawn_from });
     }
 
-    /// Number of candidates.
+    /// Returns the number of candidates.
     pub fn num_candidates(&self) -> usize {
         self.0.len()
     }
@@ -44,7 +45,7 @@ impl CandidateRows {
 }
 
 impl DrafterModel {
-    /// Computes [`HeadReads::scalars`] of one of this drafter's candidates.
+    /// Computes [`HeadReads::scalars`] for one of this drafter's candidates.
     pub fn scalars(
         &self,
         reads: &HeadReads,
@@ -55,9 +56,9 @@ impl DrafterModel {
 
     /// Returns the factor by which embeddings are scaled while a head is trained.
     ///
-    /// Embeddings are a few hundredths in size, hidden states about 1. AdamW takes equally long steps
-    /// for the weights of both, so a head would learn from embeddings last. The factor scales them to
-    /// about 1. It is a power of two, so that scaling is exact.
+    /// Embeddings have a size of a few hundredths, hidden states of about 1. AdamW takes equally
+    /// long steps for the weights of both, so a head would learn from embeddings last. The factor
+    /// scales them to about 1. It is a power of two, so that scaling is exact.
     pub fn embedding_gain(&self) -> f32 {
         *self.embedding_gain.get_or_init(|| {
             let gain = (1.0 / self.model.embedding_size()).log2().round().exp2();
@@ -102,7 +103,8 @@ impl DrafterModel {
         HeadFeatures { extra, ..drawn_from.into() }
     }
 
-    /// Returns each token as a candidate drawn from the drafter's distribution after its hidden state. One sync.
+    /// Describes each token as a candidate drawn from the drafter's distribution after the hidden
+    /// state of its row. Waits for the device once.
     ///
     /// # Shapes
     /// - hidden: `[candidates, hidden]`, the LM head's input

@@ -1,11 +1,13 @@
-//! Directories of EAGLE-3 drafters: `config.json` and `model.safetensors`, as vLLM, SGLang and llama.cpp load
-//! them.
+//! Directories of EAGLE-3 drafters, `config.json` and `model.safetensors`, in the format that vLLM,
+//! SGLang and llama.cpp load.
 //!
-//! `d2t` holds the offsets of target ids from draft ids and is there exactly if the drafter drafts only some
-//! tokens. The target's layers are named only if they are not the defaults.
+//! The tensor `d2t` contains each draft token's id in the target minus its number in the draft
+//! vocabulary. It exists if and only if the drafter drafts only some tokens. The numbers of the
+//! target's layers are stored only if they are not the defaults.
 //!
-//! Drafters of other trainers are read in two more forms: with the layer called `layers.0`, and with the keys of the
-//! speculators library, which keeps those of the layer in `transformer_layer_config`.
+//! Drafters from other trainers are read in two more forms: with the layer named `layers.0`, and
+//! with the keys of the speculators library, which nests the layer's keys in
+//! `transformer_layer_config`.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -29,18 +31,18 @@ use crate::weights::{
     NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_with_ids,
 };
 
-/// The key of the target's layers.
+/// The key for the numbers of the target's layers.
 pub(super) const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
-/// The layer's name in files of other trainers.
+/// The prefix of the layer's tensors in files of other trainers.
 const OTHER_LAYER: &str = "layers.0.";
-/// The keys of the speculators library's form: what is drafted with, and the keys of the layer.
+/// The keys of the speculators library: the drafting method, and the keys of the layer.
 const METHOD: &str = "speculators_model_type";
 const LAYER_KEYS: &str = "transformer_layer_config";
-/// The tensor of the draft vocabulary's offsets, and the mask that some files have besides.
+/// The tensor with the offsets of the draft vocabulary, and a mask that some files also contain.
 const OFFSETS: &str = "d2t";
 const MASK: &str = "t2d";
 
-/// The keys of a drafter's `config.json` that a Llama's lacks.
+/// The keys of a drafter's `config.json` that a Llama does not have.
 #[derive(Deserialize)]
 struct OwnKeys {
     draft_vocab_size: Option<usize>,
@@ -51,7 +53,8 @@ struct OwnKeys {
     norm_before_fc: bool,
     eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
     eagle_config: Option<NestedKeys>,
-    /// Called `dtype` by transformers 5 and `torch_dtype` before.
+    /// The type of the weights. transformers 5 calls the key `dtype`, earlier versions
+    /// `torch_dtype`.
     dtype: Option<String>,
     torch_dtype: Option<String>,
     target_hash: Option<String>,
@@ -59,7 +62,7 @@ struct OwnKeys {
     training: Map<String, Value>,
 }
 
-/// Where some files have the layers.
+/// The table in which some files store the numbers of the target's layers.
 #[derive(Deserialize)]
 struct NestedKeys {
     eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
@@ -322,7 +325,7 @@ fn open(dir: &Path) -> Result<WeightReader, ModelError> {
     Ok(WeightReader::open_dir(dir)?.with_prefix(OTHER_LAYER, &format!("{LAYER}.")))
 }
 
-/// Flattens the keys of a `config.json`: those of the layer join the others.
+/// Merges the nested keys of the layer, if there are any, into the other keys of a `config.json`.
 fn plain_keys(path: &Path, mut keys: Map<String, Value>) -> Result<Map<String, Value>, ModelError> {
     if let Some(method) = keys.get(METHOD).filter(|method| **method != "eagle3") {
         let problem = format!("is {method}, expected \"eagle3\"");
@@ -338,8 +341,8 @@ fn plain_keys(path: &Path, mut keys: Map<String, Value>) -> Result<Map<String, V
 }
 
 impl Eagle3 {
-    /// Loads a drafter for a target of shape `target`, computing in `dtype`, which must be the target's. On an
-    /// autodiff device it can be trained.
+    /// Loads a drafter for a target of shape `target`. `dtype` is the type of computation, which
+    /// must be the target's. On an autodiff device the drafter can be trained.
     ///
     /// # Errors
     /// If a file is missing, broken or changed since its export, a tensor is missing, extra or misshapen, or
@@ -376,7 +379,7 @@ impl Eagle3 {
         Ok((config, drafter))
     }
 
-    /// Returns the same drafter computed with tensors, for comparison.
+    /// Returns the same drafter with its weights as tensors, for comparison.
     #[must_use]
     pub fn to_tensors(&self, config: &Eagle3Config) -> Self {
         let mut own = Self { packed: None, narrow_head: None, ..self.clone() };
@@ -384,7 +387,8 @@ impl Eagle3 {
         own
     }
 
-    /// Wraps the drafter's own LM head with the tokens that it may draft; `None` if it uses the target's.
+    /// Combines the drafter's own LM head with the tokens that it may draft. `None` if the drafter
+    /// uses the target's LM head.
     fn narrow_head_of(&self, config: &Eagle3Config) -> Option<NarrowHead> {
         let vocab_size = config.model.shape.vocab_size;
         let all = || DraftVocabulary::new((0..vocab_size as u32).collect::<Vec<u32>>());
@@ -413,7 +417,7 @@ impl Eagle3 {
         write_config(dir, config.to_json(), hash)
     }
 
-    /// Lists the tensors in a checkpoint's layout.
+    /// Lists the drafter's tensors in the layout of its file.
     pub(super) fn named(&self, config: &Eagle3Config) -> Vec<NamedTensor> {
         let norm = &config.model.spec.norm;
         let mut tensors = named_linears("", [(config.fc(), &self.fc)]);

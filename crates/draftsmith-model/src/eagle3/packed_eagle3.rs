@@ -1,4 +1,4 @@
-//! A drafter with packed weights, for decoding on the CPU.
+//! An EAGLE-3 drafter with packed weights, for decoding on the CPU.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::rows::{HostRows, Rows, Run};
 use crate::spec::LinearSpec;
 use crate::weights::WeightReader;
 
-/// A packed copy of the weights; the tensors are kept for writing and training.
+/// A packed copy of a drafter's weights. The tensors are kept besides, for writing and training.
 #[derive(Debug)]
 pub(super) struct PackedEagle3 {
     fc: PackedWeights,
@@ -20,7 +20,8 @@ pub(super) struct PackedEagle3 {
     layer: PackedLayer,
     norm: PackedNorm,
     pub(super) lm_head: Option<Arc<PackedWeights>>,
-    /// The outputs are tokens.
+    /// The token embeddings, packed as a matrix whose outputs are tokens. `None` to use the
+    /// target's.
     embedding: Option<PackedWeights>,
     norm_before_residual: bool,
     reaches: Vec<Reach>,
@@ -60,7 +61,7 @@ impl PackedEagle3 {
         Some(HostRows { values, width })
     }
 
-    /// Computes g of some positions from the target's states there.
+    /// Computes g of some positions from the target's hidden states there.
     pub(super) fn features(&self, states: &[Rows]) -> HostRows {
         let states: Vec<_> = states.iter().map(|rows| rows.place.host()).collect();
         let width = states[0].width;
@@ -75,7 +76,7 @@ impl PackedEagle3 {
         HostRows { values, width: self.norm.width() }
     }
 
-    /// Runs one step over new positions of the slots in `runs`, and returns their o.
+    /// Runs one step over new positions of the slots in `runs`, and returns the outputs o.
     pub(super) fn forward(
         &self,
         mut embedded: HostRows,

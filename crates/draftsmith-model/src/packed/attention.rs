@@ -18,16 +18,16 @@ use crate::spec::{AttentionSpec, LayerSpec};
 use crate::token_tree::TokenTree;
 use crate::vectors::vectorized;
 
-/// One layer's attention block with its norms.
+/// The attention block of one layer, with its norms.
 #[derive(Debug)]
 pub(crate) struct PackedAttention {
     pub(crate) norm: PackedNorm,
     /// The projections to queries, keys and values, side by side.
     pub(crate) qkv: PackedWeights,
-    /// Norms of each head's query and key, before rotation.
+    /// The norms of each head's query and key, which are applied before rotation.
     pub(crate) head_norms: Option<[PackedNorm; 2]>,
     pub(crate) output: PackedWeights,
-    /// Norm of the output, before the residual sum.
+    /// The norm of the output, which is applied before the residual sum.
     pub(crate) post_norm: Option<PackedNorm>,
     pub(crate) form: AttentionForm,
 }
@@ -38,10 +38,10 @@ pub(crate) struct AttentionForm {
     pub(crate) num_heads: usize,
     pub(crate) num_kv_heads: usize,
     pub(crate) head_dim: usize,
-    /// Factor of the scores.
+    /// The factor of the scores.
     pub(crate) scale: f32,
     pub(crate) soft_cap: Option<f32>,
-    /// Index into the model's reaches.
+    /// The index into the model's list of [`Reach`](crate::rope::Reach)es.
     pub(crate) reach: usize,
 }
 
@@ -59,8 +59,8 @@ impl AttentionForm {
 }
 
 impl PackedAttention {
-    /// Writes the keys and values of new tokens without computing their attention. `slots` is the
-    /// layer's cache, by slot.
+    /// Writes the keys and values of new tokens without computing their attention. `slots` contains
+    /// the layer's cache, one entry per slot.
     pub(crate) fn fill(
         &self,
         x: &[f32],
@@ -75,8 +75,8 @@ impl PackedAttention {
         scratch.projected = projected;
     }
 
-    /// Adds the attention of new tokens to their hidden states. `slots` is the layer's cache, by
-    /// slot.
+    /// Adds the attention of new tokens to their hidden states. `slots` contains the layer's cache,
+    /// one entry per slot.
     pub(crate) fn forward(
         &self,
         x: &mut [f32],
@@ -92,8 +92,8 @@ impl PackedAttention {
         scratch.projected = projected;
     }
 
-    /// Computes queries, keys and values of rows into `projected`. Queries and keys are normed and
-    /// rotated; queries are scaled as the scores should be.
+    /// Computes queries, keys and values of rows into `projected`. Norms and rotation are applied
+    /// to queries and keys. Queries are also multiplied by the scale of the scores.
     pub(super) fn project(
         &self,
         x: &[f32],
@@ -108,8 +108,8 @@ impl PackedAttention {
         scratch.normed = normed;
     }
 
-    /// Projects as [`Self::project`] does, from rows that are normed already; queries, keys and
-    /// values may read several of them side by side.
+    /// Computes queries, keys and values as [`Self::project`] does, from rows after the norm. They
+    /// may read several such rows, concatenated.
     pub(super) fn project_read(
         &self,
         read: &[f32],
@@ -140,7 +140,7 @@ impl PackedAttention {
                     query_norm.apply(q);
                     key_norm.apply(k);
                 }
-                // The scale of the scores is applied to the queries, which are fewer.
+                // The scale of the scores is applied to the queries, which are fewer numbers.
                 for query in q.chunks_exact_mut(head_dim) {
                     rotate(query, cos, sin, scale);
                 }
@@ -179,7 +179,7 @@ impl PackedAttention {
         );
     }
 
-    /// Adds attention to the rows, whose queries are in `projected` and whose keys and values are
+    /// Adds attention to the rows. The queries are in `projected`; the keys and values are already
     /// cached.
     pub(super) fn attend(
         &self,
@@ -197,7 +197,7 @@ impl PackedAttention {
     }
 }
 
-/// Computes each query's mixture of values, into `scratch.heads`.
+/// Averages the values for each query by attention, into `scratch.heads`.
 struct Mix<'a> {
     form: AttentionForm,
     reach: &'a Reach,
@@ -210,7 +210,7 @@ struct Mix<'a> {
 impl WithSimd for Mix<'_> {
     type Output = ();
 
-    /// Goes slot by slot, because a token sees only its own sequence.
+    /// Processes one slot after another, because a token attends only to its own sequence.
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) {
         let Self { form, reach, projected, rows, slots, scratch } = self;
@@ -225,15 +225,15 @@ impl WithSimd for Mix<'_> {
             let projected = &projected[first * row_width..(first + num_rows) * row_width];
             let heads = &mut heads[first * q_width..(first + num_rows) * q_width];
             first += num_rows;
-            // Whole lines of keys that no row sees are skipped. That does not change the sums,
-            // which would start with zeros.
+            // Whole lines of keys that no row attends to are skipped. This does not change the
+            // sums, which would begin with zeros.
             let tree = rows.tree(slot);
             let lowest = tree.map_or(start, |tree| start.min(tree.num_standing));
             let before = reach.first_seen(lowest) / LINE * LINE;
             let all = (start + num_rows).next_multiple_of(LINE) - before;
             let group = num_heads / kv_heads;
             for kv_head in 0..kv_heads {
-                // The queries that share this head's keys, row by row.
+                // These are the queries that share this head's keys, row by row.
                 queries.clear();
                 for row in projected.chunks_exact(row_width) {
                     let of_group = &row[kv_head * group * head_dim..][..group * head_dim];
@@ -273,8 +273,8 @@ impl WithSimd for Mix<'_> {
     }
 }
 
-/// Computes the softmax of an entry's scores, which start at entry `before`. Only the entry's
-/// ancestors in the tree are seen.
+/// Computes the softmax of the scores of cache entry `entry`. The first score is for entry
+/// `before`. Among the nodes of the tree, only the entry's ancestors count.
 #[inline(always)]
 fn softmax_in_tree(
     scores: &mut [f32],
@@ -287,6 +287,6 @@ fn softmax_in_tree(
     let hidden = || tree.hidden_from(entry, first_seen).map(|other| other - before);
     hidden().for_each(|other| scores[other] = f32::NEG_INFINITY);
     softmax(scores, first_seen.min(tree.num_standing) - before, entry + 1 - before);
-    // Exactly 0, where softmax may leave a tiny number.
+    // Hidden nodes must have probability 0 exactly, where softmax may leave a tiny number.
     hidden().for_each(|other| scores[other] = 0.0);
 }

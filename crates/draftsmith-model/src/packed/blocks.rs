@@ -1,8 +1,8 @@
-//! A forward over many rows, such as a prompt, in blocks that all threads work on.
+//! A forward over many rows, such as a prompt, divided into blocks that all threads work on.
 //!
-//! A block is small enough that its rows stay in a core's cache while the layer's weights stream
-//! by, and large enough that each weight read serves many products. Blocks synchronise twice per
-//! layer: when their keys and values are known, which are then written, and at the end of the
+//! A block is small enough that its rows stay in a core's cache while the layer's weights are read.
+//! It is large enough that each weight read serves many products. Blocks synchronise twice per
+//! layer: when all keys and values are computed, so that they can be written, and at the end of the
 //! layer.
 
 use std::sync::{Mutex, PoisonError};
@@ -14,10 +14,10 @@ use super::{MAX_ROWS_A_BLOCK, PackedLayer, Threads};
 use crate::placed::PlacedRows;
 use crate::rope::Reach;
 
-/// Blocks are not made smaller than this to occupy more threads.
+/// The minimum number of rows in a block, even if some threads then have no block.
 const MIN_ROWS_A_BLOCK: usize = 16;
 
-/// Some rows of a forward.
+/// Consecutive rows of a forward.
 struct Block<'a> {
     x: &'a mut [f32],
     rows: PlacedRows<'a>,
@@ -25,7 +25,7 @@ struct Block<'a> {
 }
 
 impl Blocks {
-    /// Runs layers in place on rows. `caches` yields each layer's cache, by slot.
+    /// Runs layers in place on rows. `caches` yields each layer's cache, one entry per slot.
     pub(super) fn forward_layers<'a>(
         &mut self,
         layers: &[PackedLayer],
@@ -67,15 +67,15 @@ impl Blocks {
     }
 }
 
-/// Returns the number of rows of a block, so that blocks are about equal, none exceeds the maximum,
-/// and each thread gets equally many.
+/// Returns the number of rows per block. Blocks are about equal, none exceeds the maximum, and each
+/// thread gets the same number of blocks.
 fn rows_a_block(num_rows: usize, num_threads: usize) -> usize {
     let num_blocks = num_rows.div_ceil(MAX_ROWS_A_BLOCK).next_multiple_of(num_threads);
     num_rows.div_ceil(num_blocks).max(MIN_ROWS_A_BLOCK)
 }
 
-/// Runs `work` on all blocks, each thread with its buffers. The last blocks go first, because they
-/// see the most keys.
+/// Runs `work` on all blocks, each thread with its own buffers. The last blocks come first, because
+/// they attend to the most keys.
 fn for_each<'a>(
     blocks: &mut [Block<'a>],
     scratches: &mut [Scratch],

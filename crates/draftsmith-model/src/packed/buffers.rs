@@ -1,4 +1,4 @@
-//! What a session keeps between forwards: keys and values, and buffers.
+//! The memory that a session keeps between forwards: keys and values, and buffers.
 
 use std::sync::Arc;
 
@@ -6,34 +6,34 @@ use super::storage::{F32Line, LINE};
 use super::team::Team;
 use super::weights::Threads;
 
-/// Multiply-adds of a forward from which a team of threads pays off.
+/// The number of multiply-adds in a forward from which a team of threads pays off.
 const TEAM_FORWARD: usize = 1 << 20;
 
-/// Keys and values of one layer for one sequence.
+/// The keys and values of one layer for one sequence.
 #[derive(Debug)]
 pub(crate) struct PackedLayerCache {
-    /// For each head, panels of 16 positions, each `[head_dim, 16]`.
+    /// The keys: for each head, panels of 16 positions, each `[head_dim, 16]`.
     pub(super) keys: Vec<F32Line>,
-    /// For each head, panels of 16 channels, each `[capacity, 16]`.
+    /// The values: for each head, panels of 16 channels, each `[capacity, 16]`.
     pub(super) values: Vec<F32Line>,
     pub(super) head_dim: usize,
-    /// A multiple of [`LINE`].
+    /// The number of positions with memory, a multiple of [`LINE`].
     pub(super) capacity: usize,
 }
 
 /// Buffers that the layers of a forward share.
 #[derive(Debug, Default)]
 pub(crate) struct Scratch {
-    /// Queries, keys and values.
+    /// The queries, keys and values of the rows.
     pub(super) projected: Vec<f32>,
     pub(super) normed: Vec<f32>,
     pub(super) wide: Vec<f32>,
     pub(super) narrow: Vec<f32>,
-    /// Who may work on the products.
+    /// The threads that may work on the products.
     pub(super) threads: Threads,
-    /// The team, once there is one.
+    /// The team of threads; `None` before the first forward that uses one.
     team: Option<Arc<Team>>,
-    /// State of two threads sharing rows.
+    /// The state of two threads that share the rows of forwards.
     pub(super) sharing: Sharing,
     /// Buffers for forwards in blocks.
     pub(super) blocks: Blocks,
@@ -76,11 +76,12 @@ impl PackedLayerCache {
         }
     }
 
-    /// Makes room for `capacity` tokens.
+    /// Allocates memory for `capacity` tokens.
     pub(crate) fn grow(&mut self, capacity: usize) {
         let heads = self.keys.len() * LINE / (self.capacity * self.head_dim);
         let mut grown = Self::new(heads, self.head_dim, capacity);
-        // Keys gain panels per head; values gain lines per panel.
+        // With more capacity, each head gets more panels of keys, and each panel of values gets
+        // more lines.
         let copy = |from: &[F32Line], to: &mut [F32Line], parts: usize| {
             let (width, to_width) = (from.len() / parts, to.len() / parts);
             for (from, to) in from.chunks_exact(width).zip(to.chunks_exact_mut(to_width)) {
@@ -132,21 +133,21 @@ impl PackedLayerCache {
 /// Buffers for forwards in blocks.
 #[derive(Debug, Default)]
 pub(super) struct Blocks {
-    /// One per thread.
+    /// The buffers of each thread.
     pub(super) scratches: Vec<Scratch>,
-    /// Queries, keys and values of each block.
+    /// The queries, keys and values of each block.
     pub(super) projected: Vec<Vec<f32>>,
 }
 
-/// State of two threads that share the forwards of a session.
+/// The state of two threads that share the forwards of a session.
 ///
-/// If other processes keep the cores busy, the second thread can be suspended for longer than the
-/// whole forward would take one thread. The next forwards then use one thread.
+/// If other processes keep the cores busy, the second thread can be suspended for longer than one
+/// thread would need for the whole forward. The next forwards then use one thread.
 #[derive(Debug, Default)]
 pub(super) struct Sharing {
-    /// Buffers of each thread, from the first shared forward on.
+    /// The buffers of each thread; `None` before the first shared forward.
     pub(super) halves: Option<Box<[Scratch; 2]>>,
-    /// Number of forwards for one thread before two try again.
+    /// The number of forwards that one thread still runs before two threads try again.
     pub(super) num_to_wait: u32,
     /// The value of `num_to_wait` after the last delay.
     pub(super) last_wait: u32,

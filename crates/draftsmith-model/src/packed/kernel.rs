@@ -1,32 +1,32 @@
-//! Rows times panels: the inner loops of every product with packed weights, and of attention over
-//! packed keys and values.
+//! Products of rows and panels: the inner loops of every product with packed weights, and of
+//! attention over packed keys and values.
 //!
 //! Each output is summed over the inputs in order, for any number of rows. So a row's result does
-//! not depend on the rows beside it, and verification repeats plain decoding's products to the last
-//! bit.
+//! not depend on the rows beside it, and verification repeats the products of plain decoding to the
+//! last bit.
 
 use pulp::Simd;
 
 use super::storage::{LINE, StoredLine};
 
-/// With this many streams side by side, the processor prefetches well enough.
+/// The number of streams of reads from which the processor prefetches well enough by itself.
 const MIN_STREAMS_AHEAD: usize = 4;
 
 /// The shape of a product with panels.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Shape {
-    /// Width of an input row, and number of inputs of each panel.
+    /// The width of an input row, which is the number of inputs of each panel.
     pub(super) inputs: usize,
-    /// Lines from the start of one panel to the next.
+    /// The number of lines from the start of one panel to the start of the next.
     pub(super) stride: usize,
-    /// Width of an output row.
+    /// The width of an output row.
     pub(super) outputs: usize,
 }
 
-/// Multiplies `[rows, inputs]` by panels, into `[rows, outputs]`.
+/// Multiplies rows `[rows, inputs]` by panels, into `[rows, outputs]`.
 ///
-/// With few rows, several panels go side by side, so that enough sums are in flight to keep the
-/// multipliers busy.
+/// With few rows, several panels are multiplied side by side, so that enough sums are in progress
+/// to keep the multipliers busy.
 #[inline(always)]
 pub(super) fn multiply_panels<S: Simd, L: StoredLine>(
     simd: S,
@@ -36,8 +36,9 @@ pub(super) fn multiply_panels<S: Simd, L: StoredLine>(
     output: &mut [f32],
 ) {
     let Shape { inputs, stride, outputs } = shape;
-    // Sums take at most 24 of 32 registers of a whole line, or 12 of 16 registers of half a line. Up to 12
-    // rows read each weight once. More rows go by eight: three panels then share each row's factors.
+    // The sums take at most 24 of 32 registers if a register holds a whole line, or 12 of 16 if it
+    // holds half a line. Up to 12 rows read each weight once. More rows are divided into passes of
+    // up to eight: three panels then share each row's factors.
     let is_line_a_register = S::F32_LANES == LINE;
     let num_rows = x.len() / inputs;
     let most_rows = match (is_line_a_register, num_rows) {
@@ -45,14 +46,14 @@ pub(super) fn multiply_panels<S: Simd, L: StoredLine>(
         (true, _) => 8,
         (false, _) => 6,
     };
-    // Passes of about equal size: a pass of one row costs as much as one of four.
+    // Passes have about equal size, because a pass of one row costs as much as one of four.
     let rows_a_pass = num_rows.div_ceil(num_rows.div_ceil(most_rows));
     let panels_a_pass = match (is_line_a_register, rows_a_pass) {
         // Lines of two inputs leave fewer registers for sums.
         (true, 3) if L::INPUTS > 1 => 4,
         (true, 6..=8) if L::INPUTS > 1 => 2,
         (true, 9..) if L::INPUTS > 1 => 1,
-        // Enough streams to read memory at full speed.
+        // Six panels are enough streams to read memory at full speed.
         (true, 1..=3) => 6,
         (true, 4..=8) => 3,
         (true, _) => 2,
@@ -81,7 +82,7 @@ macro_rules! pass_of_shape {
         [$(($rows:literal: $($panels:literal)+))+],
         ($simd:ident, $x:ident, $lines:ident, $shape:ident, $column:ident, $output:ident)
     ) => {
-        // The last panel may be cut off after its last line that is read.
+        // The last panel may be cut off after the last of its lines that is read.
         match ($x.len() / $shape.inputs, $lines.len().div_ceil($shape.stride)) {
             $($(($rows, $panels) => {
                 $simd.vectorize(
@@ -94,7 +95,7 @@ macro_rules! pass_of_shape {
     };
 }
 
-/// Runs a pass where a register holds a line.
+/// Runs a pass in which a register holds a whole line.
 #[inline(always)]
 fn pass_of_lines<S: Simd, L: StoredLine>(
     simd: S,
@@ -114,7 +115,7 @@ fn pass_of_lines<S: Simd, L: StoredLine>(
     );
 }
 
-/// Runs a pass where a line takes two or more registers.
+/// Runs a pass in which a line takes two or more registers.
 #[inline(always)]
 fn pass_of_half_lines<S: Simd, L: StoredLine>(
     simd: S,
@@ -131,11 +132,11 @@ fn pass_of_half_lines<S: Simd, L: StoredLine>(
     );
 }
 
-/// Distance of prefetches, in lines.
+/// The distance between a prefetched line and the line in use, in lines.
 const LINES_AHEAD: usize = 64;
 
-/// If the distance between panels is a multiple of this many lines, two rows read one panel at a
-/// time, because lines of two panels would compete for the same cache sets.
+/// The distance between panels, in lines, at whose multiples lines of two panels compete for the
+/// same cache sets. Two rows then read one panel at a time.
 const ALIASING_STRIDE: usize = 256;
 
 /// Multiplies `ROWS` rows by `PANELS` panels side by side, with `REGISTERS` registers of sums per
@@ -150,8 +151,8 @@ fn pass<S: Simd, L: StoredLine, const ROWS: usize, const PANELS: usize, const RE
     column: usize,
     output: &mut [f32],
 ) {
-    // Cut so that the compiler knows every length to be `num_lines` and drops the bounds checks
-    // below.
+    // The slices are cut so that the compiler knows every length to be `num_lines` and drops the
+    // bounds checks below.
     let num_lines = inputs / L::INPUTS;
     let mut rows = [&L::factors(x)[..num_lines]; ROWS];
     for (r, row) in rows.iter_mut().enumerate() {
@@ -191,7 +192,7 @@ fn pass<S: Simd, L: StoredLine, const ROWS: usize, const PANELS: usize, const RE
                 }
             }
         }
-        // The last input, if it has a line to itself.
+        // The last input is handled separately if it has a line to itself.
         if num_lines * L::INPUTS < inputs {
             for p in 0..PANELS {
                 let line = &lines[p * stride + num_lines];
@@ -214,8 +215,8 @@ fn pass<S: Simd, L: StoredLine, const ROWS: usize, const PANELS: usize, const RE
     }
 }
 
-/// Prefetches the line that a pass needs `num_lines` lines later, in this panel or the next. With a
-/// single stream, the processor does not look far enough ahead.
+/// Prefetches the line that a pass needs `num_lines` lines later, in this panel or the next. If
+/// there is a single stream, the processor does not look far enough ahead by itself.
 #[inline(always)]
 fn prefetch<L: StoredLine>(line: &L, num_lines: usize) {
     #[cfg(target_arch = "x86_64")]
@@ -230,7 +231,8 @@ fn prefetch<L: StoredLine>(line: &L, num_lines: usize) {
     let _ = (line, num_lines);
 }
 
-/// Stores sums from `start` on, up to the number of outputs; the last panel may be wider.
+/// Stores sums from output `start` on, without those past the last output: the last panel may be
+/// wider.
 ///
 /// The sums are passed by value, because taking their address would keep them in memory throughout.
 #[inline(always)]

@@ -1,4 +1,4 @@
-//! A matrix's weights as lines: filling, reading and multiplying them.
+//! The weights of a matrix as lines, with functions to fill, read and multiply them.
 
 use std::ops::Range;
 
@@ -47,8 +47,8 @@ impl Lines {
         }
     }
 
-    /// Sets the weights of some outputs, rounded to the storage format. `weight` takes the input
-    /// and the output's index within `outputs`.
+    /// Sets the weights of some outputs, rounded to the storage format. `weight` is called with the
+    /// index of the input and the index of the output within `outputs`.
     pub(super) fn set_outputs(
         &mut self,
         inputs: usize,
@@ -58,8 +58,8 @@ impl Lines {
         for_lines!(self, lines => set_outputs(lines, inputs, outputs, weight));
     }
 
-    /// Sets the weights of outputs from `first` on from a file's rows in the storage format,
-    /// `[outputs, in]`.
+    /// Sets the weights of outputs from `first` on. `rows` are rows of a file in the storage
+    /// format, `[outputs, in]`.
     pub(super) fn set_rows(&mut self, inputs: usize, first: usize, rows: &[u8]) {
         for_lines!(self, lines => set_rows(lines, inputs, first, rows));
     }
@@ -153,7 +153,7 @@ fn weights_of<L: StoredLine>(
     move |input| panel[input / L::INPUTS].get(input % L::INPUTS, output % LINE)
 }
 
-/// Rows times panels, `[rows, inputs]` to `[rows, outputs]`.
+/// A product of rows and panels: `[rows, inputs]` to `[rows, outputs]`.
 struct Product<'a, L> {
     x: &'a [f32],
     lines: &'a [L],

@@ -8,18 +8,18 @@ use crate::vectors::vectorized;
 pub(crate) struct PackedNorm {
     /// The scale.
     pub(crate) gamma: Vec<f32>,
-    /// The shift of a LayerNorm.
+    /// The shift of a LayerNorm; `None` for an RMS norm.
     pub(crate) beta: Option<Vec<f32>>,
     pub(crate) epsilon: f32,
 }
 
 impl PackedNorm {
-    /// Width of a row.
+    /// Returns the width of a row.
     pub(crate) fn width(&self) -> usize {
         self.gamma.len()
     }
 
-    /// Norms rows in place.
+    /// Applies the norm to rows in place.
     pub(crate) fn forward(&self, x: &mut [f32]) {
         vectorized(
             #[inline(always)]
@@ -27,7 +27,7 @@ impl PackedNorm {
         );
     }
 
-    /// Norms rows as [`Self::forward`] does, to be called inside `vectorized`.
+    /// Applies the norm as [`Self::forward`] does. For calls inside `vectorized`.
     #[inline(always)]
     pub(super) fn apply(&self, x: &mut [f32]) {
         match &self.beta {
@@ -36,7 +36,7 @@ impl PackedNorm {
         }
     }
 
-    /// Writes normed rows to `output`, replacing its contents.
+    /// Applies the norm to rows and writes the result to `output`, replacing its contents.
     pub(super) fn forward_into(&self, x: &[f32], output: &mut Vec<f32>) {
         output.clear();
         output.extend_from_slice(x);
@@ -44,7 +44,7 @@ impl PackedNorm {
     }
 }
 
-/// Adds `y` to `x`, after `norm` if there is one.
+/// Adds `y` to `x`. If `norm` is given, it is applied to `y` first.
 pub(super) fn add_normed(x: &mut [f32], y: &mut [f32], norm: Option<&PackedNorm>) {
     vectorized(
         #[inline(always)]

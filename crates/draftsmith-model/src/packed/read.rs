@@ -1,7 +1,8 @@
-//! Packs a checkpoint's tensors while reading, some rows at a time, so no other copy exists.
+//! Packs a checkpoint's tensors while reading them, some rows at a time, so that there is no other
+//! copy of the weights.
 //!
-//! Hugging Face stores linear weights as `[out, in]`: rows are outputs, and sixteen rows make a
-//! panel.
+//! Hugging Face stores linear weights as `[out, in]`. Rows are thus outputs, and sixteen rows make
+//! a panel.
 
 use safetensors::Dtype;
 
@@ -30,7 +31,8 @@ impl Packing<'_> {
         let inputs = specs[0].inputs;
         let stored = specs.iter().map(|spec| self.reader.dtype_of(&name(spec, "weight")));
         let storage = storage_of(stored);
-        // Check before allocating: the shapes come from a `config.json`.
+        // The shapes are checked before memory is allocated, because they come from a
+        // `config.json`.
         for spec in specs {
             self.reader.check_shape(&name(spec, "weight"), &[spec.rows.num_all, inputs])?;
         }
@@ -72,10 +74,10 @@ impl Packing<'_> {
         Ok(PackedNorm { gamma, beta, epsilon: spec.epsilon as f32 })
     }
 
-    /// Reads the layer that checkpoints call `name`.
+    /// Reads a layer. `name` is the prefix of its tensors in checkpoints.
     ///
     /// # Panics
-    /// If the layer lacks a part, which no model's does.
+    /// If the layer lacks a part. The layers of models have both parts.
     pub(crate) fn layer(
         &mut self,
         spec: &LayerSpec,
@@ -137,7 +139,7 @@ impl Packing<'_> {
     }
 }
 
-/// Returns the format that holds tensors of these types exactly, packed together.
+/// Returns the format that represents tensors of all these types exactly.
 fn storage_of(stored: impl Iterator<Item = Option<Dtype>>) -> Storage {
     let mut formats = stored.map(|dtype| dtype.map_or(Storage::F32, Storage::of));
     let first = formats.next().unwrap_or(Storage::F32);

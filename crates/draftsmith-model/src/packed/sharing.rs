@@ -1,10 +1,10 @@
-//! A forward whose rows two threads share, from seven rows on.
+//! A forward whose rows are shared by two threads, from seven rows on.
 //!
 //! One thread runs the first half of the rows through the layers. The other follows with the second
-//! half, one layer later, because its queries see the first half's keys. They synchronise once per
-//! layer, while a `team` synchronises once per product.
+//! half, one layer later, because its queries attend to the first half's keys. They synchronise
+//! once per layer, while a `team` synchronises once per product.
 //!
-//! If other processes slow the second thread down, the next 16 to 4,096 forwards use one thread.
+//! If other processes slow down the second thread, the next 16 to 4,096 forwards use one thread.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -15,17 +15,18 @@ use super::{PackedLayer, Threads};
 use crate::placed::PlacedRows;
 use crate::rope::Reach;
 
-/// Fewest rows to share; below, a team is faster.
+/// The minimum number of rows to share. For fewer rows, a team is faster.
 const ROWS_FOR_TWO: usize = 7;
 
-/// Bytes of weights that stay cached between forwards, other processes permitting.
+/// The bytes of weights that stay cached between forwards if other processes do not evict them.
 const CACHED_BYTES: usize = 1 << 24;
 
-/// Most layers of a model whose forwards are shared, because their caches are passed on the stack.
+/// The maximum number of layers for sharing, because the caches of the layers are passed on the
+/// stack.
 const MAX_LAYERS: usize = 64;
 
 impl Sharing {
-    /// The fewest and the most forwards that one thread runs after a delay.
+    /// The minimum and the maximum number of forwards that one thread runs after a delay.
     const WAITS: (u32, u32) = (16, 4096);
 
     /// Returns whether two threads should run the next forward.
@@ -34,8 +35,8 @@ impl Sharing {
         if num_rows < ROWS_FOR_TWO {
             return false;
         }
-        // Large products are better shared one by one, among more threads; and each thread would
-        // read weights that are not cached.
+        // Large products are better shared one by one, among more threads. Otherwise each of the
+        // two threads would read weights that are not cached.
         let num_bytes: usize = layers.iter().map(PackedLayer::num_bytes).sum();
         let is_large = num_bytes > CACHED_BYTES
             || layers[0].mlp.gate_up.is_shared()
@@ -46,7 +47,7 @@ impl Sharing {
         may_share && self.is_worth_it()
     }
 
-    /// Runs layers in place on rows. `caches` yields each layer's cache, by slot.
+    /// Runs layers in place on rows. `caches` yields each layer's cache, one entry per slot.
     pub(super) fn forward_layers<'a>(
         &mut self,
         layers: &[PackedLayer],
@@ -56,7 +57,7 @@ impl Sharing {
         reaches: &[Reach],
     ) {
         let width = layers[0].attention.norm.width();
-        // The second half's queries see more keys, so the first half gets more rows.
+        // The second half's queries attend to more keys, so the first half gets more rows.
         let half = (x.len() / width).div_ceil(2).next_multiple_of(2);
         let (first, second) = x.split_at_mut(half * width);
         let (rows_of_first, rows_of_second) = rows.split_at(half);
@@ -82,7 +83,7 @@ impl Sharing {
         let begun = Instant::now();
         let (first_took, ()) = rayon::join(
             || {
-                // If this half panics, the other must not wait for it.
+                // If this half panics, the other must not wait for it forever.
                 let _all_done = AllDone(&num_done);
                 let after = |number| num_done.store(number + 1, Ordering::Release);
                 run(first, rows_of_first, of_first, &|_| {}, &after);
@@ -100,15 +101,15 @@ impl Sharing {
         self.took(first_took, begun.elapsed());
     }
 
-    /// Returns whether the next forward is worth sharing. To be called once before each forward
-    /// that may be shared, because it counts them.
+    /// Returns whether the next forward is worth sharing. It counts forwards, so it must be called
+    /// once before each forward that may be shared.
     fn is_worth_it(&mut self) -> bool {
         let is_worth_it = self.num_to_wait == 0;
         self.num_to_wait = self.num_to_wait.saturating_sub(1);
         is_worth_it
     }
 
-    /// Records how long the first half and the whole of a shared forward took.
+    /// Records the times that the first half and the whole of a shared forward took.
     fn took(&mut self, first: Duration, whole: Duration) {
         if whole > 3 * first {
             let (least, most) = Self::WAITS;
@@ -120,7 +121,7 @@ impl Sharing {
     }
 }
 
-/// Releases a waiting thread when dropped.
+/// A guard that releases a waiting thread when it is dropped.
 struct AllDone<'a>(&'a AtomicUsize);
 
 impl Drop for AllDone<'_> {

@@ -1,9 +1,9 @@
-//! The steps between products, each a pass over a few values in place: norms, gates, rotation,
+//! The operations between products, each a pass over a few values in place: norms, gates, rotation,
 //! softmax.
 //!
-//! Sums use eight strands, so that they vectorise; a row's result depends on that row only. Loops
-//! are plain `for` loops over indices of slices cut to one length: closures of `fold` and `extend`,
-//! and `zip`, may be compiled separately without vector instructions.
+//! Sums have eight partial sums, so that they vectorise. A row's result depends on that row only.
+//! Loops are plain `for` loops over indices of slices cut to one length, because closures of `fold`
+//! and `extend`, and `zip`, may be compiled separately without vector instructions.
 
 #![expect(clippy::needless_range_loop, reason = "a `zip` in the innermost loop is a call")]
 
@@ -84,7 +84,7 @@ pub(super) fn gelu(x: f32) -> f32 {
     for term in SERIES {
         series = t.mul_add(series, term);
     }
-    // Half of 1 − erf(|x| / √2), the tail probability beyond |x|.
+    // This is half of 1 − erf(|x| / √2), the tail probability beyond |x|.
     let tail = 0.5 * series * t * exp(-y * y);
     if x < 0.0 { x * tail } else { x - x * tail }
 }
@@ -108,7 +108,7 @@ pub(super) fn soft_cap(x: &mut [f32], cap: f32) {
     }
 }
 
-/// Computes `activation(gate) ∘ up`, for rows that hold the gate and then `up`.
+/// Computes `activation(gate) ∘ up` for rows that contain the gate and then `up`.
 #[inline(always)]
 pub(super) fn gated(
     gate_up: &[f32],
@@ -195,13 +195,13 @@ pub(super) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32], scale: f32) {
     }
 }
 
-/// Turns scores `first..len` into probabilities and all others into 0.
+/// Turns the scores `first..len` into probabilities, and sets all others to 0.
 ///
 /// # Panics
 /// If the number of scores is not a multiple of [`STRANDS`].
 #[inline(always)]
 pub(super) fn softmax(scores: &mut [f32], first: usize, len: usize) {
-    // Few layers have a window, and filling an empty slice is still a call.
+    // Few layers have a window, and filling an empty slice would still cost a call.
     if first > 0 {
         scores[..first].fill(f32::NEG_INFINITY);
     }
@@ -226,7 +226,7 @@ pub(super) fn softmax(scores: &mut [f32], first: usize, len: usize) {
             chunk[i] = exp(chunk[i] - highest);
         }
     }
-    // Exactly 0, where the exponential may leave a tiny number.
+    // The probability must be exactly 0, where the exponential may leave a tiny number.
     if first > 0 {
         seen.as_flattened_mut()[..first].fill(0.0);
     }

@@ -1,19 +1,20 @@
-//! The storage formats of packed weights, line by line, and how a kernel widens them to f32.
+//! The storage formats of packed weights, line by line, and their widening to f32 in a kernel.
 //!
-//! A line is 64 bytes, the size of a cache line and of an AVX-512 register. It holds sixteen
-//! outputs' weights of one input in f32, or of two inputs in 16 bits. Two inputs share each 32-bit
-//! lane, so widening is a shift or a mask without moving numbers across lanes.
+//! A line is 64 bytes, the size of a cache line and of an AVX-512 register. It contains the weights
+//! of sixteen outputs: for one input in f32, or for two inputs in 16 bits. In 16 bits, the weights
+//! of two inputs share a 32-bit lane, so widening is a shift or a mask and moves no numbers across
+//! lanes.
 
 use half::{bf16, f16};
 use pulp::Simd;
 use safetensors::Dtype;
 
-/// Outputs per line.
+/// The number of outputs in a line.
 pub(crate) const LINE: usize = 16;
 
-/// The number format of packed weights. Products and sums are f32 in all of them, and widening in
-/// registers is exact. So a bf16 checkpoint gives the same bits in bf16 as in f32, with half the
-/// memory to read.
+/// The number format of packed weights. Products and sums are always f32, and widening in registers
+/// is exact. So a bf16 checkpoint gives the same bits in bf16 as in f32, and half as much memory is
+/// read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Storage {
     /// IEEE single precision.
@@ -35,31 +36,32 @@ impl Storage {
     }
 }
 
-/// Bytes of one output's weights in a line, in the byte order of files.
+/// The number of bytes of one output's weights in a line. They have the byte order of files.
 pub(crate) const LANE_BYTES: usize = 4;
 
-/// A line of stored weights.
+/// A line of stored weights: those of [`LINE`] outputs for one or two inputs.
 pub(crate) trait StoredLine: Copy + Send + Sync + 'static {
-    /// The numbers that a line is multiplied by: one per input.
+    /// The input values that a line is multiplied by, one per input.
     type Factors: AsRef<[f32]>;
 
-    /// Number of inputs of a line.
+    /// The number of inputs in a line.
     const INPUTS: usize;
 
     const EMPTY: Self;
 
-    /// Splits a row into factors for each line. A last input may be left over.
+    /// Splits an input row into factors for each line. If a line has two inputs, a last input may
+    /// be left over.
     fn factors(row: &[f32]) -> &[Self::Factors];
 
-    /// Sets a weight, rounded.
+    /// Sets a weight, rounded to the format.
     fn set(&mut self, input: usize, output: usize, weight: f32);
 
-    /// Sets one output's weights of all the line's inputs, from a file's bytes.
+    /// Sets one output's weights for all inputs of the line, from a file's bytes.
     fn set_lane(&mut self, output: usize, weights: [u8; LANE_BYTES]);
 
     fn get(&self, input: usize, output: usize) -> f32;
 
-    /// Widens one input's weights of the outputs from `first` on to f32.
+    /// Widens the weights of one input to f32, for the outputs from `first` on.
     fn widen<S: Simd, const REGISTERS: usize>(
         &self,
         simd: S,
@@ -68,7 +70,7 @@ pub(crate) trait StoredLine: Copy + Send + Sync + 'static {
     ) -> [S::f32s; REGISTERS];
 }
 
-/// Sixteen weights of one input.
+/// A line in f32: sixteen weights of one input.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 pub(crate) struct F32Line(pub(crate) [f32; LINE]);
@@ -115,18 +117,18 @@ impl StoredLine for F32Line {
     }
 }
 
-/// Sixteen weights of each of two inputs: the first's in the lower halves, the second's in the
-/// upper.
+/// A line in bf16: sixteen weights for each of two inputs. The first input's weights are in the
+/// lower halves of the lanes, the second's in the upper halves.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 pub(crate) struct Bf16Line([u32; LINE]);
 
-/// The same in IEEE half precision.
+/// A line as [`Bf16Line`], in IEEE half precision.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
 pub(crate) struct F16Line([u32; LINE]);
 
-/// The parts that both formats with two inputs per line share.
+/// Implements the parts that are the same in both formats with two inputs per line.
 macro_rules! line_of_two_inputs {
     ($half:ty) => {
         type Factors = [f32; 2];
@@ -183,8 +185,8 @@ impl StoredLine for Bf16Line {
 impl StoredLine for F16Line {
     line_of_two_inputs!(f16);
 
-    /// Moves exponent and mantissa to an f32's places, then corrects the exponent's bias by a
-    /// multiplication, which also normalises subnormal numbers. Infinities are not supported.
+    /// Moves the exponent and mantissa to their places in an f32. Then corrects the exponent's bias
+    /// by a multiplication, which also normalises subnormal numbers. Infinities are not supported.
     #[inline(always)]
     fn widen<S: Simd, const REGISTERS: usize>(
         &self,
@@ -192,7 +194,7 @@ impl StoredLine for F16Line {
         input: usize,
         first: usize,
     ) -> [S::f32s; REGISTERS] {
-        /// 2¹¹², the difference of the biases 127 and 15.
+        /// 2¹¹²: the exponent biases of f32 and f16, 127 and 15, differ by 112.
         const BIAS: f32 = f32::from_bits((127 + 112) << 23);
         let stored = S::as_simd_u32s(&self.0[first..first + REGISTERS * S::F32_LANES]).0;
         let mut weights = [simd.splat_f32s(0.0); REGISTERS];

@@ -1,8 +1,8 @@
-//! Products of a few rows on several threads.
+//! Products of a few rows, computed by several threads.
 //!
-//! A decoded token takes a hundred products of some tens of microseconds each, too short to start
-//! threads for. Here the other threads wait during a forward, spinning, and take shares of each
-//! product. A product never waits long for a thread that was suspended: its share is computed
+//! A decoded token takes a hundred products of some tens of microseconds each, which is too short
+//! to start threads for. Here the other threads spin during a forward and take shares of each
+//! product. A product does not wait long for a thread that was suspended: the share is computed
 //! again.
 
 use std::ops::Range;
@@ -14,20 +14,20 @@ use std::time::Instant;
 use super::lines::Lines;
 use super::storage::LINE;
 
-/// Panels per pass over a row, the unit of shares.
+/// The number of panels per pass over a row. Shares are multiples of it.
 const PANELS_A_PASS: usize = 6;
 
-/// Most threads of a team; more do not read memory faster.
+/// The maximum number of threads in a team. More threads do not read memory faster.
 const MAX_THREADS: usize = 8;
 
-/// Threads that work on the products of one forward.
+/// The threads that work on the products of one forward.
 #[derive(Debug, Default)]
 pub(crate) struct Team {
-    /// The current product.
+    /// The product that is being computed, if any.
     product: Mutex<Option<Arc<SharedProduct>>>,
-    /// Number of products so far, which identifies the current one.
+    /// The number of products so far, which identifies the current one.
     num_products: AtomicUsize,
-    /// Threads that help or are about to.
+    /// The number of threads that help, or will soon.
     num_helpers: AtomicUsize,
     is_over: AtomicBool,
 }
@@ -39,12 +39,13 @@ impl Team {
         self.is_over.store(false, Ordering::Relaxed);
         // If the forward panics, the others must not wait for it.
         let _over = Over(self);
-        // A thread that was suspended in an earlier forward may return in this one.
+        // A thread that was suspended in an earlier forward still counts as a helper and may return
+        // in this one.
         while self.num_helpers.load(Ordering::Relaxed) < most {
             self.num_helpers.fetch_add(1, Ordering::Relaxed);
             let team = self.clone();
             rayon::spawn(move || {
-                // If a share panics, whoever needs it computes it again and meets the panic.
+                // If a share panics, the thread that needs it computes it again and panics too.
                 let _ = catch_unwind(AssertUnwindSafe(|| team.help()));
                 team.num_helpers.fetch_sub(1, Ordering::Relaxed);
             });
@@ -65,7 +66,7 @@ impl Team {
         *self.product() = Some(product.clone());
         self.num_products.fetch_add(1, Ordering::Release);
         product.work();
-        // Wait for others as long as this thread's shares took.
+        // This thread waits for others as long as its own shares took.
         product.collect(output, Instant::now() + begun.elapsed());
     }
 
@@ -91,7 +92,7 @@ impl Team {
     }
 }
 
-/// Dismisses the team when dropped.
+/// A guard that dismisses the team when it is dropped.
 struct Over<'a>(&'a Team);
 
 impl Drop for Over<'_> {
@@ -101,16 +102,16 @@ impl Drop for Over<'_> {
     }
 }
 
-/// A product that a team shares.
+/// A product that the threads of a team share.
 #[derive(Debug)]
 struct SharedProduct {
     lines: Arc<Lines>,
     inputs: usize,
     outputs: usize,
     x: Vec<f32>,
-    /// The first pass that is not taken.
+    /// The first pass that no thread has taken.
     next: AtomicUsize,
-    /// The outputs of each share, at the index of its first pass: `[rows, outputs of the share]`.
+    /// The results of each share, at the index of its first pass: `[rows, outputs of the share]`.
     done: Vec<OnceLock<Vec<f32>>>,
 }
 
@@ -127,8 +128,8 @@ impl SharedProduct {
         }
     }
 
-    /// Returns the share that starts at a pass: a quarter of the rest, so there are few shares and
-    /// the last are small.
+    /// Returns the share that starts at a pass. It is a quarter of the remaining passes, so that
+    /// there are few shares and the last ones are small.
     fn share(&self, first: usize) -> Range<usize> {
         let num_left = self.done.len() - first;
         first..first + num_left.div_ceil(4)
@@ -152,7 +153,7 @@ impl SharedProduct {
         }
     }
 
-    /// Computes the outputs of some passes, `[rows, their outputs]`.
+    /// Computes the outputs of some passes, `[rows, outputs of these passes]`.
     fn multiply(&self, passes: Range<usize>) -> Vec<f32> {
         let columns = self.columns(passes);
         let mut output = vec![0.0; self.x.len() / self.inputs * columns.len()];
@@ -165,7 +166,7 @@ impl SharedProduct {
         passes.start * width..(passes.end * width).min(self.outputs)
     }
 
-    /// Assembles all shares. Computes those that are missing at the deadline.
+    /// Assembles the results of all shares. Computes those that are missing at the deadline.
     fn collect(&self, output: &mut [f32], deadline: Instant) {
         let mut first = 0;
         while first < self.done.len() {

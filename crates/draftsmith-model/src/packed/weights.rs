@@ -1,11 +1,11 @@
 //! A weight matrix laid out for the processor, and its product with any number of rows.
 //!
-//! A general matrix product walks a `[in, out]` matrix in blocks, one cache line from every row in
-//! turn. That suits many rows. For the 2 to 16 rows of a verification it waits for memory again and
-//! again and takes several times as long as for one row. Here the matrix is stored as consecutive
-//! panels of 16 outputs. Each panel is read sequentially at memory speed, and every input row is
-//! multiplied while the weights are in registers. Many rows are processed in blocks, for which a
-//! panel stays cached.
+//! A general matrix product reads a `[in, out]` matrix in blocks, one cache line from every row in
+//! turn. That suits many rows. For the 2 to 16 rows of a verification, it waits for memory again
+//! and again, and takes several times as long as for one row. Here the matrix is stored as
+//! consecutive panels of 16 outputs. Each panel is read sequentially at memory speed, and every
+//! input row is multiplied while the weights are in registers. Many rows are processed in blocks,
+//! for which a panel stays cached.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,41 +18,45 @@ use super::storage::{LINE, Storage};
 use super::team::Team;
 use crate::weights::StoredRows;
 
-/// The number of rows that a kernel multiplies in one pass. Each thread's block has a multiple of it.
+/// The number of rows that a kernel multiplies in one pass. The number of rows in each thread's
+/// block is a multiple of it.
 const ROWS_A_PASS: usize = 8;
 
-/// Panels that a thread takes at a time.
+/// The number of panels that a thread takes at a time.
 const PANELS_A_GROUP: usize = 4;
 
-/// Number of weights from which a second thread pays off for few rows; fewer fit a core's caches.
+/// The number of weights from which a second thread pays off for few rows. Fewer weights fit a
+/// core's caches.
 const PARALLEL_WEIGHTS: usize = 4 << 20;
 
-/// Multiply-adds from which a second thread pays off for many rows: half a millisecond.
+/// The number of multiply-adds from which a second thread pays off for many rows. They take half a
+/// millisecond.
 const PARALLEL_PRODUCTS: usize = 1 << 24;
 
-/// Multiply-adds from which a waiting team pays off: some microseconds.
+/// The number of multiply-adds from which a waiting team pays off. They take some microseconds.
 const TEAM_PRODUCTS: usize = 1 << 16;
 
-/// Who may work on a product.
+/// The threads that may work on a product.
 #[derive(Debug, Clone, Default)]
 pub(crate) enum Threads {
-    /// As many threads as pay off.
+    /// As many threads as make the product faster.
     #[default]
     All,
     /// The calling thread and a waiting team.
     Team(Arc<Team>),
-    /// Only the calling thread: the others have work, and this one must not pick up other work
+    /// Only the calling thread. The others have work, and this thread must not pick up other work
     /// while it waits, because one of them may be waiting for it.
     One,
 }
 
-/// A `[in, out]` matrix as panels of [`LINE`] outputs, each `[in, LINE]`, and a bias.
+/// A `[in, out]` matrix and a bias. The matrix is stored as panels of [`LINE`] outputs, each `[in,
+/// LINE]`.
 #[derive(Debug)]
 pub(crate) struct PackedWeights {
     lines: Arc<Lines>,
     pub(crate) inputs: usize,
     pub(crate) outputs: usize,
-    /// Added to each row of outputs.
+    /// The numbers that are added to each row of outputs.
     pub(crate) bias: Option<Vec<f32>>,
 }
 
@@ -75,8 +79,8 @@ impl PackedWeights {
         Self { bias, ..packed }
     }
 
-    /// Sets the weights of some outputs, rounded to the storage format. `weight` takes the input
-    /// and the output's index within `outputs`.
+    /// Sets the weights of some outputs, rounded to the storage format. `weight` is called with the
+    /// index of the input and the index of the output within `outputs`.
     pub(crate) fn set_outputs(
         &mut self,
         outputs: Range<usize>,
@@ -86,8 +90,8 @@ impl PackedWeights {
         self.lines_mut().set_outputs(inputs, outputs, weight);
     }
 
-    /// Sets the weights of outputs from `first` on from a file's rows, `[outputs, in]`, rounded if
-    /// the file has another format.
+    /// Sets the weights of outputs from `first` on. `rows` are rows of a file, `[outputs, in]`,
+    /// which are rounded if the file has another format.
     pub(crate) fn set_rows(&mut self, first: usize, rows: StoredRows<'_>) {
         let inputs = self.inputs;
         if Storage::of(rows.dtype) == self.storage() {
@@ -105,7 +109,7 @@ impl PackedWeights {
         &self.lines
     }
 
-    /// Returns the lines to be filled, which nobody may share yet.
+    /// Returns the lines for filling. There must not be other references to them yet.
     fn lines_mut(&mut self) -> &mut Lines {
         Arc::get_mut(&mut self.lines).expect("nobody reads weights that are being filled")
     }
@@ -114,7 +118,7 @@ impl PackedWeights {
         self.lines.storage()
     }
 
-    /// Appends one output's weights to `values`: a column of the matrix.
+    /// Appends one output's weights, which are a column of the matrix, to `values`.
     pub(crate) fn read_output(&self, output: usize, values: &mut Vec<f32>) {
         self.lines.read_output(self.inputs, output, values);
     }
@@ -183,7 +187,7 @@ impl PackedWeights {
         }
     }
 
-    /// Multiplies many rows: each thread takes blocks of them.
+    /// Multiplies many rows. Each thread takes blocks of rows.
     fn multiply_row_blocks(&self, x: &[f32], output: &mut [f32]) {
         let Self { lines, inputs, outputs, .. } = self;
         let rows_a_thread = (x.len() / inputs).div_ceil(rayon::current_num_threads());
@@ -193,7 +197,7 @@ impl PackedWeights {
             .for_each(|(x, output)| lines.multiply(*inputs, 0..*outputs, x, output));
     }
 
-    /// Multiplies few rows by many weights: each thread takes groups of panels.
+    /// Multiplies few rows by many weights. Each thread takes groups of panels.
     fn multiply_panel_groups(&self, x: &[f32], output: &mut [f32]) {
         let Self { lines, inputs, outputs, .. } = self;
         let (num_rows, width) = (x.len() / inputs, PANELS_A_GROUP * LINE);

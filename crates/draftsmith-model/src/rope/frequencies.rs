@@ -5,13 +5,13 @@
 
 use crate::spec::{RopeConfig, RopeScaling};
 
-/// Computes the radians per position for each pair of the `width` rotated channels, and the factor
-/// of cosines and sines.
+/// Computes the angle in radians per position for each pair of the `width` rotated channels, and
+/// the factor of cosines and sines.
 pub(super) fn inverse_frequencies(config: &RopeConfig, width: usize) -> (Vec<f64>, f64) {
     let exponent = |pair: usize| 2.0 * pair as f64 / width as f64;
     let base = (0..width / 2).map(|pair| config.theta.powf(-exponent(pair)));
     match &config.scaling {
-        // The base grows only beyond the context.
+        // For dynamic scaling, the base grows only beyond the context.
         RopeScaling::None | RopeScaling::Dynamic { .. } => (base.collect(), 1.0),
         RopeScaling::Linear { factor } => (base.map(|f| f / factor).collect(), 1.0),
         RopeScaling::Llama3 {
@@ -42,7 +42,7 @@ pub(super) fn inverse_frequencies(config: &RopeConfig, width: usize) -> (Vec<f64
             attention_factor,
             original_max_position_embeddings: original,
         } => {
-            // The channel with this number of turns within the pre-training context.
+            // Finds the channel with this number of turns within the pre-training context.
             let channel_of = |turns: f64| {
                 width as f64 * (original / (turns * 2.0 * std::f64::consts::PI)).ln()
                     / (2.0 * config.theta.ln())

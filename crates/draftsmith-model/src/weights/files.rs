@@ -1,24 +1,24 @@
 //! Finds the weight files of a checkpoint directory.
 //!
-//! An index may only name plain files of its directory. Links may lead out of it, as in Hugging
-//! Face's cache.
+//! An index may only name files in its own directory. These may be symbolic links to other
+//! directories, as in Hugging Face's cache.
 
 use std::collections::BTreeMap;
 use std::path::{Component, Path};
 
 use crate::error::{ModelError, read_json};
 
-/// File names for all weights and their index, in order of preference.
+/// The names of a file with all weights and of an index of several files, in order of preference.
 pub const WEIGHT_NAMES: [(&str, &str); 2] = [
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
 ];
 
-/// Where a directory's weights are.
+/// The location of a directory's weights.
 pub(super) enum WeightFiles {
-    /// In one file.
+    /// One file, with this name.
     Single(&'static str),
-    /// In the files of an index, by tensor.
+    /// Several files: an index, and the name of each tensor's file.
     Sharded { index: &'static str, file_of: BTreeMap<String, String> },
 }
 
@@ -28,7 +28,7 @@ struct ShardIndex {
 }
 
 impl WeightFiles {
-    /// Finds the weights of a directory.
+    /// Finds the weight files of a directory.
     ///
     /// # Errors
     /// If there are none, or the index is malformed or names a file of another directory.

@@ -11,10 +11,10 @@ use safetensors::tensor::Metadata;
 use super::stored::{Place, StoredTensor};
 use crate::error::ModelError;
 
-/// The longest header, the format's limit.
+/// The maximum length of a header in bytes, set by the format.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
-/// Reads the header of a safetensors file: its tensors by name.
+/// Reads the header of a safetensors file, and returns its tensors by name.
 pub(super) fn tensors_of(
     mut file: &File,
     path: &Path,
@@ -68,7 +68,7 @@ pub(super) fn tensors_of(
 /// Reads the string-to-string metadata of a safetensors file.
 ///
 /// # Errors
-/// If the file is not whole.
+/// If the file is truncated or malformed.
 pub fn read_metadata(path: &Path) -> Result<BTreeMap<String, String>, ModelError> {
     let bytes = std::fs::read(path).map_err(|e| ModelError::io("read", path, e))?;
     let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| {

@@ -1,9 +1,9 @@
 //! Reads weight files tensor by tensor (safetensors or `torch.save`, single or sharded), and hashes
 //! checkpoints.
 //!
-//! A header is believed only as far as the file's length bears it out. Tensors are read one at a
-//! time, some rows at once. So a broken file causes an error, not a large allocation, and a large
-//! one is never in memory twice.
+//! A header is checked against the length of its file. Tensors are read one at a time, a few rows
+//! at once. So a broken file causes an error, not a large allocation, and a large file is never in
+//! memory twice.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -27,9 +27,9 @@ pub struct WeightReader {
     /// The directory or single file, for messages.
     pub(crate) path: PathBuf,
     files: Vec<OpenFile>,
-    /// For each tensor, the index of its file and its place there.
+    /// For each tensor, the index of its file and its place in that file.
     tensors: BTreeMap<String, (usize, StoredTensor)>,
-    /// Names of the tensors that were taken, whole or in part.
+    /// The names of the tensors that were taken, whole or in part.
     taken: BTreeSet<String>,
 }
 
@@ -93,7 +93,7 @@ impl WeightReader {
         Ok(Self { path: path.to_path_buf(), files: vec![file], tensors, taken })
     }
 
-    /// Removes `prefix` from all names, if every name has it.
+    /// Removes `prefix` from all tensor names, if every name has it.
     pub(crate) fn without_prefix(mut self, prefix: &str) -> Self {
         if self.tensors.keys().all(|name| name.starts_with(prefix)) {
             let tensors = std::mem::take(&mut self.tensors).into_iter();
@@ -103,7 +103,7 @@ impl WeightReader {
         self
     }
 
-    /// Renames tensors: names that begin with `from` begin with `to` instead.
+    /// Renames tensors: replaces the prefix `from` of their names by `to`.
     pub(crate) fn with_prefix(mut self, from: &str, to: &str) -> Self {
         let tensors = std::mem::take(&mut self.tensors).into_iter();
         let renamed = tensors.map(|(name, stored)| match name.strip_prefix(from) {
@@ -114,7 +114,7 @@ impl WeightReader {
         self
     }
 
-    /// Lists the names not taken yet, sorted.
+    /// Lists the names of the tensors that have not been taken yet, sorted.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.tensors.keys().filter(|name| !self.taken.contains(*name)).map(String::as_str)
     }
@@ -129,13 +129,14 @@ impl WeightReader {
         self.tensors.get(name).map(|(_, stored)| stored.dtype)
     }
 
-    /// Returns the storage type of the first tensor of weights, as safetensors spells it.
+    /// Returns the storage type of the first tensor that contains weights, as safetensors spells
+    /// it.
     pub fn dtype(&self) -> Option<String> {
         let name = self.tensors.keys().find(|name| self.is_weights(name))?;
         self.dtype_of(name).map(|dtype| format!("{dtype:?}"))
     }
 
-    /// Returns whether a tensor holds weights rather than ids.
+    /// Returns whether a tensor contains weights, not ids.
     pub fn is_weights(&self, name: &str) -> bool {
         self.dtype_of(name).is_some_and(|dtype| dtype != Dtype::I64)
     }
@@ -175,8 +176,9 @@ impl WeightReader {
         Ok((weight, bias))
     }
 
-    /// Takes some rows of a tensor, widened to f32, a few at a time. `each` gets the index of the
-    /// first row among those taken, and the values. Rows span all but the first dimension.
+    /// Takes some rows of a tensor, widened to f32, and passes them to `each` a few at a time.
+    /// `each` also gets the index of its first row among the rows taken. A row spans all but the
+    /// first dimension.
     ///
     /// # Errors
     /// As [`WeightReader::take`].
@@ -268,7 +270,7 @@ impl WeightReader {
         Ok((file, stored))
     }
 
-    /// Checks a tensor's shape before memory is allocated for it.
+    /// Checks a tensor's shape, so that the caller can allocate memory for it.
     ///
     /// # Errors
     /// If it is missing or has another shape.
@@ -276,15 +278,15 @@ impl WeightReader {
         self.check(name, expected).map(|_| ())
     }
 
-    /// Drops tensors that the architecture does not need.
+    /// Drops tensors that the architecture does not need, so that [`Self::finish`] accepts them.
     pub fn ignore(&mut self, is_ignored: impl Fn(&str) -> bool) {
         self.tensors.retain(|name, _| !is_ignored(name));
     }
 
-    /// Ends reading. Every tensor must have been taken or ignored.
+    /// Ends reading. Every tensor must have been taken or ignored by then.
     ///
     /// # Errors
-    /// If a tensor is left.
+    /// If a tensor was neither taken nor ignored.
     pub fn finish(self) -> Result<(), ModelError> {
         let mut left = self.names();
         let Some(tensor) = left.next().map(str::to_owned) else { return Ok(()) };
@@ -309,10 +311,10 @@ impl OpenFile {
     }
 }
 
-/// Checks that all numbers of a directory's weights are finite.
+/// Checks that all numbers in a directory's weights are finite.
 ///
 /// # Errors
-/// The first tensor that has another number, or if a file cannot be read.
+/// If a number is not finite (the error names its tensor), or a file cannot be read.
 pub fn check_finite(dir: &Path) -> Result<(), ModelError> {
     let mut reader = WeightReader::open_dir(dir)?;
     let names: Vec<String> =
@@ -327,7 +329,7 @@ pub fn check_finite(dir: &Path) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Reads the lists with these names, of ids below `vocab_size`.
+/// Reads lists of token ids below `vocab_size` from a file that contains only the lists `names`.
 ///
 /// # Errors
 /// If the file is missing or broken, lacks a list, contains anything else, or an id is out of
@@ -348,7 +350,7 @@ pub fn read_id_lists<const N: usize>(
 }
 
 /// Hashes a model: hex SHA-256 over the names, lengths and bytes of `config.json` and all weight
-/// files. `observe` gets the bytes read so far and in all.
+/// files. `observe` gets the number of bytes read so far and in total.
 ///
 /// # Errors
 /// If a file cannot be read.
@@ -356,8 +358,8 @@ pub fn hash_model_dir(dir: &Path, observe: &mut dyn FnMut(u64, u64)) -> Result<S
     hash_files(dir, weight_files(dir)?, observe)
 }
 
-/// Hashes as [`hash_model_dir`] does, over the files that exist, if only a model's first layers are
-/// needed.
+/// Hashes a model as [`hash_model_dir`] does, but skips missing weight files. This suits a model of
+/// which only the first layers are needed.
 ///
 /// # Errors
 /// If a file cannot be read.

@@ -10,10 +10,11 @@ use safetensors::Dtype;
 
 use crate::error::ModelError;
 
-/// Bytes that are read at once.
+/// The maximum number of bytes that are read at once.
 const READ_BYTES: usize = 1 << 20;
 
-/// Rows are read in multiples of this, so that panels of packed weights are filled whole.
+/// The number of rows that are read at once is a multiple of this, so that panels of packed weights
+/// are filled whole.
 const ROWS_AT_ONCE: usize = 16;
 
 /// A tensor's type and place in a file, checked against the file's length.
@@ -24,16 +25,16 @@ pub(super) struct StoredTensor {
     pub(super) place: Place,
 }
 
-/// Where a tensor's numbers are.
+/// The location of a tensor's numbers.
 #[derive(Debug, Clone)]
 pub(super) enum Place {
-    /// In the file, from this byte on.
+    /// The offset of the first byte in the file.
     At(u64),
-    /// Where `pytorch-reader` finds them.
+    /// A tensor of a `torch.save` file, which `pytorch-reader` locates.
     Torch(pytorch_reader::Tensor),
 }
 
-/// A tensor's bytes, and the position of the first.
+/// A source of a tensor's bytes, and the position of the first byte in it.
 pub(super) struct TensorBytes<'a> {
     source: Box<dyn ReadSeek + 'a>,
     start: u64,
@@ -43,7 +44,8 @@ trait ReadSeek: Read + Seek {}
 
 impl<T: Read + Seek> ReadSeek for T {}
 
-/// Consecutive rows of a tensor as stored: f32, bf16 or f16, little-endian.
+/// Consecutive rows of a tensor in the type in which they are stored: f32, bf16 or f16,
+/// little-endian.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct StoredRows<'a> {
     pub(crate) dtype: Dtype,
@@ -67,7 +69,7 @@ impl StoredRows<'_> {
 }
 
 impl StoredTensor {
-    /// Opens a tensor's bytes. Those of a `torch.save` file are read whole here.
+    /// Opens a tensor for reading. A tensor of a `torch.save` file is read whole here.
     ///
     /// # Errors
     /// If they cannot be read.
@@ -80,7 +82,7 @@ impl StoredTensor {
         })
     }
 
-    /// Reads some rows, a few at a time.
+    /// Reads some rows of a tensor, and passes them to `each` a few at a time.
     pub(super) fn read_rows(
         &self,
         TensorBytes { source, start }: &mut TensorBytes<'_>,

@@ -1,9 +1,9 @@
 //! Reads the tensors of a file that `torch.save` wrote (`pytorch_model.bin`), without Python and
 //! without running anything in it.
 //!
-//! The crate `pytorch-reader`, burn's, parses archive and pickle within limits. A tensor can declare
-//! more numbers than its file holds (a stride of 0 repeats them): such a file is refused here, so
-//! no tensor takes more memory than the file is long.
+//! burn's crate `pytorch-reader` parses the archive and its pickle within limits. A tensor can
+//! declare more numbers than its file contains (a stride of 0 repeats them). Such a file causes an
+//! error here, so no tensor takes more memory than the file is long.
 
 #[cfg(test)]
 mod tests;

@@ -17,12 +17,12 @@ pub(crate) use self::torch::write_torch;
 use super::read::WeightReader;
 use crate::error::{ModelError, read_json};
 
-/// A float type, of weights in a file or of a model's computation. Spelled `f32` or `bf16` in
-/// recipes.
+/// A float type, for weights in a file or for a model's computations. Recipes spell it `f32` or
+/// `bf16`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightDtype {
-    /// 32 bits.
+    /// A float of 32 bits.
     #[default]
     F32,
     /// bfloat16.
@@ -30,7 +30,7 @@ pub enum WeightDtype {
 }
 
 impl WeightDtype {
-    /// Returns whether the type is f32, which files leave out.
+    /// Returns whether the type is f32, the default, which files do not mention.
     pub fn is_f32(&self) -> bool {
         *self == Self::F32
     }
@@ -43,8 +43,8 @@ impl WeightDtype {
         }
     }
 
-    /// Chooses the type for weights stored beside a checkpoint: bf16 if its first tensor has 16
-    /// bits.
+    /// Chooses the type for weights that are stored beside a checkpoint: bf16 if its first tensor
+    /// has 16 bits per number, otherwise f32.
     pub(crate) fn beside(reader: &WeightReader) -> Self {
         match reader.dtype().as_deref() {
             Some("BF16" | "F16") => Self::Bf16,
@@ -52,7 +52,8 @@ impl WeightDtype {
         }
     }
 
-    /// Reads the type that a `config.json` names: bf16 for f16 too, and f32 for any other or none.
+    /// Reads the type that a `config.json` names. f16 becomes bf16; any other type, or none,
+    /// becomes f32.
     pub(crate) fn of_config(name: Option<&str>) -> Self {
         match name {
             Some("bfloat16" | "float16") => Self::Bf16,
@@ -72,11 +73,11 @@ impl WeightDtype {
 /// A tensor to write.
 #[derive(Debug, Clone)]
 pub struct NamedTensor {
-    /// Name in the file.
+    /// The tensor's name in the file.
     pub name: String,
     /// The shape.
     pub shape: Vec<usize>,
-    /// Values, row by row.
+    /// The values, row by row.
     pub values: Vec<f32>,
 }
 
@@ -104,7 +105,7 @@ pub fn write_safetensors(
     write_with_ids(path, tensors, &[], dtype, metadata)
 }
 
-/// Writes as [`write_safetensors`] does, with lists of ids besides the tensors.
+/// Writes tensors as [`write_safetensors`] does, and lists of ids besides.
 ///
 /// # Errors
 /// If the file cannot be written.
@@ -188,8 +189,8 @@ pub(crate) fn pretty(value: &serde_json::Value) -> String {
     format!("{value:#}\n")
 }
 
-/// The key of `config.json` with the checksum of the weights beside it. The weight file itself has the standard
-/// format.
+/// The key of an export's `config.json` with the checksum of its weights. The weight file itself
+/// has the standard format.
 #[derive(Deserialize)]
 struct Checksum {
     weights_hash: Option<String>,
@@ -211,7 +212,7 @@ pub(crate) fn write_config(
 /// Checks an export's weights. Exports from other programs have no checksum and pass.
 ///
 /// # Errors
-/// If they are not what was exported, or a file cannot be read.
+/// If the weights have changed since they were exported, or a file cannot be read.
 pub(crate) fn check_weights(dir: &Path) -> Result<(), ModelError> {
     let Checksum { weights_hash: Some(expected) } = read_json(&dir.join("config.json"))? else {
         return Ok(());

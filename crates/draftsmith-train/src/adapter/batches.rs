@@ -15,48 +15,51 @@ use crate::data::{BatchSource, Example, TrainingBatch, padding_mask};
 use crate::run::devices::PerDevice;
 use crate::run::optimizer::OptimizerSettings;
 
-/// On the CPU, a step with one batch is divided into this many, so that each gets its own threads. Splitting
-/// single matrix products of a small model between threads can make them slower than one thread would.
+/// The number of batches into which the only batch of a step is divided on the CPU, so that each
+/// gets its own threads. Splitting single matrix products of a small model between threads can make
+/// them slower than one thread would.
 const CPU_BATCHES: usize = 2;
 
-/// Returns the largest number of batches in a step.
+/// Returns the maximum number of batches in a step.
 pub(crate) fn batches_a_step(optimizer: &OptimizerSettings) -> usize {
     optimizer.gradient_accumulation.max(CPU_BATCHES)
 }
 
-/// The rows of a batch, as inputs of the adapter and its loss.
+/// A batch of rows, as inputs of the adapter and its loss.
 #[derive(Debug, Clone)]
 pub(crate) struct AdapterBatch {
-    /// `[rows, seq, hidden]` for each exit layer: the frozen target's hidden states, padded on the right.
+    /// The frozen target's hidden states after each exit layer, `[rows, seq, hidden]`, padded on
+    /// the right.
     pub(crate) features: Vec<Tensor<3>>,
-    /// The target's token embeddings in the same form, if the drafter reads them.
+    /// The target's token embeddings, `[rows, seq, hidden]`; `None` if the drafter does not read
+    /// them.
     pub(crate) embedded: Option<Tensor<3>>,
-    /// `[rows, seq]`: the tokens, padded on the right.
+    /// The token ids, `[rows, seq]`, padded on the right.
     pub(crate) ids: Tensor<2, Int>,
     /// The supervised positions of each row.
     pub(crate) wanted: Vec<Range<usize>>,
-    /// The responses' tokens that they predict, as drafters number them; `None` for one outside the draft
-    /// vocabulary.
+    /// For each supervised position, the number of its next token in the draft vocabulary (or the
+    /// token's id if all tokens may be drafted). `None` for a token outside the draft vocabulary.
     pub(crate) next_ids: Vec<Option<u32>>,
-    /// `[tokens]`: the supervised positions as row indices of `features` reshaped to `[rows · seq, hidden]`,
-    /// then padding.
+    /// The supervised positions, `[tokens]`, as row indices of `features` reshaped to `[rows · seq,
+    /// hidden]`, followed by padding.
     pub(crate) supervised: Tensor<1, Int>,
     pub(crate) tokens: LessonTokens,
-    /// The labels at these positions.
+    /// The labels at the supervised positions.
     pub(crate) teacher: Lesson,
     /// The target's LM head.
     pub(crate) lm_head: LmHead,
-    /// How its tensors are padded.
+    /// The kind of padding that the batch's tensors have.
     pub(crate) lengths: Lengths,
 }
 
-/// The frozen target.
+/// The frozen target with its LM head and the draft vocabulary.
 #[derive(Debug, Clone)]
 pub(crate) struct FrozenTarget {
-    /// Without autodiff.
+    /// The target, without autodiff.
     model: CausalLm,
     lm_head: LmHead,
-    /// The tokens that may be drafted; `None` if all may.
+    /// The tokens that may be drafted; `None` if all tokens may be.
     vocabulary: Option<DraftVocabulary>,
 }
 
@@ -79,26 +82,26 @@ impl FrozenTarget {
         }
     }
 
-    /// Drops the soft cap of drafters' own LM heads.
+    /// Removes the logit soft cap for LM heads of drafters. The target's own cap remains.
     pub(crate) fn with_uncapped_students(self) -> Self {
         Self { lm_head: self.lm_head.with_uncapped_students(), ..self }
     }
 }
 
-/// Rows, with the target that reads them.
+/// The training or validation rows, with the target that reads them.
 #[derive(Clone)]
 pub(crate) struct AdapterSource {
     pub(crate) targets: PerDevice<FrozenTarget>,
     pub(crate) exit_layers: Vec<usize>,
-    /// Whether batches have token embeddings.
+    /// Whether batches contain token embeddings.
     pub(crate) reads_tokens: bool,
     pub(crate) teaching: Teaching,
     pub(crate) rows: Vec<Arc<AdapterRow>>,
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
-    /// Free bytes for the rows' final hidden states in memory.
+    /// The number of free bytes for the rows' final hidden states in memory.
     pub(crate) room: Arc<AtomicUsize>,
-    /// Hidden states on the disk.
+    /// The hidden states on the disk; `None` if they are not stored.
     pub(crate) stored: Option<Arc<StoredStates>>,
 }
 
@@ -149,7 +152,8 @@ impl BatchSource for AdapterSource {
 }
 
 impl AdapterSource {
-    /// Divides a step's rows into batches of similar length. On the CPU, a step's only batch is divided in two.
+    /// Divides a step's rows into batches of similar length. On the CPU, the only batch of a step
+    /// is divided in two.
     fn rows_of_batches(&self, step: &[Vec<usize>]) -> Vec<Vec<&AdapterRow>> {
         let mut rows: Vec<&AdapterRow> =
             step.iter().flatten().map(|row| self.rows[*row].as_ref()).collect();
@@ -229,8 +233,8 @@ impl AdapterSource {
         }
     }
 
-    /// Reads the stored hidden states of rows: those after the exit layers, and the final ones at the supervised
-    /// positions.
+    /// Reads the stored hidden states of rows: the states after the exit layers, and the final
+    /// states at the supervised positions. The latter are `None` if the response is the teacher.
     fn stored_states(
         &self,
         stored: &StoredStates,
@@ -259,7 +263,7 @@ impl AdapterSource {
         }
         let [num_tokens] = supervised.dims();
         let mut last: Vec<f32> = states.iter().flat_map(|row| row.last.iter().copied()).collect();
-        // The padding repeats the last token.
+        // The padding repeats the last token's state.
         let padding = last[last.len() - width..].to_vec();
         while last.len() < num_tokens * width {
             last.extend_from_slice(&padding);
@@ -268,9 +272,9 @@ impl AdapterSource {
         (features, Some(last))
     }
 
-    /// Computes the target's final hidden states at the supervised positions, `[tokens, hidden]`. Those of a packed
-    /// target are kept in memory while there is room, because they take all layers after the exits; their bits do not
-    /// depend on the other rows of the batch.
+    /// Computes the target's final hidden states at the supervised positions, `[tokens, hidden]`.
+    /// If the target is packed, they are kept in memory while there is room, because they take all
+    /// layers after the exits. Their bits do not depend on the other rows of the batch.
     fn teacher(
         &self,
         target: &FrozenTarget,
@@ -314,8 +318,9 @@ impl AdapterSource {
     }
 }
 
-/// Labels the supervised positions with the tokens that they predict, and returns [`LessonTokens::are`] without positions
-/// that have no label. Those and the padding are labelled 0, which nothing reads.
+/// Labels the supervised positions with the tokens that they predict. Also returns the mask
+/// [`LessonTokens::are`], with 0 at positions that have no label. Such positions and the padding
+/// have the label 0, which is never used.
 fn responses(
     next_ids: &[Option<u32>],
     supervised: &Tensor<1, Int>,

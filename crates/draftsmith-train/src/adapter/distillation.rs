@@ -20,45 +20,45 @@ use draftsmith_model::{CausalLm, DraftVocabulary, narrowed, soft_capped, vectors
 use serde::{Deserialize, Serialize};
 
 /// The loss to minimise, a mean over supervised tokens. p is the target's distribution and q the
-/// adapter's, both at T = 1.
+/// adapter's, both at temperature 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum DistillationLoss {
-    /// −Σ p log q in nats (Kangaroo §3.1, eq. 3).
+    /// The cross-entropy −Σ p log q in nats (Kangaroo §3.1, eq. 3).
     CrossEntropy,
-    /// ½ Σ |p − q| = 1 − Σ min(p, q): the share of sampled candidates that are rejected (SVIP, §2).
-    /// Its gradient vanishes where p and q are far apart.
+    /// ½ Σ |p − q| = 1 − Σ min(p, q), the fraction of sampled candidates that are rejected (SVIP,
+    /// §2). Its gradient vanishes where p and q are far apart.
     TotalVariation,
 }
 
 /// The target's frozen LM head.
 #[derive(Debug, Clone)]
 pub(crate) struct LmHead {
-    /// `[hidden, vocab]`
+    /// The weights, `[hidden, vocab]`.
     weight: Tensor<2>,
-    /// Applied to its logits.
+    /// The soft cap of this head's logits; `None` if there is none.
     soft_cap: Option<f32>,
-    /// Applied to those of a drafter's own head.
+    /// The soft cap of the logits of a drafter's own LM head; `None` if there is none.
     students_soft_cap: Option<f32>,
 }
 
-/// An adapter's outputs at a batch's tokens.
+/// The outputs of an adapter or drafter in training (the student) at a batch's tokens.
 #[derive(Debug, Clone)]
 pub(crate) struct Student {
-    /// `[tokens, hidden]`, normed.
+    /// The hidden states after the final norm, `[tokens, hidden]`.
     pub(crate) hidden: Tensor<2>,
-    /// `[hidden, vocab]`; `None` to use the target's LM head.
+    /// The student's own LM head, `[hidden, vocab]`; `None` if it uses the target's.
     pub(crate) own_head: Option<Tensor<2>>,
 }
 
-/// The labels of a batch's tokens.
+/// The teacher's labels for a batch's tokens.
 #[derive(Debug, Clone)]
 #[expect(clippy::large_enum_variant, reason = "there is one per batch")]
 pub(crate) enum Lesson {
-    /// The target's distributions, computed by its LM head from these normed hidden states:
-    /// `[tokens, hidden]`.
+    /// The target's distributions. Its LM head computes them from these hidden states after the
+    /// final norm, `[tokens, hidden]`.
     States(Tensor<2>),
-    /// These tokens with certainty.
+    /// The tokens of the response: each has probability 1.
     Tokens(Vec<u32>),
 }
 
@@ -85,36 +85,39 @@ const NEVER: f32 = -1e30;
 /// The supervised tokens of a batch, followed by padding.
 #[derive(Debug, Clone)]
 pub(crate) struct LessonTokens {
-    /// The number without padding, at least 1.
+    /// The number of supervised tokens without padding, at least 1.
     pub(crate) num: usize,
-    /// `[tokens, 1]`: 1 for a token, 0 for padding and for a token without a label; `None` if there is neither.
+    /// The mask of labelled tokens, `[tokens, 1]`: 1 for a token with a label, 0 for padding and
+    /// for a token without a label. `None` if all have a label.
     pub(crate) are: Option<Tensor<2>>,
 }
 
-/// A student's outputs at a batch's tokens in one of its steps.
+/// A student's outputs at a batch's tokens in one of its drafting steps.
 #[derive(Debug, Clone)]
 pub(crate) struct StudentStep {
-    /// `[tokens, hidden]`, normed, without autodiff.
+    /// The hidden states after the final norm, `[tokens, hidden]`, without autodiff.
     pub(crate) hidden: Tensor<2>,
-    /// `[tokens, 1]`, as [`LessonTokens::are`].
+    /// The mask of the tokens in this step's loss, `[tokens, 1]`, as [`LessonTokens::are`].
     pub(crate) are: Option<Tensor<2>>,
-    /// What the sum of its tokens' losses is multiplied by.
+    /// The factor for the sum of the step's token losses.
     pub(crate) share: f64,
 }
 
 /// A loss, and its gradients with respect to a student's tensors, without autodiff.
 #[derive(Debug, Clone)]
 pub(crate) struct LossAndGradients {
-    /// `[1]`
+    /// The loss, `[1]`.
     pub(crate) loss: Tensor<1>,
-    /// `[tokens, hidden]` for each step
+    /// The gradient with respect to each step's hidden states, `[tokens, hidden]`.
     pub(crate) hidden: Vec<Tensor<2>>,
-    /// `[hidden, vocab]`, f32
+    /// The gradient with respect to the student's own LM head, `[hidden, vocab]` in f32; `None` if
+    /// it has none.
     pub(crate) own_head: Option<Tensor<2>>,
 }
 
 impl LossAndGradients {
-    /// Backpropagates the gradients of a student's outputs, `share` times, to a learner's parameters.
+    /// Multiplies the gradients of a student's outputs by `share`, and backpropagates them to a
+    /// learner's parameters.
     ///
     /// # Shapes
     /// - outputs: `[tokens, hidden]` for each step, with autodiff
@@ -139,12 +142,12 @@ impl LossAndGradients {
     }
 }
 
-/// The teacher's probabilities of a chunk.
+/// The teacher's probabilities for a chunk of tokens.
 #[expect(clippy::large_enum_variant, reason = "there is one at a time")]
 enum Probabilities {
-    /// By token.
+    /// Probabilities in host memory: `vocab` numbers for each token.
     Host(Vec<f32>),
-    /// `[tokens, vocab]`
+    /// Probabilities on another device, `[tokens, vocab]`.
     Device(Tensor<2>),
 }
 
@@ -193,7 +196,7 @@ fn loss_and_gradient(
     }
 }
 
-/// Returns `share` for each token, 0 for padding.
+/// Returns the factor of each token's loss: `share` for a token, 0 for padding.
 fn shares(are: Option<Tensor<2>>, num_tokens: usize, share: f64) -> Vec<f32> {
     match are {
         Some(are) => vectors::values(are * share),
@@ -202,13 +205,13 @@ fn shares(are: Option<Tensor<2>>, num_tokens: usize, share: f64) -> Vec<f32> {
 }
 
 impl LmHead {
-    /// Takes the head of a target without autodiff.
+    /// Takes the LM head of a target, which has no autodiff.
     pub(crate) fn of(target: &CausalLm) -> Self {
         let soft_cap = target.config().spec.logit_soft_cap;
         Self { weight: target.lm_head_weight(), soft_cap, students_soft_cap: soft_cap }
     }
 
-    /// Drops the soft cap of drafters' own heads.
+    /// Removes the logit soft cap for drafters' own LM heads.
     pub(crate) fn with_uncapped_students(self) -> Self {
         Self { students_soft_cap: None, ..self }
     }
@@ -218,11 +221,12 @@ impl LmHead {
         Self { weight: narrowed(self.weight, vocabulary), ..self }
     }
 
-    /// Sums a student's losses over its steps and computes the gradients, without autodiff. p = softmax(head(teacher))
-    /// and q = softmax(head(hidden)), with the student's own head or this one for q. The steps share the teacher's
-    /// distributions.
+    /// Sums a student's losses over its steps and computes the gradients, without autodiff. p =
+    /// softmax(head(teacher)) and q = softmax(head(hidden)); for q, the student's own LM head is
+    /// used if it has one. All steps share the teacher's distributions.
     ///
-    /// It takes `loss_chunk` tokens at a time, which bounds memory and does not change the result.
+    /// The computation takes `loss_chunk` tokens at a time, which bounds memory and does not change
+    /// the result.
     pub(crate) fn loss_and_gradients(
         &self,
         loss: DistillationLoss,
@@ -244,7 +248,7 @@ impl LmHead {
                 let are = step.are.clone().map(|are| are.slice(rows.clone()));
                 let logits = students_head.logits(hidden.clone());
                 let slopes = students_head.soft_cap.map(|cap| {
-                    // The slope of the cap: 1 − tanh².
+                    // The slope of the soft cap is 1 − tanh².
                     (logits.clone() / cap).square().neg() + 1.0
                 });
                 let (loss, gradient) = loss_and_gradient(loss, logits, &teacher, are, step.share);
@@ -271,8 +275,8 @@ impl LmHead {
         }
     }
 
-    /// Sums over tokens of: −Σ p log q, −Σ p log p (nats), whether p and q have the same most
-    /// probable token, and Σ min(p, q).
+    /// Sums four scores over the tokens: −Σ p log q and −Σ p log p in nats, 1 if p and q have the
+    /// same most probable token, and Σ min(p, q).
     ///
     /// # Shapes
     /// - output: `[NUM_SCORES]`
@@ -304,7 +308,8 @@ impl LmHead {
         sums.reduce(|sums, more| sums + more).expect("there is a token")
     }
 
-    /// Finds the student's most probable tokens, `[tokens]`, numbered as in the head's vocabulary.
+    /// Finds the student's most probable tokens, `[tokens]`, as numbers in the LM head's
+    /// vocabulary.
     pub(crate) fn most_probable(&self, student: Student, loss_chunk: usize) -> Tensor<1, Int> {
         let head = self.students(student.own_head);
         let [num_tokens, _] = student.hidden.dims();
@@ -314,7 +319,7 @@ impl LmHead {
         Tensor::cat(chunks.collect(), 0)
     }
 
-    /// Returns the student's head: its own, or this one.
+    /// Returns the student's own LM head, or else this one.
     fn students(&self, own_head: Option<Tensor<2>>) -> Self {
         match own_head {
             Some(weight) => Self { weight, soft_cap: self.students_soft_cap, ..self.clone() },

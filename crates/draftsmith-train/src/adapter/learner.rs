@@ -12,12 +12,12 @@ use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
 use crate::run::member::{Score, Trainee};
 
-/// An adapter with the settings of its steps. The target is not part of it: everything here is trained and
-/// saved.
+/// An adapter with the settings of its training steps. The target is not part of it, because
+/// everything in it is trained and saved.
 #[derive(Module, Debug)]
 pub(crate) struct AdapterLearner {
     pub(crate) adapter: Adapter,
-    /// The index of its exit layer in [`AdapterBatch::features`].
+    /// The index of the adapter's exit layer in [`AdapterBatch::features`].
     #[module(skip)]
     pub(crate) exit: usize,
     #[module(skip)]
@@ -29,7 +29,8 @@ pub(crate) struct AdapterLearner {
 /// The score sums of a validation batch.
 #[derive(Debug)]
 pub(crate) struct AdapterSums {
-    /// `[NUM_SCORES]`: see [`LmHead::score_sums`](crate::adapter::distillation::LmHead::score_sums).
+    /// The sums, `[NUM_SCORES]`: see
+    /// [`LmHead::score_sums`](crate::adapter::distillation::LmHead::score_sums).
     sums: Tensor<1>,
     num_tokens: usize,
 }
@@ -48,13 +49,14 @@ pub(crate) struct AdapterTally {
 pub struct AdapterScores {
     /// The number of tokens predicted.
     pub num_tokens: usize,
-    /// Mean −Σ p log q in nats, p the target's and q the adapter's distribution.
+    /// The mean of −Σ p log q in nats, where p is the target's distribution and q the adapter's.
     pub cross_entropy: f64,
-    /// Mean −Σ p log p in nats: the lowest possible `cross_entropy`.
+    /// The mean of −Σ p log p in nats: the lowest possible `cross_entropy`.
     pub target_entropy: f64,
-    /// The share of tokens where both have the same most probable token.
+    /// The fraction of tokens for which the target and the adapter have the same most probable
+    /// token.
     pub agreement: f64,
-    /// Mean Σ min(p, q): the expected acceptance probability of a token drawn from q.
+    /// The mean of Σ min(p, q): the expected acceptance probability of a token drawn from q.
     pub overlap: f64,
 }
 
@@ -64,7 +66,7 @@ impl AdapterScores {
         self.cross_entropy - self.target_entropy
     }
 
-    /// Returns the mean of a loss.
+    /// Returns the mean of the given loss.
     pub fn loss(&self, loss: DistillationLoss) -> f64 {
         match loss {
             DistillationLoss::CrossEntropy => self.cross_entropy,

@@ -13,22 +13,23 @@ pub(crate) struct AdapterRow {
     pub(crate) id: String,
     /// The prompt and the response without its last token.
     pub(crate) input_ids: Vec<u32>,
-    /// The token that the last position predicts.
+    /// The token that the last position of `input_ids` predicts.
     pub(crate) last_id: u32,
     /// The first supervised position: it and all later ones predict a token of the response.
     pub(crate) first_supervised: usize,
-    /// The target's final hidden states at the supervised positions, once computed and if there is room.
+    /// The target's final hidden states at the supervised positions. They are set once they are
+    /// computed, if there is room in memory.
     pub(crate) teacher: OnceLock<Vec<f32>>,
 }
 
 impl AdapterRow {
-    /// Cuts a row to `max_len` tokens, supervised from `first` on at the earliest. `None` without a supervised
-    /// position.
+    /// Cuts a row to `max_len` tokens. The first supervised position is `first` or later. Returns
+    /// `None` if no position is supervised.
     ///
-    /// Position j predicts token j + 1, so it is supervised if and only if token j + 1 belongs to the
-    /// response: from the last token of the prompt to the last but one of the response. The authors' code
-    /// shifts hidden states and targets by one but not its mask, which supervises predictions two tokens
-    /// late. Here the adapter reads BOS, as in decoding.
+    /// Position j predicts token j + 1, so it is supervised if and only if token j + 1 belongs to
+    /// the response. These positions go from the last token of the prompt to the last but one of
+    /// the response. The authors' code shifts hidden states and targets by one but not its mask, so
+    /// its supervision begins two tokens late. Here the adapter reads BOS, as in decoding.
     pub(crate) fn new(row: &ResponseRow, first: usize, max_len: usize) -> Option<Self> {
         let mut input_ids: Vec<u32> =
             row.prompt_ids.iter().chain(&row.response_ids).copied().take(max_len).collect();
@@ -43,7 +44,7 @@ impl AdapterRow {
         self.input_ids.len() - self.first_supervised
     }
 
-    /// Returns the predicted tokens of the response, without the last one.
+    /// Returns the response's tokens that supervised positions predict, except the last one.
     pub(crate) fn predicted(&self) -> &[u32] {
         &self.input_ids[self.first_supervised + 1..]
     }
@@ -56,13 +57,13 @@ impl AdapterRow {
 
 /// The tokens of several rows, padded to one length.
 pub(crate) struct Padded {
-    /// `[rows, seq]`
+    /// The token ids, `[rows, seq]`.
     pub(crate) ids: Tensor<2, Int>,
     /// The supervised positions of each row.
     pub(crate) wanted: Vec<Range<usize>>,
 }
 
-/// Computes the padded numbers of rows and positions of a batch.
+/// Computes a batch's numbers of rows and of positions, including padding.
 pub(crate) fn padded_dims(rows: &[&AdapterRow], lengths: Lengths, batch_size: usize) -> [usize; 2] {
     let seq = rows.iter().map(|row| row.input_ids.len()).max().unwrap_or(0);
     [lengths.padded_batch(rows.len(), batch_size), lengths.padded(seq)]

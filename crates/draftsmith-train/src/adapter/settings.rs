@@ -1,6 +1,6 @@
-//! The recipe's `[adapter]` section: how a self-draft adapter is trained.
+//! The recipe's `[adapter]` section: the settings for training self-draft adapters.
 //!
-//! The defaults are those of the Kangaroo authors' run. Where ours differ, the key's doc names the source.
+//! The defaults are those of the Kangaroo authors' run. Where ours differ, the key's doc says so.
 
 use draftsmith_model::{AdapterArchitecture, WeightDtype};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -16,51 +16,57 @@ use crate::states::{FeatureFormat, Features};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AdapterTraining {
-    /// The number of the target's layers that run before the adapter, or a list: one adapter is
-    /// trained for each. 2: Kangaroo's for 7B models (3 for 13B). With 0 the adapter is a small draft
-    /// that shares the target's embedding and LM head only.
+    /// The number of the target's layers that run before the adapter, or a list of such numbers:
+    /// one adapter is trained for each. Default: 2, Kangaroo's for 7B models (3 for 13B). With 0
+    /// the adapter is a small draft that shares only the target's embedding and LM head.
     pub exit_layer: ExitLayers,
-    /// The parts of the adapter: `"attention"` (the paper's), or one of its ablation (Table 2):
-    /// `"mlp-only"`, `"attention-with-head"` or `"decoder-layer"`.
+    /// The architecture of the adapter: `"attention"` (the paper's), or one of the paper's ablation
+    /// (Table 2): `"mlp-only"`, `"attention-with-head"` or `"decoder-layer"`.
     pub architecture: AdapterArchitecture,
-    /// The number of the adapter's layers, 1 (the paper's) to 8.
+    /// The number of the adapter's layers, 1 to 8. Default: 1, as in the paper.
     pub num_layers: usize,
-    /// The size of the draft vocabulary: the most frequent tokens of the training responses, and the
-    /// target's end tokens. The LM head is those rows of the target's, and the loss is over them
-    /// (FR-Spec, Zhao et al. 2025). Default: all tokens. Not with a separate LM head.
+    /// The size of the draft vocabulary: the most frequent tokens of the training responses, and
+    /// the target's end tokens. The adapter then uses only these rows of the target's LM head, and
+    /// the loss covers only these tokens (FR-Spec, Zhao et al. 2025). Default: all tokens. It
+    /// cannot be combined with a separate LM head.
     pub draft_vocabulary: Option<usize>,
-    /// The initial weights: `"random"`, as the authors', or `"target"`: those of the target's layer
-    /// after the exit, for the parts that it has. A separate LM head starts as the target's.
+    /// The initial weights: `"random"`, as in the authors' code, or `"target"`, which copies the
+    /// target's layer after the exit for the parts that it has. A separate LM head starts as a copy
+    /// of the target's.
     pub initial: InitialWeights,
-    /// The teacher: `"target"`, the target's whole distributions, which takes all its layers; or
-    /// `"response"`, the tokens that it chose, which takes only the layers before the exit. Both are
-    /// the same in expectation if the tokens were sampled at temperature 1.
+    /// The teacher: `"target"`, the target's whole distributions, for which all its layers run; or
+    /// `"response"`, the tokens of the response, for which only the layers before the exit run.
+    /// Both have the same expected loss gradient if the tokens were sampled at temperature 1.
     pub teacher: Teaching,
-    /// The longest training sequence in tokens, 2 or more; longer rows are cut. 2048: the authors'
-    /// code.
+    /// The longest training sequence in tokens, 2 or more; longer rows are cut. Default: 2048, as
+    /// in the authors' code.
     pub max_len: usize,
-    /// The loss: `"cross-entropy"` (the paper) or `"total-variation"`, the share of sampled
+    /// The loss: `"cross-entropy"` (the paper) or `"total-variation"`, the fraction of sampled
     /// candidates that are rejected. Training keeps the epoch with the lowest mean loss on the
     /// validation rows.
     pub loss: DistillationLoss,
     /// The number of tokens whose loss is computed at once, 1 or more. It bounds memory to a few
-    /// times vocabulary × this many floats, and does not change the result. 256: ours.
+    /// times vocabulary × this many floats, and does not change the result. Default: 256, our
+    /// choice.
     pub loss_chunk: usize,
-    /// Memory in MiB for the target's final hidden states on the CPU: for the rows that fit, later
-    /// epochs run only the layers before the exit. 0 recomputes all in each epoch. The adapters are
-    /// the same, bit for bit. 1024: ours.
+    /// The memory in MiB in which the target's final hidden states are kept for later epochs, on
+    /// the CPU only. For the rows that fit, later epochs run only the layers before the exit. With
+    /// 0, all states are computed in each epoch. The adapters are the same, bit for bit. Default:
+    /// 1024, our choice.
     pub cache_mib: usize,
-    /// `"recompute"`: the target's hidden states are computed in each epoch, except those kept by
-    /// `cache_mib`. `"cache"`: they are computed once and kept on disk, for other trainings too.
+    /// `"recompute"`: the target's hidden states are computed in each epoch, except those kept in
+    /// memory (`cache_mib`). `"cache"`: they are computed once and kept on disk, for other
+    /// trainings too.
     pub features: Features,
     /// The format of hidden states on disk: `"f16"`, or `"int8"` with a scale for each token.
     pub features_format: FeatureFormat,
-    /// The type that the frozen target and the adapter compute in: `"f32"`, or `"bf16"` on a GPU.
-    /// Parameters, optimizer, softmaxes and losses are always f32. f32: ours; the authors train in
-    /// fp16.
+    /// The type in which the frozen target and the adapter compute: `"f32"`, or `"bf16"` on a GPU.
+    /// Parameters, optimizer, softmaxes and losses are always f32. Default: f32; the authors train
+    /// in fp16.
     pub dtype: WeightDtype,
-    /// Epochs, batches, steps and learning rate. A batch goes through the target and the adapter at
-    /// once; a step's loss is the mean over all its supervised tokens.
+    /// Settings for epochs, batches, steps and the learning rate. All rows of a batch go through
+    /// the target and the adapter together. A step's loss is the mean over all its supervised
+    /// tokens.
     #[serde(deserialize_with = "read_optimizer")]
     pub optimizer: OptimizerSettings,
 }
@@ -69,20 +75,22 @@ pub struct AdapterTraining {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum InitialWeights {
-    /// Linear layers uniform within ±1/√inputs (torch's default), and norms of ones.
+    /// Random weights: linear layers uniform within ±1/√inputs (torch's default), and norms of
+    /// ones.
     Random,
-    /// The target's layer after the exit, the first that drafting skips, and its final norm. Biases
-    /// are left out, and the MLP of `mlp-only` is random.
+    /// The weights of the target's layer after the exit (the first that drafting skips), and of its
+    /// final norm. Biases are left out, and the MLP of `mlp-only` is random.
     Target,
 }
 
-/// What an adapter learns from.
+/// The teacher of an adapter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Teaching {
     /// The target's distribution at each token.
     Target,
-    /// The next token of the response. One outside the draft vocabulary teaches nothing.
+    /// The next token of the response. A token outside the draft vocabulary adds nothing to the
+    /// loss.
     Response,
 }
 
@@ -90,9 +98,9 @@ pub enum Teaching {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a number of layers, or a list of such numbers")]
 pub enum ExitLayers {
-    /// A single adapter.
+    /// The exit layer of a single adapter.
     One(usize),
-    /// One adapter for each, in this order.
+    /// The exit layers of several adapters, one for each, in this order.
     Many(Vec<usize>),
 }
 

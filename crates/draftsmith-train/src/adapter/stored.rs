@@ -1,6 +1,6 @@
-//! The target's hidden states on disk: those after each exit layer at all positions, and the final ones at the
-//! supervised positions. They depend only on the rows, so later epochs and runs read them and run no layer of
-//! the target.
+//! The target's hidden states on disk: the states after each exit layer at all positions, and the
+//! final states at the supervised positions. They depend only on the rows. Later epochs and runs
+//! read them and run no layer of the target.
 
 use draftsmith_model::vectors::values;
 use draftsmith_model::{CausalLm, Lengths};
@@ -14,15 +14,15 @@ use crate::states::{RowStatesPlan, StateFile, StateFiles, problems};
 #[derive(Debug)]
 pub(crate) struct StoredStates {
     exits: Vec<StateFile>,
-    /// `None` if the response is the teacher.
+    /// The file of the final hidden states. `None` if the response is the teacher.
     last: Option<StateFile>,
 }
 
-/// The states of a row, token by token.
+/// The hidden states of a row, token by token.
 pub(crate) struct RowStates {
-    /// After each exit layer.
+    /// The states after each exit layer.
     pub(crate) exits: Vec<Vec<f32>>,
-    /// The final ones at the supervised positions; empty if the response is the teacher.
+    /// The final states at the supervised positions; empty if the response is the teacher.
     pub(crate) last: Vec<f32>,
 }
 
@@ -61,7 +61,7 @@ impl StoredStates {
         Ok(Self { exits, last })
     }
 
-    /// Reads the states of rows. The target computes those that are not stored.
+    /// Reads the stored states of rows. The target computes those that are not stored yet.
     pub(crate) fn states(
         &self,
         target: &CausalLm,

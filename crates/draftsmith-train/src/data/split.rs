@@ -8,7 +8,7 @@ use draftsmith_theory::in_validation;
 use crate::data::RowCounts;
 use crate::error::TrainError;
 
-/// The rows of each side, in their original order.
+/// The training rows and the validation rows, each in their original order.
 pub(crate) struct SplitRows<T> {
     pub(crate) training: Vec<Arc<T>>,
     pub(crate) validation: Vec<Arc<T>>,
@@ -24,7 +24,8 @@ impl<T> SplitRows<T> {
         }
     }
 
-    /// Converts each row with `usable`, whose `None` counts as unusable, and splits the results.
+    /// Converts each row with `usable` and splits the results. A row for which it returns `None` is
+    /// counted as unusable.
     ///
     /// # Errors
     /// If a row is invalid, has a token outside the vocabulary, or `usable` fails.
@@ -50,8 +51,8 @@ impl<T> SplitRows<T> {
     }
 }
 
-/// Returns whether a row is held out for validation. This depends on its conversation, so that all turns of one are on
-/// the same side.
+/// Returns whether a row is held out for validation. The result depends only on the row's
+/// conversation, so all turns of a conversation are on the same side of the split.
 pub fn is_held_out(row: &ResponseRow, validation_fraction: f64) -> bool {
     in_validation(conversation(row), validation_fraction)
 }

@@ -1,4 +1,4 @@
-//! A training step and a validation batch of a drafter that reads the target's hidden states.
+//! The training and validation steps of a drafter that reads the target's hidden states.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use crate::run::member::{Score, Trainee};
 #[derive(Module, Debug)]
 pub(crate) struct StateLearner<N: StateNetwork> {
     pub(crate) drafter: N,
-    /// The indices in [`AdapterBatch::features`] of the states that it reads.
+    /// The indices in [`AdapterBatch::features`] of the hidden states that the drafter reads.
     #[module(skip)]
     pub(crate) states: Vec<usize>,
     #[module(skip)]
@@ -31,21 +31,23 @@ pub(crate) struct StateLearner<N: StateNetwork> {
     pub(crate) loss_chunk: usize,
 }
 
-/// What validation computes for a batch.
+/// The outputs of a validation step for one batch.
 pub(crate) struct Eagle3Output {
-    /// The sums of the first step: see
+    /// The score sums of the first step: see
     /// [`LmHead::score_sums`](crate::adapter::distillation::LmHead::score_sums).
     sums: Tensor<1>,
     /// For each step, the most probable token of each supervised position.
     drafted: Vec<Tensor<1, Int>>,
-    /// For each row, the response's tokens there, as [`AdapterBatch::next_ids`].
+    /// For each row, the tokens of the response that the supervised positions predict, as in
+    /// [`AdapterBatch::next_ids`].
     wanted: Vec<Vec<Option<u32>>>,
 }
 
 impl<N: StateNetwork> StateLearner<N> {
-    /// Computes the drafter's outputs at the supervised positions in each step, and returns its head. Position p of the
-    /// batch's rows predicts token p + 1, as everywhere; the drafter's position for it is p − 1, where the target's
-    /// states were before token p was known.
+    /// Computes the drafter's outputs at the supervised positions in each step. Also returns the
+    /// drafter's own LM head, if it has one. Position p of the batch's rows predicts token p + 1.
+    /// The drafter makes this prediction at its position p − 1, from the target's hidden states at
+    /// p − 1 and the embedding of token p.
     fn outputs(&self, batch: &AdapterBatch) -> (Vec<Tensor<2>>, Option<Tensor<2>>) {
         let drafter = self.drafter.to_dtype(batch.features[0].dtype().into());
         let [_, seq] = batch.ids.dims();
@@ -69,11 +71,12 @@ impl<N: StateNetwork> StateLearner<N> {
     }
 }
 
-/// Marks the supervised tokens of a step, numbered from 0: all of each row but the first `step`, since a round begins
-/// at the first supervised position at the earliest.
+/// Marks the supervised tokens of a step, numbered from 0. The first `step` tokens of each row are
+/// not supervised, since the earliest round begins at the first supervised position.
 ///
 /// # Shapes
-/// - output: `[tokens, 1]`, as [`Tokens::are`](crate::adapter::distillation::Tokens::are)
+/// - output: `[tokens, 1]`, as
+///   [`LessonTokens::are`](crate::adapter::distillation::LessonTokens::are)
 fn are_supervised(batch: &AdapterBatch, step: usize) -> Option<Tensor<2>> {
     let all = batch.tokens.are.clone();
     if step == 0 {
@@ -123,8 +126,8 @@ impl<N: StateNetwork> Trainee for StateLearner<N> {
         self.drafter
     }
 
-    /// Computes the loss Σ wᵏ · (sum of step k over its tokens) over the number of the first step's tokens, and its
-    /// gradients.
+    /// Computes the loss Σₖ wᵏ · (sum of the token losses of step k) / (number of tokens in the
+    /// first step), and its gradients.
     fn train_step(&self, batch: &TrainingBatch<AdapterBatch>) -> (Tensor<1>, GradientsParams) {
         let TrainingBatch { content, step_share, .. } = batch;
         let (outputs, own_head) = self.outputs(content);

@@ -11,20 +11,20 @@ pub const MAX_STEPS: usize = 8;
 pub struct Eagle3Scores {
     /// The number of tokens predicted by the first step.
     pub num_tokens: usize,
-    /// Mean −Σ p log q of the first step in nats, p the target's and q the drafter's distribution over the
-    /// draft vocabulary.
+    /// The mean of −Σ p log q in the first step, in nats. p is the target's and q the drafter's
+    /// distribution over the draft vocabulary.
     pub cross_entropy: f64,
-    /// Mean Σ min(p, q) of the first step.
+    /// The mean of Σ min(p, q) in the first step.
     pub overlap: f64,
-    /// For each step, the share of tokens that equal the drafter's most probable one, when the tokens before
-    /// were the response's.
+    /// For each step, the fraction of tokens for which the drafter's most probable token equals the
+    /// response's. The drafter reads the response's tokens before it.
     pub agreement: StepShares,
-    /// The mean number of drafted tokens that equal the response's up to the first that differs, over a round
-    /// from every position.
+    /// The mean number of drafted tokens that equal the response's, up to the first difference, in
+    /// rounds that begin at every position.
     pub accepted_length: f64,
 }
 
-/// A share for each unrolled step.
+/// A fraction for each unrolled step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Vec<f64>", try_from = "Vec<f64>")]
 pub struct StepShares {
@@ -33,7 +33,7 @@ pub struct StepShares {
 }
 
 impl StepShares {
-    /// Takes shares in the order of the steps.
+    /// Creates a list of shares, in the order of the steps.
     ///
     /// # Panics
     /// If there are more than [`MAX_STEPS`].
@@ -43,7 +43,7 @@ impl StepShares {
         Self { values, num_steps: shares.len() }
     }
 
-    /// Returns one share a step.
+    /// Returns the share of each step.
     pub fn as_slice(&self) -> &[f64] {
         &self.values[..self.num_steps]
     }
@@ -72,19 +72,19 @@ impl TryFrom<Vec<f64>> for StepShares {
     }
 }
 
-/// Sums of a validation.
+/// Sums over the validation rows.
 #[derive(Debug, Default)]
 pub(crate) struct Eagle3Tally {
     pub(crate) cross_entropy: f64,
     pub(crate) overlap: f64,
-    /// Tokens and agreements, step by step.
+    /// The numbers of tokens and of agreements in each step.
     pub(crate) steps: Vec<[usize; 2]>,
     pub(crate) num_accepted: usize,
 }
 
 impl Eagle3Tally {
-    /// Adds a batch: for each row and step, whether each token agrees. A round that begins at the n-th token of a
-    /// row reads the n-th of each step.
+    /// Adds a batch. `rows` contains, for each row and step, whether each token agrees. The round
+    /// that begins at the n-th token of a row consists of the n-th entry of each step.
     pub(crate) fn add(&mut self, rows: &[Vec<Vec<bool>>]) {
         for steps in rows {
             for (step, agree) in steps.iter().enumerate() {

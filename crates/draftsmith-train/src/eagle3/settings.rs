@@ -16,41 +16,45 @@ use crate::states::{FeatureFormat, Features};
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Eagle3Training {
-    /// The numbers of the target's layers before the three hidden states that the drafter reads, in rising
-    /// order. Default: 2, n/2 and n − 3 of the target's n, which every server knows.
+    /// For each of the three hidden states that the drafter reads, the number of the target's
+    /// layers before it, in rising order. Default: 2, n/2 and n − 3 for a target with n layers,
+    /// which every server supports.
     pub layers: Option<[usize; NUM_TARGET_STATES]>,
-    /// The number of unrolled steps, 1 to 8: as many as will be drafted. A drafter is accepted little after
-    /// the steps that it was trained with. 5: ours; the authors' code has 7.
+    /// The number of unrolled steps, 1 to 8. It should be the number of tokens to draft: candidates
+    /// beyond the trained steps are rarely accepted. Default: 5 (the authors' code has 7).
     pub num_steps: usize,
-    /// The weight of each step's loss relative to the one before, above 0 and at most 1. 0.8: the authors' code.
+    /// The weight of each step's loss relative to that of the previous step, above 0 and at most 1.
+    /// Default: 0.8, as in the authors' code.
     pub step_weight: f64,
-    /// The size of the draft vocabulary: the most frequent tokens of the training responses, and the target's
-    /// end tokens. Default: all tokens.
+    /// The size of the draft vocabulary, which contains the most frequent tokens of the training
+    /// responses and the target's end tokens. Default: all tokens.
     pub draft_vocabulary: Option<usize>,
-    /// The initial weights: `"random"`, or `"target"`: those of the target's last layer and LM head, where the
-    /// shapes allow.
+    /// The initial weights: `"random"`, or `"target"`, which copies the target's last layer and LM
+    /// head where the shapes allow.
     pub initial: InitialWeights,
-    /// The teacher: `"target"`, the target's distributions, which takes all its layers; or `"response"`, the
-    /// tokens that it chose.
+    /// The teacher: `"target"`, the target's distributions, for which all its layers run; or
+    /// `"response"`, the tokens of the response.
     pub teacher: Teaching,
-    /// The longest training sequence in tokens, 2 or more; longer rows are cut. 2048: the authors' code.
+    /// The longest training sequence in tokens, 2 or more; longer rows are cut. Default: 2048, as
+    /// in the authors' code.
     pub max_len: usize,
     /// The loss: `"cross-entropy"` (the paper) or `"total-variation"`. Training keeps the epoch with the
     /// largest accepted length on the validation rows.
     pub loss: DistillationLoss,
-    /// The number of tokens whose loss is computed at once, 1 or more. It bounds memory and does not change
-    /// the result. 256: ours.
+    /// The number of tokens whose loss is computed at once, 1 or more. It bounds memory and does
+    /// not change the result. Default: 256, our choice.
     pub loss_chunk: usize,
-    /// Memory in MiB for the target's final hidden states on the CPU, for later epochs. 1024: ours.
+    /// The memory in MiB in which the target's final hidden states are kept for later epochs, on
+    /// the CPU only. Default: 1024, our choice.
     pub cache_mib: usize,
     /// `"recompute"`: the target's hidden states are computed in each epoch. `"cache"`: they are computed once
     /// and kept on disk, for other trainings too.
     pub features: Features,
     /// The format of hidden states on disk: `"f16"`, or `"int8"` with a scale for each token.
     pub features_format: FeatureFormat,
-    /// The type that the frozen target and the drafter compute in: `"f32"`, or `"bf16"` on a GPU.
+    /// The type in which the frozen target and the drafter compute: `"f32"`, or `"bf16"` on a GPU.
     pub dtype: WeightDtype,
-    /// Epochs, batches, steps and learning rate.
+    /// Settings for epochs, batches, steps and the learning rate.
     #[serde(deserialize_with = "read_optimizer")]
     pub optimizer: OptimizerSettings,
 }
@@ -77,7 +81,7 @@ impl Default for Eagle3Training {
 }
 
 impl Eagle3Training {
-    /// Checks every setting's range, except that the target has the layers.
+    /// Checks every setting's range. It does not check that the target has the layers.
     ///
     /// # Errors
     /// [`TrainError::Setting`] with the first key that is out of range.
@@ -116,7 +120,7 @@ impl Eagle3Training {
     /// Checks that a target of `num_layers` layers has the layers that the drafter reads.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] if it has not.
+    /// [`TrainError::Setting`] if the target lacks one of them.
     pub fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
         match self.layers {
             Some(layers) if layers.iter().any(|layer| *layer >= num_layers) => {
@@ -131,20 +135,22 @@ impl Eagle3Training {
         }
     }
 
-    /// Returns whether one pass over the data can train both: they differ at most in what they read of the target,
-    /// their steps, loss and initial weights.
+    /// Returns whether drafters with these and `other` settings can be trained in one pass over the
+    /// data. The settings may differ in the target's layers, steps, loss and initial weights.
     pub fn shares_pass_with(&self, other: &Self) -> bool {
         self.of_pass() == other.of_pass()
     }
 
-    /// Returns the settings that all drafters of a pass share, with defaults for the others.
+    /// Returns the settings that all drafters of a pass must share. Settings that may differ have
+    /// their default values.
     pub fn of_pass(&self) -> Self {
         let Self { layers, num_steps, step_weight, initial, loss, loss_chunk, .. } =
             Self::default();
         Self { layers, num_steps, step_weight, initial, loss, loss_chunk, ..self.clone() }
     }
 
-    /// Describes what the training reads; `layers` are those of the target.
+    /// Describes the inputs of a training that reads the hidden states after these `layers` of the
+    /// target.
     pub(crate) fn lessons(&self, section: Section, mut layers: Vec<usize>) -> Lessons<'_> {
         layers.sort_unstable();
         layers.dedup();

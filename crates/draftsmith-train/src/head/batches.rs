@@ -14,27 +14,27 @@ use crate::states::StateFile;
 /// The labelled positions of a few rows.
 #[derive(Debug, Clone)]
 pub(crate) struct HeadBatch {
-    /// One row per label.
+    /// The features, with one row per label.
     pub(crate) features: HeadFeatures,
-    /// `[labels]`: acceptance probabilities; 0 for padding.
+    /// The acceptance probabilities, `[labels]`; 0 for padding.
     pub(crate) labels: Tensor<1>,
-    /// `[labels]`: 1 for a label, 0 for padding; `None` without padding.
+    /// The mask of labels, `[labels]`: 1 for a label, 0 for padding. `None` without padding.
     pub(crate) is_label: Option<Tensor<1>>,
 }
 
-/// Rows, with the draft that reads their mixtures.
+/// The training or validation rows, with the draft that reads their mixtures.
 #[derive(Clone)]
 pub(crate) struct HeadSource {
-    /// Without autodiff.
+    /// The draft on each device, without autodiff.
     pub(crate) drafts: PerDevice<DrafterModel>,
     pub(crate) reads: HeadReads,
     pub(crate) rows: Vec<Arc<TrainingRow>>,
     pub(crate) seed: u64,
     pub(crate) mixing_ratio: f64,
-    /// Rows per forward of the draft.
+    /// The number of rows per forward of the draft.
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
-    /// Cached hidden states, if rows are the same in every epoch.
+    /// The file of stored hidden states. Only for rows that are the same in every epoch.
     pub(crate) stored: Option<Arc<StateFile>>,
 }
 
@@ -103,7 +103,7 @@ impl BatchSource for HeadSource {
     /// Lists each row's mixture in the epoch, with its labelled positions and labels.
     ///
     /// # Panics
-    /// If a row has branches: it is not a single sequence.
+    /// If a row has branches, since it is then not a single sequence.
     fn step_examples(&self, epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>> {
         let example = |row: &usize| {
             let row = &self.rows[*row];

@@ -1,5 +1,5 @@
-//! The features of labelled positions: the frozen draft's hidden states there, or at the positions that the
-//! tokens were drawn from, and the head's further inputs.
+//! The features of labelled positions. They are the frozen draft's hidden states at these
+//! positions, or at the positions that their tokens were drawn from, and the head's further inputs.
 
 use std::ops::Range;
 
@@ -12,18 +12,18 @@ use crate::head::rows::Mixture;
 use crate::run::devices::PerDevice;
 use crate::states::StateFile;
 
-/// The rows of one mixture among the features of a forward.
+/// One mixture's rows in the features of a forward pass.
 #[derive(Debug, Clone)]
 pub(crate) struct LabelledRows {
-    /// The index of the forward.
+    /// The index of the forward pass.
     forward: usize,
     features: HeadFeatures,
     rows: Range<usize>,
 }
 
 impl LabelledRows {
-    /// Concatenates the features of several mixtures on a device, and repeats the last row until there are
-    /// `num_rows`.
+    /// Concatenates the features of several mixtures on a device, then pads them to `num_rows` rows
+    /// by repeating the last one.
     pub(crate) fn cat(parts: &[Self], num_rows: usize, device: &Device) -> HeadFeatures {
         let mut forwards: Vec<&Self> = Vec::new();
         for part in parts {
@@ -44,24 +44,26 @@ impl LabelledRows {
     }
 }
 
-/// The frozen draft, and how rows are divided among its forwards.
+/// The frozen draft, with the settings of its forward passes.
 pub(crate) struct Frozen<'a> {
     pub(crate) drafts: &'a PerDevice<DrafterModel>,
     pub(crate) reads: &'a HeadReads,
-    /// Rows per forward.
+    /// The maximum number of rows per forward pass.
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
-    /// Cached hidden states, and the ids of the mixtures' rows.
+    /// The file of stored hidden states, and the row id of each mixture. `None` if hidden states
+    /// are not stored.
     pub(crate) stored: Option<(&'a StateFile, &'a [&'a str])>,
 }
 
 impl Frozen<'_> {
     /// Computes the features of each mixture's labelled positions, then of its branches.
     ///
-    /// Rows without branches go through the draft `batch_size` at a time, sorted by length and padded
-    /// on the right, which a causal model does not see. A row with branches has a forward to itself,
-    /// and each branch reads its prefix from the cache. Devices take turns; the rows of a forward do
-    /// not depend on the number of devices.
+    /// Rows without branches go through the draft `batch_size` at a time. They are sorted by length
+    /// and padded on the right, which does not affect a causal model. A row with branches has a
+    /// forward to itself, and each branch reads its prefix from the KV cache. The forwards are
+    /// distributed over the devices in turn; the rows of a forward do not depend on the number of
+    /// devices.
     ///
     /// # Shapes
     /// - output: for each mixture, in the order given, rows of `[labels, hidden]` and `[labels, extra]`,
@@ -100,7 +102,7 @@ impl Frozen<'_> {
         of_mixtures.into_iter().map(|rows| rows.expect("every row is in a forward")).collect()
     }
 
-    /// Computes the features of the rows of one forward, row by row.
+    /// Computes the features of one forward's mixtures, one mixture after another.
     fn forward_features(
         &self,
         draft: &DrafterModel,
@@ -121,8 +123,8 @@ impl Frozen<'_> {
     }
 }
 
-/// Reads cached hidden states of rows, after computing and storing missing ones. Also returns the labelled positions
-/// among them.
+/// Reads the stored hidden states of rows, after computing and storing missing ones. Also returns
+/// the labelled positions among them.
 fn stored_states(
     draft: &DrafterModel,
     stored: &StateFile,
@@ -136,7 +138,7 @@ fn stored_states(
         let num_tokens = mixture.num_tokens();
         num_rows += num_tokens;
         all.extend(stored.read(name).unwrap_or_else(|| {
-            // On a device, padding follows.
+            // On some devices, padding follows the tokens.
             let states = branching_states(draft, mixture).slice(0..num_tokens);
             stored.store(name, vectors::values(states))
         }));
@@ -144,7 +146,8 @@ fn stored_states(
     (rows_of(all, lengths.padded(num_rows), draft), candidates)
 }
 
-/// Builds a tensor of rows in a model's type, padded with zeros.
+/// Builds a tensor of `num_rows` rows from their values, in the model's type. Missing rows are
+/// zeros.
 fn rows_of(mut values: Vec<f32>, num_rows: usize, model: &DrafterModel) -> Tensor<2> {
     let width = model.hidden_size();
     values.resize(num_rows * width, 0.0);
@@ -152,7 +155,8 @@ fn rows_of(mut values: Vec<f32>, num_rows: usize, model: &DrafterModel) -> Tenso
     Tensor::<2>::from_data(rows, &model.device()).cast(model.dtype().float_dtype())
 }
 
-/// Computes the hidden states of one padded batch, and finds its labelled positions among them.
+/// Computes the hidden states of mixtures without branches as one padded batch. Also returns the
+/// labelled positions among them.
 fn batch_states(
     draft: &DrafterModel,
     batch: &[&Mixture],
@@ -181,7 +185,7 @@ fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> Tensor<2> {
     let capacity = longest.max().unwrap_or(0).max(mixture.input_ids.len());
     let (mut feature_cache, mut cache) =
         (draft.new_feature_cache(capacity, 1), draft.new_cache(capacity, 1));
-    // Replaces the tokens from `start` on.
+    // Reads tokens in place of those from position `start` on.
     let mut read = |ids: &[u32], start: usize| {
         feature_cache.iter_mut().for_each(|cache| cache.truncate(0, start));
         cache.truncate(0, start);
@@ -189,7 +193,8 @@ fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> Tensor<2> {
         draft.forward_cached(features, std::iter::once(ids.len()), &mut cache)
     };
     let mut hidden = vec![read(&mixture.input_ids, 0)];
-    // In reverse, each prefix is still in the cache: a branch overwrites only what follows its start.
+    // Branches are read from the last to the first. A branch overwrites only what follows its start
+    // in the cache, so the prefixes of earlier branches remain.
     let branches = mixture.branches.iter().rev();
     let mut of_branches: Vec<Rows> =
         branches.map(|branch| read(&branch.token_ids, branch.start)).collect();
@@ -198,8 +203,8 @@ fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> Tensor<2> {
     Rows::cat(hidden).into_tensor(&draft.device()).squeeze_dim(0)
 }
 
-/// Adds a mixture's labelled positions, then those of its branches, whose rows follow. `start` is the row of
-/// the first token.
+/// Adds the labelled positions of a mixture, whose first token has the row `start`, and then those
+/// of its branches, whose rows follow.
 fn push_all(candidates: &mut CandidateRows, mixture: &Mixture, start: usize) {
     push_labelled(candidates, mixture, start);
     let mut num_read = start + mixture.input_ids.len();
@@ -212,8 +217,8 @@ fn push_all(candidates: &mut CandidateRows, mixture: &Mixture, start: usize) {
     }
 }
 
-/// Adds a mixture's labelled positions; `start` is the row of its first token. Each has a predecessor,
-/// because every row has a prompt.
+/// Adds the labelled positions of a mixture, whose first token has the row `start`. Each position
+/// has a predecessor, because every row has a prompt.
 fn push_labelled(candidates: &mut CandidateRows, mixture: &Mixture, start: usize) {
     for at in &mixture.labelled {
         candidates.push(mixture.input_ids[*at], start + at, start + at - 1);

@@ -12,7 +12,8 @@ use crate::error::{Section, TrainError, to_host};
 use crate::head::batches::HeadBatch;
 use crate::run::member::{Score, Trainee};
 
-/// A head with the settings of its steps. The draft is not part of it: everything here is trained and saved.
+/// A head with the settings of its training steps. The draft is not part of it, because everything
+/// in it is trained and saved.
 #[derive(Module, Debug)]
 pub(crate) struct HeadLearner {
     pub(crate) head: AcceptanceHead,
@@ -20,16 +21,16 @@ pub(crate) struct HeadLearner {
     pub(crate) rejection_weight: f64,
 }
 
-/// The outputs of a batch.
+/// The outputs of a head for a batch.
 #[derive(Debug)]
 pub(crate) struct HeadOutput {
-    /// `[1]`
+    /// The loss, `[1]`.
     pub(crate) loss: Tensor<1>,
-    /// `[labels]`: the logit of acceptance minus that of rejection.
+    /// The logit of acceptance minus that of rejection, `[labels]`.
     pub(crate) logit: Tensor<1>,
-    /// `[labels]`: acceptance probabilities.
+    /// The acceptance probabilities that the head learns, `[labels]`.
     pub(crate) labels: Tensor<1>,
-    /// The number of labels before the padding.
+    /// The number of labels without padding.
     pub(crate) num_labels: usize,
 }
 
@@ -72,7 +73,8 @@ impl Trainee for HeadLearner {
 
     fn train_step(&self, batch: &TrainingBatch<HeadBatch>) -> (Tensor<1>, GradientsParams) {
         let HeadOutput { loss, .. } = self.output(batch);
-        // Accumulation adds gradients: with each batch's share, the step has the mean.
+        // Each batch's loss is multiplied by its share, so that the accumulated gradient of a step
+        // is that of the mean loss.
         let gradients = (loss.clone() * batch.step_share).backward();
         (loss.without_autodiff(), GradientsParams::from_grads(gradients, self))
     }
@@ -104,17 +106,18 @@ impl Trainee for HeadLearner {
         tally.finish()
     }
 
-    /// Returns the validation KL without the shift of the rejection weight, which a sweep compares too: the best epoch
-    /// is the one that a sweep would choose.
+    /// Returns the validation KL without the shift that the rejection weight causes. A sweep
+    /// compares heads by the same number, so the best epoch is the one that a sweep would choose.
     fn to_minimise(&self, scores: &HeadScores) -> f64 {
         scores.comparable_kl()
     }
 }
 
-/// Computes the loss of SpecDec++: binary cross-entropy with soft labels and a weight for rejection.
+/// Computes the loss of SpecDec++ in nats: binary cross-entropy with soft labels and a weight for
+/// rejection.
 ///
 /// [Σ w_rej (1 − y)(−log P(reject)) + y (−log P(accept))] / [w_rej Σ (1 − y) + Σ y] over the labels
-/// of one batch, as in the authors' code (the paper prints the numerator). Nats.
+/// of one batch, as in the authors' code (the paper prints only the numerator).
 ///
 /// The head's softmax over two logits equals a sigmoid of their difference.
 ///

@@ -1,4 +1,4 @@
-//! What heads predict along recordings that were made without them.
+//! Predictions of heads along recordings that were made without these heads.
 
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{AcceptanceHead, DrafterModel, Lengths, vectors};
@@ -11,12 +11,12 @@ use crate::head::rows::{Branch, Mixture, TrainingRow};
 use crate::head::settings::MixedLabels;
 use crate::run::devices::PerDevice;
 
-/// Computes the predictions of heads for every candidate of the drafter's recordings, in the order of
-/// [`Recordings::with_head`]. All heads read the same inputs, and the drafter reads each candidate once for all of
-/// them.
+/// Computes each head's predictions for every candidate of the drafter's recordings, in the order
+/// of [`Recordings::with_head`]. The drafter reads each candidate once for all heads, because all
+/// heads read the same inputs.
 ///
 /// # Panics
-/// If a head belongs to another drafter, or heads do not read the same.
+/// If a head belongs to another drafter, or if the heads read different inputs.
 pub fn predictions_along(
     draft: &DrafterModel,
     heads: &[&AcceptanceHead],
@@ -37,14 +37,14 @@ pub fn predictions_along(
     (0..heads.len()).map(of_head).collect()
 }
 
-/// Returns the head as it reads features in training, where embeddings are scaled; an exported head reads them
-/// unscaled.
+/// Returns the head in the form that training uses. It then reads scaled embeddings; an exported
+/// head reads unscaled ones.
 fn as_trained(draft: &DrafterModel, head: &AcceptanceHead) -> AcceptanceHead {
     head.clone().with_embedding_gain(1.0 / draft.embedding_gain())
 }
 
-/// Computes the predictions of heads for each label of a mixture. All heads read the same inputs, with scaled
-/// embeddings.
+/// Computes each head's predictions for the labels of a mixture. All heads read the same inputs,
+/// with scaled embeddings.
 fn predicted(
     drafts: &PerDevice<DrafterModel>,
     heads: &[AcceptanceHead],
@@ -64,18 +64,20 @@ fn predicted(
     heads.iter().map(predicted).collect()
 }
 
-/// A head's training input of a row in the first epoch (SpecDec++, section 3.2).
+/// The training input that a head gets for a row in the first epoch (SpecDec++, section 3.2).
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrainingInput {
-    /// Z: the draft's tokens Y, and kept tokens of the target's response X.
+    /// The mixed sequence Z: some tokens of the target's response X are kept, the others are
+    /// replaced by the draft's tokens Y.
     pub token_ids: Vec<u32>,
-    /// min(1, p/q) at tokens of Y; none at kept ones.
+    /// The label of each token of Z: min(1, p/q) for a token of Y, `None` for a kept token of X.
     pub labels: Vec<Option<f32>>,
     mixture: Mixture,
 }
 
 impl TrainingInput {
-    /// Builds the input of a row, cut to `context` tokens. `None` if no position fits, or the row has no prompt.
+    /// Builds the input of a row, cut to `context` tokens. Returns `None` if no position fits, or
+    /// if the row has no prompt.
     ///
     /// # Errors
     /// If the row has no draft columns.
@@ -97,7 +99,8 @@ impl TrainingInput {
         }))
     }
 
-    /// Computes a head's prediction at each token with a label.
+    /// Computes a head's prediction for each token of Z that has a label, and `None` for the
+    /// others.
     ///
     /// # Panics
     /// If the head belongs to another drafter.
@@ -114,7 +117,7 @@ impl TrainingInput {
     }
 }
 
-/// Converts a recorded response's tokens and rollouts to candidates without labels.
+/// Converts a recorded response and its rollouts to a mixture whose candidates have no labels.
 fn candidates_of(response: &Recording) -> Mixture {
     let first = response.prompt.len();
     let mut mixture = Mixture { input_ids: response.prompt.clone(), ..Mixture::default() };

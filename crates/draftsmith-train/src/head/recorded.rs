@@ -1,9 +1,9 @@
-//! Training rows from recorded rollouts: the candidates of decoding rounds along a response, and whether they
-//! are accepted.
+//! Training rows from recorded rollouts: the candidates of decoding rounds along a response, with
+//! their acceptance as labels.
 //!
-//! These candidates are distributed as in use: at each position of a response the draft's candidate after an
-//! accepted prefix, drawn as in decoding, and after a rejected candidate the draft's next proposals. Rows are
-//! not mixed, so they are the same in every epoch.
+//! These candidates are distributed as in decoding. At each position of a response there is the
+//! draft's candidate after an accepted prefix, drawn as in decoding. A rejected candidate is
+//! followed by the draft's next proposals. Rows are not mixed, so they are the same in every epoch.
 
 use std::collections::HashMap;
 
@@ -16,14 +16,14 @@ use crate::head::rows::{Branch, Mixture};
 /// Rollouts of the draft along the training responses, recorded without a head.
 #[derive(Debug, Clone, Copy)]
 pub struct RecordedRollouts<'a> {
-    /// The rows. Those of one response are adjacent, beginning with the row of the response itself.
+    /// The rows. Those of one response are adjacent, and begin with the row of the response itself.
     pub rows: &'a [RolloutRow],
-    /// Whether decoding was greedy. Labels are then 0 or 1, and candidates after a rejected one have no label.
-    /// Otherwise labels are min(1, p/q).
+    /// Whether decoding was greedy. If so, labels are 0 or 1, and candidates after a rejected one
+    /// have no label. Otherwise labels are min(1, p/q).
     pub is_greedy: bool,
 }
 
-/// The rows of each response.
+/// The recorded rows of each response, by the response's id.
 pub(crate) struct RolloutsById<'a> {
     by_id: HashMap<&'a str, &'a [RolloutRow]>,
     is_greedy: bool,
@@ -38,8 +38,9 @@ impl<'a> From<RecordedRollouts<'a>> for RolloutsById<'a> {
 }
 
 impl RolloutsById<'_> {
-    /// Builds a row's input and labels, cut to `context` tokens: the response with labels at accepted candidates, and a
-    /// branch for each rejected one. `None` without any label.
+    /// Builds a row's input and labels, cut to `context` tokens: the response with labels at
+    /// accepted candidates, and a branch for each rejected one. Returns `None` if no candidate has
+    /// a label.
     ///
     /// # Errors
     /// If there are no rollouts of the row's response.
@@ -66,7 +67,7 @@ impl RolloutsById<'_> {
         let mut rollouts = rollouts.iter().peekable();
         for at in 0..len {
             let rollout = rollouts.next_if(|rollout| rollout.start as usize == at);
-            // Nothing is drafted for the last token that the limit allows.
+            // No candidate is drafted for the last token that the length limit allows.
             if at + 1 >= response.limit as usize {
                 break;
             }
@@ -85,8 +86,9 @@ impl RolloutsById<'_> {
         Ok(is_labelled.then_some(mixture))
     }
 
-    /// Builds a branch of the candidates drafted at `start`, which is less than `context`: a rejected one and what
-    /// follows it, or a whole round, which may begin with accepted candidates. `along` is the response from there on.
+    /// Builds a branch of the candidates drafted at `start`, which is less than `context`. They are
+    /// a rejected candidate and those after it, or a whole round, which may begin with accepted
+    /// candidates. `along` lists the response's tokens from `start` on.
     fn branch(&self, rollout: &RolloutRow, along: &[u32], start: usize, context: usize) -> Branch {
         let ids = &rollout.candidates.candidate_ids;
         let num_accepted = ids.iter().zip(along).take_while(|(id, token)| id == token).count();

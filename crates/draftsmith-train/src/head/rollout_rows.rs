@@ -1,12 +1,12 @@
-//! Recordings as rows of a rollouts file, and back.
+//! Conversion between recordings and the rows of a rollouts file.
 
 use draftsmith_data::{ResponseRow, RolloutCandidates, RolloutRow};
 use draftsmith_theory::{RecordedCandidate, RecordedPlace, Recording, Recordings};
 
-/// Converts the recordings of `responses` to rows, in the form in which heads are trained on them.
+/// Converts the recordings of `responses` to the rows that heads are trained on.
 ///
 /// # Panics
-/// If there is not one recording for each response.
+/// If the numbers of responses and recordings differ.
 pub fn rollout_rows(responses: &[ResponseRow], recordings: &Recordings) -> Vec<RolloutRow> {
     assert_eq!(responses.len(), recordings.responses.len(), "one recording for each response");
     let has_head = recordings.head.is_some();
@@ -14,7 +14,8 @@ pub fn rollout_rows(responses: &[ResponseRow], recordings: &Recordings) -> Vec<R
     recorded.flat_map(|(row, recording)| rows_of_recording(&row.id, recording, has_head)).collect()
 }
 
-/// Converts a recording to rows: the response, then one rollout for each position with another candidate.
+/// Converts a recording to rows. The first row is the response. Each further row is the
+/// rollout that was recorded at one position of the response.
 pub fn rows_of_recording(id: &str, recording: &Recording, has_head: bool) -> Vec<RolloutRow> {
     let row = |start: usize, is_response, candidates: &[&RecordedCandidate]| RolloutRow {
         id: id.to_owned(),
@@ -34,7 +35,7 @@ pub fn rows_of_recording(id: &str, recording: &Recording, has_head: bool) -> Vec
     rows
 }
 
-/// Converts valid rows back to recordings, with their ids.
+/// Converts valid rows back to recordings. Returns the ids of the responses and their recordings.
 pub fn recordings_of(rows: &[RolloutRow]) -> (Vec<String>, Vec<Recording>) {
     let recorded = rows.chunk_by(|one, next| one.id == next.id).map(|rows| {
         let (response, rollouts) = rows.split_first().expect("a chunk has a row");

@@ -1,4 +1,5 @@
-//! Rows of head training: a response's tokens and labels, and its mixture in each epoch (SpecDec++, §3).
+//! The rows of head training: a response's tokens and labels, and their mixture in each epoch
+//! (SpecDec++, §3).
 
 use draftsmith_data::ResponseRow;
 use draftsmith_theory::{acceptance_prob, keep_target};
@@ -15,42 +16,45 @@ pub(crate) struct TrainingRow {
 
 #[derive(Debug)]
 enum RowContent {
-    /// Mixed anew in each epoch.
+    /// A row whose tokens are mixed again in each epoch.
     Mixed(MixedRow),
-    /// Recorded rollouts, the same in each epoch.
+    /// A row of recorded rollouts, which is the same in each epoch.
     Recorded(Mixture),
 }
 
-/// The mixed part of a [`ResponseRow`], with at least one position.
+/// The tokens and labels of a [`ResponseRow`] for mixing, with at least one position.
 #[derive(Debug)]
 struct MixedRow {
     prompt_ids: Vec<u32>,
-    /// X, the target's tokens. The lists below have the same length.
+    /// X, the target's tokens. `draft_ids` and `labels` have the same length.
     response_ids: Vec<u32>,
-    /// Y, the draft's tokens: drawn, or the most probable ones.
+    /// Y, the draft's tokens: drawn ones, or the most probable ones.
     draft_ids: Vec<u32>,
-    /// The labels of Y.
+    /// The label of each token of Y.
     labels: Vec<f32>,
 }
 
-/// One row's input and labels in one epoch.
+/// The input and the labels of one row in one epoch.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Mixture {
-    /// The prompt, then Z: the kept tokens of X, and Y elsewhere. For a recorded row, the prompt and X.
+    /// The prompt, then Z: some tokens of X are kept, the others are replaced by those of Y. For a
+    /// recorded row, the prompt and X.
     pub(crate) input_ids: Vec<u32>,
-    /// The positions of candidates in `input_ids`, ascending: tokens from Y, or tokens of X that were drafted
-    /// and accepted.
+    /// The indices of candidates in `input_ids`, ascending. In a mixed row, candidates are the
+    /// tokens from Y; in a recorded row, the tokens of X that were drafted and accepted.
     pub(crate) labelled: Vec<usize>,
-    /// The label of each of `labelled`.
+    /// The label of each candidate in `labelled`.
     pub(crate) labels: Vec<f32>,
-    /// Rejected candidates and what follows them, by ascending start; empty for mixed rows.
+    /// The rejected candidates and the candidates drafted after each, by ascending start. Empty for
+    /// mixed rows.
     pub(crate) branches: Vec<Branch>,
 }
 
-/// Candidates that continue a prefix of a row's input: a rejected one, and the draft's next proposals.
+/// Candidates that continue a prefix of a row's input: a rejected candidate, and the draft's next
+/// proposals after it.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Branch {
-    /// The length of the prefix, 1 or more.
+    /// The length of the prefix in tokens, 1 or more.
     pub(crate) start: usize,
     /// The candidates, at least one.
     pub(crate) token_ids: Vec<u32>,
@@ -83,7 +87,8 @@ impl TrainingRow {
         Self { id: row.id.clone(), content: RowContent::Recorded(recorded) }
     }
 
-    /// Builds a mixed row, cut to `context` tokens. `None` if no position fits, or without a prompt to draw the first
+    /// Builds a mixed row, cut to `context` tokens. Returns `None` if no position fits, or if the
+    /// row has no prompt to draw the first candidate from.
     /// candidate from.
     ///
     /// # Errors
@@ -132,8 +137,8 @@ impl TrainingRow {
         }
     }
 
-    /// Draws the mixture of an epoch, a function of the seed, the epoch and the row's id; recorded rows are the same in
-    /// every epoch.
+    /// Returns the mixture of an epoch. It is a function of the seed, the epoch and the row's id;
+    /// recorded rows are the same in every epoch.
     pub(crate) fn mixture(&self, seed: u64, epoch: u64, mixing_ratio: f64) -> Mixture {
         match &self.content {
             RowContent::Mixed(row) => {
@@ -146,7 +151,7 @@ impl TrainingRow {
 }
 
 impl MixedRow {
-    /// Builds the mixture with the kept tokens of X, and labelled tokens of Y elsewhere.
+    /// Builds the mixture: a token of X where `kept` is true, a labelled token of Y elsewhere.
     fn mixture(&self, kept: Vec<bool>) -> Mixture {
         let mut mixture = Mixture { input_ids: self.prompt_ids.clone(), ..Mixture::default() };
         for (i, kept) in kept.into_iter().enumerate() {

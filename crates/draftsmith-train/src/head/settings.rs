@@ -1,10 +1,12 @@
-//! The recipe's `[head]` section: how an acceptance head is trained, or a sweep of them.
+//! The recipe's `[head]` section: the settings for training one acceptance head, or a sweep of
+//! them.
 //!
-//! The defaults are those of the SpecDec++ authors' run: the values in their script, and the Hugging Face
-//! Trainer's defaults for the rest.
+//! The defaults are those of the SpecDec++ authors' run: the values in their script, and the
+//! Hugging Face Trainer's defaults for the other settings.
 //!
-//! In a sweep, heads with the same mixing ratio are trained side by side in one pass over the data, and ratios
-//! one after another, because mixtures, and thus hidden states, depend on the ratio.
+//! In a sweep, heads with the same mixing ratio are trained side by side in one pass over the data.
+//! Each mixing ratio needs a pass of its own, because mixtures, and thus hidden states, depend on
+//! it.
 
 use draftsmith_model::{HeadForm, HeadInput, HeadReads, WeightDtype};
 use serde::{Deserialize, Deserializer, Serialize};
@@ -14,24 +16,25 @@ use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
 use crate::states::{FeatureFormat, Features};
 
-/// The labels of a head: what it learns to predict.
+/// The kind of label that a head learns to predict.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum HeadLabels {
-    /// min(1, p/q) at a token drawn from the draft, with the distributions as served (SpecDec++).
+    /// min(1, p/q) at a token drawn from the draft (SpecDec++). p and q are the distributions that
+    /// decoding samples from.
     #[default]
     Sampled,
-    /// Σ min(p, q) at a position: the mean of `Sampled` over the draft's distribution. It is less noisy, but
-    /// does not depend on the token.
+    /// Σ min(p, q) at a position, which is the mean of `Sampled` over the draft's distribution. It
+    /// is less noisy, but does not depend on the drawn token.
     Overlap,
     /// Whether draft and target have the same most probable token, as greedy decoding requires.
     Greedy,
-    /// Whether decoding rounds along the responses, greedy or sampled, would accept their candidates. These
-    /// candidates are distributed as in use. Rows are not mixed.
+    /// Acceptance of the candidates in decoding rounds along the responses, greedy or sampled.
+    /// These candidates are distributed as in decoding. Rows are not mixed.
     Rollouts,
 }
 
-/// The labels that a mixture can have.
+/// The kinds of labels for mixtures of the target's and the draft's tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MixedLabels {
     Sampled,
@@ -40,7 +43,7 @@ pub(crate) enum MixedLabels {
 }
 
 impl HeadLabels {
-    /// Returns the labels in a mixture; `None` if rows are not mixed.
+    /// Returns the kind of labels for mixtures; `None` if rows are not mixed.
     pub(crate) fn mixed(self) -> Option<MixedLabels> {
         match self {
             Self::Sampled => Some(MixedLabels::Sampled),
@@ -51,51 +54,55 @@ impl HeadLabels {
     }
 }
 
-/// The table of the keys, in messages.
+/// The name of the recipe's table in messages.
 const SECTION: Section = "head";
 
 /// The settings of [`train_heads`](crate::train_heads). Every key is optional.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HeadTraining {
-    /// The depth D: residual blocks of the head, 0 to 64. 3: the best of SpecDec++'s sweep over 0 to 4.
+    /// The depth D: the number of the head's residual blocks, 0 to 64. Default: 3, the best of
+    /// SpecDec++'s sweep over 0 to 4.
     pub num_layers: usize,
-    /// Whether all blocks share their weights. True: the authors' code, whose class can load no other
-    /// heads.
+    /// Whether all blocks share their weights. Default: true, as in the authors' code, whose class
+    /// can load no other heads.
     pub tied: bool,
-    /// The hidden state that the head reads: `candidate`, at the candidate's position, or `look-ahead`, the
-    /// one that the candidate was drawn from, with its embedding and log-probability. A look-ahead head ends
-    /// rounds one draft forward earlier. Candidate: the authors'.
+    /// The hidden state that the head reads. `candidate` is the one at the candidate's position.
+    /// `look-ahead` is the one that the candidate was drawn from, together with the candidate's
+    /// embedding and log-probability. A look-ahead head ends rounds one draft forward earlier.
+    /// Default: `candidate`, as the authors'.
     pub form: HeadForm,
-    /// Further inputs: `entropy` and `top_prob` (the largest probability) of the distribution that the
-    /// candidate was drawn from. Empty: the authors'.
+    /// Further inputs: `entropy` and `top_prob` (the largest probability) of the distribution that
+    /// the candidate was drawn from. Default: empty, as the authors'.
     pub inputs: Vec<HeadInput>,
-    /// The labels: `sampled`, min(1, p/q) at a drawn token; `overlap`, its mean Σ min(p, q); `greedy`,
-    /// whether both models have the same most probable token; or `rollouts`, whether rounds along the
-    /// responses accept their candidates, which are recorded first. Sampled: the authors'.
+    /// The labels: `sampled`, min(1, p/q) at a drawn token; `overlap`, its mean Σ min(p, q);
+    /// `greedy`, whether both models have the same most probable token; or `rollouts`, whether
+    /// rounds along the responses accept their candidates, which are recorded first. Default:
+    /// `sampled`, as the authors'.
     pub labels: HeadLabels,
-    /// For labels from rollouts: the number of candidates to record from each rejected one on, including
-    /// it, 1 or more. 1: ours; rounds reach candidates after a rejected one, but verification does not.
+    /// For labels from rollouts: the number of candidates to record from each rejected candidate
+    /// on, including it, 1 or more. A draft phase continues after a candidate that will be
+    /// rejected, but verification does not. Default: 1, our choice.
     pub rollout_length: usize,
-    /// w_rej, the loss weight of the rejected class, above 0. 6: the best of SpecDec++'s sweep over
-    /// 1, 3, 6 and 12 (§4.1).
+    /// w_rej, the loss weight of the rejected class, above 0. Default: 6, the best of SpecDec++'s
+    /// sweep over 1, 3, 6 and 12 (§4.1).
     pub rejection_weight: f64,
-    /// The share of positions that keep the target's token and have no label, from 0 to below 1.
-    /// 0.15: the authors' code.
+    /// The fraction of positions that keep the target's token and have no label, from 0 to below 1.
+    /// Default: 0.15, as in the authors' code.
     pub mixing_ratio: f64,
-    /// The type that the frozen draft and the head compute in: `"f32"`, or `"bf16"` on a GPU. Parameters,
-    /// optimizer and losses are always f32. f32: ours; the authors train in bf16.
+    /// The type in which the frozen draft and the head compute: `"f32"`, or `"bf16"` on a GPU.
+    /// Parameters, optimizer and losses are always f32. Default: f32; the authors train in bf16.
     pub dtype: WeightDtype,
-    /// `"recompute"`: the drafter's hidden states are computed in each epoch. `"cache"`: they are computed once
-    /// and stored on disk, for other trainings too. Only with labels from rollouts, because a mixture is
-    /// another text in each epoch.
+    /// `"recompute"`: the drafter's hidden states are computed in each epoch. `"cache"`: they are
+    /// computed once and stored on disk, for other trainings too. `"cache"` needs labels from
+    /// rollouts, because a mixture has other tokens in each epoch.
     pub features: Features,
     /// The format of hidden states on disk: `"f16"`, or `"int8"` with a scale for each token.
     pub features_format: FeatureFormat,
-    /// Epochs, batches, steps and learning rate.
+    /// Settings for epochs, batches, steps and the learning rate.
     #[serde(deserialize_with = "read_optimizer")]
     pub optimizer: OptimizerSettings,
-    /// Heads with several depths, rejection weights and mixing ratios, instead of a single head.
+    /// The values of a sweep, which trains several heads instead of one.
     pub sweep: Option<HeadSweep>,
 }
 
@@ -120,8 +127,8 @@ impl Default for HeadTraining {
 }
 
 impl HeadTraining {
-    /// Names a head within a sweep: `d3-w6-r0.15` for depth 3, rejection weight 6 and mixing ratio 0.15.
-    /// 0.15.
+    /// Returns the head's name in a sweep: `d3-w6-r0.15` for depth 3, rejection weight 6 and mixing
+    /// ratio 0.15.
     pub fn name(&self) -> String {
         format!("d{}-w{}-r{}", self.num_layers, self.rejection_weight, self.mixing_ratio)
     }
@@ -137,8 +144,8 @@ impl HeadTraining {
         HeadReads::new(self.form, &self.inputs)
     }
 
-    /// Lists the heads of the sweep, or the single head, for each pass over the data: one pass per mixing ratio. None
-    /// of them has a sweep.
+    /// Lists the settings of every head in the sweep, or of the single head, for each pass over the
+    /// data. There is one pass per mixing ratio. The returned settings have no sweep.
     pub fn passes(&self) -> Vec<Vec<Self>> {
         let HeadSweep { num_layers, rejection_weight, mixing_ratio } =
             self.sweep.clone().unwrap_or_default();
@@ -205,16 +212,16 @@ impl HeadTraining {
 /// The range of a head's depth.
 const DEPTH: Range = Range::Within(0.0, 64.0, "0 to 64");
 
-/// The values of a sweep, which tries every combination. A missing key keeps the value of `[head]`; the
-/// others are lists of different values.
+/// The values of a sweep, which trains a head for every combination of them. A missing key keeps
+/// the value of `[head]`. The values in a list must differ.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct HeadSweep {
-    /// Depths D. SpecDec++: 0 to 4.
+    /// The depths D. SpecDec++: 0 to 4.
     pub num_layers: Option<Vec<usize>>,
-    /// Loss weights of the rejected class. SpecDec++: 1, 3, 6 and 12.
+    /// The loss weights of the rejected class. SpecDec++: 1, 3, 6 and 12.
     pub rejection_weight: Option<Vec<f64>>,
-    /// Fractions of positions that keep the target's token. Each takes a pass over the data.
+    /// The fractions of positions that keep the target's token. Each takes a pass over the data.
     pub mixing_ratio: Option<Vec<f64>>,
 }
 

@@ -1,17 +1,18 @@
 //! Progress display: the trait [`Listener`], and [`RenderingListener`], which shows the progress with a
 //! burn-train renderer such as its [`Dashboard`].
 //!
-//! Everything of burn-train is in this file. Its training loop is not used: it counts batches to find the
-//! end of a step, drops the labels of validation batches, keeps no best model in memory, cannot return our
-//! errors, and saves only at the ends of epochs.
+//! All uses of burn-train are in this file. Its training loop is not used: it counts batches to
+//! find the end of a step, drops the labels of validation batches, keeps no best model in memory,
+//! cannot return our errors, and saves only at the ends of epochs.
 //!
-//! During [`train_heads`](crate::train_heads) and [`train_adapters`](crate::train_adapters) a listener
-//! receives `start`, then for each half of an epoch `start_half`, `processed` after every batch, and
-//! `end_half`, after both halves `end_epoch`, and at last `end`. The numbers of a training batch, `Loss` and
-//! `Learning Rate`, arrive when its step ends; those of a validation batch, `Loss`, before its `processed`.
-//! A complete validation ends with its scores: `training loss` (the mean of the epoch), and `KL`, `unshifted
-//! KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads or `cross-entropy`, `KL`, `agreement`, `overlap` for
-//! adapters.
+//! [`train_heads`](crate::train_heads) and [`train_adapters`](crate::train_adapters) call the
+//! methods of a listener in this order: `start`; for each half of an epoch `start_half`,
+//! `processed` after every batch, and `end_half`; `end_epoch` after both halves; and at last `end`.
+//! The numbers of a training batch, `Loss` and `Learning Rate`, are sent when its step ends. The
+//! `Loss` of a validation batch is sent just before the `processed` call for it. A complete
+//! validation ends with its scores: `training loss` (the mean of the epoch), and `KL`, `unshifted
+//! KL`, `BCE`, `AUROC`, `Brier`, `ECE` for heads or `cross-entropy`, `KL`, `agreement`, `overlap`
+//! for adapters.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -30,8 +31,8 @@ pub use burn_train::renderer::tui::TuiMetricsRendererWrapper as Dashboard;
 pub(crate) const LOSS: &str = "Loss";
 /// The learning rate of a training batch's step.
 pub(crate) const LEARNING_RATE: &str = "Learning Rate";
-/// The mean training loss of an epoch, which is shown among the scores. The renderer's mean of the losses
-/// covers only the current run.
+/// The mean training loss of an epoch, which is shown among the scores. The renderer's own mean is
+/// not used, because it covers only the current run.
 pub(crate) const TRAINING_LOSS: &str = "training loss";
 
 /// The two halves of an epoch.
@@ -43,16 +44,16 @@ pub enum Half {
     Validation,
 }
 
-/// What a run will show.
+/// The description of a run for its listener.
 #[derive(Debug, Clone)]
 pub struct RunStart {
-    /// What is trained.
+    /// The kind of the trained models.
     pub label: &'static str,
     /// The first epoch, counted from 1.
     pub epoch: usize,
-    /// Epochs of the whole training.
+    /// The number of epochs of the whole training.
     pub num_epochs: usize,
-    /// The scores of a validation, each with whether a higher one is better.
+    /// The names of the validation scores. The flag is true if a higher score is better.
     pub scores: Vec<(&'static str, bool)>,
 }
 
@@ -65,13 +66,13 @@ pub trait Listener {
     /// Handles the start of a half of an epoch, with `num_rows` rows.
     fn start_half(&mut self, half: Half, num_rows: usize) {}
 
-    /// Handles progress: `num_rows` rows of the half are done.
+    /// Handles progress: `num_rows` rows of the current half have been processed so far.
     fn processed(&mut self, num_rows: usize) {}
 
-    /// Handles the loss or learning rate of a batch, or a score of the validation.
+    /// Handles a number with its name: the loss or learning rate of a batch, or a validation score.
     fn number(&mut self, half: Half, name: &'static str, number: f64) {}
 
-    /// Handles the end of the half of the epoch.
+    /// Handles the end of the current half of the epoch.
     fn end_half(&mut self) {}
 
     /// Handles the end of the epoch.
@@ -81,7 +82,7 @@ pub trait Listener {
     fn end(&mut self) {}
 }
 
-/// Ignores everything.
+/// A listener that ignores all progress.
 impl Listener for () {}
 
 /// A burn-train renderer as a listener. It makes the calls that burn-train's own loop would make.
@@ -89,7 +90,8 @@ pub struct RenderingListener<'a> {
     renderer: &'a mut dyn MetricsRenderer,
     half: Half,
     scores: Vec<&'static str>,
-    /// The numbers of the current half's batches.
+    /// The state of each number's display over the batches of the current half, by the number's
+    /// name.
     of_batches: BTreeMap<&'static str, NumericMetricState>,
 }
 
@@ -99,7 +101,7 @@ impl<'a> RenderingListener<'a> {
         Self { renderer, half: Half::Training, scores: Vec::new(), of_batches: BTreeMap::new() }
     }
 
-    /// Shows a number, or with `None` that the batch has no such number.
+    /// Shows a number. `None` shows that the batch has no such number.
     fn show(&mut self, name: &str, text: SerializedEntry, number: Option<NumericEntry>) {
         let state = MetricState::Numeric(MetricEntry::new(id(name), text), number);
         match self.half {

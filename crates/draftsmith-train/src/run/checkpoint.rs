@@ -1,11 +1,12 @@
 //! The state of a training on disk, from which a run resumes exactly.
 //!
-//! A state is the directory `checkpoint/epoch-E-step-S/` under the training's directory. It contains the
-//! weights, the optimizer's moments and the best weights as burn records (safetensors lacks the parameter ids that
-//! identify optimizer state), in one directory per member if there are several, and `state.toml`. That
-//! file is written last; a directory without it is ignored. It contains a checksum of each record, and of
-//! itself on its first line, so a file that changed is refused. burn-train's own checkpoints are not used:
-//! it writes three separate files, and only at the ends of epochs.
+//! A state is the directory `checkpoint/epoch-E-step-S/` under the training's directory. It
+//! contains `state.toml` and burn records of the weights, the optimizer's moments and the best
+//! weights (safetensors lacks the parameter ids that identify optimizer state). If several members
+//! are trained side by side, each has a directory for its records. `state.toml` is written last; a
+//! directory without it is ignored. It contains a checksum of each record and, on its first line,
+//! of itself, so a file that has changed causes an error. burn-train's own checkpoints are not
+//! used: it writes three separate files, and only at the ends of epochs.
 //!
 //! Training resumes exactly: the state holds everything that a step changes. It is taken only between
 //! steps, when no gradients are pending. The order of rows and their mixtures are functions of (seed,
@@ -31,20 +32,21 @@ pub(crate) struct TrainingState<S> {
     pub(crate) members: Vec<MemberState<S>>,
 }
 
-/// The state of a member, with burn records as bytes; in `state.toml`, with their SHA-256 hashes.
+/// The state of a member. `R` is the type of burn records: their bytes, or in `state.toml` their
+/// SHA-256 hashes.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MemberState<S, R = Vec<u8>> {
-    /// Its directory within the state's.
+    /// The member's directory within the state's directory.
     pub(crate) name: String,
     pub(crate) model: R,
     pub(crate) optimizer: R,
-    /// The weights of the best epoch, if an epoch is complete.
+    /// The weights of the best epoch; `None` before the end of the first epoch.
     pub(crate) best: Option<R>,
     pub(crate) progress: MemberProgress<S>,
 }
 
-/// `state.toml`.
+/// The contents of `state.toml`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct TrainingStateFile<S> {
@@ -59,14 +61,14 @@ struct Fingerprint {
     fingerprint: String,
 }
 
-/// Where a run would begin.
+/// The point at which a run would begin.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Resumption {
-    /// At the beginning, without a saved state.
+    /// The beginning of the training: there is no saved state.
     Nothing,
-    /// At the beginning: the saved state has another fingerprint.
+    /// The beginning of the training: the saved state has another fingerprint.
     Other,
-    /// After this many optimizer steps.
+    /// The point after this many optimizer steps, where a saved state ends.
     After(usize),
 }
 
@@ -95,12 +97,13 @@ pub(crate) const MODEL: &str = "model.bpk";
 pub(crate) const OPTIMIZER: &str = "optimizer.bpk";
 pub(crate) const BEST: &str = "best.bpk";
 const STATE: &str = "state.toml";
-/// The form of a state, before its fingerprint. Earlier versions kept the optimizer's moments by parameter.
+/// The prefix of the fingerprint in `state.toml`, which identifies the form of the state: the
+/// optimizer's moments are stored as one row. Earlier versions stored them by parameter.
 const FORM: &str = "row ";
 /// The beginning of the first line of `state.toml`, which contains the checksum of the rest.
 const CHECKSUM: &str = "checksum = \"";
 
-/// Writes a state, and removes earlier ones.
+/// Writes a state, and removes earlier states.
 pub(crate) fn save<S: Serialize>(
     checkpoint_dir: &Path,
     fingerprint: &str,
@@ -132,7 +135,8 @@ pub(crate) fn save<S: Serialize>(
     Ok(())
 }
 
-/// Reads the latest state if it has this fingerprint, and returns it with its directory.
+/// Reads the latest state, and returns it with its directory. `None` if there is no complete state
+/// or it has another fingerprint.
 pub(crate) fn load<S: DeserializeOwned>(
     checkpoint_dir: &Path,
     fingerprint: &str,
@@ -154,7 +158,7 @@ pub(crate) fn load<S: DeserializeOwned>(
     Ok(Some((TrainingState { progress: file.progress, members }, dir)))
 }
 
-/// An epoch, and the number of steps in it.
+/// The number of an epoch, and the number of steps taken in it.
 type Position = (usize, usize);
 
 /// Lists the directories of complete and incomplete states, with their positions.

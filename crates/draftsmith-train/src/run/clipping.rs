@@ -7,18 +7,20 @@ use serde::{Deserialize, Serialize};
 /// The term that torch adds to the norm before the division.
 const NORM_EPSILON: f64 = 1e-6;
 
-/// How the gradients of a step are clipped. In a recipe, `{ norm = 1.0 }` or `{ value = 0.5 }`.
+/// The kind and limit of gradient clipping. In a recipe, `{ norm = 1.0 }` or `{ value = 0.5 }`.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Clipping {
-    /// To this global norm, above 0. The direction does not change.
+    /// The maximum global norm, above 0. Clipping to it does not change the gradient's direction.
     Norm(f64),
-    /// Each number to ± this limit, above 0. The direction may change.
+    /// The maximum absolute value of each number, above 0. Clipping to it may change the gradient's
+    /// direction.
     Value(f64),
 }
 
 impl Clipping {
-    /// Clips a row of all gradients, and returns their norm before clipping, `[1]`. Nothing leaves the device.
+    /// Clips all gradients, joined to one row, and returns them with their norm before clipping,
+    /// `[1]`. No number leaves the device.
     pub(crate) fn clip(self, gradients: Tensor<1>) -> (Tensor<1>, Tensor<1>) {
         let norm = gradients.clone().square().sum().sqrt();
         let clipped = match self {

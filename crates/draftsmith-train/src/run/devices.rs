@@ -1,10 +1,11 @@
 //! The devices of a training, each with its own threads and copy of the models.
 //!
-//! Devices change nothing but time. The n-th batch of a step goes to device n modulo their number. There
-//! the frozen model runs, and the members run forward and backward. The first device adds the gradients
-//! in the order of the batches and takes the step; the others receive its weights. So the number of
-//! devices affects neither which rows share a forward nor the order of sums, and it is not part of a
-//! fingerprint. Where all devices compute alike, results are equal bit for bit.
+//! The number of devices changes only the speed of a training. Batch n of a step goes to device n
+//! modulo the number of devices. That device runs the frozen model, and each member's forward and
+//! backward pass, on the batch. The first device adds the gradients in the order of the batches and
+//! takes the step; the others receive its weights. So the number of devices affects neither which
+//! rows share a forward nor the order of sums, and it is not part of a fingerprint. If all devices
+//! compute alike, results are equal bit for bit.
 //!
 //! burn-train's `MultiDevicesTrainStep` is not used: it adds gradients in the order in which devices
 //! finish, does not say which device they come from, sends all weights with each batch, trains one model
@@ -25,9 +26,10 @@ use crate::error::TrainError;
 /// One value for each device.
 #[derive(Debug, Clone)]
 pub(crate) struct PerDevice<T> {
-    /// Not empty.
+    /// The values, in the order of the devices. There is at least one.
     all: Vec<T>,
-    /// One pool per device; none for a single device, which works on the calling thread.
+    /// One thread pool per device. Empty if there is one device only: its work is done on the
+    /// calling thread.
     threads: Arc<[ThreadPool]>,
 }
 
@@ -38,7 +40,8 @@ impl<T> From<T> for PerDevice<T> {
 }
 
 impl<T> PerDevice<T> {
-    /// Creates a thread pool for each device if there are several. `all` must not be empty.
+    /// Wraps one value per device, and creates a thread pool for each device if there are several.
+    /// `all` must not be empty.
     pub(crate) fn new(all: Vec<T>, threads_a_device: usize) -> Result<Self, TrainError> {
         let num_pools = if all.len() == 1 { 0 } else { all.len() };
         let threads = (0..num_pools).map(|nth| {
@@ -72,8 +75,8 @@ impl<T> PerDevice<T> {
         PerDevice { all: self.all.into_iter().map(make).collect(), threads: self.threads }
     }
 
-    /// Runs `work` concurrently for each of the first `num_used` devices, on their threads. Results are
-    /// in the devices' order.
+    /// Runs `work` concurrently for each of the first `num_used` devices, on the threads of that
+    /// device. Results are in the order of the devices.
     pub(crate) fn work<U: Send>(
         &self,
         num_used: usize,
@@ -94,7 +97,8 @@ impl<T> PerDevice<T> {
 }
 
 impl<M: Module> PerDevice<M> {
-    /// Keeps a frozen model without autodiff on its device and copies it to more.
+    /// Copies a frozen model, without autodiff, to more devices. The given model stays on its own
+    /// device.
     pub(crate) fn frozen(model: M, more: &[Device]) -> Result<Self, TrainError> {
         let copies = more.iter().map(|device| model.clone().fork(&device.clone().inner()));
         Self::new(std::iter::once(model.clone()).chain(copies).collect(), threads_a_device(more))
@@ -102,21 +106,21 @@ impl<M: Module> PerDevice<M> {
 }
 
 impl PerDevice<Device> {
-    /// Lists the devices of what is trained, with autodiff. They have separate threads, so that the frozen model runs
-    /// at the same time.
+    /// Lists the devices of the trained models, with autodiff. They have separate threads, so that
+    /// the frozen model can run at the same time.
     pub(crate) fn trained(first: Device, more: &[Device]) -> Result<Self, TrainError> {
         let all = std::iter::once(&first).chain(more);
         let all = all.map(|device| device.clone().autodiff());
         Self::new(all.collect(), threads_a_device(more))
     }
 
-    /// Returns whether all are the CPU.
+    /// Returns whether every device is a CPU.
     pub(crate) fn is_cpu(&self) -> bool {
         self.all.iter().all(is_cpu)
     }
 
-    /// Runs `work` for every member and each of the next batches, on the batch's device. `models` are the
-    /// members' models on each device. Results are by member, then by batch.
+    /// Runs `work` for every member and each of the next batches, on the batch's device. `models`
+    /// contains the members' models on each device. Results are ordered by member, then by batch.
     pub(crate) fn work_of_members<L: Sync, U: Send>(
         &self,
         num_batches: usize,
@@ -137,7 +141,8 @@ impl PerDevice<Device> {
     }
 }
 
-/// Runs `work(first + n)` on the n-th pool for the n-th result, concurrently, and waits for all of them.
+/// Runs `work(first + n)` on the n-th pool and stores its result as the n-th, for all pools
+/// concurrently. Waits for all of them.
 fn on_each<U: Send>(
     pools: &[ThreadPool],
     first: usize,
@@ -158,8 +163,8 @@ fn is_cpu(device: &Device) -> bool {
     device.clone().inner() == Device::flex()
 }
 
-/// Returns the threads per device pool; `more` are the devices besides the first. Pools on the CPU share its
-/// cores, and a GPU needs one thread.
+/// Returns the number of threads in each device's pool; `more` are the devices besides the first.
+/// Pools on the CPU share its cores, and a GPU needs one thread.
 fn threads_a_device(more: &[Device]) -> usize {
     match more.iter().all(is_cpu) {
         true => (rayon::current_num_threads() / (more.len() + 1)).max(1),
@@ -167,7 +172,8 @@ fn threads_a_device(more: &[Device]) -> usize {
     }
 }
 
-/// Runs `work` for each member, on all cores if they are on the CPU. Results are in the members' order.
+/// Runs `work` for each member, on all cores if the members are on the CPU. Results are in the
+/// order of the members.
 pub(crate) fn side_by_side<T: Send, U: Send>(
     members: Vec<T>,
     on_cpu: bool,

@@ -21,17 +21,18 @@ use crate::run::trained::Outcome;
 use crate::run::trainer::Trainer;
 use crate::run::{Ending, Setup, TrainingRun, TrainingSize};
 
-/// Saving a state must take at most 1/50 of the time since the previous save.
+/// The minimum time between two saves, as a multiple of the time that the last save took.
 const SAVE_RARITY: u32 = 50;
 
-/// Bytes on the disk per weight. While a new state is written beside the previous one, each contains the
-/// weight, AdamW's two moments, and the best weight.
+/// The space on the disk per trained weight, in bytes. While a new state is written, the previous
+/// one still exists. Each contains four f32 numbers per weight: the weight, AdamW's two moments,
+/// and the best weight.
 const BYTES_PER_WEIGHT: u64 = (2 * 3 + 2) * 4;
 
 impl TrainingRun<'_> {
-    /// Trains named models side by side, beginning with the saved state if there is one. `trained` converts
-    /// each model's best weights, given its index. Several models have a directory of their name each; the
-    /// name of a single model is not used.
+    /// Trains named models side by side, and resumes from the saved state if there is one.
+    /// `trained` converts each model's best weights, given the model's index. If there are several
+    /// models, each has a directory of its name; the name of a single model is not used.
     pub(crate) fn train<S, L, T>(
         self,
         setup: Setup<S>,
@@ -50,14 +51,14 @@ impl TrainingRun<'_> {
     }
 }
 
-/// The running loop.
+/// The state of the training loop.
 struct EpochLoop<'a, L: Trainee, S> {
     run: TrainingRun<'a>,
     loaders: Loaders<S>,
     trainer: Trainer<L>,
-    /// One for each member.
+    /// The log of each member.
     logs: Vec<StepLog>,
-    /// The steps and the time of earlier runs.
+    /// The number of steps in earlier runs, and the time that these took.
     before: (usize, Duration),
     begun: Instant,
     saved: Instant,
@@ -68,12 +69,12 @@ struct EpochLoop<'a, L: Trainee, S> {
 #[derive(Default)]
 struct Pending {
     num_supervised: usize,
-    /// The rows of each batch.
+    /// The ids of each batch's rows.
     row_ids: Vec<Vec<String>>,
 }
 
 impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
-    /// Resumes from the saved state, or begins.
+    /// Resumes from the saved state, or begins a new training if there is none.
     fn begin(
         mut run: TrainingRun<'a>,
         setup: Setup<S>,
@@ -114,7 +115,7 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
         Ok(Self { run, loaders, trainer, logs, before, begun: now, saved: now, save_took })
     }
 
-    /// Runs the remaining epochs and saves the state. False if stopped before the end.
+    /// Runs the remaining epochs and saves the state. Returns false if stopped before the end.
     fn finish(&mut self) -> Result<bool, TrainError> {
         while self.trainer.progress.epoch <= self.loaders.num_epochs
             && !self.trainer.active().is_empty()
@@ -132,8 +133,8 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
         Ok(true)
     }
 
-    /// Trains on the rest of an epoch's batches. False if stopped; the gradients of an unfinished step are
-    /// then dropped, and a resumed run repeats that step.
+    /// Trains on the remaining batches of the epoch. Returns false if stopped. The gradients of an
+    /// unfinished step are then dropped, and a resumed run repeats that step.
     fn train(&mut self) -> Result<bool, TrainError> {
         let RunProgress { epoch, epoch_steps, .. } = self.trainer.progress;
         self.run.listener.start_half(Half::Training, self.loaders.training.num_rows());
@@ -164,11 +165,12 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
         Ok(is_whole)
     }
 
-    /// Counts, shows and logs a step, and saves the state if it is time.
+    /// Counts, shows and logs a step, and saves the state if enough time has passed since the last
+    /// save.
     fn end_step(&mut self, learning_rate: f64, pending: Pending) -> Result<(), TrainError> {
         let Pending { num_supervised, row_ids } = pending;
         let epoch = self.trainer.progress.epoch;
-        // The one sync of a step.
+        // The only point in a step that waits for the device.
         let numbers = count_step(&mut self.trainer.active(), num_supervised, epoch, &row_ids)?;
         for loss in &numbers[0].losses {
             self.run.listener.number(Half::Training, LOSS, *loss);
@@ -188,13 +190,13 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
         Ok(())
     }
 
-    /// Scores each active member on the validation rows. `None` if stopped.
+    /// Scores each active member on the validation rows. Returns `None` if stopped.
     fn validate(&mut self) -> Result<Option<Vec<L::Scores>>, TrainError> {
         let epoch = self.trainer.progress.epoch;
         self.run.listener.start_half(Half::Validation, self.loaders.validation.num_rows());
         let devices = self.trainer.devices.clone();
         let members = self.trainer.active();
-        // Without autodiff.
+        // Validation needs no autodiff.
         let valid = |nth| members.iter().map(|member| member.on_device(nth).valid()).collect();
         let models: Vec<Vec<L>> = (0..devices.num_devices()).map(valid).collect();
         let models: Vec<Vec<&L>> = models.iter().map(|models| models.iter().collect()).collect();
@@ -281,7 +283,7 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
     }
 }
 
-/// Lists the shown and logged scores, with their names.
+/// Lists the names and values of the scores that are shown and logged.
 fn numbers<L: Trainee>(scores: &L::Scores) -> impl Iterator<Item = (&'static str, f64)> {
     L::SCORES.iter().map(|score| (score.name, (score.pick)(scores)))
 }

@@ -1,9 +1,9 @@
-//! One head or adapter in training. Several can be trained side by side on the same batches; a training
-//! of a single one has one member.
+//! A member of a training: one head or drafter. Several members can be trained side by side on the
+//! same batches.
 //!
-//! Members do not know of each other. They share batches and learning rates only: each has separate
-//! weights, optimizer state, clipping, scores, best epoch and early stopping, and ends with the same bits
-//! as if it were trained alone.
+//! Members are independent. They share only batches and learning rates: each has separate weights,
+//! optimizer state, clipping, scores, best epoch and early stopping, and ends with the same bits as
+//! if it were trained alone.
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
@@ -18,17 +18,17 @@ use crate::run::optimizer::OptimizerSettings;
 use crate::run::progress::{EpochScores, MemberProgress};
 use crate::run::update::{Gradient, Updates};
 
-/// The learner of a head or an adapter: its steps, and how validation scores it.
+/// A trained model with its settings: its training step, its validation step and its scores.
 pub(crate) trait Trainee: Module + Sync {
-    /// What it reads of a batch.
+    /// The inputs and labels that it reads from a batch.
     type Content: Send + Sync + 'static;
     /// The trained module, which is exported.
     type Part: Module + 'static;
-    /// What validation computes for a batch.
+    /// The result of a validation step.
     type Output: Send + Sync;
-    /// The sums that validation accumulates.
+    /// The sums that validation accumulates over batches.
     type Tally: Send;
-    /// The scores computed from the sums.
+    /// The scores that are computed from the sums.
     type Scores: std::fmt::Debug + Copy + Send + Sync + Serialize + DeserializeOwned + 'static;
 
     /// The recipe's section, for messages.
@@ -41,22 +41,23 @@ pub(crate) trait Trainee: Module + Sync {
     /// Extracts the trained module.
     fn part(self) -> Self::Part;
 
-    /// Computes the loss of a batch, `[1]`, without its graph, and the gradients of its share of the step's loss.
+    /// Computes the loss of a batch, `[1]`, without its autodiff graph. Also returns the gradients
+    /// of the loss times the batch's share of the step.
     fn train_step(&self, batch: &TrainingBatch<Self::Content>) -> (Tensor<1>, GradientsParams);
 
-    /// Computes what validation needs of a batch, without autodiff.
+    /// Computes the outputs that [`Self::count`] needs for a batch, without autodiff.
     fn validation_step(&self, batch: &TrainingBatch<Self::Content>) -> Self::Output;
 
     /// Returns an empty tally.
     fn tally(&self) -> Self::Tally;
 
-    /// Adds a validation batch, and waits for the device once. Returns the batch's loss; `None` if a
-    /// prediction is not finite.
+    /// Adds the output for a validation batch to the tally, and waits for the device once. Returns
+    /// the batch's loss; `None` if a prediction is not finite.
     fn count(output: Self::Output, tally: &mut Self::Tally) -> Result<Option<f64>, TrainError>;
 
     fn scores(tally: Self::Tally) -> Self::Scores;
 
-    /// Returns the number that the best epoch minimises.
+    /// Returns the number that is smallest for the best epoch.
     fn to_minimise(&self, scores: &Self::Scores) -> f64;
 }
 
@@ -67,13 +68,14 @@ pub(crate) struct Score<S> {
     pub(crate) pick: fn(&S) -> f64,
 }
 
-/// A member: everything that a step or validation changes about it.
+/// A member with all of its state that a step or validation changes.
 pub(crate) struct TrainingMember<L: Trainee> {
-    /// Its directory within the training's; empty for a single member.
+    /// The name of the member's directory within the training's directory; empty for a single
+    /// member.
     pub(crate) name: String,
-    /// On the first device, with autodiff.
+    /// The trained model on the first device, with autodiff.
     pub(crate) model: L,
-    /// Copies on the other devices, while it is trained.
+    /// Copies of the model on the other devices; empty before training begins.
     copies: Vec<L>,
     pub(crate) updates: Updates,
     pub(crate) progress: MemberProgress<L::Scores>,
@@ -82,26 +84,27 @@ pub(crate) struct TrainingMember<L: Trainee> {
     unfinished: UnfinishedStep,
 }
 
-/// The completed part of a step.
+/// The results of those batches of a step that are already done.
 #[derive(Default)]
 struct UnfinishedStep {
     gradient: Option<Gradient>,
     /// The loss of each batch, `[1]`.
     losses: Vec<Tensor<1>>,
-    /// The gradients' norm after the last batch, `[1]`. `None` without gradients.
+    /// The norm of the step's gradients before clipping, `[1]`. `None` before the optimizer step,
+    /// or if the step has no gradients.
     norm: Option<Tensor<1>>,
 }
 
-/// The numbers of a step.
+/// The losses and the gradient norm of an optimizer step.
 pub(crate) struct StepNumbers {
     /// The loss of each batch.
     pub(crate) losses: Vec<f64>,
-    /// The norm of its gradients before clipping.
+    /// The global norm of the step's gradients before clipping.
     pub(crate) gradient_norm: f64,
 }
 
 impl StepNumbers {
-    /// Computes the mean loss of its batches.
+    /// Computes the mean loss of the step's batches.
     pub(crate) fn loss(&self) -> f64 {
         self.losses.iter().sum::<f64>() / self.losses.len() as f64
     }
@@ -126,8 +129,8 @@ impl<L: Trainee> TrainingMember<L> {
         if nth == 0 { &self.model } else { &self.copies[nth - 1] }
     }
 
-    /// Adds the losses and gradients of batches, in order. With a learning rate, it then takes the
-    /// optimizer step.
+    /// Adds the losses and gradients of batches to the current step, in order. If given a learning
+    /// rate, it then takes the optimizer step.
     pub(crate) fn add(
         &mut self,
         batches: Vec<(Tensor<1>, GradientsParams)>,
@@ -152,7 +155,8 @@ impl<L: Trainee> TrainingMember<L> {
         }
     }
 
-    /// Begins the training half of an epoch, without the batches of an unfinished step.
+    /// Begins the training half of an epoch. Drops the batches of an unfinished step, and copies
+    /// the weights to the other devices.
     pub(crate) fn begin(&mut self, devices: &PerDevice<Device>) {
         self.unfinished = UnfinishedStep::default();
         self.copy_to(devices);
@@ -191,8 +195,8 @@ impl<L: Trainee> TrainingMember<L> {
     }
 }
 
-/// Counts a step that all `members` took, and waits for the device once. The step had `num_supervised`
-/// supervised positions, and `row_ids` are the rows of each batch.
+/// Adds a step that all `members` took to their progress, and waits for the device once. The step
+/// had `num_supervised` supervised positions, and `row_ids` lists the rows of each batch.
 ///
 /// # Errors
 /// [`TrainError::NotFinite`] for a member's first batch whose loss is not finite, or for all batches of

@@ -21,11 +21,11 @@ use crate::run::clipping::Clipping;
 pub struct OptimizerSettings {
     /// The peak learning rate of AdamW, above 0.
     pub learning_rate: f64,
-    /// How the learning rate changes after the warmup: `cosine`, `linear` (both fall to 0) or
+    /// The course of the learning rate after the warmup: `cosine`, `linear` (both fall to 0) or
     /// `constant`.
     pub schedule: Schedule,
-    /// The fraction of steps that the warmup from 0 to the peak takes, from 0 to 1; the number of steps
-    /// is rounded up.
+    /// The fraction of steps in which the learning rate rises from 0 to its peak (warmup), from 0
+    /// to 1. The number of steps is rounded up.
     pub warmup_ratio: f64,
     /// The number of warmup steps, instead of `warmup_ratio`.
     pub warmup_steps: Option<usize>,
@@ -37,16 +37,17 @@ pub struct OptimizerSettings {
     pub beta_2: f64,
     /// The term added to the root of AdamW's second moment, above 0.
     pub epsilon: f64,
-    /// Gradient clipping: `norm`, to a global norm, or `value`, each number separately; above 0.
+    /// Gradient clipping: `norm` limits the global norm, `value` limits each number. Above 0.
     pub clipping: Clipping,
     /// The number of epochs, 1 or more.
     pub num_epochs: usize,
-    /// Training ends after this many epochs in a row without a better validation score, 1 or more; never
-    /// if absent. The learning rate is still planned for all epochs.
+    /// The number of epochs in a row without a better validation score after which training ends, 1
+    /// or more. If absent, training never ends early. The learning rate is planned for all epochs
+    /// in either case.
     pub patience: Option<usize>,
-    /// Rows per batch, 1 or more. The frozen model reads one batch at a time.
+    /// The number of rows per batch, 1 or more. The frozen model reads one batch at a time.
     pub batch_size: usize,
-    /// Batches per step, 1 or more.
+    /// The number of batches per step, 1 or more.
     pub gradient_accumulation: usize,
     /// The fraction of conversations held out for validation, between 0 and 1.
     pub validation_fraction: f64,
@@ -73,12 +74,12 @@ impl OptimizerSettings {
         validation_fraction: 0.1,
     };
 
-    /// The defaults for adapters: the Kangaroo authors' learning rate, weight decay (torch's default),
-    /// betas and batch size, and the paper's 10 epochs (their script has 20). The other values are those
-    /// for heads, because the authors' do not carry over: a linear schedule that ends at step 800,000
-    /// after 2,000 steps of warmup, clipping by a value of 0.5, which changes the gradient's direction,
-    /// an accumulation of 8 that still takes a step after each batch, and a held-out 5 % that is never
-    /// used.
+    /// The defaults for adapters. The learning rate, weight decay (torch's default), betas and
+    /// batch size are those of the Kangaroo authors; the 10 epochs are the paper's (their script
+    /// has 20). The other values are those for heads, because the authors' values do not carry
+    /// over. They have a linear schedule that ends at step 800,000 after 2,000 steps of warmup;
+    /// clipping by a value of 0.5, which changes the gradient's direction; an accumulation of 8
+    /// that still takes a step after each batch; and a held-out 5 % that is never used.
     pub const ADAPTER: Self = Self {
         weight_decay: 0.01,
         beta_2: 0.95,
@@ -87,8 +88,9 @@ impl OptimizerSettings {
         ..Self::HEAD
     };
 
-    /// The defaults for EAGLE-3: its authors' learning rate, betas and clipping (Li et al. 2025, appendix), two
-    /// batches in a step, which run side by side on a CPU, and the other values of adapters.
+    /// The defaults for EAGLE-3. The learning rate, betas and clipping are those of its authors (Li
+    /// et al. 2025, appendix). A step has two batches, which run side by side on a CPU. The other
+    /// values are those for adapters.
     pub const EAGLE3: Self = Self {
         weight_decay: 0.0,
         clipping: Clipping::Norm(0.5),
@@ -143,7 +145,7 @@ impl OptimizerSettings {
         )
     }
 
-    /// Returns how these settings divide rows into batches.
+    /// Returns the settings that decide how rows are divided into batches.
     pub(crate) fn batches(&self, seed: u64) -> BatchSettings {
         let Self { batch_size, gradient_accumulation, .. } = *self;
         BatchSettings { seed, batch_size, gradient_accumulation }
@@ -171,16 +173,16 @@ impl OptimizerSettings {
     }
 }
 
-/// How the learning rate changes after the warmup.
+/// The course of the learning rate after the warmup.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Schedule {
-    /// It falls to 0 along half a cosine.
+    /// The learning rate falls to 0 along half a cosine.
     #[default]
     Cosine,
-    /// It falls to 0 linearly.
+    /// The learning rate falls to 0 linearly.
     Linear,
-    /// It stays at its peak.
+    /// The learning rate stays at its peak.
     Constant,
 }
 

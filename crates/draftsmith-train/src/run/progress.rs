@@ -13,25 +13,26 @@ use serde::{Deserialize, Serialize};
 pub struct EpochScores<S = HeadScores> {
     /// The epoch, counted from 1.
     pub epoch: usize,
-    /// Optimizer steps from the start of training to the end of this epoch.
+    /// The number of optimizer steps from the start of training to the end of this epoch.
     pub num_steps: usize,
-    /// The mean training loss of its batches, each computed before its step.
+    /// The mean training loss of the epoch's batches, each computed before the step that uses it.
     pub training_loss: f64,
-    /// The scores on the validation rows at its end.
+    /// The scores on the validation rows at the end of the epoch.
     pub validation: S,
 }
 
-/// The progress that all members share.
+/// The progress that all members of a training share.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RunProgress {
-    /// The current epoch, counted from 1; one more than the number of epochs at the end.
+    /// The number of the current epoch, counted from 1. At the end of training it is the number of
+    /// epochs plus 1.
     pub(crate) epoch: usize,
-    /// Optimizer steps in the current epoch.
+    /// The number of optimizer steps in the current epoch.
     pub(crate) epoch_steps: usize,
-    /// Optimizer steps in all epochs.
+    /// The number of optimizer steps in all epochs.
     pub(crate) num_steps: usize,
-    /// Total time, including validation and earlier runs.
+    /// The total time, including validation and earlier runs.
     pub(crate) duration: Duration,
 }
 
@@ -45,12 +46,12 @@ impl Default for RunProgress {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct MemberProgress<S> {
-    /// The sum of its losses in the current epoch.
+    /// The sum of the member's batch losses in the current epoch.
     pub(crate) loss_sum: f64,
     pub(crate) num_losses: usize,
-    /// Optimizer steps.
+    /// The number of the member's optimizer steps.
     pub(crate) num_steps: usize,
-    /// Positions trained on.
+    /// The number of supervised positions that the member was trained on.
     pub(crate) num_supervised: usize,
     /// The index of the best epoch in `epochs`.
     pub(crate) best: Option<usize>,
@@ -58,7 +59,7 @@ pub(crate) struct MemberProgress<S> {
 }
 
 impl<S> MemberProgress<S> {
-    /// Computes the mean loss in the current epoch.
+    /// Computes the member's mean loss in the current epoch.
     pub(crate) fn training_loss(&self) -> f64 {
         self.loss_sum / self.num_losses as f64
     }

@@ -17,28 +17,30 @@ use crate::run::progress::{EpochScores, MemberProgress};
 pub struct Trained<M, C, S> {
     /// The weights after the epoch with the best validation score.
     pub model: M,
-    /// Its configuration. `training` records the settings, the seed, the rows and the scores of every
-    /// epoch. The caller, which knows the files, adds the hashes of models.
+    /// The configuration for `config.json`. Its key `training` records the settings, the seed, the
+    /// rows and the scores of every epoch. The caller adds the hashes of models, since only the
+    /// caller knows their files.
     pub config: C,
-    /// The validation scores of that epoch.
+    /// The validation scores of the best epoch.
     pub scores: S,
-    /// The number of that epoch, counted from 1.
+    /// The number of the best epoch, counted from 1.
     pub best_epoch: usize,
-    /// Every validated epoch.
+    /// The scores of every validated epoch.
     pub epochs: Vec<EpochScores<S>>,
     /// Whether training was stopped before the end of its last epoch.
     pub interrupted: bool,
     /// The number of rows on each side of the split.
     pub rows: RowCounts,
-    /// Labels (for a head) or tokens (for an adapter) trained on, over all epochs.
+    /// The number of labels (for a head) or tokens (for a drafter) trained on, over all epochs.
     pub num_supervised: usize,
-    /// Optimizer steps.
+    /// The number of optimizer steps.
     pub num_steps: usize,
-    /// Total time, including validation, earlier runs and other members.
+    /// The total time, including validation, earlier runs and the other models trained in the same
+    /// run.
     pub duration: Duration,
 }
 
-/// How the training of a member ended.
+/// The end of a member's training: its progress and best epoch.
 pub(crate) struct Outcome<S> {
     pub(crate) progress: MemberProgress<S>,
     /// The index of the best epoch in `progress.epochs`.
@@ -46,12 +48,12 @@ pub(crate) struct Outcome<S> {
     /// Whether training was stopped while this member was still being trained.
     pub(crate) interrupted: bool,
     pub(crate) rows: RowCounts,
-    /// The time of the whole training so far.
+    /// The total time of the training so far.
     pub(crate) duration: Duration,
 }
 
 impl<M, C, S: Copy + Serialize> Trained<M, C, S> {
-    /// Computes labels or tokens per second of total time.
+    /// Computes the number of labels or tokens trained on per second of total time.
     pub fn supervised_per_second(&self) -> f64 {
         self.num_supervised as f64 / self.duration.as_secs_f64()
     }
@@ -74,9 +76,9 @@ impl<M, C, S: Copy + Serialize> Trained<M, C, S> {
         }
     }
 
-    /// Builds the record of the training for `config.json`: the settings except the keys `in_config`, and the results,
-    /// with `num_supervised` as the key of that number. It has no times, so that the same training writes the same
-    /// file.
+    /// Builds the record of the training for `config.json`: the settings, except the keys in
+    /// `in_config`, and the results. `num_supervised` is the key for the number of supervised
+    /// positions. The record contains no times, so that the same training writes the same file.
     pub(crate) fn record(
         &self,
         settings: &impl Serialize,
@@ -105,10 +107,11 @@ impl<M, C, S: Copy + Serialize> Trained<M, C, S> {
 
 /// The `config.json` of a trained module of the type `M`.
 pub trait ExportConfig<M> {
-    /// Returns the record of the training, to extend it.
+    /// Returns the record of the training, so that keys can be added.
     fn training(&mut self) -> &mut Map<String, Value>;
 
-    /// Sets the hashes of the models that it belongs to. The target's is unknown if it is served.
+    /// Sets the hashes of the draft and the target that the module belongs to. The target's hash is
+    /// unknown if the target runs on a server.
     fn set_hashes(&mut self, draft: Option<String>, target: Option<String>);
 
     /// Writes the configuration and the weights into a directory.
@@ -160,21 +163,22 @@ impl ExportConfig<Eagle3> for Eagle3Config {
     }
 }
 
-/// Writes a trained module of some kind, given its directory and the hashes and keys to add.
+/// A function that writes a trained module into a directory, with the given hashes and keys added.
+/// It returns the record of the training.
 type WriteExport = Box<dyn FnOnce(&Path, ExportStamp) -> Result<Map<String, Value>, ModelError>>;
 
-/// What an export says besides its training: the models that it belongs to, and more of its record.
+/// Metadata that an export gets besides the results of its training.
 #[derive(Debug, Clone, Default)]
 pub struct ExportStamp {
-    /// The hash of the draft.
+    /// The hash of the draft model, if the module belongs to one.
     pub draft_hash: Option<String>,
-    /// The hash of the target; unknown if it is served.
+    /// The hash of the target; `None` if it is unknown because the target runs on a server.
     pub target_hash: Option<String>,
-    /// More keys of the record.
+    /// Further keys for the record of the training.
     pub keys: Vec<(&'static str, Value)>,
 }
 
-/// What a training of any kind made.
+/// The result of a training, for any type of trained module.
 pub struct TrainedExport {
     write: WriteExport,
     /// The validation scores of the best epoch.
@@ -183,11 +187,12 @@ pub struct TrainedExport {
     pub best_epoch: usize,
     /// Whether training was stopped before its end.
     pub interrupted: bool,
-    /// Optimizer steps.
+    /// The number of optimizer steps.
     pub num_steps: usize,
-    /// Labels or tokens per second of total time.
+    /// The number of labels or tokens trained on per second of total time.
     pub supervised_per_second: f64,
-    /// Total time, including validation, earlier runs and other members.
+    /// The total time, including validation, earlier runs and the other models trained in the same
+    /// run.
     pub duration: Duration,
 }
 

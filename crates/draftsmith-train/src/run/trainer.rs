@@ -15,11 +15,11 @@ use crate::run::member::{Trainee, TrainingMember};
 use crate::run::optimizer::{LearningRates, OptimizerSettings};
 use crate::run::progress::RunProgress;
 
-/// Everything that a step or validation changes.
+/// The whole state of a training that a step or a validation changes.
 pub(crate) struct Trainer<L: Trainee> {
-    /// At least one.
+    /// The models trained side by side. There is at least one.
     pub(crate) members: Vec<TrainingMember<L>>,
-    /// With autodiff.
+    /// The devices of the trained models, with autodiff.
     pub(crate) devices: PerDevice<Device>,
     pub(crate) rates: LearningRates,
     pub(crate) progress: RunProgress,
@@ -52,14 +52,15 @@ impl<L: Trainee> Trainer<L> {
         members.filter(|member| !member.progress.is_out_of_patience(patience)).collect()
     }
 
-    /// Begins the training half of an epoch, without the batches of an unfinished step.
+    /// Begins the training half of an epoch for every active member, and drops the batches of an
+    /// unfinished step.
     pub(crate) fn begin(&mut self) {
         let devices = self.devices.clone();
         self.active().into_iter().for_each(|member| member.begin(&devices));
     }
 
-    /// Trains every active member on batches of a step, at most one per device. With a learning rate, it
-    /// then takes the optimizer step.
+    /// Trains every active member on batches of a step, at most one per device. If given a learning
+    /// rate, it then takes the optimizer step.
     pub(crate) fn train(
         &mut self,
         batches: &[TrainingBatch<L::Content>],
@@ -77,7 +78,7 @@ impl<L: Trainee> Trainer<L> {
         });
     }
 
-    /// Restores `state`, which was read from `dir`.
+    /// Restores the training from `state`, which was read from `dir`.
     pub(crate) fn resumed(
         self,
         state: TrainingState<L::Scores>,
@@ -138,7 +139,8 @@ fn read_module<M: Module>(path: &Path, module: M, record: Vec<u8>) -> Result<M, 
     })
 }
 
-/// Reads a burn record. burn 0.22 panics on parameters without a name.
+/// Reads a burn record, and turns a panic into an error: burn 0.22 panics if a parameter has no
+/// name.
 fn read<T>(path: &Path, read: impl FnOnce() -> Result<T, RecordError>) -> Result<T, TrainError> {
     let read = caught(read).map_err(|panic| broken(path, panic))?;
     read.map_err(|error| broken(path, error.to_string()))

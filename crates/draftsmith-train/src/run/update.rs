@@ -1,7 +1,7 @@
 //! The optimizer's step: clips gradients and changes weights with AdamW.
 //!
-//! All weights take the step as one row of numbers. On a GPU, operations on many small tensors cost a launch each, and
-//! every shape that burn tells apart costs a compilation.
+//! For the step, all weights are joined to one row of numbers. On a GPU, an operation on each of
+//! many small tensors costs a launch, and every distinct shape costs a compilation.
 
 use burn::module::{Module, ModuleMapper, ModuleVisitor, Param, ParamId};
 use burn::optim::{GradientsParams, ModuleOptimizer};
@@ -11,18 +11,18 @@ use burn::tensor::{Bytes, Device, Tensor};
 use crate::run::clipping::Clipping;
 use crate::run::optimizer::OptimizerSettings;
 
-/// The identity of the row in the optimizer's record.
+/// The parameter id of the row in the optimizer's record.
 const ROW: u64 = 1;
-/// The row's length is a multiple of this, so that a GPU reads and writes vectors.
+/// The length of the row is a multiple of this number, so that a GPU can read and write vectors.
 const WIDTH: usize = 4;
 
-/// Clipping, AdamW and its moments.
+/// The optimizer: gradient clipping, and AdamW with its moments.
 pub(crate) struct Updates {
     clipping: Clipping,
     adam_w: ModuleOptimizer,
 }
 
-/// The gradients of a model's parameters as one row.
+/// The gradients of a model's parameters, joined to one row.
 #[derive(Debug)]
 pub(crate) struct Gradient {
     ids: Vec<ParamId>,
@@ -36,7 +36,7 @@ struct WeightRow {
 }
 
 impl Gradient {
-    /// Takes the gradients of `model` to a device; `None` if there are none.
+    /// Joins the gradients of `model` to one row on a device; `None` if there are no gradients.
     pub(crate) fn of<M: Module>(
         model: &M,
         gradients: GradientsParams,
@@ -70,8 +70,8 @@ impl Updates {
         Self { clipping: settings.clipping, adam_w: settings.adam_w() }
     }
 
-    /// Takes a step. Returns the changed model and the gradient's norm before clipping, `[1]`. Nothing leaves the
-    /// device.
+    /// Takes an optimizer step. Returns the changed model and the gradient's norm before clipping,
+    /// `[1]`. No number leaves the device.
     pub(crate) fn step<M: Module>(
         &mut self,
         rate: f64,
@@ -95,14 +95,14 @@ impl Updates {
         Ok(self.adam_w.into_bytes()?.to_vec())
     }
 
-    /// Continues with the moments of a record.
+    /// Restores the moments from a record.
     pub(crate) fn read_record(&mut self, record: Vec<u8>) -> Result<(), RecordError> {
         self.adam_w = self.adam_w.clone().from_bytes(Bytes::from_bytes_vec(record))?;
         Ok(())
     }
 }
 
-/// Takes gradients, and the parameters that have one.
+/// A visitor that collects gradients, and the ids of the parameters that have one.
 struct GradientParts {
     from: GradientsParams,
     ids: Vec<ParamId>,
@@ -118,7 +118,7 @@ impl ModuleVisitor for GradientParts {
     }
 }
 
-/// Takes the parameters with these identities.
+/// A visitor that collects the parameters with these ids.
 struct WeightParts<'a> {
     ids: &'a [ParamId],
     parts: Vec<Tensor<1>>,
@@ -132,7 +132,7 @@ impl ModuleVisitor for WeightParts<'_> {
     }
 }
 
-/// Gives the parameters with these identities their part of a row.
+/// A mapper that replaces each parameter with one of these ids by its part of a row.
 struct Spread<'a> {
     numbers: Tensor<1>,
     num_taken: usize,

@@ -1,9 +1,10 @@
 //! A file with the hidden states of many rows, each either stored or absent.
 //!
-//! The header identifies the model, format and rows; a file with another header is begun anew. After it,
-//! every row has a fixed place, so the length of the file is known in advance: a CRC-32C, then the states.
-//! A row is stored if its checksum matches. The zeros of a row that was never written do not match, nor
-//! does a row whose write was cut short, so no index is necessary.
+//! The header identifies the model, format and rows; a file with another header is replaced by an
+//! empty one. After the header, every row has a fixed place: a CRC-32C, then the states. The length
+//! of the file is thus known in advance. A row is stored if its checksum matches. The zeros of a
+//! row that was never written do not match, nor does a row whose write was interrupted, so no index
+//! is necessary.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -14,11 +15,11 @@ use std::sync::{Mutex, MutexGuard};
 use super::format::FeatureFormat;
 use crate::error::{TrainError, file_error};
 
-/// The beginning of the header.
+/// The first line of the header.
 const MAGIC: &str = "draftsmith hidden states 1\n";
-/// The least length of the header.
+/// The minimum length of the header, in bytes.
 const HEADER_LEN: usize = 4096;
-/// Bytes of a checksum.
+/// The size of a checksum, in bytes.
 const CHECKSUM: usize = 4;
 
 /// The layout of a file.
@@ -27,24 +28,24 @@ pub(super) struct FilePlan {
     path: PathBuf,
     header: Vec<u8>,
     format: FeatureFormat,
-    /// Numbers per state.
+    /// The number of values in one hidden state.
     width: usize,
     spans: HashMap<String, RowSpan>,
-    /// The length of the file.
+    /// The length of the file, in bytes.
     pub(super) num_bytes: u64,
 }
 
 /// The place of a row's states in the file.
 #[derive(Debug, Clone, Copy)]
 struct RowSpan {
-    /// The offset of the checksum.
+    /// The offset of the row's checksum in the file, in bytes.
     offset: u64,
-    /// The length of the states.
+    /// The length of the row's states, in bytes.
     num_bytes: usize,
 }
 
 impl FilePlan {
-    /// Plans the layout for rows with their ids and numbers of states.
+    /// Plans the layout of a file. Each entry of `rows` is a row's id and its number of states.
     pub(super) fn new(
         path: PathBuf,
         identity: &str,
@@ -99,7 +100,8 @@ impl FilePlan {
     }
 }
 
-/// Returns the bytes that a file takes on its disk: fewer than its length if it is sparse.
+/// Returns the number of bytes that a file occupies on its disk. It is less than the file's length
+/// if the file is sparse.
 #[cfg(unix)]
 fn allocated_bytes(path: &Path) -> u64 {
     use std::os::unix::fs::MetadataExt;
@@ -121,11 +123,11 @@ pub(crate) struct StateFile {
 #[derive(Debug)]
 struct OpenStates {
     file: File,
-    /// How often states did not fit the format.
+    /// The number of times that a row's states did not fit the number format.
     num_unfit: usize,
-    /// Set when a write fails: nothing is written after that.
+    /// Whether a write has failed. No further rows are written after that.
     is_read_only: bool,
-    /// The first problem.
+    /// A description of the first read or write error.
     problem: Option<String>,
 }
 
@@ -134,7 +136,8 @@ impl StateFile {
         self.open.lock().expect("nothing panics while it holds the file")
     }
 
-    /// Reads a row's states, token by token; `None` if they are not stored.
+    /// Reads a row's states, token by token. Returns `None` if they are not stored or cannot be
+    /// read.
     pub(crate) fn read(&self, id: &str) -> Option<Vec<f32>> {
         let FilePlan { path, format, width, spans, .. } = &self.plan;
         let RowSpan { offset, num_bytes } = *spans.get(id)?;
@@ -153,7 +156,8 @@ impl StateFile {
         is_stored.then(|| format.decode(states, *width))
     }
 
-    /// Stores a row's states, and returns them rounded as they will be read.
+    /// Stores a row's states, and returns them with the rounding that later reads will have. States
+    /// that the format cannot represent are not stored, and are returned unchanged.
     ///
     /// # Panics
     /// If the number of states differs from the plan.
@@ -184,12 +188,12 @@ impl StateFile {
         format.decode(&bytes, *width)
     }
 
-    /// Counts how often states did not fit the format.
+    /// Returns how many times a row's states did not fit the number format.
     pub(super) fn num_unfit(&self) -> usize {
         self.open().num_unfit
     }
 
-    /// Returns the first problem, if any.
+    /// Returns a description of the first read or write error, if any.
     pub(super) fn problem(&self) -> Option<String> {
         self.open().problem.clone()
     }
@@ -238,7 +242,7 @@ mod tests {
             let file = plan(&path, "model").open().unwrap();
             assert_eq!((file.read("a"), file.read("c")), (None, Some(states(4, 100.0))), "{at}");
         }
-        // A file with another identity or length is begun anew.
+        // A file with another identity or length is replaced.
         assert_eq!(plan(&path, "other").open().unwrap().read("c"), None);
         std::fs::write(&path, &whole[..whole.len() - 1]).unwrap();
         assert_eq!(plan(&path, "model").open().unwrap().read("a"), None);

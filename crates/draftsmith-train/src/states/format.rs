@@ -8,19 +8,19 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum FeatureFormat {
-    /// 11 significant bits, up to 65,504.
+    /// The half-precision float: 11 significant bits, for magnitudes up to 65,504.
     #[default]
     F16,
-    /// 8 bits, with a scale per token that maps its largest absolute value to 127.
+    /// 8-bit integers. Each token has a scale that maps its largest absolute value to 127.
     Int8,
 }
 
-/// Bytes of a token's scale.
+/// The size of a token's scale, in bytes.
 const SCALE: usize = 4;
 const LARGEST: f32 = 127.0;
 
 impl FeatureFormat {
-    /// Returns the number of bytes of one token's state.
+    /// Returns the size of one token's state of `width` numbers, in bytes.
     pub(crate) fn bytes_per_state(self, width: usize) -> usize {
         match self {
             Self::F16 => 2 * width,
@@ -28,7 +28,8 @@ impl FeatureFormat {
         }
     }
 
-    /// Encodes states of `width` numbers. `None` if a number is not finite, or too large for the format.
+    /// Encodes states of `width` numbers each. Returns `None` if a number is not finite or is too
+    /// large for the format.
     pub(crate) fn encode(self, states: &[f32], width: usize) -> Option<Vec<u8>> {
         let mut bytes = Vec::with_capacity(states.len() / width * self.bytes_per_state(width));
         match self {
@@ -61,7 +62,7 @@ impl FeatureFormat {
         Some(bytes)
     }
 
-    /// Decodes states of `width` numbers.
+    /// Decodes states of `width` numbers each.
     pub(crate) fn decode(self, bytes: &[u8], width: usize) -> Vec<f32> {
         match self {
             Self::F16 => {

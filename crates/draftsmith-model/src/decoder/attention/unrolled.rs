@@ -1,11 +1,13 @@
-//! Attention over whole sequences, with a draft beginning at some of their positions (EAGLE-3's training-time
-//! test, Li et al. 2025, section 3.2).
+//! Attention over whole sequences in which a draft begins at some of the positions (EAGLE-3's
+//! training-time test, Li et al. 2025, section 3.2).
 //!
-//! Step k, from 0, reads at position q what decoding reads there in a round that began k positions before: the
-//! keys of step 0 up to position q − k, those of step i at position q − k + i for each i between, and its own.
+//! Step k, from 0, at position q attends to the same keys as decoding does in a round that began k
+//! positions earlier. These are the keys of step 0 up to position q − k, the key of step i at
+//! position q − k + i for each i between 0 and k, and its own key.
 //!
-//! Queries and later keys are needed only where drafts are trained. Products run over rows: positions of all
-//! sequences one after another, without padding between them. Only the scores of step 0's keys are padded.
+//! Queries and the keys of later steps are needed only where drafts are trained. Products run over
+//! rows: the positions of all sequences, one after another, without padding between them. Only the
+//! scores of step 0's keys are padded.
 
 use std::ops::Range;
 
@@ -19,22 +21,23 @@ use crate::following::MASKED;
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rope::Reach;
 
-/// Where the drafts of a batch begin.
+/// The positions at which the drafts of a batch begin, and the index tensors for their attention.
 #[derive(Debug)]
 pub(crate) struct Drafts {
-    /// `[known]`: the positions that step 0 has keys of, as rows of `[batch · seq]`.
+    /// The positions for which step 0 has keys, as rows of `[batch · seq]`. Shape: `[known]`.
     pub(crate) known: Tensor<1, Int>,
-    /// `[tokens]`: those at which drafts begin, as rows of `[known]`.
+    /// The positions at which drafts begin, as rows of `[known]`. Shape: `[tokens]`.
     pub(crate) begun: Tensor<1, Int>,
     rope_of_known: RopeWindow,
     rope_of_begun: RopeWindow,
-    /// `[batch · keys]`: each sequence's positions as rows of `[known]`, padded.
+    /// Each sequence's positions as rows of `[known]`, padded. Shape: `[batch · keys]`.
     keys: Tensor<1, Int>,
-    /// `[batch · queries]`: each sequence's drafts as rows of `[tokens]`, padded.
+    /// Each sequence's drafts as rows of `[tokens]`, padded. Shape: `[batch · queries]`.
     queries: Tensor<1, Int>,
-    /// `[tokens]`: the same the other way round.
+    /// For each draft, its row in `[batch · queries]`, the inverse of `queries`. Shape: `[tokens]`.
     tokens: Tensor<1, Int>,
-    /// `[batch, 1, steps − 1 + queries, keys]`, added to scores. Row r is for the query number r − (steps − 1).
+    /// The numbers added to scores, `[batch, 1, steps − 1 + queries, keys]`. Row r is for query
+    /// number r − (steps − 1).
     mask: Tensor<4>,
     num_steps: usize,
     /// The padded numbers of sequences, queries and keys.
@@ -42,8 +45,8 @@ pub(crate) struct Drafts {
 }
 
 impl Drafts {
-    /// Drafts of `num_steps` steps that begin at these positions of each of the batch's sequences, of `seq`
-    /// positions each. Later positions are not read.
+    /// Prepares drafts of `num_steps` steps that begin at the positions `begun`, one range for each
+    /// sequence of `seq` positions. Later positions are not read.
     pub(crate) fn new(
         begun: &[Range<usize>],
         seq: usize,
@@ -71,7 +74,7 @@ impl Drafts {
             let num_known = known.len() - first;
             places.extend(begun.clone().map(|q| first + q));
             tokens.extend((0..begun.len()).map(|query| row * num_queries + query));
-            // Padding repeats the last; nobody sees it.
+            // Padding repeats the last entry; its results are not used.
             let padded = |start: usize, len: usize, all: usize| {
                 (0..all).map(move |nth| start + nth.min(len.saturating_sub(1)))
             };
@@ -126,7 +129,8 @@ impl Drafts {
     }
 }
 
-/// A projection to queries, keys or values, divided into the half that reads embeddings and the half that reads features.
+/// A projection to queries, keys or values, divided into two halves: one reads embeddings, the
+/// other reads features.
 struct Divided {
     of_embedded: Tensor<2>,
     of_features: Tensor<2>,
@@ -144,7 +148,8 @@ impl Divided {
         }
     }
 
-    /// Computes the embeddings' share of the projection, with the bias: the same in all steps.
+    /// Computes the part of the projection that reads embeddings, with the bias. It is the same in
+    /// all steps.
     fn embedded(&self, rows: Tensor<2>) -> Tensor<2> {
         let share = rows.matmul(self.of_embedded.clone());
         match &self.bias {
@@ -158,28 +163,28 @@ impl Divided {
     }
 }
 
-/// The steps of the attention over one batch.
+/// The attention over one batch, step by step.
 pub(crate) struct UnrolledAttention<'a> {
     attention: &'a Attention,
     drafts: &'a Drafts,
-    /// To queries, keys and values.
+    /// The projections to queries, keys and values.
     projections: [Divided; 3],
-    /// `[tokens, width]` each: what the embeddings add to them.
+    /// The parts of queries, keys and values that come from embeddings, `[tokens, width]` each.
     of_embedded: [Tensor<2>; 3],
-    /// Step 0's keys, transposed, and values: `[batch, kv_heads, head_dim, keys]` and
+    /// The transposed keys and the values of step 0: `[batch, kv_heads, head_dim, keys]` and
     /// `[batch, kv_heads, keys, head_dim]`.
     known: [Tensor<4>; 2],
     /// The keys and values of later steps, `[tokens, kv_heads, 1, head_dim]` each.
     steps: Vec<[Tensor<4>; 2]>,
-    /// The number of steps so far.
+    /// The number of steps that are done.
     num_done: usize,
 }
 
 impl<'a> UnrolledAttention<'a> {
-    /// Prepares the attention of a layer that reads embeddings and features side by side.
+    /// Prepares the attention of a layer that reads embeddings and features, concatenated.
     ///
     /// # Shapes
-    /// - embedded, features: `[known, hidden]`, normed
+    /// - embedded, features: `[known, hidden]`, after their norms
     pub(crate) fn new(
         attention: &'a Attention,
         drafts: &'a Drafts,
@@ -209,11 +214,12 @@ impl<'a> UnrolledAttention<'a> {
         Self { attention, drafts, projections, of_embedded, known, steps: Vec::new(), num_done: 0 }
     }
 
-    /// Attends in the next step, from each token to the keys of step 0 and of the steps up to this one.
+    /// Computes the next step: each token attends to the keys of step 0 and of the steps up to this
+    /// one.
     ///
     /// # Shapes
-    /// - features: `[tokens, hidden]`, normed
-    /// - output: the same
+    /// - features: `[tokens, hidden]`, after the norm
+    /// - output: `[tokens, hidden]`
     pub(crate) fn step(&mut self, features: Tensor<2>) -> Tensor<2> {
         let AttentionForm { num_heads, num_kv_heads, head_dim, scale, .. } = self.attention.form;
         let Drafts { rope_of_begun: rope, queries, tokens, mask, dims, .. } = self.drafts;
@@ -239,7 +245,8 @@ impl<'a> UnrolledAttention<'a> {
             let k = self.attention.rotated_keys(k, rope);
             self.steps.push([k.reshape(shape), v.reshape(shape)]);
         }
-        // From rows to sequences and back; `width` numbers for each head of queries.
+        // These functions convert rows to sequences and back, with `width` numbers for each head of
+        // queries.
         let rows = groups * num_queries;
         let to_sequences = |x: Tensor<4>, width: usize| {
             let x = x.reshape([num_tokens, num_heads * width]).select(0, queries.clone());
@@ -289,8 +296,8 @@ impl Attention {
     }
 }
 
-/// Moves rows down by `num`, below rows of zeros. Those of a sequence's first `num` drafts come from another sequence;
-/// no trained step reads them.
+/// Moves rows down by `num` and fills the first `num` rows with zeros. The first `num` rows of each
+/// later sequence then come from another sequence; no trained step reads them.
 pub(crate) fn delayed<const D: usize>(rows: Tensor<D>, num: usize) -> Tensor<D> {
     if num == 0 {
         return rows;

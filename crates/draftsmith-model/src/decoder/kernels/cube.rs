@@ -1,7 +1,8 @@
-//! The kernels themselves, in CubeCL's Rust. A *plane* is CUDA's warp; each sums over its lanes.
+//! The code of the kernels, in CubeCL's Rust. A *plane* is a warp in CUDA, a *cube* is a thread
+//! block. Each plane sums over its lanes.
 //!
-//! Sums are f32, in an order that depends only on a row's own numbers: a row computed beside others equals the row computed
-//! by itself, to the last bit.
+//! Sums are f32, in an order that depends only on a row's own numbers. So a row's result does not
+//! depend on the rows computed beside it, to the last bit.
 
 use burn_cubecl::cubecl;
 use burn_cubecl::cubecl::prelude::*;
@@ -9,28 +10,29 @@ use burn_cubecl::cubecl::prelude::*;
 use super::Then;
 use crate::spec::Activation;
 
-/// The number of keys that one plane reads. Lengths of caches are multiples of it.
+/// The number of keys that one plane reads. The lengths of caches are multiples of it.
 pub(super) const KEYS_PER_SPLIT: usize = 64;
-/// Keys whose scores are computed together.
+/// The number of keys whose scores are computed together.
 const KEYS_AT_ONCE: usize = 4;
-/// The score of a key that a row may not see.
+/// The score of a key that a row may not attend to.
 const UNSEEN: f32 = -1e30;
-/// A row's places begin with its slot, its cache entry and the number of entries before its tree; then each reach has the
-/// first entry that the row sees, and which of the first 64 nodes of the tree, a bit each.
+/// The number of columns in `places` before those of the first reach: a row's slot, its cache entry
+/// and the number of entries before its tree.
 const FIRST_REACH: usize = 3;
-/// Numbers of a reach in a row's places.
+/// The number of columns in `places` for each reach: the first entry that the row attends to, and
+/// two words with a bit for each of the first 64 nodes of the tree that it attends to.
 const REACH_COLUMNS: usize = 3;
 
-/// How a projection is divided.
+/// The division of a projection among planes and lanes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct ProjectionPlan {
-    /// Rows that share one reading of the weights.
+    /// The number of rows for which weights are read once.
     pub(super) num_rows: usize,
-    /// Outputs of one plane.
+    /// The number of outputs that one plane computes.
     pub(super) num_outputs: usize,
-    /// Vectors of weights that a lane reads at once, for each output.
+    /// The number of weight vectors that a lane reads at once, for each output.
     pub(super) num_loads: usize,
-    /// What follows the product.
+    /// The operation on the product.
     pub(super) then: Then,
 }
 
@@ -76,7 +78,7 @@ pub(super) fn project<T: Float, O: Float, N: Size>(
         }
         begun += stride;
     }
-    // The rest of rows whose length is no multiple of that.
+    // The remaining vectors, fewer than a stride, are read one at a time.
     while begun < num_vectors {
         let column = begun + lane;
         if column < num_vectors {
@@ -106,8 +108,8 @@ pub(super) fn project<T: Float, O: Float, N: Size>(
     }
 }
 
-/// Finishes one output of a product, given the sums of both its parts: adds biases, applies what follows, and adds the
-/// residual.
+/// Finishes one output of a product, given the sums of its one or two parts: adds biases, applies
+/// `then`, and adds the residual.
 #[cube]
 fn followed<T: Float>(
     product: (f32, f32),
@@ -139,7 +141,8 @@ fn plus<T: Float>(number: f32, added: &ComptimeOption<&[T]>, at: usize) -> f32 {
     sum
 }
 
-/// What a lane multiplies: a column of vectors, for the rows and outputs of its plane.
+/// The numbers that a lane multiplies at once: a column of vectors, for the rows and outputs of its
+/// plane.
 #[derive(CubeType)]
 struct Tile {
     column: usize,
@@ -167,7 +170,7 @@ fn multiply<T: Float, N: Size>(
     for half in 0..comptime!(plan.then.num_parts()) {
         #[unroll]
         for o in 0..plan.num_outputs {
-            // A plane past the last output computes it again and writes nothing.
+            // A plane past the last output computes the last output again and writes nothing.
             let output =
                 clamp_max(tile.first_output + o, tile.num_outputs - 1) + half * tile.num_outputs;
             let weights =
@@ -187,7 +190,7 @@ fn multiply<T: Float, N: Size>(
     }
 }
 
-/// Finishes the outputs of a product of many rows, one a unit.
+/// Finishes the outputs of a product of many rows. Each unit (thread) finishes one output.
 #[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn finish<T: Float, O: Float>(
@@ -226,7 +229,7 @@ fn activated(x: f32, #[comptime] activation: Activation) -> f32 {
     }
 }
 
-/// Norms one row a cube: RMS norm, or LayerNorm if there is a shift.
+/// Applies a norm to rows, one row per cube. It is an RMS norm, or a LayerNorm if there is a shift.
 #[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn norm<T: Float>(
@@ -284,7 +287,7 @@ pub(super) fn norm<T: Float>(
     }
 }
 
-/// Sums one number of each unit in the cube; `num_units` is a power of two.
+/// Adds up one number from each unit in the cube; `num_units` is a power of two.
 #[cube]
 fn sum_of_cube(value: f32, shared: &mut Shared<[f32]>, #[comptime] num_units: usize) -> f32 {
     let unit = UNIT_POS as usize;
@@ -303,22 +306,22 @@ fn sum_of_cube(value: f32, shared: &mut Shared<[f32]>, #[comptime] num_units: us
     shared[0]
 }
 
-/// The sizes of attention.
+/// The sizes and options of an attention.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) struct Heads {
     pub(super) num_heads: usize,
     pub(super) num_kv_heads: usize,
     pub(super) head_dim: usize,
-    /// Channels that are rotated.
+    /// The number of channels that are rotated.
     pub(super) rotated: usize,
     pub(super) has_norms: bool,
     pub(super) is_capped: bool,
-    /// Lanes of a plane.
+    /// The number of lanes in a plane.
     pub(super) num_lanes: usize,
 }
 
-/// Norms, rotates and scales queries, and writes keys and values where they belong in the cache. A plane has one head of a
-/// row.
+/// Applies norms and rotation to queries and keys, scales queries, and writes keys and values to
+/// their places in the cache. Each plane processes one head of a row.
 #[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn place<T: Float>(
@@ -394,7 +397,7 @@ pub(super) fn place<T: Float>(
     }
 }
 
-/// Applies its head's norm, if there is one, to a channel of a query or key.
+/// Applies the norm of a head, if there is one, to one channel of a query or key.
 #[expect(clippy::too_many_arguments, reason = "both norms, and where")]
 #[cube]
 fn weighed(
@@ -414,7 +417,8 @@ fn weighed(
     normed
 }
 
-/// Attends from one head of a row to the keys of one split: a softmax's numerator, and its maximum and denominator.
+/// Attends from one head of a row to the keys of one split. Writes the softmax's numerator, its
+/// maximum and its denominator.
 #[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn attend<T: Float, N: Size>(
@@ -503,7 +507,8 @@ pub(super) fn attend<T: Float, N: Size>(
     }
 }
 
-/// Adds a lane's part of the values that begin at the first of `at`, times the second.
+/// Adds a lane's part of a value vector, times a weight, to `sum`. `at` contains the start of the
+/// value vector and the weight.
 #[cube]
 fn add_weighted<T: Float, N: Size>(
     sum: &mut Array<Vector<f32, N>>,
@@ -565,16 +570,16 @@ fn product_of_lane<T: Float, N: Size>(
     product
 }
 
-/// Returns whether a row sees a node of its tree: a bit of its places.
+/// Returns whether a row attends to a node of its tree, according to the node's bit in `places`.
 #[cube]
 fn is_node_seen(places: &[i32], seen: usize, node: usize) -> bool {
-    // Entries before the tree wrap around; they are not asked about.
+    // For entries before the tree, the node number wraps around and the result is not used.
     let node = u32::cast_from(node);
     let word = select((node & 63u32) < 32u32, places[seen + 1], places[seen + 2]);
     (u32::reinterpret(word) >> (node & 31u32)) & 1u32 == 1u32
 }
 
-/// Adds up the splits of one head of a row.
+/// Combines the splits of one head of a row.
 #[cube(launch_unchecked)]
 pub(super) fn combine<T: Float>(
     mixed: &[f32],

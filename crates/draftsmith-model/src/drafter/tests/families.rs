@@ -7,7 +7,7 @@ use crate::acceptance_head::{
 };
 use crate::fixtures::{FIXTURES, expected, load};
 
-/// Number of tokens before the first candidate.
+/// The number of tokens before the first candidate.
 const NUM_BEFORE: usize = 6;
 
 /// A drafter with packed weights, and the same with tensors.

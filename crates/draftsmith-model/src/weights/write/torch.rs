@@ -23,7 +23,7 @@ pub(crate) fn write_torch(path: &Path, tensors: &[NamedTensor]) -> Result<(), Mo
 
 fn archive(file: impl Write + Seek, tensors: &[NamedTensor]) -> Result<(), zip::result::ZipError> {
     let mut zip = ZipWriter::new(file);
-    // Without the time of day, so the same tensors give the same bytes.
+    // The archive has no time of day, so that the same tensors give the same bytes.
     let stored = SimpleFileOptions::default()
         .compression_method(CompressionMethod::Stored)
         .last_modified_time(zip::DateTime::default())
@@ -42,7 +42,8 @@ fn archive(file: impl Write + Seek, tensors: &[NamedTensor]) -> Result<(), zip::
     zip.finish().map(drop)
 }
 
-/// Pickles a dictionary of tensors by name, each with a storage: protocol 2, without a memo.
+/// Pickles a dictionary of tensors by name, in protocol 2 without a memo. Each tensor has its own
+/// storage.
 fn pickle(tensors: &[NamedTensor]) -> Vec<u8> {
     let mut bytes = b"\x80\x02}(".to_vec();
     let text =

@@ -4,7 +4,7 @@ use burn::tensor::Tensor;
 
 use super::DistillationLoss;
 
-/// `[tokens, vocab]` each.
+/// The probabilities of a chunk and their logarithms, `[tokens, vocab]` each.
 struct Softmax {
     probs: Tensor<2>,
     log_probs: Tensor<2>,
@@ -41,7 +41,7 @@ pub(super) fn losses_and_gradient(
         DistillationLoss::CrossEntropy => ((p.clone() * log_probs).sum_dim(1).neg(), probs - p),
         DistillationLoss::TotalVariation => {
             let difference = probs.clone() - p;
-            // 0 at 0: a subgradient of |x|.
+            // `sign` is 0 at 0, which is a subgradient of |x|.
             let sign = difference.clone().sign();
             let lean = (probs.clone() * sign.clone()).sum_dim(1);
             (difference.abs().sum_dim(1) * 0.5, probs * (sign - lean) * 0.5)
@@ -53,7 +53,7 @@ pub(super) fn losses_and_gradient(
 ///
 /// # Shapes
 /// - student, teacher: logits, `[tokens, vocab]`
-/// - are_tokens: `[tokens, 1]`, as [`Tokens::are`](super::Tokens::are)
+/// - are_tokens: `[tokens, 1]`, as [`LessonTokens::are`](super::LessonTokens::are)
 /// - output: `[NUM_SCORES]`
 pub(super) fn score_sums(
     student: Tensor<2>,

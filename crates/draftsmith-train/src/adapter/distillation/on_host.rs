@@ -9,7 +9,7 @@ use rayon::prelude::*;
 
 use super::{DistillationLoss, NUM_SCORES};
 
-/// The fewest tokens that are worth starting a thread for.
+/// The minimum number of tokens for which starting a thread is worthwhile.
 const TOKENS_PER_TASK: usize = 16;
 
 /// Turns logits into probabilities.
@@ -27,8 +27,9 @@ pub(super) fn probabilities(mut logits: Vec<f32>, vocab_size: usize) -> Vec<f32>
     logits
 }
 
-/// Returns the sum of the tokens' losses (cross-entropy in nats), each times its share, and overwrites the
-/// student's logits with the gradient of that sum. Tokens with a share of 0 are not read.
+/// Returns the sum of the tokens' losses, each multiplied by its share (cross-entropy is in nats).
+/// Overwrites the student's logits with the gradient of that sum. Tokens with a share of 0 are not
+/// read.
 ///
 /// # Shapes
 /// - student: logits, `[tokens, vocab]`
@@ -57,7 +58,7 @@ pub(super) fn loss_and_gradient(
         );
         f64::from(loss) * f64::from(*share)
     };
-    // Added in order, so that the result does not depend on threads.
+    // Losses are added in order, so that the result does not depend on threads.
     let losses: Vec<f64> = rows.with_min_len(TOKENS_PER_TASK).map(of_row).collect();
     losses.into_iter().sum()
 }
@@ -101,8 +102,8 @@ pub(super) fn score_sums(
     sums
 }
 
-/// Runs `at` over a token's numbers together with the target's. It replaces each number, and gives
-/// `SUMS` terms to sum.
+/// Runs `at` on each of a token's numbers together with the teacher's number. `at` returns a
+/// replacement for the number and `SUMS` terms. Returns the sum of each term over the row.
 #[inline(always)]
 fn pass<const SUMS: usize>(
     row: &mut [f32],
@@ -137,7 +138,8 @@ fn pass<const SUMS: usize>(
     sums
 }
 
-/// Runs `at` over a token's numbers without the target's.
+/// Runs `at` on each of a token's numbers without the teacher's. Otherwise it is the same as
+/// [`pass`].
 #[inline(always)]
 fn pass_alone<const SUMS: usize>(
     row: &mut [f32],
@@ -231,7 +233,7 @@ fn log_softmax(row: &mut [f32]) {
     );
 }
 
-/// Computes −Σ p log q, and puts the gradient, q − p times the token's share, in place of the logits.
+/// Computes −Σ p log q. Overwrites the logits with the gradient: (q − p) times the token's share.
 #[inline(always)]
 fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     let largest = largest(row);
@@ -246,7 +248,8 @@ fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
         },
     );
     let inverse_sum = 1.0 / sum;
-    // The same operations as in `softmax`, so that equal logits have a difference of exactly 0.
+    // These are the same operations as in `softmax`, so that equal logits have a difference of
+    // exactly 0.
     let [] = pass(
         row,
         probs,
@@ -257,8 +260,8 @@ fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     sum.ln() - weighted
 }
 
-/// Computes ½ Σ |p − q|, and puts the gradient, ½ q ∘ (sign(q − p) − Σ q · sign(q − p)) times the token's share, in
-/// place of the logits.
+/// Computes ½ Σ |p − q|. Overwrites the logits with the gradient: ½ q ∘ (sign(q − p) − Σ q · sign(q
+/// − p)) times the token's share.
 #[inline(always)]
 fn total_variation(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     softmax(row);
@@ -292,7 +295,7 @@ fn scores(log_student: &mut [f32], log_teacher: &[f32]) -> [f32; 3] {
     )
 }
 
-/// Returns the sign, 0 at 0: a subgradient of |x|.
+/// Returns the sign of a number, which is 0 at 0: a subgradient of |x|.
 #[inline(always)]
 fn sign(x: f32) -> f32 {
     let above = if x > 0.0 { 1.0 } else { 0.0 };
