@@ -40,7 +40,7 @@ pub struct SampledPlan {
     /// The temperature.
     pub temperature: f64,
     /// Only this many of the most probable tokens are drawn from. From all tokens the distribution is only known at
-    /// temperature 1, from [`NUM_LOG_PROBS`](super::NUM_LOG_PROBS) or fewer at any.
+    /// temperature 1, from [`NUM_LOG_PROBS`](draftsmith_served::NUM_LOG_PROBS) or fewer at any.
     pub top_k: Option<usize>,
     /// Tokens that end answers: they count as one.
     pub eos_token_ids: Vec<u32>,
