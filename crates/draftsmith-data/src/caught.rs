@@ -7,8 +7,8 @@ thread_local! {
     static IS_CATCHING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a step of a library that may panic on malformed files. After a panic, do not use again what
-/// `step` captured.
+/// Runs a library step that may panic on malformed files. After a panic, do not reuse what `step`
+/// captured.
 ///
 /// # Errors
 /// If the step panics. The error is the panic's message.
@@ -22,8 +22,7 @@ pub fn caught<T>(step: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
-/// Returns whether a panic on this thread would now become an error. A panic hook need not report
-/// such a panic.
+/// Returns whether a panic on this thread would become an error, so that a hook need not report it.
 pub fn is_panic_caught() -> bool {
     IS_CATCHING.get()
 }

@@ -129,8 +129,7 @@ impl<R> Column<R> {
         Self { part_of: Some(owner), ..column }
     }
 
-    /// Turns `column` into one that is null in rows without the optional part `owner`, and that a
-    /// file may lack.
+    /// Turns `column` into one that a file may lack, and that is null in rows without `owner`.
     pub(crate) const fn optional(owner: &'static str, column: Self) -> Self {
         Self { part_of: Some(owner), may_lack: true, ..column }
     }
@@ -177,8 +176,7 @@ impl<R> Column<R> {
         }
     }
 
-    /// Returns the length of the row's list; `None` if the list is null or the column holds no
-    /// lists.
+    /// Returns the length of the row's list; `None` if it is null or the column holds no lists.
     pub(crate) fn list_len(&self, row: &R) -> Option<usize> {
         match &self.cell {
             Cell::Ids(place) => (place.get)(row).map(Vec::len),
@@ -211,8 +209,7 @@ impl<R> Column<R> {
         }
     }
 
-    /// Appends the row's value to `bytes`, preceded by its length, so that no two values give the
-    /// same bytes.
+    /// Appends the row's value to `bytes` after its length, so that no two values give equal bytes.
     pub(crate) fn push_bytes(&self, row: &R, bytes: &mut Vec<u8>) {
         let mut push = |len: usize, content: &mut dyn Iterator<Item = u8>| {
             bytes.extend((len as u64).to_le_bytes());

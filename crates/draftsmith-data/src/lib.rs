@@ -1,5 +1,4 @@
-//! Prompts, chat templates, tokenizers, and the Parquet rows on which heads and adapters are
-//! trained.
+//! Prompts, chat templates, tokenizers, and the Parquet rows that heads and adapters train on.
 //!
 //! This crate reads and writes every file that is not a model: prompt sets in their published
 //! forms, the text side of a checkpoint directory (`tokenizer.json` and the chat template), and

@@ -1,5 +1,4 @@
-//! The provenance of a file of responses, which is everything that must be equal to build the same
-//! file again.
+//! The provenance of a file of responses: everything that must be equal to build it again.
 //!
 //! It is stored in the file's key-value metadata, with a key `draftsmith.<field>` and a value in
 //! JSON for each field. It holds no timestamps and no paths, so equal inputs give equal bytes.
@@ -178,8 +177,7 @@ impl Provenance {
         fields_of(self)
     }
 
-    /// Returns all fields and their values, in the order of declaration, including those that files
-    /// leave out.
+    /// Returns all fields and values in the order of declaration, including those that files omit.
     pub(crate) fn all_fields(&self) -> Map<String, Value> {
         fields_in(Self::serialize(self, serde_json::value::Serializer))
     }

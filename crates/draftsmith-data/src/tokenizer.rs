@@ -161,8 +161,7 @@ impl TextTokenizer {
         })
     }
 
-    /// Returns the vocabulary by id. If an id has several tokens, the last one in sorted order is
-    /// kept.
+    /// Returns the vocabulary by id. If an id has several tokens, the last in sorted order is kept.
     fn tokens_by_id(&self) -> BTreeMap<u32, String> {
         let mut tokens: Vec<_> = self.tokenizer.get_vocab(true).into_iter().collect();
         tokens.sort();
@@ -182,8 +181,7 @@ impl TextTokenizer {
 pub struct TextStream<'a> {
     tokenizer: &'a TextTokenizer,
     skip_special: bool,
-    /// The ids whose text was emitted last, which ends with a whole character, then the held-back
-    /// ids.
+    /// The ids whose text was emitted last, up to a whole character, then the held-back ids.
     window: Vec<u32>,
     /// The number of ids in `window` whose text has been emitted.
     num_given: usize,

@@ -143,8 +143,7 @@ impl DrafterName {
     }
 }
 
-/// Labels a stop rule with the prompt lookup that runs first, such as `K = 4` or `lookup 2x4, eta =
-/// 0.6`.
+/// Labels a stop rule and the prompt lookup before it: `K = 4` or `lookup 2x4, eta = 0.6`.
 pub fn rule_label(lookup_first: Option<LookupFirst>, rule: &StopRuleConfig) -> String {
     let label = rule.name().label(Some(rule.parameter()));
     match lookup_first {

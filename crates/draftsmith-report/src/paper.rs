@@ -1,5 +1,4 @@
-//! Tables in the layout of published papers, which show figures from our results above the
-//! published ones.
+//! Tables in the layout of papers, which show figures from our results above the published ones.
 //!
 //! A recipe describes a table by its rows and columns. Each row and column names conditions on the
 //! keys of `results.json`, `summary.json` or `heads.json`. A cell shows the value of a key in the
@@ -26,8 +25,7 @@ pub use self::shown::render_papers;
 /// condition on the key.
 const SPLIT_BY: [&str; 2] = ["dataset", "decoding"];
 
-/// Conditions on entries: keys with the values that they must have. A list holds alternative
-/// values.
+/// Conditions on entries: keys with their required values. A list holds alternatives.
 type Conditions = BTreeMap<String, Value>;
 
 /// A table of a paper, as a recipe describes it.

@@ -114,8 +114,7 @@ const TEMPLATES: [(&str, &str); 11] = [
     ("style.css", include_str!("report/style.css")),
 ];
 
-/// Returns the HTML id of the group with this index. It contains no names, because these may hold
-/// any character.
+/// Returns the HTML id of a group by index. It contains no names, which may hold any character.
 fn group_id(index: usize) -> String {
     format!("group-{}", index + 1)
 }

@@ -88,8 +88,7 @@ pub struct ResultRow {
     pub temperature: f64,
     /// Number of prompts.
     pub num_prompts: usize,
-    /// The counts of tokens, forwards and candidates. In the file these are columns such as
-    /// `num_tokens`.
+    /// The counts of tokens, forwards and candidates; in the file, columns such as `num_tokens`.
     #[serde(flatten)]
     pub counts: Counts,
     /// Target forwards per token.
@@ -118,8 +117,7 @@ pub struct ResultRow {
     /// Tokens per round, before any cut.
     #[serde(deserialize_with = "nan_if_null")]
     pub tokens_per_round: f64,
-    /// CTAR(w) for w = 1 to 10, the share of rounds that yield more than w tokens. Empty without
-    /// rounds.
+    /// CTAR(w) for w = 1 to 10, the share of rounds with more than w tokens. Empty without rounds.
     pub ctar: Vec<f64>,
     /// The accepted share at each position of a round up to 10, among the candidates whose
     /// predecessors were all accepted. The list ends before the first position with fewer than 20
@@ -160,8 +158,7 @@ pub struct ResultRow {
     /// The standardised improvement where a draft forward counts as its time relative to a target
     /// forward of one row.
     pub improvement_by_time: Option<f64>,
-    /// Whether all tokens equal those of plain decoding, except after forgiven ties. Null if this
-    /// was not checked.
+    /// Whether all tokens equal plain decoding's, except after forgiven ties. Null if not checked.
     pub lossless: Option<bool>,
     /// The number of prompts whose tokens first differ from plain decoding at a tie, a position
     /// where the logits of both tokens are the largest up to rounding.

@@ -103,8 +103,7 @@ impl<Row> Table<Row> {
         self
     }
 
-    /// Returns the columns that have a heading, given by `heading` for terminals or pages, and a
-    /// text in any row.
+    /// Returns the columns with a text in any row and a heading, which `heading` gives.
     fn filled(&self, heading: impl Fn(&TableColumn) -> &str) -> Vec<&TableColumn> {
         let is_filled = |column: &&TableColumn| {
             !heading(column).is_empty() && column.cells.iter().any(|cell| !cell.is_empty())
@@ -212,8 +211,7 @@ fn explained_tables<Row>(
     format!("{}\n{}\n", text(colour), wrapped(&legend.join("; "), width).join("\n"))
 }
 
-/// The headings and symbols of tables, each with its meaning. A symbol ends with `=`, `(` or a
-/// space.
+/// The headings and symbols of tables with their meaning. A symbol ends with `=`, `(` or a space.
 const WORDS: [(&str, &str); 33] = [
     ("tok/s", "tokens per second"),
     ("speed-up", "over the target alone"),

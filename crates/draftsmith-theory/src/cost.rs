@@ -56,8 +56,7 @@ pub struct CostFit {
 }
 
 impl CostModel {
-    /// The costs in SpecDec++ (§5): a 7B draft and a 70B target on A100s, where verified rows are
-    /// free.
+    /// The costs in SpecDec++ (§5): a 7B draft and a 70B target on A100s, with free verified rows.
     pub const PAPER: Self = Self { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
 
     /// Predicts the seconds that a run with these counts takes (Eq. 2.1, plus the term for rows).

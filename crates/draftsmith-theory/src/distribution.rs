@@ -1,5 +1,4 @@
-//! Raw distributions over the vocabulary: softmax at temperature 1, overlap, entropies, and bounds
-//! on the overlap.
+//! Raw distributions (softmax at temperature 1), their entropies, their overlap and bounds on it.
 //!
 //! Logits are the model's f32; everything computed from them is f64. The module `sampling` applies
 //! temperature and filters.
@@ -25,8 +24,7 @@ pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|&logit| f64::from(logit) - log_total).collect()
 }
 
-/// Returns the index of the largest logit. Among equal logits it is the first, as in common greedy
-/// decoders.
+/// Returns the index of the largest logit, the first among equals, as in common greedy decoders.
 ///
 /// # Panics
 /// If no logit is finite, or the largest is +∞.
@@ -49,8 +47,7 @@ pub fn overlap(p: &[f64], q: &[f64]) -> f64 {
     p.iter().zip(q).map(|(p, q)| p.min(*q)).sum()
 }
 
-/// Computes the entropy −Σ q log q in nats from natural log-probabilities. A log-probability of −∞
-/// adds 0.
+/// Computes the entropy −Σ q log q in nats from natural log-probabilities; one of −∞ adds 0.
 pub fn entropy_of_log_probs(log_probs: &[f64]) -> f64 {
     cross_entropy(log_probs, log_probs)
 }
@@ -78,8 +75,7 @@ pub fn cross_entropy(q_log_probs: &[f64], p_log_probs: &[f64]) -> f64 {
 /// Computes Pinsker's lower bound on the overlap: β ≥ 1 − √(KL/2), with `kl_nats` = KL(q‖p) or
 /// KL(p‖q); it is 0 from 2 nats on.
 ///
-/// Below 1.594 nats it is better than [`bretagnolle_huber_bound`]. A divergence rounded below 0
-/// counts as 0.
+/// Below 1.594 nats it beats [`bretagnolle_huber_bound`]. A divergence rounded below 0 counts as 0.
 ///
 /// # Panics
 /// If the divergence is NaN.

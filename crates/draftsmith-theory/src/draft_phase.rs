@@ -38,8 +38,7 @@ pub trait CandidateSource {
 pub struct DrawnToken {
     /// The candidate's token id.
     pub token_id: u32,
-    /// The candidate's draft probability, [`DraftSignals::candidate_prob`]; None if the rule does
-    /// not need it.
+    /// The draft probability [`DraftSignals::candidate_prob`]; None if the rule does not need it.
     pub candidate_prob: Option<f64>,
 }
 
@@ -132,8 +131,7 @@ impl DraftPhase {
     /// unless the rule stops before the draw.
     ///
     /// The rule is asked before and after each draw. Below the minimum number of candidates its
-    /// answer is ignored. A candidate that ends the response ends the phase without asking the
-    /// rule.
+    /// answer is ignored. A candidate that ends the response ends the phase unasked.
     ///
     /// # Errors
     /// If the source fails.

@@ -23,8 +23,7 @@ impl DrafterId {
     /// The default name of a draft model.
     pub const DRAFT: Self = Self::named("draft");
 
-    /// The name of look-ups that run before another drafter or alone. A recipe cannot use this
-    /// name.
+    /// The name of look-ups before another drafter or alone, which recipes cannot use.
     pub const LOOK_UP: Self = Self::named("look-up");
 
     /// Creates the id for a name that the program chooses.
@@ -108,8 +107,7 @@ pub enum RoundForwards {
     /// One forward for each candidate.
     #[default]
     EachStep,
-    /// One forward for all candidates: the drafter proposes a block, or has a head for each
-    /// position.
+    /// One forward for all candidates, as with block drafters and a head per position.
     Once,
 }
 

@@ -65,8 +65,7 @@ impl SeededDraws {
         (self.rng.next_u64() >> 11) as f64 * UNIT
     }
 
-    /// Draws the number of successes in `num` trials, each of which succeeds with probability
-    /// `prob`.
+    /// Draws the number of successes in `num` trials, each with success probability `prob`.
     ///
     /// # Panics
     /// If `prob` is not in [0, 1].
@@ -79,8 +78,7 @@ impl SeededDraws {
 impl Draws for SeededDraws {
     fn bernoulli(&mut self, prob: f64) -> bool {
         debug_assert!(!prob.is_nan(), "a probability is a number");
-        // A certain outcome consumes a uniform number too, so that later draws do not depend on
-        // `prob`.
+        // A certain outcome consumes a number too, so that later draws do not depend on `prob`.
         self.uniform() < prob
     }
 
@@ -94,8 +92,7 @@ impl Draws for SeededDraws {
     }
 }
 
-/// The number of weights per partial sum: enough for wide additions, few enough to search one by
-/// one.
+/// The number of weights per partial sum: enough for vector additions, few enough to search.
 const CHUNK: usize = 1024;
 
 /// Returns the first index whose cumulative weight exceeds `threshold`. If rounding leaves none,
@@ -112,8 +109,7 @@ fn find_cumulative(weights: &[f64], threshold: f64) -> usize {
                     return chunk_index * CHUNK + index;
                 }
             }
-            // Adding the chunk's weights one by one gave a sum that is a rounding error below its
-            // wide sum.
+            // Added one by one, the chunk's weights are a rounding error below their wide sum.
             return chunk_index * CHUNK + last_positive(chunk);
         }
         before = through;

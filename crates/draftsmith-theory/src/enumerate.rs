@@ -8,8 +8,7 @@ use std::collections::BTreeMap;
 
 use crate::Draws;
 
-/// A source of draws that repeats a recorded path of decisions and then takes the first untried
-/// outcome.
+/// A source of draws that repeats recorded decisions and then takes the first untried outcome.
 #[derive(Debug)]
 pub struct Enumerator {
     path: Vec<DrawBranch>,
@@ -59,8 +58,7 @@ pub fn enumerate<T>(mut run: impl FnMut(&mut Enumerator) -> T) -> Vec<(T, f64)> 
     }
 }
 
-/// Collects enumerated outcomes into a distribution: the sum of probabilities for each distinct
-/// result.
+/// Sums the probabilities of enumerated outcomes for each distinct result.
 pub fn distribution_of<T: Ord>(outcomes: impl IntoIterator<Item = (T, f64)>) -> BTreeMap<T, f64> {
     let mut probs = BTreeMap::new();
     for (outcome, prob) in outcomes {

@@ -55,8 +55,7 @@ pub enum TheoryError {
         /// The maximum number of candidates.
         max: usize,
     },
-    /// Round costs without the time of any verification, or with a time that is negative or not
-    /// finite.
+    /// Round costs without the time of a verification, or with a negative or non-finite time.
     #[error("costs of rounds need a verification, and times that are finite and not negative")]
     RoundCosts,
     /// A replay whose rounds may be longer than the recorded ones.

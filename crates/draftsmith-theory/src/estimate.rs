@@ -1,5 +1,4 @@
-//! Statistics over prompts with confidence intervals from a seeded percentile bootstrap (Efron
-//! 1979).
+//! Statistics with confidence intervals from a seeded percentile bootstrap (Efron 1979).
 //!
 //! Callers resample whole prompts, because the tokens of one response are not independent.
 //! [`Estimate::agrees_with`] compares two statistics from different prompts.
@@ -85,8 +84,7 @@ pub fn bootstrap(
     let num_resamples = if num_items > 1 { num_resamples } else { 0 };
     let mut found = Vec::with_capacity(num_resamples);
     for _ in 0..num_resamples {
-        // The product is below `num_items` even when rounded: the largest uniform number is 1 −
-        // 2^-53.
+        // The product rounds to less than `num_items`: the largest uniform is 1 − 2^-53.
         items.fill_with(|| (draws.uniform() * num_items as f64) as usize);
         found.push(statistic(&items));
     }
@@ -100,8 +98,7 @@ pub fn bootstrap(
     }
 }
 
-/// Computes the quantile of sorted numbers at `share` in [0, 1], with linear interpolation. None
-/// without numbers.
+/// Interpolates the quantile of sorted numbers at `share` in [0, 1]. None without numbers.
 fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let place = share * sorted.len().checked_sub(1)? as f64;
     let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);

@@ -22,8 +22,8 @@ pub(crate) fn coarse_sums(logits: &[f32], largest: f32) -> (f64, f64) {
     sums_one_by_one(logits, largest)
 }
 
-/// Computes the weight e^(d / temperature) of each logit, with d = logit − `largest`, and the sum
-/// of the weights.
+/// Computes the weights e^(d / temperature) of all logits, with d = logit − `largest`, and their
+/// sum.
 pub(crate) fn weights(logits: &[f32], largest: f32, temperature: f64) -> (Vec<f64>, f64) {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = V3::try_new() {
@@ -208,8 +208,7 @@ mod coarse {
 
     use super::padded;
 
-    /// The number ln 2 in two parts. The first part has few enough bits that its multiples are
-    /// exact.
+    /// The number ln 2 in two parts. The first has few enough bits for exact multiples.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
     /// The number 1.5 · 2^23, whose unit in the last place is 1, plus the exponent bias of f32.
     const TO_EXPONENT: f32 = 12_582_912.0 + 127.0;

@@ -15,8 +15,7 @@ const NUM_BINS: usize = 15;
 /// 0 or 1 costs 100 nats, not infinity.
 const MIN_LOG: f64 = -100.0;
 
-/// An accumulator of predictions and labels. It keeps every row for the AUROC, at 24 bytes per
-/// label.
+/// An accumulator of predictions and labels. The AUROC needs every row, 24 bytes per label.
 #[derive(Debug, Clone, Default)]
 pub struct HeadMetrics {
     rejection_weight: Option<f64>,

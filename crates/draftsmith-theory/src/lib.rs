@@ -1,5 +1,4 @@
-//! The arithmetic of speculative decoding on plain slices: random draws, verification, stop rules,
-//! rates and costs.
+//! The arithmetic of speculative decoding on plain slices: draws, verification, stop rules, costs.
 //!
 //! Everything here is a pure function of its arguments: no tensors, no files, no clocks, no global
 //! randomness. Other crates apply these functions to tensors and files. Exactness tests apply them

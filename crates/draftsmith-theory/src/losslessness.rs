@@ -26,8 +26,7 @@ pub use self::rounding::Rounding;
 use crate::SeededDraws;
 use crate::distribution::overlap;
 
-/// The largest target probability above which a token's transform is left out, because it would be
-/// mostly noise.
+/// The target probability above which a token's transform is left out as mostly noise.
 const NEARLY_CERTAIN: f64 = 0.99;
 
 /// The number of tests whose minimum gives the p-value.
@@ -71,8 +70,7 @@ impl LosslessnessTest {
         }
     }
 
-    /// Returns the number of observed tokens with a target probability of 0. A single one proves a
-    /// fault.
+    /// Returns the number of observed tokens of target probability 0. Even one proves a fault.
     pub fn num_impossible(&self) -> usize {
         self.num_impossible
     }
@@ -97,8 +95,7 @@ impl LosslessnessTest {
         (-log_mean).exp().min(1.0)
     }
 
-    /// Computes the two-sided p-value of the transforms' mean, given that a uniform number has
-    /// variance 1/12.
+    /// Computes the two-sided p-value of the transforms' mean; a uniform number has variance 1/12.
     fn mean_p_value(&self) -> f64 {
         let num_transforms = self.transforms.len() as f64;
         let excess: f64 = self.transforms.iter().map(|transform| transform - 0.5).sum();
@@ -122,11 +119,9 @@ fn transform(p: &[f64], q: &[f64], token: usize, uniform: f64) -> f64 {
     (before + uniform * p[token]) / total
 }
 
-/// Computes the two-sided p-value of the hypothesis that the numbers are uniform; 1 without
-/// numbers.
+/// Computes the two-sided p-value that the numbers are uniform; 1 without numbers.
 ///
-/// The p-value is asymptotic with Stephens' correction (1970), which is accurate even for a handful
-/// of numbers.
+/// It is asymptotic with Stephens' correction (1970), accurate even for a handful of numbers.
 fn kolmogorov_smirnov_p_value(uniforms: &[f64]) -> f64 {
     if uniforms.is_empty() {
         return 1.0;

@@ -57,7 +57,7 @@ impl Default for MaxGramConfig {
 /// candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LookupFirst {
-    /// The minimum length of a match in tokens, at least 1. Longer matches are rarer and more often
+    /// The minimum match length in tokens, at least 1. Longer matches are rarer and more often
     /// right.
     pub min_match: usize,
     /// The maximum number of candidates, at least 1.

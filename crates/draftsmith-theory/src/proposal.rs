@@ -1,8 +1,7 @@
 //! A drafter's proposal in a round: a tree of candidate tokens that continue the sequence, each
 //! with the distribution it was drawn from.
 //!
-//! Drafting step by step proposes a chain, a tree of width 1. Siblings are verified in order of
-//! rank.
+//! Step-by-step drafting gives a chain, a tree of width 1. Siblings are verified in order of rank.
 
 use crate::Forwards;
 
@@ -13,8 +12,7 @@ pub struct Node {
     pub parent: Option<usize>,
     /// The token's id.
     pub token_id: u32,
-    /// The distribution that the token was drawn from, given its parent and the siblings of lower
-    /// rank.
+    /// The distribution the token was drawn from, given its parent and siblings of lower rank.
     pub drawn_from: DrawnFrom,
     /// The node's place in the order in which siblings are verified.
     pub rank: usize,
@@ -89,8 +87,7 @@ impl Proposal {
         self.nodes.is_empty()
     }
 
-    /// Returns the number of rows of the target's forward: one after the sequence, and one after
-    /// each node.
+    /// Returns the number of rows of the target's forward: one after the sequence and each node.
     pub fn num_rows(&self) -> usize {
         self.nodes.len() + 1
     }

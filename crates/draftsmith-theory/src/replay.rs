@@ -60,8 +60,7 @@ pub struct RecordedCandidate {
     /// predicts only once the draft model has read the candidate also has None for the last
     /// candidate of a rollout or response, which no rule needs.
     pub predicted_acceptance_prob: Option<f64>,
-    /// The candidate's draft log-probability log q, under the distribution that defines acceptance
-    /// labels.
+    /// The candidate's draft log-probability log q, in the distribution that defines labels.
     pub draft_log_prob: f64,
     /// The candidate's target log-probability log p under the same settings. NaN if the target was
     /// not evaluated. Only acceptance heads and look-ups in sampled responses need it.
@@ -251,8 +250,7 @@ impl Recordings {
         Ok(())
     }
 
-    /// Replays each response as [`replay`](Self::replay) does, but returns only counts and needs no
-    /// costs.
+    /// Replays each response as [`replay`](Self::replay) does, but without costs and seconds.
     ///
     /// # Errors
     /// As [`replay`](Self::replay), except that no costs are needed.
@@ -301,8 +299,7 @@ impl Recordings {
     }
 
     /// Returns the recordings with each response's first token moved to the end of its prompt,
-    /// because a server emits this token when it has read the prompt. Responses of one token are
-    /// left out.
+    /// because servers emit it when they have read the prompt. Responses of one token are left out.
     #[must_use]
     pub fn after_first_token(&self) -> Self {
         let later = |response: &Recording| {
@@ -318,8 +315,7 @@ impl Recordings {
         Self { responses, ..self.clone() }
     }
 
-    /// Returns whether the target was evaluated for every candidate, including those after rejected
-    /// ones.
+    /// Returns whether the target was evaluated for every candidate, even after rejected ones.
     pub fn is_judged(&self) -> bool {
         let mut places = self.responses.iter().flat_map(|response| response.places.iter());
         places.all(|place| {

@@ -28,8 +28,7 @@ impl Lenience {
     /// The lenience 1, with which all candidates are reviewed exactly.
     pub const NONE: Self = Self { models: 1.0, look_ups: 1.0 };
 
-    /// Creates lenience for candidates that a model drafted. Looked-up candidates are reviewed
-    /// exactly.
+    /// Creates lenience for a model's candidates. Looked-up candidates are reviewed exactly.
     ///
     /// # Errors
     /// If `lenience` is below 1 or not finite.

@@ -70,8 +70,7 @@ impl RoundCosts {
         Self::new(draft_seconds, (1..=most).map(at).collect())
     }
 
-    /// Creates the costs of one drafter from a cost model, in which a verification's cost is linear
-    /// in its rows.
+    /// Creates the costs of one drafter from a cost model that is linear in the verified rows.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -162,8 +161,7 @@ impl RoundCosts {
         rounds.map(|round| self.round_seconds(round.forwards, round.num_drafted)).sum()
     }
 
-    /// Returns the linear cost model through the cost of one row: t_draft of a drafter, t_target
-    /// and t_row.
+    /// Returns the linear cost model that is exact at one row: t_draft, t_target and t_row.
     ///
     /// # Errors
     /// If t_draft is unknown.

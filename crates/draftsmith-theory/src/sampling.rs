@@ -100,8 +100,7 @@ impl Sampling {
         self.spread(vec![0.0; logits.len()], kept)
     }
 
-    /// Returns whether min-p keeps a token with this weight, if the most probable token has weight
-    /// 1.
+    /// Returns whether min-p keeps a token of this weight, if the largest weight is 1.
     fn is_likely(&self, weight: f64) -> bool {
         self.min_p.is_none_or(|min_p| weight >= min_p)
     }

@@ -1,5 +1,4 @@
-//! Selection of the k-th largest logit and of the top-p set from a whole vocabulary, without
-//! sorting.
+//! Selection of the k-th largest logit and the top-p set from a vocabulary, without sorting.
 //!
 //! `sampling` needs them for every decoded token. One comparison per token discards nearly all of a
 //! vocabulary. Repeated halving finds the edge of the selection in the rest, which is never sorted.
@@ -56,8 +55,7 @@ pub(crate) fn nucleus(
     num_tokens: usize,
     top_p: f64,
 ) -> Vec<Token> {
-    // The bound is slightly lower, so that rounding never removes a token that exact arithmetic
-    // keeps.
+    // The bound is lowered slightly, so that rounding never removes a token of the set.
     let least = (1.0 - top_p) * total / num_tokens as f64 * (1.0 - 1e-9);
     let mut tokens: Vec<Token> = tokens.filter(|(_, weight)| *weight >= least).collect();
     let descending = |a: &Token, b: &Token| b.1.total_cmp(&a.1).then(b.0.cmp(&a.0));

@@ -1,5 +1,4 @@
-//! The time of a round on a server, by batch size and number of candidates, and the throughput that
-//! follows.
+//! The time of a server's round, by batch size and candidates, and the throughput that follows.
 //!
 //! A round of B requests with K candidates each takes T(B, K) seconds. T is measured on text where
 //! no candidate is accepted, so that a round lasts from one token to the next. If B clients keep a

@@ -75,8 +75,7 @@ macro_rules! stop_rules {
             )+
         }
 
-        /// The name of a stop rule in results. Variants are in the order in which reports show
-        /// them.
+        /// The name of a stop rule in results. Variants are in the order of reports.
         #[derive(
             Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize
         )]
@@ -202,8 +201,7 @@ impl StopRuleName {
         self.entry().map(|entry| entry.symbol)
     }
 
-    /// Returns the rule in words, for pages that have room for them. It is `target alone` for
-    /// [`Self::None`].
+    /// Returns the rule in words, for pages with room; `target alone` for [`Self::None`].
     pub fn text(self) -> &'static str {
         self.entry().map_or("target alone", |entry| entry.text)
     }
@@ -217,8 +215,7 @@ impl StopRuleName {
     }
 }
 
-/// Formats a setting such as `6` or `0.7`. Longer numbers are rounded to three digits, and None
-/// becomes `?`.
+/// Formats a setting such as `0.7`, with longer numbers rounded to three digits; `?` for None.
 pub fn setting_text(setting: Option<f64>) -> String {
     let Some(setting) = setting else { return "?".into() };
     let text = setting.to_string();

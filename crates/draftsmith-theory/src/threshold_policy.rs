@@ -53,8 +53,7 @@ struct Yield {
     candidates: f64,
 }
 
-/// A function that decides whether a round continues after the predicted levels, given the yield of
-/// continuing.
+/// A decision whether a round continues after the predicted levels, given the yield of that.
 type Continues<'a> = dyn FnMut(&[usize], Yield) -> bool + 'a;
 
 impl Process {
@@ -96,8 +95,7 @@ impl Process {
         self.levels.iter().map(|(share, prob)| share * prob).sum()
     }
 
-    /// Computes the probability that the next candidate is accepted, given that every predicted one
-    /// is.
+    /// Computes the next candidate's acceptance probability, if every predicted one is accepted.
     fn next_prob(&self) -> f64 {
         self.mean_prob().powi(1 + self.num_unpredicted as i32)
     }
@@ -110,8 +108,7 @@ impl Process {
         Yield { tokens, candidates: first + added.candidates }
     }
 
-    /// Computes the yield of the rest of the round, given that every predicted candidate is
-    /// accepted.
+    /// Computes the yield of the rest of the round, if every predicted candidate is accepted.
     fn rest(&self, predicted: &[usize], continues: &mut Continues) -> Yield {
         let num_candidates = predicted.len() + self.num_unpredicted;
         if num_candidates == self.bounds.max {

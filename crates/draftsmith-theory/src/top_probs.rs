@@ -47,8 +47,8 @@ impl TopProbs {
         Self { top: vec![(token, 0.0)], num_best: 1, least: f32::NEG_INFINITY, is_known: true }
     }
 
-    /// Creates a distribution that is known only by one drawn token, which gets all mass. The error
-    /// bound is 1.
+    /// Creates a distribution known only by one drawn token, which gets all mass. Its error bound
+    /// is 1.
     pub fn unknown(drawn: u32) -> Self {
         Self { is_known: false, ..Self::certain(drawn) }
     }

@@ -30,8 +30,7 @@ pub struct Round {
 }
 
 impl Round {
-    /// Counts the tokens of the round before any cut: the accepted candidates and the target's own
-    /// token.
+    /// Counts the round's tokens before any cut: accepted candidates and the target's own token.
     pub fn num_tokens(&self) -> usize {
         self.num_accepted + 1
     }
@@ -187,7 +186,7 @@ impl Counts {
         self.num_discarded += num_drafted + 1 - num_kept;
     }
 
-    /// Computes the target forwards per kept token: N_target / N (SpecDec++, before Eq. 2.3). NaN
+    /// Computes N_target / N, target forwards per kept token (SpecDec++, before Eq. 2.3). NaN
     /// without tokens.
     pub fn verification_rate(&self) -> f64 {
         self.num_target_forwards as f64 / self.num_tokens as f64

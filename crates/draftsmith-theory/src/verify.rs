@@ -13,8 +13,7 @@ use crate::{DrawnFrom, Draws, Proposal};
 pub struct Commit {
     /// The indices of the accepted nodes, from the root down.
     pub path: Vec<usize>,
-    /// The target's token after the accepted nodes: a correction, or a bonus token if nothing was
-    /// rejected.
+    /// The target's next token: a correction, or a bonus token if nothing was rejected.
     pub next_token: u32,
 }
 

@@ -17,8 +17,7 @@ use minijinja::{Error, ErrorKind};
 
 /// The number of bytes allowed for every chat.
 const BASE_BYTES: usize = 32 << 20;
-/// The number of additional bytes allowed per byte of the messages, which templates trim, split,
-/// join and quote.
+/// The additional bytes allowed per byte of the messages, which templates trim, split and join.
 const BYTES_PER_BYTE: usize = 32;
 /// The numbers of engine steps allowed for every chat and for each of its messages. Published
 /// templates need some hundreds.
@@ -143,8 +142,7 @@ impl Allowance {
         Ok(value)
     }
 
-    /// Charges for a value that becomes an attribute of `namespaces`, and limits their total
-    /// weight.
+    /// Charges for a new attribute of `namespaces`, and limits their total weight.
     pub(super) fn store(&self, value: Value, namespaces: &[Value]) -> Result<Value, Error> {
         let mut weight = self.weigh(&value)?;
         for namespace in namespaces {
@@ -216,8 +214,7 @@ impl Allowance {
     }
 }
 
-/// Creates the error of a template whose operation is refused, for example because it exceeds a
-/// limit.
+/// Creates the error of an operation that is refused, for example because it exceeds a limit.
 pub(super) fn refused(what: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, what)
 }

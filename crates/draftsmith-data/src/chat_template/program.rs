@@ -8,8 +8,7 @@
 //! only expressions pass the environment's formatter. This needs the engine's `unstable_machinery`
 //! and a pinned version.
 //!
-//! The size of the source is limited before parsing, because parser and compiler recurse once per
-//! operator.
+//! The source's size is limited first, because parser and compiler recurse once per operator.
 
 use std::sync::Arc;
 
@@ -279,8 +278,7 @@ fn optional<'a>(expr: Option<&Expr<'a>>) -> Result<Option<Expr<'a>>, Error> {
     expr.map(expression).transpose()
 }
 
-/// Rewrites a call and its arguments. A name that is called stays unchanged, because the compiler
-/// inspects it.
+/// Rewrites a call and its arguments. A called name stays, because the compiler inspects it.
 fn call<'a>(node: &Spanned<ast::Call<'a>>) -> Result<Spanned<ast::Call<'a>>, Error> {
     let args = arguments(&node.args, node.span())?;
     Ok(like(node, ast::Call { expr: expression(&node.expr)?, args }))
@@ -309,8 +307,7 @@ fn target<'a>(expr: &Expr<'a>) -> Expr<'a> {
     }
 }
 
-/// Adds a check to a value that is assigned to `assigned`, if the assignment sets attributes of
-/// namespaces.
+/// Adds a check to a value if assigning it to `assigned` sets attributes of namespaces.
 fn stored<'a>(value: Expr<'a>, assigned: &Expr<'a>) -> Expr<'a> {
     let mut namespaces = Vec::new();
     find_namespaces(assigned, &mut namespaces);

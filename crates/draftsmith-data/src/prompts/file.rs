@@ -78,8 +78,7 @@ impl Records {
         }
     }
 
-    /// Reads the next record. The inner error concerns this record only. `None` at the end of the
-    /// file.
+    /// Reads the next record. The inner error concerns this record only. `None` at the end.
     ///
     /// # Errors
     /// If the file itself has an error. Nothing more can be read after it.
@@ -231,8 +230,7 @@ impl TextReader {
         Ok(())
     }
 
-    /// Reads an element of an array, up to its closing bracket or quote, or up to the end of a
-    /// number.
+    /// Reads an array element, up to its closing bracket or quote or the end of a number.
     fn element(&mut self) -> Result<Vec<u8>, DataError> {
         let line = self.line;
         let (mut bytes, mut scan) = (Vec::new(), Scan::default());

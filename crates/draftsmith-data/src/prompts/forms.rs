@@ -29,8 +29,8 @@ struct Dialect {
     text: &'static str,
     roles: &'static [(&'static str, MessageRole)],
     expected_roles: &'static str,
-    /// Whether conversations may have been truncated, so that they may begin with an answer or hold
-    /// no user text.
+    /// Whether truncated conversations, which begin with an answer or lack a user text, are
+    /// allowed.
     may_be_truncated: bool,
 }
 

@@ -10,8 +10,7 @@ use crate::error::{DataError, RecordPosition};
 pub(super) const PROMPT_FORMS: &str = "`turns` (Spec-Bench), `question`/`answer` (GSM8K), `prompt` (HumanEval and others), \
      `instruction`/`input`/`output` (Alpaca), `conversations` (ShareGPT) or `messages` (chat)";
 
-/// The maximum size of a record in bytes, about two million tokens, which is more than any model
-/// reads.
+/// The maximum size of a record in bytes, about two million tokens, more than any model reads.
 pub(super) const MAX_BYTES: usize = 8 << 20;
 
 /// A record of a prompt file.

@@ -17,8 +17,7 @@ use super::record::{MAX_BYTES, Problem, Record};
 use crate::columns::{check_encodings, guard};
 use crate::error::{DataError, RecordPosition};
 
-/// The number of rows decoded at a time. It is small because each row may have the maximum size of
-/// a record.
+/// The number of rows decoded at a time. Few are, because each may have a record's maximum size.
 const BATCH_ROWS: usize = 16;
 /// The limit on the compression factor of a column. Text usually has a factor of 3 to 20. A column
 /// that exceeds this limit and [`MAX_UNPACKED_BYTES`] is refused as a decompression bomb.
@@ -33,8 +32,7 @@ pub(super) struct RecordTable {
     /// The index of the next row in `batch`.
     row: usize,
     num_rows: usize,
-    /// A column with a key of a prompt whose type cannot be read, with the reason; `None` if there
-    /// is none.
+    /// A column of a prompt's key whose type cannot be read, with the reason; `None` without one.
     unread: Option<(&'static str, String)>,
 }
 
@@ -151,8 +149,7 @@ fn type_problem(found: &DataType) -> String {
     format!("is {found}, it must be text (a string column, annotated as UTF-8)")
 }
 
-/// Counts the bytes of text in a row before it is copied. Each item of a list adds the size of a
-/// JSON value.
+/// Counts a row's bytes of text before copying. Each list item adds the size of a JSON value.
 fn text_bytes(column: &dyn Array, row: usize) -> usize {
     match column.as_string_opt::<i32>() {
         Some(texts) => usize::try_from(texts.value_length(row)).unwrap_or(usize::MAX),

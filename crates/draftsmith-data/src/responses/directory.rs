@@ -45,8 +45,7 @@ pub struct DataSet {
     pub hash: String,
     /// The number of shards when all are built.
     pub num_shards_planned: usize,
-    /// The paths of the shards that were read, each with the number of rows up to and including
-    /// that shard.
+    /// The paths of the read shards, each with the number of rows up to the end of that shard.
     shards: Vec<(PathBuf, usize)>,
 }
 
@@ -248,8 +247,7 @@ fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, DataError> {
     Ok(files)
 }
 
-/// Reads a shard's provenance and position. Fails if the position does not agree with the file
-/// name.
+/// Reads a shard's provenance and position. Fails if the position contradicts the file name.
 fn shard_header((index, path): &(usize, PathBuf)) -> Result<(Provenance, ShardPlace), DataError> {
     let wrong = |problem| Err(DataError::WrongShard { path: path.clone(), problem });
     let name = shard_name(*index);

@@ -52,8 +52,7 @@ pub struct ResponseRow {
     pub prompt_ids: Vec<u32>,
     /// The response X, including the end-of-sequence token if there is one.
     pub response_ids: Vec<u32>,
-    /// The log-probability log p(Xᵢ) in the target's distribution after temperature and filters;
-    /// may be −∞.
+    /// The log-probability log p(Xᵢ) of the target after temperature and filters; may be −∞.
     pub response_target_log_prob: Vec<f32>,
     /// The upper bound, at each position, on the total variation distance between the target's
     /// recorded and true distributions. `None` unless a server returned only its most probable
@@ -68,15 +67,13 @@ pub struct ResponseRow {
 /// The draft model's part of a [`ResponseRow`]. Every list has the length of `response_ids`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct DraftColumns {
-    /// The log-probability log q(Xᵢ) in the draft's distribution after temperature and filters; may
-    /// be −∞.
+    /// The log-probability log q(Xᵢ) of the draft after temperature and filters; may be −∞.
     pub response_draft_log_prob: Vec<f32>,
     /// Yᵢ: the token that the draft drew at each position.
     pub draft_ids: Vec<u32>,
     /// The log-probability log q(Yᵢ) in the same draft distribution; finite, since Yᵢ was drawn.
     pub draft_log_prob: Vec<f32>,
-    /// The log-probability log p(Yᵢ) in the target's distribution after temperature and filters;
-    /// may be −∞.
+    /// The log-probability log p(Yᵢ) of the target after temperature and filters; may be −∞.
     pub target_log_prob: Vec<f32>,
     /// The overlap Σ min(p, q) of the distributions after temperature and filters, in [0, 1].
     pub overlap: Vec<f32>,
@@ -184,8 +181,7 @@ impl ResponseRow {
         Ok(())
     }
 
-    /// Applies [`round_stored`] to every float, so that the row in memory equals the row that will
-    /// be read back.
+    /// Applies [`round_stored`] to every float, so that the row equals the one that is read back.
     pub fn round_stored(&mut self) {
         COLUMNS.iter().for_each(|column| column.map_floats(self, round_stored));
     }

@@ -14,8 +14,7 @@ use crate::provenance::{Provenance, fields_from_entries, fields_to_entries};
 /// The metadata field of the position, next to those of the provenance.
 const POSITION: &str = "shard";
 
-/// The position of a shard in its data set. It is stored in the file, so that a copy under another
-/// name is noticed.
+/// The position of a shard in its data set, stored in the file so that renamed copies are noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardPlace {

@@ -48,8 +48,7 @@ pub struct RolloutHead {
     pub looks_ahead: bool,
 }
 
-/// The field that holds the responses' provenance. Files store the fields inside it next to the
-/// others.
+/// The field of the responses' provenance. Files store its inner fields next to the others.
 const RESPONSES: &str = "responses";
 /// The other fields of [`RolloutProvenance`].
 const OWN_FIELDS: [&str; 7] =

@@ -39,8 +39,7 @@ pub struct RolloutRow {
     pub prompt_ids: Vec<u32>,
     /// The position in the response at which the candidates begin; 0 for the response itself.
     pub start: u32,
-    /// The maximum number of response tokens, given by the limit on new tokens or by the model's
-    /// context.
+    /// The maximum number of response tokens, by the limit on new tokens or the model's context.
     pub limit: u32,
     /// The candidate tokens, with the signals of drafter and target for each.
     pub candidates: RolloutCandidates,

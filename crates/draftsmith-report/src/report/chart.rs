@@ -62,8 +62,7 @@ impl Axis {
         // A single value gets a range around it.
         let span = if high > low { high - low } else { high.abs().max(1.0) * 0.1 };
         let step = round_step(span / num_ticks as f64);
-        // There is a hundredth of a step of slack, so that a value on a tick does not add another
-        // tick.
+        // A hundredth of a step of slack keeps a value on a tick from adding another tick.
         let low = (low / step + 0.01).floor() * step;
         let high = ((high / step - 0.01).ceil() * step).max(low + step);
         Self { low, high, step, start, end }
@@ -92,8 +91,7 @@ impl Axis {
     }
 }
 
-/// Draws a picture in both sizes for the template `picture.html`. `draw` draws one size and returns
-/// its height.
+/// Draws a picture in both sizes for `picture.html`. `draw` draws one and returns its height.
 pub(super) fn picture<'a>(
     id: &str,
     title: &str,

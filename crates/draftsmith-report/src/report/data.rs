@@ -1,5 +1,4 @@
-//! The page of a data set, which shows its size, the acceptance of the draft's tokens, and some of
-//! its rows.
+//! The page of a data set, with its size, the acceptance of the draft's tokens, and some rows.
 
 use minijinja::context;
 use minijinja::value::Serde;

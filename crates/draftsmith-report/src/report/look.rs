@@ -51,8 +51,7 @@ const CROSS: MarkShape = shape(4, 45.0, PLUS.corners);
 const FIVE_POINTS: MarkShape = shape(5, 0.0, &[(0.0, 1.45), (36.0, 0.61)]);
 const FOUR_POINTS: MarkShape = shape(4, 0.0, &[(0.0, 1.55), (45.0, 0.65)]);
 
-/// Returns the CSS class of a family, and the family's shapes for separate drafts and for
-/// self-drafts.
+/// Returns the CSS class of a family, and its shapes for separate drafts and self-drafts.
 fn family_look(family: Option<RuleFamily>) -> (&'static str, [MarkShape; 2]) {
     match family {
         None => ("plain", [CIRCLE; 2]),

@@ -1,5 +1,4 @@
-//! The Pareto picture, which has a point for each setting at its discard rate (x) and verification
-//! rate (y).
+//! The Pareto picture, with a point for each setting at its discard and verification rate (x, y).
 //!
 //! Both are work per token, so lower left is better. By SpecDec++, Eq. 2.3, modelled time is linear
 //! in the two, so settings with equal modelled speed-up lie on a straight line.
@@ -21,8 +20,7 @@ const BOTTOM: f64 = 48.0;
 /// smaller, only the best setting of each kind of drafter has a label, and settings far from the
 /// best of every rule are left out.
 const CROWD: usize = 30;
-/// The range of a crowded picture, relative to the greatest rates among the best settings of the
-/// rules.
+/// The range of a crowded picture, relative to the greatest rates of the rules' best settings.
 const CROWDED_REACH: f64 = 1.4;
 /// The minimum length of a line of equal speed-up, in pixels.
 const MIN_LINE: f64 = 70.0;
@@ -30,8 +28,7 @@ const MIN_LINE: f64 = 70.0;
 /// The content of the picture.
 struct Pareto<'a> {
     group: &'a Group<'a>,
-    /// The shown settings with a drafter. The best settings come last, so that they are drawn over
-    /// the others.
+    /// The shown settings with a drafter. The best come last, so that they are drawn on top.
     rows: Vec<(&'a ResultRow, Look)>,
     is_crowded: bool,
     /// The costs for lines of equal speed-up; None if these cannot be drawn.
@@ -138,8 +135,7 @@ impl Pareto<'_> {
         frame.tall
     }
 
-    /// Builds the mark of a row. In a crowded picture only the best setting of each kind of drafter
-    /// has a label.
+    /// Builds a row's mark. In a crowded picture only the best of each kind of drafter has a label.
     fn mark(&self, row: &ResultRow, centre: Place) -> Mark {
         let bold = self.group.is_best_of_rule(row);
         let is_named = self.group.is_best_of_road(row) || bold && !self.is_crowded;

@@ -1,5 +1,4 @@
-//! The pictures, tables and texts for results of replay and for the quality of the head's
-//! predictions.
+//! The pictures, tables and texts of replay results and of the head's prediction quality.
 
 use draftsmith_theory::ReliabilityBin;
 use minijinja::{Value, context};

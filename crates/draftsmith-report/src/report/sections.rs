@@ -1,5 +1,4 @@
-//! The texts and tables around the pictures, about findings, cost models, losslessness and
-//! provenance.
+//! The texts and tables on findings, cost models, losslessness and provenance.
 
 use std::collections::BTreeSet;
 
@@ -15,8 +14,7 @@ use crate::results::{
 use crate::table::{Line, Table};
 use crate::text::{counted, gain, number, on_a_page, percent, times, typeset};
 
-/// The kinds of drafters, each with the start of a sentence about it and the prefix of its gains on
-/// a card.
+/// The kinds of drafters, each with the start of a sentence and the prefix of gains on a card.
 const ROADS: [(Road, &str, &str); 4] = [
     (Road::SeparateDraft, "With the separate draft", ""),
     (Road::SelfDraft, "With self-drafts", "self-draft, "),
@@ -55,8 +53,7 @@ fn rule_over_fixed(groups: &[Group<'_>], road: Road, with: &str) -> Option<Strin
     let rules = rules.into_iter().filter(|rule| is_adaptive(*rule)).map(ratios);
     let rules: Vec<_> = rules.filter(|(_, ratios)| !ratios.is_empty()).collect();
     let mean = |ratios: &[f64]| ratios.iter().sum::<f64>() / ratios.len() as f64;
-    // Rules that were measured in the most groups come first, because others may have had the
-    // easier groups.
+    // Rules measured in the most groups come first, because others may have had easier groups.
     let (rule, ratios) = rules
         .iter()
         .max_by(|(_, a), (_, b)| a.len().cmp(&b.len()).then(mean(a).total_cmp(&mean(b))))?;

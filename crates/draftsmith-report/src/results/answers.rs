@@ -46,7 +46,7 @@ pub struct Choice {
     pub new_tokens: Vec<usize>,
     /// Seconds of each turn, including prefill.
     pub wall_time: Vec<f64>,
-    /// The number of tokens from each target forward, over all turns. Their sum equals the total of
+    /// The number of tokens from each target forward, over all turns; the sum is that of
     /// `new_tokens`.
     pub accept_lengths: Vec<usize>,
 }

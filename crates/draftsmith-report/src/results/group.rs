@@ -89,8 +89,8 @@ impl<'a> Group<'a> {
 
     /// Returns the mark of a row: `tuned` if `tune` chose its setting, and `fastest` if it is the
     /// fastest of all. A row with neither gets `best` if it is the fastest of its kind of drafter,
-    /// or else `*` if it is the fastest of its drafter and rule. Rows of one category only ever get
-    /// `tuned`.
+    /// or else `*` if it is the fastest of its drafter and rule. Rows of one category get no mark
+    /// but `tuned`.
     pub(crate) fn mark(&self, row: &ResultRow) -> &'static str {
         let is = |is_meant: &dyn Fn(&ResultRow) -> bool| {
             row.is_pooled() && self.fastest(is_meant).is_some_and(|best| best.same_setting(row))

@@ -64,8 +64,7 @@ pub struct JudgedHead {
     pub is_chosen: bool,
     /// Whether this head has the lowest KL.
     pub has_lowest_kl: bool,
-    /// The speed on the validation prompts, over all ways of decoding together, relative to plain
-    /// decoding.
+    /// The speed on validation prompts, over all ways of decoding, relative to plain decoding.
     pub speedup: f64,
     /// The speed on the same prompts relative to the best fixed lengths, minus 1.
     pub gain: Estimate,

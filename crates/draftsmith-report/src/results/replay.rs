@@ -62,8 +62,7 @@ pub struct LogLosses {
 }
 
 impl LogLosses {
-    /// Returns whether the head predicts better than the estimator, with the whole interval of the
-    /// gain above 0.
+    /// Returns whether the head predicts better, with the whole interval of the gain above 0.
     pub fn pays(&self) -> bool {
         self.gain.low > 0.0
     }
@@ -81,8 +80,7 @@ impl LogLosses {
     }
 }
 
-/// A comparison of a head with vLLM's online estimator, which needs no training, in rounds of the
-/// recorded length.
+/// A comparison of a head with vLLM's untrained online estimator, in rounds of the recorded length.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadOverOnline {
@@ -177,8 +175,7 @@ impl ReplayGroup {
 }
 
 impl LookUps {
-    /// Formats the setting and its speed-up, such as `prompt lookup alone, 2x4: 1.16x (1.10 to
-    /// 1.22)`.
+    /// Formats setting and speed-up, such as `prompt lookup alone, 2x4: 1.16x (1.10 to 1.22)`.
     pub fn text(&self) -> String {
         let Estimate { value, low, high } = self.speedup;
         let speed = times_text(value);
@@ -219,8 +216,7 @@ impl ReplayRow {
         self.stop_rule == StopRuleName::FixedLength && self.lookup_first.is_none()
     }
 
-    /// Labels the rule with the prompt lookup that runs first, such as `K = 4` or `lookup 2x4, eta
-    /// = 0.6`.
+    /// Labels the rule and the prompt lookup before it: `K = 4` or `lookup 2x4, eta = 0.6`.
     pub fn label(&self) -> String {
         rule_label(self.lookup_first, &self.config)
     }

@@ -30,8 +30,8 @@ pub struct EvaluationSummary {
     pub dtype: Rounding,
     /// The machine in words, with processor, cores, memory and operating system.
     pub machine: String,
-    /// The share of all processors that other programs used during the measurement, from 0 to 1.
-    /// Null if unknown.
+    /// The share of all processors that other programs used meanwhile, from 0 to 1. Null if
+    /// unknown.
     pub foreign_load: Option<f64>,
     /// Versions of libraries and drivers, in display order.
     pub versions: Vec<Version>,
@@ -159,8 +159,7 @@ pub struct PromiseSummary {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromiseOutcome {
-    /// The measured gain is at least the promised gain, or consistent with it within both
-    /// intervals.
+    /// The measured gain is at least the promised gain, or agrees with it within both intervals.
     Held,
     /// The measured gain is smaller than the promised gain.
     NotHeld,

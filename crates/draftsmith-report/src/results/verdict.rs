@@ -18,8 +18,7 @@ pub enum DeployAdvice {
     Deploy,
     /// Speculation should be left off, because the tuned setting is slower than plain decoding.
     DoNotSpeculate,
-    /// The measurement is too uncertain, because the interval of the tuned setting's speed-up
-    /// contains 1.
+    /// The result is too uncertain: the interval of the tuned setting's speed-up contains 1.
     TooUncertain,
     /// No tuned setting was measured.
     NotTuned,

@@ -58,8 +58,7 @@ pub struct SweptHead {
     pub best_epoch: usize,
     /// The head's scores on the validation rows.
     pub scores: HeadScores,
-    /// The seconds of the run that trained the head, possibly together with other heads; null if
-    /// unknown.
+    /// The seconds of the run that trained the head, possibly with others; null if unknown.
     pub seconds: Option<f64>,
     /// The head's directory.
     pub dir: PathBuf,

@@ -29,8 +29,7 @@ pub struct RowPair {
     pub speedup_interval: [Option<[f64; 2]>; 2],
     /// The ratio of tokens per second, the second evaluation's to the first's.
     pub ratio: Option<f64>,
-    /// The ratio of the speed-ups, the second to the first, which does not depend on the machine's
-    /// speed.
+    /// The ratio of the second speed-up to the first, which cancels the machine's speed.
     pub speedup_ratio: Option<f64>,
     #[serde(skip)]
     label: String,

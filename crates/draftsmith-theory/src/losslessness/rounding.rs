@@ -56,8 +56,7 @@ impl Rounding {
         }
     }
 
-    /// Returns the maximum gap at which two logits count as tied, if `logit` is the one of larger
-    /// magnitude.
+    /// Returns the maximum gap of two tied logits, if `logit` is the one of larger magnitude.
     pub fn allowance(self, logit: f32) -> f32 {
         match self {
             Self::F32 => F32_TIE * logit.abs(),

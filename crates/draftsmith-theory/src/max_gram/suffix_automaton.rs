@@ -30,8 +30,7 @@ struct Substrings {
     /// The length of the state's longest substring.
     len: u32,
     link: u32,
-    /// The first position at which the state's substrings end, as a number of tokens from the
-    /// start.
+    /// The first position at which the state's substrings end, in tokens from the start.
     first_end: u32,
     /// The index of the state's last added edge, or [`NONE`].
     edges: u32,
@@ -166,14 +165,12 @@ impl SuffixAutomaton {
         (state != NONE).then(|| Match { state, len: self.states[state as usize].len as usize })
     }
 
-    /// Returns the state that a state's substrings reach if `token` follows them; None if it never
-    /// does.
+    /// Returns the state of a state's substrings followed by `token`; None if these never occur.
     pub(super) fn followed_by(&self, state: u32, token: u32) -> Option<u32> {
         self.edge_of.get(&(state, token)).map(|edge| self.edges[*edge as usize].to)
     }
 
-    /// Returns the first position at which a state's substrings end, as a number of tokens from the
-    /// start.
+    /// Returns the first position at which a state's substrings end, in tokens from the start.
     pub(super) fn first_end(&self, state: u32) -> usize {
         self.states[state as usize].first_end as usize
     }

@@ -15,8 +15,7 @@ use crate::TheoryError;
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CandidateProbThresholdConfig {
-    /// The threshold, a probability. The default of transformers is 0.4, with at most 20
-    /// candidates.
+    /// The threshold, a probability. The default in transformers is 0.4, with up to 20 candidates.
     pub confidence_threshold: f64,
     /// The minimum and maximum candidate length.
     pub bounds: Bounds,

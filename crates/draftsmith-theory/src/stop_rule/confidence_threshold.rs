@@ -11,8 +11,7 @@ const NEEDED: &str = "drafters give the signals a rule needs";
 /// Kangaroo's rule (section 3.2, the second early exit), which stops when the draft's largest
 /// probability is at most the threshold.
 ///
-/// The target still verifies the candidate just drawn. The paper compares with ≤, the authors' code
-/// with <.
+/// The target still verifies the drawn candidate. The paper compares with ≤, its code with <.
 ///
 /// With `before_draw` it is llama.cpp's `--spec-draft-p-min`. The ten largest probabilities are
 /// normalised to a sum of 1, and no candidate is drawn if the largest is below the threshold. That

@@ -16,8 +16,7 @@ use crate::serialized::deserialize_by_new;
 pub struct StepFunction {
     /// The boundaries between steps, ascending.
     edges: Vec<f64>,
-    /// The values of the steps: below the first edge, between each two edges, and from the last
-    /// edge on.
+    /// The values below the first edge, between each two edges, and from the last edge on.
     values: Vec<f64>,
 }
 

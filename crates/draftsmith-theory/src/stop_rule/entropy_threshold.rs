@@ -19,8 +19,7 @@ pub struct EntropyThresholdConfig {
     pub entropy_threshold: f64,
     /// The scale c, above 0.
     pub entropy_scale: f64,
-    /// The interval n: the rule checks only every n-th candidate. The paper uses 1, and 2 with
-    /// EAGLE-2.
+    /// The interval n of checked candidates. The paper uses 1, and 2 with EAGLE-2.
     pub check_interval: usize,
     /// The minimum and maximum candidate length. The paper uses at most 40.
     pub bounds: Bounds,

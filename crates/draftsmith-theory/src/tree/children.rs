@@ -1,5 +1,4 @@
-//! The children of one node in order: the drafter's most probable tokens, or tokens drawn without
-//! replacement.
+//! The children of a node in order: the most probable tokens, or tokens drawn without replacement.
 
 use crate::select::largest;
 use crate::{DrawnFrom, Draws, SoftmaxSummary};
@@ -12,8 +11,7 @@ pub struct Children(RemainingChildren);
 enum RemainingChildren {
     /// The most probable tokens, with their probabilities.
     Top(std::vec::IntoIter<(u32, f64)>),
-    /// The distribution after temperature and filters, with the probabilities of drawn tokens set
-    /// to 0.
+    /// The distribution after temperature and filters, with 0 for tokens already drawn.
     Drawn(Vec<f64>),
 }
 

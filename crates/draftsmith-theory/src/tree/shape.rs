@@ -39,8 +39,7 @@ pub enum TreeChildren {
 }
 
 impl TreeShape {
-    /// Creates a shape. `widths` lists the number of children by depth; the other parameters are as
-    /// in the fields.
+    /// Creates a shape with the number of children by depth in `widths`.
     ///
     /// # Errors
     /// If there are no widths or more than eight, if a width is 0, or if `num_read` is 0.
