@@ -20,7 +20,8 @@ const NONE: &str = "none";
 pub enum ChatFormat {
     /// The format of a chat template.
     Template(Box<ChatTemplate>),
-    /// Only the last user text, with the special tokens that the tokenizer adds.
+    /// A text without template: only the last user text, with the special tokens that the tokenizer
+    /// adds.
     LastUserText,
     /// An unknown format: the model in this directory has no template, and none was chosen.
     Unknown(PathBuf),

@@ -41,11 +41,11 @@ pub(crate) struct Column<R> {
 
 /// The type of a column's values, with access to the value in a row.
 pub(crate) enum Cell<R> {
-    /// UTF-8 text.
+    /// A UTF-8 text.
     Text(ColumnPlace<R, String>),
     /// One of a fixed set of names. Setting any other name returns an error message.
     Name(fn(&R) -> &'static str, fn(&mut R, &str) -> Result<(), String>),
-    /// True or false.
+    /// A boolean.
     Flag(ColumnPlace<R, bool>),
     /// A `u32`.
     Number(ColumnPlace<R, u32>),

@@ -58,7 +58,7 @@ pub enum DataError {
         path: PathBuf,
         /// The key, dotted.
         key: String,
-        /// What is wrong and what is expected.
+        /// The problem, and what is expected.
         problem: String,
     },
     /// A chat template is not valid Jinja, or `tokenizer.json` is not a tokenizer, or rendering,
@@ -133,7 +133,7 @@ pub enum DataError {
         id: String,
         /// The column.
         column: &'static str,
-        /// What is wrong and what is expected.
+        /// The problem, and what is expected.
         problem: String,
     },
     /// A rollout row is invalid, by itself or together with the other rows of its id.
@@ -145,7 +145,7 @@ pub enum DataError {
         start: u32,
         /// The column.
         column: &'static str,
-        /// What is wrong and what is expected.
+        /// The problem, and what is expected.
         problem: String,
     },
     /// A file holds an invalid row.
@@ -153,7 +153,7 @@ pub enum DataError {
     RowInFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with the row.
+        /// The row's problem.
         source: Box<DataError>,
     },
     /// A Parquet file is malformed or truncated, or its footer contradicts its pages.
@@ -179,7 +179,7 @@ pub enum DataError {
         path: PathBuf,
         /// The column's name.
         column: &'static str,
-        /// What is wrong, in which row, and what is expected.
+        /// The problem, its row, and what is expected.
         problem: String,
     },
     /// A text column has an encoding that is not supported.
@@ -200,7 +200,7 @@ pub enum DataError {
     BadProvenance {
         /// The file.
         path: PathBuf,
-        /// What is missing, unknown or malformed.
+        /// The part that is missing, unknown or malformed.
         problem: String,
     },
     /// Two shards of one directory have different provenance.
@@ -232,7 +232,7 @@ pub enum DataError {
     CorruptShard {
         /// The file.
         path: PathBuf,
-        /// Its size or hash, now and when it was written.
+        /// The file's size or hash, now and when it was written.
         problem: String,
     },
     /// The manifest, or a record next to a shard, is malformed.

@@ -20,13 +20,13 @@ const KEY_PREFIX: &str = "draftsmith.";
 pub struct Provenance {
     /// The version of draftsmith that wrote the file.
     pub version: String,
-    /// Hash of the target's weights and config.
+    /// The hash of the target's weights and config.
     pub target: String,
-    /// Hash of the draft's weights and config; `None` without a draft.
+    /// The hash of the draft's weights and config; `None` without a draft.
     pub draft: Option<String>,
-    /// Hash of the target's `tokenizer.json`.
+    /// The hash of the target's `tokenizer.json`.
     pub tokenizer: String,
-    /// Hash of the chat template's source; `None` if prompts were encoded without a template.
+    /// The hash of the chat template's source; `None` if prompts were encoded without a template.
     pub chat_template: Option<String>,
     /// The text of each special token that the chat template can use, by name.
     pub special_tokens: BTreeMap<String, String>,
@@ -39,11 +39,12 @@ pub struct Provenance {
     /// The maximum number of prompts from each file, or from all sources together if there are
     /// weights. `None` for no limit.
     pub limit: Option<u64>,
-    /// Each source's weight and number of files, in the order of the files. Not stored if empty.
+    /// The weight and number of files of each source, in the order of the files. Not stored if
+    /// empty.
     pub weights: Vec<SourceWeight>,
     /// The split to which prompts were restricted; `None`, which is not stored, for all prompts.
     pub split: Option<SplitRange>,
-    /// Bounds on the lengths of prompts and responses. Not stored if there are none.
+    /// The bounds on the lengths of prompts and responses. Not stored if there are none.
     pub lengths: LengthBounds,
     /// Whether duplicate prompts were kept. Not stored if false.
     pub keep_duplicates: bool,
@@ -142,7 +143,7 @@ pub fn is_no_penalty(penalty: &f64) -> bool {
 pub struct PromptFile {
     /// The file's name, without its directory.
     pub name: String,
-    /// Hash of its bytes.
+    /// The hash of the file.
     pub hash: String,
 }
 

@@ -17,7 +17,7 @@ pub enum ReportError {
     NotRows {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         source: JsonError,
     },
     /// A recipe describes a table of a paper that results cannot fill.
@@ -25,7 +25,7 @@ pub enum ReportError {
     PaperTable {
         /// The title of the table.
         title: String,
-        /// What is wrong with it.
+        /// The problem.
         what: String,
     },
     /// A page's template does not fit its data, which is a bug.

@@ -73,11 +73,11 @@ pub enum PaperSource {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperRow {
-    /// Its name.
+    /// The name, before a value of `each` if there is one.
     pub name: String,
     /// A key. The table gets a row for each of its values, which follows `name` in the row's name.
     pub each: Option<String>,
-    /// What its entries have in common.
+    /// The conditions that its entries meet.
     #[serde(default)]
     pub r#where: Conditions,
 }
@@ -93,7 +93,7 @@ pub struct PaperColumn {
     pub value: String,
     /// A key. The table gets a column for each of its values.
     pub each: Option<String>,
-    /// What its entries have in common.
+    /// The conditions that its entries meet.
     #[serde(default)]
     pub r#where: Conditions,
 }

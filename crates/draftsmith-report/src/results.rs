@@ -82,31 +82,31 @@ pub struct ResultRow {
     pub setting: Option<f64>,
     /// Whether `tune` chose the setting.
     pub is_tuned: bool,
-    /// Greedy or sampled decoding.
+    /// The way of decoding: greedy or sampled.
     pub decoding: DecodingName,
-    /// Sampling temperature; 0 for greedy decoding.
+    /// The sampling temperature; 0 for greedy decoding.
     pub temperature: f64,
-    /// Number of prompts.
+    /// The number of prompts.
     pub num_prompts: usize,
     /// The counts of tokens, forwards and candidates; in the file, columns such as `num_tokens`.
     #[serde(flatten)]
     pub counts: Counts,
-    /// Target forwards per token.
+    /// The number of target forwards per token.
     #[serde(deserialize_with = "nan_if_null")]
     pub verification_rate: f64,
-    /// Discarded candidates per token.
+    /// The number of discarded candidates per token.
     #[serde(deserialize_with = "nan_if_null")]
     pub discard_rate: f64,
-    /// Tokens per target forward.
+    /// The number of tokens per target forward.
     #[serde(deserialize_with = "nan_if_null")]
     pub compression_rate: f64,
-    /// Candidates per round.
+    /// The mean number of candidates per round.
     #[serde(deserialize_with = "nan_if_null")]
     pub draft_length: f64,
-    /// Accepted candidates per round.
+    /// The mean number of accepted candidates per round.
     #[serde(deserialize_with = "nan_if_null")]
     pub accepted_length: f64,
-    /// Accepted candidates per drafted candidate.
+    /// The accepted share of the drafted candidates.
     #[serde(deserialize_with = "nan_if_null")]
     pub acceptance_rate: f64,
     /// The tokens per round, before any cut, if candidates were accepted independently. This is the
@@ -114,7 +114,7 @@ pub struct ResultRow {
     /// verified candidates (Leviathan et al., Eq. 1).
     #[serde(deserialize_with = "nan_if_null")]
     pub expected_tokens_per_round: f64,
-    /// Tokens per round, before any cut.
+    /// The mean number of tokens per round, before any cut.
     #[serde(deserialize_with = "nan_if_null")]
     pub tokens_per_round: f64,
     /// CTAR(w) for w = 1 to 10, the share of rounds with more than w tokens. Empty without rounds.
@@ -127,10 +127,10 @@ pub struct ResultRow {
     /// the rounds with at least i candidates. In trees the candidates of the longest path count.
     /// The list ends before the first i with fewer than 20 rounds.
     pub unconditional_acceptance: Vec<f64>,
-    /// Tokens kept per second of prefill and decoding.
+    /// The number of tokens kept per second of prefill and decoding.
     #[serde(deserialize_with = "nan_if_null")]
     pub tokens_per_second: f64,
-    /// `tokens_per_second` relative to plain decoding; null if that was not measured.
+    /// The value of `tokens_per_second` relative to plain decoding; null if that was not measured.
     pub speedup: Option<f64>,
     /// The speed-up by Spec-Bench's rule: the mean over prompts of tokens per second, relative to
     /// that of plain decoding.
@@ -173,7 +173,7 @@ pub struct SpeedAtLength {
     pub num_tokens: usize,
     /// The number of prompts whose answers are at least as long, both here and in plain decoding.
     pub num_answers: usize,
-    /// Tokens per second.
+    /// The number of tokens per second.
     pub tokens_per_second: f64,
     /// The speed relative to plain decoding.
     pub speedup: f64,

@@ -47,7 +47,8 @@ pub struct CostFit {
     /// cannot if N_verified = N_draft + N_target in every run, as with a separate draft model. Then
     /// the costs of both forwards include the row's, and predictions stay correct.
     pub rows_separable: bool,
-    /// Centred R² of the seconds, 1 − Σ(t − t̂)² / Σ(t − t̄)². NaN if all runs took the same time.
+    /// The centred R² of the seconds, 1 − Σ(t − t̂)² / Σ(t − t̄)². NaN if all runs took the same
+    /// time.
     pub r_squared: f64,
     /// The mean of |t̂ − t| / t over the runs.
     pub mean_relative_error: f64,

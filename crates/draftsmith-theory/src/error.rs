@@ -125,7 +125,7 @@ pub enum TheoryError {
     RunTime {
         /// The run's index in the slice.
         index: usize,
-        /// Its time in seconds.
+        /// The run's time in seconds.
         seconds: f64,
     },
     /// Runs that all have nearly the same ratio of draft to target forwards, so that the costs of

@@ -75,7 +75,7 @@ mod eights {
 
     use super::{MIN_DISTANCE, padded};
 
-    /// ln 2 minus [`LN_2`], the nearest f64.
+    /// The difference of ln 2 and [`LN_2`], the nearest f64.
     const LN_2_REST: f64 = 2.319_046_813_846_299_6e-17;
     /// The number 1.5 · 2^52, whose unit in the last place is 1, plus the exponent bias of f64.
     const TO_EXPONENT: f64 = 6_755_399_441_055_744.0 + 1023.0;

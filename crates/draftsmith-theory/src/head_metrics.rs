@@ -48,9 +48,9 @@ struct Bin {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReliabilityBin {
-    /// Mean prediction.
+    /// The mean prediction.
     pub mean_predicted: f64,
-    /// Mean label.
+    /// The mean label.
     pub mean_label: f64,
     /// The bin's share of the total weight.
     pub share: f64,
@@ -86,7 +86,7 @@ pub struct HeadScores {
     pub ece: f64,
     /// The mean label, which is the acceptance rate.
     pub mean_label: f64,
-    /// Mean prediction.
+    /// The mean prediction.
     pub mean_predicted: f64,
 }
 

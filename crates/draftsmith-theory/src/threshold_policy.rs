@@ -39,10 +39,10 @@ pub(crate) struct Policy {
 #[derive(Debug)]
 pub(crate) struct Decision {
     pub(crate) num_candidates: usize,
-    /// ∏ p of the predicted candidates.
+    /// The product ∏ p of the predicted candidates.
     pub(crate) all_accepted_prob: f64,
     pub(crate) continues: bool,
-    /// Theorem 3.1's (c₂ + Δ)/(c₁ + c₂ + Δ).
+    /// The threshold of Theorem 3.1, (c₂ + Δ)/(c₁ + c₂ + Δ).
     pub(crate) rejection_threshold: f64,
 }
 

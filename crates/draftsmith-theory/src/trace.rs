@@ -21,7 +21,7 @@ pub struct Round {
     /// candidate. So does a self-draft, whose forward runs the target's shallow layers, the adapter
     /// and the LM head. Look-ups take none.
     pub forwards: Forwards,
-    /// Accepted candidates, up to the end of the text.
+    /// The number of accepted candidates, up to the end of the text.
     pub num_accepted: usize,
     /// The time of the draft phase.
     pub draft_time: Duration,
@@ -144,7 +144,7 @@ pub struct Counts {
     pub num_draft_forwards: usize,
     /// The number of drafted candidates.
     pub num_drafted: usize,
-    /// Accepted candidates, up to the end of the text.
+    /// The number of accepted candidates, up to the end of the text.
     pub num_accepted: usize,
     /// N_discarded: the number of rejected candidates and of tokens cut by an end-of-sequence token
     /// or the token limit.

@@ -12,7 +12,7 @@ pub(super) const DRAFT: &str = "the draft";
 pub(super) const SERVER: &str = "a server";
 pub(super) const WEIGHTS: &str = "the target's weights";
 
-/// All columns, in the order of the file.
+/// The columns of the file, in order.
 pub(super) static COLUMNS: [Column<ResponseRow>; 17] = [
     column!(Text, id),
     column!(Text, source),
@@ -77,10 +77,10 @@ pub struct DraftColumns {
     pub target_log_prob: Vec<f32>,
     /// The overlap Σ min(p, q) of the distributions after temperature and filters, in [0, 1].
     pub overlap: Vec<f32>,
-    /// Entropy of the raw draft distribution (T = 1), in nats.
+    /// The entropy of the raw draft distribution (T = 1), in nats.
     pub draft_entropy: Vec<f32>,
-    /// Cross-entropy −Σ q log p of the raw draft and the raw target (T = 1), in nats; `None` for
-    /// served responses, because it needs all of the target's probabilities.
+    /// The cross-entropy −Σ q log p of the raw draft and the raw target (T = 1), in nats; `None`
+    /// for served responses, because it needs all of the target's probabilities.
     pub draft_target_cross_entropy: Option<Vec<f32>>,
     /// The draft's most probable token at each position.
     pub draft_top_ids: Vec<u32>,

@@ -28,7 +28,7 @@ pub struct ShardPlace {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ShardHeader {
     pub(super) provenance: Provenance,
-    /// `None` in a file that is not part of a data set.
+    /// The position in the data set; `None` in a file that is not part of one.
     pub(super) position: Option<ShardPlace>,
 }
 

@@ -30,7 +30,7 @@ pub struct RolloutProvenance {
     /// The number of draft forwards that a round takes.
     #[serde(default, skip_serializing_if = "RoundForwards::is_each_step")]
     pub forwards: RoundForwards,
-    /// Hash of the data set that holds the responses ([`DataSet::hash`]); `None` if the target
+    /// The hash of the data set that holds the responses ([`DataSet::hash`]); `None` if the target
     /// generated them for this file.
     ///
     /// [`DataSet::hash`]: crate::DataSet::hash

@@ -9,7 +9,7 @@
 use crate::columns::{Cell, Column, ColumnPlace, Held, ValueRange, column};
 use crate::error::DataError;
 
-/// All columns, in the order of the file.
+/// The columns of the file, in order.
 pub(super) static COLUMNS: [Column<RolloutRow>; 13] = [
     column!(Text, id),
     column!(Ids, prompt_ids),
@@ -60,15 +60,17 @@ pub struct RolloutCandidates {
     pub confidence: Vec<f64>,
     /// The largest of the ten largest raw draft probabilities after scaling these to a sum of 1.
     pub confidence_of_ten: Vec<f64>,
-    /// Entropy of the raw draft distribution (T = 1), in nats.
+    /// The entropy of the raw draft distribution (T = 1), in nats.
     pub draft_entropy: Vec<f64>,
     /// The acceptance head's probability that this candidate is accepted; `None` without a head.
     /// The last value may be NaN, because no stop rule reads it.
     pub predicted_acceptance_prob: Option<Vec<f64>>,
-    /// log q of the candidate in the drafter's distribution that defines acceptance; −∞ allowed.
+    /// The log-probability log q of the candidate in the drafter's distribution that defines
+    /// acceptance; −∞ allowed.
     pub draft_log_prob: Vec<f64>,
-    /// log p of the candidate in the target's distribution that defines acceptance; −∞ allowed. NaN
-    /// where the target was not run: for all candidates, or for all but a rollout's first.
+    /// The log-probability log p of the candidate in the target's distribution that defines
+    /// acceptance; −∞ allowed. NaN where the target was not run: for all candidates, or for all but
+    /// a rollout's first.
     pub target_log_prob: Vec<f64>,
 }
 

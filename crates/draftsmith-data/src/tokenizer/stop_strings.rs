@@ -25,11 +25,11 @@ pub struct StopStrings {
 /// A tokenizer's representation of bytes that are not whole characters.
 #[derive(Clone, Copy, PartialEq)]
 enum ByteEncoding {
-    /// Every byte is a printable character (GPT-2).
+    /// A representation of every byte as a printable character (GPT-2).
     AsCharacters,
-    /// Some bytes are tokens `<0xNN>` (SentencePiece).
+    /// A representation of some bytes as tokens `<0xNN>` (SentencePiece).
     AsTokens,
-    /// Such bytes have no representation.
+    /// No representation of such bytes.
     Unsupported,
 }
 

@@ -14,7 +14,7 @@ const BOTTOM: f64 = 44.0;
 const ROW: f64 = 23.0;
 const BAR: f64 = 12.0;
 const CEILING: f64 = 19.0;
-/// Half the height of a whisker's ends, in pixels.
+/// The half height of a whisker's ends, in pixels.
 const CAP: f64 = 4.0;
 /// The height of a drafter's name and the space above it, in pixels.
 const HEADING: f64 = 28.0;

@@ -17,9 +17,9 @@ pub struct DataPage {
     pub name: String,
     /// The version of this program.
     pub version: &'static str,
-    /// Number of rows.
+    /// The number of rows.
     pub num_rows: usize,
-    /// Number of response tokens.
+    /// The number of response tokens.
     pub num_tokens: usize,
     /// The figures of each source, then the total if there are several sources.
     #[serde(skip)]
@@ -42,9 +42,9 @@ pub struct DataPage {
 pub struct SourceFigures {
     /// The source's name.
     pub name: String,
-    /// Number of rows.
+    /// The number of rows.
     pub num_rows: usize,
-    /// Number of response tokens.
+    /// The number of response tokens.
     pub num_tokens: usize,
     /// The mean number of tokens of a prompt.
     pub mean_prompt_len: f64,

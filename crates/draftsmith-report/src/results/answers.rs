@@ -38,13 +38,13 @@ pub enum QuestionId {
 pub struct Choice {
     /// The index of the answer, from 0.
     pub index: usize,
-    /// Texts of the turns.
+    /// The text of the answer in each turn.
     pub turns: Vec<String>,
-    /// Target forwards of each turn.
+    /// The number of target forwards in each turn.
     pub decoding_steps: Vec<usize>,
-    /// New tokens of each turn.
+    /// The number of new tokens in each turn.
     pub new_tokens: Vec<usize>,
-    /// Seconds of each turn, including prefill.
+    /// The seconds of each turn, including prefill.
     pub wall_time: Vec<f64>,
     /// The number of tokens from each target forward, over all turns; the sum is that of
     /// `new_tokens`.

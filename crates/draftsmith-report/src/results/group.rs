@@ -7,9 +7,9 @@ use super::{DecodingName, DrafterName, ResultRow, StopRuleName, in_order};
 pub(crate) struct Group<'a> {
     /// The dataset.
     pub(crate) dataset: &'a str,
-    /// Greedy or sampled decoding.
+    /// The way of decoding: greedy or sampled.
     pub(crate) decoding: DecodingName,
-    /// Sampling temperature; 0 for greedy decoding.
+    /// The sampling temperature; 0 for greedy decoding.
     pub(crate) temperature: f64,
     rows: Vec<&'a ResultRow>,
 }

@@ -79,15 +79,15 @@ pub struct JudgedHead {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadOnSet {
-    /// Greedy or sampled decoding.
+    /// The way of decoding: greedy or sampled.
     pub decoding: DecodingName,
     /// The source of the prompts.
     pub dataset: String,
     /// The rule that reads the head, at the setting that was best on the validation prompts.
     pub config: StopRuleConfig,
-    /// Speed relative to plain decoding.
+    /// The speed relative to plain decoding.
     pub speedup: Estimate,
-    /// Speed relative to the best fixed length, minus 1.
+    /// The speed relative to the best fixed length, minus 1.
     pub gain: Estimate,
     /// The work per token at each threshold of the rule.
     pub curve: Vec<CurvePoint>,
@@ -99,8 +99,8 @@ pub struct HeadOnSet {
 pub struct CurvePoint {
     /// The threshold.
     pub threshold: f64,
-    /// Discarded candidates per token.
+    /// The number of discarded candidates per token.
     pub discard_rate: f64,
-    /// Target forwards per token.
+    /// The number of target forwards per token.
     pub verification_rate: f64,
 }

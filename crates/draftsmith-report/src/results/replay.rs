@@ -18,9 +18,9 @@ use crate::text::{gain, interval, number, signed, times_text};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Replay {
-    /// Results for each drafter, way of decoding and set of costs.
+    /// The results for each drafter, way of decoding and set of costs.
     pub groups: Vec<ReplayGroup>,
-    /// Quality of the head's predictions under each way of decoding; empty without a head.
+    /// The quality of the head's predictions under each way of decoding; empty without a head.
     pub predictions: Vec<HeadPredictions>,
     /// The heads of a sweep, compared by `tune`; null without a sweep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -30,19 +30,19 @@ pub struct Replay {
     pub dtype: Rounding,
 }
 
-/// Quality of a head's predictions on test prompts.
+/// The quality of a head's predictions on test prompts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadPredictions {
     /// The drafter.
     pub drafter: DrafterName,
-    /// Greedy or sampled decoding.
+    /// The way of decoding: greedy or sampled.
     pub decoding: DecodingName,
-    /// Number of test prompts.
+    /// The number of test prompts.
     pub num_test_prompts: usize,
-    /// Scores of all predictions.
+    /// The scores of all predictions.
     pub scores: HeadScores,
-    /// Reliability bins, by ascending prediction.
+    /// The reliability bins, by ascending prediction.
     pub bins: Vec<ReliabilityBin>,
     /// A comparison of the head with an estimator that needs no training.
     pub over_online: HeadOverOnline,
@@ -118,7 +118,7 @@ impl HeadOverOnline {
     }
 }
 
-/// One drafter under one way of decoding and one set of costs.
+/// The results of one drafter under one way of decoding and one set of costs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplayGroup {
@@ -126,7 +126,7 @@ pub struct ReplayGroup {
     pub drafter: DrafterName,
     /// The kind of the drafter, by which reports compare.
     pub road: Road,
-    /// Greedy or sampled decoding.
+    /// The way of decoding: greedy or sampled.
     pub decoding: DecodingName,
     /// The source of the test prompts; null for all sources together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -135,11 +135,11 @@ pub struct ReplayGroup {
     pub cost_source: CostSource,
     /// The costs for rules that read no signal, with the average time per verified row.
     pub costs: CostModel,
-    /// Number of validation prompts.
+    /// The number of validation prompts.
     pub num_validation_prompts: usize,
-    /// Number of test prompts.
+    /// The number of test prompts.
     pub num_test_prompts: usize,
-    /// Number of tokens in the responses of test prompts.
+    /// The number of tokens in the responses of test prompts.
     pub num_test_tokens: usize,
     /// The rows, one for each rule in the order of rules, including the best fixed length.
     pub rows: Vec<ReplayRow>,
@@ -158,7 +158,7 @@ pub struct ReplayGroup {
 pub struct LookUps {
     /// The setting.
     pub look_ups: LookupFirst,
-    /// Modelled speed relative to plain decoding.
+    /// The modelled speed relative to plain decoding.
     pub speedup: Estimate,
 }
 
@@ -196,17 +196,17 @@ pub struct ReplayRow {
     pub config: StopRuleConfig,
     /// The modelled speed on test prompts, relative to plain decoding.
     pub speedup: Estimate,
-    /// Modelled speed relative to the best fixed length, minus 1.
+    /// The modelled speed relative to the best fixed length, minus 1.
     pub gain: Estimate,
-    /// Target forwards per token.
+    /// The number of target forwards per token.
     pub verification_rate: f64,
-    /// Discarded candidates per token.
+    /// The number of discarded candidates per token.
     pub discard_rate: f64,
     /// The gain with a perfect acceptance head, at the setting that is best for it on validation
     /// prompts; null for rules that read no head.
     pub ceiling: Option<Estimate>,
-    /// `gain` divided by `ceiling`; null unless the whole confidence interval of `ceiling` is above
-    /// 0.
+    /// The ratio of `gain` to `ceiling`; null unless the whole confidence interval of `ceiling` is
+    /// above 0.
     pub share_of_ceiling: Option<Estimate>,
 }
 

@@ -33,7 +33,7 @@ pub struct EvaluationSummary {
     /// The share of all processors that other programs used meanwhile, from 0 to 1. Null if
     /// unknown.
     pub foreign_load: Option<f64>,
-    /// Versions of libraries and drivers, in display order.
+    /// The versions of libraries and drivers, in display order.
     pub versions: Vec<Version>,
     /// The target, draft, head and adapters, in this order.
     pub models: Vec<ModelSummary>,
@@ -59,7 +59,7 @@ pub struct FilledTable {
     pub title: String,
     /// The note, as in [`PaperTable`](crate::PaperTable).
     pub note: String,
-    /// Measured figures, then published ones.
+    /// The measured figures, then the published ones.
     pub blocks: Vec<FilledBlock>,
     /// A sentence with the number of comparisons of two rows that come out as published, and the
     /// one that differs most. Empty if no two rows can be compared.
@@ -104,7 +104,7 @@ pub struct ModelSummary {
     pub role: String,
     /// The name in the recipe.
     pub name: String,
-    /// Architecture, layers, sizes and parameters, in words.
+    /// The architecture, layers, sizes and parameters, in words.
     pub description: String,
     /// The hash of the model's files; empty if there is none.
     pub hash: String,
@@ -194,7 +194,7 @@ impl PromiseOutcome {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleReads {
-    /// Only the number of candidates.
+    /// No signal, only the number of candidates.
     Nothing,
     /// A probability in the drafter's distribution.
     Probability,
@@ -238,15 +238,15 @@ pub struct CostSummary {
     /// The signal that the rules of these settings read; null for all settings together.
     #[serde(default)]
     pub reads: Option<RuleReads>,
-    /// t_draft: seconds per draft forward; null for the target by itself.
+    /// t_draft: the seconds per draft forward; null for the target by itself.
     #[serde(deserialize_with = "nan_if_null")]
     pub draft_seconds: f64,
-    /// t_target: seconds per target forward; null for a draft by itself.
+    /// t_target: the seconds per target forward; null for a draft by itself.
     #[serde(deserialize_with = "nan_if_null")]
     pub target_seconds: f64,
-    /// t_row: seconds per verified row; null if it cannot be separated from the other two.
+    /// t_row: the seconds per verified row; null if it cannot be separated from the other two.
     pub row_seconds: Option<f64>,
-    /// Centred R² of the fit.
+    /// The centred R² of the fit.
     #[serde(deserialize_with = "nan_if_null")]
     pub r_squared: f64,
     /// The mean relative error of a prompt's time.

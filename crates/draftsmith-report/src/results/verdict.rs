@@ -20,7 +20,7 @@ pub enum DeployAdvice {
     DoNotSpeculate,
     /// The result is too uncertain: the interval of the tuned setting's speed-up contains 1.
     TooUncertain,
-    /// No tuned setting was measured.
+    /// There is no advice, because no tuned setting was measured.
     NotTuned,
 }
 

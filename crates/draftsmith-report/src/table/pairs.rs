@@ -11,9 +11,9 @@ use crate::text::{number, times};
 pub struct RowPair {
     /// The prompt file's name without extension.
     pub dataset: String,
-    /// Greedy or sampled decoding.
+    /// The way of decoding: greedy or sampled.
     pub decoding: DecodingName,
-    /// Sampling temperature; 0 for greedy decoding.
+    /// The sampling temperature; 0 for greedy decoding.
     pub temperature: f64,
     /// The drafter.
     pub drafter: DrafterName,
