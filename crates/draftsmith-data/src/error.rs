@@ -153,7 +153,7 @@ pub enum DataError {
     RowInFile {
         /// The file.
         path: PathBuf,
-        /// The row's problem.
+        /// The error of the row.
         source: Box<DataError>,
     },
     /// A Parquet file is malformed or truncated, or its footer contradicts its pages.

@@ -54,7 +54,7 @@ pub fn is_rollouts_path(path: &Path) -> bool {
 /// # Errors
 /// If rows are invalid ([`validate_rollouts`]), contradict the provenance, or the file cannot be
 /// written. The provenance must name a drafter. Predictions of acceptance must be present if and
-/// only if it names a head, and candidates must continue to an end token or to their limit.
+/// only if the provenance names a head. Candidates must continue to an end token or to their limit.
 ///
 /// [`validate_rollouts`]: crate::validate_rollouts
 pub fn write_rollouts(

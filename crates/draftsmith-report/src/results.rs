@@ -169,7 +169,7 @@ pub struct ResultRow {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpeedAtLength {
-    /// The number of tokens.
+    /// The number of first tokens of an answer.
     pub num_tokens: usize,
     /// The number of prompts whose answers are at least as long, both here and in plain decoding.
     pub num_answers: usize,

@@ -103,7 +103,7 @@ impl<Row> Table<Row> {
         self
     }
 
-    /// Returns the columns with a text in any row and a heading, which `heading` gives.
+    /// Returns the columns that have a text in any row and a non-empty `heading`.
     fn filled(&self, heading: impl Fn(&TableColumn) -> &str) -> Vec<&TableColumn> {
         let is_filled = |column: &&TableColumn| {
             !heading(column).is_empty() && column.cells.iter().any(|cell| !cell.is_empty())

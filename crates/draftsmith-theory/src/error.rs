@@ -135,7 +135,7 @@ pub enum TheoryError {
          pool runs of several candidate lengths"
     )]
     Collinear(usize),
-    /// A number outside its interval.
+    /// A confidence interval that is not finite or does not contain its value.
     #[error("an interval must be finite and hold its value, not `{value}` in `{low}` to `{high}`")]
     Estimate {
         /// The number.

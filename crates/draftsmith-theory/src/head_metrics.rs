@@ -76,8 +76,8 @@ pub struct HeadScores {
     /// The mean binary cross-entropy in nats, which is `kl` plus the mean entropy of the labels.
     pub bce: f64,
     /// The probability that an accepted token has a higher prediction than a rejected one, with
-    /// ties counting half; 0.5 for a head without information. None if all labels are 0 or all are
-    /// 1.
+    /// ties counting half; 0.5 for a head without information. None if all labels are equal to 0,
+    /// or all to 1.
     pub auroc: Option<f64>,
     /// The mean squared difference between prediction and label.
     pub brier: f64,

@@ -21,7 +21,7 @@ pub struct Node {
 /// The distribution that a token was drawn from, after temperature and filters such as top-p.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DrawnFrom {
-    /// All mass on the token: the drafter's most probable token, or a looked-up one.
+    /// A distribution with all mass on the token, as for a most probable or a looked-up token.
     OneHot,
     /// The probability of each token of the target's vocabulary.
     Probs(Vec<f64>),

@@ -1,4 +1,4 @@
-//! Replay: what decoding under any stop rule would have done, from recordings, without a model.
+//! Replay computes from recordings, without a model, what decoding under any stop rule would do.
 //!
 //! A recording is a response of the target with the drafter's behaviour at each position. Either
 //! the drafter's candidate there is the response's token and is accepted, or the recording holds a

@@ -3,8 +3,8 @@
 //! A round of B requests with K candidates each takes T(B, K) seconds. T is measured on text where
 //! no candidate is accepted, so that a round lasts from one token to the next. If B clients keep a
 //! server busy, an answer of R rounds takes R·T(B, K), plus the time B·P of reading B prompts,
-//! because reading a prompt of P seconds stops all requests. So the throughput is B·n / (R·T(B, K)
-//! + B·P) for answers of n tokens. The order of accepted and rejected candidates does not matter.
+//! because reading a prompt of P seconds stops all requests. For answers of n tokens the throughput
+//! is thus B·n / (R·T(B, K) + B·P). The order of accepted and rejected candidates does not matter.
 //!
 //! If the requests of a round draft different numbers kᵢ of candidates, T is split in two. V(rows)
 //! is the target's time, which equals T without speculation at that many requests. D(B, k) = T(B,

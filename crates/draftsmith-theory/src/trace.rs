@@ -19,7 +19,7 @@ pub struct Round {
     pub depth: usize,
     /// The number of draft forwards of each drafter. A separate draft model takes one per
     /// candidate. So does a self-draft, whose forward runs the target's shallow layers, the adapter
-    /// and the LM head. Look-ups take none.
+    /// and the LM head. A look-up counts one per candidate, at no cost.
     pub forwards: Forwards,
     /// The number of accepted candidates, up to the end of the text.
     pub num_accepted: usize,

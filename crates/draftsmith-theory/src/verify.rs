@@ -42,8 +42,7 @@ pub fn verify_greedy(proposal: &Proposal, mut choice_after: impl FnMut(usize) ->
 /// against it, and if all are rejected, the next token is drawn from it. After a node without
 /// children the next token is drawn from p itself.
 ///
-/// A token is accepted iff r < p/q. The published r <= p/q would accept a token with p = 0 at r =
-/// 0.
+/// A token is accepted iff r < p/q. The published r <= p/q would accept a token of p = 0 at r = 0.
 ///
 /// # Panics
 /// If the draft's and the target's rows differ in length, or a token's own draft probability is 0.

@@ -25,7 +25,7 @@ const CROWDED_REACH: f64 = 1.4;
 /// The minimum length of a line of equal speed-up, in pixels.
 const MIN_LINE: f64 = 70.0;
 
-/// The content of the picture.
+/// The content of the Pareto picture.
 struct Pareto<'a> {
     group: &'a Group<'a>,
     /// The shown settings with a drafter. The best come last, so that they are drawn on top.
@@ -78,8 +78,8 @@ pub(super) fn view(group: &Group<'_>, known: Option<&GroupSummary>, id: &str) ->
     })
 }
 
-/// Keeps the rows whose rates are near those of the best setting of some rule. Keeps all rows
-/// without measured speeds.
+/// Keeps the rows whose rates are near those of the best setting of some rule. Keeps all rows if no
+/// speed was measured.
 fn keep_near_the_best(group: &Group<'_>, rows: &mut Vec<&ResultRow>) {
     for rate in [|row: &ResultRow| row.discard_rate, |row: &ResultRow| row.verification_rate] {
         let rates = group.best_of_rules().into_iter().map(rate).filter(|rate| rate.is_finite());
