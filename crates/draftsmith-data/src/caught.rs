@@ -7,11 +7,11 @@ thread_local! {
     static IS_CATCHING: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Runs a step of a library that may panic on malformed files. Do not use what `step` captured again
-/// after a panic.
+/// Runs a library step that may panic on malformed files. After a panic, do not reuse what `step`
+/// captured.
 ///
 /// # Errors
-/// The panic's message.
+/// If the step panics. The error is the panic's message.
 pub fn caught<T>(step: impl FnOnce() -> T) -> Result<T, String> {
     let was_catching = IS_CATCHING.replace(true);
     let done = catch_unwind(AssertUnwindSafe(step));
@@ -22,7 +22,7 @@ pub fn caught<T>(step: impl FnOnce() -> T) -> Result<T, String> {
     })
 }
 
-/// Returns whether a panic on this thread would now become an error. A panic hook need not report such a panic.
+/// Returns whether a panic on this thread would become an error, so that a hook need not report it.
 pub fn is_panic_caught() -> bool {
     IS_CATCHING.get()
 }

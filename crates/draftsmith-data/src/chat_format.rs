@@ -1,4 +1,4 @@
-//! The format of a chat for a model: its own chat template, a chosen one, or none.
+//! The format of a chat for a model: the model's own chat template, a chosen template, or none.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -18,18 +18,19 @@ const NONE: &str = "none";
 /// The format of a chat.
 #[derive(Debug, Clone)]
 pub enum ChatFormat {
-    /// A chat template.
+    /// The format of a chat template.
     Template(Box<ChatTemplate>),
-    /// Only the last user text, with the special tokens that the tokenizer adds.
+    /// A text without template: only the last user text, with the special tokens that the tokenizer
+    /// adds.
     LastUserText,
-    /// Unknown: the model in this directory has no template, and none was chosen.
+    /// An unknown format: the model in this directory has no template, and none was chosen.
     Unknown(PathBuf),
 }
 
 impl ChatFormat {
-    /// Chooses the format for the model in `dir`: `vicuna`, `llama-2`, `alpaca` or the path of a Jinja
-    /// file for a template, `none` for only the last user text, `None` for the model's own template.
-    /// Special tokens are always the model's.
+    /// Chooses the format for the model in `dir`. `chosen` is `vicuna`, `llama-2`, `alpaca` or the
+    /// path of a Jinja file for a template, `none` to encode only the last user text, and `None`
+    /// for the model's own template. Special tokens are always those of the model.
     ///
     /// # Errors
     /// If a file is missing or malformed.

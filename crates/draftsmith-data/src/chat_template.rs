@@ -1,13 +1,13 @@
-//! Chat templates: the Jinja source that turns messages into one text in the model's format.
+//! Chat templates, the Jinja programs that turn messages into one text in the model's format.
 //!
 //! Rendering follows transformers: `trim_blocks` and `lstrip_blocks`, Python's string methods,
 //! `raise_exception`, a `tojson` without HTML escapes, `tools` and `documents` set to none, and the
-//! special tokens of `tokenizer_config.json` as variables. One departure: `strftime_now` is not
+//! special tokens of `tokenizer_config.json` as variables. Unlike there, `strftime_now` is not
 //! defined, because a prompt that depends on the date is not reproducible. Templates that check for
-//! it use a fixed date; one that does not check is an error.
+//! it then use a fixed date. Templates that do not check fail with an error.
 //!
-//! A template comes with a model and is an untrusted program: `program.rs` runs it on its own stack
-//! within an [`Allowance`] of steps, bytes and time that no real chat needs.
+//! A template comes with a model and is an untrusted program: `program.rs` runs it on a separate
+//! stack, within an [`Allowance`] of steps, bytes and time that exceeds the needs of any real chat.
 
 mod allowance;
 mod operations;
@@ -24,11 +24,11 @@ use serde_json::Value as Json;
 use self::allowance::Allowance;
 use crate::error::DataError;
 
-/// The template's own file (transformers 5).
+/// The file that holds only the template (transformers 5).
 const TEMPLATE_FILE: &str = "chat_template.jinja";
-/// Holds special tokens and, in transformers 4, the template.
+/// The file that holds special tokens and, in transformers 4, the template.
 const CONFIG_FILE: &str = "tokenizer_config.json";
-/// Holds special tokens in transformers 4, for some models exclusively.
+/// The file that holds special tokens in transformers 4. For some models only this file has them.
 const TOKENS_FILE: &str = "special_tokens_map.json";
 /// The largest number of characters of a template's message that an error repeats.
 const MAX_PROBLEM_CHARS: usize = 400;
@@ -41,7 +41,7 @@ const SPECIAL_TOKENS: [&str; 7] =
 pub struct Message {
     /// The author: `system`, `user` or `assistant`.
     pub role: String,
-    /// The text.
+    /// The text of the message.
     pub content: String,
 }
 
@@ -72,9 +72,9 @@ pub struct ChatTemplate {
 }
 
 impl ChatTemplate {
-    /// Reads the chat template of a checkpoint directory, if it has one: `chat_template.jinja`, else
-    /// the key `chat_template` of `tokenizer_config.json`: a text, or a list of
-    /// `{"name": …, "template": …}` with one named `default`.
+    /// Reads the chat template of a checkpoint directory, if there is one. It is in
+    /// `chat_template.jinja`, or else under the key `chat_template` of `tokenizer_config.json`.
+    /// That key holds a text, or a list of `{"name": …, "template": …}` with one named `default`.
     ///
     /// # Errors
     /// If a file cannot be read, `tokenizer_config.json` is not JSON or has a key of the wrong
@@ -93,7 +93,7 @@ impl ChatTemplate {
         Self::new(dir, path, source, &config).map(Some)
     }
 
-    /// Builds another template from `source`, with the special tokens of the model in `dir`.
+    /// Builds a template from `source`, with the special tokens of the model in `dir`.
     ///
     /// # Errors
     /// As for [`Self::from_model_dir`].
@@ -119,8 +119,8 @@ impl ChatTemplate {
         Ok(Self { path, source, special_tokens })
     }
 
-    /// Renders a chat as text. The text includes special tokens: encode it without adding any. With
-    /// `add_generation_prompt`, it ends where the assistant's answer begins.
+    /// Renders a chat as text. The text includes special tokens, so encode it without adding any.
+    /// With `add_generation_prompt`, the text ends where the assistant's answer begins.
     ///
     /// # Errors
     /// If the template raises an error, fails, or exceeds its allowance.
@@ -220,8 +220,8 @@ fn special_tokens_of(
     Ok(tokens)
 }
 
-/// Describes an error in one line, with the template's line. The template's own message is untrusted,
-/// so control characters are removed.
+/// Describes an error in one line of text, with its line number in the template. The template's own
+/// message is untrusted, so control characters are removed.
 fn describe(error: &Error) -> String {
     let what = match (error.kind(), error.detail()) {
         (ErrorKind::InvalidOperation, Some(detail)) => detail.to_owned(),
@@ -241,13 +241,14 @@ fn describe(error: &Error) -> String {
     }
 }
 
-/// Replaces `{% generation %}` … `{% endgeneration %}`, with which transformers marks assistant text
-/// and which renders to its contents, by a condition that is always true.
+/// Replaces `{% generation %}` … `{% endgeneration %}`, with which transformers marks assistant
+/// text and which renders to its contents, by a condition that is always true.
 fn without_generation_tags(source: &str) -> String {
     let mut plain = String::with_capacity(source.len());
     let mut rest = source;
     while let Some(start) = rest.find("{%") {
-        // Search after `{%`: in `{%}`, opening and closing would share a character.
+        // The search starts after `{%`, because in `{%}` opening and closing would share a
+        // character.
         let Some(length) = rest[start + 2..].find("%}").map(|end| end + 4) else { break };
         plain.push_str(&rest[..start]);
         let tag = &rest[start..start + length];

@@ -1,9 +1,9 @@
-//! The columns of the Parquet tables that draftsmith writes: types, storage and permitted values.
-//! `responses` and `rollouts` own which columns a table has and what they mean.
+//! The types, storage and permitted values of columns in the Parquet tables that draftsmith writes.
+//! `responses` and `rollouts` define which columns a table has and what they mean.
 //!
-//! `columns/write.rs` writes a whole table or nothing; `columns/read.rs` reads untrusted files. Code
-//! that reads rows for a model states its vocabulary size, so that no unknown token is read as
-//! another.
+//! `columns/write.rs` writes a whole table or nothing; `columns/read.rs` reads untrusted files.
+//! Code that reads rows for a model passes its vocabulary size, so that tokens outside the
+//! vocabulary are refused.
 
 mod read;
 mod write;
@@ -22,28 +22,30 @@ pub(crate) use read::{bad_provenance, check_encodings, entries, guard, open, rea
 pub(crate) use write::to_array;
 pub(crate) use write::write_rows;
 
-/// The zstd level. A table is small and written once. High levels make it 5 % smaller than the
-/// default does, and their time is negligible next to that of the models.
+/// The zstd level. A table is small and written once. A high level makes it 5 % smaller than the
+/// default level, and the time is negligible next to that of the models.
 const ZSTD_LEVEL: i32 = 15;
 
-/// A column of rows of type `R`: its name and type, and where a row holds its values. Schema, reading, writing
-/// and checks follow from it; [`column`] makes one from a field.
+/// A column of a table whose rows have type `R`: its name, its type, and access to its value in a
+/// row. Schema, reading, writing and checks follow from this description. The macro [`column`]
+/// makes a column from a field.
 pub(crate) struct Column<R> {
     pub(crate) name: &'static str,
-    /// The owner of a nullable column, in words. The column is null where its owner is absent.
+    /// The optional part of a row that the column belongs to, in words. The column is null in rows
+    /// without that part. None if the column is never null.
     pub(crate) part_of: Option<&'static str>,
     /// Whether a file may lack the column, which then reads as null.
     pub(crate) may_lack: bool,
     cell: Cell<R>,
 }
 
-/// What a column holds, and where in a row.
+/// The type of a column's values, with access to the value in a row.
 pub(crate) enum Cell<R> {
-    /// UTF-8 text.
+    /// A UTF-8 text.
     Text(ColumnPlace<R, String>),
-    /// A name out of some; another is an error in words.
+    /// One of a fixed set of names. Setting any other name returns an error message.
     Name(fn(&R) -> &'static str, fn(&mut R, &str) -> Result<(), String>),
-    /// True or false.
+    /// A boolean.
     Flag(ColumnPlace<R, bool>),
     /// A `u32`.
     Number(ColumnPlace<R, u32>),
@@ -55,15 +57,16 @@ pub(crate) enum Cell<R> {
     Doubles(ValueRange, ColumnPlace<R, Vec<f64>>),
 }
 
-/// Where a row holds a value.
+/// Access to a value in a row.
 pub(crate) struct ColumnPlace<R, T> {
-    /// The value; None if its owner is absent.
+    /// The function that returns the value; None if the optional part that holds it is absent.
     pub(crate) get: fn(&R) -> Option<&T>,
-    /// The place for the value, in an owner that is made if it is absent.
+    /// The function that returns the slot for the value. It creates the optional part that holds
+    /// the value if this is absent.
     pub(crate) slot: fn(&mut R) -> &mut T,
 }
 
-/// A field that holds a value, or none.
+/// A field of type `T` or `Option<T>`, accessed in the same way.
 pub(crate) trait Held<T> {
     fn held(&self) -> Option<&T>;
     fn slot(&mut self) -> &mut T;
@@ -89,7 +92,8 @@ impl<T: Default> Held<T> for Option<T> {
     }
 }
 
-/// The column of a field: `column!(Ids, prompt_ids)`, `column!(Floats(Prob), draft?.overlap)`.
+/// Makes the column of a field, as in `column!(Ids, prompt_ids)` or `column!(Floats(Prob),
+/// draft?.overlap)`.
 macro_rules! column {
     (@ $cell:ident $(($range:ident))?, $field:ident, $get:expr, $slot:expr) => {
         Column::new(
@@ -120,17 +124,17 @@ impl<R> Column<R> {
         Self { name, part_of: None, may_lack: false, cell }
     }
 
-    /// Turns `column` into one that is null where `owner` is absent.
+    /// Turns `column` into one that is null in rows without the optional part `owner`.
     pub(crate) const fn part_of(owner: &'static str, column: Self) -> Self {
         Self { part_of: Some(owner), ..column }
     }
 
-    /// Turns `column` into one that is null where `owner` is absent and that a file may lack.
+    /// Turns `column` into one that a file may lack, and that is null in rows without `owner`.
     pub(crate) const fn optional(owner: &'static str, column: Self) -> Self {
         Self { part_of: Some(owner), may_lack: true, ..column }
     }
 
-    /// Returns the Arrow type and its name in words; list elements are never null.
+    /// Returns the Arrow type and its name in words. List elements are never null.
     fn data_type(&self) -> (DataType, &'static str) {
         let list = |element| DataType::List(Arc::new(Field::new("element", element, false)));
         match self.cell {
@@ -143,8 +147,8 @@ impl<R> Column<R> {
         }
     }
 
-    /// Returns whether `found` is this column's type. Element names and nullability may differ, because other tools
-    /// rewrite them.
+    /// Returns whether `found` is this column's type. Element names and nullability may differ,
+    /// because other tools rewrite them.
     fn accepts(&self, found: &DataType) -> bool {
         match (self.data_type().0, found) {
             (DataType::List(expected), DataType::List(found)) => {
@@ -154,7 +158,7 @@ impl<R> Column<R> {
         }
     }
 
-    /// Returns the Parquet path of the column's numbers; `None` if it holds none.
+    /// Returns the Parquet path of the column's numbers; `None` if the column holds no numbers.
     fn numbers_path(&self) -> Option<ColumnPath> {
         let parts: &[&str] = match self.cell {
             Cell::Text(_) | Cell::Name(..) | Cell::Flag(_) => return None,
@@ -182,7 +186,8 @@ impl<R> Column<R> {
         }
     }
 
-    /// Describes the first of the row's numbers that is out of range, if any is, among the first `num` of the list.
+    /// Describes the first number out of range among the first `num` numbers of the row's list.
+    /// None if all are in range.
     pub(crate) fn problem(&self, row: &R, num: usize) -> Option<String> {
         match &self.cell {
             Cell::Floats(range, place) => range.problem(&(place.get)(row)?[..num]),
@@ -191,12 +196,12 @@ impl<R> Column<R> {
         }
     }
 
-    /// Describes the first of the row's token ids that is outside the vocabulary, as [`unknown_id`] does.
+    /// Describes the row's first token id outside the vocabulary, as [`unknown_id`] does.
     pub(crate) fn unknown_id(&self, row: &R, vocab_size: usize) -> Option<String> {
         unknown_id(self.ids(row)?, vocab_size)
     }
 
-    /// Applies `change` to the row's `f32`, if the column holds such.
+    /// Applies `change` to the row's values, if the column holds `f32`.
     pub(crate) fn map_floats(&self, row: &mut R, change: impl Fn(f32) -> f32) {
         let Cell::Floats(_, place) = &self.cell else { return };
         if (place.get)(row).is_some() {
@@ -204,7 +209,7 @@ impl<R> Column<R> {
         }
     }
 
-    /// Appends the row's text, ids or `f32` after their length, so that no two values give the same bytes.
+    /// Appends the row's value to `bytes` after its length, so that no two values give equal bytes.
     pub(crate) fn push_bytes(&self, row: &R, bytes: &mut Vec<u8>) {
         let mut push = |len: usize, content: &mut dyn Iterator<Item = u8>| {
             bytes.extend((len as u64).to_le_bytes());
@@ -237,9 +242,9 @@ fn arrow_schema<R>(columns: &[Column<R>]) -> SchemaRef {
     Arc::new(Schema::new(fields.collect::<Vec<_>>()))
 }
 
-/// Returns the settings with which a table is stored: zstd, no statistics, numbers byte-stream-split without a
-/// dictionary, so that similar bytes (exponents, high bytes of ids, bytes that rounding zeroed) are adjacent. `entries`
-/// become the key-value metadata.
+/// Returns the settings with which a table is stored: zstd compression and no statistics. Numbers
+/// are byte-stream-split without a dictionary, so that similar bytes (exponents, high bytes of ids,
+/// bytes that rounding zeroed) are adjacent. `entries` become the key-value metadata.
 fn writer_properties<R>(columns: &[Column<R>], entries: Vec<(String, String)>) -> WriterProperties {
     let level = ZstdLevel::try_new(ZSTD_LEVEL).expect("the level is within zstd's range");
     let mut properties = WriterProperties::builder()
@@ -260,7 +265,7 @@ fn writer_properties<R>(columns: &[Column<R>], entries: Vec<(String, String)>) -
 /// The values that a column of numbers may hold.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ValueRange {
-    /// Log-probabilities: at most 0; −∞ for impossible tokens.
+    /// Log-probabilities: at most 0, with −∞ for impossible tokens.
     LogProb,
     /// Finite log-probabilities, of tokens that were drawn or are the most probable.
     FiniteLogProb,
@@ -280,7 +285,7 @@ impl ValueRange {
         }
     }
 
-    /// Describes the first of `values` that is out of range, if any is.
+    /// Describes the first of `values` that is out of range; None if all are in range.
     fn problem<T: Copy + Into<f64> + Display>(self, values: &[T]) -> Option<String> {
         let at = values.iter().position(|value| !self.contains((*value).into()))?;
         let value = values[at];
@@ -294,7 +299,8 @@ impl ValueRange {
     }
 }
 
-/// Describes the first of `ids` that is outside a vocabulary of `vocab_size` tokens, if any is.
+/// Describes the first of `ids` that is outside a vocabulary of `vocab_size` tokens; None if all
+/// are inside.
 fn unknown_id(ids: &[u32], vocab_size: usize) -> Option<String> {
     let (at, id) = ids.iter().enumerate().find(|(_, id)| **id as usize >= vocab_size)?;
     Some(format!(

@@ -1,5 +1,5 @@
 //! The errors of this crate. Each message names the file and the line, key or column, and says what
-//! to do about it. This module uses no other module of the crate: callers pass finished text.
+//! to do about it. Callers pass finished text, so this module uses no other module of the crate.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -46,9 +46,9 @@ pub enum DataError {
     Record {
         /// The file.
         path: PathBuf,
-        /// Where the record is.
+        /// The record's position in the file.
         position: RecordPosition,
-        /// The key, what is wrong with it and what is expected.
+        /// The key, with what is wrong and what is expected.
         problem: String,
     },
     /// A key of `tokenizer_config.json` cannot be used.
@@ -58,7 +58,7 @@ pub enum DataError {
         path: PathBuf,
         /// The key, dotted.
         key: String,
-        /// What is wrong and what is expected.
+        /// The problem, and what is expected.
         problem: String,
     },
     /// A chat template is not valid Jinja, or `tokenizer.json` is not a tokenizer, or rendering,
@@ -67,8 +67,8 @@ pub enum DataError {
     Text {
         /// The file that holds the template or the tokenizer.
         path: PathBuf,
-        /// `parse the chat template`, `render these messages`, `load the tokenizer`, `encode` or
-        /// `decode`.
+        /// The failed action: `parse the chat template`, `render these messages`, `load the
+        /// tokenizer`, `encode` or `decode`.
         action: &'static str,
         /// The library's message, with the line of a template.
         problem: String,
@@ -104,7 +104,7 @@ pub enum DataError {
     OldTokenizer {
         /// The model's directory.
         path: PathBuf,
-        /// The file that is there.
+        /// The name of the older file that was found.
         found: &'static str,
     },
     /// A stop string is empty.
@@ -133,10 +133,10 @@ pub enum DataError {
         id: String,
         /// The column.
         column: &'static str,
-        /// What is wrong and what is expected.
+        /// The problem, and what is expected.
         problem: String,
     },
-    /// A rollout row is invalid, by itself or next to the other rows of its id.
+    /// A rollout row is invalid, by itself or together with the other rows of its id.
     #[error("rollout `{id}` at {start}: column `{column}` {problem}")]
     Rollout {
         /// The row's id.
@@ -145,7 +145,7 @@ pub enum DataError {
         start: u32,
         /// The column.
         column: &'static str,
-        /// What is wrong and what is expected.
+        /// The problem, and what is expected.
         problem: String,
     },
     /// A file holds an invalid row.
@@ -153,7 +153,7 @@ pub enum DataError {
     RowInFile {
         /// The file.
         path: PathBuf,
-        /// What is wrong with the row.
+        /// The error of the row.
         source: Box<DataError>,
     },
     /// A Parquet file is malformed or truncated, or its footer contradicts its pages.
@@ -179,7 +179,7 @@ pub enum DataError {
         path: PathBuf,
         /// The column's name.
         column: &'static str,
-        /// What is wrong, in which row, and what is expected.
+        /// The problem, its row, and what is expected.
         problem: String,
     },
     /// A text column has an encoding that is not supported.
@@ -200,7 +200,7 @@ pub enum DataError {
     BadProvenance {
         /// The file.
         path: PathBuf,
-        /// What is missing, unknown or malformed.
+        /// The part that is missing, unknown or malformed.
         problem: String,
     },
     /// Two shards of one directory have different provenance.
@@ -221,7 +221,7 @@ pub enum DataError {
     WrongShard {
         /// The file.
         path: PathBuf,
-        /// What it is instead.
+        /// A description of what the file is instead.
         problem: String,
     },
     /// A file has changed since it was written.
@@ -232,7 +232,7 @@ pub enum DataError {
     CorruptShard {
         /// The file.
         path: PathBuf,
-        /// Its size or hash, now and when it was written.
+        /// The file's size or hash, now and when it was written.
         problem: String,
     },
     /// The manifest, or a record next to a shard, is malformed.
@@ -263,7 +263,7 @@ pub enum DataError {
         first: PathBuf,
         /// The second row's file, which may be the same.
         second: PathBuf,
-        /// Their id.
+        /// The id of both rows.
         id: String,
     },
     /// A directory holds no response shards.
@@ -312,9 +312,9 @@ pub enum RecordPosition {
     Line(usize),
     /// An element of a JSON array.
     Item {
-        /// The line on which it begins, from 1.
+        /// The line on which the element begins, from 1.
         line: usize,
-        /// Its number in the array, from 1.
+        /// The element's number in the array, from 1.
         item: usize,
     },
     /// A row of a table, from 0.

@@ -1,9 +1,10 @@
-//! Prompts, chat templates, tokenizers, and the Parquet rows on which heads and adapters are trained.
+//! Prompts, chat templates, tokenizers, and the Parquet rows that heads and adapters train on.
 //!
-//! This crate reads and writes every file that is not a model: prompt sets in their published forms,
-//! the text side of a checkpoint directory (`tokenizer.json` and the chat template), and response
-//! shards and rollouts with the provenance in their metadata. It handles token ids and numbers,
-//! never tensors or weights. Files are untrusted: a malformed file causes an error and nothing worse.
+//! This crate reads and writes every file that is not a model: prompt sets in their published
+//! forms, the text side of a checkpoint directory (`tokenizer.json` and the chat template), and
+//! response shards and rollouts with the provenance in their metadata. It handles token ids and
+//! numbers, never tensors or weights. Files are untrusted: a malformed file causes an error and
+//! nothing worse.
 //!
 //! ```
 //! use draftsmith_data::{ChatFormat, Message, TextTokenizer};
@@ -17,8 +18,8 @@
 //! # }
 //! ```
 //!
-//! [`Prompts`] reads prompt files, [`read_dir`] a data set of [`ResponseRow`]s, and [`read_rollouts`] what
-//! drafters propose along them.
+//! [`Prompts`] reads prompt files and [`read_dir`] reads a data set of [`ResponseRow`]s.
+//! [`read_rollouts`] reads the candidates that a drafter proposes along such responses.
 
 mod caught;
 mod chat_format;

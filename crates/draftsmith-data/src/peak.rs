@@ -1,4 +1,4 @@
-//! Peak memory of the process, for tests that bound the memory of a reader.
+//! The peak memory of the process, for tests that bound the memory of a reader.
 
 /// The peak resident memory of this process in bytes; `None` if the system does not report it.
 pub(crate) fn peak_bytes() -> Option<usize> {

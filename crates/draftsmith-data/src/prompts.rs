@@ -1,9 +1,9 @@
-//! Prompt sets in the forms in which they are published, read into one [`Prompt`] each.
+//! A reader of prompt sets in their published forms, which turns each record into a [`Prompt`].
 //!
 //! The form is recognised by content, not by the file's name. `prompts/file.rs` and
 //! `prompts/table.rs` split a file into records, `prompts/forms.rs` interprets a record's keys, and
-//! `prompts/selection.rs` defines splits and duplicates. The chat template, not this module, turns a
-//! prompt into model input.
+//! `prompts/selection.rs` defines splits and duplicates. The chat template, not this module, turns
+//! a prompt into model input.
 
 mod file;
 mod forms;
@@ -25,11 +25,11 @@ use crate::error::DataError;
 /// A conversation to respond to, with one user text per turn.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Prompt {
-    /// `source#n`, where `n` is the record's index in its file, from 0. A prompt whose tokens are kept
-    /// uses its `own_id` instead, if it has one.
+    /// The id `source#n`, where `n` is the record's index in its file, from 0. A prompt whose
+    /// tokens are kept has its `own_id` instead, if there is one.
     pub id: String,
-    /// The record's `question_id`, `task_id` or `id`, a number or a string, by which answers can be
-    /// joined with questions.
+    /// The record's own id under `question_id`, `task_id` or `id`, a number or a string. By it,
+    /// answers can be joined with questions.
     pub own_id: Option<serde_json::Value>,
     /// The file's name without `.jsonl`, `.json`, `.parquet`, `.gz` and `.zst`.
     pub source: String,
@@ -48,7 +48,7 @@ pub struct Turn {
     pub user: String,
     /// The answer in the file; never empty.
     pub response: Option<String>,
-    /// The turn as token ids, if the file has them and they are kept.
+    /// The turn as token ids; `None` unless the file has them and [`Prompts::keeps_tokens`] is set.
     pub tokens: Option<GivenTokens>,
 }
 
@@ -59,7 +59,8 @@ impl Turn {
     }
 }
 
-/// Returns the source in the id of a row, `source#n` or `source#n#turn`: the stem of its prompt file.
+/// Returns the source in a row's id of the form `source#n` or `source#n#turn`, which is the stem of
+/// the prompt file's name.
 pub fn source_of(row_id: &str) -> &str {
     let is_number = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let mut source = row_id;
@@ -75,8 +76,8 @@ impl Prompt {
         if turn == 0 { self.id.clone() } else { format!("{}#{turn}", self.id) }
     }
 
-    /// Returns the messages before the answer of `turn`: the system text, the earlier turns with `responses` as their
-    /// answers, and the turn's user text.
+    /// Returns the messages before the answer of `turn`: the system text, the earlier turns with
+    /// `responses` as their answers, and the turn's user text.
     ///
     /// # Panics
     /// If `turn` does not exist, or if there are fewer responses than earlier turns.
@@ -108,27 +109,28 @@ impl Prompt {
 ///
 /// Records are lines of JSON, the elements of one JSON array, or the rows of a Parquet table whose
 /// text columns have the keys' names. JSON may be compressed with gzip or zstd. A byte-order mark,
-/// blank lines and mixed line endings are accepted. The published ShareGPT files were truncated: there
-/// an answer at the beginning of a conversation is dropped, and so is a conversation without a user
-/// text, which keeps its number. A record has at most 8 MB and 100,000 values.
+/// blank lines and mixed line endings are accepted. The published ShareGPT files were truncated. In
+/// these, an answer at the beginning of a conversation is dropped. A conversation without a user
+/// text is dropped too, but still counts in the ids of later records. A record has at most 8 MB and
+/// 100,000 values.
 ///
 /// # Errors
 /// The last item is an error if the file cannot be read or decompressed or holds no prompt, or if a
-/// record is not JSON, is too large, has no known form or has an empty user text. The error names the
-/// line. With [`Self::skips_malformed`] such records are skipped instead.
+/// record is not JSON, is too large, has no known form or has an empty user text. The error names
+/// the line. With [`Self::skips_malformed`] such records are skipped instead.
 pub struct Prompts {
     path: PathBuf,
     /// The file's name without `.jsonl`, `.json`, `.parquet`, `.gz` and `.zst`.
     pub source: String,
-    /// Whether malformed records are skipped and counted. A file in which all records are malformed is
-    /// still an error, and so is one in which the next record cannot be found: truncated compressed
-    /// text, a JSON array with a syntax error, a malformed Parquet page.
+    /// Whether malformed records are skipped and counted. A file in which all records are malformed
+    /// is still an error. So is a file in which the next record cannot be found, because of
+    /// truncated compressed text, a syntax error in a JSON array or a malformed Parquet page.
     pub skips_malformed: bool,
     /// Whether prompts and answers that the file has as token ids are kept.
     pub keeps_tokens: bool,
-    /// The records skipped so far.
+    /// The malformed records skipped so far.
     pub malformed: Malformed,
-    /// `None` after the end or an error.
+    /// The remaining records; `None` after the end or an error.
     records: Option<Records>,
     num_records: usize,
     num_prompts: usize,
@@ -137,9 +139,9 @@ pub struct Prompts {
 /// The malformed records of a file that were skipped. They count in the ids of later prompts.
 #[derive(Debug, Default)]
 pub struct Malformed {
-    /// Their number so far.
+    /// The number of skipped records so far.
     pub num_records: usize,
-    /// The errors of the first few.
+    /// The errors of the first few skipped records.
     pub first: Vec<DataError>,
 }
 
@@ -164,7 +166,7 @@ impl Prompts {
         })
     }
 
-    /// Reads the next prompt. Skips records without one.
+    /// Reads the next prompt, skipping records without one.
     fn read_next(&mut self) -> Result<Option<Prompt>, DataError> {
         loop {
             let Some(records) = &mut self.records else { return Ok(None) };

@@ -1,7 +1,7 @@
-//! The provenance of a file of responses: everything that must be equal to build the same file again.
+//! The provenance of a file of responses: everything that must be equal to build it again.
 //!
-//! It is stored in the file's key-value metadata, one key per field: `draftsmith.<field>`, each value
-//! JSON text. It holds no timestamps and no paths, so equal inputs give equal bytes.
+//! It is stored in the file's key-value metadata, with a key `draftsmith.<field>` and a value in
+//! JSON for each field. It holds no timestamps and no paths, so equal inputs give equal bytes.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -20,56 +20,57 @@ const KEY_PREFIX: &str = "draftsmith.";
 pub struct Provenance {
     /// The version of draftsmith that wrote the file.
     pub version: String,
-    /// Hash of the target's weights and config.
+    /// The hash of the target's weights and config.
     pub target: String,
-    /// Hash of the draft's weights and config; `None` without a draft.
+    /// The hash of the draft's weights and config; `None` without a draft.
     pub draft: Option<String>,
-    /// Hash of the target's `tokenizer.json`.
+    /// The hash of the target's `tokenizer.json`.
     pub tokenizer: String,
-    /// Hash of the chat template's source; `None` if prompts were encoded without a template.
+    /// The hash of the chat template's source; `None` if prompts were encoded without a template.
     pub chat_template: Option<String>,
-    /// The special tokens that the chat template can use, by name.
+    /// The text of each special token that the chat template can use, by name.
     pub special_tokens: BTreeMap<String, String>,
     /// The tokens that end a response.
     pub eos_token_ids: Vec<u32>,
-    /// Stop strings, which end a response too. Not stored if empty.
+    /// The stop strings, which end a response too. Not stored if empty.
     pub stop_strings: Vec<String>,
     /// The prompt files, in the order they were read.
     pub prompts: Vec<PromptFile>,
-    /// The largest number of prompts from each file or, with weights, from all sources together;
-    /// `None` for no limit.
+    /// The maximum number of prompts from each file, or from all sources together if there are
+    /// weights. `None` for no limit.
     pub limit: Option<u64>,
-    /// Each source's weight and number of files, in the order of the files. Not stored if empty.
+    /// The weight and number of files of each source, in the order of the files. Not stored if
+    /// empty.
     pub weights: Vec<SourceWeight>,
     /// The split to which prompts were restricted; `None`, which is not stored, for all prompts.
     pub split: Option<SplitRange>,
-    /// Bounds on the lengths of prompts and responses. Not stored if there are none.
+    /// The bounds on the lengths of prompts and responses. Not stored if there are none.
     pub lengths: LengthBounds,
     /// Whether duplicate prompts were kept. Not stored if false.
     pub keep_duplicates: bool,
     /// Whether responses are the answers in the prompt files rather than the target's.
     pub existing_responses: bool,
-    /// The target's name on the servers that generated the responses; `None`, which is not stored, for
-    /// a local target.
+    /// The target's name on the servers that generated the responses; `None`, which is not stored,
+    /// for a local target.
     pub served_model: Option<String>,
-    /// The number of most probable tokens whose probabilities those servers returned, if labels were
-    /// computed from them; otherwise `None`, which is not stored.
+    /// The number of most probable tokens whose probabilities those servers returned, if labels
+    /// were computed from these. Otherwise `None`, which is not stored.
     pub served_log_probs: Option<u32>,
-    /// Responses with a larger mean `target_outside_mass` were dropped; `None`, which is not stored, if
-    /// all probabilities are known.
+    /// The maximum mean `target_outside_mass` of a response. Responses with more were dropped.
+    /// `None`, which is not stored, if all probabilities are known.
     pub max_outside_mass: Option<f64>,
-    /// Sampling temperature of both models; 0 is greedy.
+    /// The sampling temperature of both models; 0 is greedy.
     pub temperature: f64,
-    /// Nucleus sampling: the probability mass that is kept; 1 keeps all.
+    /// The probability mass that top-p (nucleus) sampling keeps; 1 keeps all.
     pub top_p: f64,
-    /// Number of most probable tokens that are kept; `None` keeps all.
+    /// The number of most probable tokens that top-k keeps; `None` keeps all.
     pub top_k: Option<u32>,
-    /// The smallest probability that is kept, as a fraction of the largest; `None`, which is not stored,
-    /// keeps all.
+    /// The smallest probability that min-p keeps, as a fraction of the largest. `None`, which is
+    /// not stored, keeps all.
     pub min_p: Option<f64>,
-    /// The repetition penalty of both models; 1, which is not stored, is none.
+    /// The repetition penalty of both models; 1, which is not stored, changes nothing.
     pub repetition_penalty: f64,
-    /// The longest response, in tokens.
+    /// The maximum length of a response, in tokens.
     pub max_new_tokens: u64,
     /// The seed of every draw.
     pub seed: u64,
@@ -77,7 +78,8 @@ pub struct Provenance {
     pub dtype: String,
 }
 
-/// Returns fields with the values at which they are not stored, because earlier versions had no such field.
+/// Returns the fields that are not stored at certain values, with these values. Earlier versions
+/// had no such fields.
 fn defaults() -> [(&'static str, Value); 11] {
     [
         ("stop_strings", Value::Array(Vec::new())),
@@ -117,8 +119,8 @@ impl<'de> Deserialize<'de> for Provenance {
 }
 
 impl Provenance {
-    /// Returns whether tokens were drawn from the unmodified distributions: temperature 1, no truncation
-    /// and no penalty.
+    /// Returns whether tokens were drawn from the unmodified distributions: temperature 1, no
+    /// truncation and no penalty.
     pub fn is_raw(&self) -> bool {
         let served = (self.temperature, self.top_p, self.top_k, self.min_p);
         served == (1.0, 1.0, None, None) && is_no_penalty(&self.repetition_penalty)
@@ -130,7 +132,7 @@ pub fn no_penalty() -> f64 {
     1.0
 }
 
-/// Returns whether a repetition penalty changes nothing; it is then not stored.
+/// Returns whether a repetition penalty changes nothing, so that it is not stored.
 pub fn is_no_penalty(penalty: &f64) -> bool {
     *penalty == no_penalty()
 }
@@ -141,18 +143,18 @@ pub fn is_no_penalty(penalty: &f64) -> bool {
 pub struct PromptFile {
     /// The file's name, without its directory.
     pub name: String,
-    /// Hash of its bytes.
+    /// The hash of the file.
     pub hash: String,
 }
 
 /// A field in which two provenances differ.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FieldDifference {
-    /// The field's name, with the index of the first file that differs in a list of files.
+    /// The field's name. In a list of files, the index of the first file that differs follows.
     pub key: String,
-    /// Its value in the first, as JSON text.
+    /// The field's value in the first provenance, as JSON text.
     pub left: String,
-    /// Its value in the second, as JSON text.
+    /// The field's value in the second provenance, as JSON text.
     pub right: String,
 }
 
@@ -176,7 +178,7 @@ impl Provenance {
         fields_of(self)
     }
 
-    /// Returns all fields and their values, in the order of declaration, even those that files leave out.
+    /// Returns all fields and values in the order of declaration, including those that files omit.
     pub(crate) fn all_fields(&self) -> Map<String, Value> {
         fields_in(Self::serialize(self, serde_json::value::Serializer))
     }
@@ -229,7 +231,7 @@ pub(crate) fn fields_to_entries(fields: Map<String, Value>) -> Vec<(String, Stri
 /// Reads the fields that [`fields_to_entries`] wrote. Entries of other programs are ignored.
 ///
 /// # Errors
-/// If there are none, or a value is not JSON.
+/// If there are no such fields, or a value is not JSON.
 pub(crate) fn fields_from_entries<'a>(
     entries: impl Iterator<Item = (&'a str, &'a str)>,
 ) -> Result<Map<String, Value>, String> {

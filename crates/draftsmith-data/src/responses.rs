@@ -1,10 +1,11 @@
-//! Response shards on disk, `responses-00000.parquet` and so on.
+//! Response shards on disk, named `responses-00000.parquet` and so on.
 //!
-//! `responses/row.rs` defines a row, `responses/shard.rs` reads and writes one shard,
-//! `responses/directory.rs` reads the shards of a directory as one data set, whose hash
-//! `responses/hash.rs` computes, and `responses/manifest.rs` records the size and hash of each shard
-//! as written. A shard holds a fixed run of 32 prompts, so a killed job resumes at the first missing
-//! shard and ends with the same bytes: equal rows, provenance and position give equal files.
+//! `responses/row.rs` defines a row and `responses/shard.rs` reads and writes one shard.
+//! `responses/directory.rs` reads the shards of a directory as one data set, and
+//! `responses/hash.rs` computes its hash. `responses/manifest.rs` records the size and hash of each
+//! shard as written. A shard holds the responses to a fixed run of 32 prompts, so a killed job
+//! resumes at the first missing shard. Equal rows, provenance and position give files with equal
+//! bytes.
 
 mod directory;
 mod hash;
@@ -25,7 +26,7 @@ pub use shard::{ShardPlace, read_shard, write_shard};
 const SHARD_PREFIX: &str = "responses-";
 const SHARD_SUFFIX: &str = ".parquet";
 
-/// Returns the path of shard `index` in a directory: `responses-00003.parquet` for 3.
+/// Returns the path of shard `index` in a directory, which ends in `responses-00003.parquet` for 3.
 pub fn shard_path(dir: &Path, index: usize) -> PathBuf {
     dir.join(shard_name(index))
 }

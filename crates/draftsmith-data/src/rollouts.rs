@@ -1,12 +1,13 @@
-//! Rollouts on disk, `rollouts-<drafter>-<set>-<decoding>.parquet`: what a drafter proposes along
-//! each response and where it departs from it, so that stop rules can be replayed without a model.
+//! Rollouts on disk, in `rollouts-<drafter>-<set>-<decoding>.parquet`. They hold the candidates
+//! that a drafter proposes along each response and after each rejection, so that stop rules can be
+//! replayed without a model.
 //!
-//! This module reads and writes files; `rollouts/row.rs` defines a row, `rollouts/validate.rs` the
+//! This module reads and writes files. `rollouts/row.rs` defines a row, `rollouts/validate.rs` the
 //! rules between rows, and `rollouts/provenance.rs` the provenance. Equal rows and provenance give
 //! equal bytes.
 //!
-//! Numbers are `f64` and never rounded: a stop rule compares signals with thresholds, and a replay
-//! must take the same decisions as the original run.
+//! Numbers are `f64` and never rounded, because a stop rule compares signals with thresholds and a
+//! replay must take the same decisions as the original run.
 
 mod provenance;
 mod row;
@@ -28,8 +29,8 @@ use crate::error::DataError;
 const FILE_PREFIX: &str = "rollouts-";
 const FILE_SUFFIX: &str = ".parquet";
 
-/// Returns the path in `dir` of the rollouts of one drafter on one prompt set with one decoding,
-/// `greedy` or `sampled`: `rollouts-draft-validation-greedy.parquet`.
+/// Returns the path in `dir` of the rollouts of one drafter on one prompt set, such as
+/// `rollouts-draft-validation-greedy.parquet`. `decoding` is `greedy` or `sampled`.
 pub fn rollouts_path(dir: &Path, drafter: &str, set: &str, decoding: &str) -> PathBuf {
     dir.join(format!("{FILE_PREFIX}{drafter}-{set}-{decoding}{FILE_SUFFIX}"))
 }
@@ -51,9 +52,9 @@ pub fn is_rollouts_path(path: &Path) -> bool {
 /// Writes rows as one rollouts file, whole or not at all.
 ///
 /// # Errors
-/// If rows are invalid ([`validate_rollouts`]) or contradict the provenance (acceptance is predicted
-/// if and only if it names a head; responses and rollouts continue to an end token or to their
-/// limit), if it names no drafter, or if the file cannot be written.
+/// If rows are invalid ([`validate_rollouts`]), contradict the provenance, or the file cannot be
+/// written. The provenance must name a drafter. Predictions of acceptance must be present if and
+/// only if the provenance names a head. Candidates must continue to an end token or to their limit.
 ///
 /// [`validate_rollouts`]: crate::validate_rollouts
 pub fn write_rollouts(
@@ -71,8 +72,8 @@ pub fn write_rollouts(
 ///
 /// # Errors
 /// If the file cannot be read or is malformed, lacks a column or its provenance, or holds rows that
-/// are invalid (see [`validate_rollouts`] and [`RolloutRow::check_ids`]) or contradict its provenance
-/// (see [`write_rollouts`]).
+/// are invalid (see [`validate_rollouts`] and [`RolloutRow::check_ids`]) or contradict its
+/// provenance (see [`write_rollouts`]).
 ///
 /// [`validate_rollouts`]: crate::validate_rollouts
 pub fn read_rollouts(

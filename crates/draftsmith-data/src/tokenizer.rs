@@ -1,4 +1,5 @@
-//! `tokenizer.json`: text to token ids and back, and whether two models share a vocabulary.
+//! The tokenizer of `tokenizer.json`, which turns text into token ids and back, and the check that
+//! two models share a vocabulary.
 
 mod stop_strings;
 
@@ -17,21 +18,22 @@ pub use stop_strings::StopStrings;
 
 /// The file of a checkpoint directory that holds the tokenizer.
 const TOKENIZER_FILE: &str = "tokenizer.json";
-/// Older formats: those of SentencePiece, GPT-2, BERT and Mistral.
+/// The files of older formats: SentencePiece, GPT-2, BERT and Mistral.
 const OLD_FILES: [&str; 4] = ["tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"];
 
-/// The longest text in `tokenizer.json`, in bytes, longer than any token or pattern. The library
-/// overflows the stack when it drops longer tokens (a Unigram model's tree is as deep as they are).
+/// The maximum length of a text in `tokenizer.json`, in bytes, which no real token or pattern
+/// reaches. The library overflows the stack when it drops longer tokens, because a Unigram model's
+/// tree is as deep as its longest token.
 const MAX_TEXT_BYTES: usize = 4096;
-/// The key of the only text that may be longer, a table.
+/// The key of a table, the only text that may be longer.
 const TABLE: &[u8] = b"precompiled_charsmap";
 
 /// The character that decoders write for incomplete or invalid bytes.
 const REPLACEMENT: char = '\u{fffd}';
 
-/// The largest number of ids to hold back. A character has at most four bytes, but consecutive tokens
-/// may all end inside one. Text that stays incomplete for longer is given out as it is, because each
-/// new id decodes all ids held back again.
+/// The maximum number of ids to hold back until their text is complete. A character has at most
+/// four bytes, but consecutive tokens may all end inside a character. Text that stays incomplete
+/// for longer is emitted unchanged, because each new id decodes all held-back ids again.
 const MAX_HELD_BACK: usize = 64;
 
 /// A model's tokenizer.
@@ -42,8 +44,8 @@ pub struct TextTokenizer {
 }
 
 impl TextTokenizer {
-    /// Loads `tokenizer.json` of a checkpoint directory. Its truncation and padding are disabled, as in
-    /// transformers by default.
+    /// Loads `tokenizer.json` of a checkpoint directory. The file's truncation and padding are
+    /// disabled, as in transformers by default.
     ///
     /// # Errors
     /// If the file cannot be read or is not a tokenizer, or if there is only an older format.
@@ -69,8 +71,9 @@ impl TextTokenizer {
         Ok(Self { path, tokenizer })
     }
 
-    /// Encodes a text as token ids. With `add_special_tokens`, the tokenizer adds those around a text,
-    /// often a beginning-of-sequence token. Special tokens spelled out in the text always become their ids.
+    /// Encodes a text as token ids. With `add_special_tokens`, the tokenizer adds its special
+    /// tokens around the text, often a beginning-of-sequence token. Special tokens spelled out in
+    /// the text always become their ids.
     ///
     /// # Errors
     /// If the tokenizer cannot encode the text.
@@ -101,8 +104,8 @@ impl TextTokenizer {
         }
     }
 
-    /// Decodes ids to text, without special tokens if `skip_special`. Bytes that are not UTF-8 become
-    /// U+FFFD; unknown ids are skipped.
+    /// Decodes ids to text, without special tokens if `skip_special`. Bytes that are not UTF-8
+    /// become U+FFFD. Unknown ids are skipped.
     ///
     /// # Errors
     /// If the tokenizer's decoder fails.
@@ -110,7 +113,7 @@ impl TextTokenizer {
         guard(&self.path, "decode", || self.tokenizer.decode(ids, skip_special))
     }
 
-    /// Starts to decode ids one by one. See [`TextStream`].
+    /// Starts to decode ids one by one, as [`TextStream`] describes.
     pub fn text_stream(&self, skip_special: bool) -> TextStream<'_> {
         TextStream { tokenizer: self, skip_special, window: Vec::new(), num_given: 0 }
     }
@@ -122,7 +125,8 @@ impl TextTokenizer {
         largest.map_or(0, |id| id as usize + 1)
     }
 
-    /// Computes the SHA-256 of `tokenizer.json`, as hex. It covers how text is tokenized, not only the vocabulary.
+    /// Computes the SHA-256 of `tokenizer.json`, as hex. The hash covers the rules of tokenization,
+    /// not only the vocabulary.
     ///
     /// # Errors
     /// If the file cannot be read.
@@ -157,7 +161,7 @@ impl TextTokenizer {
         })
     }
 
-    /// Returns the vocabulary by id. If an id has several tokens, the last one in sorted order is kept.
+    /// Returns the vocabulary by id. If an id has several tokens, the last in sorted order is kept.
     fn tokens_by_id(&self) -> BTreeMap<u32, String> {
         let mut tokens: Vec<_> = self.tokenizer.get_vocab(true).into_iter().collect();
         tokens.sort();
@@ -165,25 +169,26 @@ impl TextTokenizer {
     }
 }
 
-/// Turns ids into text increments. All increments and [`Self::finish`] together equal the decoding of
-/// all ids at once. One exception: SentencePiece decoders replace a whole run of byte tokens if its
-/// last character is incomplete, but earlier characters of the run have been given out by then.
+/// A stream that turns ids into text increments. All increments and the result of [`Self::finish`]
+/// together equal the decoding of all ids at once. There is one exception. SentencePiece decoders
+/// replace a whole run of byte tokens if its last character is incomplete, but earlier characters
+/// of the run have been emitted by then.
 ///
 /// A character may be divided among tokens, and a decoder may treat the first token of a text
-/// differently (drop its leading space). So no id is decoded by itself: the increment is the text that
-/// new ids add to that of the ids given out last.
+/// differently (drop its leading space). So no id is decoded by itself. The increment is the text
+/// that new ids add to the text of the ids emitted last.
 #[derive(Debug)]
 pub struct TextStream<'a> {
     tokenizer: &'a TextTokenizer,
     skip_special: bool,
-    /// The ids given out last, which end with a whole character, then the ids held back.
+    /// The ids whose text was emitted last, up to a whole character, then the held-back ids.
     window: Vec<u32>,
-    /// The number of ids in `window` that have been given out.
+    /// The number of ids in `window` whose text has been emitted.
     num_given: usize,
 }
 
 impl<'a> TextStream<'a> {
-    /// Takes the next id; returns the text that it completes, if any.
+    /// Takes the next id and returns the text that it completes, if any.
     ///
     /// # Errors
     /// If the tokenizer's decoder fails.
@@ -199,7 +204,7 @@ impl<'a> TextStream<'a> {
         Ok(Some(added).filter(|added| !added.is_empty()))
     }
 
-    /// Ends the stream; returns the text held back, with U+FFFD for an incomplete character.
+    /// Ends the stream and returns the held-back text, with U+FFFD for an incomplete character.
     ///
     /// # Errors
     /// If the tokenizer's decoder fails.
@@ -207,11 +212,11 @@ impl<'a> TextStream<'a> {
         Ok(Some(self.added_text()?).filter(|text| !text.is_empty()))
     }
 
-    /// Decodes what the ids held back add to the text of the ids already given out.
+    /// Decodes the text that the held-back ids add to the text of the ids already emitted.
     fn added_text(&self) -> Result<String, DataError> {
         let given = self.tokenizer.decode(&self.window[..self.num_given], self.skip_special)?;
         let mut text = self.tokenizer.decode(&self.window, self.skip_special)?;
-        // A decoder may change text that has been given out and cannot be retracted. Everything after
+        // A decoder may change text that has been emitted and cannot be retracted. Everything after
         // the common prefix counts as added.
         let common = given.chars().zip(text.chars()).take_while(|(a, b)| a == b);
         let common = common.map(|(character, _)| character.len_utf8()).sum();
@@ -219,8 +224,8 @@ impl<'a> TextStream<'a> {
     }
 }
 
-/// Returns the length in bytes of the longest string in JSON; the value of the key [`TABLE`] does not
-/// count. `None` without strings.
+/// Returns the length in bytes of the longest string in JSON, except for the value of the key
+/// [`TABLE`]. `None` without strings.
 fn longest_text(json: &[u8]) -> Option<usize> {
     let (mut rest, mut last, mut longest) = (json, &json[..0], None);
     while let Some(start) = rest.iter().position(|byte| *byte == b'"') {

@@ -17,15 +17,15 @@ pub enum ReportError {
     NotRows {
         /// The file.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The problem.
         source: JsonError,
     },
     /// A recipe describes a table of a paper that results cannot fill.
     #[error("the paper's table `{title}`: {what}")]
     PaperTable {
-        /// The table.
+        /// The title of the table.
         title: String,
-        /// What is wrong with it.
+        /// The problem.
         what: String,
     },
     /// A page's template does not fit its data, which is a bug.
@@ -36,5 +36,5 @@ pub enum ReportError {
     Json(#[from] serde_json::Error),
 }
 
-/// Results of this crate's functions.
+/// The result type of this crate's functions.
 pub(crate) type Result<T, E = ReportError> = std::result::Result<T, E>;

@@ -1,6 +1,6 @@
-//! Results of measurements: their files, terminal tables and HTML pages.
+//! Results of measurements, as files, terminal tables and HTML pages.
 //!
-//! Programs that use the results of `draftsmith evaluate` read them here:
+//! Programs can read the results of `draftsmith evaluate` like this:
 //!
 //! ```no_run
 //! # fn main() -> Result<(), draftsmith_report::ReportError> {
@@ -13,10 +13,11 @@
 //! # }
 //! ```
 //!
-//! [`ResultRow::of`] makes rows of other measurements, which [`results_to_json`] writes and [`render_html`] shows.
-//! `results` owns the files `results.json`, `summary.json` and `replay.json`, and the answers; `table`
-//! renders text for terminals and `report` HTML; `paper` fills in the tables of papers. This crate sees no models or
-//! tensors, measures nothing and prints nothing.
+//! [`ResultRow::of`] makes rows from other measurements. [`results_to_json`] writes such rows, and
+//! [`render_html`] shows them. The module `results` owns `results.json`, `summary.json`,
+//! `replay.json` and the answers. `table` renders text for terminals, `report` renders HTML, and
+//! `paper` fills in the tables of papers. This crate sees no models or tensors, measures nothing
+//! and prints nothing.
 
 mod error;
 mod names;

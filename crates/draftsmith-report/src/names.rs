@@ -1,5 +1,5 @@
-//! Names of drafters, ways of decoding and sources of costs, in files and messages. The theory crate owns
-//! the names of stop rules.
+//! The names of drafters, ways of decoding and sources of costs in files and messages. The theory
+//! crate owns the names of stop rules.
 
 use std::fmt;
 
@@ -8,19 +8,20 @@ use draftsmith_theory::{
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-/// A drafter; the order is that of tables. In files it is a string: `none`, or the drafter's name such as
-/// `draft`, with the shape of its trees as in `draft+tree_3-2x2x8`, or with the lookup before it as in
-/// `draft+lookup_2x4`.
+/// The name of a drafter, ordered as in tables. In files it is a string: `none`, or a name such as
+/// `draft`. The shape of trees may follow, as in `draft+tree_3-2x2x8`, or a prompt lookup that runs
+/// first, as in `draft+lookup_2x4`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub enum DrafterName {
-    /// No drafter: the target decodes without drafts.
+    /// No drafter, so the target decodes by itself.
     #[default]
     None,
     /// A drafter that proposes chains.
     Of(DrafterId),
     /// A drafter that proposes trees.
     Tree(DrafterId, TreeShape),
-    /// A drafter that runs if prompt lookup finds nothing. With [`DrafterId::LOOK_UP`], nothing runs then.
+    /// A drafter that runs if prompt lookup finds nothing. [`DrafterId::LOOK_UP`] stands for prompt
+    /// lookup without another drafter.
     After(LookupFirst, DrafterId),
 }
 
@@ -28,20 +29,20 @@ pub enum DrafterName {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DecodingName {
-    /// The most probable token.
+    /// Decoding that takes the most probable token.
     #[default]
     Greedy,
-    /// A token drawn from the distribution.
+    /// Decoding that draws a token from the distribution.
     Sampled,
 }
 
-/// What drafters are compared by in reports: the files that serving them needs.
+/// The kind of a drafter by which reports compare, which says what files serving the drafter needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Road {
-    /// A second, smaller model.
+    /// A separate, smaller draft model.
     SeparateDraft,
-    /// The target's own layers, and what was trained on them.
+    /// A self-draft, which builds on the target's own layers or hidden states.
     SelfDraft,
     /// Prompt lookup, which needs no files.
     Lookup,
@@ -72,8 +73,8 @@ impl DrafterName {
         }
     }
 
-    /// Puts prompt lookup before the drafter, in place of a tree. Changes nothing if `first` is `None` or there is no
-    /// drafter.
+    /// Adds a prompt lookup before the drafter, which replaces a tree. Changes nothing if `first`
+    /// is `None` or there is no drafter.
     pub fn with_lookup(self, first: Option<LookupFirst>) -> Self {
         match (first, self.id()) {
             (Some(first), Some(id)) => Self::After(first, id),
@@ -91,7 +92,7 @@ impl DrafterName {
         self.lookup_first().filter(|_| self.id() == Some(DrafterId::LOOK_UP))
     }
 
-    /// Describes the tree or lookup in words: `tree 3-2x2x8`, `lookup 2x4`.
+    /// Describes the tree or lookup in words, such as `tree 3-2x2x8` or `lookup 2x4`.
     fn addition(self) -> Option<String> {
         match self {
             Self::None | Self::Of(_) => None,
@@ -100,21 +101,22 @@ impl DrafterName {
         }
     }
 
-    /// Returns what comes before the labels of the drafter's settings: `exit1`, `tree 3-2x2x8`, `exit1, lookup 2x4`.
+    /// Returns the prefix for labels of the drafter's settings, such as `exit1`, `tree 3-2x2x8` or
+    /// `exit1, lookup 2x4`.
     pub fn prefix(self) -> Option<String> {
         match self.id()? {
-            // The usual name says nothing.
+            // The default name is left out.
             DrafterId::DRAFT => self.addition(),
             _ => Some(self.text()),
         }
     }
 
-    /// Names the drafter and a way of decoding: `exit1, greedy`.
+    /// Names the drafter and a way of decoding, such as `exit1, greedy`.
     pub(crate) fn under(self, decoding: DecodingName) -> String {
         format!("{}, {}", self.text(), decoding.text())
     }
 
-    /// Names the drafter in words: `exit1`, `exit1, lookup 2x4`; empty without one.
+    /// Names the drafter in words, such as `exit1` or `exit1, lookup 2x4`. Empty without a drafter.
     pub fn text(self) -> String {
         if let Some(first) = self.as_look_ups_alone() {
             return format!("prompt lookup {first} by itself");
@@ -129,7 +131,7 @@ impl DrafterName {
 
 #[cfg(test)]
 impl DrafterName {
-    /// Infers what reports compare a drafter by from its name, as tests choose names; `None` without a drafter.
+    /// Infers a drafter's kind from its name, as tests choose names. `None` without a drafter.
     pub(crate) fn road_in_tests(self) -> Option<Road> {
         let id = self.id()?;
         Some(match id.as_str().trim_end_matches(|c: char| c.is_ascii_digit()) {
@@ -141,7 +143,7 @@ impl DrafterName {
     }
 }
 
-/// Labels a rule with the prompt lookup before it: `K = 4`, `lookup 2x4, eta = 0.6`.
+/// Labels a stop rule and the prompt lookup before it: `K = 4` or `lookup 2x4, eta = 0.6`.
 pub fn rule_label(lookup_first: Option<LookupFirst>, rule: &StopRuleConfig) -> String {
     let label = rule.name().label(Some(rule.parameter()));
     match lookup_first {
@@ -192,7 +194,7 @@ impl<'de> Deserialize<'de> for DrafterName {
 }
 
 impl DecodingName {
-    /// Names a way of decoding.
+    /// Returns the name of a way of decoding.
     pub fn of(decoding: &Decoding) -> Self {
         match decoding.choice {
             TokenChoice::Greedy => Self::Greedy,
@@ -213,12 +215,13 @@ impl DecodingName {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CostSource {
-    /// Measured on this machine.
+    /// Costs that were measured on this machine.
     #[default]
     Machine,
-    /// Given by the user.
+    /// Costs that the user gave.
     Given,
-    /// SpecDec++, §5: 0.0234 s per draft forward and 0.112 s per target forward with any number of rows.
+    /// The costs in SpecDec++, §5: 0.0234 s per draft forward, and 0.112 s per target forward with
+    /// any number of rows.
     Paper,
 }
 

@@ -1,7 +1,8 @@
-//! Tables as papers print them: figures picked from results, above the published ones.
+//! Tables in the layout of papers, which show figures from our results above the published ones.
 //!
-//! A recipe describes a table by its rows and columns. Each names conditions on the keys of `results.json`,
-//! `summary.json` or `heads.json`; a cell has a key's value in the entry that meets the conditions of both.
+//! A recipe describes a table by its rows and columns. Each row and column names conditions on the
+//! keys of `results.json`, `summary.json` or `heads.json`. A cell shows the value of a key in the
+//! entry that meets the conditions of its row and column.
 
 mod shown;
 mod trend;
@@ -20,10 +21,11 @@ use crate::results::{
 
 pub use self::shown::render_papers;
 
-/// The keys that tell one table of measured figures from another, unless a row or column has a condition on them.
+/// The keys by which measured figures are split into several tables, unless a row or column has a
+/// condition on the key.
 const SPLIT_BY: [&str; 2] = ["dataset", "decoding"];
 
-/// Keys of entries, with the values that they must have. A list holds alternatives.
+/// Conditions on entries: keys with their required values. A list holds alternatives.
 type Conditions = BTreeMap<String, Value>;
 
 /// A table of a paper, as a recipe describes it.
@@ -32,7 +34,7 @@ type Conditions = BTreeMap<String, Value>;
 pub struct PaperTable {
     /// The paper and the number of the table or figure.
     pub title: String,
-    /// What differs from the paper's measurement.
+    /// The differences from the paper's measurement.
     #[serde(default)]
     pub note: String,
     /// The file that the figures are from.
@@ -54,11 +56,11 @@ fn speed() -> String {
     "tokens_per_second".to_owned()
 }
 
-/// Where the figures of a table are from.
+/// The file with the figures of a table.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PaperSource {
-    /// `results.json`.
+    /// The rows of `results.json`.
     #[default]
     Results,
     /// The costs in `summary.json`.
@@ -67,55 +69,55 @@ pub enum PaperSource {
     Heads,
 }
 
-/// A row of a table.
+/// A row of a paper's table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperRow {
-    /// Its name.
+    /// The name, before a value of `each` if there is one.
     pub name: String,
-    /// A key: there is a row for each of its values, whose name follows `name`.
+    /// A key. The table gets a row for each of its values, which follows `name` in the row's name.
     pub each: Option<String>,
-    /// What its entries have in common.
+    /// The conditions that its entries meet.
     #[serde(default)]
     pub r#where: Conditions,
 }
 
-/// A column of a table.
+/// A column of a paper's table.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PaperColumn {
-    /// Its name; with `each`, what precedes the value.
+    /// The column's name. With `each`, the value of the key follows the name.
     #[serde(default)]
     pub name: String,
-    /// The key that it shows. Slashes lead into lists and objects: `ctar/2`.
+    /// The key that the column shows. Slashes lead into lists and objects, as in `ctar/2`.
     pub value: String,
-    /// A key: there is a column for each of its values.
+    /// A key. The table gets a column for each of its values.
     pub each: Option<String>,
-    /// What its entries have in common.
+    /// The conditions that its entries meet.
     #[serde(default)]
     pub r#where: Conditions,
 }
 
-/// Published figures.
+/// A set of published figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Published {
-    /// Models and prompts.
+    /// The models and prompts of the measurement.
     pub name: String,
-    /// The names of rows, if they are not those of the table.
+    /// The names of rows, if they differ from the table's.
     pub rows: Option<Vec<String>>,
-    /// The names of columns, if they are not those of the table.
+    /// The names of columns, if they differ from the table's.
     pub columns: Option<Vec<String>>,
-    /// The figures by row and column; NaN where there is none.
+    /// The figures by row and column. NaN where there is no figure.
     pub figures: Vec<Vec<f64>>,
 }
 
 impl PaperTable {
-    /// Checks that results have every key that the table names, and that each set of published figures has one figure for
-    /// each row and column.
+    /// Checks that results have every key that the table names, and that each set of published
+    /// figures has one figure for each row and column.
     ///
     /// # Errors
-    /// If a check fails; the message names the table.
+    /// If a check fails. The message names the table.
     pub fn check(&self) -> Result<()> {
         let problem =
             |what: String| Err(ReportError::PaperTable { title: self.title.clone(), what });
@@ -242,7 +244,7 @@ impl PaperSource {
         }
     }
 
-    /// Lists the keys that entries of this source have.
+    /// Lists the keys of this source's entries.
     fn keys(self) -> Vec<String> {
         let names: &[&str] = match self {
             Self::Results => {
@@ -316,8 +318,8 @@ impl PaperSource {
     }
 }
 
-/// Returns a row's or column's name and conditions; with `each`, a pair of them for each value of that key in the
-/// entries.
+/// Returns the name and conditions of a row or column. With `each`, returns such a pair for each
+/// value of that key in the entries.
 fn expanded(
     name: &str,
     each: Option<&str>,

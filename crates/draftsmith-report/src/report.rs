@@ -1,10 +1,11 @@
-//! `report.html`: the results of an evaluation on one page that needs no other file.
+//! The page `report.html`, which shows the results of an evaluation and needs no other file.
 //!
-//! The page has no script and no font and makes no request: the style sheet is inline, and pictures are
-//! inline SVG. Rust code computes numbers and draws pictures; the templates in `report/` arrange them.
-//! Pictures are in `pareto` (discard rate against verification rate), `bars` (speed-ups, gains in replay) and
-//! `lines` (CTAR, acceptance by position), which share `chart` and `look`. `replay` has the results of replay
-//! and the head's predictions, `sections` the other parts of the page. `data` is the page of a data set.
+//! The page contains no script or font and makes no request. The style sheet is inline, and
+//! pictures are inline SVG. Rust code computes numbers and draws pictures, and the templates in
+//! `report/` arrange them. The modules `pareto` (discard rate against verification rate), `bars`
+//! (speed-ups, gains in replay) and `lines` (CTAR, acceptance by position) draw pictures with the
+//! help of `chart` and `look`. `replay` builds the results of replay and the head's predictions,
+//! and `sections` the other parts of the page. `data` builds the page of a data set.
 
 mod bars;
 mod chart;
@@ -29,13 +30,14 @@ use crate::results::{EvaluationSummary, Group, Replay, ResultRow, groups, in_ord
 use crate::table::{explained, results_table, standard_table};
 use crate::text::{counted, gain, number, on_a_page, percent, sentence_case, times, typeset};
 
-/// Tables with more settings are collapsed.
+/// The number of settings above which a table is collapsed.
 const SHORT_TABLE: usize = 30;
 
-/// Renders the page for `rows` in their order, with their summary, and with the results of replay if there are any.
+/// Renders the page for `rows` in their order, with their summary, and with the results of replay
+/// if there are any.
 ///
 /// # Errors
-/// Never because of the data, as the template belongs to the program.
+/// Never because of the data: the template belongs to the program.
 pub fn render_html(
     rows: &[ResultRow],
     summary: &EvaluationSummary,
@@ -79,7 +81,7 @@ pub fn render_html(
 fn render(template: &str, page: Value) -> Result<String> {
     let mut environment = Environment::new();
     environment.set_undefined_behavior(UndefinedBehavior::Strict);
-    // Escape all values. Included style sheets contain no values.
+    // All values are escaped. Included style sheets contain no values.
     environment.set_auto_escape_callback(|_| AutoEscape::Html);
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.add_filter("shade", data::shade);
@@ -112,7 +114,7 @@ const TEMPLATES: [(&str, &str); 11] = [
     ("style.css", include_str!("report/style.css")),
 ];
 
-/// Returns the HTML id of a group. It does not contain names, which may hold any character.
+/// Returns the HTML id of a group by index. It contains no names, which may hold any character.
 fn group_id(index: usize) -> String {
     format!("group-{}", index + 1)
 }

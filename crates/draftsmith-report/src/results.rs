@@ -1,8 +1,8 @@
-//! The rows of an evaluation: `results.json`.
+//! The rows of an evaluation, stored in `results.json`.
 //!
-//! This file owns the rows, their order and their file. `results/group.rs` groups comparable rows;
-//! `results/summary.rs` and `results/replay.rs` own the schemas of `summary.json` and `replay.json`. The
-//! `evaluate` command fills in rows; `table` and `report` show them.
+//! This file owns the rows, their order and their file. `results/group.rs` groups comparable rows.
+//! `results/summary.rs` and `results/replay.rs` own the schemas of `summary.json` and
+//! `replay.json`. The `evaluate` command fills in rows, and `table` and `report` show them.
 //!
 //! Undefined numbers, such as a rate over no tokens, are NaN or None in memory and `null` in files.
 
@@ -46,24 +46,24 @@ use crate::text::number;
 /// The category of rows over all prompts of a dataset.
 pub const ALL_CATEGORIES: &str = "all";
 
-/// The length of `ctar`.
+/// The maximum length of [`ResultRow::ctar`].
 const CTAR_LEN: usize = 10;
 
-/// The greatest length of `acceptance_by_position`.
+/// The maximum length of [`ResultRow::acceptance_by_position`].
 const NUM_POSITIONS: usize = 10;
 
-/// The greatest length of `unconditional_acceptance`.
+/// The maximum length of [`ResultRow::unconditional_acceptance`].
 const NUM_UNCONDITIONAL: usize = 30;
 
-/// The fewest candidates or rounds that a share is computed from.
+/// The minimum number of candidates or rounds from which a share is computed.
 const MIN_JUDGED: usize = 20;
 
-/// Cost of a forward of each drafter, in forwards of the target.
+/// The cost of a forward of each drafter, in forwards of the target.
 pub type CostRatios = BTreeMap<DrafterId, f64>;
 
 /// A row of `results.json`: the results on a dataset and category under one setting.
 ///
-/// Rates are relative to the tokens kept. Fields are in the order of the file.
+/// Rates are relative to the number of tokens kept. Fields are in the order of the file.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct ResultRow {
     /// The prompt file's name without extension.
@@ -72,113 +72,116 @@ pub struct ResultRow {
     pub category: String,
     /// The drafter.
     pub drafter: DrafterName,
-    /// What reports compare the drafter by; null for the target alone.
+    /// The kind of the drafter, by which reports compare; null for the target alone.
     pub road: Option<Road>,
     /// The stop rule.
     pub stop_rule: StopRuleName,
-    /// The stop rule's parameter: K, the heuristic's first K, a threshold, or the least worth of a draft
-    /// forward in tokens; null without a rule.
+    /// The stop rule's parameter: the candidate length K, the heuristic's initial K, a threshold,
+    /// or the minimum number of tokens that a draft forward must be worth. Null without a rule.
     #[serde(serialize_with = "integer_if_whole")]
     pub setting: Option<f64>,
     /// Whether `tune` chose the setting.
     pub is_tuned: bool,
-    /// Greedy or sampled decoding.
+    /// The way of decoding: greedy or sampled.
     pub decoding: DecodingName,
-    /// Sampling temperature; 0 for greedy decoding.
+    /// The sampling temperature; 0 for greedy decoding.
     pub temperature: f64,
-    /// Number of prompts.
+    /// The number of prompts.
     pub num_prompts: usize,
-    /// Tokens, forwards and candidates; in the file, columns such as `num_tokens`.
+    /// The counts of tokens, forwards and candidates; in the file, columns such as `num_tokens`.
     #[serde(flatten)]
     pub counts: Counts,
-    /// Target forwards per token.
+    /// The number of target forwards per token.
     #[serde(deserialize_with = "nan_if_null")]
     pub verification_rate: f64,
-    /// Discarded candidates per token.
+    /// The number of discarded candidates per token.
     #[serde(deserialize_with = "nan_if_null")]
     pub discard_rate: f64,
-    /// Tokens per target forward.
+    /// The number of tokens per target forward.
     #[serde(deserialize_with = "nan_if_null")]
     pub compression_rate: f64,
-    /// Candidates per round.
+    /// The mean number of candidates per round.
     #[serde(deserialize_with = "nan_if_null")]
     pub draft_length: f64,
-    /// Accepted candidates per round.
+    /// The mean number of accepted candidates per round.
     #[serde(deserialize_with = "nan_if_null")]
     pub accepted_length: f64,
-    /// Accepted candidates per candidate.
+    /// The accepted share of the drafted candidates.
     #[serde(deserialize_with = "nan_if_null")]
     pub acceptance_rate: f64,
-    /// Tokens per round, before any cut, that the rounds would have if candidates were accepted independently: the
-    /// mean of 1 + β + … + β^K over the rounds' lengths K, for the share β of the judged candidates that were
-    /// accepted (Leviathan et al., Eq. 1).
+    /// The tokens per round, before any cut, if candidates were accepted independently. This is the
+    /// mean of 1 + β + … + β^K over the rounds' lengths K, where β is the accepted share of the
+    /// verified candidates (Leviathan et al., Eq. 1).
     #[serde(deserialize_with = "nan_if_null")]
     pub expected_tokens_per_round: f64,
-    /// Tokens per round, before any cut.
+    /// The mean number of tokens per round, before any cut.
     #[serde(deserialize_with = "nan_if_null")]
     pub tokens_per_round: f64,
-    /// CTAR(w) for w = 1 to 10: the share of rounds that yield more than w tokens. Empty without rounds.
+    /// CTAR(w) for w = 1 to 10, the share of rounds with more than w tokens. Empty without rounds.
     pub ctar: Vec<f64>,
-    /// For each position of a round up to 10: the accepted share of the candidates whose predecessors
-    /// were all accepted. It ends before the first position with fewer than 20 such candidates.
+    /// The accepted share at each position of a round up to 10, among the candidates whose
+    /// predecessors were all accepted. The list ends before the first position with fewer than 20
+    /// such candidates.
     pub acceptance_by_position: Vec<f64>,
-    /// For each position i of a round up to 30: among the rounds with at least i candidates, the share in
-    /// which the first i were accepted; in trees, candidates on the longest path. It ends before the
-    /// first position with fewer than 20 rounds.
+    /// The share of rounds whose first i candidates were all accepted, for i from 1 to 30, among
+    /// the rounds with at least i candidates. In trees the candidates of the longest path count.
+    /// The list ends before the first i with fewer than 20 rounds.
     pub unconditional_acceptance: Vec<f64>,
-    /// Tokens kept per second of prefill and decoding.
+    /// The number of tokens kept per second of prefill and decoding.
     #[serde(deserialize_with = "nan_if_null")]
     pub tokens_per_second: f64,
-    /// `tokens_per_second` relative to plain decoding; null if that was not measured.
+    /// The value of `tokens_per_second` relative to plain decoding; null if that was not measured.
     pub speedup: Option<f64>,
-    /// The same by Spec-Bench's rule: the mean over prompts of tokens per second, relative to plain decoding's.
+    /// The speed-up by Spec-Bench's rule: the mean over prompts of tokens per second, relative to
+    /// that of plain decoding.
     pub speedup_over_prompts: Option<f64>,
     /// The standard deviation of `speedup` over repeats; null without repeats.
     pub speedup_sd: Option<f64>,
-    /// Speed at 32, 64, 128 tokens of an answer and so on, if at least three answers are as long; only over all
-    /// categories.
+    /// The speed over the first 32, 64, 128 and so on tokens of answers, if at least three answers
+    /// are as long. Only in rows over all categories.
     #[serde(default)]
     pub by_length: Vec<SpeedAtLength>,
     /// The 95 % interval of `speedup`, bootstrapped over prompts.
     pub speedup_interval: Option<[f64; 2]>,
-    /// The speed-up of these rounds at the average costs over all settings: of draft forwards, and of
-    /// verifications by their number of rows. Both sides include the measured prefill; null if nothing
-    /// was timed.
+    /// The speed-up of these rounds at average costs over all settings, of draft forwards and of
+    /// verifications by their number of rows. The times of both sides include the measured prefill.
+    /// Null if nothing was timed.
     pub modelled_speedup: Option<f64>,
-    /// The speed-up of these rounds at the SpecDec++ paper's costs, where a draft forward costs 0.21 of a target
-    /// forward and verified rows are free, as on a GPU; without prefill. NaN without tokens.
+    /// The speed-up of these rounds at the SpecDec++ paper's costs, where a draft forward costs
+    /// 0.21 of a target forward and verified rows are free, as on a GPU; without prefill. NaN
+    /// without tokens.
     #[serde(deserialize_with = "nan_if_null")]
     pub speedup_at_paper_costs: f64,
-    /// The standardised improvement (CS-Drafting): tokens per forward, where a draft forward counts by the
-    /// share of the target's parameters that it reads; null if a share is unknown.
+    /// The standardised improvement (CS-Drafting): tokens per forward, where a draft forward counts
+    /// as the share of the target's parameters that it reads. Null if a share is unknown.
     pub improvement_by_size: Option<f64>,
-    /// The standardised improvement where a draft forward counts by its time relative to a target forward
-    /// of one row.
+    /// The standardised improvement where a draft forward counts as its time relative to a target
+    /// forward of one row.
     pub improvement_by_time: Option<f64>,
-    /// Whether all tokens equal those of plain decoding, except after forgiven ties; null if not checked.
+    /// Whether all tokens equal plain decoding's, except after forgiven ties. Null if not checked.
     pub lossless: Option<bool>,
-    /// Number of prompts whose tokens first differ from plain decoding at a tie: a position where the
-    /// logits of both tokens are the greatest up to rounding.
+    /// The number of prompts whose tokens first differ from plain decoding at a tie, a position
+    /// where the logits of both tokens are the largest up to rounding.
     pub num_forgiven_ties: usize,
 }
 
-/// Speed over the first tokens of answers, prefill included (SVIP, Tables 2 and 6).
+/// The speed over the first tokens of answers, including prefill (SVIP, Tables 2 and 6).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SpeedAtLength {
-    /// The number of tokens.
+    /// The number of first tokens of an answer.
     pub num_tokens: usize,
-    /// The number of answers that are as long, here and by plain decoding.
+    /// The number of prompts whose answers are at least as long, both here and in plain decoding.
     pub num_answers: usize,
-    /// Tokens per second.
+    /// The number of tokens per second.
     pub tokens_per_second: f64,
-    /// The same relative to plain decoding.
+    /// The speed relative to plain decoding.
     pub speedup: f64,
 }
 
 impl ResultRow {
-    /// Builds a row from the concatenated `trace` of its prompts, as for plain decoding by the target that is
-    /// compared with nothing. The caller names the prompts, and drafter and rule if there are any.
+    /// Builds a row from the merged `trace` of its prompts, without a drafter, a rule or a
+    /// comparison. The caller fills in the prompts, and the drafter and rule if there are any.
     pub fn of(trace: &Trace, decoding: &Decoding) -> Self {
         let counts = trace.counts();
         let ctar = (1..=CTAR_LEN).map(|num_tokens| trace.ctar(num_tokens));
@@ -205,7 +208,7 @@ impl ResultRow {
         }
     }
 
-    /// Labels the drafter and its setting: `target alone`, `K = 6`, `h = 0.7`, `exit1, eta = 0.6`.
+    /// Labels the drafter and its setting, such as `target alone`, `K = 6` or `exit1, eta = 0.6`.
     pub fn label(&self) -> String {
         match self.drafter.prefix() {
             Some(prefix) => format!("{prefix}, {}", self.rule_label()),
@@ -218,18 +221,18 @@ impl ResultRow {
         self.stop_rule.label(self.setting)
     }
 
-    /// Formats the 95 % interval of the speed-up: `2.29..2.50`; `-` without one.
+    /// Formats the 95 % interval of the speed-up, such as `2.29..2.50`; `-` without one.
     pub(crate) fn speedup_range(&self) -> String {
         let ends = self.speedup_interval.map(|ends| ends.map(|end| number(end, 2)));
         ends.map_or_else(|| "-".into(), |[low, high]| format!("{low}..{high}"))
     }
 
-    /// Formats only the setting's number: `6`, `0.7`; `?` if there is none.
+    /// Formats only the setting's number, such as `6` or `0.7`; `?` if there is none.
     pub(crate) fn setting_text(&self) -> String {
         setting_text(self.setting)
     }
 
-    /// Returns whether the row is over all prompts of its dataset.
+    /// Returns whether the row covers all prompts of its dataset.
     pub(crate) fn is_pooled(&self) -> bool {
         self.category == ALL_CATEGORIES
     }
@@ -251,8 +254,8 @@ pub fn tokens_per_second(trace: &Trace) -> f64 {
     trace.num_tokens as f64 / waiting_time(trace).as_secs_f64()
 }
 
-/// Computes the accepted share at each position of a round, among the candidates whose predecessors were all
-/// accepted. Later candidates are discarded without being judged.
+/// Computes the accepted share at each position of a round, among the candidates whose predecessors
+/// were all accepted. Later candidates are discarded without being judged.
 pub fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
     let is_judged = |round: &Round, position: usize| {
         round.depth >= position && round.num_accepted >= position - 1
@@ -260,14 +263,15 @@ pub fn acceptance_by_position(trace: &Trace) -> Vec<f64> {
     accepted_shares(trace, NUM_POSITIONS, is_judged)
 }
 
-/// Computes, for each position of a round, the share of the rounds with that many candidates in which the candidate
-/// and all before it were accepted (CS-Drafting, Figure 2).
+/// Computes, for each position of a round, the share of the rounds with that many candidates in
+/// which the candidate and all before it were accepted (CS-Drafting, Figure 2).
 fn unconditional_acceptance(trace: &Trace) -> Vec<f64> {
     accepted_shares(trace, NUM_UNCONDITIONAL, |round, position| round.depth >= position)
 }
 
-/// Computes, for each position, the share of rounds that accepted it among those with `counts(round, position)`.
-/// Stops at the first position with fewer than [`MIN_JUDGED`] of them.
+/// Computes, for each position, the share of accepted candidates among the rounds for which
+/// `counts(round, position)` holds. Stops at the first position with fewer than [`MIN_JUDGED`] such
+/// rounds.
 fn accepted_shares(
     trace: &Trace,
     num_positions: usize,
@@ -299,8 +303,9 @@ fn temperature(decoding: &Decoding) -> f64 {
     }
 }
 
-/// Sorts rows for display: by dataset in order of appearance, greedy before sampled decoding, all prompts
-/// before categories in order of appearance, then by drafter, stop rule and setting. The sort is stable.
+/// Sorts rows for display: by dataset in order of appearance, greedy before sampled decoding, all
+/// prompts before categories in order of appearance, then by drafter, stop rule and setting. The
+/// sort is stable.
 pub fn sort_rows(rows: &mut [ResultRow]) {
     let datasets = in_order(rows.iter().map(|row| row.dataset.clone()));
     let categories = in_order(rows.iter().map(|row| row.category.clone()));
@@ -330,10 +335,10 @@ pub fn in_order<T: PartialEq>(names: impl IntoIterator<Item = T>) -> Vec<T> {
     distinct
 }
 
-/// Formats rows as `results.json`: a JSON list, one row a line.
+/// Formats rows as `results.json`, a JSON list with one row per line.
 ///
 /// # Errors
-/// Never for rows, which are always valid JSON.
+/// Never in practice, because rows are always valid JSON.
 pub fn results_to_json(rows: &[ResultRow]) -> Result<String> {
     let lines: Vec<String> = rows.iter().map(serde_json::to_string).collect::<Result<_, _>>()?;
     Ok(format!("[\n{}\n]\n", lines.join(",\n")))

@@ -2,14 +2,14 @@
 
 use draftsmith_theory::{Estimate, bootstrap};
 
-/// Resamples of a displayed interval.
+/// The number of resamples of a displayed interval.
 const NUM_RESAMPLES: usize = 2000;
-/// Confidence level of a displayed interval.
+/// The confidence level of a displayed interval.
 const LEVEL: f64 = 0.95;
-/// Confidence level of a promised acceptance rate, which `check` compares with measurements. It is high,
-/// so that only a fault and not chance leaves the interval.
+/// The confidence level of a promised acceptance rate, which `check` compares with measurements. It
+/// is so high that a measurement outside the interval means a fault and not chance.
 const PROMISE_LEVEL: f64 = 0.9999;
-/// Resamples of a promised interval; ten of them lie outside.
+/// The number of resamples of a promised interval. Ten of them lie outside the interval.
 const NUM_PROMISE_RESAMPLES: usize = 100_000;
 
 /// Computes a statistic over prompts with its 95 % interval.

@@ -1,8 +1,9 @@
 //! Tables of results, as text for terminals and as data for pages.
 //!
-//! This file owns what a table is, its layout, and the words that explain it. `table/rows.rs` has the rows of
-//! an evaluation, `table/pairs.rs` those of two, `table/replay.rs` the results of replay, and `table/heads.rs` heads. Marks name
-//! the best rows, so colour is never the only information.
+//! This file owns the table type, its layout, and the words that explain it. `table/rows.rs` shows
+//! the rows of one evaluation, `table/pairs.rs` those of two, `table/replay.rs` the results of
+//! replay, and `table/heads.rs` acceptance heads. Words mark the best rows, so colour is never the
+//! only information.
 
 mod heads;
 mod pairs;
@@ -23,38 +24,39 @@ pub use replay::{render_replay_table, render_rules};
 pub use rows::{render_evaluation, render_table};
 pub(crate) use rows::{results_table, standard_table};
 
-/// A table.
+/// A table for terminals and pages.
 pub(crate) struct Table<Row> {
-    /// The heading of the names.
+    /// The heading of the first column, which holds the names of lines.
     first: &'static str,
     columns: Vec<TableColumn>,
     lines: Vec<Line<Row>>,
-    /// Marks, what they mean, and their badges on pages.
+    /// The marks, each with its meaning and its badge on pages.
     marks: &'static [[&'static str; 3]],
 }
 
 /// A column of a table.
 struct TableColumn {
-    /// The heading on a terminal; without one, the column is only on pages.
+    /// The heading on a terminal. If it is empty, the column is only on pages.
     heading: &'static str,
-    /// The heading on a page; without one, the column is only on terminals.
+    /// The heading on a page. If it is empty, the column is only on terminals.
     on_page: String,
-    /// If the terminal is too narrow, the column with the greatest number is dropped first; 0 is kept.
+    /// The order in which columns are dropped if the terminal is too narrow. The greatest number
+    /// goes first, and 0 is always kept.
     expendable: usize,
-    /// The class of the page's cells.
+    /// The CSS class of the column's cells on a page.
     class: &'static str,
-    /// A text for each line.
+    /// The text of each line.
     cells: Vec<String>,
 }
 
 /// A line of a table.
 pub(crate) struct Line<Row> {
     name: String,
-    /// `fastest`, `tuned`; may be empty.
+    /// The mark, such as `fastest` or `tuned`; may be empty.
     mark: &'static str,
-    /// The class of the page's row. A `wrong` one is red on terminals.
+    /// The CSS class of the row on a page. A row of class `wrong` is red on terminals.
     class: &'static str,
-    /// None for a heading.
+    /// The row; None for a heading.
     row: Option<Row>,
 }
 
@@ -75,8 +77,8 @@ impl<Row> Table<Row> {
         Self { first, columns: Vec::new(), lines: lines.into_iter().collect(), marks: &[] }
     }
 
-    /// Adds a column for terminals and pages, with a heading for each. The column that is most `expendable` is
-    /// dropped first; 0 is kept.
+    /// Adds a column for terminals and pages, with a heading for each. If space is short, the
+    /// columns with the greatest `expendable` are dropped first, and those with 0 are kept.
     fn column(
         mut self,
         heading: &'static str,
@@ -95,13 +97,13 @@ impl<Row> Table<Row> {
         self.column("", heading, 0, text)
     }
 
-    /// Changes the class of the last column: `word` for texts, `range` for intervals.
+    /// Sets the CSS class of the last column, such as `word` for texts or `range` for intervals.
     pub(crate) fn classed(mut self, class: &'static str) -> Self {
         self.columns.iter_mut().rev().take(1).for_each(|column| column.class = class);
         self
     }
 
-    /// Returns the columns of terminals or pages that have a text in any row.
+    /// Returns the columns that have a text in any row and a non-empty `heading`.
     fn filled(&self, heading: impl Fn(&TableColumn) -> &str) -> Vec<&TableColumn> {
         let is_filled = |column: &&TableColumn| {
             !heading(column).is_empty() && column.cells.iter().any(|cell| !cell.is_empty())
@@ -109,8 +111,8 @@ impl<Row> Table<Row> {
         self.columns.iter().filter(is_filled).collect()
     }
 
-    /// Lays the table out in aligned lines, without the most expendable columns if `width` is too narrow for all. An
-    /// unknown width is 80.
+    /// Formats the table as aligned lines, without the most expendable columns if `width` is too
+    /// narrow for all. An unknown width counts as 80.
     fn text(&self, width: Option<usize>, colour: bool) -> Vec<String> {
         let width = width.unwrap_or(WIDTH);
         let mut kept = self.filled(|column| column.heading);
@@ -141,7 +143,8 @@ impl<Row> Table<Row> {
         marked.map(|line| line.trim_end().to_owned()).collect()
     }
 
-    /// Styles a line of text: headings are dim or underlined, marked rows bold and wrong ones red.
+    /// Styles a line of text: headings are dim or underlined, marked rows are bold, and rows of
+    /// class `wrong` are red.
     fn styled(&self, index: usize, text: &str, colour: bool) -> String {
         let style = match index.checked_sub(1).map(|index| &self.lines[index]) {
             None => "2",
@@ -185,8 +188,8 @@ fn widest<T: AsRef<str>>(texts: impl Iterator<Item = T>) -> usize {
     texts.map(|text| width_of(text.as_ref())).max().unwrap_or(0)
 }
 
-/// Renders tables below their headings, which end with a line break if there are any, and one explanation of marks,
-/// headings and symbols; empty without tables.
+/// Renders tables, each below its heading, and one explanation of marks, column headings and
+/// symbols. A heading is empty or ends with a line break. Returns an empty text without tables.
 fn explained_tables<Row>(
     tables: &[(String, Table<Row>)],
     width: Option<usize>,
@@ -208,7 +211,7 @@ fn explained_tables<Row>(
     format!("{}\n{}\n", text(colour), wrapped(&legend.join("; "), width).join("\n"))
 }
 
-/// Headings and symbols of tables, each with its meaning. A symbol ends with `=`, `(` or a space.
+/// The headings and symbols of tables with their meaning. A symbol ends with `=`, `(` or a space.
 const WORDS: [(&str, &str); 33] = [
     ("tok/s", "tokens per second"),
     ("speed-up", "over the target alone"),
@@ -245,7 +248,7 @@ const WORDS: [(&str, &str); 33] = [
     ("lookup ", "AxB looks up to B tokens after a match of A"),
 ];
 
-/// Explains the headings and symbols that a table's text contains, one at a time.
+/// Yields explanations of the headings and symbols that a table's text contains.
 fn words(text: &str) -> impl Iterator<Item = String> {
     let is_heading =
         |word: &str| text.lines().flat_map(|line| line.split("  ")).any(|cell| cell.trim() == word);
@@ -256,14 +259,14 @@ fn words(text: &str) -> impl Iterator<Item = String> {
     })
 }
 
-/// Explains the headings and symbols that a table's text contains, on wrapped lines; `None` if it has none to
-/// explain.
+/// Explains the headings and symbols that a table's text contains, on wrapped lines. `None` if
+/// there is nothing to explain.
 pub fn explained(text: &str, width: Option<usize>) -> Option<String> {
     let words: Vec<String> = words(text).collect();
     (!words.is_empty()).then(|| wrapped(&words.join("; "), width).join("\n"))
 }
 
-/// Renders a table with some columns aligned at their right.
+/// Renders a table in which the columns with indices `at_right` are right-aligned.
 pub fn table_text(mut table: comfy_table::Table, at_right: &[usize]) -> String {
     for column in at_right {
         if let Some(column) = table.column_mut(*column) {

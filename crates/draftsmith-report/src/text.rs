@@ -1,8 +1,8 @@
-//! Numbers and words as tables and pages show them.
+//! The format of numbers and words in tables and pages.
 
 use draftsmith_theory::Estimate;
 
-/// Width of tables and explanations if the terminal's width is unknown.
+/// The width of tables and explanations in columns, if the terminal's width is unknown.
 pub(crate) const WIDTH: usize = 80;
 
 /// Formats `value` with this number of decimals; `-` if it is not finite. Zero has no sign.
@@ -84,7 +84,7 @@ pub(crate) fn sentence_case(text: &str) -> String {
     chars.next().map_or_else(String::new, |first| first.to_uppercase().chain(chars).collect())
 }
 
-/// Wraps `text` at words to fit into `width`, or into 80 columns if it is unknown.
+/// Wraps `text` at words to fit into `width` columns, or into 80 if the width is unknown.
 pub fn wrapped(text: &str, width: Option<usize>) -> Vec<String> {
     let width = width.unwrap_or(WIDTH);
     let mut lines: Vec<String> = Vec::new();
@@ -104,8 +104,8 @@ pub(crate) fn width_of(line: &str) -> usize {
     line.chars().count()
 }
 
-/// Typesets a number of a table as a page shows it: `-1.2%` becomes `−1.2 %`, `1.25x` becomes `1.25×` and `1..2`
-/// becomes `1 to 2`.
+/// Typesets a number of a table as a page shows it: `-1.2%` becomes `−1.2 %`, `1.25x` becomes
+/// `1.25×` and `1..2` becomes `1 to 2`.
 pub(crate) fn typeset(figure: &str) -> String {
     if figure == "-" {
         return "\u{2013}".into();

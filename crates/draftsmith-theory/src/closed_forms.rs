@@ -1,12 +1,12 @@
-//! Closed forms for speculative decoding if candidates are accepted independently: expected tokens a round
-//! and expected walltime improvement of one draft (Leviathan et al. 2023) and of cascades (CS-Drafting,
-//! Chen et al. 2023, section 4).
+//! Closed-form speed-ups of speculative decoding if candidates are accepted independently: the
+//! expected tokens per round and the expected walltime improvement of one draft (Leviathan et al.
+//! 2023) and of cascades (CS-Drafting, Chen et al. 2023, section 4).
 //!
-//! In a *vertical* cascade a cheaper draft drafts for the draft; in a *horizontal* one, drafts take turns
-//! along one candidate sequence. Real acceptance is neither constant nor independent, so nothing chooses
-//! lengths by these formulas; they are known values for tests, and `examples/ewif.rs` prints them. Each
-//! is computed as a sum or product of positive terms, which loses no digits where the published quotients
-//! are 0/0.
+//! In a *vertical* cascade a cheaper draft drafts for the draft; in a *horizontal* one, drafts take
+//! turns along one candidate sequence. Real acceptance is neither constant nor independent, so
+//! nothing chooses candidate lengths by these formulas. They give known values for tests, and
+//! `examples/ewif.rs` prints them. Each formula is computed from positive terms, without loss of
+//! digits where the published quotient is 0/0.
 
 /// Computes the expected number of tokens per round, (1 − β^{K+1}) / (1 − β), with β =
 /// `acceptance_prob` and K = `candidate_length` (Leviathan et al., Eq. 1); K + 1 at β = 1.
@@ -15,28 +15,29 @@ pub fn expected_tokens_per_round(acceptance_prob: f64, candidate_length: usize) 
     (0..candidate_length).fold(1.0, |sum, _| sum * acceptance_prob + 1.0)
 }
 
-/// A draft's acceptance probability and cost.
+/// A draft model's acceptance probability and cost.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DraftProfile {
     /// α: the probability that the model that reviews this draft accepts a candidate, in \[0, 1\].
     pub acceptance_prob: f64,
-    /// c: seconds of a forward of this draft over seconds of a forward of the *target*, even if another
-    /// model reviews the draft.
+    /// c: the time of a forward of this draft divided by that of a *target* forward, even if
+    /// another model reviews the draft.
     pub cost_ratio: f64,
 }
 
-/// Computes the expected walltime improvement of a vertical cascade over plain decoding (CS-Drafting,
-/// Theorem 4.3): (1 − α·φⁿ(α)) / ((1 − α)(1 + n·c_d1 + n·k·c_d2)) with φ = φ_{α′,k}.
+/// Computes the expected walltime improvement of a vertical cascade over plain decoding
+/// (CS-Drafting, Theorem 4.3): (1 − α·φⁿ(α)) / ((1 − α)(1 + n·c_d1 + n·k·c_d2)) with φ = φ_{α′,k}.
 ///
-/// The target reviews `draft` (d1): α = `draft.acceptance_prob` is α(target, d1). It is the
-/// *argument* of φ. d1 reviews `inner` (d2): α′ = `inner.acceptance_prob` is α(d1, d2). It is the
-/// *parameter* of φ, together with k = `candidate_length`. A round is n = `num_steps` speculative
-/// steps of d1, whose tokens the target then reviews in one forward; φⁿ is the n-th power, because the
-/// steps' token counts add up. φ is the generating function of a step's tokens (Theorem 4.1). Reviewing
-/// several rows costs as much as one.
+/// The target reviews the candidates of `draft` (d1). Its acceptance probability α =
+/// `draft.acceptance_prob` is the *argument* of φ. d1 in turn reviews the candidates of `inner`
+/// (d2). That acceptance probability α′ = `inner.acceptance_prob` is the *parameter* of φ, together
+/// with k = `candidate_length`. A round is n = `num_steps` speculative steps of d1, whose tokens
+/// the target then reviews in one forward. φ is the generating function of the number of tokens of
+/// a step (Theorem 4.1). Its n-th power φⁿ belongs to the sum over n steps. A forward over several
+/// rows is assumed to cost as much as one row.
 ///
-/// The formula assumes that a step's number of tokens is independent of the target's acceptance. If the
-/// target tends to agree with what the drafts agree on, it is only an approximation.
+/// The formula assumes that a step's number of tokens is independent of the target's acceptance. If
+/// the target tends to agree with what the drafts agree on, it is only an approximation.
 pub fn vertical_cascade_improvement(
     draft: DraftProfile,
     inner: DraftProfile,
@@ -53,12 +54,12 @@ pub fn vertical_cascade_improvement(
         / (1.0 + num_steps as f64 * draft.cost_ratio + num_inner_forwards * inner.cost_ratio)
 }
 
-/// Computes the expected walltime improvement of a horizontal cascade over plain decoding (CS-Drafting,
-/// Theorem 4.5): Σ_{i=0..k} ∏_{j≤i} α_j / (1 + Σ c_i), where `candidate_drafts[i]` is the draft that
-/// proposes candidate i and the target reviews them all.
+/// Computes the expected walltime improvement of a horizontal cascade over plain decoding
+/// (CS-Drafting, Theorem 4.5): Σ_{i=0..k} ∏_{j≤i} α_j / (1 + Σ c_i), where `candidate_drafts[i]` is
+/// the draft that proposes candidate i and the target reviews them all.
 ///
-/// With a single draft this is (1 − α^{k+1}) / ((1 − α)(c·k + 1)) (Leviathan et al., Theorem 3.8). It
-/// assumes that verifying k + 1 rows costs as much as one.
+/// With a single draft this is (1 − α^{k+1}) / ((1 − α)(c·k + 1)) (Leviathan et al., Theorem 3.8).
+/// It assumes that verifying k + 1 rows costs as much as one.
 pub fn horizontal_cascade_improvement(
     candidate_drafts: impl IntoIterator<Item = DraftProfile>,
 ) -> f64 {

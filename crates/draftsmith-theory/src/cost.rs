@@ -1,4 +1,5 @@
-//! The cost model of SpecDec++ (Eq. 2.1–2.3): seconds from counts, with a term for verified rows.
+//! The cost model of SpecDec++ (Eq. 2.1–2.3), which predicts seconds from counts, with an added
+//! term for verified rows.
 //!
 //! Eq. 2.1: T = t_draft·N_draft + t_target·N_target. Eq. 2.2: N_draft + N_target = N + N_discarded.
 //! Together, Eq. 2.3: T/N = t_draft·(1 + discard_rate) + (t_target − t_draft)·verification_rate.
@@ -10,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::least_squares::{dot, least_squares, non_negative_least_squares};
 use crate::{Counts, TheoryError, Trace};
 
-/// The counts of a run and its time: measured, without prefill, or modelled.
+/// The counts of a run and its time, measured without prefill or modelled.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TimedCounts {
     /// The counts.
@@ -25,14 +26,15 @@ impl From<&Trace> for TimedCounts {
     }
 }
 
-/// Seconds of a draft forward, a target forward and a verified row.
+/// The costs of a draft forward, a target forward and a verified row, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CostModel {
-    /// t_draft.
+    /// t_draft: the seconds of a draft forward.
     pub draft_seconds: f64,
-    /// t_target, without its rows.
+    /// t_target: the seconds of a target forward, without those of its rows.
     pub target_seconds: f64,
-    /// t_row; 0 if it could not be separated from the other two (see [`CostFit::rows_separable`]).
+    /// t_row: the seconds of a verified row; 0 if they could not be separated from the other two
+    /// (see [`CostFit::rows_separable`]).
     pub row_seconds: f64,
 }
 
@@ -41,34 +43,36 @@ pub struct CostModel {
 pub struct CostFit {
     /// The model.
     pub model: CostModel,
-    /// Whether the runs separate the cost of a row from that of a forward. They do not if N_verified
-    /// = N_draft + N_target in every run, as with a separate draft: then both other costs include
-    /// the row's, and predictions stay correct.
+    /// Whether the cost of a row can be told apart from the cost of a forward in these runs. It
+    /// cannot if N_verified = N_draft + N_target in every run, as with a separate draft model. Then
+    /// the costs of both forwards include the row's, and predictions stay correct.
     pub rows_separable: bool,
-    /// Centred R² of the seconds, 1 − Σ(t − t̂)² / Σ(t − t̄)². NaN if all runs took the same time.
+    /// The centred R² of the seconds, 1 − Σ(t − t̂)² / Σ(t − t̄)². NaN if all runs took the same
+    /// time.
     pub r_squared: f64,
-    /// Mean of |t̂ − t| / t.
+    /// The mean of |t̂ − t| / t over the runs.
     pub mean_relative_error: f64,
-    /// Maximum of |t̂ − t| / t. SpecDec++ reports at most 0.062.
+    /// The maximum of |t̂ − t| / t over the runs. SpecDec++ reports at most 0.062.
     pub max_relative_error: f64,
 }
 
 impl CostModel {
-    /// SpecDec++, §5: a 7B draft and a 70B target on A100s, where verified rows are free.
+    /// The costs in SpecDec++ (§5): a 7B draft and a 70B target on A100s, with free verified rows.
     pub const PAPER: Self = Self { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
 
-    /// Predicts the seconds that these counts take (Eq. 2.1, plus the rows).
+    /// Predicts the seconds that a run with these counts takes (Eq. 2.1, plus the term for rows).
     pub fn seconds(&self, counts: &Counts) -> f64 {
         let coefficients = [self.draft_seconds, self.target_seconds, self.row_seconds];
         dot(&coefficients, &regressors(counts))
     }
 
-    /// Fits non-negative costs to timed runs, usually one for each prompt and setting, so that they
-    /// minimise the sum of squared *relative* errors Σ (t̂/t − 1)².
+    /// Fits non-negative costs to timed runs by minimising the sum of squared *relative* errors Σ
+    /// (t̂/t − 1)². Usually there is one run for each prompt and setting.
     ///
-    /// Relative errors, because timing noise grows with the time; otherwise the longest responses
-    /// would dominate. Non-negative costs, because a negative one predicts nonsense for other
-    /// settings. Pool runs of several candidate lengths: at one fixed K, N_draft = K·N_target.
+    /// Errors are relative because timing noise grows with the time; otherwise the longest
+    /// responses would dominate. Costs are non-negative because a negative cost predicts nonsense
+    /// for other settings. Pool runs of several candidate lengths K: at one fixed K, N_draft =
+    /// K·N_target, and the two costs cannot be told apart.
     ///
     /// # Errors
     /// If a time is not positive and finite, or the runs do not separate the draft's cost from the
@@ -121,7 +125,7 @@ impl CostFit {
     }
 }
 
-/// Returns N_draft, N_target and N_verified, by which the model's costs are multiplied.
+/// Returns N_draft, N_target and N_verified, which are multiplied by the model's three costs.
 fn regressors(counts: &Counts) -> [f64; 3] {
     [counts.num_draft_forwards, counts.num_target_forwards, counts.num_verified_rows()]
         .map(|count| count as f64)
@@ -247,7 +251,8 @@ mod tests {
         assert_eq!(CostModel::fit(&runs), Err(TheoryError::RunTime { index: 3, seconds: 0.0 }));
     }
 
-    /// Checks Eq. 2.3 with t_row: since N_verified = N_draft + N_target, t_row adds to t_draft and t_target.
+    /// Checks Eq. 2.3 with t_row: since N_verified = N_draft + N_target, t_row adds to t_draft and
+    /// t_target.
     #[test]
     fn the_modelled_time_of_a_token_is_equation_2_3() {
         let latency_per_token = |model: &CostModel, counts: &Counts| {

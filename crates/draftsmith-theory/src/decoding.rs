@@ -1,11 +1,11 @@
 //! How a model's next token is chosen: first the repetition penalty, then the argmax or a draw.
 //!
-//! The order is that of HF transformers: the penalty applies to greedy decoding too, and temperature,
-//! top-k, top-p and min-p follow it. With a penalty a token's probability depends on the tokens before
-//! it; for a node of a tree, these include its path, for target and drafter alike.
+//! The order is that of HF transformers: the penalty comes first, in greedy decoding too, and
+//! temperature, top-k, top-p and min-p follow. The penalty depends on all earlier tokens. For a
+//! candidate in a tree these include its ancestors, both for the target and for the drafter.
 //!
-//! Stop rules read signals of penalised logits. Acceptance heads get the model's logits without a
-//! penalty, as in training.
+//! Signals for stop rules are computed from penalised logits. Acceptance heads get logits without
+//! the penalty, as in training.
 
 use std::borrow::Cow;
 use std::ops::RangeInclusive;
@@ -15,31 +15,31 @@ use serde::{Deserialize, Serialize};
 use crate::distribution::argmax;
 use crate::{Sampling, TheoryError};
 
-/// Within this range, penalties make no logit infinite.
+/// The allowed repetition penalties, small enough to keep every logit finite.
 const PENALTIES: RangeInclusive<f64> = 0.01..=100.0;
 
-/// How a model's next token is chosen.
+/// The settings by which a model's next token is chosen.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(from = "StoredDecoding", into = "StoredDecoding")]
 pub struct Decoding {
-    /// How a token is chosen from the penalised logits.
+    /// The choice of a token from the penalised logits.
     pub choice: TokenChoice,
-    /// Divides the positive logits, and multiplies the negative logits, of all tokens in the prompt
-    /// and the response so far (Keskar et al. 2019). 1 changes nothing.
+    /// The repetition penalty (Keskar et al. 2019). For every token in the prompt and the response
+    /// so far, it divides a positive logit and multiplies a negative one. 1 changes nothing.
     pub repetition_penalty: f64,
 }
 
-/// How a token is chosen from logits.
+/// A way to choose a token from logits.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TokenChoice {
-    /// The most probable token; among equals, the first.
+    /// The most probable token is chosen; among equals, the one with the lowest id.
     Greedy,
-    /// A token drawn from the warped distribution.
+    /// A token is drawn from the distribution after temperature and filters.
     Sampled(Sampling),
 }
 
-/// The form in files, where a penalty of 1 is omitted.
+/// The form of [`Decoding`] in files, where a penalty of 1 is omitted.
 #[derive(Serialize, Deserialize)]
 #[serde(untagged)]
 enum StoredDecoding {
@@ -110,7 +110,7 @@ impl Decoding {
     /// Checks the penalty and the sampling settings.
     ///
     /// # Errors
-    /// Names the first setting outside its range.
+    /// If a setting is outside its range. The error names the first one.
     pub fn validate(&self) -> Result<(), TheoryError> {
         TheoryError::check(
             PENALTIES.contains(&self.repetition_penalty),
@@ -124,9 +124,9 @@ impl Decoding {
         }
     }
 
-    /// Applies the repetition penalty to the logits of all tokens in `before`, the tokens before the
-    /// one to be chosen, in any order; each token is penalised once. Without a penalty the model's
-    /// logits are borrowed. Computes in f32, as transformers does.
+    /// Applies the repetition penalty to `logits`, in f32 as HF transformers does. `before` yields
+    /// the tokens of the prompt and the response so far, in any order. A repeated token is
+    /// penalised once. Without a penalty the result borrows `logits`.
     pub fn penalised<'l>(
         &self,
         logits: &'l [f32],
@@ -137,7 +137,7 @@ impl Decoding {
         }
         let penalty = self.repetition_penalty as f32;
         let mut penalised = logits.to_vec();
-        // From the model's logits, so that a token that occurs twice is penalised once.
+        // Read from the unpenalised logits, so that a token that occurs twice is penalised once.
         for token in before {
             if let Some(logit) = logits.get(token as usize) {
                 penalised[token as usize] =
@@ -147,8 +147,8 @@ impl Decoding {
         Cow::Owned(penalised)
     }
 
-    /// Returns the probabilities with which a token is chosen, as served: [`Sampling::probs`], or
-    /// one-hot if greedy. `logits` must be [penalised](Self::penalised) already.
+    /// Returns the probability with which each token is chosen: [`Sampling::probs`], or 1 for the
+    /// argmax if decoding is greedy. `logits` must be [penalised](Self::penalised) already.
     ///
     /// # Panics
     /// As [`Sampling::probs`].
@@ -160,8 +160,8 @@ impl Decoding {
         })
     }
 
-    /// Returns the distribution from which a token is drawn; None if greedy. `logits` must be
-    /// [penalised](Self::penalised) already.
+    /// Returns the distribution from which a token is drawn; None if decoding is greedy. `logits`
+    /// must be [penalised](Self::penalised) already.
     ///
     /// # Panics
     /// As [`Sampling::probs`].

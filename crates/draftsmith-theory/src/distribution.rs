@@ -1,13 +1,14 @@
-//! Raw distributions over the vocabulary: softmax at temperature 1, overlap, entropies, and bounds on the
+//! Raw distributions (softmax at temperature 1), their entropies, their overlap and bounds on it.
+//!
+//! Logits are the model's f32; everything computed from them is f64. The module `sampling` applies
+//! temperature and filters.
+//!
+//! The overlap β = Σ min(p, q) = 1 − TVD(p, q) is the expected acceptance probability. It is
+//! symmetric in p and q, so the KL divergence in either direction gives a lower bound. SVIP (Zhang
+//! et al. 2024, §2) starts from such a bound and replaces the divergence, which the draft model
+//! cannot know, by the draft's entropy. The result is an estimate, not a bound. Divergences and
+//! entropies are in nats. `draftsmith inspect` shows the bound, the estimate and the measured
 //! overlap.
-//!
-//! Logits are the model's f32; everything computed from them is f64. `sampling` warps distributions.
-//!
-//! The overlap β = Σ min(p, q) = 1 − TVD(p, q) is the expected acceptance probability. It is symmetric, so
-//! either KL divergence bounds it from below. SVIP (Zhang et al. 2024, §2) starts from such a bound and
-//! replaces the divergence, which the draft cannot know, by the draft's entropy. The result is an
-//! estimate, not a bound. Divergences and entropies are in nats. `draftsmith inspect` shows bound,
-//! estimate and measured overlap.
 
 use crate::exponentials;
 
@@ -23,7 +24,7 @@ pub fn log_softmax(logits: &[f32]) -> Vec<f64> {
     logits.iter().map(|&logit| f64::from(logit) - log_total).collect()
 }
 
-/// Returns the index of the largest of `logits`; among equals the first, as in common greedy decoders.
+/// Returns the index of the largest logit, the first among equals, as in common greedy decoders.
 ///
 /// # Panics
 /// If no logit is finite, or the largest is +∞.
@@ -51,9 +52,9 @@ pub fn entropy_of_log_probs(log_probs: &[f64]) -> f64 {
     cross_entropy(log_probs, log_probs)
 }
 
-/// Computes the cross-entropy H(q, p) = −Σ q log p in nats from natural log-probabilities; it is +∞ if
-/// q has mass where p has none. SVIP bounds acceptance from below by 1 − √((H(q, p) − H(q)) / 2) with q
-/// the draft and p the target.
+/// Computes the cross-entropy H(q, p) = −Σ q log p in nats from natural log-probabilities. It is +∞
+/// if q has mass where p has none. With q the draft and p the target, SVIP's lower bound on
+/// acceptance is 1 − √((H(q, p) − H(q)) / 2).
 ///
 /// # Panics
 /// If the lengths differ.
@@ -71,10 +72,10 @@ pub fn cross_entropy(q_log_probs: &[f64], p_log_probs: &[f64]) -> f64 {
     terms.sum()
 }
 
-/// Computes Pinsker's lower bound on the overlap: β ≥ 1 − √(KL/2), with `kl_nats` = KL(q‖p) or KL(p‖q);
-/// 0 from 2 nats on.
+/// Computes Pinsker's lower bound on the overlap: β ≥ 1 − √(KL/2), with `kl_nats` = KL(q‖p) or
+/// KL(p‖q); it is 0 from 2 nats on.
 ///
-/// The better of the two bounds below 1.594 nats. A divergence rounded below 0 counts as 0.
+/// Below 1.594 nats it beats [`bretagnolle_huber_bound`]. A divergence rounded below 0 counts as 0.
 ///
 /// # Panics
 /// If the divergence is NaN.
@@ -82,17 +83,17 @@ pub fn pinsker_bound(kl_nats: f64) -> f64 {
     (1.0 - (checked(kl_nats) / 2.0).sqrt()).max(0.0)
 }
 
-/// Computes Bretagnolle and Huber's lower bound on the overlap: β ≥ 1 − √(1 − e^{−KL}), with `kl_nats`
-/// = KL(q‖p) or KL(p‖q); positive for any finite KL.
+/// Computes Bretagnolle and Huber's lower bound on the overlap: β ≥ 1 − √(1 − e^{−KL}), with
+/// `kl_nats` = KL(q‖p) or KL(p‖q); it is positive for any finite KL.
 ///
-/// The better of the two bounds above 1.594 nats. A divergence rounded below 0 counts as 0.
+/// Above 1.594 nats it is better than [`pinsker_bound`]. A divergence rounded below 0 counts as 0.
 ///
 /// # Panics
 /// If the divergence is NaN.
 pub fn bretagnolle_huber_bound(kl_nats: f64) -> f64 {
     let kl_nats = checked(kl_nats);
-    // 1 − √(1 − e) equals e / (1 + √(1 − e)), which loses no digits at large KL; exp_m1 loses none at
-    // small KL.
+    // With e = e^−KL, 1 − √(1 − e) equals e / (1 + √(1 − e)), which loses no digits at large KL. At
+    // small KL, exp_m1 loses none.
     (-kl_nats).exp() / (1.0 + (-(-kl_nats).exp_m1()).sqrt())
 }
 
@@ -100,7 +101,7 @@ pub fn bretagnolle_huber_bound(kl_nats: f64) -> f64 {
 /// from the divergences in both directions.
 ///
 /// `draft_to_target_kl_nats` is KL(q‖p) = H(q, p) − H(q) and `target_to_draft_kl_nats` is KL(p‖q),
-/// with q the draft; +∞ for an unknown direction.
+/// with q the draft and p the target. Pass +∞ for an unknown divergence.
 ///
 /// # Panics
 /// If a divergence is NaN.
@@ -113,9 +114,9 @@ pub fn overlap_lower_bound(draft_to_target_kl_nats: f64, target_to_draft_kl_nats
 /// Computes SVIP's estimate of β, 1 − √(c·H(q)), with c = `entropy_scale` and H(q) =
 /// `draft_entropy_nats` (Zhang et al. 2024, §2); at least 0.
 ///
-/// It is Pinsker's bound with 2c·H(q) instead of the divergence H(q, p) − H(q). β may be smaller or
-/// larger: a confident but wrong draft has neither entropy nor overlap. The authors' code has c = 0.15;
-/// the paper absorbs c into the threshold.
+/// It is Pinsker's bound with 2c·H(q) in place of the divergence H(q, p) − H(q). The true β may be
+/// smaller or larger. For example, a confident but wrong draft has low entropy and low overlap. The
+/// authors' code has c = 0.15; the paper absorbs c into the threshold.
 ///
 /// # Panics
 /// If the entropy or the scale is negative or NaN.
@@ -132,11 +133,12 @@ fn checked(kl_nats: f64) -> f64 {
     kl_nats.max(0.0)
 }
 
-/// Returns the largest logit; panics unless it is finite. Skips NaNs; checks of the sum find them.
+/// Returns the largest logit and panics unless it is finite. NaNs are skipped here. Callers find
+/// them when they check the sum of the exponentials.
 pub(crate) fn checked_max(logits: &[f32]) -> f32 {
     let (sixteens, rest) = logits.as_chunks::<16>();
-    // Lanes, and a plain comparison instead of `f32::max`, so that the compiler can use wide
-    // registers; by index, so that it need not inline iterators first.
+    // Sixteen lanes and a plain comparison instead of `f32::max` let the compiler use wide
+    // registers. Indices spare it from inlining iterators first.
     let mut lanes = [f32::NEG_INFINITY; 16];
     for sixteen in sixteens {
         for lane in 0..16 {
@@ -248,7 +250,8 @@ mod tests {
     /// there.
     const BOUNDS_CROSS_AT_NATS: f64 = 1.593_624_260_040_04;
 
-    /// Draws the log-probabilities of a random distribution: near uniform at sharpness 0, nearly one-hot at 20.
+    /// Draws the log-probabilities of a random distribution: near uniform at sharpness 0, nearly
+    /// one-hot at 20.
     fn random_log_probs(rng: &mut SeededDraws, len: usize, sharpness: f64) -> Vec<f64> {
         let logits: Vec<f64> = (0..len).map(|_| sharpness * rng.uniform()).collect();
         let log_total = logits.iter().map(|logit| logit.exp()).sum::<f64>().ln();

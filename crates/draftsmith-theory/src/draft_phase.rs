@@ -1,16 +1,16 @@
 //! The draft phase of a round: when the stop rule is asked, and when another candidate is drawn.
 //!
-//! Decoding steps a drafter's model, recording continues from a rejected candidate, and replay reads
-//! recorded steps. All three run this one state machine over a [`CandidateSource`], so they ask the rule
-//! the same questions and draw in the same order. The caller takes the steps between calls of
-//! [`DraftPhase::advance`], for one sequence or for many in one forward.
+//! Decoding, recording and replay run this one state machine over a [`CandidateSource`], so they
+//! ask the rule the same questions and draw in the same order. A step is one draft forward, or a
+//! recorded one in replay. The caller takes the steps between calls of [`DraftPhase::advance`], for
+//! one sequence or for a batch.
 //!
-//! The target always verifies a drawn candidate. Rules, bounds, end tokens and the remaining room decide
-//! only whether another one is drawn.
+//! The target verifies every drawn candidate. Rules, bounds, end tokens and the remaining number of
+//! tokens decide only whether another candidate is drawn.
 //!
-//! [`TextEnd`] says whether a candidate ends the text, for example by a stop string; decoding sees only
-//! token ids. A draft phase ends at such a candidate. Look-ups and the inner nodes of a tree may run past
-//! it; the round's tokens are cut there.
+//! [`TextEnd`] says whether a candidate ends the text, for example by a stop string; decoding
+//! itself sees only token ids. A draft phase ends at such a candidate. Look-ups and the inner nodes
+//! of a tree may run past it, and the round's tokens are then cut there.
 
 use std::fmt;
 
@@ -18,14 +18,15 @@ use crate::{DraftSignals, HeadEstimate, SignalNeeds, StopRule};
 
 /// The source of a draft phase's candidates.
 pub trait CandidateSource {
-    /// The drafter's error.
+    /// The error type of the drafter.
     type Error;
 
-    /// Draws a candidate from the last step.
+    /// Draws a candidate from the distribution of the last step.
     fn draw(&mut self, needs: SignalNeeds) -> DrawnToken;
 
-    /// Returns the acceptance probability that a look-ahead head predicts for `candidate`, just drawn;
-    /// None without such a head.
+    /// Returns the acceptance probability of the newly drawn `candidate`, predicted by a head that
+    /// needs no further draft forward ([`HeadTiming::AtDraw`](crate::HeadTiming::AtDraw)). None
+    /// without such a head.
     ///
     /// # Errors
     /// If the drafter fails.
@@ -35,25 +36,25 @@ pub trait CandidateSource {
 /// A candidate that was just drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct DrawnToken {
-    /// The token.
+    /// The candidate's token id.
     pub token_id: u32,
-    /// [`DraftSignals::candidate_prob`], if the rule needs it.
+    /// The draft probability [`DraftSignals::candidate_prob`]; None if the rule does not need it.
     pub candidate_prob: Option<f64>,
 }
 
-/// Ends a text without an end token, for example at a stop string.
+/// A way to end a text without an end token, for example at a stop string.
 pub trait TextEnd: fmt::Debug {
-    /// Returns whether the last token of prompt and response ends the response. The iterator yields
-    /// their tokens in reverse order.
+    /// Returns whether the response ends at its last token. `last_first` yields the tokens of
+    /// prompt and response, the last one first.
     fn is_reached(&self, last_first: &mut dyn Iterator<Item = u32>) -> bool;
 }
 
-/// The end of a text whose tokens continue a prefix.
+/// A [`TextEnd`] for tokens that continue a prefix.
 #[derive(Debug, Clone, Copy)]
 pub struct EndAfter<'a> {
-    /// The end of the whole text.
+    /// The condition that ends the whole text.
     pub end: &'a dyn TextEnd,
-    /// The text's first tokens.
+    /// The first tokens of the text, which come before those of the iterator.
     pub prefix: &'a [u32],
 }
 
@@ -68,9 +69,9 @@ impl TextEnd for EndAfter<'_> {
 pub struct DraftLimits<'a> {
     /// The maximum number of candidates that could be kept before the target's own token.
     pub room: usize,
-    /// Tokens that end a response: nothing after one is kept.
+    /// The ids of tokens that end a response. Nothing after such a token is kept.
     pub eos_token_ids: &'a [u32],
-    /// Other ends of a response; None if there are none.
+    /// A further condition that ends a response; None if only end tokens do.
     pub text_end: Option<&'a dyn TextEnd>,
 }
 
@@ -82,11 +83,11 @@ impl DraftLimits<'_> {
     }
 }
 
-/// The state of a draft phase: waiting for a step, or over.
+/// The state of a draft phase, which either waits for a step or is over.
 #[derive(Debug, Clone)]
 pub struct DraftPhase {
     needs: SignalNeeds,
-    /// The number of candidates from which on the rule may stop.
+    /// The minimum number of candidates, below which the rule cannot stop the phase.
     min: usize,
     /// The maximum number of candidates.
     max: usize,
@@ -111,26 +112,26 @@ impl DraftPhase {
         !self.is_over
     }
 
-    /// The signals that the step must give.
+    /// Returns the signals that the next step must provide.
     pub fn needs(&self) -> SignalNeeds {
         self.needs
     }
 
-    /// The number of candidates so far.
+    /// Returns the number of candidates so far.
     pub fn num_candidates(&self) -> usize {
         self.num_candidates
     }
 
-    /// The number of steps so far.
+    /// Returns the number of steps so far.
     pub fn num_steps(&self) -> usize {
         self.num_steps
     }
 
-    /// Continues after a step with these `signals`: draws a candidate and appends it to `tokens`, unless
-    /// the rule stops before the draw.
+    /// Continues after a step with these `signals`: draws a candidate and appends it to `tokens`,
+    /// unless the rule stops before the draw.
     ///
-    /// The rule is asked before and after each draw, even below its minimum, where the answer is
-    /// ignored. It is not asked about a candidate that ends the response, which ends the phase.
+    /// The rule is asked before and after each draw. Below the minimum number of candidates its
+    /// answer is ignored. A candidate that ends the response ends the phase unasked.
     ///
     /// # Errors
     /// If the source fails.

@@ -7,28 +7,29 @@ use serde::{Deserialize, Serialize};
 
 use crate::TheoryError;
 
-/// A drafter's name, which a recipe gives it: 1 to [`MAX_LEN`](Self::MAX_LEN) letters, digits, `-` and `_`,
-/// the first one a letter. Names are ordered as text.
+/// A drafter's name from the recipe. It has 1 to [`MAX_LEN`](Self::MAX_LEN) letters, digits, `-`
+/// and `_` and begins with a letter. Names are ordered as text.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct DrafterId {
-    /// The name's bytes, followed by zeros. Inline, so that rounds stay `Copy`.
+    /// The name's bytes, followed by zeros. They are stored inline so that a
+    /// [`Round`](crate::Round) stays `Copy`.
     bytes: [u8; Self::MAX_LEN],
 }
 
 impl DrafterId {
-    /// The most bytes of a name.
+    /// The maximum length of a name in bytes.
     pub const MAX_LEN: usize = 32;
 
-    /// The name of a draft model that nobody named.
+    /// The default name of a draft model.
     pub const DRAFT: Self = Self::named("draft");
 
-    /// Look-ups that run before another drafter, or by themselves. No recipe can use this name.
+    /// The name of look-ups before another drafter or alone, which recipes cannot use.
     pub const LOOK_UP: Self = Self::named("look-up");
 
     /// Creates the id for a name that the program chooses.
     ///
     /// # Panics
-    /// If it is not a valid name.
+    /// If `name` is not a valid name.
     pub const fn named(name: &str) -> Self {
         match Self::of(name.as_bytes()) {
             Some(id) => id,
@@ -87,7 +88,8 @@ impl Serialize for DrafterId {
 }
 
 impl<'de> Deserialize<'de> for DrafterId {
-    /// Accepts the name of look-ups too, which occurs in results. Names in recipes are parsed instead.
+    /// Deserialises any name, including [`Self::LOOK_UP`], which occurs in results. Names in
+    /// recipes go through `FromStr`, which refuses it.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
         Self::of(name.as_bytes())
@@ -98,14 +100,14 @@ impl<'de> Deserialize<'de> for DrafterId {
 /// The maximum number of drafters in a round.
 pub const MAX_DRAFTERS: usize = 4;
 
-/// How many forwards a drafter takes for the candidates of a round.
+/// The number of forwards that a drafter takes for the candidates of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RoundForwards {
-    /// One for each candidate.
+    /// One forward for each candidate.
     #[default]
     EachStep,
-    /// One for all of them: the drafter proposes a block, or has a head for each position.
+    /// One forward for all candidates, as with block drafters and a head per position.
     Once,
 }
 
@@ -115,7 +117,7 @@ impl RoundForwards {
         *self == Self::EachStep
     }
 
-    /// Counts the forwards of a round of `num_steps` steps.
+    /// Returns the number of forwards in a round of `num_steps` draft steps.
     pub fn of_steps(self, num_steps: usize) -> usize {
         match self {
             Self::EachStep => num_steps,
@@ -124,19 +126,19 @@ impl RoundForwards {
     }
 }
 
-/// The draft forwards of a round, by drafter, since their costs differ.
+/// The draft forwards of a round, counted per drafter because their costs differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Forwards([Option<(DrafterId, usize)>; MAX_DRAFTERS]);
 
 impl Forwards {
-    /// Returns `count` forwards of one drafter.
+    /// Creates the counts of a round with `count` forwards of one drafter.
     pub fn of(drafter: DrafterId, count: usize) -> Self {
         let mut forwards = Self::default();
         forwards.add(drafter, count);
         forwards
     }
 
-    /// Adds forwards of a drafter.
+    /// Adds `count` forwards of a drafter.
     ///
     /// # Panics
     /// If there are more than [`MAX_DRAFTERS`] drafters.

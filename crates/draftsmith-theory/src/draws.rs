@@ -1,8 +1,8 @@
-//! All randomness: a trait with two kinds of draw, and its seeded generator.
+//! The source of all randomness: a trait with two kinds of draw, and its seeded generator.
 //!
-//! Code that takes `Draws` can run for its output (`SeededDraws`) or for its exact distribution
-//! (`Enumerator`, in `enumerate`). That is why the trait offers discrete decisions and not uniform
-//! numbers: an enumerator cannot visit a continuum.
+//! With `SeededDraws`, code that takes `Draws` gives one random output. With the `Enumerator` of
+//! `enumerate` it gives the exact distribution of its outputs. The trait therefore offers discrete
+//! decisions and no uniform numbers, because an enumerator cannot visit a continuum.
 
 use rand::{Rng, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -13,20 +13,20 @@ use sha2::{Digest, Sha256};
 pub trait Draws {
     /// Returns true with probability `prob`: if r < `prob` for r uniform in [0, 1).
     ///
-    /// Never true for `prob` <= 0, always true for `prob` >= 1. The inequality is strict: the
-    /// published r <= p/q accepts a token of probability 0 at r = 0.
+    /// The result is never true for `prob` <= 0 and always true for `prob` >= 1. The inequality is
+    /// strict because the published r <= p/q accepts a token of probability 0 at r = 0.
     fn bernoulli(&mut self, prob: f64) -> bool;
 
     /// Draws an index in proportion to `weights`, which are non-negative and need not sum to one.
     ///
-    /// Never returns an index of weight 0.
+    /// An index of weight 0 is never returned.
     ///
     /// # Panics
     /// If the weights do not have a positive finite sum.
     fn categorical(&mut self, weights: &[f64]) -> usize;
 }
 
-/// Reproducible draws: a ChaCha8 generator keyed by a seed and a named stream.
+/// A reproducible source of draws: a ChaCha8 generator keyed by a seed and a named stream.
 ///
 /// Each (seed, stream) has a separate generator, so the draws of a row do not depend on the rows
 /// before it, on their order or on the thread.
@@ -44,8 +44,8 @@ pub struct SeededDraws {
 impl SeededDraws {
     /// Creates the generator of one stream, which is named by parts such as a row id and a purpose.
     ///
-    /// The key is the SHA-256 of the seed, the number of parts, and each part's length and bytes, so
-    /// that `["ab", "c"]` and `["a", "bc"]` are different streams.
+    /// The key is the SHA-256 of the seed, the number of parts, and each part's length and bytes,
+    /// so that `["ab", "c"]` and `["a", "bc"]` are different streams.
     pub fn new(seed: u64, stream: &[&str]) -> Self {
         let mut hasher = Sha256::new();
         hasher.update(seed.to_le_bytes());
@@ -59,13 +59,13 @@ impl SeededDraws {
 
     /// Draws a uniform number in [0, 1), a multiple of 2^-53.
     ///
-    /// Implemented here and not by a library, so that seeds keep their meaning.
+    /// It is implemented here and not by a library, so that a seed gives the same numbers for ever.
     pub fn uniform(&mut self) -> f64 {
         const UNIT: f64 = 1.0 / (1u64 << 53) as f64;
         (self.rng.next_u64() >> 11) as f64 * UNIT
     }
 
-    /// Draws how many of `num` trials succeed, each with probability `prob` in [0, 1].
+    /// Draws the number of successes in `num` trials, each with success probability `prob`.
     ///
     /// # Panics
     /// If `prob` is not in [0, 1].
@@ -78,7 +78,7 @@ impl SeededDraws {
 impl Draws for SeededDraws {
     fn bernoulli(&mut self, prob: f64) -> bool {
         debug_assert!(!prob.is_nan(), "a probability is a number");
-        // Certain outcomes consume a uniform too, so that later draws do not depend on `prob`.
+        // A certain outcome consumes a number too, so that later draws do not depend on `prob`.
         self.uniform() < prob
     }
 
@@ -92,11 +92,11 @@ impl Draws for SeededDraws {
     }
 }
 
-/// Weights per partial sum: enough for wide additions, few enough to walk through one by one.
+/// The number of weights per partial sum: enough for vector additions, few enough to search.
 const CHUNK: usize = 1024;
 
-/// Finds the first index whose cumulative weight exceeds `threshold`, chunk by chunk; the last index
-/// of positive weight if rounding leaves none.
+/// Returns the first index whose cumulative weight exceeds `threshold`. If rounding leaves none,
+/// returns the last index of positive weight.
 fn find_cumulative(weights: &[f64], threshold: f64) -> usize {
     let mut before = 0.0;
     for (chunk_index, chunk) in weights.chunks(CHUNK).enumerate() {
@@ -109,7 +109,7 @@ fn find_cumulative(weights: &[f64], threshold: f64) -> usize {
                     return chunk_index * CHUNK + index;
                 }
             }
-            // Summed one by one, the chunk is a rounding error below its wide sum.
+            // Added one by one, the chunk's weights are a rounding error below their wide sum.
             return chunk_index * CHUNK + last_positive(chunk);
         }
         before = through;
@@ -121,7 +121,7 @@ fn last_positive(weights: &[f64]) -> usize {
     weights.iter().rposition(|&weight| weight > 0.0).expect("a positive sum has a positive term")
 }
 
-/// Sums a chunk in eight lanes, which the compiler turns into wide additions.
+/// Sums a chunk in eight lanes, which the compiler turns into vector additions.
 fn chunk_sum(chunk: &[f64]) -> f64 {
     let (eights, rest) = chunk.as_chunks::<8>();
     let mut lanes = [0.0; 8];

@@ -1,34 +1,35 @@
-//! The exact distribution of any code that takes `Draws`: every outcome of positive probability.
+//! The exact output distribution of any code that takes `Draws`, computed by visiting every outcome
+//! of positive probability.
 //!
-//! Tests prove losslessness with it: the shipped decoding loop runs over a probability table once for
-//! every path of decisions, and the distribution of its output must equal the target's.
+//! Tests prove losslessness with it: the shipped decoding loop runs over a probability table, once
+//! for every sequence of random decisions. The distribution of its output must equal the target's.
 
 use std::collections::BTreeMap;
 
 use crate::Draws;
 
-/// Draws that replay a recorded path of decisions and then take the first untried outcome.
+/// A source of draws that repeats recorded decisions and then takes the first untried outcome.
 #[derive(Debug)]
 pub struct Enumerator {
     path: Vec<DrawBranch>,
     depth: usize,
 }
 
-/// A decision with several possible outcomes.
+/// A random decision with several possible outcomes.
 #[derive(Debug, PartialEq)]
 struct DrawBranch {
-    /// Outcomes of positive probability, each with its probability.
+    /// The outcomes of positive probability, each with its probability.
     outcomes: Vec<(usize, f64)>,
-    /// The index into `outcomes` of the current run.
+    /// The index into `outcomes` that the current run takes.
     taken: usize,
 }
 
 /// Runs `run` once for every path of draws of positive probability and returns each result with the
 /// path's probability.
 ///
-/// The probabilities sum to one. A result that several paths reach appears several times: see
-/// [`distribution_of`]. Certain decisions do not branch. The number of runs grows exponentially with
-/// the draws of a run.
+/// The probabilities sum to one. A result that several paths reach appears several times;
+/// [`distribution_of`] merges them. A decision with only one possible outcome does not branch. The
+/// number of runs grows exponentially with the number of draws in a run.
 ///
 /// # Panics
 /// If `run` is not a deterministic function of its draws.
@@ -57,7 +58,7 @@ pub fn enumerate<T>(mut run: impl FnMut(&mut Enumerator) -> T) -> Vec<(T, f64)> 
     }
 }
 
-/// Collects enumerated outcomes into a distribution: the sum of probabilities for each distinct result.
+/// Sums the probabilities of enumerated outcomes for each distinct result.
 pub fn distribution_of<T: Ord>(outcomes: impl IntoIterator<Item = (T, f64)>) -> BTreeMap<T, f64> {
     let mut probs = BTreeMap::new();
     for (outcome, prob) in outcomes {
@@ -67,7 +68,7 @@ pub fn distribution_of<T: Ord>(outcomes: impl IntoIterator<Item = (T, f64)>) -> 
 }
 
 impl Enumerator {
-    /// Moves to the next path, depth first; false if there is none.
+    /// Moves to the next path, depth first. Returns false if there is none.
     fn advance(&mut self) -> bool {
         while let Some(branch) = self.path.last_mut() {
             branch.taken += 1;

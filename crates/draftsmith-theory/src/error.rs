@@ -1,14 +1,14 @@
 //! Errors about settings, measurements and recordings.
 //!
-//! These come from outside, so bad ones are errors. A slice of the wrong length is a bug in the
-//! caller and panics instead.
+//! They come from outside the program, so bad values are errors. A slice of the wrong length is a
+//! bug in the caller and panics instead.
 
 use crate::{Counts, DrafterId};
 
 /// An invalid setting, or measurements that do not determine the answer.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum TheoryError {
-    /// A string that names no drafter.
+    /// A string that is not a valid drafter name.
     #[error(
         "`{0}` is not a drafter's name, which has 1 to 32 letters, digits, `-` and `_`, begins with a letter \
          and is not `look-up`"
@@ -19,9 +19,9 @@ pub enum TheoryError {
     Setting {
         /// The setting's key.
         name: &'static str,
-        /// What the value must do, such as `lie between 0 and 1`.
+        /// The requirement on the value, such as `lie between 0 and 1`.
         range: &'static str,
-        /// The value given.
+        /// The invalid value.
         value: f64,
     },
     /// A malformed tree shape.
@@ -37,12 +37,12 @@ pub enum TheoryError {
          number of candidates, in tokens, both at least 1"
     )]
     LookupFirst(String),
-    /// A text that names no stop rule at a setting.
+    /// A text that does not name a stop rule with its setting.
     #[error("`{text}` does not name a stop rule with its setting: {problem}")]
     NamedRule {
         /// The text.
         text: String,
-        /// What is wrong with it.
+        /// The reason why the text is invalid.
         problem: String,
     },
     /// Bounds on the candidate length that no round can satisfy.
@@ -55,10 +55,10 @@ pub enum TheoryError {
         /// The maximum number of candidates.
         max: usize,
     },
-    /// Round costs without a verification, or with a time that is negative or not finite.
+    /// Round costs without the time of a verification, or with a negative or non-finite time.
     #[error("costs of rounds need a verification, and times that are finite and not negative")]
     RoundCosts,
-    /// A replay of rounds that are longer than the recorded ones.
+    /// A replay whose rounds may be longer than the recorded ones.
     #[error(
         "the rule may draft `{longest}` candidates a round, but `{recorded}` were recorded: \
          record longer rollouts"
@@ -66,42 +66,43 @@ pub enum TheoryError {
     NotRecorded {
         /// The rule's maximum number of candidates.
         longest: usize,
-        /// The maximum number recorded.
+        /// The maximum number of recorded candidates.
         recorded: usize,
     },
-    /// Costs that lack a drafter's forwards.
+    /// Costs that lack the time of a drafter's forward.
     #[error("the cost of a forward of the drafter `{0}` is unknown")]
     UnknownCost(DrafterId),
     /// A replay of a rule that reads an acceptance head, from recordings without one.
     #[error("the rule reads an acceptance head, but the rollouts were recorded without one")]
     NoHeadRecorded,
-    /// A cell of a server's costs that is there twice, has no block, or has a time that is not positive.
+    /// A cell of a server's cost table that occurs twice, has no measured block, or has a time or
+    /// batch size that is not positive.
     #[error(
         "the cell of batch size {batch_size} and {num_candidates} candidates is there twice, has no block, or has \
          a time or batch size that is not above 0"
     )]
     ServerCell {
-        /// B.
+        /// The number of sequences in the batch.
         batch_size: usize,
-        /// K.
+        /// The number of candidates per sequence and round.
         num_candidates: usize,
     },
-    /// A server's costs without a cell that does not speculate.
+    /// A server's cost table without a cell for plain decoding.
     #[error(
         "no cell is of a server without speculation, which every speed-up is over; hint: start the server without \
          it and run `draftsmith server costs` with `--candidates 0`"
     )]
     NoPlainServer,
-    /// Recordings without candidates to fit a rule to.
+    /// Recordings without any candidate, to which no rule can be fitted.
     #[error(
         "no candidate was recorded, so no rule can be fitted; hint: allow more new tokens: the last \
          token of a response is the target's and has no candidate"
     )]
     NothingRecorded,
-    /// A first candidate length outside its bounds.
+    /// An initial candidate length outside its bounds.
     #[error("initial_length `{initial_length}` must lie within the bounds, `{min}` to `{max}`")]
     InitialLength {
-        /// The first length.
+        /// The initial candidate length.
         initial_length: usize,
         /// The lower bound.
         min: usize,
@@ -124,17 +125,17 @@ pub enum TheoryError {
     RunTime {
         /// The run's index in the slice.
         index: usize,
-        /// Its time in seconds.
+        /// The run's time in seconds.
         seconds: f64,
     },
-    /// Draft and target forwards in (nearly) one proportion in all runs, so that their costs cannot
-    /// be separated.
+    /// Runs that all have nearly the same ratio of draft to target forwards, so that the costs of
+    /// the two cannot be told apart. Holds the number of runs.
     #[error(
         "`{0}` runs do not separate the draft's cost from the target's: \
          pool runs of several candidate lengths"
     )]
     Collinear(usize),
-    /// A number outside its interval.
+    /// A confidence interval that is not finite or does not contain its value.
     #[error("an interval must be finite and hold its value, not `{value}` in `{low}` to `{high}`")]
     Estimate {
         /// The number.
@@ -144,8 +145,8 @@ pub enum TheoryError {
         /// The upper end.
         high: f64,
     },
-    /// Counts for which N_draft + N_target = N + N_discarded does not hold, so that Eq. 2.3 does not
-    /// apply.
+    /// Counts for which N_draft + N_target = N + N_discarded does not hold, so that Eq. 2.3 does
+    /// not apply.
     #[error(
         "draft and target forwards do not add up to tokens kept and discarded: `{}` + `{}` != `{}` + `{}`",
         .0.num_draft_forwards, .0.num_target_forwards, .0.num_tokens, .0.num_discarded

@@ -1,7 +1,7 @@
-//! Numbers over prompts with their confidence intervals: the seeded percentile bootstrap (Efron 1979).
+//! Statistics with confidence intervals from a seeded percentile bootstrap (Efron 1979).
 //!
-//! Callers resample prompts, because tokens of one response are not independent.
-//! [`Estimate::agrees_with`] compares two numbers from different prompts.
+//! Callers resample whole prompts, because the tokens of one response are not independent.
+//! [`Estimate::agrees_with`] compares two statistics from different prompts.
 
 use serde::Serialize;
 
@@ -11,7 +11,7 @@ use crate::{SeededDraws, TheoryError};
 /// A number and its confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Estimate {
-    /// The value over all items.
+    /// The value of the statistic over all items.
     pub value: f64,
     /// The interval's lower end, at most `value`.
     pub low: f64,
@@ -25,7 +25,7 @@ impl Estimate {
     /// Creates an estimate from a number and the ends of its interval.
     ///
     /// # Errors
-    /// Unless all are finite and `low` <= `value` <= `high`.
+    /// Unless all three are finite and `low` <= `value` <= `high`.
     pub fn new(value: f64, low: f64, high: f64) -> Result<Self, TheoryError> {
         // Between finite ends the value is finite too.
         if low.is_finite() && high.is_finite() && low <= value && value <= high {
@@ -35,12 +35,13 @@ impl Estimate {
         }
     }
 
-    /// Returns whether two independent numbers may be equal: whether the interval of their difference
-    /// holds 0, at the level of their intervals.
+    /// Returns whether two independent statistics may be equal. They may be if the confidence
+    /// interval of their difference contains 0, at the same level as their own intervals.
     ///
-    /// The interval of the difference follows from the two intervals (MOVER; Zou and Donner 2008): its
-    /// half-width is the hypotenuse of the distances to the ends that face each other. So overlapping
-    /// intervals may still disagree.
+    /// The interval of the difference follows from the two intervals (MOVER; Zou and Donner 2008).
+    /// Its half-width is √(a² + b²), where a and b are the distances from each value to the
+    /// interval end that faces the other value. So estimates with overlapping intervals may still
+    /// disagree.
     pub fn agrees_with(&self, other: &Self) -> bool {
         let (lower, upper) = if self.value <= other.value { (self, other) } else { (other, self) };
         let slack = (lower.high - lower.value).hypot(upper.value - upper.low);
@@ -50,13 +51,13 @@ impl Estimate {
 
 /// Computes the percentile bootstrap interval of `statistic` over `num_items` items.
 ///
-/// `statistic` gets the indices of items: each once, in order, for [`Estimate::value`], and for a
-/// resample `num_items` of them drawn with replacement, in a buffer that is reused. Resamples with a
-/// statistic of NaN (a rate over nothing) are ignored. The interval leaves (1 − `level`) / 2 of the
-/// resamples outside each end, so `num_resamples` should be a large multiple of 2 / (1 − `level`).
+/// `statistic` gets indices of items. For [`Estimate::value`] these are all indices in order; for a
+/// resample, `num_items` indices drawn with replacement. Resamples whose statistic is NaN (a rate
+/// over nothing) are ignored. The interval leaves (1 − `level`) / 2 of the resamples outside each
+/// end, so `num_resamples` should be a large multiple of 2 / (1 − `level`).
 ///
-/// Without items or with one item, the interval is the value. The interval always holds the value,
-/// even if all resamples are on one side of it, as for a maximum.
+/// With no item or one item, both ends of the interval equal the value. The interval always
+/// contains the value, even if all resamples lie on one side of it, as for a maximum.
 ///
 /// # Panics
 /// If `level` is not between 0 and 1.
@@ -83,7 +84,7 @@ pub fn bootstrap(
     let num_resamples = if num_items > 1 { num_resamples } else { 0 };
     let mut found = Vec::with_capacity(num_resamples);
     for _ in 0..num_resamples {
-        // Below `num_items` even when rounded: the largest uniform is 1 − 2^-53.
+        // The product rounds to less than `num_items`: the largest uniform is 1 − 2^-53.
         items.fill_with(|| (draws.uniform() * num_items as f64) as usize);
         found.push(statistic(&items));
     }
@@ -97,11 +98,11 @@ pub fn bootstrap(
     }
 }
 
-/// Computes the quantile of sorted numbers at `share`, with linear interpolation; None without numbers.
+/// Interpolates the quantile of sorted numbers at `share` in [0, 1]. None without numbers.
 fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     let place = share * sorted.len().checked_sub(1)? as f64;
     let (below, above) = (sorted[place.floor() as usize], sorted[place.ceil() as usize]);
-    // Two equal infinities have no difference.
+    // The difference of two equal infinities is NaN, so it is avoided.
     Some(if below == above { below } else { below + (above - below) * place.fract() })
 }
 

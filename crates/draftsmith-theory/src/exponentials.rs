@@ -1,18 +1,19 @@
 //! Exponentials e^(logit − largest) of whole rows of logits, eight at a time with AVX2.
 //!
-//! A draft step needs them for every logit; one library call per logit took a fifth of a small draft's
-//! step. Callers check for NaN, which stays NaN in its weight and in the sums. Weights below e^−708,
-//! near the smallest normal number, are 0; in [`coarse_sums`], weights below e^−87.
+//! A draft step needs them for every logit. With one library call per logit they took a fifth of a
+//! small draft model's step. A NaN logit stays NaN in its weight and in the sums, and callers check
+//! for it. Weights below e^−708, near the smallest normal number, become 0. In [`coarse_sums`],
+//! weights below e^−87 do.
 
 #[cfg(target_arch = "x86_64")]
 use pulp::x86::V3;
 
-/// Weights of distances below this are 0, including −∞.
+/// The smallest distance d from the largest logit at which the weight e^d is not set to 0.
 const MIN_DISTANCE: f64 = -708.0;
 
-/// Computes Σ e^d and Σ d e^d over the row, with d = logit − `largest`; a token of weight 0 adds
-/// nothing. The sums come from f32 exponentials, to within a relative 1e-6, in a third of the time of
-/// [`weights`]. Stop rules read them.
+/// Computes Σ e^d and Σ d e^d over the row, with d = logit − `largest`, for the signals of stop
+/// rules. A token of weight 0 adds nothing. The sums use f32 exponentials and have a relative error
+/// below 1e-6. They take a third of the time of [`weights`].
 pub(crate) fn coarse_sums(logits: &[f32], largest: f32) -> (f64, f64) {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = V3::try_new() {
@@ -21,7 +22,8 @@ pub(crate) fn coarse_sums(logits: &[f32], largest: f32) -> (f64, f64) {
     sums_one_by_one(logits, largest)
 }
 
-/// Computes e^(d / temperature) for each logit, with d = logit − `largest`, and the sum of these weights.
+/// Computes the weights e^(d / temperature) of all logits, with d = logit − `largest`, and their
+/// sum.
 pub(crate) fn weights(logits: &[f32], largest: f32, temperature: f64) -> (Vec<f64>, f64) {
     #[cfg(target_arch = "x86_64")]
     if let Some(simd) = V3::try_new() {
@@ -52,7 +54,7 @@ fn weight(distance: f64) -> f64 {
     if distance < MIN_DISTANCE { 0.0 } else { distance.exp() }
 }
 
-/// Pads a row's last logits with −∞, whose weight is 0.
+/// Pads the last logits of a row with −∞, whose weight is 0.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
 fn padded<const LANES: usize>(logits: &[f32]) -> [f32; LANES] {
@@ -61,8 +63,9 @@ fn padded<const LANES: usize>(logits: &[f32]) -> [f32; LANES] {
     lanes
 }
 
-/// The same with AVX2 and FMA in explicit vectors, because the compiler leaves plain loops scalar.
-/// Eight logits are two vectors, so that one's instructions hide the other's latency.
+/// The implementation of `weights` in explicit AVX2 and FMA vectors, because the compiler leaves
+/// plain loops scalar. Eight logits fill two vectors, so that the instructions of one vector hide
+/// the latency of the other.
 #[cfg(target_arch = "x86_64")]
 mod eights {
     use std::f64::consts::{LN_2, LOG2_E};
@@ -72,12 +75,12 @@ mod eights {
 
     use super::{MIN_DISTANCE, padded};
 
-    /// ln 2 minus [`LN_2`], the nearest f64.
+    /// The difference of ln 2 and [`LN_2`], the nearest f64.
     const LN_2_REST: f64 = 2.319_046_813_846_299_6e-17;
-    /// 1.5 · 2^52, whose unit in the last place is 1, plus the bias of an f64's exponent.
+    /// The number 1.5 · 2^52, whose unit in the last place is 1, plus the exponent bias of f64.
     const TO_EXPONENT: f64 = 6_755_399_441_055_744.0 + 1023.0;
-    /// 1 / k! for k from 2 to 13, in pairs. The remainder of the Taylor series is below 1e-17 for |r| <=
-    /// ln 2 / 2.
+    /// The Taylor coefficients 1 / k! for k from 2 to 13, in pairs. The remainder of the Taylor
+    /// series is below 1e-17 for |r| <= ln 2 / 2.
     const COEFFICIENTS: [[f64; 2]; 6] = [
         [1.0 / 2.0, 1.0 / 6.0],
         [1.0 / 24.0, 1.0 / 120.0],
@@ -182,7 +185,7 @@ mod eights {
         let from_first = simd.mul_add_f64x4(from_square, square, rest);
         let series = simd.add_f64x4(from_first, simd.splat_f64x4(1.0));
 
-        // A product, and not a sum of exponents, keeps NaN.
+        // Multiplying by the power of two keeps NaN; adding to the exponent bits would not.
         zero_if_far(simd, distances, simd.mul_f64x4(series, power_of_two))
     }
 
@@ -194,7 +197,8 @@ mod eights {
     }
 }
 
-/// Sums of f32 exponentials, sixteen at a time. Each f32 lane sums a few dozen; f64 sums the lanes.
+/// The implementation of `coarse_sums`: f32 exponentials, sixteen at a time. Each f32 lane sums a
+/// few dozen of them, and the lanes are summed in f64.
 #[cfg(target_arch = "x86_64")]
 mod coarse {
     use std::f32::consts::LOG2_E;
@@ -204,13 +208,13 @@ mod coarse {
 
     use super::padded;
 
-    /// ln 2 in two parts, the first with few enough bits that its multiples are exact.
+    /// The number ln 2 in two parts. The first has few enough bits for exact multiples.
     const LN_2: [f32; 2] = [0.693_359_4, -2.121_944_4e-4];
-    /// 1.5 · 2^23, whose unit in the last place is 1, plus the bias of an f32's exponent.
+    /// The number 1.5 · 2^23, whose unit in the last place is 1, plus the exponent bias of f32.
     const TO_EXPONENT: f32 = 12_582_912.0 + 127.0;
-    /// Weights of distances below this are 0.
+    /// The smallest distance d from the largest logit at which the weight e^d is not set to 0.
     const MIN_DISTANCE: f32 = -87.0;
-    /// Logits whose exponentials are summed in f32.
+    /// The number of logits whose exponentials are summed in f32 before an f64 sum.
     const BLOCK: usize = 512;
 
     pub(super) struct Sums<'a> {

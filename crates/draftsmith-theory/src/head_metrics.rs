@@ -1,20 +1,21 @@
-//! Scores of an acceptance head's predictions against soft labels.
+//! Metrics that score an acceptance head's predictions against soft labels.
 //!
-//! A label y is a probability, min(1, p/q). Every score counts a row as positive with weight y and
-//! negative with weight 1 − y, without the training loss's rejection weight. A head trained with a
-//! rejection weight predicts less than the label, by a known shift of its logit. To compare heads with
-//! different rejection weights, use AUROC and [`HeadScores::unshifted_kl`].
+//! A label y is the acceptance probability min(1, p/q). Every score counts a row as positive with
+//! weight y and negative with weight 1 − y, without the training loss's rejection weight. A head
+//! trained with a rejection weight above 1 predicts less than the label: its logit is shifted by a
+//! known amount. To compare heads with different rejection weights, use AUROC and
+//! [`HeadScores::unshifted_kl`].
 
 use serde::{Deserialize, Serialize};
 
-/// Equal-width bins of [`HeadScores::ece`].
+/// The number of equal-width bins of [`HeadScores::ece`].
 const NUM_BINS: usize = 15;
 
-/// The minimum of a logarithm, as in PyTorch's binary cross-entropy: a wrong prediction of exactly 0 or
-/// 1 costs 100 nats, not infinity.
+/// The minimum of a logarithm, as in PyTorch's binary cross-entropy: a wrong prediction of exactly
+/// 0 or 1 costs 100 nats, not infinity.
 const MIN_LOG: f64 = -100.0;
 
-/// Accumulates predictions and labels. AUROC needs every row, 24 bytes per label.
+/// An accumulator of predictions and labels. The AUROC needs every row, 24 bytes per label.
 #[derive(Debug, Clone, Default)]
 pub struct HeadMetrics {
     rejection_weight: Option<f64>,
@@ -42,14 +43,14 @@ struct Bin {
     sum_label: f64,
 }
 
-/// A bin of predictions and labels: a point of a reliability diagram, where a calibrated head's points
-/// lie on the diagonal.
+/// A bin of predictions and labels, which is one point of a reliability diagram. The points of a
+/// calibrated head lie on the diagonal.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReliabilityBin {
-    /// Mean prediction.
+    /// The mean prediction.
     pub mean_predicted: f64,
-    /// Mean label.
+    /// The mean label.
     pub mean_label: f64,
     /// The bin's share of the total weight.
     pub share: f64,
@@ -63,41 +64,43 @@ pub struct ReliabilityBin {
 pub struct HeadScores {
     /// The number of labels.
     pub num_labels: usize,
-    /// Mean binary KL(label ‖ prediction) in nats: 0 for a perfect head. The authors' `KL` metric.
+    /// The mean binary KL(label ‖ prediction) in nats, which is 0 for a perfect head. SpecDec++'s
+    /// code calls it `KL`.
     pub kl: f64,
-    /// `kl` after ln w is added to each logit, with w the loss's rejection weight. The weighted loss
-    /// has its minimum at odds of y / (w (1 − y)), not y / (1 − y); this undoes the shift, so that
-    /// heads trained with different weights are comparable. Equals `kl` at w = 1; None if w is
-    /// unknown.
+    /// The value of `kl` after ln w is added to each logit, with w the loss's rejection weight. The
+    /// weighted loss has its minimum at odds of y / (w (1 − y)) instead of y / (1 − y). Adding ln w
+    /// undoes this shift, so that heads trained with different weights are comparable. Equals `kl`
+    /// at w = 1; None if w is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unshifted_kl: Option<f64>,
-    /// Mean binary cross-entropy in nats: `kl` plus the labels' entropy.
+    /// The mean binary cross-entropy in nats, which is `kl` plus the mean entropy of the labels.
     pub bce: f64,
-    /// The probability that an accepted token has a higher prediction than a rejected one, with ties
-    /// counting half; 0.5 for a head without information. None if all labels are 0 or all are 1.
+    /// The probability that an accepted token has a higher prediction than a rejected one, with
+    /// ties counting half; 0.5 for a head without information. None if all labels are equal to 0,
+    /// or all to 1.
     pub auroc: Option<f64>,
-    /// Mean squared difference between prediction and label.
+    /// The mean squared difference between prediction and label.
     pub brier: f64,
-    /// Expected calibration error: over 15 equal-width bins of the prediction, the mean of |mean
-    /// label − mean prediction|, weighted by the bins' shares.
+    /// The expected calibration error: |mean label − mean prediction| of each bin, averaged over 15
+    /// equal-width bins of the prediction by their share of the weight.
     pub ece: f64,
-    /// Mean label: the acceptance rate.
+    /// The mean label, which is the acceptance rate.
     pub mean_label: f64,
-    /// Mean prediction.
+    /// The mean prediction.
     pub mean_predicted: f64,
 }
 
 impl HeadScores {
-    /// Returns the score to choose a head or an epoch by, lower is better: `unshifted_kl`, or `kl` if
-    /// the rejection weight is unknown.
+    /// Returns the score by which heads and epochs are compared, where lower is better. It is
+    /// `unshifted_kl`, or `kl` if the rejection weight is unknown.
     pub fn comparable_kl(&self) -> f64 {
         self.unshifted_kl.unwrap_or(self.kl)
     }
 }
 
 impl HeadMetrics {
-    /// Creates the metrics of a head that was trained with this rejection weight. They include
-    /// [`HeadScores::unshifted_kl`].
+    /// Creates an accumulator for a head that was trained with this rejection weight. Its scores
+    /// include [`HeadScores::unshifted_kl`].
     ///
     /// # Panics
     /// If the weight is not above 0.
@@ -114,7 +117,7 @@ impl HeadMetrics {
         self.update_weighted(predicted_prob, label, 1.0);
     }
 
-    /// Adds a prediction and its label, which count as `weight` rows.
+    /// Adds a prediction and its label with the weight of `weight` rows.
     ///
     /// # Panics
     /// If prediction or label is not between 0 and 1, or the weight is negative or not finite.
@@ -132,7 +135,7 @@ impl HeadMetrics {
         let entropy = binary_entropy(label);
         self.weight += weight;
         self.sum_bce += weight * bce;
-        // Negative only by rounding, if the prediction equals the label.
+        // Rounding can make this negative if the prediction equals the label.
         self.sum_kl += weight * (bce - entropy).max(0.0);
         if let Some(rejection_weight) = self.rejection_weight {
             let accepted = rejection_weight * predicted_prob;
@@ -172,8 +175,8 @@ impl HeadMetrics {
             bce: mean(self.sum_bce),
             auroc: auroc(&mut self.rows),
             brier: mean(self.sum_squares),
-            // A bin's share times the difference of its means is the difference of its sums over the
-            // total weight.
+            // A bin's share times the difference of its means is the difference of its sums over
+            // the total weight.
             ece: mean(self.bins.iter().map(|bin| (bin.sum_label - bin.sum_predicted).abs()).sum()),
             mean_label: mean(self.bins.iter().map(|bin| bin.sum_label).sum()),
             mean_predicted: mean(self.bins.iter().map(|bin| bin.sum_predicted).sum()),
@@ -181,7 +184,8 @@ impl HeadMetrics {
     }
 }
 
-/// Computes the binary cross-entropy −y ln p̂ − (1 − y) ln(1 − p̂), with both logarithms at least [`MIN_LOG`].
+/// Computes the binary cross-entropy −y ln p̂ − (1 − y) ln(1 − p̂), with both logarithms at least
+/// [`MIN_LOG`].
 pub(crate) fn binary_cross_entropy(predicted_prob: f64, label: f64) -> f64 {
     -(label * predicted_prob.ln().max(MIN_LOG)
         + (1.0 - label) * (-predicted_prob).ln_1p().max(MIN_LOG))
@@ -196,8 +200,8 @@ fn binary_entropy(prob: f64) -> f64 {
     }
 }
 
-/// Computes the AUROC, Σᵢⱼ wᵢ yᵢ wⱼ (1 − yⱼ) ([p̂ᵢ > p̂ⱼ] + ½ [p̂ᵢ = p̂ⱼ]) / (Σ w y · Σ w (1 − y)), in
-/// one pass over the sorted predictions.
+/// Computes the AUROC, Σᵢⱼ wᵢ yᵢ wⱼ (1 − yⱼ) ([p̂ᵢ > p̂ⱼ] + ½ [p̂ᵢ = p̂ⱼ]) / (Σ w y · Σ w (1 − y)),
+/// in one pass over the sorted predictions.
 fn auroc(rows: &mut [ScoredRow]) -> Option<f64> {
     rows.sort_unstable_by(|a, b| a.predicted_prob.total_cmp(&b.predicted_prob));
     let (mut positive, mut negative, mut ordered) = (0.0, 0.0, 0.0);

@@ -1,12 +1,13 @@
-//! Least squares over a few columns. It gives no answer if the columns are nearly dependent.
+//! Least squares over a few columns, with no answer if the columns are nearly linearly dependent.
 
-/// The minimum sine of the angle between a column and the span of the others. Below it, coefficients
-/// mean nothing. Runs at one fixed candidate length stay below it, although their last rounds may be
-/// cut short.
+/// The minimum sine of the angle between a column and the span of the others. Below it the
+/// coefficients are meaningless. Runs at one fixed candidate length stay below it, even though
+/// their last rounds may be cut short.
 const MIN_SINE: f64 = 0.02;
 
-/// Solves least squares over the columns of `subset`. Returns the coefficients, 0 for the other
-/// columns, and the squared error. None if a column is nearly a combination of the others.
+/// Solves least squares over the columns with indices in `subset`. Returns the coefficients of all
+/// columns, which are 0 outside `subset`, and the squared error. None if a column is nearly a
+/// linear combination of the others.
 ///
 /// Modified Gram-Schmidt on unit columns with the target as an extra column is as accurate as an
 /// orthogonal factorisation; normal equations would square the condition number.
@@ -43,8 +44,9 @@ pub(crate) fn least_squares<const N: usize>(
     Some((coefficients, dot(&residual, &residual)))
 }
 
-/// Finds the non-negative coefficients of the columns of `allowed` with the least squared error, 0 for the
-/// other columns. None if `allowed` is empty or one of its columns is nearly a combination of the others.
+/// Finds the non-negative coefficients with the least squared error. Columns whose index is not in
+/// `allowed` get 0. None if `allowed` is empty or one of its columns is nearly a linear combination
+/// of the others.
 pub(crate) fn non_negative_least_squares<const N: usize>(
     columns: &[Vec<f64>; N],
     allowed: &[usize],

@@ -1,9 +1,8 @@
-//! The numbers of speculative decoding: draws, verification, stop rules, mixing, rates and costs, on plain
-//! slices.
+//! The arithmetic of speculative decoding on plain slices: draws, verification, stop rules, costs.
 //!
 //! Everything here is a pure function of its arguments: no tensors, no files, no clocks, no global
-//! randomness. Other crates call it with tensors and files; exactness tests call it with probability
-//! tables.
+//! randomness. Other crates apply these functions to tensors and files. Exactness tests apply them
+//! to small probability tables.
 //!
 //! ```
 //! use draftsmith_theory::{Proposal, verify_greedy};
@@ -16,30 +15,30 @@
 //! | module | what it owns |
 //! |---|---|
 //! | `draws` | randomness: the trait `Draws` and its seeded generator |
-//! | `enumerate` | the other implementation of `Draws`: every outcome with its exact probability |
+//! | `enumerate` | an implementation of `Draws` that visits every outcome with its exact probability |
 //! | `distribution` | softmax, entropies, the overlap and bounds on it |
-//! | `exponentials` | e^logit over rows, vectorised |
+//! | `exponentials` | e^logit over whole rows of logits, vectorised |
 //! | `decoding` | the choice of the next token: repetition penalty, then argmax or a draw |
 //! | `sampling` | temperature, top-k, top-p and min-p (`select`: without sorting) |
 //! | `top_probs` | distributions known only by their most probable tokens |
 //! | `draft_phase` | when the stop rule is asked, and when another candidate is drawn |
-//! | `drafter_id` | drafters' names, and their forwards in a round |
+//! | `drafter_id` | names of drafters, and the draft forwards of a round |
 //! | `proposal` | the tree of tokens that a drafter proposes |
 //! | `tree` | how trees of candidates grow, and their shapes |
 //! | `max_gram` | prompt lookup, and a table of bigrams |
 //! | `verify` | which candidates the target accepts, and the token that follows |
-//! | `review` | the same inside a cascade, where a drafter's model reviews a cheaper drafter |
+//! | `review` | verification inside a cascade, where a drafter's model reviews a cheaper drafter's candidates |
 //! | `stop_rule` | when a draft phase ends |
-//! | `threshold_policy` | the best stop decisions by exact solution, for tests |
+//! | `threshold_policy` | optimal stop decisions, solved exactly for tests |
 //! | `trace` | traces of decoding, counts and rates |
 //! | `replay` | what decoding under any stop rule would have done, from recordings |
 //! | `cost` | SpecDec++'s cost model, fitted by `least_squares` |
-//! | `round_costs` | measured costs of rounds, which may rise in steps with the rows |
-//! | `server_costs` | rounds of a server by load, and the throughput that follows |
+//! | `round_costs` | measured costs of rounds, which may rise in steps with the number of rows |
+//! | `server_costs` | times of a server's rounds by batch size, and the throughput that follows |
 //! | `closed_forms` | expected tokens and speed-ups under independent acceptance |
 //! | `mixing` | the validation split, the mixture of a head's training input, and its labels |
-//! | `estimate` | numbers over prompts with confidence intervals, by the bootstrap |
-//! | `losslessness` | a statistical test of sampled output, and greedy mismatches by rounding |
+//! | `estimate` | statistics over prompts with bootstrap confidence intervals |
+//! | `losslessness` | a statistical test of sampled output, and the rounding errors that excuse greedy mismatches |
 //! | `head_metrics` | scores of an acceptance head's predictions |
 //! | `ridge` | ridge regression with many outputs |
 //! | `serialized` | serde implementations that check values |

@@ -1,23 +1,23 @@
 //! A statistical test of whether sampled output has the target's distribution.
 //!
-//! The enumeration proves the round loop lossless over probability tables; this tests the tokens that a
-//! served model emits, with its caches and kernels. The target's distribution p and the draft's
-//! distribution q are known for each token. If the output has the target's distribution, two things
-//! follow.
+//! Exact enumeration proves the decoding loop lossless over probability tables. This test covers
+//! the tokens that a real model emits, with its caches and kernels. The target's distribution p and
+//! the draft's distribution q are known for each token. If the output has the target's
+//! distribution, two things follow.
 //!
 //! First, the randomised probability integral transforms u = F(x−) + V·p(x), with V uniform, are
-//! independent and uniform on (0, 1), because each is uniform given the tokens before (Rosenblatt
-//! 1952; Brockwell 2007 for discrete distributions). F may sum tokens in any order that is independent
-//! of x. We order by p/q, since a broken verification moves mass from tokens that the draft underrates
-//! to tokens that it overrates, which shifts u. A Kolmogorov-Smirnov test and a test of the mean check
-//! that u is uniform, against any kind of fault.
+//! independent and uniform on (0, 1), because each is uniform given the tokens before it
+//! (Rosenblatt 1952; Brockwell 2007 for discrete distributions). F may sum tokens in any order that
+//! is independent of x. We order by p/q, since a broken verification moves mass from tokens that
+//! the draft underrates to tokens that it overrates, which shifts u. A Kolmogorov-Smirnov test and
+//! a test of the mean check that u is uniform, against any kind of fault.
 //!
 //! Second, the output's likelihood under a faulty distribution over its likelihood under p is a
-//! product of factors with expectation 1, so it exceeds 1/α with probability at most α, at any
-//! stopping time (Ville 1939; Shafer 2021, testing by betting). If the target is almost certain
-//! of a token, it leaves the ratio unchanged, so a few uncertain tokens among thousands suffice. We test two
-//! faults: wrongly accepted candidates, which move the output towards q, and rejections followed by a
-//! draw from p instead of (p − q)+.
+//! product of factors with expectation 1, so this ratio exceeds 1/α with probability at most α, at
+//! any stopping time (Ville 1939; Shafer 2021, testing by betting). A token of which the target is
+//! almost certain leaves the ratio unchanged, so a few uncertain tokens among thousands suffice. We
+//! test for two faults. Wrongly accepted candidates move the output towards q. A faulty rejection
+//! draws the next token from p instead of (p − q)+.
 
 mod rounding;
 
@@ -26,29 +26,31 @@ pub use self::rounding::Rounding;
 use crate::SeededDraws;
 use crate::distribution::overlap;
 
-/// A token has no transform if the target's largest probability exceeds this: it would be noise.
+/// The target probability above which a token's transform is left out as mostly noise.
 const NEARLY_CERTAIN: f64 = 0.99;
 
-/// The p-value is the minimum of this many tests.
+/// The number of tests whose minimum gives the p-value.
 const NUM_TESTS: f64 = 3.0;
 
-/// Observes tokens and tests whether they have the target's distribution.
+/// A test of whether the observed tokens have the target's distribution.
 #[derive(Debug, Clone, Default)]
 pub struct LosslessnessTest {
     num_impossible: usize,
     /// The transforms of uncertain tokens, each uniform on (0, 1) if the output is lossless.
     transforms: Vec<f64>,
-    /// Log likelihood ratio of ½p + ½q, the output if half the candidates are accepted unverified.
+    /// The log-likelihood ratio of ½p + ½q to p. This mixture is the output if half of the
+    /// candidates are accepted unverified.
     leaning_log_ratio: f64,
-    /// Log likelihood ratio of (1 − β)p + min(p, q), the output if rejections draw from p.
+    /// The log-likelihood ratio of (1 − β)p + min(p, q) to p, with β the overlap. This mixture is
+    /// the output if rejections draw from p.
     redrawn_log_ratio: f64,
 }
 
 impl LosslessnessTest {
-    /// Observes an emitted token, with the target's distribution p and the draft's distribution q for
-    /// its position, both as served.
+    /// Observes an emitted token, with the target's distribution p and the draft's distribution q
+    /// for its position. Both are taken after temperature and filters.
     ///
-    /// The test is valid for any q that is independent of `token`, and if nothing else uses `draws`.
+    /// The test is valid for any q that is independent of `token`. Nothing else may use `draws`.
     ///
     /// # Panics
     /// If the lengths differ, or the token is outside the vocabulary.
@@ -68,13 +70,14 @@ impl LosslessnessTest {
         }
     }
 
-    /// The number of observed tokens with a target probability of 0: a single one is proof of a fault.
+    /// Returns the number of observed tokens of target probability 0. Even one proves a fault.
     pub fn num_impossible(&self) -> usize {
         self.num_impossible
     }
 
     /// Computes the p-value of the hypothesis that the output has the target's distribution: the
-    /// minimum of three tests, times three (Bonferroni). 1 without tokens, 0 with an impossible one.
+    /// minimum over three tests, times three (Bonferroni). It is 1 without tokens, and 0 after a
+    /// token of target probability 0.
     pub fn p_value(&self) -> f64 {
         if self.num_impossible > 0 {
             return 0.0;
@@ -83,8 +86,8 @@ impl LosslessnessTest {
         (NUM_TESTS * least.min(kolmogorov_smirnov_p_value(&self.transforms))).min(1.0)
     }
 
-    /// Computes a p-value as one over the mean of both likelihood ratios. The mean has expectation 1
-    /// too, so the p-value is valid, but conservative.
+    /// Computes a p-value, 1 divided by the mean of the two likelihood ratios. This mean has
+    /// expectation 1 too, so the p-value is valid but conservative.
     fn ratio_p_value(&self) -> f64 {
         let (leaning, redrawn) = (self.leaning_log_ratio, self.redrawn_log_ratio);
         let larger = leaning.max(redrawn);
@@ -101,13 +104,13 @@ impl LosslessnessTest {
     }
 }
 
-/// Computes F(x−) + V·p(x), with x = `token`, V = `uniform` and F summing tokens in the order of p/q,
-/// equal ratios by token id.
+/// Computes F(x−) + V·p(x), with x = `token` and V = `uniform`. F sums tokens in ascending order of
+/// p/q; equal ratios are ordered by token id.
 fn transform(p: &[f64], q: &[f64], token: usize, uniform: f64) -> f64 {
     let key = p[token] / q[token];
     let (mut before, mut total) = (0.0, 0.0);
     for (other, (prob, draft_prob)) in p.iter().zip(q).enumerate() {
-        // NaN if both are 0, but then the token adds 0 either way.
+        // This is NaN if both are 0, but then the token adds 0 either way.
         let other_key = prob / draft_prob;
         let comes_before = other_key < key || (other_key == key && other < token);
         total += prob;
@@ -116,9 +119,9 @@ fn transform(p: &[f64], q: &[f64], token: usize, uniform: f64) -> f64 {
     (before + uniform * p[token]) / total
 }
 
-/// Computes the two-sided p-value of the hypothesis that the numbers are uniform; 1 without numbers.
+/// Computes the two-sided p-value that the numbers are uniform; 1 without numbers.
 ///
-/// Asymptotic, with Stephens' correction (1970), which is accurate even for a handful of numbers.
+/// It is asymptotic with Stephens' correction (1970), accurate even for a handful of numbers.
 fn kolmogorov_smirnov_p_value(uniforms: &[f64]) -> f64 {
     if uniforms.is_empty() {
         return 1.0;
@@ -135,8 +138,9 @@ fn kolmogorov_smirnov_p_value(uniforms: &[f64]) -> f64 {
     kolmogorov_tail((root + 0.12 + 0.11 / root) * distance)
 }
 
-/// Computes P(K > x) of Kolmogorov's distribution: 2 Σ (−1)^(j−1) exp(−2 j² x²); for small x, where
-/// that sum converges slowly, the equal 1 − √(2π)/x Σ exp(−(2j − 1)² π² / (8 x²)).
+/// Computes P(K > x) of Kolmogorov's distribution: 2 Σ (−1)^(j−1) exp(−2 j² x²). That sum converges
+/// slowly for small x, where the equal expression 1 − √(2π)/x Σ exp(−(2j − 1)² π² / (8 x²)) is
+/// used.
 fn kolmogorov_tail(x: f64) -> f64 {
     use std::f64::consts::PI;
     if x <= 0.0 {
@@ -257,7 +261,8 @@ mod tests {
         for level in [0.01, 0.1] {
             let found = p_values.iter().filter(|p_value| **p_value <= level).count() as f64;
             let expected = level * f64::from(num_cases);
-            // Four standard deviations above. Below, the correction for three tests is conservative.
+            // Four standard deviations above. Below, the correction for three tests is
+            // conservative.
             assert!(found < expected + 4.0 * expected.sqrt(), "{found} at {level}");
             assert!(found > 0.4 * expected - 4.0 * (0.4 * expected).sqrt(), "{found} at {level}");
         }
@@ -304,7 +309,8 @@ mod tests {
         assert!(test.p_value() < ALPHA, "{}", test.p_value());
     }
 
-    /// Draws from the next position's distribution, as after a cache rollback that is one token short.
+    /// Draws from the next position's distribution, as after a cache rollback that is one token
+    /// short.
     #[test]
     fn output_of_another_positions_distribution_is_rejected() {
         let mut draws = SeededDraws::new(0, &["losslessness", "places"]);
@@ -328,8 +334,8 @@ mod tests {
         assert_eq!((test.p_value(), test.num_impossible()), (0.0, 1));
     }
 
-    /// Tests a target that is almost certain of most tokens, as trained ones are: the fault shows in
-    /// few tokens, and the others must not hide it.
+    /// Tests a target that is almost certain of most tokens, as trained ones are: the fault shows
+    /// in few tokens, and the others must not hide it.
     #[test]
     fn few_uncertain_tokens_among_thousands_suffice() {
         let (sure, unsure) = ([0.999, 0.0005, 0.0005], [0.5, 0.3, 0.2]);
@@ -378,8 +384,8 @@ mod tests {
 
     #[test]
     fn tails_match_published_tables() {
-        // Published critical values of Kolmogorov's distribution at 20 %, 5 %, 1 % and 0.1 %, and its
-        // median.
+        // Published critical values of Kolmogorov's distribution at 20 %, 5 %, 1 % and 0.1 %, and
+        // its median.
         for (x, tail) in
             [(1.073, 0.2), (1.358, 0.05), (1.628, 0.01), (1.949, 0.001), (0.827_57, 0.5)]
         {

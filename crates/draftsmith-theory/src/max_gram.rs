@@ -1,14 +1,14 @@
-//! Max-Gram (CS-Drafting, Chen et al. 2023, section 3.3): a draft without a model, which copies what
-//! followed an earlier occurrence of the sequence's end. Also known as prompt lookup.
+//! Max-Gram (CS-Drafting, Chen et al. 2023, section 3.3): a drafter without a model, also known as
+//! prompt lookup. It copies the tokens that followed an earlier occurrence of the sequence's end.
 //!
 //! It finds the longest suffix of the sequence that occurs earlier, takes its first occurrence, and
-//! proposes the tokens that followed there. Where the two overlap it reads on into its own proposal,
-//! so repetitions continue. Where no suffix occurs earlier, or the searched text ends, a table of
-//! bigrams may propose the usual next token.
+//! proposes the tokens that followed there. If the copy reaches the end of the sequence, it goes on
+//! with its own proposed tokens, so repetitions continue. If no suffix occurs earlier, or the
+//! searched text ends, a table of bigrams may propose the most frequent next token.
 //!
-//! The paper's listing searches the prompt; the authors' code searches the prompt and the generated
-//! text. That code holds a decoder's prompt twice and lets matches run from its end into its beginning;
-//! here each token is searched once.
+//! The paper's listing searches the prompt. The authors' code searches the prompt and the generated
+//! text. That code stores the prompt twice and lets matches run from its end into its beginning.
+//! Here each token is searched once.
 
 mod bigrams;
 mod suffix_automaton;
@@ -42,7 +42,7 @@ pub enum SearchedText {
 pub struct MaxGramConfig {
     /// The searched text.
     pub searched: SearchedText,
-    /// The minimum length of a match in tokens, at least 1; 1 in the paper.
+    /// The minimum length of a match in tokens, at least 1. The paper uses 1.
     pub min_match: usize,
 }
 
@@ -52,11 +52,12 @@ impl Default for MaxGramConfig {
     }
 }
 
-/// The condition under which a look-up replaces the drafter's model. `2x4` in names and settings: after
-/// a match of at least two tokens, up to four candidates.
+/// The condition under which a look-up replaces the drafter's model in a round. Names and settings
+/// write it as `2x4`, for example: after a match of at least two tokens, propose up to four
+/// candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct LookupFirst {
-    /// The minimum length of a match in tokens, at least 1. Longer matches are rarer and more often
+    /// The minimum match length in tokens, at least 1. Longer matches are rarer and more often
     /// right.
     pub min_match: usize,
     /// The maximum number of candidates, at least 1.
@@ -64,7 +65,7 @@ pub struct LookupFirst {
 }
 
 impl LookupFirst {
-    /// Returns the settings of a look-up that searches the whole sequence.
+    /// Returns the settings of this look-up, which searches the whole sequence.
     pub fn config(self) -> MaxGramConfig {
         MaxGramConfig { searched: SearchedText::Sequence, min_match: self.min_match }
     }
@@ -91,16 +92,16 @@ impl FromStr for LookupFirst {
 
 serialize_as_string!(LookupFirst);
 
-/// A sequence, indexed for look-ups of its suffix. Reading a token takes amortised constant time, a look-up
-/// constant time.
+/// A sequence, indexed so that its suffix can be looked up. Reading a token takes amortised
+/// constant time, and finding a match constant time.
 #[derive(Debug, Clone)]
 pub struct MaxGram {
     config: MaxGramConfig,
     /// The index of the searched text.
     index: SuffixAutomaton,
     prompt_len: usize,
-    /// If only the prompt is searched: the longest suffix that occurs in it, after the prompt and after
-    /// each later token.
+    /// The longest suffix that occurs in the prompt, first of the prompt itself and then after each
+    /// later token. Used only if the prompt alone is searched.
     matches: Vec<Match>,
 }
 
@@ -110,7 +111,7 @@ impl MaxGram {
         Self { config, index: SuffixAutomaton::new(), prompt_len: 0, matches: Vec::new() }
     }
 
-    /// Begins another sequence.
+    /// Begins a new sequence with this prompt.
     pub fn begin(&mut self, prompt: &[u32]) {
         self.index.truncate(0);
         self.matches.clear();
@@ -128,7 +129,7 @@ impl MaxGram {
         }
     }
 
-    /// Reads the rest of the sequence.
+    /// Reads the tokens of `sequence` that were not read yet. `sequence` includes the prompt.
     pub fn read(&mut self, sequence: &[u32]) {
         let unread = self.num_read();
         sequence[unread..].iter().for_each(|token| match self.config.searched {
@@ -146,8 +147,9 @@ impl MaxGram {
         }
     }
 
-    /// Finds the longest suffix of the sequence that occurs earlier, and returns what followed its first occurrence.
-    /// The continuation is empty if the suffix is shorter than [`MaxGramConfig::min_match`].
+    /// Finds the longest suffix of the sequence that occurs earlier, and returns the position after
+    /// its first occurrence. The continuation is empty if the suffix is shorter than
+    /// [`MaxGramConfig::min_match`].
     pub fn continuation(&self) -> Continuation {
         let (found, end) = match self.config.searched {
             SearchedText::Prompt => {
@@ -160,8 +162,9 @@ impl MaxGram {
         Continuation { next, end }
     }
 
-    /// Extends a sequence by its continuation, up to `most` tokens or an end token, and returns the number
-    /// of added tokens. If the look-up ends, `bigrams` continue.
+    /// Extends a sequence by its continuation, up to `most` tokens or an end token, and returns the
+    /// number of added tokens. If the look-up finds no further token, `bigrams` supplies the next
+    /// one.
     pub fn extend(
         &mut self,
         sequence: &mut Vec<u32>,
@@ -183,7 +186,8 @@ impl MaxGram {
         sequence.len() - num_before
     }
 
-    /// Finds the longest suffix of the sequence followed by `token` that occurs in the prompt.
+    /// Finds the longest suffix that occurs in the prompt, once `token` is appended to the
+    /// sequence.
     fn longest_match_with(&self, token: u32) -> Match {
         let mut shorter = self.matches.last().copied();
         while let Some(Match { state, len }) = shorter {
@@ -195,7 +199,7 @@ impl MaxGram {
         Match::EMPTY
     }
 
-    /// Shortens a match until it occurs before the prompt's end, so that a token follows.
+    /// Shortens a match until it occurs before the prompt's end, so that a prompt token follows it.
     fn followed(&self, mut found: Match) -> Match {
         while self.index.first_end(found.state) == self.prompt_len
             && let Some(shorter) = self.index.shorter(found.state)
@@ -206,7 +210,7 @@ impl MaxGram {
     }
 }
 
-/// A position in a sequence and its continuation, from which the next tokens are copied.
+/// A position in a sequence from which the next tokens are copied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Continuation {
     next: usize,
@@ -214,13 +218,14 @@ pub struct Continuation {
 }
 
 impl Continuation {
-    /// Returns the next token of the sequence, or else the successor of its last token in `bigrams`.
+    /// Returns the next token to copy. If there is none, returns the successor of the sequence's
+    /// last token in `bigrams`, or None.
     pub fn next_or(&mut self, bigrams: Option<&Bigrams>, sequence: &[u32]) -> Option<u32> {
         self.next(sequence).or_else(|| bigrams?.after(*sequence.last()?))
     }
 
-    /// Returns the next token to copy and moves past it; None at the end of the searched text. `sequence` includes the
-    /// tokens proposed so far.
+    /// Returns the next token to copy and moves past it; None at the end of the searched text.
+    /// `sequence` includes the tokens proposed so far.
     pub fn next(&mut self, sequence: &[u32]) -> Option<u32> {
         let token = sequence[..self.end.min(sequence.len())].get(self.next).copied();
         self.next += usize::from(token.is_some());

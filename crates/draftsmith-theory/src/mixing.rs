@@ -1,17 +1,17 @@
 //! The rows and inputs that a head is trained on: the validation split, the mixture of target and
 //! draft tokens, and the labels.
 //!
-//! SpecDec++ mixes as BERT masks: a share of positions keeps the target's token X and has no label;
-//! the rest takes the draft's token Y, whose acceptance probability is the label. The authors draw
-//! the mixture once, when they build the data set. We draw it again in each epoch, so that one
-//! response gives several inputs.
+//! SpecDec++ mixes tokens in the way that BERT masks them. A share of the positions keeps the
+//! target's token X and has no label. The other positions take the draft's token Y, whose
+//! acceptance probability is the label. The authors draw the mixture once, when they build the data
+//! set. We draw it again in each epoch, so that one response gives several inputs.
 
 use sha2::{Digest, Sha256};
 
 use crate::{Draws, SeededDraws};
 
-/// Decides for each of `len` response positions whether the training input keeps the target's token X,
-/// which has no label (true), or takes the draft's token Y (false).
+/// Decides for each of `len` response positions whether the training input keeps the target's token
+/// X, which has no label (true), or takes the draft's token Y (false).
 ///
 /// Each position keeps X with probability `mixing_ratio` (0.15 in the authors' code). The result
 /// depends only on the arguments, and a shorter `len` gives a prefix.
@@ -33,10 +33,11 @@ pub fn keep_target(
     (0..len).map(|_| draws.bernoulli(mixing_ratio)).collect()
 }
 
-/// Computes min(1, p/q) = exp(min(0, log p − log q)) at the draft's token, from both models' natural
-/// log-probabilities: the label of SpecDec++.
+/// Computes min(1, p/q) = exp(min(0, log p − log q)) at the draft's token, from both models'
+/// natural log-probabilities: the label of SpecDec++.
 ///
-/// Never NaN: a target log-probability of −∞ gives 0; otherwise a draft log-probability of −∞ gives 1.
+/// The result is never NaN. A target log-probability of −∞ gives 0. Otherwise a draft
+/// log-probability of −∞ gives 1.
 pub fn acceptance_prob(target_log_prob: f32, draft_log_prob: f32) -> f32 {
     debug_assert!(
         !target_log_prob.is_nan() && !draft_log_prob.is_nan(),
@@ -49,10 +50,11 @@ pub fn acceptance_prob(target_log_prob: f32, draft_log_prob: f32) -> f32 {
     (f64::from(target_log_prob) - f64::from(draft_log_prob)).min(0.0).exp() as f32
 }
 
-/// Returns whether the rows called `id` are held out for validation, as is a `share` of all ids.
+/// Returns whether the rows with this `id` are held out for validation. A `share` of all ids is.
 ///
-/// It depends only on the SHA-256 of the id, so adding data moves no old row, and a larger share holds
-/// out a superset. Rows that must stay together, such as the turns of one conversation, need one id.
+/// The answer depends only on the SHA-256 of the id and on `share`. So adding data moves no old
+/// row, and a larger share holds out a superset. Rows that must stay together, such as the turns of
+/// one conversation, need the same id.
 ///
 /// # Panics
 /// If `share` is not between 0 and 1.
@@ -60,7 +62,7 @@ pub fn in_validation(id: &str, share: f64) -> bool {
     assert!((0.0..=1.0).contains(&share), "share must lie between 0 and 1, not {share}");
     let digest: [u8; 32] = Sha256::digest(id.as_bytes()).into();
     let place = digest[..8].iter().fold(0u64, |place, byte| place << 8 | u64::from(*byte));
-    // 53 bits: what an f64 holds exactly, so that a share of 1 holds out everything.
+    // An f64 holds 53 bits exactly, so that a share of 1 holds out everything.
     ((place >> 11) as f64) < share * (1u64 << 53) as f64
 }
 

@@ -1,27 +1,27 @@
-//! A drafter's proposal in a round: a tree of tokens after the sequence, each with the distribution it
-//! was drawn from.
+//! A drafter's proposal in a round: a tree of candidate tokens that continue the sequence, each
+//! with the distribution it was drawn from.
 //!
-//! A chain, from drafting step by step, is a tree of width 1. Siblings are verified in order of rank.
+//! Step-by-step drafting gives a chain, a tree of width 1. Siblings are verified in order of rank.
 
 use crate::Forwards;
 
 /// A proposed token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Node {
-    /// The node it follows; None after the sequence itself.
+    /// The index of the node that this token follows; None if it directly follows the sequence.
     pub parent: Option<usize>,
-    /// The token.
+    /// The token's id.
     pub token_id: u32,
-    /// The distribution it was drawn from, given its parent and the siblings of lower rank.
+    /// The distribution the token was drawn from, given its parent and siblings of lower rank.
     pub drawn_from: DrawnFrom,
-    /// Its place in the order in which siblings are verified.
+    /// The node's place in the order in which siblings are verified.
     pub rank: usize,
 }
 
-/// The distribution a token was drawn from, as served.
+/// The distribution that a token was drawn from, after temperature and filters such as top-p.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DrawnFrom {
-    /// All mass on the token: the drafter's most probable token, or a looked-up one.
+    /// A distribution with all mass on the token, as for a most probable or a looked-up token.
     OneHot,
     /// The probability of each token of the target's vocabulary.
     Probs(Vec<f64>),
@@ -31,12 +31,13 @@ pub enum DrawnFrom {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Proposal {
     nodes: Vec<Node>,
-    /// By drafter. A rule that stops before a draw leaves a forward without a token.
+    /// The number of draft forwards of each drafter. A stop rule that stops before a draw leaves a
+    /// forward without a token.
     pub forwards: Forwards,
 }
 
 impl Proposal {
-    /// Builds a chain of one-hot tokens.
+    /// Builds a chain of tokens that were each proposed with probability 1.
     pub fn certain_chain(tokens: &[u32]) -> Self {
         let mut proposal = Self::default();
         tokens.iter().for_each(|id| proposal.push_next(*id, DrawnFrom::OneHot));
@@ -46,7 +47,7 @@ impl Proposal {
     /// Adds a node and returns its index.
     ///
     /// # Panics
-    /// If its parent was not added before.
+    /// If the node's parent was not added before.
     pub fn push(&mut self, node: Node) -> usize {
         let number = self.nodes.len();
         assert!(node.parent.is_none_or(|parent| parent < number), "parents come first");
@@ -71,22 +72,22 @@ impl Proposal {
         self.forwards = Forwards::default();
     }
 
-    /// The nodes; each comes after its parent.
+    /// Returns the nodes; each comes after its parent.
     pub fn nodes(&self) -> &[Node] {
         &self.nodes
     }
 
-    /// The number of nodes.
+    /// Returns the number of nodes.
     pub fn len(&self) -> usize {
         self.nodes.len()
     }
 
-    /// Whether nothing is proposed: the target then decodes one token by itself.
+    /// Returns whether nothing is proposed. The target then decodes one token by itself.
     pub fn is_empty(&self) -> bool {
         self.nodes.is_empty()
     }
 
-    /// Returns the number of rows of the target's forward: one after the sequence, and one after each node.
+    /// Returns the number of rows of the target's forward: one after the sequence and each node.
     pub fn num_rows(&self) -> usize {
         self.nodes.len() + 1
     }
@@ -106,13 +107,15 @@ impl Proposal {
         parents.all(|(number, parent)| parent == number.checked_sub(1))
     }
 
-    /// Yields the nodes on the path to `last`, from that node up; none for None.
+    /// Yields the nodes on the path to node `last`, from that node up to the root. Yields nothing
+    /// if `last` is None.
     pub fn path_to(&self, last: Option<usize>) -> impl Iterator<Item = &Node> {
         let node = |number: usize| &self.nodes[number];
         std::iter::successors(last.map(node), move |it| it.parent.map(node))
     }
 
-    /// Yields the nodes that follow `parent`, with their indices, in the order in which they are verified.
+    /// Yields the children of `parent` with their indices, in the order of verification. The
+    /// children of None directly follow the sequence.
     pub(crate) fn children(&self, parent: Option<usize>) -> impl Iterator<Item = (usize, &Node)> {
         let first = parent.map_or(0, |parent| parent + 1);
         let later = self.nodes.iter().enumerate().skip(first);
@@ -125,7 +128,7 @@ impl Proposal {
 
 #[cfg(test)]
 impl Proposal {
-    /// Builds a chain of candidates, each drawn from its row.
+    /// Builds a chain of candidates, each drawn from its row of draft probabilities.
     pub(crate) fn chain<R: AsRef<[f64]>>(candidates: &[u32], rows: &[R]) -> Self {
         assert_eq!(candidates.len(), rows.len(), "a row for each candidate");
         let mut proposal = Self::default();

@@ -1,21 +1,22 @@
-//! Replay: what decoding under any stop rule would have done, from recordings, without a model.
+//! Replay computes from recordings, without a model, what decoding under any stop rule would do.
 //!
-//! A recording is a response of the target with the drafter's behaviour at each token: whether its
-//! candidate there is the response's token and is accepted, and if not, a rollout: the rejected
-//! candidate and those that the drafter would draft after it, because the rule does not know of the
-//! rejection. A round from any accepted prefix then follows the response while candidates are accepted,
-//! and the rollout from the first rejection.
+//! A recording is a response of the target with the drafter's behaviour at each position. Either
+//! the drafter's candidate there is the response's token and is accepted, or the recording holds a
+//! rollout: the rejected candidate and the candidates that the drafter would draft after it,
+//! because a stop rule does not know of the rejection. A round from any accepted prefix then
+//! follows the response while candidates are accepted, and the rollout from the first rejection on.
 //!
-//! What some drafters draft depends on where their round began: EAGLE-3's reads the target's states up to there
-//! and its own output after it. Their recordings have a rollout at every position, which is the whole round from
-//! there, with its accepted candidates first.
+//! For some drafters the candidates depend on where the round began. An EAGLE-3 drafter reads the
+//! target's hidden states up to that position and its own output after it. Recordings of such
+//! drafters have a rollout at every position. It holds the whole round from that position,
+//! beginning with the accepted candidates.
 //!
-//! The replay of greedy decoding is exact, count for count. The replay of sampled decoding is exact in
-//! distribution. Given that the target's token is x, the candidate was x and was accepted with
-//! probability min(1, q(x)/p(x)), since that happens with probability min(p(x), q(x)) and x is emitted
-//! with probability p(x). Otherwise the candidate was rejected, with the normalised distribution (q −
-//! p)+. One replay reaches each position once, so one draw serves every rule, and all rules are compared
-//! on the same draws.
+//! The replay of greedy decoding gives exactly the counts of decoding. The replay of sampled
+//! decoding is exact in distribution. The target emits x with probability p(x), and the candidate
+//! is x and accepted with probability min(p(x), q(x)). So given x, the candidate was x and accepted
+//! with probability min(1, q(x)/p(x)). Otherwise a candidate with the normalised distribution (q −
+//! p)+ was rejected. One replay reaches each position once, so one draw per position serves every
+//! rule, and all rules are compared on the same draws.
 
 mod cost_optimal;
 mod judged;
@@ -41,54 +42,57 @@ pub use cost_optimal::{CostOptimum, cost_optimal};
 pub use judged::{JudgedPrediction, RoundPrediction};
 pub use ngram::NgramSimple;
 
-/// A drafted candidate with its signals and probabilities.
+/// A recorded candidate with its stop-rule signals and probabilities.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecordedCandidate {
-    /// The token.
+    /// The candidate's token id.
     pub token_id: u32,
-    /// [`DraftSignals::candidate_prob`](crate::DraftSignals::candidate_prob).
+    /// The probability of [`DraftSignals::candidate_prob`](crate::DraftSignals::candidate_prob).
     pub candidate_prob: f64,
-    /// [`DraftSignals::confidence`](crate::DraftSignals::confidence).
+    /// The probability of [`DraftSignals::confidence`](crate::DraftSignals::confidence).
     pub confidence: f64,
+    /// The probability of
     /// [`DraftSignals::confidence_of_ten`](crate::DraftSignals::confidence_of_ten).
     pub confidence_of_ten: f64,
-    /// [`DraftSignals::entropy`](crate::DraftSignals::entropy).
+    /// The entropy in nats of [`DraftSignals::entropy`](crate::DraftSignals::entropy).
     pub entropy: f64,
-    /// The acceptance head's prediction for this candidate. None without a head, and, for a head that
-    /// predicts after reading, for the last candidate of a rollout or response, which no rule needs.
+    /// The acceptance head's prediction for this candidate. None without a head. A head that
+    /// predicts only once the draft model has read the candidate also has None for the last
+    /// candidate of a rollout or response, which no rule needs.
     pub predicted_acceptance_prob: Option<f64>,
-    /// log q of the candidate, under the distribution that defines acceptance labels.
+    /// The candidate's draft log-probability log q, in the distribution that defines labels.
     pub draft_log_prob: f64,
-    /// log p of the candidate, likewise. NaN if the target was not evaluated, which only acceptance heads
-    /// and look-ups in sampled responses need.
+    /// The candidate's target log-probability log p under the same settings. NaN if the target was
+    /// not evaluated. Only acceptance heads and look-ups in sampled responses need it.
     pub target_log_prob: f64,
 }
 
 impl RecordedCandidate {
-    /// Computes the label, min(1, p/q), which a perfect acceptance head would predict.
+    /// Computes the acceptance label min(1, p/q), which a perfect acceptance head would predict.
     pub fn acceptance_prob(&self) -> f64 {
         f64::from(acceptance_prob(self.target_log_prob as f32, self.draft_log_prob as f32))
     }
 }
 
-/// A position in a response.
+/// A position in a recorded response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RecordedPlace {
-    /// The response's token, as a candidate.
+    /// The response's token, recorded as a candidate.
     pub candidate: RecordedCandidate,
-    /// The rejected candidate and the candidates that follow it, or a whole round, which may begin with accepted
-    /// candidates. None if the response's token is drafted and accepted as in any round, and at the last position
-    /// within the limit, where nothing is drafted.
+    /// The rejected candidate and the candidates drafted after it, or a whole round, which may
+    /// begin with accepted candidates. None if the drafter proposes the response's token here,
+    /// which is accepted. Also None at the last position within the limit, where nothing is
+    /// drafted.
     pub rollout: Option<Vec<RecordedCandidate>>,
 }
 
 impl RecordedPlace {
-    /// Returns the candidate that a round which begins here drafts first.
+    /// Returns the first candidate of a round that begins at this position.
     pub fn drafted(&self) -> &RecordedCandidate {
         self.rollout.as_ref().and_then(|rollout| rollout.first()).unwrap_or(&self.candidate)
     }
 
-    /// Returns the candidate that a round which begins here drafts first, if it is rejected.
+    /// Returns the first candidate of a round that begins at this position, if it is rejected.
     pub fn rejected(&self) -> Option<&RecordedCandidate> {
         // A rejected candidate is never the response's token.
         Some(self.drafted()).filter(|drafted| drafted.token_id != self.candidate.token_id)
@@ -98,15 +102,15 @@ impl RecordedPlace {
 /// A recorded response.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recording {
-    /// The prompt.
+    /// The tokens of the prompt.
     pub prompt: Vec<u32>,
-    /// The response's tokens, at least one; clones of a recording share them.
+    /// The positions of the response, at least one. Clones of a recording share them.
     pub places: Arc<[RecordedPlace]>,
     /// The maximum number of tokens in the response.
     pub limit: usize,
-    /// The forwards that a round of it takes.
+    /// The number of draft forwards that a round takes.
     pub forwards: RoundForwards,
-    /// The look-up of a round that begins at each position; empty without look-ups.
+    /// The look-up result for a round that begins at each position; empty without look-ups.
     looked_up: Vec<LookedUp>,
 }
 
@@ -117,13 +121,14 @@ impl Recording {
         Self { prompt, places: places.into(), limit, forwards, looked_up: Vec::new() }
     }
 
-    /// Sets the forwards of a round, which are one for each step until then.
+    /// Sets the number of draft forwards of a round. [`Self::new`] sets one for each step.
     #[must_use]
     pub fn with_forwards(self, forwards: RoundForwards) -> Self {
         Self { forwards, ..self }
     }
 
-    /// Counts the candidates that are accepted in a round that begins at `start`, if the round is long enough.
+    /// Counts the candidates that are accepted in a round of unlimited length that begins at
+    /// position `start`.
     pub fn num_accepted(&self, start: usize) -> usize {
         let mut steps = RecordedSteps::new(&self.places[start..], None);
         while steps.has_next() && steps.is_accepted() {
@@ -134,12 +139,12 @@ impl Recording {
     }
 }
 
-/// The rounds of a response.
+/// The number of rounds of each length in a replayed response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RoundLengths {
-    /// How many rounds have each number of candidates, from 0.
+    /// The number of rounds by number of candidates: entry i counts the rounds of i candidates.
     pub by_length: Vec<usize>,
-    /// The response's tokens.
+    /// The number of tokens of the response.
     pub num_tokens: usize,
 }
 
@@ -152,20 +157,21 @@ pub fn seconds_per_token(runs: &[TimedCounts]) -> f64 {
 /// Recorded responses of one target and drafter.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Recordings {
-    /// The drafter.
+    /// The name of the drafter.
     pub drafter: DrafterId,
     /// The maximum number of candidates in a replayed round.
     pub max_length: usize,
-    /// Tokens that end a response.
+    /// The ids of tokens that end a response.
     pub eos_token_ids: Vec<u32>,
-    /// When the acceptance head predicts; None without a head.
+    /// The time at which the acceptance head predicts; None without a head.
     pub head: Option<HeadTiming>,
-    /// The responses.
+    /// The recorded responses.
     pub responses: Vec<Recording>,
 }
 
 impl Recordings {
-    /// Replays each response under a rule: counts and modelled seconds, in order.
+    /// Replays each response under a stop rule. Returns its counts and modelled seconds, in the
+    /// order of the responses.
     ///
     /// # Errors
     /// If the rule's settings are invalid, it may draft more candidates than recorded, it needs an
@@ -181,10 +187,10 @@ impl Recordings {
         Ok(self.responses.iter().map(&mut spend).collect())
     }
 
-    /// Replays all responses under a rule and returns their rounds, without times.
+    /// Replays all responses under a stop rule and returns their rounds, without times.
     ///
     /// # Errors
-    /// As [`replay`](Self::replay).
+    /// As [`replay`](Self::replay), except that no costs are needed.
     pub fn trace(&self, config: &StopRuleConfig) -> Result<Trace, TheoryError> {
         let mut rule = self.rule(config)?;
         let mut trace = Trace { num_tokens: self.num_tokens(), ..Trace::default() };
@@ -203,10 +209,10 @@ impl Recordings {
         Ok(trace)
     }
 
-    /// Replays each response under a rule and counts its rounds by number of candidates.
+    /// Replays each response under a stop rule and counts its rounds by number of candidates.
     ///
     /// # Errors
-    /// As [`replay`](Self::replay).
+    /// As [`replay`](Self::replay), except that no costs are needed.
     pub fn round_lengths(&self, config: &StopRuleConfig) -> Result<Vec<RoundLengths>, TheoryError> {
         let mut rule = self.rule(config)?;
         Ok(self.lengths_under(&mut *rule))
@@ -244,17 +250,17 @@ impl Recordings {
         Ok(())
     }
 
-    /// Replays each response as [`replay`](Self::replay) does, but returns only counts and needs no costs.
+    /// Replays each response as [`replay`](Self::replay) does, but without costs and seconds.
     ///
     /// # Errors
-    /// As there.
+    /// As [`replay`](Self::replay), except that no costs are needed.
     pub fn replay_counts(&self, config: &StopRuleConfig) -> Result<Vec<Counts>, TheoryError> {
         self.replay_rule(&mut *self.rule(config)?)
     }
 
-    /// Replays each response as [`replay_counts`](Self::replay_counts) does, under a rule that is not in the table,
-    /// such as one that you are developing. Its [`StopRule::needs`] must name every signal that it reads: decoding
-    /// gives it no others.
+    /// Replays each response as [`replay_counts`](Self::replay_counts) does, under a rule without a
+    /// [`StopRuleConfig`], such as one that you are developing. Its [`StopRule::needs`] must name
+    /// every signal that it reads, because decoding gives it no others.
     ///
     /// # Errors
     /// As [`replay`](Self::replay).
@@ -264,8 +270,8 @@ impl Recordings {
         Ok(self.responses.iter().map(&mut count).collect())
     }
 
-    /// Replays the oracle (SpecDec++, Lemma 2.1), with rounds of up to the recorded length. For sampled
-    /// recordings it also knows the draws.
+    /// Replays the oracle, which drafts exactly the candidates that will be accepted (SpecDec++,
+    /// Lemma 2.1), up to the recorded length. For sampled recordings it knows the random draws too.
     ///
     /// # Errors
     /// If `costs` lacks the drafter.
@@ -279,7 +285,8 @@ impl Recordings {
         Ok(self.responses.iter().map(replay).collect())
     }
 
-    /// Returns the counts and modelled seconds of plain decoding for each response: one target forward per token.
+    /// Returns the counts and modelled seconds of plain decoding for each response: one target
+    /// forward per token.
     pub fn plain(&self, costs: &RoundCosts) -> Vec<TimedCounts> {
         let plain = |response: &Recording| {
             let num_tokens = response.places.len();
@@ -291,8 +298,8 @@ impl Recordings {
         self.responses.iter().map(plain).collect()
     }
 
-    /// Returns the recordings with each response's first token as the end of its prompt, as on servers, where it comes
-    /// from reading the prompt. Responses of one token are left out.
+    /// Returns the recordings with each response's first token moved to the end of its prompt,
+    /// because servers emit it when they have read the prompt. Responses of one token are left out.
     #[must_use]
     pub fn after_first_token(&self) -> Self {
         let later = |response: &Recording| {
@@ -308,7 +315,7 @@ impl Recordings {
         Self { responses, ..self.clone() }
     }
 
-    /// Returns whether the target was evaluated for every candidate, including those after rejected ones.
+    /// Returns whether the target was evaluated for every candidate, even after rejected ones.
     pub fn is_judged(&self) -> bool {
         let mut places = self.responses.iter().flat_map(|response| response.places.iter());
         places.all(|place| {
@@ -318,9 +325,10 @@ impl Recordings {
         })
     }
 
-    /// Returns the same recordings with a perfect acceptance head, which predicts every candidate's true acceptance
-    /// probability: the most that a head can gain for a rule. It predicts when the recorded head does, or after reading
-    /// if none was recorded. [`Self::is_judged`] must hold.
+    /// Returns the same recordings with a perfect acceptance head, which predicts every candidate's
+    /// true acceptance probability. It shows the most that a head can gain for a rule. Its timing
+    /// is that of the recorded head, or [`HeadTiming::AfterRead`] if none was recorded.
+    /// [`Self::is_judged`] must hold.
     pub fn with_perfect_head(&self) -> Self {
         let head = self.head.or(Some(HeadTiming::AfterRead));
         let knowing = self.with_candidates(|candidate| {
@@ -329,8 +337,9 @@ impl Recordings {
         Self { head, ..knowing }
     }
 
-    /// Returns the same recordings with the predictions of another head. For each response, `predictions` first has
-    /// those of the response's tokens, then those of its rollouts' candidates.
+    /// Returns the same recordings with the predictions of another head. For each response,
+    /// `predictions` lists the predictions for the response's tokens, then those for the candidates
+    /// of its rollouts.
     ///
     /// # Panics
     /// If there are fewer predictions than candidates.
@@ -344,7 +353,7 @@ impl Recordings {
                 candidate.predicted_acceptance_prob = Some(f64::from(*predicted));
                 last = Some(candidate);
             }
-            // Nothing is drafted after the last one, which would read it.
+            // Nothing is drafted after the last candidate, so the draft model never reads it.
             if let Some(last) = last.filter(|_| head == HeadTiming::AfterRead) {
                 last.predicted_acceptance_prob = None;
             }

@@ -1,21 +1,23 @@
-//! Review inside a cascade: a drafter's model verifies what a cheaper drafter proposes, and passes on
-//! the accepted tokens, each with the distribution it was emitted from (CS-Drafting, Chen et al. 2023).
+//! Review inside a cascade (CS-Drafting, Chen et al. 2023): a drafter's model verifies the
+//! candidates of a cheaper drafter. It passes on the accepted tokens, each with the distribution it
+//! was emitted from.
 //!
-//! A reviewer may be lenient, since the target verifies last. With lenience l it accepts a candidate
-//! x drawn from d with probability min(1, l·r(x)/d(x)). With l = 1 its tokens have its distribution r.
-//! With l > 1 they have another distribution e, which the next verification must know:
+//! A reviewer may be lenient, since the target verifies last. With lenience l it accepts a
+//! candidate x drawn from d with probability min(1, l·r(x)/d(x)), where r is the reviewer's
+//! distribution. With l = 1 the emitted tokens have the distribution r. With l > 1 they have
+//! another distribution e, which the next verification must know:
 //!
 //! e = min(d, l·r) + (1 − Σ min(d, l·r))·(r − d)+/Σ (r − d)+
 //!
 //! Looked-up candidates are reviewed exactly unless [`Lenience::with_look_ups`] says otherwise
-//! (Appendix B forbids lenience for Max-Gram; the authors' code allows it). The authors review greedily
-//! only, with the reviewer's own probabilities.
+//! (Appendix B forbids lenience for Max-Gram; the authors' code allows it). The authors review
+//! greedily only, with the reviewer's own probabilities.
 
 use crate::verify::take_residual;
 use crate::{DrawnFrom, Draws, SoftmaxSummary, TheoryError, argmax};
 
-/// The factor l by which a reviewer overrates a candidate's probability, at least 1: for candidates of
-/// models, and for those that were looked up.
+/// The factor l >= 1 by which a reviewer overrates a candidate's probability. Looked-up candidates
+/// have a separate factor.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Lenience {
     models: f64,
@@ -23,13 +25,13 @@ pub struct Lenience {
 }
 
 impl Lenience {
-    /// Exact review of all candidates.
+    /// The lenience 1, with which all candidates are reviewed exactly.
     pub const NONE: Self = Self { models: 1.0, look_ups: 1.0 };
 
-    /// Creates lenience for candidates of models; looked-up ones are reviewed exactly.
+    /// Creates lenience for a model's candidates. Looked-up candidates are reviewed exactly.
     ///
     /// # Errors
-    /// If it is below 1 or not finite.
+    /// If `lenience` is below 1 or not finite.
     pub fn new(lenience: f64) -> Result<Self, TheoryError> {
         let is_valid = lenience >= 1.0 && lenience.is_finite();
         let range = "be 1 or more and finite (1 reviews exactly)";
@@ -56,23 +58,24 @@ impl Lenience {
 /// A token that a cascade's drafter proposes to its reviewer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CascadeCandidate {
-    /// The token.
+    /// The candidate's token id.
     pub token_id: u32,
-    /// Its distribution, given those before it.
+    /// The distribution that the token was drawn from, given the tokens before it.
     pub drawn_from: DrawnFrom,
-    /// The probability that its drafter's model gives to it, unwarped, with which a lenient greedy
-    /// reviewer compares its own. 1 for a looked-up token.
+    /// The probability of the token in its drafter's model, at temperature 1 and without filters. A
+    /// lenient greedy reviewer compares it with its own probability. 1 for a looked-up token.
     pub prob: f64,
-    /// Whether it was looked up, and no model has reviewed it since.
+    /// Whether the token was looked up and no model has reviewed it since.
     pub is_looked_up: bool,
 }
 
-/// Reviews a chain greedily: accepts candidates while each is the reviewer's most probable token, or has
-/// more than 1/l of the probability it was proposed with under the reviewer. Returns the accepted ones,
-/// and the reviewer's next token.
+/// Reviews a chain greedily and returns the accepted candidates and the reviewer's next token.
+/// Candidates are accepted up to the first rejection. A candidate is accepted if it is the
+/// reviewer's most probable token. With lenience l > 1 it is also accepted if the reviewer's
+/// probability exceeds 1/l of the candidate's [`prob`](CascadeCandidate::prob).
 ///
-/// `logits_after(i)` gives the reviewer's logits after candidate i − 1. It is called only for the rows
-/// that are reached.
+/// `logits_after(i)` returns the reviewer's logits after the first i candidates. It is called only
+/// for the rows that are reached.
 pub fn review_greedy<'r>(
     candidates: &[CascadeCandidate],
     mut logits_after: impl FnMut(usize) -> &'r [f32],
@@ -106,14 +109,16 @@ pub fn review_greedy<'r>(
     }
 }
 
-/// Reviews a chain by rejection sampling. Returns the accepted candidates and one more token: drawn from
-/// the residual at the first rejection, or from the reviewer's distribution if all are accepted. Each
-/// has the distribution that it is emitted from, given the tokens before it and how they came about.
+/// Reviews a chain by rejection sampling. Returns the accepted candidates and one more token. At
+/// the first rejection it is drawn from the residual, and if all are accepted, from the reviewer's
+/// distribution. Each returned token carries the distribution it is emitted from, given the tokens
+/// before it.
 ///
-/// `probs_after(i)` is the reviewer's warped distribution r after candidate i − 1.
+/// `probs_after(i)` returns the reviewer's distribution r after the first i candidates, with
+/// temperature and filters applied.
 ///
 /// # Panics
-/// If distributions are not over one vocabulary, or a token's own probability is 0.
+/// If distributions differ in length, or a candidate's own draft probability is 0.
 pub fn review_sampled(
     candidates: &[CascadeCandidate],
     mut probs_after: impl FnMut(usize) -> Vec<f64>,
@@ -153,16 +158,16 @@ impl CascadeCandidate {
 
 /// The review of one candidate.
 struct Review {
-    /// min(1, l·r/d).
+    /// The acceptance probability min(1, l·r/d), not yet clamped to 1.
     acceptance_prob: f64,
-    /// (r − d)+, not normalised.
+    /// The unnormalised residual (r − d)+.
     residual: Vec<f64>,
     /// The distribution of the token that takes the candidate's place.
     emitted: Vec<f64>,
 }
 
 impl Review {
-    /// Computes how a reviewer with the distribution `own` judges a candidate.
+    /// Computes the review of a candidate by a reviewer with the distribution `own`.
     fn new(candidate: &CascadeCandidate, own: Vec<f64>, lenience: f64) -> Self {
         let CascadeCandidate { token_id, drawn_from, .. } = candidate;
         let candidate = *token_id as usize;
@@ -176,7 +181,7 @@ impl Review {
         assert!(d(candidate) > 0.0, "token `{candidate}` cannot have been drawn from its row");
         let mut residual = own.clone();
         take_residual(&mut residual, 1.0, drawn_from, candidate);
-        // Summed up directly: 1 minus the accepted share could round to 0.
+        // This is summed directly because 1 minus the accepted share could round to 0.
         let rejected: f64 =
             own.iter().enumerate().map(|(token, own)| (d(token) - lenience * own).max(0.0)).sum();
         let scale = rejected / residual.iter().sum::<f64>();

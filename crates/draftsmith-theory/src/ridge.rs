@@ -1,9 +1,10 @@
-//! Ridge regression with many outputs: the best linear map from one set of vectors to another, with a
-//! penalty on its size.
+//! Ridge regression with many outputs: the linear map from one set of vectors to another with the
+//! least squared error plus a penalty on the map's size.
 
-/// Solves (G + s·ḡ·1)·W = C, where ḡ is the mean of G's diagonal. With the Gram matrix G = XᵀX and C =
-/// XᵀY this is ridge regression of Y on X, with a strength s that is independent of the number of
-/// rows and their scale. None if the matrix is not positive definite, for example without rows.
+/// Solves (G + s·ḡ·1)·W = C for W, where s is `strength` and ḡ is the mean of G's diagonal. With
+/// the Gram matrix G = XᵀX and C = XᵀY this is ridge regression of Y on X, and s does not depend on
+/// the number of rows or their scale. None if the matrix is not positive definite, for example
+/// without rows.
 ///
 /// # Shapes
 /// `gram` is `[size, size]`; `cross` and the result are `[size, outputs]`, in row-major order.

@@ -1,13 +1,14 @@
-//! The cost of rounds: seconds of draft forwards by drafter, and of verifications by number of rows.
+//! The cost of rounds: the seconds of a draft forward for each drafter, and of a verification for
+//! each number of rows.
 //!
-//! Engines verify rows in blocks, so one more row may cost little or much. These costs keep the
-//! measured time for each number of rows, and a time for each drafter of a round, as cascades have
-//! several. [`CostModel`](crate::CostModel), SpecDec++'s straight line, summarises them for one
-//! drafter.
+//! Engines verify rows in blocks, so one more row may cost little or much. [`RoundCosts`] therefore
+//! keeps the measured time for each number of rows. It keeps a time for each drafter, because a
+//! cascade has several in a round. SpecDec++'s linear [`CostModel`](crate::CostModel) summarises
+//! the costs of one drafter.
 //!
-//! A draft forward takes longer the more time has passed since the last one, because other processes
-//! evict its weights from the caches. So the cost of rounds under a rule is measured in rounds under
-//! that rule.
+//! A draft forward takes longer the more time has passed since the last one, because its weights
+//! have been evicted from the processor's caches. So the costs for a stop rule are measured in
+//! rounds under that rule.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +18,7 @@ use crate::least_squares::non_negative_least_squares;
 use crate::serialized::deserialize_by_new;
 use crate::{CostModel, DrafterId, Forwards, MAX_DRAFTERS, Round, TheoryError};
 
-/// Seconds of draft forwards, and of verifications of 1, 2, … rows.
+/// The costs in seconds of draft forwards, and of verifications of 1, 2, … rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RoundCosts {
     draft_seconds: BTreeMap<DrafterId, f64>,
@@ -27,8 +28,8 @@ pub struct RoundCosts {
 deserialize_by_new!(RoundCosts { draft_seconds: BTreeMap<DrafterId, f64>, verify_seconds: Vec<f64> });
 
 impl RoundCosts {
-    /// Creates costs of draft forwards and of verifications of 1, 2, … rows. Beyond the last, each
-    /// row adds the mean increase.
+    /// Creates costs from the seconds of draft forwards and of verifications of 1, 2, … rows.
+    /// Beyond the last number of rows, each further row adds the mean increase.
     ///
     /// # Errors
     /// Without verifications, or if a time is negative or not finite.
@@ -44,7 +45,8 @@ impl RoundCosts {
         Ok(Self { draft_seconds, verify_seconds })
     }
 
-    /// Creates costs from the times of some numbers of rows, with linear interpolation between them.
+    /// Creates costs from points of a number of rows and its seconds of verification, with linear
+    /// interpolation between them.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -68,7 +70,7 @@ impl RoundCosts {
         Self::new(draft_seconds, (1..=most).map(at).collect())
     }
 
-    /// Creates costs from a cost model, with one drafter: a verification's cost is linear in its rows.
+    /// Creates the costs of one drafter from a cost model that is linear in the verified rows.
     ///
     /// # Errors
     /// As [`new`](Self::new).
@@ -78,9 +80,10 @@ impl RoundCosts {
         Self::new(draft_seconds, vec![verify(1.0), verify(2.0)])
     }
 
-    /// Estimates costs from timed rounds: the mean time of verifications of each number of rows, and of
-    /// a draft forward. If several drafters ran, least squares over the rounds gives each one's. None
-    /// without rounds, if nothing took time, or if the rounds do not separate the drafters' costs.
+    /// Estimates costs from timed rounds: the mean time of a verification for each number of rows,
+    /// and the mean time of a draft forward. If several drafters ran, least squares over the rounds
+    /// gives the time of each. None without rounds, or if the rounds do not separate the drafters'
+    /// costs.
     pub fn of_rounds<'a>(rounds: impl IntoIterator<Item = &'a Round>) -> Option<Self> {
         let rounds: Vec<&Round> = rounds.into_iter().collect();
         let mut verify: BTreeMap<usize, (f64, usize)> = BTreeMap::new();
@@ -96,20 +99,20 @@ impl RoundCosts {
     /// Returns t_draft of a drafter: the seconds of one draft forward.
     ///
     /// # Errors
-    /// If it is unknown.
+    /// If the drafter's cost is unknown.
     pub fn draft_seconds(&self, drafter: DrafterId) -> Result<f64, TheoryError> {
         let known = self.draft_seconds.get(&drafter).copied();
         known.ok_or(TheoryError::UnknownCost(drafter))
     }
 
-    /// Returns the same costs with this t_draft of a drafter.
+    /// Returns the same costs with t_draft of a drafter set to `draft_seconds`.
     #[must_use]
     pub fn with_draft_seconds(mut self, drafter: DrafterId, draft_seconds: f64) -> Self {
         self.draft_seconds.insert(drafter, draft_seconds);
         self
     }
 
-    /// Returns the seconds that a verification of `num_rows` rows takes; `num_rows` is at least 1.
+    /// Returns the seconds of a verification of `num_rows` rows, at least 1.
     pub fn verify_seconds(&self, num_rows: usize) -> f64 {
         let known = self.verify_seconds.len();
         match self.verify_seconds.get(num_rows.saturating_sub(1)) {
@@ -118,7 +121,8 @@ impl RoundCosts {
         }
     }
 
-    /// Computes t_row: the mean cost of another row, from one row to the largest known number; at least 0.
+    /// Computes t_row, the mean seconds that each further row adds between one row and the largest
+    /// known number of rows; at least 0.
     pub fn row_seconds(&self) -> f64 {
         let known = self.verify_seconds.len();
         if known < 2 {
@@ -144,7 +148,8 @@ impl RoundCosts {
         Ok(seconds)
     }
 
-    /// Predicts the seconds of rounds; their measured times are not used.
+    /// Predicts the total seconds of rounds from their forwards and candidates. Their measured
+    /// times are not used.
     ///
     /// # Errors
     /// If t_draft of a drafter is unknown.
@@ -156,7 +161,7 @@ impl RoundCosts {
         rounds.map(|round| self.round_seconds(round.forwards, round.num_drafted)).sum()
     }
 
-    /// Returns the straight line that starts at one row: t_draft of a drafter, t_target and t_row.
+    /// Returns the linear cost model that is exact at one row: t_draft, t_target and t_row.
     ///
     /// # Errors
     /// If t_draft is unknown.

@@ -1,8 +1,9 @@
 //! The distribution that a sampled token is drawn from: temperature, top-k, top-p and min-p.
 //!
-//! The warpers and their order are those of HF transformers, which recipes and other runtimes mean by
-//! these names. This runs for every decoded token and every verified row, over vocabularies of 1k to
-//! 128k, so each step visits only the tokens that the previous step kept.
+//! These logits warpers and their order are those of HF transformers, which other runtimes and our
+//! recipes refer to by the same names. This code runs for every decoded token and every verified
+//! row, over vocabularies of 1k to 128k. So each step visits only the tokens that the previous step
+//! kept.
 
 use serde::{Deserialize, Serialize};
 
@@ -11,21 +12,22 @@ use crate::distribution::checked_max;
 use crate::exponentials;
 use crate::select::{Token, kth_largest, nucleus};
 
-/// The warpers applied before a draw: temperature, top-k, top-p, then min-p. The default keeps the
-/// model's distribution.
+/// The settings of the logits warpers that are applied before a draw, in the order temperature,
+/// top-k, top-p, min-p. The default leaves the model's distribution unchanged.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Sampling {
-    /// Divides the logits. Positive; 1 changes nothing.
+    /// The positive temperature, by which logits are divided. 1 changes nothing.
     pub temperature: f64,
-    /// Keeps the smallest set of most probable tokens whose mass is at least this. In (0, 1]; 1 keeps
-    /// all.
+    /// The mass p in (0, 1] of top-p: the smallest set of most probable tokens with at least this
+    /// mass is kept. 1 keeps all tokens.
     pub top_p: f64,
-    /// Keeps the tokens whose logit is at least the k-th largest, so more than k in a tie. None keeps
-    /// all.
+    /// The number k of top-k: the tokens whose logit is at least the k-th largest are kept, which
+    /// are more than k in a tie. None keeps all tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<usize>,
-    /// Keeps the tokens with at least this share of the largest probability. In (0, 1); None keeps all.
+    /// The share in (0, 1) of min-p: the tokens with at least this share of the largest probability
+    /// are kept. None keeps all tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f64>,
 }
@@ -40,7 +42,7 @@ impl Sampling {
     /// Checks that every setting is in its range.
     ///
     /// # Errors
-    /// Names the first setting that is not.
+    /// If a setting is outside its range. The error names the first one.
     pub fn validate(&self) -> Result<(), TheoryError> {
         let Self { temperature, top_p, top_k, min_p } = *self;
         let is_valid = temperature > 0.0 && temperature.is_finite();
@@ -55,13 +57,12 @@ impl Sampling {
         TheoryError::check(is_valid, "min_p", range, min_p.unwrap_or_default())
     }
 
-    /// Computes the probabilities with which a token is drawn: the softmax of the warped `logits`, 0
-    /// for removed tokens.
+    /// Computes the probabilities with which a token is drawn: the softmax of the warped `logits`,
+    /// 0 for removed tokens.
     ///
-    /// Settings must be valid (see [`Sampling::validate`]). Before normalisation the most probable
-    /// token has weight 1, so min-p bounds the weights. Among equally probable tokens at the edge of
-    /// the top-p set, those with a higher index stay, as in HF, which removes from an ascending stable
-    /// sort.
+    /// Settings must be valid (see [`Sampling::validate`]). Among equally probable tokens at the
+    /// edge of the top-p set, those with a higher index are kept. HF transformers does the same,
+    /// because it removes tokens from an ascending stable sort.
     ///
     /// # Panics
     /// If no logit is finite, or any is NaN or +∞.
@@ -71,7 +72,7 @@ impl Sampling {
             let (mut weights, total) = exponentials::weights(logits, largest, self.temperature);
             let total = checked_total(total);
             if self.top_p >= 1.0 && self.min_p.is_none() {
-                // Products are much cheaper than divisions, with one rounding more.
+                // Multiplications are much cheaper than divisions and cost one more rounding.
                 let scale = total.recip();
                 weights.iter_mut().for_each(|weight| *weight *= scale);
                 return weights;
@@ -86,7 +87,7 @@ impl Sampling {
         };
 
         let smallest_kept = kth_largest(logits, top_k);
-        // NaN is kept for the check of the sum.
+        // NaN is kept so that the check of the sum finds it.
         let (indices, kept): (Vec<usize>, Vec<f32>) = (0..)
             .zip(logits.iter().copied())
             .filter(|&(_, logit)| logit >= smallest_kept || logit.is_nan())
@@ -99,7 +100,7 @@ impl Sampling {
         self.spread(vec![0.0; logits.len()], kept)
     }
 
-    /// Returns whether min-p keeps a token with this weight, if the most probable token has weight 1.
+    /// Returns whether min-p keeps a token of this weight, if the largest weight is 1.
     fn is_likely(&self, weight: f64) -> bool {
         self.min_p.is_none_or(|min_p| weight >= min_p)
     }

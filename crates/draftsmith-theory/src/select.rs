@@ -1,14 +1,15 @@
-//! Selection without sorting: the k-th largest logit and the top-p set, over whole vocabularies.
+//! Selection of the k-th largest logit and the top-p set from a vocabulary, without sorting.
 //!
-//! `sampling` needs these for every decoded token. One comparison a token discards nearly all of a
-//! vocabulary; halving finds the edge in the rest, which is never sorted.
+//! `sampling` needs them for every decoded token. One comparison per token discards nearly all of a
+//! vocabulary. Repeated halving finds the edge of the selection in the rest, which is never sorted.
 
 /// A token's index and its unnormalised weight.
 pub(crate) type Token = (usize, f64);
 
-/// Finds the k-th largest logit, 1 <= k; −∞ if fewer than k logits are above −∞. NaNs are skipped.
+/// Finds the k-th largest logit, where k = `top_k` is at least 1. Returns −∞ if fewer than k logits
+/// are above −∞. NaNs are skipped.
 ///
-/// One pass, which holds only the logits above the k-th largest so far, at most a few times k.
+/// It makes one pass and holds only the logits above the k-th largest so far, at most 2k + 64.
 pub(crate) fn kth_largest(logits: &[f32], top_k: usize) -> f32 {
     let select =
         |best: &mut Vec<f32>| *best.select_nth_unstable_by(top_k - 1, |a, b| b.total_cmp(a)).1;
@@ -27,8 +28,8 @@ pub(crate) fn kth_largest(logits: &[f32], top_k: usize) -> f32 {
     if best.len() < top_k { f32::NEG_INFINITY } else { select(&mut best) }
 }
 
-/// Finds the tokens of the k largest logits, in descending order, equals by index; fewer if fewer
-/// logits are above −∞.
+/// Finds the tokens of the `top_k` largest logits, in descending order of logit and, among equal
+/// logits, ascending order of id. There are fewer if fewer logits are above −∞.
 pub(crate) fn largest(logits: &[f32], top_k: usize) -> Vec<u32> {
     if top_k == 0 {
         return Vec::new();
@@ -41,24 +42,25 @@ pub(crate) fn largest(logits: &[f32], top_k: usize) -> Vec<u32> {
     kept.into_iter().map(|(token, _)| token).collect()
 }
 
-/// Selects the top-p set, in no particular order: each token for which the more probable tokens hold
-/// less than `top_p` of the mass.
+/// Selects the top-p set, in no particular order. A token belongs to it if the more probable tokens
+/// together hold less than `top_p` of the mass.
 ///
-/// A kept token and the at most `num_tokens` tokens that are no heavier hold more than 1 − `top_p` of
-/// the mass, so it weighs more than (1 − `top_p`) / `num_tokens` of the total: this bound discards
-/// nearly all of most rows. A quickselect on mass finds the edge among the rest in linear time, even
-/// in flat rows.
+/// A kept token and all tokens that weigh no more together hold more than 1 − `top_p` of the mass.
+/// They are at most `num_tokens` tokens, so a kept token weighs more than (1 − `top_p`) /
+/// `num_tokens` of the total. This bound discards nearly all tokens of most rows. A quickselect on
+/// mass then finds the edge of the set in linear time, even if the distribution is flat.
 pub(crate) fn nucleus(
     tokens: impl Iterator<Item = Token>,
     total: f64,
     num_tokens: usize,
     top_p: f64,
 ) -> Vec<Token> {
-    // Slightly lower, so that rounding never removes a token that exact arithmetic keeps.
+    // The bound is lowered slightly, so that rounding never removes a token of the set.
     let least = (1.0 - top_p) * total / num_tokens as f64 * (1.0 - 1e-9);
     let mut tokens: Vec<Token> = tokens.filter(|(_, weight)| *weight >= least).collect();
     let descending = |a: &Token, b: &Token| b.1.total_cmp(&a.1).then(b.0.cmp(&a.0));
-    // In descending order, tokens through `start` stay and tokens from `end` go.
+    // Of the tokens in descending order, those up to and including index `start` are kept, and
+    // those from index `end` on are removed.
     let (mut start, mut end, mut mass_before) = (0, tokens.len(), 0.0);
     while end - start > 1 {
         let half = (end - start) / 2;

@@ -1,46 +1,49 @@
-//! What a round takes on a server, by the number of requests in it and of candidates, and the throughput that
-//! follows.
+//! The time of a server's round, by batch size and candidates, and the throughput that follows.
 //!
-//! A round of B requests with K candidates each takes T(B, K). T is measured where no candidate is accepted, so that a
-//! round is the time between two tokens. While B clients keep a server busy, an answer of R rounds lasts R·T(B, K), and
-//! as long as B prompts take to be read, since reading one stops all. So the throughput is B·n / (R·T(B, K) + B·P) for
-//! answers of n tokens; the order of accepted and rejected candidates does not matter.
+//! A round of B requests with K candidates each takes T(B, K) seconds. T is measured on text where
+//! no candidate is accepted, so that a round lasts from one token to the next. If B clients keep a
+//! server busy, an answer of R rounds takes R·T(B, K), plus the time B·P of reading B prompts,
+//! because reading a prompt of P seconds stops all requests. For answers of n tokens the throughput
+//! is thus B·n / (R·T(B, K) + B·P). The order of accepted and rejected candidates does not matter.
 //!
-//! Where requests of a round draft different numbers, T is split: V(rows) for the target, which is T without speculation
-//! at that many requests, and D(B, k) = T(B, k) − V(B·(1 + k)) for k steps of the drafter. A round takes E V(B + Σkᵢ) +
-//! E D(B, max kᵢ), with independent kᵢ. Look-ups have D = 0.
+//! If the requests of a round draft different numbers kᵢ of candidates, T is split in two. V(rows)
+//! is the target's time, which equals T without speculation at that many requests. D(B, k) = T(B,
+//! k) − V(B·(1 + k)) is the time of k steps of the drafter. With independent kᵢ, a round takes E
+//! V(B + Σkᵢ) + E D(B, max kᵢ) on average. Look-ups have D = 0.
 
 use std::collections::BTreeMap;
 
 use crate::TheoryError;
 
-/// The share of block medians below the estimate of a cell: noise on a shared machine only adds time.
+/// The quantile of a cell's block medians that serves as its time. It is below the median because
+/// noise on a shared machine only adds time.
 const QUANTILE: f64 = 0.25;
 
-/// Measured rounds of one batch size and number of candidates.
+/// The measured rounds of one batch size and number of candidates.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServerCell {
-    /// B: requests side by side.
+    /// B: the number of concurrent requests.
     pub batch_size: usize,
-    /// K: candidates per round and request; 0 for a server without speculation.
+    /// K: the number of candidates per round and request; 0 for a server without speculation.
     pub num_candidates: usize,
-    /// The median round of each block of rounds, in seconds.
+    /// The median seconds of a round in each block of measured rounds.
     pub block_seconds: Vec<f64>,
-    /// The seconds that reading a token of a prompt took; 0 if that is unknown.
+    /// The seconds of prefill per prompt token; 0 if they are unknown.
     pub prompt_token_seconds: f64,
 }
 
-/// The rounds of a server.
+/// The measured costs of a server's rounds.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServerCosts {
     cells: Vec<ServerCell>,
 }
 
 impl ServerCosts {
-    /// Creates costs from cells. At least one must be without speculation.
+    /// Creates costs from cells, of which at least one must be without speculation.
     ///
     /// # Errors
-    /// If a time or batch size is not positive, a cell is there twice or has no block, or none is without speculation.
+    /// If a time or batch size is not positive, a cell occurs twice or has no block, or no cell is
+    /// without speculation.
     pub fn new(cells: Vec<ServerCell>) -> Result<Self, TheoryError> {
         let key = |cell: &ServerCell| (cell.num_candidates, cell.batch_size);
         for (nth, cell) in cells.iter().enumerate() {
@@ -70,7 +73,7 @@ impl ServerCosts {
         sizes
     }
 
-    /// Returns the numbers of candidates that were measured, ascending, without 0.
+    /// Returns the measured numbers of candidates above 0, ascending.
     pub fn lengths(&self) -> Vec<usize> {
         let mut lengths: Vec<usize> = self.cells.iter().map(|cell| cell.num_candidates).collect();
         lengths.sort_unstable();
@@ -79,18 +82,20 @@ impl ServerCosts {
         lengths
     }
 
-    /// Builds the table of rounds from all blocks.
+    /// Builds the table of round times from all blocks.
     pub fn table(&self) -> RoundTable {
         self.table_of(|_, num| (0..num).collect())
     }
 
-    /// Builds the table from some blocks of each cell: `pick` gets the cell's index and its number of blocks, and
-    /// returns indices of blocks; an index may occur twice.
+    /// Builds the table of round times from selected blocks of each cell. `pick` gets the cell's
+    /// index and its number of blocks, and returns the indices of the blocks to use, in which an
+    /// index may occur twice.
     pub fn table_of(&self, mut pick: impl FnMut(usize, usize) -> Vec<usize>) -> RoundTable {
         let mut seconds: BTreeMap<usize, BTreeMap<usize, f64>> = BTreeMap::new();
         let mut smallest: BTreeMap<usize, (usize, f64)> = BTreeMap::new();
         for (nth, cell) in self.cells.iter().enumerate() {
-            // Prompts that begin together are read together; alone they stop the others for longest.
+            // Requests that begin together have their prompts read together. The smallest batch
+            // shows the time of one prompt alone, which is the longest.
             let of_cell = (cell.batch_size, cell.prompt_token_seconds);
             let of_smallest = smallest.entry(cell.num_candidates).or_insert(of_cell);
             if cell.batch_size < of_smallest.0 {
@@ -103,7 +108,8 @@ impl ServerCosts {
             let at = (QUANTILE * (blocks.len() - 1) as f64).round() as usize;
             seconds.entry(cell.num_candidates).or_default().insert(cell.batch_size, blocks[at]);
         }
-        // More requests and more candidates never take less: each pass keeps the order of the other.
+        // More requests or more candidates never take less time. Each pass over one of the two
+        // keeps the order of the other.
         for _ in 0..2 {
             for by_batch in seconds.values_mut() {
                 rise(by_batch.values_mut().collect());
@@ -119,7 +125,7 @@ impl ServerCosts {
     }
 }
 
-/// Replaces values by the nearest ones that never fall: their means over stretches that fall.
+/// Replaces values by the nearest non-decreasing ones: falling stretches become their mean.
 fn rise(values: Vec<&mut f64>) {
     let mut pools: Vec<(f64, usize)> = Vec::new();
     for value in &values {
@@ -137,36 +143,37 @@ fn rise(values: Vec<&mut f64>) {
     values.into_iter().zip(fitted).for_each(|(value, fitted)| *value = fitted);
 }
 
-/// Seconds per round, monotone in both numbers.
+/// The seconds per round, which rise with the batch size and with the number of candidates.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RoundTable {
-    /// By number of candidates and batch size.
+    /// The seconds per round by number of candidates, then by batch size.
     seconds: BTreeMap<usize, BTreeMap<usize, f64>>,
-    /// By number of candidates.
+    /// The seconds of prefill per prompt token, by number of candidates.
     prompt_token_seconds: BTreeMap<usize, f64>,
 }
 
-/// What requests ask of a server: sums over them.
+/// The work of a set of requests, summed over them.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Work {
-    /// Tokens of the prompts.
+    /// The number of prompt tokens.
     pub prompt_tokens: f64,
-    /// Tokens of the answers. The first one comes from reading the prompt.
+    /// The number of answer tokens. The first token of each answer comes from reading the prompt.
     pub tokens: f64,
-    /// Rounds after the first token.
+    /// The number of rounds after the first tokens.
     pub rounds: f64,
 }
 
 impl Work {
-    /// Computes the tokens per round and request, without the first token of each of the `num_requests` answers.
+    /// Computes the mean tokens per round of a request, without the first token of each of the
+    /// `num_requests` answers.
     pub fn tokens_per_round(&self, num_requests: f64) -> f64 {
         (self.tokens - num_requests) / self.rounds
     }
 }
 
 impl RoundTable {
-    /// Returns the seconds of a round: measured, or interpolated linearly between the batch sizes beside it. `None`
-    /// outside of what was measured.
+    /// Returns the seconds of a round, measured or linearly interpolated between the two nearest
+    /// batch sizes. None outside the measured range.
     pub fn seconds(&self, batch_size: f64, num_candidates: usize) -> Option<f64> {
         let by_batch = self.seconds.get(&num_candidates)?;
         let below = by_batch.iter().rfind(|(size, _)| **size as f64 <= batch_size)?;
@@ -177,8 +184,9 @@ impl RoundTable {
         Some(low + share * (high - low))
     }
 
-    /// Computes the seconds of a round whose requests draft `k` candidates with the chance `shares[k]` each. A
-    /// fractional number of requests is interpolated linearly. `None` outside of what was measured.
+    /// Computes the expected seconds of a round in which each request independently drafts `k`
+    /// candidates with probability `shares[k]`. A fractional batch size is interpolated linearly.
+    /// None outside the measured range.
     ///
     /// # Panics
     /// If `shares` is empty.
@@ -195,7 +203,7 @@ impl RoundTable {
         shares: &[f64],
         source: DraftedBy,
     ) -> Option<f64> {
-        // The chances of the sum of all requests' candidates.
+        // The probability of each total number of candidates over all requests.
         let mut sums = vec![1.0];
         for _ in 0..batch_size {
             let mut next = vec![0.0; sums.len() + shares.len() - 1];
@@ -224,8 +232,8 @@ impl RoundTable {
         Some(seconds)
     }
 
-    /// Computes D(B, k), the seconds that k steps of the drafter take, at least 0; interpolated linearly between
-    /// measured numbers of steps. `None` outside of what was measured.
+    /// Computes D(B, k), the seconds of k steps of the drafter, at least 0, with linear
+    /// interpolation between measured numbers of steps. None outside the measured range.
     fn draft_seconds(&self, batch_size: usize, num_steps: usize) -> Option<f64> {
         let at = |length: usize| -> Option<f64> {
             if length == 0 {
@@ -243,10 +251,10 @@ impl RoundTable {
         Some(low + share * (at(to)? - low))
     }
 
-    /// Computes the tokens per second of all requests together, where rounds take `round_seconds`.
+    /// Computes the tokens per second of all requests together, if a round takes `round_seconds`.
     ///
-    /// `num_candidates` is that of the server: its drafter may read prompts too. The time of a prompt is that without
-    /// speculation if none was measured.
+    /// `num_candidates` selects the measured time of reading a prompt, because the server's drafter
+    /// may read prompts too. If none was measured for it, the time without speculation is used.
     pub fn throughput(
         &self,
         batch_size: f64,
@@ -261,15 +269,16 @@ impl RoundTable {
     }
 }
 
-/// What proposes candidates.
+/// The kind of drafter that proposes the candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DraftedBy {
-    /// A drafter, step by step up to `most` candidates. It stops before a candidate, which takes a step too.
+    /// A drafter that proposes up to `most` candidates step by step. To stop earlier, it takes one
+    /// more step without a candidate.
     Drafter {
-        /// The most candidates, at least 1.
+        /// The maximum number of candidates, at least 1.
         most: usize,
     },
-    /// A look-up in the text, at no cost.
+    /// A look-up in the text, which takes no time.
     LookUp,
 }
 
@@ -330,7 +339,8 @@ mod tests {
         let plain = ServerCell { prompt_token_seconds: 0.25, ..cell(1, 0, &[1.0]) };
         let together = ServerCell { prompt_token_seconds: 0.125, ..cell(4, 0, &[1.0]) };
         let table = ServerCosts::new(vec![together, plain]).expect("valid").table();
-        // Two requests at a time: 10 rounds of a second, and two prompts of 8 tokens at a quarter of a second.
+        // Two requests at a time: 10 rounds of a second, and two prompts of 8 tokens at a quarter
+        // of a second.
         let work = Work { prompt_tokens: 8.0, tokens: 21.0, rounds: 10.0 };
         close(Some(table.throughput(2.0, 0, 1.0, &work)), 2.0 * 21.0 / 14.0);
         close(Some(table.throughput(2.0, 5, 1.0, &work)), 2.0 * 21.0 / 14.0);

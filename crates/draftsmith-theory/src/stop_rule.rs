@@ -1,13 +1,13 @@
-//! When a draft phase ends: the stop rules and the signals that they read.
+//! The stop rules, which decide when a draft phase ends, and the signals that they read.
 //!
-//! The round loop draws a candidate, includes it, and then asks the rule. So a rule can end a round
-//! only *after* the last drawn candidate: withholding a candidate because of its value would bias the
-//! output (with p = q = (½, ½) and token 1 withheld, token 0 comes out with probability ¾). The loop
-//! also applies the rule's bounds.
+//! The decoding loop draws a candidate, includes it in the round, and then asks the rule. So a rule
+//! can end a round only *after* a drawn candidate. Withholding a candidate because of its value
+//! would bias the output: with p = q = (½, ½) and token 1 withheld, token 0 is emitted with
+//! probability ¾. The loop also applies the rule's bounds.
 //!
 //! | rule | reads |
 //! |---|---|
-//! | [`FixedLengthConfig`], [`HeuristicConfig`] | nothing; the heuristic how the last round went |
+//! | [`FixedLengthConfig`], [`HeuristicConfig`] | nothing; the heuristic reads the outcome of the last round |
 //! | [`RejectionThresholdConfig`] (SpecDec++), with the paper's lag of one candidate or without | an acceptance head |
 //! | [`ConfidenceThresholdConfig`] (Kangaroo), [`JointConfidenceConfig`], [`OnlineAcceptanceConfig`] (vLLM) | the draft's largest probability |
 //! | [`CandidateProbThresholdConfig`] (transformers) | the candidate's own probability |
@@ -17,11 +17,11 @@
 //!
 //! Every rule works with a separate draft and with a self-draft. Rules that read an acceptance head
 //! need a drafter with a head, and the oracle decodes greedily only. Look-ups and cascades have no
-//! probabilities to read, so they take only fixed lengths and the heuristic; inside a cascade, a
-//! chain takes every rule that its drafter supports.
+//! probabilities to read, so they allow only fixed lengths and the heuristic. A chain inside a
+//! cascade allows every rule that its drafter supports.
 //!
-//! Each rule with settings has a file here and a line in the table below. The file holds the
-//! settings, the rule, and its entries in the table: its names and its recipe keys.
+//! Each rule with settings has a file in this module and a line in the table below. The file holds
+//! the settings, the rule, and its table entries with names and recipe keys.
 
 mod candidate_prob_threshold;
 mod confidence_threshold;
@@ -60,11 +60,12 @@ pub use signals::{
     AcceptanceSignal, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, SoftmaxSummary,
 };
 
-/// Makes the table from lines `Rule(Settings): Name, …;`, in the order in which rules are shown.
+/// Generates the table of stop rules from lines `Rule(Settings): Name, …;`, in the order in which
+/// reports show them.
 macro_rules! stop_rules {
     ($($rule:ident($config:ident): $($name:ident),+;)+) => {
-        /// A stop rule with its settings; in files a table with the key `stop_rule`.
-        /// [`Oracle`](crate::Oracle) is missing, because it belongs to one response.
+        /// A stop rule with its settings. Files tag it with the key `stop_rule`.
+        /// [`Oracle`](crate::Oracle) is not included, because it belongs to one response.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
         #[serde(tag = "stop_rule", rename_all = "snake_case")]
         pub enum StopRuleConfig {
@@ -74,13 +75,13 @@ macro_rules! stop_rules {
             )+
         }
 
-        /// The name of a stop rule in results; in the order in which rows are shown.
+        /// The name of a stop rule in results. Variants are in the order of reports.
         #[derive(
             Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize
         )]
         #[serde(rename_all = "snake_case")]
         pub enum StopRuleName {
-            /// No drafting: the target decodes by itself.
+            /// No drafting, so the target decodes by itself.
             #[default]
             None,
             $($(
@@ -129,13 +130,14 @@ stop_rules! {
     CostOptimal(CostOptimalConfig): CostOptimalHead, CostOptimalConfidence, CostOptimalEntropy;
 }
 
-/// Yields every entry of the table, in the order in which rules are shown.
+/// Yields every entry of the table of stop rules, in the order in which reports show them.
 pub fn stop_rules() -> impl Iterator<Item = &'static StopRuleEntry> {
     TABLE.iter().copied().flatten()
 }
 
 impl StopRuleConfig {
-    /// Returns the rule for a drafter whose user chose none: h = 0.7 with an acceptance head, else five candidates.
+    /// Returns the default rule: with an acceptance head, the threshold h = 0.7 on its predicted
+    /// rejection probability, otherwise five candidates per round.
     pub fn by_default(has_head: bool) -> Self {
         match has_head {
             true => Self::RejectionThreshold(RejectionThresholdConfig {
@@ -163,7 +165,8 @@ impl StopRuleConfig {
         self.settings().rule().needs()
     }
 
-    /// Sets the rule's first coefficients, if it is [`OnlineAcceptanceConfig`]; other rules are unchanged.
+    /// Sets the initial coefficients if the rule is [`OnlineAcceptanceConfig`]. Other rules are
+    /// returned unchanged.
     #[must_use]
     pub fn starting_from(self, start: &AcceptanceModel) -> Self {
         match self {
@@ -174,36 +177,36 @@ impl StopRuleConfig {
         }
     }
 
-    /// Returns the number that distinguishes the rule's settings: K, the first length, a threshold, or the minimum
-    /// worth of a draft forward in tokens.
+    /// Returns the rule's main number: the candidate length K, the initial length, a threshold, or
+    /// the minimum number of tokens that a draft forward must be worth.
     pub fn parameter(&self) -> f64 {
         self.settings().parameter()
     }
 }
 
 impl StopRuleName {
-    /// Finds the rule's entry in the table; None without drafting.
+    /// Returns the rule's entry in the table; None for [`Self::None`].
     pub fn entry(self) -> Option<&'static StopRuleEntry> {
         stop_rules().find(|entry| entry.name == self)
     }
 
-    /// Returns the rule's short name, which recipes, flags, file names and the names of random streams use; `plain`
-    /// without drafting.
+    /// Returns the rule's short name in recipes, flags, file names and names of random streams. It
+    /// is `plain` for [`Self::None`].
     pub fn file_name(self) -> &'static str {
         self.entry().map_or("plain", |entry| entry.file_name)
     }
 
-    /// Returns the symbol of the rule's parameter, in ASCII; None without a rule.
+    /// Returns the symbol of the rule's parameter in ASCII; None for [`Self::None`].
     pub fn symbol(self) -> Option<&'static str> {
         self.entry().map(|entry| entry.symbol)
     }
 
-    /// Returns the rule in words, for pages that have room; `target alone` without drafting.
+    /// Returns the rule in words, for pages with room; `target alone` for [`Self::None`].
     pub fn text(self) -> &'static str {
         self.entry().map_or("target alone", |entry| entry.text)
     }
 
-    /// Formats the rule at a setting: `target alone`, `K = 6`, `h = 0.7`.
+    /// Formats the rule with its setting, such as `K = 6`, `h = 0.7` or `target alone`.
     pub fn label(self, setting: Option<f64>) -> String {
         match self.symbol() {
             Some(symbol) => format!("{symbol} = {}", setting_text(setting)),
@@ -212,7 +215,7 @@ impl StopRuleName {
     }
 }
 
-/// Formats a setting: `6`, `0.7`, a longer number to three digits, `?` if there is none.
+/// Formats a setting such as `0.7`, with longer numbers rounded to three digits; `?` for None.
 pub fn setting_text(setting: Option<f64>) -> String {
     let Some(setting) = setting else { return "?".into() };
     let text = setting.to_string();

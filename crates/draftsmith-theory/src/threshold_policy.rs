@@ -1,14 +1,15 @@
-//! SpecDec++'s stop decision (Huang et al. 2024, §3.1) solved exactly, to test stop rules against.
+//! SpecDec++'s stop decision (Huang et al. 2024, §3.1), solved exactly to test stop rules against
+//! it.
 //!
 //! Each candidate's acceptance probability is one of a few known levels, drawn independently. A
 //! round of K candidates keeps 1 + Σ_j ∏_{i≤j} p_i tokens on average, and costs c₁·(K + 1) + c₂
-//! seconds with c₁ = t_draft + t_row and c₂ = t_target − t_draft. The policy with the fewest seconds
-//! per token λ maximises λ·tokens − seconds in each round.
+//! seconds with c₁ = t_draft + t_row and c₂ = t_target − t_draft. The policy with the fewest
+//! seconds per token λ maximises λ·tokens − seconds in each round.
 //!
-//! Theorem 3.1: stopping is optimal if P(a predicted candidate is rejected) ≥ (c₂ + Δ)/(c₁ + c₂ + Δ). Δ
-//! is the cost to go of stopping minus that of continuing, given that every predicted candidate is
-//! accepted. The theorem counts λ − c₁ per token, so c₂ + Δ = λ·G − c₁·M, where continuing adds G tokens
-//! and M candidates on average.
+//! Theorem 3.1: stopping is optimal if P(a predicted candidate is rejected) ≥ (c₂ + Δ)/(c₁ + c₂ +
+//! Δ). Δ is the cost to go of stopping minus that of continuing, given that every predicted
+//! candidate is accepted. The theorem counts λ − c₁ per token, so c₂ + Δ = λ·G − c₁·M, where
+//! continuing adds G tokens and M candidates on average.
 
 use crate::{
     Bounds, CostModel, DraftSignals, HeadEstimate, RejectionThresholdConfig, SeededDraws,
@@ -19,14 +20,14 @@ use crate::{
 pub(crate) struct Process {
     /// The share of candidates at each level, summing to 1, and its acceptance probability.
     pub(crate) levels: Vec<(f64, f64)>,
-    /// Candidates drawn before their acceptance probability is known: 0, or 1 under an acceptance
-    /// head, which predicts a candidate by the forward that draws the next one.
+    /// The number of candidates drawn before their acceptance probability is known: 0, or 1 with an
+    /// acceptance head that predicts a candidate in the forward that draws the next one.
     pub(crate) num_unpredicted: usize,
     pub(crate) costs: CostModel,
     pub(crate) bounds: Bounds,
 }
 
-/// The best policy within the bounds, and its λ.
+/// The best policy within the bounds, and its seconds per token λ.
 pub(crate) struct Policy {
     pub(crate) seconds_per_token: f64,
     /// The policy continues while ∏ p of the predicted candidates is at least this.
@@ -38,25 +39,25 @@ pub(crate) struct Policy {
 #[derive(Debug)]
 pub(crate) struct Decision {
     pub(crate) num_candidates: usize,
-    /// ∏ p of the predicted candidates.
+    /// The product ∏ p of the predicted candidates.
     pub(crate) all_accepted_prob: f64,
     pub(crate) continues: bool,
-    /// Theorem 3.1's (c₂ + Δ)/(c₁ + c₂ + Δ).
+    /// The threshold of Theorem 3.1, (c₂ + Δ)/(c₁ + c₂ + Δ).
     pub(crate) rejection_threshold: f64,
 }
 
-/// Tokens and candidates, on average.
+/// The mean numbers of tokens and candidates.
 #[derive(Clone, Copy, Default)]
 struct Yield {
     tokens: f64,
     candidates: f64,
 }
 
-/// Whether a round continues after predicted levels, given the yield of continuing.
+/// A decision whether a round continues after the predicted levels, given the yield of that.
 type Continues<'a> = dyn FnMut(&[usize], Yield) -> bool + 'a;
 
 impl Process {
-    /// The best of all policies, by Dinkelbach's iteration over λ.
+    /// Finds the best of all policies by Dinkelbach's iteration over λ.
     pub(crate) fn optimal_policy(&self) -> Policy {
         let c1 = self.costs.draft_seconds + self.costs.row_seconds;
         let mut lambda = f64::INFINITY;
@@ -94,12 +95,12 @@ impl Process {
         self.levels.iter().map(|(share, prob)| share * prob).sum()
     }
 
-    /// The probability that the next candidate is accepted, given that every predicted one is.
+    /// Computes the next candidate's acceptance probability, if every predicted one is accepted.
     fn next_prob(&self) -> f64 {
         self.mean_prob().powi(1 + self.num_unpredicted as i32)
     }
 
-    /// A round's yield under a policy.
+    /// Computes a round's yield under a policy.
     fn round(&self, continues: &mut Continues) -> Yield {
         let first = self.num_unpredicted as f64;
         let added = self.rest(&[], continues);
@@ -107,7 +108,7 @@ impl Process {
         Yield { tokens, candidates: first + added.candidates }
     }
 
-    /// The yield of the rest of the round, given that every predicted candidate is accepted.
+    /// Computes the yield of the rest of the round, if every predicted candidate is accepted.
     fn rest(&self, predicted: &[usize], continues: &mut Continues) -> Yield {
         let num_candidates = predicted.len() + self.num_unpredicted;
         if num_candidates == self.bounds.max {

@@ -1,33 +1,35 @@
-//! Distributions known only by their most probable tokens, as servers return them: an approximation
-//! and a bound on its error.
+//! Distributions of which only the most probable tokens are known, as servers return them: an
+//! approximation and a bound on its error.
 //!
-//! A server returns the log-probabilities, at temperature 1, of its k most probable tokens. The other
-//! tokens share the remaining mass, each with at most the probability of the k-th; the approximation
-//! spreads it evenly. At temperature 1 the known tokens keep their probabilities. With another
-//! temperature, top-k, top-p or min-p the unknown tokens affect the known ones too;
-//! [`TopProbs::outside_mass`] bounds the error.
+//! A server returns the log-probabilities, at temperature 1, of its k most probable tokens. The
+//! other tokens share the remaining mass, each with at most the probability of the k-th token. The
+//! approximation spreads this mass evenly over them. At temperature 1 the known tokens keep their
+//! probabilities. With another temperature, top-k, top-p or min-p, the unknown tokens affect the
+//! known ones too. [`TopProbs::outside_mass`] bounds the error.
 
 use crate::Sampling;
 
-/// Tolerance for rounded sums of probabilities at the edge of a nucleus.
+/// The tolerance for rounded sums of probabilities at the edge of a top-p set.
 const EDGE: f64 = 1e-5;
 
 /// The most probable tokens of a distribution, with their log-probabilities at temperature 1.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TopProbs {
-    /// In descending order.
+    /// The known tokens with their log-probabilities, in descending order.
     top: Vec<(u32, f32)>,
-    /// How many of them are the most probable tokens; another may be the drawn token.
+    /// The number of leading entries of `top` that are the distribution's most probable tokens. A
+    /// further entry may be the drawn token.
     num_best: usize,
-    /// The log-probability of the last of those, which bounds that of all other tokens.
+    /// The log-probability of the last of these, which no other token exceeds.
     least: f32,
-    /// False if only a drawn token is known.
+    /// Whether more is known than one drawn token.
     is_known: bool,
 }
 
 impl TopProbs {
-    /// Creates a distribution from its `k` most probable tokens and other known ones, in any order,
-    /// each once. If there are fewer than `k`, all other tokens have negligible probability.
+    /// Creates a distribution from its `k` most probable tokens and further known tokens, in any
+    /// order, each once. If `known` has fewer than `k` tokens, all other tokens are taken to have
+    /// negligible probability.
     ///
     /// # Panics
     /// If `known` is empty, or a log-probability is NaN.
@@ -45,7 +47,8 @@ impl TopProbs {
         Self { top: vec![(token, 0.0)], num_best: 1, least: f32::NEG_INFINITY, is_known: true }
     }
 
-    /// Creates a distribution that is known only by one drawn token, which gets all mass. The error bound is 1.
+    /// Creates a distribution known only by one drawn token, which gets all mass. Its error bound
+    /// is 1.
     pub fn unknown(drawn: u32) -> Self {
         Self { is_known: false, ..Self::certain(drawn) }
     }
@@ -57,7 +60,8 @@ impl TopProbs {
         (1.0 - known).max(0.0)
     }
 
-    /// Returns the approximation as logits: log-probabilities of `vocab_size` tokens.
+    /// Returns the approximate distribution as logits, which are the log-probabilities of
+    /// `vocab_size` tokens.
     ///
     /// # Panics
     /// If a token is outside the vocabulary.
@@ -71,15 +75,16 @@ impl TopProbs {
         logits
     }
 
-    /// Computes a bound on the total variation distance between the served distributions of
-    /// [`Self::logits`] and of the true logits. So no probability and no overlap with another
-    /// distribution has a larger error, apart from rounding. At temperature 1 without top-k, top-p and
-    /// min-p the bound is the mass outside the most probable tokens.
+    /// Computes a bound on the total variation distance between the distributions of
+    /// [`Self::logits`] and of the true logits, both after `sampling`. So no probability and no
+    /// overlap with another distribution has a larger error, apart from rounding. At temperature 1
+    /// without top-k, top-p and min-p the bound is the mass outside the most probable tokens.
     ///
-    /// The weights p^(1/T) of the `n` outside tokens, with total mass m and none above p_k, sum to a
-    /// value between n·(m/n)^(1/T), if all are equal, and m·p_k^(1/T − 1), if as few as possible hold
-    /// the mass. The tokens inside keep their proportions at both ends, so the distance is at most the
-    /// mass outside, or the mass that a nucleus cuts at one end and not at the other.
+    /// The n unknown tokens have total mass m, and none has more than p_k. At temperature T, the
+    /// sum of their weights p^(1/T) lies between n·(m/n)^(1/T), if all are equal, and m·p_k^(1/T −
+    /// 1), if as few tokens as possible hold the mass. The known tokens keep their proportions at
+    /// both extremes. So the distance is at most the mass of the unknown tokens, or the mass that
+    /// top-p cuts off at one extreme and not at the other.
     pub fn outside_mass(&self, sampling: &Sampling, vocab_size: usize) -> f64 {
         if !self.is_known {
             return 1.0;
@@ -99,7 +104,7 @@ impl TopProbs {
         if sampling.top_k.is_some() {
             low = 0.0;
         }
-        // The number of tokens in the nucleus; None if it reaches outside.
+        // Returns the number of tokens in the top-p set; None if it includes unknown tokens.
         let nucleus = |outside: f64| -> Option<usize> {
             if sampling.top_p >= 1.0 {
                 return (outside == 0.0).then_some(weights.len());
@@ -114,7 +119,7 @@ impl TopProbs {
                 })
                 .map(|last| last + 1)
         };
-        // Rounding moves the edge of the nucleus.
+        // Rounding moves the edge of the top-p set.
         let edge = if sampling.top_p < 1.0 { EDGE * inside } else { 0.0 };
         let (mut few, mut many) = (nucleus((low - edge).max(0.0)), nucleus(high + edge));
         if let Some(min_p) = sampling.min_p {
@@ -139,7 +144,8 @@ impl TopProbs {
         }
     }
 
-    /// Computes the minimum and maximum sum of the outside tokens' weights, if the most probable token has weight 1.
+    /// Computes the minimum and maximum sum of the unknown tokens' weights, if the most probable
+    /// token has weight 1.
     fn outside_weights(&self, exponent: f64, vocab_size: usize) -> (f64, f64) {
         let num_others = vocab_size.saturating_sub(self.num_best) as f64;
         let remaining_mass = self.remaining_mass(self.num_best);

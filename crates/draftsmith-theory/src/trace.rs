@@ -1,7 +1,7 @@
-//! Traces of decoding, round by round, and the rates in reports.
+//! Traces of decoding, round by round, and the rates that reports show.
 //!
-//! The decoding loop fills a `Trace`; nothing here reads a clock. All rates refer to kept tokens:
-//! tokens cut by an end-of-sequence token or the token limit count as discarded.
+//! The decoding loop fills a `Trace`; nothing here reads a clock. All rates refer to kept tokens.
+//! Tokens cut by an end-of-sequence token or the token limit count as discarded.
 
 use std::iter::Sum;
 use std::time::Duration;
@@ -13,46 +13,47 @@ use crate::{DrafterId, Forwards, RoundEnd, TheoryError};
 /// One draft phase and one target forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Round {
-    /// Candidates drafted and verified; 0 if the target decodes by itself.
+    /// The number of candidates drafted and verified; 0 if the target decoded by itself.
     pub num_drafted: usize,
-    /// Candidates on the longest path; in a chain, all.
+    /// The number of candidates on the longest path. In a chain these are all candidates.
     pub depth: usize,
-    /// Draft forwards, by drafter: one per candidate for a separate draft and for a self-draft, whose
-    /// forward is the target's shallow layers, the adapter and the LM head; none for look-ups.
+    /// The number of draft forwards of each drafter. A separate draft model takes one per
+    /// candidate. So does a self-draft, whose forward runs the target's shallow layers, the adapter
+    /// and the LM head. A look-up counts one per candidate, at no cost.
     pub forwards: Forwards,
-    /// Accepted candidates, up to the end of the text.
+    /// The number of accepted candidates, up to the end of the text.
     pub num_accepted: usize,
-    /// Time of the draft phase.
+    /// The time of the draft phase.
     pub draft_time: Duration,
-    /// Time of the target forward and verification.
+    /// The time of the target forward and verification.
     pub verify_time: Duration,
 }
 
 impl Round {
-    /// Counts the tokens of the round before any cut: the accepted candidates and the target's own token.
+    /// Counts the round's tokens before any cut: accepted candidates and the target's own token.
     pub fn num_tokens(&self) -> usize {
         self.num_accepted + 1
     }
 
-    /// Draft forwards of all drafters.
+    /// Sums the draft forwards of all drafters.
     pub fn num_draft_forwards(&self) -> usize {
         self.forwards.total()
     }
 }
 
-/// One generation, or several merged.
+/// The rounds of one generation, or of several merged ones.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Trace {
     /// The rounds, in order.
     pub rounds: Vec<Round>,
-    /// New tokens kept, the end-of-sequence token included.
+    /// The number of new tokens kept, including the end-of-sequence token.
     pub num_tokens: usize,
-    /// Time of both models' prefill of `prompt[..-1]`.
+    /// The time in which both models prefilled the prompt except its last token.
     pub prefill_time: Duration,
 }
 
 impl Trace {
-    /// Merges generations: all rounds, and the sums of tokens and times.
+    /// Merges generations: joins their rounds and sums their tokens and prefill times.
     pub fn merge<'a>(traces: impl IntoIterator<Item = &'a Trace>) -> Trace {
         let mut merged = Trace::default();
         for trace in traces {
@@ -63,8 +64,8 @@ impl Trace {
         merged
     }
 
-    /// Returns the beginning of one generation: its rounds up to the one that reaches `num_tokens` tokens. `None` if
-    /// the generation is shorter.
+    /// Returns the first rounds of one generation, up to the round that reaches `num_tokens`
+    /// tokens. None if the generation is shorter.
     pub fn first(&self, num_tokens: usize) -> Option<Trace> {
         if self.num_tokens < num_tokens {
             return None;
@@ -101,16 +102,17 @@ impl Trace {
         counts
     }
 
-    /// Computes CTAR(w), the consistent token acceptance rate (Kangaroo): the share of rounds that yield more than w =
-    /// `num_tokens` tokens, before any cut. NaN without rounds.
+    /// Computes CTAR(w), the consistent token acceptance rate (Kangaroo): the share of rounds that
+    /// yield more than w = `num_tokens` tokens, before any cut. NaN without rounds.
     pub fn ctar(&self, num_tokens: usize) -> f64 {
         let num_longer = self.rounds.iter().filter(|round| round.num_tokens() > num_tokens).count();
         num_longer as f64 / self.rounds.len() as f64
     }
 
-    /// Computes the standardised walltime improvement over plain decoding (CS-Drafting, section 5.1): tokens over the
-    /// cost of the forwards. A target forward costs 1 regardless of its rows, and a draft forward costs its drafter's
-    /// cost ratio. None without tokens, or if a drafter has no cost ratio.
+    /// Computes the standardised walltime improvement over plain decoding (CS-Drafting, section
+    /// 5.1): tokens over the cost of the forwards. A target forward costs 1 regardless of its rows,
+    /// and a draft forward costs its drafter's cost ratio. None without tokens, or if a drafter has
+    /// no cost ratio.
     pub fn standard_improvement(
         &self,
         cost_ratio: impl Fn(DrafterId) -> Option<f64>,
@@ -132,19 +134,20 @@ impl Trace {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Counts {
-    /// N: new tokens kept.
+    /// N: the number of new tokens kept.
     pub num_tokens: usize,
-    /// N_target: target forwards, one per round. With a self-draft, a target forward runs the deep
-    /// layers over all candidates and the shallow layers only over the last; the shallow layers of
-    /// the others belong to the draft forwards.
+    /// N_target: the number of target forwards, one per round. With a self-draft, the draft
+    /// forwards have already run the shallow layers over all candidates but the last. The target
+    /// forward runs them over the last candidate, and the deep layers over all.
     pub num_target_forwards: usize,
-    /// N_draft: draft forwards.
+    /// N_draft: the number of draft forwards.
     pub num_draft_forwards: usize,
-    /// Candidates drafted.
+    /// The number of drafted candidates.
     pub num_drafted: usize,
-    /// Accepted candidates, up to the end of the text.
+    /// The number of accepted candidates, up to the end of the text.
     pub num_accepted: usize,
-    /// N_discarded: rejected candidates, and tokens cut by an end-of-sequence token or the token limit.
+    /// N_discarded: the number of rejected candidates and of tokens cut by an end-of-sequence token
+    /// or the token limit.
     pub num_discarded: usize,
 }
 
@@ -154,7 +157,7 @@ pub(crate) struct RoundCounts {
     pub(crate) num_drafted: usize,
     pub(crate) num_draft_forwards: usize,
     pub(crate) num_accepted: usize,
-    /// Tokens kept, out of the accepted candidates and the target's own token.
+    /// The number of tokens kept, out of the accepted candidates and the target's own token.
     pub(crate) num_kept: usize,
 }
 
@@ -169,7 +172,7 @@ impl Counts {
     /// Adds a round.
     ///
     /// # Panics
-    /// If it accepts more candidates than it drafted, or keeps more tokens than it yields.
+    /// If the round accepts more candidates than it drafted, or keeps more tokens than it yields.
     pub(crate) fn add_round(&mut self, round: RoundCounts) {
         let RoundCounts { num_drafted, num_draft_forwards, num_accepted, num_kept } = round;
         assert!(num_accepted <= num_drafted, "only drafted candidates are accepted: {round:?}");
@@ -179,21 +182,24 @@ impl Counts {
         self.num_draft_forwards += num_draft_forwards;
         self.num_drafted += num_drafted;
         self.num_accepted += num_accepted;
-        // Rejected candidates, and tokens after an end token or the limit.
+        // These are rejected candidates, and tokens after an end token or the limit.
         self.num_discarded += num_drafted + 1 - num_kept;
     }
 
-    /// Computes the target forwards per kept token: N_target / N (SpecDec++, before Eq. 2.3). NaN without tokens.
+    /// Computes N_target / N, target forwards per kept token (SpecDec++, before Eq. 2.3). NaN
+    /// without tokens.
     pub fn verification_rate(&self) -> f64 {
         self.num_target_forwards as f64 / self.num_tokens as f64
     }
 
-    /// Computes the discarded tokens per kept token: N_discarded / N (SpecDec++, before Eq. 2.3). NaN without tokens.
+    /// Computes the discarded tokens per kept token: N_discarded / N (SpecDec++, before Eq. 2.3).
+    /// NaN without tokens.
     pub fn discard_rate(&self) -> f64 {
         self.num_discarded as f64 / self.num_tokens as f64
     }
 
-    /// Computes the kept tokens per target forward: N / N_target (Kangaroo's CR). NaN without forwards.
+    /// Computes the kept tokens per target forward: N / N_target (Kangaroo's CR). NaN without
+    /// forwards.
     pub fn compression_rate(&self) -> f64 {
         self.num_tokens as f64 / self.num_target_forwards as f64
     }
@@ -210,8 +216,8 @@ impl Counts {
 
     /// Checks N_draft + N_target = N + N_discarded (SpecDec++, Eq. 2.2), on which Eq. 2.3 depends.
     ///
-    /// It holds if every draft forward makes one candidate, as those of a separate draft and of a
-    /// self-draft do.
+    /// The identity holds if every draft forward makes one candidate, as with a separate draft
+    /// model or a self-draft.
     ///
     /// # Errors
     /// If the counts do not add up.

@@ -1,17 +1,18 @@
-//! Trees of candidates, which grow around a draft phase's chain.
+//! Trees of candidates, which grow around the chain that the drafter would propose without a tree.
 //!
-//! A draft forward gives a distribution, and a chain uses one token of it. In a tree, every node that the
-//! drafter reads has several children, and a forward reads the most probable nodes without children. The
-//! chain of first children equals the drafter's chain without a tree: it is always read, and stop rules
-//! see only the chain.
+//! A chain takes one token from the distribution of each draft forward. In a tree, every node that
+//! the drafter reads gets several children, and each forward reads the most probable nodes that
+//! have none yet. The chain of first children equals the drafter's chain without a tree. It is
+//! always read, and stop rules see only this chain.
 //!
-//! If all nodes are read, this is SpecInfer's expansion with fixed widths (Miao et al. 2023, section 3).
-//! If a few are read, it is EAGLE-2's (Li et al. 2024, section 4): the nodes with the largest products of
-//! probabilities are expanded, and the largest of the rest fill the proposal.
+//! If all nodes are read, this is SpecInfer's expansion with fixed widths (Miao et al. 2023,
+//! section 3). If only some are read, it is EAGLE-2's expansion (Li et al. 2024, section 4). The
+//! nodes with the largest products of probabilities are then expanded, and the most probable of the
+//! rest fill the proposal.
 //!
-//! A node's children are its drafter's most probable tokens, with one-hot distributions, or are drawn
-//! without replacement. The target verifies every drawn token: withholding one for its value would bias
-//! the output.
+//! A node's children are either the drafter's most probable tokens, verified as tokens of draft
+//! probability 1, or tokens drawn without replacement. The target verifies every drawn token,
+//! because withholding one for its value would bias the output.
 
 mod children;
 mod shape;
@@ -28,25 +29,25 @@ pub use shape::{TreeChildren, TreeShape};
 pub struct TreeGrowth {
     shape: TreeShape,
     candidates: Vec<Candidate>,
-    /// The last candidate of the chain; None before its first.
+    /// The index of the chain's last candidate; None while the chain is empty.
     tip: Option<usize>,
-    /// The number of nodes beside the chain.
+    /// The number of nodes outside the chain.
     num_beside: usize,
 }
 
-/// A token that may be proposed.
+/// A child token that is proposed already or may still be.
 #[derive(Debug, Clone)]
 struct Candidate {
-    /// The node it follows.
+    /// The proposal's node that the token follows; None if it directly follows the sequence.
     parent: Option<usize>,
     token_id: u32,
     drawn_from: DrawnFrom,
     rank: usize,
-    /// The number of the round's tokens up to it.
+    /// The number of the round's tokens up to and including this one.
     depth: usize,
-    /// The product of the drafter's probabilities along its path.
+    /// The product of the drafter's probabilities along the path to the token.
     prob: f64,
-    /// Its index among the proposal's nodes, once it is one.
+    /// The token's index among the proposal's nodes; None until it is proposed.
     node: Option<usize>,
 }
 
@@ -56,7 +57,8 @@ impl TreeGrowth {
         Self { shape, candidates: Vec::new(), tip: None, num_beside: 0 }
     }
 
-    /// Returns the children of a node after `depth` tokens, at least one, from the drafter's `logits` after it.
+    /// Returns the children of a node at `depth`, computed from the drafter's `logits` after it.
+    /// There is at least one child.
     fn children(&self, depth: usize, logits: &[f32], decoding: &Decoding) -> Children {
         let probs = match self.shape.children {
             TreeChildren::Top => None,
@@ -68,8 +70,9 @@ impl TreeGrowth {
         }
     }
 
-    /// Extends the chain by the first child of its last token, from the drafter's `logits` after it, and
-    /// adds the child's siblings. Returns the token and its probability.
+    /// Extends the chain by the first child of its last token, and adds the siblings of this child
+    /// as candidates. `logits` are the drafter's after that last token. Returns the child and its
+    /// probability.
     ///
     /// # Panics
     /// If the last token of the chain has not been read.
@@ -90,7 +93,8 @@ impl TreeGrowth {
         (token_id, prob)
     }
 
-    /// Adds the children of `node`, which is beside the chain, from the drafter's `logits` after it.
+    /// Adds the children of `node`, which is outside the chain, as candidates. `logits` are the
+    /// drafter's after the node.
     ///
     /// # Panics
     /// If the node does not exist.
@@ -107,14 +111,14 @@ impl TreeGrowth {
         self.add_children(Some(node), depth, children, 0, draws);
     }
 
-    /// Returns the product of probabilities along the path to a node; 1 for None.
+    /// Returns the product of probabilities along the path to a node, which is 1 for None.
     fn prob_of(&self, node: Option<usize>) -> f64 {
         let is_it = |candidate: &&Candidate| node.is_some() && candidate.node == node;
         self.candidates.iter().find(is_it).map_or(1.0, |candidate| candidate.prob)
     }
 
-    /// Adds children of a parent after `depth` tokens, from rank `first` on. Drawn children will be proposed, so they
-    /// take room now.
+    /// Adds the children of a parent at `depth`, from rank `first` on. Drawn children must be
+    /// proposed, so they already count towards the limit on nodes outside the chain.
     fn add_children(
         &mut self,
         parent: Option<usize>,
@@ -149,8 +153,9 @@ impl TreeGrowth {
         self.candidates.push(candidate);
     }
 
-    /// Proposes the candidates that the drafter reads next, and appends their tokens to `tokens`: the
-    /// chain's last token, then the most probable candidates that are no end tokens. Returns their number.
+    /// Proposes the candidates that the drafter reads next: the chain's last token, then the most
+    /// probable candidates that are not end tokens. Appends their tokens to `tokens` and returns
+    /// their number.
     pub fn read_next(
         &mut self,
         eos_token_ids: &[u32],
@@ -168,8 +173,8 @@ impl TreeGrowth {
         proposal.len() - first
     }
 
-    /// Proposes the rest: the chain's last token, then all drawn candidates, or the most probable ones as
-    /// long as there is room.
+    /// Proposes the remaining candidates: the chain's last token, then all drawn candidates, or the
+    /// most probable ones up to the limit on nodes outside the chain.
     pub fn finish(&mut self, proposal: &mut Proposal, tokens: &mut Vec<u32>) {
         self.propose_tip(proposal, tokens);
         while let Some(next) = self.next_beside(|_| true) {
@@ -183,17 +188,18 @@ impl TreeGrowth {
         }
     }
 
-    /// Finds the most probable candidate beside the chain that is not proposed yet and satisfies `belongs`, and takes
-    /// room for it. None without such a candidate or without room.
+    /// Finds the most probable candidate that is not proposed yet and satisfies `belongs`, and
+    /// counts it as a node outside the chain. None if there is no such candidate or the limit is
+    /// reached.
     fn next_beside(&mut self, belongs: impl Fn(&Candidate) -> bool) -> Option<usize> {
         let open = self
             .candidates
             .iter()
             .enumerate()
             .filter(|(_, candidate)| candidate.node.is_none() && belongs(candidate));
-        // Among equals, the first.
+        // Among equally probable candidates, the first wins.
         let (number, candidate) = open.rev().max_by(|(_, a), (_, b)| a.prob.total_cmp(&b.prob))?;
-        // Drawn candidates took their room when they were drawn.
+        // Drawn candidates were counted when they were drawn.
         if candidate.drawn_from == DrawnFrom::OneHot {
             if self.num_beside == usize::from(self.shape.num_beside) {
                 return None;

@@ -1,25 +1,26 @@
 //! Verification: which of a round's proposed tokens the target accepts, and the token that follows.
 //!
-//! Greedy verification compares with the target's argmax. Sampled verification is rejection sampling
-//! (Leviathan et al., Chen et al.; over siblings as in SpecInfer), and its output has exactly the
-//! target's distribution. Rows are distributions *as served*: those from which tokens were actually
-//! drawn, and from which the target would sample.
+//! Greedy verification compares with the target's argmax. Sampled verification is rejection
+//! sampling (Leviathan et al., Chen et al.; over siblings as in SpecInfer), and its output has
+//! exactly the target's distribution. Every row is a distribution *as served*, after temperature
+//! and filters: candidates were drawn from the draft's rows, and the target would sample from its
+//! own.
 
 use crate::{DrawnFrom, Draws, Proposal};
 
 /// The outcome of one round: the accepted nodes, then `next_token`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Commit {
-    /// The accepted nodes, from the root down; in a chain, the first few.
+    /// The indices of the accepted nodes, from the root down.
     pub path: Vec<usize>,
-    /// The target's token after them: a correction, or a bonus token if nothing was rejected.
+    /// The target's next token: a correction, or a bonus token if nothing was rejected.
     pub next_token: u32,
 }
 
 /// Accepts the longest path of tokens that the target would choose.
 ///
-/// `choice_after(row)` is the target's argmax: row 0 after the sequence, row i + 1 after node i. It is
-/// called only for rows on the path.
+/// `choice_after(row)` returns the target's argmax after the sequence for row 0, and after node i
+/// for row i + 1. It is called only for rows on the accepted path.
 pub fn verify_greedy(proposal: &Proposal, mut choice_after: impl FnMut(usize) -> u32) -> Commit {
     let mut path = Vec::new();
     loop {
@@ -33,17 +34,18 @@ pub fn verify_greedy(proposal: &Proposal, mut choice_after: impl FnMut(usize) ->
     }
 }
 
-/// Accepts each proposed token in turn with probability min(1, p/q), then continues with its children
-/// if it is accepted, otherwise with its next sibling.
+/// Accepts each proposed token in turn with probability min(1, p/q), then continues with its
+/// children if it is accepted, otherwise with its next sibling.
 ///
-/// `probs_after(row)` is the target's distribution p, with rows as in [`verify_greedy`]. After a
-/// rejection p becomes the normalised (p − q)+, for the remaining siblings and for the next token if
-/// all siblings are rejected. After a node without children the next token is drawn from p itself.
+/// `probs_after(row)` returns the target's distribution p, with rows as in [`verify_greedy`]. After
+/// a rejection p is replaced by the normalised (p − q)+. The remaining siblings are verified
+/// against it, and if all are rejected, the next token is drawn from it. After a node without
+/// children the next token is drawn from p itself.
 ///
-/// A token is accepted iff r < p/q. The published r <= p/q would accept a token with p = 0 at r = 0.
+/// A token is accepted iff r < p/q. The published r <= p/q would accept a token of p = 0 at r = 0.
 ///
 /// # Panics
-/// If rows are not over one vocabulary, or a token's own draft probability is 0.
+/// If the draft's and the target's rows differ in length, or a token's own draft probability is 0.
 pub fn verify_sampled(
     proposal: &Proposal,
     mut probs_after: impl FnMut(usize) -> Vec<f64>,
@@ -83,12 +85,12 @@ pub fn verify_sampled(
     }
 }
 
-/// Returns the index of the target's row after a node, or after the sequence for None.
+/// Returns the index of the target's row after a node, or after the sequence if `node` is None.
 fn row_after(node: Option<usize>) -> usize {
     node.map_or(0, |node| node + 1)
 }
 
-/// Turns p, whose sum is `mass`, into (p − q)+, unnormalised.
+/// Replaces p, whose sum is `mass`, by the unnormalised residual (p − mass · q)+ after a rejection.
 pub(crate) fn take_residual(p: &mut [f64], mass: f64, drawn_from: &DrawnFrom, token: usize) {
     // A rejection means p < q somewhere, hence p > q elsewhere. But rounding can make p <= q
     // everywhere: then the two are practically equal, and p itself is the right distribution.

@@ -2,10 +2,10 @@
 //!
 //! The engine only counts steps ("fuel"), and forty steps suffice to double a text to a terabyte.
 //! So everything that makes a value passes it to [`Allowance::settle`], which charges for it and
-//! guarantees three things about every value in the program: a text has at most `max_text_bytes`
-//! bytes; a list or dictionary with its contents weighs at most `max_weight` and is nested at most
-//! [`MAX_DEPTH`] deep, where shared contents count each time; and both contain only plain data. Plain
-//! data excludes lazy lists, whose items nested calls would compute, and namespaces, which could
+//! guarantees three properties of every value in the program. A text has at most `max_text_bytes`
+//! bytes. A list or dictionary has at most `max_weight` bytes with its contents and is nested at
+//! most [`MAX_DEPTH`] deep, where shared contents count each time. Both contain only plain data,
+//! which excludes lazy lists, whose items nested calls would compute, and namespaces, which could
 //! contain themselves. So each step of the engine is short and uses little memory.
 
 use std::fmt::Write;
@@ -15,18 +15,19 @@ use std::time::{Duration, Instant};
 use minijinja::value::{Kwargs, Tuple, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-/// Bytes allowed for every chat.
+/// The number of bytes allowed for every chat.
 const BASE_BYTES: usize = 32 << 20;
-/// Additional bytes per byte of the messages, which templates trim, split, join and quote.
+/// The additional bytes allowed per byte of the messages, which templates trim, split and join.
 const BYTES_PER_BYTE: usize = 32;
-/// Steps allowed for every chat and for each message. Published templates need some hundreds.
+/// The numbers of engine steps allowed for every chat and for each of its messages. Published
+/// templates need some hundreds.
 const BASE_STEPS: u64 = 500_000;
 const STEPS_PER_MESSAGE: u64 = 5_000;
 /// The time limit. Published templates need well under a millisecond.
 const MAX_TIME: Duration = Duration::from_secs(10);
 /// The nesting limit of lists and dictionaries.
 const MAX_DEPTH: usize = 64;
-/// The charge for a value, in addition to its text.
+/// The charge for a value in bytes, in addition to its text.
 const VALUE_BYTES: usize = 32;
 
 /// The remaining budget of one rendering.
@@ -40,7 +41,8 @@ pub(super) struct Allowance {
 }
 
 impl Allowance {
-    /// Creates the budget for a chat of `num_messages` messages with `num_bytes` bytes of text in total.
+    /// Creates the budget for a chat of `num_messages` messages with `num_bytes` bytes of text in
+    /// total.
     pub(super) fn new(num_messages: usize, num_bytes: usize) -> Self {
         let bytes = BASE_BYTES.saturating_add(num_bytes.saturating_mul(BYTES_PER_BYTE));
         Self {
@@ -59,7 +61,7 @@ impl Allowance {
         self.bytes / 4
     }
 
-    /// Charges for `num_bytes` that are about to be made and checks the clock.
+    /// Charges for a value of `num_bytes` that is about to be made, and checks the time limit.
     pub(super) fn spend(&self, num_bytes: usize) -> Result<(), Error> {
         if self.started.elapsed() > MAX_TIME {
             return Err(refused(format!("it runs for more than {} seconds", MAX_TIME.as_secs())));
@@ -92,7 +94,7 @@ impl Allowance {
         Ok(())
     }
 
-    /// Writes the values as one text with `separator` between them; fails if it is too long.
+    /// Writes the values as one text with `separator` between them. Fails if the text is too long.
     pub(super) fn write<'a>(
         &self,
         values: impl IntoIterator<Item = &'a Value>,
@@ -140,7 +142,7 @@ impl Allowance {
         Ok(value)
     }
 
-    /// Charges for a value that becomes an attribute of `namespaces`, and limits their total weight.
+    /// Charges for a new attribute of `namespaces`, and limits their total weight.
     pub(super) fn store(&self, value: Value, namespaces: &[Value]) -> Result<Value, Error> {
         let mut weight = self.weigh(&value)?;
         for namespace in namespaces {
@@ -152,7 +154,7 @@ impl Allowance {
         self.settle(value)
     }
 
-    /// Computes the weight of a plain value in bytes; fails if it exceeds `max_weight`.
+    /// Computes the weight of a plain value in bytes. Fails if it exceeds `max_weight`.
     pub(super) fn weigh(&self, value: &Value) -> Result<usize, Error> {
         let mut weight = 0;
         self.add_weight(value, 0, &mut weight)?;
@@ -185,7 +187,7 @@ impl Allowance {
                 }
                 Ok(())
             }
-            // A macro or a function.
+            // The value is a macro or a function.
             _ => Ok(()),
         }
     }
@@ -212,7 +214,7 @@ impl Allowance {
     }
 }
 
-/// Creates the error of a template whose operation is refused, for example because it exceeds a limit.
+/// Creates the error of an operation that is refused, for example because it exceeds a limit.
 pub(super) fn refused(what: String) -> Error {
     Error::new(ErrorKind::InvalidOperation, what)
 }

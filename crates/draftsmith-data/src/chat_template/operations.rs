@@ -1,5 +1,5 @@
-//! The filters, functions, methods and operators of chat templates: the engine's, those that
-//! transformers adds, and a limit for each whose result can be much larger than its input.
+//! The filters, functions, methods and operators of chat templates: those of the engine and those
+//! that transformers adds. Each whose result can be much larger than its input has a limit.
 //!
 //! A new filter, function or operator belongs here, with a bound on the size of its result.
 
@@ -11,7 +11,7 @@ use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::allowance::{Allowance, refused};
 
-/// Filters that `program.rs` inserts. No template can name them.
+/// The names of filters that `program.rs` inserts. No template can contain these names.
 pub(super) const SETTLE: &str = "$settle";
 pub(super) const STORE: &str = "$store";
 pub(super) const ADD: &str = "$add";
@@ -19,11 +19,12 @@ pub(super) const MULTIPLY: &str = "$multiply";
 pub(super) const CONCATENATE: &str = "$concatenate";
 pub(super) const SLICE: &str = "$slice";
 
-/// The largest set of characters to strip from a text's ends; stripping compares each with each.
+/// The largest number of characters in a set to strip from a text's ends. Stripping compares every
+/// character of the text with the set.
 const MAX_STRIPPED: usize = 256;
 
-/// Checks the arguments of a call, including the value to which a filter or method is applied, before
-/// a function whose result could be too large.
+/// A check of a call's arguments, including the value to which a filter or method is applied. It
+/// runs before a function whose result could be too large.
 type Check = fn(&Allowance, &[Value]) -> Result<(), Error>;
 
 /// Creates the engine's environment for one rendering, whose operations charge `allowance`.
@@ -105,8 +106,8 @@ fn add_operators(environment: &mut Environment<'static>, allowance: &Arc<Allowan
     });
 }
 
-/// Returns the filters whose result can be much larger than their arguments, each with the check that
-/// runs before it.
+/// Returns the filters whose result can be much larger than their arguments, each with the check
+/// that runs before it.
 fn guarded_filters() -> [(&'static str, Value, Check); 9] {
     [
         ("join", Value::from_function(filters::join), |allowance, args| {
@@ -172,8 +173,8 @@ fn check_columns(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
     allowance.allow_values(number(argument(args, 1, "count")).unwrap_or(0))
 }
 
-/// Checks an upper bound on the length of the text: each placeholder counts with the largest width and
-/// the longest value. Any number in the text counts as a width.
+/// Checks an upper bound on the length of the text: each placeholder counts with the largest width
+/// and the longest value. Any number in the text counts as a width.
 fn check_format(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
     let format = text(args.first());
     let values = args.get(1..).unwrap_or_default();
@@ -247,7 +248,7 @@ fn multiply(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value,
     Ok(items.iter().cycle().take(items.len() * times).cloned().collect())
 }
 
-/// Calculates with integers if both are integers or booleans, otherwise with floats.
+/// Calculates with integers if both operands are integers or booleans, and otherwise with floats.
 fn calculate(
     sign: &str,
     left: &Value,
@@ -308,7 +309,8 @@ fn indices(
     step: i64,
 ) -> impl Iterator<Item = usize> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
-    // The index before the first and after the last, in the slice's direction.
+    // The slice's bounds are clamped to this range. In the direction of `step`, it ends one past
+    // the last index.
     let (lowest, highest) = if step > 0 { (0, length) } else { (-1, length - 1) };
     let within = |bound: i64| {
         let bound = if bound < 0 { bound.saturating_add(length) } else { bound };
@@ -321,8 +323,8 @@ fn indices(
         .map(|at| usize::try_from(at).expect("an index is not negative"))
 }
 
-/// Implements `tojson` as in transformers: Python's `json.dumps` with `ensure_ascii=False`, which does
-/// not escape HTML. The engine's filter escapes four characters for HTML, which are restored.
+/// Implements `tojson` as in transformers: Python's `json.dumps` with `ensure_ascii=False`, which
+/// does not escape HTML. The engine's filter escapes four characters for HTML, which are restored.
 fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Value, Error> {
     if let Some(true) = options.get::<Option<bool>>("ensure_ascii")? {
         let problem = "`tojson(ensure_ascii=true)` is not supported";

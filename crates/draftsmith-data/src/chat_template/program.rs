@@ -1,14 +1,14 @@
-//! Runs a chat template, an untrusted program, within an [`Allowance`].
+//! The interpreter of a chat template, an untrusted program that runs within an [`Allowance`].
 //!
-//! The engine does not bound the size of values, and its operators cannot be replaced from outside:
-//! `~`, `+`, `*`, slices and captures are separate instructions, and some are evaluated while
-//! compiling. So the program is rewritten between parsing and compiling: every expression that makes
-//! a value is wrapped in a filter that charges the allowance, and these operators are replaced by
-//! such filters. Text between tags becomes an expression too, because only expressions pass the
-//! environment's formatter. This needs the engine's `unstable_machinery` and a pinned version.
+//! The engine (minijinja) does not bound the size of values. Its operators `~`, `+`, `*`, slices
+//! and captures cannot be replaced from outside, because they are separate instructions, and some
+//! are evaluated while compiling. So the program is rewritten between parsing and compiling: every
+//! expression that makes a value is wrapped in a filter that charges the allowance, and these
+//! operators are replaced by such filters. Text between tags becomes an expression too, because
+//! only expressions pass the environment's formatter. This needs the engine's `unstable_machinery`
+//! and a pinned version.
 //!
-//! The size of the source is limited before parsing, because parser and compiler recurse once per
-//! operator.
+//! The source's size is limited first, because parser and compiler recurse once per operator.
 
 use std::sync::Arc;
 
@@ -24,14 +24,15 @@ use crate::caught::caught;
 
 /// The template's name in the engine's errors.
 const TEMPLATE_NAME: &str = "chat_template";
-/// The longest published templates, which support tools, have some 30,000.
+/// The maximum size of a template's source in bytes. The longest published templates, which support
+/// tools, have some 30,000.
 const MAX_SOURCE_BYTES: usize = 256 << 10;
 /// The largest number of tokens between `{{` and `}}`. Parsing `1+1+…` recurses once per operator.
 const MAX_TAG_TOKENS: usize = 4096;
-/// Each `elif` is parsed inside the previous one.
+/// The largest number of `elif` in a template. Each one is parsed inside the previous one.
 const MAX_ELIFS: usize = 1024;
-/// Several times what the deepest program within these limits needs. Memory is committed only as the
-/// stack grows.
+/// The size of the stack on which a template runs, several times the need of the deepest program
+/// within these limits. Memory is committed only as the stack grows.
 const STACK_BYTES: usize = 64 << 20;
 
 /// Checks that the source parses and is within the limits.
@@ -75,7 +76,7 @@ fn on_own_stack<T: Send>(job: impl FnOnce() -> Result<T, Error> + Send) -> Resul
     })
 }
 
-/// Parses a program and rewrites it so that every value it makes is charged.
+/// Parses a program and rewrites it so that every value it makes is charged to the allowance.
 fn parse_program(source: &str) -> Result<Stmt<'_>, Error> {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
     check_size(source, syntax.clone())?;
@@ -109,7 +110,8 @@ fn statements<'a>(statements: &[Stmt<'a>]) -> Result<Vec<Stmt<'a>>, Error> {
     statements.iter().map(statement).collect()
 }
 
-/// A node with new fields and the position of `$node`; the engine's nodes cannot be changed in place.
+/// Builds a node with new fields and the position of `$node`, because the engine's nodes cannot be
+/// changed in place.
 macro_rules! rebuilt {
     ($kind:ident::$name:ident, $node:expr, { $($fields:tt)* }) => {
         $kind::$name(like($node, ast::$name { $($fields)* }))
@@ -276,7 +278,7 @@ fn optional<'a>(expr: Option<&Expr<'a>>) -> Result<Option<Expr<'a>>, Error> {
     expr.map(expression).transpose()
 }
 
-/// Rewrites a call and its arguments. A name that is called stays unchanged, because the compiler inspects it.
+/// Rewrites a call and its arguments. A called name stays, because the compiler inspects it.
 fn call<'a>(node: &Spanned<ast::Call<'a>>) -> Result<Spanned<ast::Call<'a>>, Error> {
     let args = arguments(&node.args, node.span())?;
     Ok(like(node, ast::Call { expr: expression(&node.expr)?, args }))
@@ -305,7 +307,7 @@ fn target<'a>(expr: &Expr<'a>) -> Expr<'a> {
     }
 }
 
-/// Adds a check to a value that is assigned to `assigned`, if that includes attributes of namespaces.
+/// Adds a check to a value if assigning it to `assigned` sets attributes of namespaces.
 fn stored<'a>(value: Expr<'a>, assigned: &Expr<'a>) -> Expr<'a> {
     let mut namespaces = Vec::new();
     find_namespaces(assigned, &mut namespaces);
@@ -345,7 +347,7 @@ fn emit(expr: Expr<'_>, span: Span) -> Stmt<'_> {
     Stmt::EmitExpr(Spanned::new(ast::EmitExpr { expr }, span))
 }
 
-/// Creates a node with the position of another.
+/// Creates a node with the position of another node.
 fn like<T, U>(node: &Spanned<T>, with: U) -> Spanned<U> {
     Spanned::new(with, node.span())
 }

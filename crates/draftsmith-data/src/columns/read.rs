@@ -1,4 +1,4 @@
-//! Reads a table into rows. Nothing in the file is trusted.
+//! The reader of tables, which trusts nothing in the file.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,12 +19,12 @@ use super::{Cell, Column};
 use crate::caught::caught;
 use crate::error::DataError;
 
-/// Rows decoded at a time.
+/// The number of rows decoded at a time.
 const BATCH_ROWS: usize = 1024;
 
 type Builder = ParquetRecordBatchReaderBuilder<File>;
 
-/// Runs a step of the Parquet reader, naming the file in its error.
+/// Runs a step of the Parquet reader and names the file in its error.
 ///
 /// The reader (parquet 60.1) indexes past the end of a byte-stream-split page whose header claims
 /// more values than it holds (`join_streams_const`), and asserts that a footer's offsets are not
@@ -50,7 +50,7 @@ pub(crate) fn open(path: &Path) -> Result<Builder, DataError> {
     guard(path, || Builder::try_new_with_options(file, options))
 }
 
-/// Yields the key-value metadata of a file, without keys that have no value.
+/// Yields the key-value metadata of a file. Keys without a value are left out.
 pub(crate) fn entries(builder: &Builder) -> impl Iterator<Item = (&str, &str)> {
     let entries = builder.metadata().file_metadata().key_value_metadata();
     entries
@@ -110,7 +110,7 @@ pub(crate) fn check_encodings(
     Ok(())
 }
 
-/// Checks the same in the page headers, which may contradict the footer.
+/// Makes the check of [`check_encodings`] in the page headers, which may contradict the footer.
 fn check_pages(
     path: &Path,
     metadata: &ParquetMetaData,
@@ -133,7 +133,7 @@ fn check_pages(
     Ok(())
 }
 
-/// Yields the chunks of the text columns in `mask`, with their row groups.
+/// Yields the column chunks of the text columns in `mask`, with their row groups.
 fn texts<'a>(
     metadata: &'a ParquetMetaData,
     mask: &'a ProjectionMask,
@@ -146,14 +146,15 @@ fn texts<'a>(
     })
 }
 
-/// Returns whether text pages with this encoding are refused: the reader (parquet 60.1) allocates as many lengths as
-/// such a page claims to have, and aborts if that is too many.
+/// Returns whether text pages with this encoding are refused. For such a page the reader (parquet
+/// 60.1) allocates as many lengths as the page claims to have, and aborts the process if that is
+/// too many.
 fn is_unsupported(encoding: Encoding) -> bool {
     matches!(encoding, Encoding::DELTA_LENGTH_BYTE_ARRAY | Encoding::DELTA_BYTE_ARRAY)
 }
 
-/// Checks that every column that may not be missing is there with its type; returns the mask that
-/// selects the columns.
+/// Checks that every required column exists and that all columns have the expected type. Returns
+/// the mask that selects the columns.
 fn check_schema<R>(
     path: &Path,
     builder: &Builder,
@@ -177,7 +178,7 @@ fn check_schema<R>(
     Ok(ProjectionMask::roots(builder.parquet_schema(), roots))
 }
 
-/// A row of a batch whose schema has been checked, with what error messages need.
+/// A row of a batch whose schema has been checked, with the context for error messages.
 struct TableRow<'a, R> {
     path: &'a Path,
     columns: &'a [Column<R>],
@@ -229,8 +230,8 @@ impl<R: Default> TableRow<'_, R> {
         Ok(values.as_primitive::<T>().values().to_vec())
     }
 
-    /// Returns the column's array, which has a value in this row; `None` if this row lacks the optional part that the
-    /// column belongs to. Columns of one part must be null together.
+    /// Returns the column's array, which has a value in this row. `None` if the row lacks the
+    /// optional part that the column belongs to. All columns of one part must be null together.
     fn array(&self, column: &Column<R>) -> Result<Option<&dyn Array>, DataError> {
         let of_row = |column: &Column<R>| {
             let array = self.batch.column_by_name(column.name)?;

@@ -121,8 +121,8 @@ pub(crate) fn check_cut_files<T: std::fmt::Debug>(
     read(path).unwrap_err();
 }
 
-/// Changes each byte of a file, then several at a time. The result is an error that names the file or
-/// valid rows; Parquet pages have no checksum, so no more can be checked.
+/// Changes each byte of a file, then several at a time. The result is an error that names the file
+/// or valid rows; Parquet pages have no checksum, so no more can be checked.
 pub(crate) fn check_flipped_bytes<T>(
     path: &Path,
     seed: u64,

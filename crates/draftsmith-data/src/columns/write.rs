@@ -1,4 +1,4 @@
-//! Writes rows as a table.
+//! The writer of tables.
 
 use std::fs::File;
 use std::path::Path;
@@ -19,7 +19,7 @@ use parquet::errors::ParquetError;
 use super::{Cell, Column, arrow_schema, writer_properties};
 use crate::error::DataError;
 
-/// Rows per Arrow batch; bounds the memory in addition to the rows.
+/// The number of rows per Arrow batch, which bounds the memory used in addition to the rows.
 const BATCH_ROWS: usize = 1024;
 
 /// Writes rows as one table, whole or not at all, with `entries` in its key-value metadata.
@@ -50,7 +50,7 @@ fn encode<R>(
     entries: Vec<(String, String)>,
     rows: &[R],
 ) -> Result<(), ParquetError> {
-    // Parquet's schema is sufficient; do not embed Arrow's.
+    // Parquet's own schema is sufficient, so Arrow's is not embedded.
     let options = ArrowWriterOptions::new()
         .with_properties(writer_properties(columns, entries))
         .with_skip_arrow_metadata(true);
@@ -65,7 +65,7 @@ fn encode<R>(
     Ok(())
 }
 
-/// Builds the array of a column of some rows.
+/// Builds the Arrow array of one column for these rows.
 pub(crate) fn to_array<R>(rows: &[R], column: &Column<R>) -> Result<ArrayRef, ArrowError> {
     let rows = rows.iter();
     Ok(match &column.cell {

@@ -1,5 +1,6 @@
-//! Splits a prompt file into records: JSON lines or one JSON array, optionally compressed with gzip or
-//! zstd, or a table. Memory holds one record at a time, or one page of a table, however large the file.
+//! A reader that splits a prompt file into records. The file is JSON lines or one JSON array,
+//! optionally compressed with gzip or zstd, or a Parquet table. Memory holds only one record at a
+//! time, or one page of a table.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind};
@@ -14,7 +15,7 @@ const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
 const PARQUET_MAGIC: &[u8] = b"PAR1";
 const BYTE_ORDER_MARK: &[u8] = &[0xef, 0xbb, 0xbf];
 
-/// Suffixes that are not part of the source's name.
+/// The file suffixes that are not part of the source's name.
 const SUFFIXES: [&str; 3] = [".jsonl", ".json", ".parquet"];
 const PACKED_SUFFIXES: [&str; 2] = [".gz", ".zst"];
 
@@ -22,7 +23,8 @@ const PACKED_SUFFIXES: [&str; 2] = [".gz", ".zst"];
 /// memory, which can reach 90 bytes per byte of the file.
 const MAX_VALUES: usize = 100_000;
 
-/// Returns the file's name without its known suffixes: `HumanEval` for `HumanEval.jsonl.gz`.
+/// Returns the file's name without its known suffixes, such as `HumanEval` for
+/// `HumanEval.jsonl.gz`.
 pub(super) fn source_name(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let stripped = |name: &str, suffixes: &[&str]| {
@@ -31,7 +33,7 @@ pub(super) fn source_name(path: &Path) -> String {
     stripped(&stripped(&name, &PACKED_SUFFIXES), &SUFFIXES)
 }
 
-/// A file's records, in order.
+/// The reader of a file's records, in order.
 pub(super) enum Records {
     Lines(TextReader),
     Array(TextReader, usize),
@@ -42,7 +44,7 @@ impl Records {
     /// Opens a file.
     ///
     /// # Errors
-    /// If it cannot be read or is not a regular file.
+    /// If the file cannot be read or is not a regular file.
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
         let read_error = |e| DataError::io("read", path, e);
         // Check before opening: opening a pipe blocks.
@@ -76,10 +78,10 @@ impl Records {
         }
     }
 
-    /// Reads the next record; the inner error concerns this record only. `None` at the end.
+    /// Reads the next record. The inner error concerns this record only. `None` at the end.
     ///
     /// # Errors
-    /// An error of the file, after which nothing more can be read.
+    /// If the file itself has an error. Nothing more can be read after it.
     pub(super) fn next(&mut self) -> Result<Option<Result<Record, DataError>>, DataError> {
         match self {
             Self::Lines(text) => {
@@ -121,7 +123,7 @@ impl Records {
                 let bytes = text.element()?;
                 let position = RecordPosition::Item { line, item: *index };
                 match text.record(&bytes, position, (line, column)) {
-                    // The beginning of the next record is unknown.
+                    // After invalid JSON, the beginning of the next record is unknown.
                     Err(error @ DataError::NotJson { .. }) => Err(error),
                     record => Ok(Some(record)),
                 }
@@ -135,15 +137,15 @@ impl Records {
 /// `\r`, which JSON does not allow inside a string.
 pub(super) struct TextReader {
     path: PathBuf,
-    /// `read` or `decompress`, for errors.
+    /// The action that error messages name, `read` or `decompress`.
     action: &'static str,
     input: Box<dyn BufRead + Send>,
-    /// From 1.
+    /// The current line, from 1.
     line: usize,
-    /// In bytes, from 1.
+    /// The current column in bytes, from 1.
     column: usize,
     after_return: bool,
-    /// Whether the line is longer than a record may be and has not been read to its end.
+    /// Whether the current line is longer than a record may be and has not been read to its end.
     in_long_line: bool,
 }
 
@@ -153,7 +155,7 @@ impl TextReader {
         Self { path, action, input, line: 1, column: 1, after_return: false, in_long_line: false }
     }
 
-    /// Reads ahead without consuming: returns the next bytes, at least one except at the end.
+    /// Returns the next bytes without consuming them. There is at least one, except at the end.
     fn upcoming(&mut self) -> Result<&[u8], DataError> {
         loop {
             match self.input.fill_buf() {
@@ -228,7 +230,7 @@ impl TextReader {
         Ok(())
     }
 
-    /// Reads an array's element: up to its closing bracket or quote, or up to the end of a number.
+    /// Reads an array element, up to its closing bracket or quote or the end of a number.
     fn element(&mut self) -> Result<Vec<u8>, DataError> {
         let line = self.line;
         let (mut bytes, mut scan) = (Vec::new(), Scan::default());
@@ -276,7 +278,7 @@ impl TextReader {
     }
 }
 
-/// The nesting of brackets and quotes.
+/// A scanner that tracks the nesting of brackets and quotes.
 #[derive(Debug, Default)]
 struct Scan {
     depth: usize,

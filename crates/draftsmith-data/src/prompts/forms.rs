@@ -29,11 +29,12 @@ struct Dialect {
     text: &'static str,
     roles: &'static [(&'static str, MessageRole)],
     expected_roles: &'static str,
-    /// Whether conversations may be truncated, and so begin with an answer or hold no user text.
+    /// Whether truncated conversations, which begin with an answer or lack a user text, are
+    /// allowed.
     may_be_truncated: bool,
 }
 
-/// ShareGPT. The answers in its published files come from several assistants.
+/// The form of ShareGPT. The answers in its published files come from several assistants.
 const SHARE_GPT: Dialect = Dialect {
     list: "conversations",
     role: "from",
@@ -70,10 +71,11 @@ const CHAT: Dialect = Dialect {
 pub(super) const KEYS: [&str; 6] =
     ["conversations", "messages", "turns", "instruction", "question", "prompt"];
 
-/// Reads a record in any known form; `None` for a conversation that was truncated to nothing.
+/// Reads a record in any known form; `None` for a conversation without a user text that was
+/// truncated.
 ///
-/// The keys are tried from the richest to the plainest, because sets with conversations often repeat
-/// the beginning as `prompt`. Token ids are read if `keeps_tokens`.
+/// The keys are tried from the richest to the plainest, because sets with conversations often
+/// repeat the beginning as `prompt`. Token ids are read if `keeps_tokens`.
 pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<Content>, Problem> {
     let Value::Object(record) = record else {
         return Err(Problem::Unknown(format!("no keys (it is {})", kind(record))));
@@ -130,8 +132,8 @@ pub(super) fn own_id(record: &Value) -> Option<Value> {
     keys.filter_map(|key| record.get(key)).find(|id| id.is_number() || id.is_string()).cloned()
 }
 
-/// Formats a multiple-choice question as in MMLU (Hendrycks et al. 2021): the question, one line per
-/// choice, and `Answer:`. The response is a letter; `answer` may also be an index.
+/// Formats a multiple-choice question as in MMLU (Hendrycks et al. 2021): the question, one line
+/// per choice, and `Answer:`. The response is a letter; `answer` may also be an index.
 fn multiple_choice(
     record: &Map<String, Value>,
     question: &str,

@@ -1,6 +1,7 @@
-//! Responses given as token ids, in the form of the SpecDec++ authors: a record has the prompt's ids
-//! (`prefix`), the response's (`tokens`), the tokens that their draft drew at each position (`draft`)
-//! and their acceptance probabilities (`p_acc`). Each list is JSON or text as Python prints it.
+//! Responses given as token ids, in the form of the SpecDec++ authors. A record has the ids of the
+//! prompt (`prefix`) and of the response (`tokens`), the token that the authors' draft model drew
+//! at each position (`draft`), and the acceptance probabilities of these draft tokens (`p_acc`).
+//! Each list is JSON, or text as Python prints it.
 
 use std::str::FromStr;
 
@@ -8,16 +9,16 @@ use serde_json::{Map, Value};
 
 use super::record::{Problem, kind};
 
-/// A turn as token ids.
+/// A prompt and its response as token ids.
 #[derive(Debug, Clone, PartialEq)]
 pub struct GivenTokens {
-    /// Everything before the response; never empty.
+    /// The tokens before the response; never empty.
     pub prompt_ids: Vec<u32>,
-    /// The response; never empty.
+    /// The tokens of the response; never empty.
     pub response_ids: Vec<u32>,
-    /// The token that the draft drew at each position of the response, if the file has them.
+    /// The token that the draft model drew at each position of the response, if the file has them.
     pub draft_ids: Option<Vec<u32>>,
-    /// The probability in the file that the target accepts each of `draft_ids`.
+    /// The probability that the target accepts each of `draft_ids`, if the file has them.
     pub acceptance_prob: Option<Vec<f64>>,
 }
 

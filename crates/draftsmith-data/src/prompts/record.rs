@@ -1,4 +1,4 @@
-//! A record of a prompt file before its keys are read, and what can be wrong with one.
+//! A record of a prompt file before its keys are read, and the problems that a record can have.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::error::{DataError, RecordPosition};
 pub(super) const PROMPT_FORMS: &str = "`turns` (Spec-Bench), `question`/`answer` (GSM8K), `prompt` (HumanEval and others), \
      `instruction`/`input`/`output` (Alpaca), `conversations` (ShareGPT) or `messages` (chat)";
 
-/// The largest record in bytes: two million tokens, more than any model reads.
+/// The maximum size of a record in bytes, about two million tokens, more than any model reads.
 pub(super) const MAX_BYTES: usize = 8 << 20;
 
 /// A record of a prompt file.
@@ -18,7 +18,7 @@ pub(super) const MAX_BYTES: usize = 8 << 20;
 pub(super) struct Record {
     pub(super) position: RecordPosition,
     pub(super) value: Value,
-    /// A prompt's key whose value cannot be read, and why.
+    /// A key of a prompt whose value cannot be read, with the reason; `None` if there is none.
     pub(super) unread: Option<(&'static str, String)>,
 }
 

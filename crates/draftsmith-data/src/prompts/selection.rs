@@ -1,10 +1,11 @@
-//! What selects prompts: content hashes, splits, weights of sources and bounds on lengths.
+//! The selection of prompts by content hashes, splits, weights of sources and bounds on lengths.
 
 use serde::{Deserialize, Serialize};
 
 use super::Prompt;
 
-/// The first half of the BLAKE3 of a prompt's texts. It depends only on the texts, not on their file.
+/// The first half of the BLAKE3 of a prompt's texts. It depends only on the texts, not on their
+/// file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ContentHash([u8; 16]);
 
@@ -13,8 +14,8 @@ impl Prompt {
     pub fn content_hash(&self, with_answers: bool) -> ContentHash {
         let mut hasher = blake3::Hasher::new();
         let mut push = |text: Option<&str>| {
-            // Each text follows its length, so that no two prompts give the same bytes. A missing text
-            // differs from an empty one.
+            // Each text follows its length, so that no two prompts give the same bytes. A missing
+            // text differs from an empty one.
             hasher.update(&text.map_or(u64::MAX, |text| text.len() as u64).to_le_bytes());
             hasher.update(text.unwrap_or_default().as_bytes());
         };
@@ -36,7 +37,7 @@ impl ContentHash {
         Self(first)
     }
 
-    /// Hashes this hash with a seed. Prompts are ordered at random by the result.
+    /// Hashes this hash with a seed. Sorting by the result gives a random order of prompts.
     #[must_use]
     pub fn seeded(self, seed: u64) -> Self {
         let mut hasher = blake3::Hasher::new();
@@ -51,8 +52,8 @@ impl ContentHash {
     }
 }
 
-/// A split of prompt sets: the prompts whose system and user texts hash to a number in \[`from`, `to`),
-/// within \[0, 1). Equal prompts are therefore in the same split, even across files.
+/// A split of prompt sets: the prompts whose system and user texts hash to a number in \[`from`,
+/// `to`), within \[0, 1). Equal prompts are therefore in the same split, even across files.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SplitRange {
@@ -86,16 +87,17 @@ pub struct SourceWeight {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LengthBounds {
-    /// The shortest prompt: a conversation up to its first answer.
+    /// The minimum length of a prompt, which is a conversation up to its first answer; `None` for
+    /// no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_prompt_tokens: Option<usize>,
-    /// The longest prompt.
+    /// The maximum length of a prompt; `None` for no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_prompt_tokens: Option<usize>,
-    /// The shortest answer in a prompt file, in any turn.
+    /// The minimum length of every answer in a prompt file; `None` for no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_response_tokens: Option<usize>,
-    /// The longest answer in a prompt file, in any turn.
+    /// The maximum length of every answer in a prompt file; `None` for no bound.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub max_response_tokens: Option<usize>,
 }

@@ -1,4 +1,4 @@
-//! Prompt sets in Parquet tables. Each row becomes a record of its text columns.
+//! A reader of prompt sets in Parquet tables. Each row becomes a record of its text columns.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -17,28 +17,28 @@ use super::record::{MAX_BYTES, Problem, Record};
 use crate::columns::{check_encodings, guard};
 use crate::error::{DataError, RecordPosition};
 
-/// Rows decoded at a time: few, because each may be as large as a record may be.
+/// The number of rows decoded at a time. Few are, because each may have a record's maximum size.
 const BATCH_ROWS: usize = 16;
-/// Text usually compresses by a factor of 3 to 20. A column that exceeds both of these limits is
-/// refused as a decompression bomb.
+/// The limit on the compression factor of a column. Text usually has a factor of 3 to 20. A column
+/// that exceeds this limit and [`MAX_UNPACKED_BYTES`] is refused as a decompression bomb.
 const MAX_COMPRESSION: i64 = 100;
 const MAX_UNPACKED_BYTES: i64 = 64 << 20;
 
-/// A table's rows as records, decoded lazily.
+/// A reader of a table's rows as records, which decodes them lazily.
 pub(super) struct RecordTable {
     path: PathBuf,
     batches: ParquetRecordBatchReader,
     batch: Option<RecordBatch>,
-    /// The next row of `batch`.
+    /// The index of the next row in `batch`.
     row: usize,
     num_rows: usize,
-    /// A column with a prompt's key whose type cannot be read, and why.
+    /// A column of a prompt's key whose type cannot be read, with the reason; `None` without one.
     unread: Option<(&'static str, String)>,
 }
 
 impl RecordTable {
-    /// Opens a table. Only columns of text or of lists of text are read. A conversation as a list of
-    /// structures is supported only in JSON.
+    /// Opens a table. Only columns of text or of lists of text are read. A conversation as a list
+    /// of structures is supported only in JSON.
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
         let file = File::open(path).map_err(|e| DataError::io("read", path, e))?;
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
@@ -81,7 +81,7 @@ impl RecordTable {
         Ok(Self { path: path.to_path_buf(), batches, batch: None, row: 0, num_rows: 0, unread })
     }
 
-    /// Reads the next row; the inner error concerns this row only. `None` at the end.
+    /// Reads the next row. The inner error concerns this row only. `None` at the end of the table.
     pub(super) fn next(&mut self) -> Result<Option<Result<Record, DataError>>, DataError> {
         loop {
             if let Some(batch) = self.batch.as_ref().filter(|batch| self.row < batch.num_rows()) {
@@ -149,7 +149,7 @@ fn type_problem(found: &DataType) -> String {
     format!("is {found}, it must be text (a string column, annotated as UTF-8)")
 }
 
-/// Counts the bytes of text in a row, before copying; each item of a list adds the size of a JSON value.
+/// Counts a row's bytes of text before copying. Each list item adds the size of a JSON value.
 fn text_bytes(column: &dyn Array, row: usize) -> usize {
     match column.as_string_opt::<i32>() {
         Some(texts) => usize::try_from(texts.value_length(row)).unwrap_or(usize::MAX),
@@ -298,7 +298,8 @@ mod tests {
         assert!(error.contains("`prompt` unpacks from"), "{error}");
     }
 
-    /// Writes a table of 100 texts of one megabyte in one row group, and returns the result of `look` on it.
+    /// Writes a table of 100 texts of one megabyte in one row group, and returns the result of
+    /// `look` on it.
     fn large<T>(
         name: &str,
         compression: Compression,

@@ -1,6 +1,6 @@
 //! The shards of a directory as one data set, identified by the hash of its rows.
 //!
-//! Missing, copied, renamed or surplus shards and repeated rows are refused. No other code lists
+//! Missing, copied, renamed or surplus shards and repeated rows are refused. Only this module lists
 //! shards.
 
 use std::collections::{BTreeMap, HashMap};
@@ -39,23 +39,23 @@ pub struct ShardSet {
 pub struct DataSet {
     /// The rows, shard by shard.
     pub rows: Vec<ResponseRow>,
-    /// Their provenance.
+    /// The provenance of all shards.
     pub provenance: Provenance,
     /// The SHA-256 of the rows and their order, as hex.
     pub hash: String,
     /// The number of shards when all are built.
     pub num_shards_planned: usize,
-    /// The shards that were read, each with the number of rows up to and including it.
+    /// The paths of the read shards, each with the number of rows up to the end of that shard.
     shards: Vec<(PathBuf, usize)>,
 }
 
-/// What to do if shards are missing.
+/// The treatment of a directory in which shards are missing.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Incomplete {
-    /// Return an error.
+    /// Missing shards are an error.
     #[default]
     Refused,
-    /// Read the shards that exist.
+    /// Missing shards are allowed, and the others are read.
     Allowed,
 }
 
@@ -115,11 +115,11 @@ impl ShardSet {
         Err(DataError::MissingShards { path: self.dir.clone(), count: self.count, missing })
     }
 
-    /// Reads the rows.
+    /// Reads the rows of the shards.
     ///
     /// # Errors
-    /// If a shard cannot be read (see [`read_shard`]) or has changed since it was written, or two rows
-    /// have the same id.
+    /// If a shard cannot be read (see [`read_shard`]) or has changed since it was written, or two
+    /// rows have the same id.
     pub fn read(self) -> Result<DataSet, DataError> {
         let records = ShardRecords::read(&self.dir)?;
         let read = |(index, path): &(usize, PathBuf)| {
@@ -150,7 +150,7 @@ impl ShardSet {
 }
 
 impl DataSet {
-    /// The number of shards that were read.
+    /// Returns the number of shards that were read.
     pub fn num_shards(&self) -> usize {
         self.shards.len()
     }
@@ -158,7 +158,8 @@ impl DataSet {
     /// Checks that all tokens are in a vocabulary of `vocab_size` tokens.
     ///
     /// # Errors
-    /// The first unknown token and its file ([`ResponseRow::check_ids`]).
+    /// If a token is outside the vocabulary. The error names the first one and its file
+    /// ([`ResponseRow::check_ids`]).
     pub fn check_tokens(&self, vocab_size: usize) -> Result<(), DataError> {
         for (at, row) in self.rows.iter().enumerate() {
             let known = row.check_ids(vocab_size);
@@ -199,8 +200,8 @@ pub fn read_dir(dir: &Path, incomplete: Incomplete) -> Result<DataSet, DataError
     shards.read()
 }
 
-/// Finds the shards of a directory that are malformed, have changed since they were written, or are not
-/// what their name claims. A shard without a record is read in full.
+/// Finds the shards of a directory that are malformed, have changed since they were written, or are
+/// not what their name claims. A shard without a record is read in full.
 ///
 /// # Errors
 /// If the directory, its manifest or a record cannot be read.
@@ -246,7 +247,7 @@ fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, DataError> {
     Ok(files)
 }
 
-/// Reads a shard's provenance and position; fails if they do not agree with its file name.
+/// Reads a shard's provenance and position. Fails if the position contradicts the file name.
 fn shard_header((index, path): &(usize, PathBuf)) -> Result<(Provenance, ShardPlace), DataError> {
     let wrong = |problem| Err(DataError::WrongShard { path: path.clone(), problem });
     let name = shard_name(*index);

@@ -1,5 +1,5 @@
-//! The hash of rows, which identifies a data set. It depends on the rows and their order, not on how
-//! they are divided into shards or encoded.
+//! The hash of rows, which identifies a data set. It depends on the rows and their order, not on
+//! how they are divided into shards or encoded.
 
 use draftsmith_files::hex;
 use sha2::{Digest, Sha256};
@@ -18,8 +18,9 @@ pub(super) fn hash_rows(rows: &[ResponseRow]) -> String {
     hex(&hasher.finalize())
 }
 
-/// Appends the columns, each after its length, so that no two rows give the same bytes: for each owner its
-/// texts, ids and floats.
+/// Appends the columns, each preceded by its length, so that no two rows give the same bytes.
+/// Columns are grouped by the optional part that they belong to, and in each group by type: texts,
+/// ids, floats.
 fn push_row(bytes: &mut Vec<u8>, row: &ResponseRow) {
     let push = |bytes: &mut Vec<u8>, owner: Option<&str>| {
         let mut columns: Vec<_> = COLUMNS.iter().filter(|column| column.part_of == owner).collect();

@@ -1,9 +1,10 @@
-//! Records of the number of rows, size and BLAKE3 of each shard as written, which reveal later changes, and
-//! of its settings, so that shards of different settings never become one data set.
+//! Records of each shard as it was written. The number of rows, the size and the BLAKE3 reveal
+//! later changes. The hash of the settings keeps shards of different settings from becoming one
+//! data set.
 //!
-//! A record is written next to every shard as it is built (`.responses-00003.json`), so that a build that
-//! was killed can check its shards. Once all exist, the records are collected in `manifest.json` and then
-//! removed. A record that exists is newer than the manifest.
+//! A record is written next to every shard as it is built (`.responses-00003.json`), so that a
+//! build that was killed can check its shards. Once all shards exist, the records are collected in
+//! `manifest.json` and then removed. So a record that still exists is newer than the manifest.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,7 +21,7 @@ use crate::provenance::Provenance;
 pub const MANIFEST: &str = "manifest.json";
 const RECORD_SUFFIX: &str = ".json";
 
-/// What was written as one shard.
+/// A record of one shard as it was written.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ShardRecord {
@@ -30,7 +31,7 @@ pub(super) struct ShardRecord {
     num_bytes: u64,
     /// The hash of the whole file, as hex.
     blake3: String,
-    /// The hash of its provenance, as hex.
+    /// The hash of the shard's provenance, as hex.
     settings: String,
 }
 
@@ -52,7 +53,7 @@ impl ShardRecord {
     /// Creates the record of a shard in its current state.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the shard cannot be read.
     pub(super) fn of(
         path: &Path,
         index: usize,
@@ -94,10 +95,10 @@ impl ShardRecords {
         self.0.get(&shard_name(index))
     }
 
-    /// Checks that a shard has not changed since it was written; false if it has no record.
+    /// Checks that a shard has not changed since it was written. Returns false if it has no record.
     ///
     /// # Errors
-    /// If it has changed or cannot be read.
+    /// If the shard has changed or cannot be read.
     pub(super) fn check(&self, path: &Path, index: usize) -> Result<bool, DataError> {
         let Some(record) = self.of_shard(index) else { return Ok(false) };
         let (blake3, num_bytes) = blake3_file(path)?;
@@ -135,7 +136,7 @@ pub(super) fn write(dir: &Path, shards: Vec<ShardRecord>) -> Result<(), DataErro
         write_whole(&path, text)?;
     }
     for path in record_paths(dir)? {
-        // A record that stays equals the manifest's.
+        // A record that could not be removed is harmless, because it equals the manifest's.
         let _ = std::fs::remove_file(path);
     }
     remove_abandoned(dir);

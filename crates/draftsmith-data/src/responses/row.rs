@@ -1,5 +1,5 @@
-//! One assistant turn as training data: the target's response, the token that the draft would have
-//! drawn at each position, and the probabilities that both models give to these tokens.
+//! One assistant turn as training data. A row holds the target's response, the token that the draft
+//! model would have drawn at each position, and the probabilities of both tokens in both models.
 //!
 //! Each value at position `i` of the response X is conditioned on the prompt and X before `i`
 //! (teacher forcing). Log-probabilities are natural logarithms.
@@ -7,12 +7,12 @@
 use crate::columns::{Cell, Column, ColumnPlace, Held, ValueRange, column};
 use crate::error::DataError;
 
-/// The owner of the draft's columns, and those of columns that files may lack.
+/// The names of a row's optional parts, to which nullable columns belong.
 pub(super) const DRAFT: &str = "the draft";
 pub(super) const SERVER: &str = "a server";
 pub(super) const WEIGHTS: &str = "the target's weights";
 
-/// All columns, in the order of the file.
+/// The columns of the file, in order.
 pub(super) static COLUMNS: [Column<ResponseRow>; 17] = [
     column!(Text, id),
     column!(Text, source),
@@ -33,63 +33,64 @@ pub(super) static COLUMNS: [Column<ResponseRow>; 17] = [
     Column::new("finish_reason", Cell::Name(|row| row.finish_reason.as_str(), ResponseRow::finish)),
 ];
 
-/// Mantissa bits that stored floats keep.
+/// The number of mantissa bits that stored floats keep.
 const STORED_MANTISSA_BITS: u32 = 15;
-/// Stored floats are multiples of 2 to the power of this, the spacing of floats from 8 to 16. Logits
-/// have this size, so a log-probability has no more precision.
+/// The exponent of the power of two of which stored floats are multiples. It is the spacing of
+/// floats from 8 to 16. Logits have this size, so a log-probability has no more precision.
 const STORED_EXPONENT: i32 = -20;
-/// Explicit mantissa bits of an `f32`.
+/// The number of explicit mantissa bits of an `f32`.
 const F32_MANTISSA_BITS: u32 = 23;
 
 /// One response with its labels: a row of `responses-*.parquet`.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct ResponseRow {
-    /// `source#n`, or `source#n#turn` for a later turn.
+    /// The id `source#n`, or `source#n#turn` for a later turn.
     pub id: String,
-    /// The prompt set that holds the prompt.
+    /// The name of the prompt set that holds the prompt.
     pub source: String,
-    /// Everything before the response, including the template, the system text and earlier turns.
+    /// The tokens before the response, including the template, the system text and earlier turns.
     pub prompt_ids: Vec<u32>,
     /// The response X, including the end-of-sequence token if there is one.
     pub response_ids: Vec<u32>,
-    /// log p(Xᵢ) of the target as served; −∞ allowed.
+    /// The log-probability log p(Xᵢ) of the target after temperature and filters; may be −∞.
     pub response_target_log_prob: Vec<f32>,
-    /// An upper bound, at each position, on the total variation distance between the target's recorded
-    /// and true distributions if a server returned only its most probable tokens; otherwise `None`.
+    /// The upper bound, at each position, on the total variation distance between the target's
+    /// recorded and true distributions. `None` unless a server returned only its most probable
+    /// tokens.
     pub target_outside_mass: Option<Vec<f32>>,
     /// The draft's columns; `None` without a draft.
     pub draft: Option<DraftColumns>,
-    /// Why the response ends.
+    /// The reason why the response ends.
     pub finish_reason: FinishReason,
 }
 
-/// The draft's side of a [`ResponseRow`]; every list has the length of `response_ids`.
+/// The draft model's part of a [`ResponseRow`]. Every list has the length of `response_ids`.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct DraftColumns {
-    /// log q(Xᵢ) of the draft as served; −∞ allowed.
+    /// The log-probability log q(Xᵢ) of the draft after temperature and filters; may be −∞.
     pub response_draft_log_prob: Vec<f32>,
-    /// Yᵢ: the draft's own token at each position.
+    /// Yᵢ: the token that the draft drew at each position.
     pub draft_ids: Vec<u32>,
-    /// log q(Yᵢ) of the draft as served; finite, since Yᵢ was drawn.
+    /// The log-probability log q(Yᵢ) in the same draft distribution; finite, since Yᵢ was drawn.
     pub draft_log_prob: Vec<f32>,
-    /// log p(Yᵢ) of the target as served; −∞ allowed.
+    /// The log-probability log p(Yᵢ) of the target after temperature and filters; may be −∞.
     pub target_log_prob: Vec<f32>,
-    /// Σ min(p, q) of the distributions as served, in [0, 1].
+    /// The overlap Σ min(p, q) of the distributions after temperature and filters, in [0, 1].
     pub overlap: Vec<f32>,
-    /// Entropy of the raw draft distribution (T = 1), in nats.
+    /// The entropy of the raw draft distribution (T = 1), in nats.
     pub draft_entropy: Vec<f32>,
-    /// Cross-entropy −Σ q log p of the raw draft and the raw target (T = 1), in nats; `None` for served
-    /// responses, because it needs all of the target's probabilities.
+    /// The cross-entropy −Σ q log p of the raw draft and the raw target (T = 1), in nats; `None`
+    /// for served responses, because it needs all of the target's probabilities.
     pub draft_target_cross_entropy: Option<Vec<f32>>,
-    /// The draft's most probable token.
+    /// The draft's most probable token at each position.
     pub draft_top_ids: Vec<u32>,
-    /// The target's most probable token.
+    /// The target's most probable token at each position.
     pub target_top_ids: Vec<u32>,
     /// The raw draft's log-probability (T = 1) of `draft_top_ids`.
     pub draft_top_log_prob: Vec<f32>,
 }
 
-/// Why a response ends.
+/// The reason why a response ends.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum FinishReason {
     /// An end-of-sequence token was produced.
@@ -111,7 +112,7 @@ impl FinishReason {
         }
     }
 
-    /// Parses the name that files use; `None` if no reason has it.
+    /// Parses the name in files; `None` if no reason has this name.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Eos, Self::StopString, Self::Length]
             .into_iter()
@@ -121,10 +122,10 @@ impl FinishReason {
 
 impl ResponseRow {
     /// Checks that prompt and response are not empty, that every list has the length of
-    /// `response_ids`, and that numbers are in range: log-probabilities at most 0 (finite for tokens
-    /// that were drawn or are the most probable), overlaps within \[0, 1\], entropies finite and at
-    /// least 0. Training needs both prompt and response: its loss mask is 0 at prompt tokens and 1 at
-    /// response tokens.
+    /// `response_ids`, and that numbers are in range: log-probabilities at most 0 (finite for
+    /// tokens that were drawn or are the most probable), overlaps within \[0, 1\], entropies finite
+    /// and at least 0. Training needs both prompt and response, because its loss mask is 0 at
+    /// prompt tokens and 1 at response tokens.
     ///
     /// # Errors
     /// [`DataError::Row`] with the first invalid column.
@@ -147,8 +148,9 @@ impl ResponseRow {
         self.check(|column| column.problem(self, expected))
     }
 
-    /// Checks that every token that a model may read is in a vocabulary of `vocab_size` tokens: those
-    /// of the prompt, the response and the draft. The target's most probable ones are only compared.
+    /// Checks that every token that a model may read is in a vocabulary of `vocab_size` tokens.
+    /// These are the tokens of the prompt, the response and the draft. The target's most probable
+    /// tokens are only compared, so they are not checked.
     ///
     /// # Errors
     /// [`DataError::Row`] with the first column that has an unknown token.
@@ -172,33 +174,32 @@ impl ResponseRow {
         DataError::Row { id: self.id.clone(), column, problem }
     }
 
-    /// Sets why the response ends, from the name in files.
+    /// Sets the finish reason from its name in files.
     fn finish(&mut self, reason: &str) -> Result<(), String> {
         self.finish_reason = FinishReason::parse(reason)
             .ok_or_else(|| format!("is `{reason}`, it must be `eos`, `stop_string` or `length`"))?;
         Ok(())
     }
 
-    /// Applies [`round_stored`] to every float, so that the row in memory equals the row that will be
-    /// read back.
+    /// Applies [`round_stored`] to every float, so that the row equals the one that is read back.
     pub fn round_stored(&mut self) {
         COLUMNS.iter().for_each(|column| column.map_floats(self, round_stored));
     }
 }
 
-/// Rounds to 15 explicit mantissa bits and to a multiple of 2⁻²⁰, ties to even. The error is at most
-/// 2⁻¹⁶ (1.5e-5) of the value or, below 2⁻⁵, at most 2⁻²¹ (4.8e-7). Infinities, zeros and NaN are
-/// unchanged. Order and sign are kept, so log-probabilities stay at most 0 and overlaps within
+/// Rounds to 15 explicit mantissa bits and to a multiple of 2⁻²⁰, ties to even. The error is at
+/// most 2⁻¹⁶ (1.5e-5) of the value or, below 2⁻⁵, at most 2⁻²¹ (4.8e-7). Infinities, zeros and NaN
+/// are unchanged. Order and sign are kept, so log-probabilities stay at most 0 and overlaps within
 /// [0, 1]. Rounding twice equals rounding once.
 ///
-/// The low byte becomes 0, and more bits do in small values, which are the most frequent.
+/// The low byte becomes 0. In small values, which are the most frequent, even more bits become 0.
 /// Byte-stream-split collects these bytes, and a float takes at most two bytes on disk instead of
 /// three.
 pub fn round_stored(value: f32) -> f32 {
     if !value.is_finite() {
         return value;
     }
-    // Below this, 15 bits of mantissa are finer than the spacing.
+    // Below this value, 15 bits of mantissa are finer than multiples of 2⁻²⁰.
     if value.abs() < 2_f32.powi(STORED_EXPONENT + STORED_MANTISSA_BITS as i32) {
         let unit = 2_f32.powi(STORED_EXPONENT);
         // Scaling by a power of two is exact.

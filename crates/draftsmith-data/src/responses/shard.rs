@@ -1,5 +1,4 @@
-//! One shard: its metadata (provenance and position), and how rows become a file and
-//! back.
+//! The reader and writer of one shard and its metadata (provenance and position).
 
 use std::path::Path;
 
@@ -15,7 +14,7 @@ use crate::provenance::{Provenance, fields_from_entries, fields_to_entries};
 /// The metadata field of the position, next to those of the provenance.
 const POSITION: &str = "shard";
 
-/// Which shard a file is. It is stored in the file, so that a copy under another name is noticed.
+/// The position of a shard in its data set, stored in the file so that renamed copies are noticed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ShardPlace {
@@ -29,7 +28,7 @@ pub struct ShardPlace {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct ShardHeader {
     pub(super) provenance: Provenance,
-    /// `None` in a file that is not part of a data set.
+    /// The position in the data set; `None` in a file that is not part of one.
     pub(super) position: Option<ShardPlace>,
 }
 
@@ -45,7 +44,7 @@ impl ShardHeader {
     /// Reads the entries that [`Self::to_entries`] made. Entries of other programs are ignored.
     ///
     /// # Errors
-    /// What is missing, unknown or not JSON.
+    /// If an entry is missing, unknown or not JSON. The error says which.
     pub(super) fn from_entries<'a>(
         entries: impl Iterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, String> {
@@ -58,9 +57,9 @@ impl ShardHeader {
     }
 }
 
-/// Writes rows as one shard, whole or not at all, and a record of the file next to it; without a
-/// position, writes only the file. Floats are stored unchanged: call [`ResponseRow::round_stored`]
-/// first to keep the file small.
+/// Writes rows as one shard, whole or not at all. With a position, also writes a record of the file
+/// next to it. Floats are stored unchanged: call [`ResponseRow::round_stored`] first to keep the
+/// file small.
 ///
 /// # Errors
 /// If a row is invalid ([`ResponseRow::validate`]) or a file cannot be written.
@@ -84,8 +83,8 @@ pub fn write_shard(
 /// `vocab_size`, every token must be in a vocabulary of that size.
 ///
 /// # Errors
-/// If the file cannot be read or is malformed, lacks a column or its provenance, or holds an invalid
-/// row ([`ResponseRow::validate`], [`ResponseRow::check_ids`]).
+/// If the file cannot be read or is malformed, lacks a column or its provenance, or holds an
+/// invalid row ([`ResponseRow::validate`], [`ResponseRow::check_ids`]).
 pub fn read_shard(
     path: &Path,
     vocab_size: Option<usize>,

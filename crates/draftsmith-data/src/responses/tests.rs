@@ -121,8 +121,8 @@ fn exact_row(n: usize) -> ResponseRow {
     }
 }
 
-/// A golden number: these are the bytes of the version before columns were described in one place. Equal data
-/// must keep its hash, by which heads and recordings name it.
+/// A golden number: these are the bytes of the version before columns were described in one place.
+/// Equal data must keep its hash, by which heads and recordings name it.
 #[test]
 fn the_bytes_and_the_hash_of_rows_stay_the_same() {
     let dir = tempfile::tempdir().unwrap();

@@ -1,4 +1,5 @@
-//! The provenance of a rollouts file: that of its responses and what rollouts depend on in addition.
+//! The provenance of a rollouts file: the provenance of its responses, and everything else that
+//! rollouts depend on.
 
 use draftsmith_theory::RoundForwards;
 use serde::{Deserialize, Serialize};
@@ -13,41 +14,41 @@ use crate::provenance::{
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RolloutProvenance {
-    /// What the responses depend on. `draft` is the hash of the draft model or the adapter, never
-    /// `None`.
+    /// The provenance of the responses. Its `draft` is the hash of the draft model or the adapter,
+    /// and never `None`.
     pub responses: Provenance,
-    /// The drafter's name, as in the file's name: `draft`, `self_draft_2`.
+    /// The drafter's name, as in the file's name, such as `draft` or `self_draft_2`.
     pub drafter: String,
-    /// The prompt set's name, as in the file's name: `validation`, `test`.
+    /// The prompt set's name, as in the file's name, such as `validation` or `test`.
     pub set: String,
-    /// The acceptance head, if there was one.
+    /// The acceptance head; `None` without one.
     pub head: Option<RolloutHead>,
     /// The largest number of candidates in a rollout.
     pub max_length: u32,
     /// The largest number of tokens of a prompt and its response together.
     pub context: u32,
-    /// The forwards that a round takes.
+    /// The number of draft forwards that a round takes.
     #[serde(default, skip_serializing_if = "RoundForwards::is_each_step")]
     pub forwards: RoundForwards,
-    /// Hash of the data set that holds the responses ([`DataSet::hash`]); `None` if the target
+    /// The hash of the data set that holds the responses ([`DataSet::hash`]); `None` if the target
     /// generated them for this file.
     ///
     /// [`DataSet::hash`]: crate::DataSet::hash
     pub data: Option<String>,
 }
 
-/// The acceptance head that predicted the candidates.
+/// The acceptance head that predicted the acceptance of the candidates.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RolloutHead {
-    /// Hash of its weights and shape.
+    /// The hash of the head's weights and shape.
     pub hash: String,
-    /// Whether it predicts a candidate when it is drawn (look-ahead) rather than after the draft has
-    /// read it.
+    /// Whether the head predicts when a candidate is drawn (look-ahead), rather than after the
+    /// draft has read the candidate.
     pub looks_ahead: bool,
 }
 
-/// The field that holds the responses' provenance. Files store its fields next to the others.
+/// The field of the responses' provenance. Files store its inner fields next to the others.
 const RESPONSES: &str = "responses";
 /// The other fields of [`RolloutProvenance`].
 const OWN_FIELDS: [&str; 7] =
@@ -59,7 +60,7 @@ impl RolloutProvenance {
         self.responses.temperature == 0.0
     }
 
-    /// Returns `greedy` or `sampled`, as in the names of files.
+    /// Returns `greedy` or `sampled`, the decoding as written in file names.
     pub fn decoding(&self) -> &'static str {
         if self.is_greedy() { "greedy" } else { "sampled" }
     }
@@ -70,8 +71,8 @@ impl RolloutProvenance {
         fields_differences(all(self), &all(other))
     }
 
-    /// Converts the provenance to metadata entries: `draftsmith.<field>` and JSON text, in the order
-    /// of declaration.
+    /// Converts the provenance to metadata entries: `draftsmith.<field>` and JSON text, in the
+    /// order of declaration.
     pub(super) fn to_entries(&self) -> Vec<(String, String)> {
         fields_to_entries(self.fields())
     }
@@ -79,7 +80,7 @@ impl RolloutProvenance {
     /// Reads the entries that [`Self::to_entries`] made. Entries of other programs are ignored.
     ///
     /// # Errors
-    /// What is missing, unknown or not JSON.
+    /// If an entry is missing, unknown or not JSON. The error says which.
     pub(super) fn from_entries<'a>(
         entries: impl Iterator<Item = (&'a str, &'a str)>,
     ) -> Result<Self, String> {
@@ -93,7 +94,7 @@ impl RolloutProvenance {
     /// Checks that there was a drafter and that it may propose candidates.
     ///
     /// # Errors
-    /// What is wrong and what is expected.
+    /// If one of them does not hold. The error says what is wrong and what is expected.
     pub(super) fn validate(&self) -> Result<(), String> {
         if self.responses.draft.is_none() {
             return Err("`draft` is null, it must be the hash of the drafter".to_owned());

@@ -1,15 +1,15 @@
 //! One row of a rollouts file and its rules.
 //!
-//! A response X of N tokens has one row whose candidates are X itself, and one row for each position
-//! at which the drafter proposes another token, which is then rejected: that token and what the
-//! drafter proposes after it. At every other position X's own token is drafted and accepted, except
-//! at the last that the limit allows, where nothing is drafted. Log-probabilities are natural
-//! logarithms.
+//! A response X has one row whose candidates are the tokens of X itself. It has a further row for
+//! each position at which the drafter proposes another token, which is then rejected. The row holds
+//! that token and the candidates that the drafter proposes after it. At every other position X's
+//! own token is drafted and accepted, except that nothing is drafted at the last position within
+//! the limit. Log-probabilities are natural logarithms.
 
 use crate::columns::{Cell, Column, ColumnPlace, Held, ValueRange, column};
 use crate::error::DataError;
 
-/// All columns, in the order of the file.
+/// The columns of the file, in order.
 pub(super) static COLUMNS: [Column<RolloutRow>; 13] = [
     column!(Text, id),
     column!(Ids, prompt_ids),
@@ -29,8 +29,8 @@ pub(super) static COLUMNS: [Column<RolloutRow>; 13] = [
     column!(Doubles(LogProb), candidates.target_log_prob),
 ];
 
-/// What the drafter proposes from one position of a response, or the response itself: a row of
-/// `rollouts-<drafter>-<set>-<decoding>.parquet`.
+/// A row of `rollouts-<drafter>-<set>-<decoding>.parquet`: the candidates that the drafter proposes
+/// from one position of a response, or the response itself.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct RolloutRow {
     /// The prompt's id, `source#n`.
@@ -39,9 +39,9 @@ pub struct RolloutRow {
     pub prompt_ids: Vec<u32>,
     /// The position in the response at which the candidates begin; 0 for the response itself.
     pub start: u32,
-    /// The largest possible number of response tokens: the limit on new tokens or the free context.
+    /// The maximum number of response tokens, by the limit on new tokens or the model's context.
     pub limit: u32,
-    /// The tokens and the signals of drafter and target for each.
+    /// The candidate tokens, with the signals of drafter and target for each.
     pub candidates: RolloutCandidates,
     /// Whether the candidates are the response itself.
     pub is_response: bool,
@@ -53,37 +53,39 @@ pub struct RolloutRow {
 pub struct RolloutCandidates {
     /// The candidate tokens.
     pub candidate_ids: Vec<u32>,
-    /// The candidate's probability in the distribution from which it was drawn: as served, or raw if
-    /// greedy.
+    /// The candidate's probability in the distribution from which it was drawn, after temperature
+    /// and filters. In greedy decoding it is the raw probability.
     pub candidate_prob: Vec<f64>,
     /// The largest raw draft probability (T = 1).
     pub confidence: Vec<f64>,
     /// The largest of the ten largest raw draft probabilities after scaling these to a sum of 1.
     pub confidence_of_ten: Vec<f64>,
-    /// Entropy of the raw draft distribution (T = 1), in nats.
+    /// The entropy of the raw draft distribution (T = 1), in nats.
     pub draft_entropy: Vec<f64>,
-    /// The acceptance head's probability that this candidate is accepted; `None` without a head. The
-    /// last one may be NaN, because no stop rule reads it.
+    /// The acceptance head's probability that this candidate is accepted; `None` without a head.
+    /// The last value may be NaN, because no stop rule reads it.
     pub predicted_acceptance_prob: Option<Vec<f64>>,
-    /// log q of the candidate in the drafter's distribution that defines acceptance; −∞ allowed.
+    /// The log-probability log q of the candidate in the drafter's distribution that defines
+    /// acceptance; −∞ allowed.
     pub draft_log_prob: Vec<f64>,
-    /// log p of the candidate in the target's distribution that defines acceptance; −∞ allowed. NaN
-    /// where the target was not run: for all candidates, or for all but a rollout's first.
+    /// The log-probability log p of the candidate in the target's distribution that defines
+    /// acceptance; −∞ allowed. NaN where the target was not run: for all candidates, or for all but
+    /// a rollout's first.
     pub target_log_prob: Vec<f64>,
 }
 
-/// The column whose last number may be NaN.
+/// The column whose last value may be NaN.
 const PREDICTED: &str = "predicted_acceptance_prob";
-/// The column in which a rollout may have only its first value.
+/// The column in which all values of a rollout but the first may be NaN.
 pub(super) const TARGET_LOG_PROB: &str = "target_log_prob";
 
 impl RolloutRow {
     /// Checks the row by itself; [`validate_rollouts`](crate::validate_rollouts) also checks rows
     /// against each other.
     ///
-    /// Lists are not empty and have the same length; a response starts at 0 and fits its limit, a
-    /// rollout leaves room for one more token; probabilities are within \[0, 1\], entropies finite
-    /// and at least 0, and log-probabilities at most 0.
+    /// Lists are not empty and have the same length. A response starts at 0 and fits its limit. A
+    /// rollout leaves room for one more token. Probabilities are within \[0, 1\], entropies are
+    /// finite and at least 0, and log-probabilities are at most 0.
     ///
     /// # Errors
     /// [`DataError::Rollout`] with the first invalid column.
@@ -134,7 +136,8 @@ impl RolloutRow {
         self.num_judged() == self.candidates.candidate_ids.len()
     }
 
-    /// Counts the candidates whose target probability is known: all, none, or the first of a rollout.
+    /// Counts the candidates whose target probability is known. These are all, none, or only the
+    /// first of a rollout.
     fn num_judged(&self) -> usize {
         let log_probs = &self.candidates.target_log_prob;
         match log_probs.iter().rposition(|log_prob| !log_prob.is_nan()) {

@@ -1,4 +1,4 @@
-//! Rules between rows: those of one id, and those of a file and its provenance.
+//! Rules between the rows of one id, and between the rows of a file and its provenance.
 
 use std::collections::HashSet;
 
@@ -9,8 +9,8 @@ use crate::error::DataError;
 /// Checks every row ([`RolloutRow::validate`]) and the rows of each id together.
 ///
 /// Rows of one id are consecutive: first the response, then the rollouts by ascending `start`, at
-/// most one per position. A rollout does not begin with the response's token, unless there is one at each position
-/// where something is drafted: they are then whole rounds.
+/// most one per position. A rollout does not begin with the response's token, unless there is a
+/// rollout at every drafted position. The rollouts are then whole rounds.
 ///
 /// # Errors
 /// [`DataError::Rollout`] with the first invalid row and column.
@@ -27,10 +27,11 @@ pub fn validate_rollouts(rows: &[RolloutRow]) -> Result<(), DataError> {
     Ok(())
 }
 
-/// Checks rows, also against their provenance: predictions exist if and only if there was a head; no
-/// row continues after an end token; and without stop strings a row ends before its limit (a rollout
-/// also before `max_length`) only with an end token, so that a replay of up to `max_length`
-/// candidates runs out of them only where the response ends.
+/// Checks rows by themselves and against their provenance. Predictions must exist if and only if
+/// there was a head. No row may continue after an end token. Without stop strings, a row that ends
+/// before its limit must end with an end token, where the limit of a rollout is also `max_length`.
+/// So a replay of up to `max_length` candidates runs out of candidates only where the response
+/// ends.
 pub(super) fn validate_file(
     rows: &[RolloutRow],
     provenance: &RolloutProvenance,
@@ -91,7 +92,7 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
     Err(row.error("candidate_ids", problem))
 }
 
-/// Checks the rows of one id, which are valid by themselves.
+/// Checks the rows of one id against each other. Each row is valid by itself.
 fn validate_id(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), DataError> {
     if !first.is_response {
         let problem = "is false, the first row of an id is the response's";
@@ -100,7 +101,7 @@ fn validate_id(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), DataEr
     let response = &first.candidates.candidate_ids;
     let num_drafted = response.len().min(first.limit as usize - 1);
     let are_rounds = rollouts.len() == num_drafted;
-    // The first position that a rollout may still have.
+    // The first position at which the next rollout may start.
     let mut next = 0;
     for rollout in rollouts {
         let start = rollout.start as usize;
@@ -118,7 +119,8 @@ fn validate_id(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), DataEr
     Ok(())
 }
 
-/// Checks a rollout against the response, `first`, and the row before it, which starts before `next`.
+/// Checks a rollout against its response, `first`. Its `start` must be at least `next`, the
+/// position after the previous rollout's start.
 fn validate_rollout(
     first: &RolloutRow,
     rollout: &RolloutRow,

@@ -1,19 +1,18 @@
-//! Detects stop strings from token ids, like `stop_strings` in transformers.
+//! Detection of stop strings in token ids, as `stop_strings` does in transformers.
 //!
-//! Each token has bytes, those that it adds to a text; a special token's bytes are its name. A stop
-//! string is complete at the token that holds its last byte, wherever in the token it ends and
-//! however its characters are divided into tokens.
+//! Each token has the bytes that it adds to a text. The bytes of a special token are its name. A
+//! stop string is complete at the token that holds its last byte, even if it ends inside the token.
 
 use draftsmith_theory::TextEnd;
 
 use super::TextTokenizer;
 use crate::error::DataError;
 
-/// A text that is put before a token to find what the token adds, because decoders treat the first
-/// token of a text differently.
+/// The text that is put before a token to find the bytes that the token adds, because decoders
+/// treat the first token of a text differently.
 const BASE: &str = "abcdef";
 
-/// Strings that end a text, and the bytes of each token.
+/// The strings that end a text, and the bytes of each token.
 #[derive(Debug, Clone)]
 pub struct StopStrings {
     strings: Vec<Vec<u8>>,
@@ -23,14 +22,14 @@ pub struct StopStrings {
     tokens: Vec<Box<[u8]>>,
 }
 
-/// How a tokenizer represents bytes that are not whole characters.
+/// A tokenizer's representation of bytes that are not whole characters.
 #[derive(Clone, Copy, PartialEq)]
 enum ByteEncoding {
-    /// Every byte as a printable character (GPT-2).
+    /// A representation of every byte as a printable character (GPT-2).
     AsCharacters,
-    /// Some bytes as tokens `<0xNN>` (SentencePiece).
+    /// A representation of some bytes as tokens `<0xNN>` (SentencePiece).
     AsTokens,
-    /// No representation.
+    /// No representation of such bytes.
     Unsupported,
 }
 
@@ -51,12 +50,13 @@ impl StopStrings {
     }
 
     /// Returns whether the last token of a text completes a stop string, which may begin in earlier
-    /// tokens. Tokens come in reverse order, and only as many as a string can span are read.
+    /// tokens. The iterator yields the text's tokens in reverse order. Only as many are read as a
+    /// stop string can span.
     pub fn is_completed_by_last(&self, last_first: impl IntoIterator<Item = u32>) -> bool {
         let mut last_first = last_first.into_iter();
         let Some(last) = last_first.next() else { return false };
         let last = self.bytes(last);
-        // Earlier tokens, as far back as a string that ends in the last token can begin.
+        // The earlier tokens, as far back as a string that ends in the last token can begin.
         let mut tail: Vec<&[u8]> = Vec::new();
         let mut len = 0;
         while len + 1 < self.longest
@@ -85,7 +85,7 @@ impl TextEnd for StopStrings {
     }
 }
 
-/// Finds the bytes that tokens add to a text.
+/// A helper that finds the bytes that tokens add to a text.
 struct TokenTexts<'t> {
     tokenizer: &'t TextTokenizer,
     encoding: ByteEncoding,
@@ -119,12 +119,12 @@ impl<'t> TokenTexts<'t> {
 }
 
 impl TextTokenizer {
-    /// Reads from the decoder's settings how it represents bytes.
+    /// Reads the representation of bytes from the decoder's settings.
     fn byte_encoding(&self) -> ByteEncoding {
         let decoder = self.tokenizer.get_decoder().and_then(|it| serde_json::to_string(it).ok());
         let decoder = decoder.unwrap_or_default();
         let has = |name: &str| decoder.contains(&format!("\"type\":\"{name}\""));
-        // If a decoder does both, transformers uses the byte fallback.
+        // If a decoder has both representations, transformers uses the byte fallback.
         if has("ByteFallback") {
             ByteEncoding::AsTokens
         } else if has("ByteLevel") {
@@ -135,14 +135,16 @@ impl TextTokenizer {
     }
 }
 
-/// Returns the bytes of a token written in GPT-2's characters; the token's UTF-8 if it has other characters.
+/// Returns the bytes of a token written in GPT-2's characters. If it has other characters, returns
+/// the token's UTF-8.
 fn bytes_of_characters(token: &str) -> Vec<u8> {
     let bytes: Option<Vec<u8>> = token.chars().map(byte_of_character).collect();
     bytes.unwrap_or_else(|| token.as_bytes().to_vec())
 }
 
-/// Returns the byte of one of GPT-2's characters: printable Latin-1 characters represent themselves,
-/// the other bytes are U+0100 and following. `None` for any other character.
+/// Returns the byte that one of GPT-2's characters represents. Printable Latin-1 characters
+/// represent themselves, and the characters from U+0100 on represent the other bytes. `None` for
+/// any other character.
 fn byte_of_character(character: char) -> Option<u8> {
     let is_itself = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
     let code = u32::from(character);

@@ -46,8 +46,8 @@ fn byte_level() -> Value {
     })
 }
 
-/// SentencePiece: words with `▁` for a space and a token for every byte. The decoder drops the leading
-/// space.
+/// SentencePiece: words with `▁` for a space and a token for every byte. The decoder drops the
+/// leading space.
 fn sentence_piece() -> Value {
     let mut tokens =
         vec!["<unk>".to_owned(), "▁".to_owned(), "▁hello".to_owned(), "hello".to_owned()];

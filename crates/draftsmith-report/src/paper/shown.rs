@@ -1,4 +1,4 @@
-//! Filled tables as text and for the page.
+//! The rendering of filled tables as text and for the page.
 
 use minijinja::context;
 
@@ -24,7 +24,8 @@ impl FilledTable {
 }
 
 impl FilledBlock {
-    /// Formats the figures of a row: ours with three digits, the paper's with as many decimals as their column has.
+    /// Formats the figures of a row. Ours have three digits, and the paper's have the largest
+    /// number of decimals in their column.
     fn texts<'a>(&'a self, row: &'a FilledRow) -> impl Iterator<Item = String> + use<'a> {
         let decimals = |at: usize| {
             let printed = self.rows.iter().filter_map(|row| row.figures[at]);
@@ -39,8 +40,8 @@ impl FilledBlock {
         })
     }
 
-    /// Lays the block out in lines of at most `width` columns. Columns that do not fit follow below, under the names
-    /// again.
+    /// Lays the block out in lines of at most `width` columns. Columns that do not fit follow
+    /// below, after a repetition of the names.
     fn lines(&self, names: usize, width: usize) -> Vec<String> {
         let cells: Vec<Vec<String>> =
             self.rows.iter().map(|row| self.texts(row).collect()).collect();

@@ -1,11 +1,12 @@
-//! Whether measured figures come out as the published ones, in a sentence.
+//! A sentence that says whether measured figures show the same trends as the published ones.
 
 use crate::results::FilledBlock;
 
-/// Figures that differ by a smaller share count as equal.
+/// The relative difference below which figures count as equal.
 const EQUAL_WITHIN: f64 = 0.01;
 
-/// States whether comparisons of two rows come out as in all published figures; empty if nothing can be compared.
+/// States how many comparisons of two rows have the same order as in all published figures. Empty
+/// if nothing can be compared.
 pub(super) fn trend(blocks: &[FilledBlock]) -> String {
     let (published, measured): (Vec<_>, Vec<_>) = blocks.iter().partition(|it| it.is_published);
     let comparisons = measured.iter().flat_map(|block| block.comparisons(&published));
@@ -23,9 +24,10 @@ pub(super) fn trend(blocks: &[FilledBlock]) -> String {
 }
 
 impl FilledBlock {
-    /// Compares each two rows that all published figures put in the same order. Returns by what share ours are in the
-    /// other order, negative if they are not, and what differs in words. Rows are compared by the columns that the
-    /// paper has too, or by the mean of their ratios over all columns if it has none of them.
+    /// Compares every two rows that all published figures put in the same order. Returns the share
+    /// by which our figures are in the opposite order, which is negative if they agree, and a
+    /// description of the difference. Rows are compared in the columns that the paper has too. If
+    /// it has none of them, they are compared by the mean of their ratios over all columns.
     fn comparisons(&self, published: &[&Self]) -> Vec<(f64, String)> {
         let is_shared = |name: &&String| published.iter().any(|it| it.columns.contains(name));
         let shared: Vec<Option<&str>> =
@@ -57,8 +59,9 @@ impl FilledBlock {
         all
     }
 
-    /// Divides the figure of a row by that of another in a column, or averages the ratios over all columns that have
-    /// both figures. Returns `None` if a row is missing or the result is not finite.
+    /// Divides the figure of a row by that of another in a column, or averages the ratios over all
+    /// columns that have both figures. Returns `None` if a row is missing or the result is not
+    /// finite.
     fn ratio(&self, first: &str, second: &str, column: Option<&str>) -> Option<f64> {
         let row = |name: &str| self.rows.iter().find(|row| row.name == name);
         let pairs = row(first)?.figures.iter().zip(&row(second)?.figures).zip(&self.columns);

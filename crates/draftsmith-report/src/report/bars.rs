@@ -1,5 +1,5 @@
-//! Pictures of horizontal bars: the speed-up of each stop rule at its fastest setting, and the gain of each
-//! replayed rule.
+//! Pictures of horizontal bars, for the speed-up of each stop rule at its fastest setting and for
+//! the gain of each replayed rule.
 
 use minijinja::Value;
 
@@ -14,43 +14,43 @@ const BOTTOM: f64 = 44.0;
 const ROW: f64 = 23.0;
 const BAR: f64 = 12.0;
 const CEILING: f64 = 19.0;
-/// Half the height of a whisker's ends.
+/// The half height of a whisker's ends, in pixels.
 const CAP: f64 = 4.0;
-/// Height of a drafter's name and the space above it.
+/// The height of a drafter's name and the space above it, in pixels.
 const HEADING: f64 = 28.0;
-/// Width of the column of numbers.
+/// The width of the column of numbers, in pixels.
 const RIGHT: f64 = 62.0;
-/// Width of the mark left of a label.
+/// The width of the mark to the left of a label, in pixels.
 const MARK: f64 = 22.0;
 
 /// A picture of bars that begin at 0.
 pub(super) struct BarChart {
     pub(super) title: String,
     pub(super) x_name: String,
-    /// `x` or `%`, after the numbers of the axis.
+    /// The unit `x` or `%`, which follows the numbers of the axis.
     pub(super) unit: &'static str,
     /// The value that bars are compared with.
     pub(super) baseline: f64,
     pub(super) bars: Vec<ShownBar>,
-    /// The oracle's value, which no bar can exceed, and its text.
+    /// The value of the oracle, which no bar can exceed, and its text; None without an oracle.
     pub(super) oracle: Option<(f64, String)>,
 }
 
 /// A bar with its mark, label and number.
 pub(super) struct ShownBar {
     look: Look,
-    /// The drafter, above its first bar; may be empty.
+    /// The name of the drafter, shown above its first bar; may be empty.
     heading: String,
     label: String,
     is_best: bool,
     title: String,
     value: f64,
     text: String,
-    /// A tick across the bar: the cost model's speed-up.
+    /// The cost model's speed-up, drawn as a tick across the bar.
     tick: Option<f64>,
-    /// Values of other settings, with their titles.
+    /// The values of the rule's other settings with their titles, drawn as dots.
     dots: Vec<(f64, String)>,
-    /// A hollow bar around it.
+    /// The gain with a perfect head, drawn as a hollow bar around the bar.
     ceiling: Option<f64>,
     whisker: Option<[f64; 2]>,
 }
@@ -85,7 +85,7 @@ impl BarChart {
         let (lowest, highest) = values
             .chain([self.baseline])
             .fold((0.0, 0.0), |(low, high): (f64, f64), value| (low.min(value), high.max(value)));
-        // A narrow picture leaves less of its width to an oracle beyond everything else.
+        // A narrow picture leaves less of its width to an oracle that lies beyond all bars.
         let reach = (1.0 + (right - left) / 250.0) * highest;
         let near = self.oracle.as_ref().map(|(value, _)| *value).filter(|value| *value <= reach);
         let num_ticks = ((right - left) / 60.0).max(3.0) as usize;
@@ -131,7 +131,7 @@ impl BarChart {
 }
 
 impl ShownBar {
-    /// Draws the bar around the height `middle`, and its number to the left of `text_end`.
+    /// Draws the bar centred vertically at `middle`, and its number to the left of `text_end`.
     fn draw(&self, x: &Axis, middle: f64, text_end: f64, svg: &mut Svg) {
         let class = &self.look.class;
         let best = if self.is_best { " best" } else { "" };
@@ -167,8 +167,8 @@ impl ShownBar {
     }
 }
 
-/// Charts the speed-ups of a group: plain decoding, and each stop rule at its fastest setting, with a tick at the
-/// cost model's speed-up and a dot for each other setting.
+/// Charts the speed-ups of a group: plain decoding, and each stop rule at its fastest setting, with
+/// a tick at the cost model's speed-up and a dot for each other setting.
 pub(super) fn speedups(group: &Group<'_>) -> BarChart {
     let bar = |row: &ResultRow| {
         let finite = |value: Option<f64>| value.filter(|value| value.is_finite());
@@ -200,7 +200,8 @@ pub(super) fn speedups(group: &Group<'_>) -> BarChart {
     }
 }
 
-/// Charts the gains of replayed rules over the best fixed length, in percent, with whiskers and ceilings.
+/// Charts the gains of replayed rules over the best fixed length in percent, with confidence
+/// intervals and the gains of a perfect head.
 pub(super) fn gains(replay: &ReplayGroup) -> BarChart {
     let best = best_of(&replay.rows);
     let finite = |share: f64| Some(100.0 * share).filter(|percent| percent.is_finite());

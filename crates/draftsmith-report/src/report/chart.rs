@@ -1,4 +1,4 @@
-//! Drawing: pictures in two sizes, axes with round ticks, and the SVG elements of both.
+//! Drawing of pictures in two sizes, axes with round ticks, and their SVG elements.
 
 use minijinja::{Value, context};
 
@@ -8,15 +8,15 @@ use crate::text::{number, typeset};
 /// A straight line between two places.
 pub(super) type Segment = [Place; 2];
 
-/// The size of a picture in CSS pixels. Every picture is drawn in two sizes, and the style sheet shows
-/// the one that fits the screen, so that its text is never scaled down.
+/// The size of a picture in CSS pixels. Every picture is drawn in two sizes, and the style sheet
+/// shows the one that fits the screen, so that its text is never scaled down.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Frame {
     name: &'static str,
     pub(super) width: f64,
-    /// The height of square pictures.
+    /// The height of square pictures in CSS pixels.
     pub(super) tall: f64,
-    /// The height of other pictures.
+    /// The height of other pictures in CSS pixels.
     pub(super) low: f64,
 }
 
@@ -25,14 +25,14 @@ const FRAMES: [Frame; 2] = [
     Frame { name: "narrow", width: 350.0, tall: 330.0, low: 260.0 },
 ];
 
-/// Width of a character in the widest common font.
+/// The width of a character in the widest common font, in CSS pixels.
 const ADVANCE: f64 = 7.0;
-/// Distance of the first and last position from the plot's edges.
+/// The distance of the first and last position from the plot's edges, in CSS pixels.
 const INSET: f64 = 14.0;
-/// With more positions than this, only every fifth has a tick.
+/// The number of positions above which only every fifth has a tick.
 const MOST_TICKS: f64 = 12.0;
 
-/// A rectangle, y downwards.
+/// A rectangle in pixels, with y downwards.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(super) struct Rect {
     pub(super) left: f64,
@@ -49,33 +49,33 @@ pub(super) struct Axis {
     /// The greatest value.
     pub(super) high: f64,
     step: f64,
-    /// The pixel of `low`.
+    /// The pixel to which `low` maps.
     start: f64,
-    /// The pixel of `high`; less than `start` for an axis that runs upwards.
+    /// The pixel to which `high` maps. It is less than `start` on an axis that runs upwards.
     end: f64,
 }
 
 impl Axis {
-    /// Creates an axis that covers `low` to `high` with about `num_ticks` round steps, drawn from pixel `start` to
-    /// `end`.
+    /// Creates an axis that covers `low` to `high` with about `num_ticks` round steps, drawn from
+    /// pixel `start` to `end`.
     pub(super) fn new((low, high): (f64, f64), num_ticks: usize, start: f64, end: f64) -> Self {
         // A single value gets a range around it.
         let span = if high > low { high - low } else { high.abs().max(1.0) * 0.1 };
         let step = round_step(span / num_ticks as f64);
-        // A hundredth of a step of slack, so that a value on a tick does not add another tick.
+        // A hundredth of a step of slack keeps a value on a tick from adding another tick.
         let low = (low / step + 0.01).floor() * step;
         let high = ((high / step - 0.01).ceil() * step).max(low + step);
         Self { low, high, step, start, end }
     }
 
-    /// Creates an axis of the positions from 1, away from the ends of the plot. If there are many, every fifth has a
-    /// tick.
+    /// Creates an axis of the positions from 1, away from the ends of the plot. If there are many,
+    /// every fifth has a tick.
     pub(super) fn of_positions(last: f64, start: f64, end: f64) -> Self {
         let step = if last <= MOST_TICKS { 1.0 } else { 5.0 };
         Self { low: 1.0, high: last.max(2.0), step, start: start + INSET, end: end - INSET }
     }
 
-    /// Returns the pixel of `value`, to a tenth.
+    /// Returns the pixel of `value`, rounded to a tenth.
     pub(super) fn place(&self, value: f64) -> f64 {
         let share = (value - self.low) / (self.high - self.low);
         tenth(self.start + share * (self.end - self.start))
@@ -91,7 +91,7 @@ impl Axis {
     }
 }
 
-/// Draws a picture in both sizes for the template `picture.html`: `draw` draws it and returns its height.
+/// Draws a picture in both sizes for `picture.html`. `draw` draws one and returns its height.
 pub(super) fn picture<'a>(
     id: &str,
     title: &str,
@@ -119,12 +119,12 @@ pub(super) fn picture<'a>(
 pub(super) struct Svg(Vec<Value>);
 
 impl Svg {
-    /// Begins a group.
+    /// Begins a group of elements.
     pub(super) fn open(&mut self, class: &str, title: &str) {
         self.0.push(context! { open => true, class, title });
     }
 
-    /// Ends the group.
+    /// Ends the group of elements.
     pub(super) fn close(&mut self) {
         self.0.push(context! { close => true });
     }
@@ -145,12 +145,12 @@ impl Svg {
         self.path(class, &format!("M{left} {top}H{right}V{bottom}H{left}z"), title);
     }
 
-    /// Adds a text; `anchor` is the part of it that is at the place: `start`, `middle` or `end`.
+    /// Adds a text. Its `start`, `middle` or `end` lies at the place, as `anchor` says.
     pub(super) fn text(&mut self, class: &str, (x, y): Place, anchor: &str, text: &str) {
         self.0.push(context! { class, x => tenth(x), y => tenth(y), anchor, text });
     }
 
-    /// Adds the horizontal axis below the plot, with lines through the plot if it has a grid.
+    /// Adds the horizontal axis below the plot, with lines through the plot if `has_grid`.
     pub(super) fn x_axis(
         &mut self,
         axis: &Axis,

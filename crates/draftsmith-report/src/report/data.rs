@@ -1,4 +1,4 @@
-//! The page of a data set: its size, how often the draft is accepted, and some of its rows.
+//! The page of a data set, with its size, the acceptance of the draft's tokens, and some rows.
 
 use minijinja::context;
 use minijinja::value::Serde;
@@ -13,15 +13,15 @@ use crate::text::{counted, number, percent, thousands};
 /// The content of the page.
 #[derive(Debug, Clone, Serialize)]
 pub struct DataPage {
-    /// The directory or file.
+    /// The directory or file of the data set.
     pub name: String,
     /// The version of this program.
     pub version: &'static str,
-    /// Number of rows.
+    /// The number of rows.
     pub num_rows: usize,
-    /// Number of response tokens.
+    /// The number of response tokens.
     pub num_tokens: usize,
-    /// One entry for each source, then their total if there are several.
+    /// The figures of each source, then the total if there are several sources.
     #[serde(skip)]
     pub sources: Vec<SourceFigures>,
     /// The pictures.
@@ -29,11 +29,11 @@ pub struct DataPage {
     pub plots: Vec<Plot>,
     /// The mixing ratio of the rows' training inputs.
     pub mixing_ratio: f64,
-    /// The head whose predictions are shown, if there is one.
+    /// The name of the head whose predictions are shown, if there is one.
     pub head: Option<String>,
     /// The rows that are shown.
     pub rows: Vec<ShownRow>,
-    /// Names and values.
+    /// The provenance, as names with values.
     pub provenance: Vec<(String, String)>,
 }
 
@@ -42,23 +42,23 @@ pub struct DataPage {
 pub struct SourceFigures {
     /// The source's name.
     pub name: String,
-    /// Number of rows.
+    /// The number of rows.
     pub num_rows: usize,
-    /// Number of response tokens.
+    /// The number of response tokens.
     pub num_tokens: usize,
-    /// Mean tokens of a prompt.
+    /// The mean number of tokens of a prompt.
     pub mean_prompt_len: f64,
-    /// Mean tokens of a response.
+    /// The mean number of tokens of a response.
     pub mean_response_len: f64,
-    /// Most tokens of a response.
+    /// The maximum number of tokens of a response.
     pub longest_response: usize,
     /// The share of responses that ended with an end token or a stop string.
     pub share_ended: f64,
-    /// Mean Σ min(p, q) over the tokens.
+    /// The mean overlap Σ min(p, q) over the tokens.
     pub overlap: f64,
-    /// Mean acceptance_prob of the draft's tokens.
+    /// The mean acceptance probability of the draft's tokens.
     pub acceptance: f64,
-    /// Share of positions where target and draft have the same most probable token.
+    /// The share of positions where target and draft have the same most probable token.
     pub agreement: f64,
 }
 
@@ -67,7 +67,7 @@ pub struct SourceFigures {
 pub struct ShownRow {
     /// The row's id.
     pub id: String,
-    /// Why the response ended.
+    /// The reason why the response ended.
     pub finish: String,
     /// The prompt's text.
     pub prompt: String,
@@ -77,24 +77,25 @@ pub struct ShownRow {
     pub mixture: Vec<ShownToken>,
 }
 
-/// A token of a response.
+/// A token of a response or of a training input.
 #[derive(Debug, Clone, Serialize)]
 pub struct ShownToken {
-    /// Its text.
+    /// The text of the token.
     pub text: String,
-    /// The probability that the draft's candidate is accepted: Σ min(p, q) at a token of the response, min(1, p/q)
-    /// at one of a mixture; none at a mixture's tokens without a label.
+    /// The probability that the draft's candidate is accepted: Σ min(p, q) for a token of a
+    /// response, and min(1, p/q) for a token of a training input. None for tokens of a training
+    /// input without a label.
     pub accepted: Option<f32>,
-    /// A head's prediction of it.
+    /// A head's prediction of `accepted`.
     pub predicted: Option<f32>,
-    /// Shown when the pointer is over the token.
+    /// The text shown when the pointer is over the token.
     pub title: String,
 }
 
 /// Renders the page of a data set.
 ///
 /// # Errors
-/// Never because of the data, as the template belongs to the program.
+/// Never because of the data: the template belongs to the program.
 pub fn render_data_html(page: &DataPage) -> Result<String> {
     let has_draft = page.sources.iter().any(|source| source.overlap.is_finite());
     let view = context! {
@@ -113,7 +114,7 @@ pub fn render_data_html(page: &DataPage) -> Result<String> {
 }
 
 fn sources(page: &DataPage) -> Table<&SourceFigures> {
-    // A column without a draft is empty, and so left out.
+    // Without a draft the column is empty and therefore left out.
     let drafted = |value: f64| if value.is_finite() { number(value, 3) } else { String::new() };
     let lines = page.sources.iter().map(|source| Line::of(&source.name, source));
     Table::new("source", lines)
@@ -128,7 +129,7 @@ fn sources(page: &DataPage) -> Table<&SourceFigures> {
         .page("agreement", |source| drafted(source.agreement))
 }
 
-/// Returns the class of a token's background: the tenth from 0 to 9 that its overlap lies in.
+/// Returns the shade of a token's background, the tenth from 0 to 9 in which its overlap lies.
 pub(super) fn shade(overlap: f32) -> u8 {
     (overlap.clamp(0.0, 1.0) * 10.0).min(9.0) as u8
 }

@@ -1,8 +1,8 @@
-//! Realistic numbers for tests: an evaluation that never ran.
+//! A simulated evaluation with realistic numbers, for tests.
 //!
-//! Tokens are easy or hard in runs, a head sees which through noise, and forwards take a set time
-//! give or take, so that the rows hang together as measured ones do. The rows come through `Trace`,
-//! as real ones do.
+//! Runs of tokens are easy or hard, a noisy head predicts which, and forwards take a set time with
+//! small deviations. So the rows are as consistent as measured rows. They are computed from a
+//! `Trace`, like real rows.
 
 mod replays;
 
@@ -243,7 +243,7 @@ fn decode(
         length = if num_accepted == num_drafted { length + 2.0 } else { (length - 1.0).max(1.0) };
         let num_draft_forwards = num_drafted + num_unused;
         let seconds = draft_seconds * num_draft_forwards as f64;
-        // Not quite what the cost model thinks, so that it has something to miss.
+        // The time differs slightly from the cost model's, so that the fit has an error.
         let verify_seconds =
             COST.target_seconds * (1.0 + 0.0015 * (num_drafted * num_drafted) as f64);
         rounds.push(Round {
@@ -259,9 +259,10 @@ fn decode(
     Trace { rounds, num_tokens: NUM_TOKENS, prefill_time: Duration::from_millis(9) }
 }
 
-/// What a rule sees of a round.
+/// The signals that a stop rule reads in a round.
 struct Seen {
-    /// The head's estimate that all candidates are accepted, and the one without the last.
+    /// The head's estimate of the probability that all candidates are accepted, and its estimate
+    /// for all but the last.
     all_accepted: f64,
     before_last: f64,
     confidence: f64,

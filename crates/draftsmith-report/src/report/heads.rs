@@ -1,4 +1,5 @@
-//! The heads of a sweep: their table, and the work under each at every threshold (SpecDec++, Figure 4).
+//! The section on the heads of a sweep, with their table and a plot of the work per token at every
+//! threshold (SpecDec++, Figure 4).
 
 use minijinja::{Value, context};
 
@@ -8,7 +9,7 @@ use crate::results::{CurvePoint, HeadOnSet, HeadRace, JudgedHead, in_order};
 use crate::table::head_race_table;
 use crate::text::{interval, number, on_a_page, times, typeset};
 
-/// Every fifth threshold of a head's curve has a mark.
+/// The step between the thresholds of a head's curve that have a mark.
 const EVERY: usize = 5;
 
 /// Builds the section on a sweep's heads; `None` without a sweep.

@@ -1,17 +1,17 @@
-//! Places the labels of crowded points: near their point, without covering anything.
+//! Placement of the labels of crowded points, near their points and without covering anything.
 
 use super::chart::{Rect, Segment, width};
 use super::look::Place;
 
-/// A mark with or without a label.
+/// A point's mark, with or without a label.
 #[derive(Debug, Clone)]
 pub(super) struct Mark {
     pub(super) centre: Place,
     /// The radius of the mark.
     pub(super) radius: f64,
-    /// The label; a mark without one is only an obstacle.
+    /// The label. A mark without a label is only an obstacle.
     pub(super) text: Option<String>,
-    /// Bold labels are wider and placed first.
+    /// Whether the label is bold. Bold labels are wider and placed first.
     pub(super) bold: bool,
 }
 
@@ -20,21 +20,21 @@ pub(super) struct Mark {
 pub(super) struct Label {
     /// The area of the text.
     pub(super) rect: Rect,
-    /// A line from the mark to a distant label.
+    /// A line from the mark to a distant label; None if the label is near.
     pub(super) leader: Option<Segment>,
 }
 
-/// Distances from the mark's edge to the label's, in the order tried.
+/// The distances in pixels that are tried from the mark's edge to the label's, in order.
 const DISTANCES: [f64; 6] = [3.0, 7.0, 14.0, 22.0, 32.0, 44.0];
 
-/// The least distance at which a label needs a leader.
+/// The distance in pixels above which a label needs a leader.
 const LEADER_DISTANCE: f64 = 10.0;
 
 /// The number of directions tried at every distance.
 const NUM_DIRECTIONS: u32 = 16;
 
 impl Rect {
-    /// Returns the area of `text` centred at `centre`, in the widest common font.
+    /// Returns the area that `text` covers around `centre`, in the widest common font.
     pub(super) fn of_text(text: &str, bold: bool, centre: Place) -> Self {
         let widening = if bold { 1.2 } else { 1.07 };
         Self::about(centre, widening * width(text) / 2.0 + 1.0, 6.0)
@@ -67,11 +67,12 @@ impl Rect {
     }
 }
 
-/// Places a label for every mark with a text. Returns the labels in the order of the marks, with `None` for a mark
-/// without a text and if no place near the mark is free. Labels stay within `bounds`, and out of the areas `taken`.
+/// Places a label for every mark with a text. Returns the labels in the order of the marks. An
+/// entry is `None` if the mark has no text or no place near it is free. Labels stay within `bounds`
+/// and outside the areas `taken`.
 ///
-/// Each label takes the first free one of rings of positions; bold ones choose first. That is enough for
-/// some dozens of marks.
+/// Each label takes the first free position of several rings around its mark. Bold labels choose
+/// first. This suffices for some dozens of marks.
 pub(super) fn place(marks: &[Mark], mut taken: Vec<Rect>, bounds: Rect) -> Vec<Option<Label>> {
     taken.extend(marks.iter().map(|mark| Rect::about(mark.centre, mark.radius, mark.radius)));
     let mut order: Vec<usize> = (0..marks.len()).collect();
@@ -88,7 +89,7 @@ pub(super) fn place(marks: &[Mark], mut taken: Vec<Rect>, bounds: Rect) -> Vec<O
     placed
 }
 
-/// Iterates over positions of a label around a mark, nearest and upper ones first.
+/// Yields positions of a label around a mark, the nearest and upper ones first.
 fn positions<'a>(mark: &'a Mark, text: &'a str) -> impl Iterator<Item = Label> + 'a {
     let (x, y) = mark.centre;
     let size = Rect::of_text(text, mark.bold, (0.0, 0.0));

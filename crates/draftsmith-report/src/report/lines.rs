@@ -1,5 +1,5 @@
-//! Pictures of lines through marked points, and histograms: curves over the positions of a round, the
-//! reliability of predictions, and the pictures of a data set's page.
+//! Pictures of lines through marked points, and histograms. They show curves over the positions of
+//! a round, the reliability of predictions, and the content of a data set.
 
 use minijinja::{Value, context};
 
@@ -11,14 +11,14 @@ use crate::text::{number, on_a_page, percent, sentence_case, times, typeset};
 const LEFT: f64 = 44.0;
 const RIGHT: f64 = 16.0;
 const TOP: f64 = 30.0;
-/// Height of the ticks and the axis' name below the plot.
+/// The height of the ticks and the axis name below the plot, in pixels.
 const BOTTOM: f64 = 50.0;
 const RADIUS: f64 = 3.8;
 
 /// A picture of lines or bars over two axes.
 #[derive(Debug, Clone)]
 pub struct Plot {
-    /// Unique on the page: letters and dashes.
+    /// The id, which is unique on the page. It has letters and dashes.
     pub id: String,
     /// The title.
     pub title: String,
@@ -28,24 +28,24 @@ pub struct Plot {
     pub x_name: &'static str,
     /// The name of the vertical axis.
     pub y_name: &'static str,
-    /// What is drawn.
+    /// The content to draw.
     pub content: PlotContent,
 }
 
 /// The content of a picture.
 #[derive(Debug, Clone)]
 pub enum PlotContent {
-    /// Lines of shares.
+    /// Lines of shares from 0 to 1.
     Lines(Vec<PlotLine>),
-    /// Many thin lines, over the range of their points.
+    /// Many thin lines. The axes cover the range of their points.
     Curves(Vec<PlotLine>),
     /// Lines of shares over the positions of a round.
     Positions(Vec<PlotLine>),
-    /// Lines between two shares, with the diagonal.
+    /// Lines through points of two shares, drawn with the diagonal.
     Square(Vec<PlotLine>),
-    /// A histogram: the edges of adjacent bins, and the share in each.
+    /// A histogram, with the edges of adjacent bins and the share in each bin.
     Bars {
-        /// One more than there are shares.
+        /// The edges of the bins, one more than there are shares.
         edges: Vec<f64>,
         /// The share in each bin.
         shares: Vec<f64>,
@@ -56,9 +56,9 @@ pub enum PlotContent {
 #[derive(Debug, Clone)]
 pub struct PlotLine {
     pub(super) look: Look,
-    /// The heading of its entry in the key, which may be empty, and its name there.
+    /// The line's entry in the key: a heading, which may be empty, and a name.
     pub(super) entry: [String; 2],
-    /// Its name in titles.
+    /// The line's name in titles.
     pub(super) name: String,
     pub(super) points: Vec<PlotPoint>,
 }
@@ -71,15 +71,15 @@ pub(super) struct PlotPoint {
     pub(super) title: String,
 }
 
-/// Returns the edges of about `num_bins` bins of a round width, from 0 to the end of the bin that holds `most`. The
-/// width is at least `least_width`.
+/// Returns the edges of about `num_bins` bins from 0 to the end of the bin that holds `most`. The
+/// bin width is a round number and at least `least_width`.
 pub fn bins(most: f64, num_bins: usize, least_width: f64) -> Vec<f64> {
     let width = round_step((most / num_bins as f64).max(least_width));
     let num_bins = (most / width).floor() as usize + 1;
     (0..=num_bins).map(|bin| bin as f64 * width).collect()
 }
 
-/// Returns the index of a value's bin; the last edge belongs to the last bin.
+/// Returns the index of a value's bin. The last edge belongs to the last bin.
 pub fn bin_of(edges: &[f64], value: f64) -> usize {
     edges.partition_point(|edge| *edge <= value).clamp(1, edges.len() - 1) - 1
 }
@@ -116,7 +116,7 @@ impl PlotContent {
         }
     }
 
-    /// Iterates over the edges, the share and the title of each bar.
+    /// Yields the edges, the share and the title of each bar.
     fn bars(&self) -> impl Iterator<Item = ([f64; 2], f64, String)> {
         let (edges, shares) = match self {
             Self::Bars { edges, shares } => (&edges[..], &shares[..]),
@@ -160,7 +160,7 @@ impl Plot {
         let lines = self.content.all_lines();
         let is_empty = lines.iter().all(|line| line.points.is_empty())
             && self.content.bars().all(|(_, share, _)| share == 0.0);
-        // One line needs no key.
+        // A single line needs no key.
         let keyed = lines.iter().filter(|_| lines.len() > 1);
         let key = keyed.map(|PlotLine { entry: [heading, name], look, .. }| {
             (heading.clone(), look, name.clone())
@@ -206,7 +206,7 @@ impl Plot {
         height
     }
 
-    /// Writes the numbers as text, for screen readers.
+    /// Returns the plotted numbers as text, for screen readers.
     fn description(&self) -> String {
         let line = |line: &PlotLine| {
             let points: Vec<&str> = line.points.iter().map(|point| point.title.as_str()).collect();
@@ -218,8 +218,8 @@ impl Plot {
     }
 }
 
-/// Plots the curves of a group: CTAR(w), acceptance by position among the candidates judged and among all rounds, and
-/// the speed-up by length of the answer.
+/// Plots the curves of a group: CTAR(w), acceptance by position among the verified candidates and
+/// among all rounds, and the speed-up by answer length.
 pub(super) fn curves(group: &Group<'_>, id: &str) -> [Plot; 4] {
     let position = "position in the round \u{2192}";
     let plot = |name, title, x_name, y_name, values| Plot {
@@ -236,7 +236,7 @@ pub(super) fn curves(group: &Group<'_>, id: &str) -> [Plot; 4] {
             "CTAR",
             "w \u{2192}",
             "\u{2191} share of rounds that yield more than w tokens",
-            // Everything after the first 0 is 0.
+            // All values after the first 0 are 0.
             |row| {
                 let first_zero = row.ctar.iter().position(|share| *share == 0.0);
                 first_zero.map_or(&row.ctar, |index| &row.ctar[..=index])
@@ -267,8 +267,8 @@ pub(super) fn curves(group: &Group<'_>, id: &str) -> [Plot; 4] {
     ]
 }
 
-/// Builds a line of speed-ups by length for each drafter and family of stop rules, at its fastest setting; none if
-/// only one length was measured.
+/// Builds a line of speed-ups by answer length for each drafter and family of stop rules, at the
+/// fastest setting. There are no lines if only one length was measured.
 fn lines_by_length(group: &Group<'_>) -> Vec<PlotLine> {
     let points = |row: &ResultRow| -> Vec<PlotPoint> {
         let point = |at: &SpeedAtLength| PlotPoint {
@@ -281,8 +281,8 @@ fn lines_by_length(group: &Group<'_>) -> Vec<PlotLine> {
     best_of_families(group, points)
 }
 
-/// Builds a line of values at 1, 2, 3 and so on for each drafter and family of stop rules, at its fastest setting;
-/// more would be hard to distinguish.
+/// Builds a line of values at x = 1, 2, 3 and so on for each drafter and family of stop rules, at
+/// the fastest setting. More lines would be hard to distinguish.
 fn best_lines(group: &Group<'_>, values: fn(&ResultRow) -> &[f64]) -> Vec<PlotLine> {
     let point = |(position, value): (u32, &f64)| PlotPoint {
         at: (f64::from(position), *value),
@@ -292,7 +292,7 @@ fn best_lines(group: &Group<'_>, values: fn(&ResultRow) -> &[f64]) -> Vec<PlotLi
     best_of_families(group, |row| (1..).zip(values(row)).map(point).collect())
 }
 
-/// Builds a line of `points` for each drafter and family of stop rules, at its fastest setting.
+/// Builds a line of `points` for each drafter and family of stop rules, at the fastest setting.
 fn best_of_families(
     group: &Group<'_>,
     points: impl Fn(&ResultRow) -> Vec<PlotPoint>,
@@ -307,7 +307,7 @@ fn best_of_families(
     rows.into_iter().map(line).filter(|line| !line.points.is_empty()).collect()
 }
 
-/// CSS classes for the lines of one plot, in turn. They differ in marker and dash too, not in colour only.
+/// The CSS classes for the lines of one plot, in turn. They differ in colour, marker and dash.
 const LOOKS: [&str; 6] = [
     "draft length",
     "self length hollow",

@@ -1,8 +1,9 @@
-//! The look of each drafter and stop rule, the same in every picture.
+//! The look of each drafter and stop rule, which is the same in every picture.
 //!
-//! Stop rules that read the same signal form a family. Colour and shape each distinguish families and
-//! kinds of drafters, so a reader needs only one of the two. The filling distinguishes the rules of a
-//! family: full, hollow, or hollow with a dot; and lines are solid, dashed or dotted.
+//! Stop rules that read the same signal form a family. Colour and shape each distinguish families
+//! and kinds of drafters, so a reader needs only one of the two. The rules of a family differ in
+//! their marks, which are full, hollow, or hollow with a dot, and in their lines, which are solid,
+//! dashed or dotted.
 
 use std::f64::consts::TAU;
 
@@ -10,21 +11,22 @@ use draftsmith_theory::{RuleFamily, stop_rules};
 
 use crate::results::{Group, ResultRow, Road, StopRuleName};
 
-/// A place in pixels, y downwards.
+/// A place in pixels as (x, y), with y downwards.
 pub(super) type Place = (f64, f64);
 
 /// The look of marks and lines.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Look {
-    /// Colour and filling, as classes of the style sheet.
+    /// The colour and filling, as CSS classes of the style sheet.
     pub(super) class: String,
     shape: MarkShape,
     /// Whether the mark has a dot in its middle.
     is_dotted: bool,
 }
 
-/// An outline: an arm with these corners, in degrees from the top and for a radius of 1, repeated around
-/// the centre. Without corners, a circle.
+/// The outline of a mark. It is an arm that is repeated around the centre. Each corner of the arm
+/// has an angle in degrees from the top and a distance from the centre, for a mark of radius 1.
+/// Without corners the outline is a circle.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct MarkShape {
     num_arms: u32,
@@ -49,7 +51,7 @@ const CROSS: MarkShape = shape(4, 45.0, PLUS.corners);
 const FIVE_POINTS: MarkShape = shape(5, 0.0, &[(0.0, 1.45), (36.0, 0.61)]);
 const FOUR_POINTS: MarkShape = shape(4, 0.0, &[(0.0, 1.55), (45.0, 0.65)]);
 
-/// Returns the style sheet's class of a family, and its shapes for separate drafts and self-drafts.
+/// Returns the CSS class of a family, and its shapes for separate drafts and self-drafts.
 fn family_look(family: Option<RuleFamily>) -> (&'static str, [MarkShape; 2]) {
     match family {
         None => ("plain", [CIRCLE; 2]),
@@ -67,8 +69,8 @@ pub(super) fn family_of(rule: StopRuleName) -> Option<RuleFamily> {
 }
 
 impl Look {
-    /// Returns the look of `row`'s drafter and stop rule in `group`. All but the first of several drafters of a kind
-    /// have paler colours.
+    /// Returns the look of `row`'s drafter and stop rule in `group`. If there are several drafters
+    /// of a kind, all but the first have paler colours.
     pub(super) fn of(row: &ResultRow, group: &Group<'_>) -> Self {
         let mut look = Self::of_only(row.road, row.stop_rule);
         let first = group.pooled().find(|other| other.road == row.road);
@@ -78,11 +80,11 @@ impl Look {
         look
     }
 
-    /// Returns the look of a stop rule with the only drafter of its road.
+    /// Returns the look of a stop rule with the only drafter of its kind.
     pub(super) fn of_only(road: Option<Road>, rule: StopRuleName) -> Self {
         let family = family_of(rule);
         let (name, [separate, own]) = family_look(family);
-        // Look-ups and several drafters have only fixed lengths.
+        // Look-ups and combinations of drafters have only fixed lengths.
         let (road, shape) = match road {
             None => ("", separate),
             Some(Road::SeparateDraft) => ("draft ", separate),
@@ -96,12 +98,12 @@ impl Look {
         Self { class: format!("{road}{name}{filling}"), shape, is_dotted: earlier > 1 }
     }
 
-    /// Returns the look of a circle in a class of the style sheet.
+    /// Returns a circle with a CSS class of the style sheet.
     pub(super) fn circle(class: &str) -> Self {
         Self { class: class.to_owned(), shape: CIRCLE, is_dotted: false }
     }
 
-    /// Outlines the mark about `centre`, as an SVG path.
+    /// Returns the outline of the mark around `centre` as an SVG path.
     pub(super) fn path(&self, centre: Place, radius: f64) -> String {
         // The stroke makes this tiny circle a dot.
         let dot = if self.is_dotted { CIRCLE.path(centre, 0.1 * radius) } else { String::new() };
@@ -112,7 +114,7 @@ impl Look {
 impl MarkShape {
     fn path(self, (x, y): Place, radius: f64) -> String {
         if self.corners.is_empty() {
-            // Radius and span must be rounded alike, or the two arcs do not meet.
+            // Radius and span are rounded in the same way, so that the two arcs meet.
             let radius = tenth(radius);
             let (left, across) = (tenth(x - radius), tenth(2.0 * radius));
             let arc = format!("a{radius} {radius} 0 1 0");

@@ -1,7 +1,7 @@
-//! The Pareto picture: a point for each setting, at its discard rate (x) and verification rate (y).
+//! The Pareto picture, with a point for each setting at its discard and verification rate (x, y).
 //!
-//! Both are work per token, so lower left is better. By SpecDec++, Eq. 2.3, modelled time is linear in
-//! the two, so settings with equal modelled speed-up lie on a straight line.
+//! Both are work per token, so lower left is better. By SpecDec++, Eq. 2.3, modelled time is linear
+//! in the two, so settings with equal modelled speed-up lie on a straight line.
 
 use minijinja::{Value, context};
 
@@ -16,21 +16,22 @@ const RIGHT: f64 = 20.0;
 const TOP: f64 = 30.0;
 const BOTTOM: f64 = 48.0;
 
-/// A picture with more settings is crowded: points are smaller, only the best of each kind of drafter
-/// has a label, and settings far from the best of every rule are left out.
+/// The number of settings above which a picture is crowded. In a crowded picture points are
+/// smaller, only the best setting of each kind of drafter has a label, and settings far from the
+/// best of every rule are left out.
 const CROWD: usize = 30;
-/// The range of a crowded picture, relative to the greatest rates among the best of the rules.
+/// The range of a crowded picture, relative to the greatest rates of the rules' best settings.
 const CROWDED_REACH: f64 = 1.4;
-/// The least length of a line of equal speed-up, in pixels.
+/// The minimum length of a line of equal speed-up, in pixels.
 const MIN_LINE: f64 = 70.0;
 
-/// The content of the picture.
+/// The content of the Pareto picture.
 struct Pareto<'a> {
     group: &'a Group<'a>,
-    /// The drafting settings that are shown, the best last, so that they are drawn over all others.
+    /// The shown settings with a drafter. The best come last, so that they are drawn on top.
     rows: Vec<(&'a ResultRow, Look)>,
     is_crowded: bool,
-    /// Costs for lines of equal speed-up.
+    /// The costs for lines of equal speed-up; None if these cannot be drawn.
     cost: Option<&'a CostSummary>,
 }
 
@@ -46,8 +47,8 @@ pub(super) fn view(group: &Group<'_>, known: Option<&GroupSummary>, id: &str) ->
     if rows.is_empty() {
         return None;
     }
-    // A line holds for the costs of one drafter, the fastest. Eq. 2.3 does not hold for rows with
-    // forwards that drew nothing.
+    // Lines of equal speed-up hold for the costs of one drafter, so the fastest is taken. Eq. 2.3
+    // does not hold for rows with forwards that drew nothing.
     let cost = group.best().and_then(|best| known?.cost_of(best.drafter));
     let of_drafter = rows.iter().filter(|row| cost.is_some_and(|cost| cost.drafter == row.drafter));
     let add_up: Vec<bool> =
@@ -77,7 +78,8 @@ pub(super) fn view(group: &Group<'_>, known: Option<&GroupSummary>, id: &str) ->
     })
 }
 
-/// Keeps rows whose rates are near those of the best of some rule; all without measured speeds.
+/// Keeps the rows whose rates are near those of the best setting of some rule. Keeps all rows if no
+/// speed was measured.
 fn keep_near_the_best(group: &Group<'_>, rows: &mut Vec<&ResultRow>) {
     for rate in [|row: &ResultRow| row.discard_rate, |row: &ResultRow| row.verification_rate] {
         let rates = group.best_of_rules().into_iter().map(rate).filter(|rate| rate.is_finite());
@@ -133,7 +135,7 @@ impl Pareto<'_> {
         frame.tall
     }
 
-    /// Builds the mark of a row. In a crowded picture only the best of each kind of drafter has a label.
+    /// Builds a row's mark. In a crowded picture only the best of each kind of drafter has a label.
     fn mark(&self, row: &ResultRow, centre: Place) -> Mark {
         let bold = self.group.is_best_of_rule(row);
         let is_named = self.group.is_best_of_road(row) || bold && !self.is_crowded;
@@ -167,7 +169,7 @@ fn equal_lines(cost: &CostSummary, x: &Axis, y: &Axis) -> Vec<(Segment, String)>
     let row_seconds = cost.row_seconds.unwrap_or(0.0);
     let a = cost.draft_seconds + row_seconds;
     let b = cost.target_seconds - cost.draft_seconds;
-    // No lines for a draft as slow as the target.
+    // There are no lines for a draft that is as slow as the target.
     if !(a > 0.0 && b > 0.0) {
         return Vec::new();
     }
@@ -190,8 +192,8 @@ fn equal_lines(cost: &CostSummary, x: &Axis, y: &Axis) -> Vec<(Segment, String)>
     (first.max(1)..=last).filter_map(|index| line(index as f64 * step)).collect()
 }
 
-/// Places the text of each line as far right as possible without covering marks or another text, and returns it with
-/// its area. Lines without a free place get no text.
+/// Places the text of each line as far right as possible without covering marks or another text,
+/// and returns it with its area. Lines without a free place get no text.
 fn label_lines<'a>(
     lines: &'a [(Segment, String)],
     marks: &[Mark],

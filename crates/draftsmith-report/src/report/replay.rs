@@ -1,4 +1,4 @@
-//! Results of replay and the quality of the head's predictions: pictures, tables and their texts.
+//! The pictures, tables and texts of replay results and of the head's prediction quality.
 
 use draftsmith_theory::ReliabilityBin;
 use minijinja::{Value, context};
@@ -12,14 +12,15 @@ use crate::text::{
     counted, gain, interval, number, on_a_page, percent, sentence_case, signed, typeset,
 };
 
-/// The radius of a point for all predictions.
+/// The radius in pixels of a point that holds all predictions.
 const WHOLE: f64 = 10.0;
-/// The least radius.
+/// The minimum radius of a point in pixels.
 const MIN_RADIUS: f64 = 2.4;
-/// A point with fewer predictions would be noise.
+/// The minimum number of predictions of a point. With fewer it would be noise.
 const MIN_LABELS: usize = 50;
 
-/// Builds a section for each drafter, way of decoding and source of prompts, in order of appearance.
+/// Builds a section for each drafter, way of decoding and source of prompts, in order of
+/// appearance.
 pub(super) fn replays(replays: &[ReplayGroup]) -> Vec<Value> {
     let section = |name: String| {
         let of_section = replays.iter().enumerate().filter(|(_, it)| it.name() == name);
@@ -91,7 +92,8 @@ fn reliability(predictions: &HeadPredictions, id: String, name: &str) -> Plot {
     }
 }
 
-/// Plots a bin as a point, titled `0.42 predicted, 0.61 accepted, 12.3 % of all weight, 340 predictions`.
+/// Plots a bin as a point with a title such as `0.42 predicted, 0.61 accepted, 12.3 % of all
+/// weight, 340 predictions`.
 fn point(bin: &ReliabilityBin) -> PlotPoint {
     PlotPoint {
         at: (bin.mean_predicted, bin.mean_label),

@@ -1,4 +1,4 @@
-//! The texts and tables around the pictures: findings, cost models, losslessness and provenance.
+//! The texts and tables on findings, cost models, losslessness and provenance.
 
 use std::collections::BTreeSet;
 
@@ -14,7 +14,7 @@ use crate::results::{
 use crate::table::{Line, Table};
 use crate::text::{counted, gain, number, on_a_page, percent, times, typeset};
 
-/// Kinds of drafters with the start of a sentence about them, and the prefix of their gains on a card.
+/// The kinds of drafters, each with the start of a sentence and the prefix of gains on a card.
 const ROADS: [(Road, &str, &str); 4] = [
     (Road::SeparateDraft, "With the separate draft", ""),
     (Road::SelfDraft, "With self-drafts", "self-draft, "),
@@ -38,8 +38,9 @@ pub(super) fn lead(groups: &[Group<'_>]) -> String {
     }
 }
 
-/// States how much faster a kind of drafter's best adaptive rule, by its mean over the groups, is than the best fixed
-/// length. Returns `None` if no group measured both.
+/// States how much faster the best adaptive rule of a kind of drafter is than the best fixed
+/// length. The best rule has the highest mean ratio over the groups. `None` if no group measured
+/// both.
 fn rule_over_fixed(groups: &[Group<'_>], road: Road, with: &str) -> Option<String> {
     let rows = groups.iter().flat_map(Group::drafted).filter(|row| row.road == Some(road));
     let rules: BTreeSet<StopRuleName> = rows.map(|row| row.stop_rule).collect();
@@ -52,7 +53,7 @@ fn rule_over_fixed(groups: &[Group<'_>], road: Road, with: &str) -> Option<Strin
     let rules = rules.into_iter().filter(|rule| is_adaptive(*rule)).map(ratios);
     let rules: Vec<_> = rules.filter(|(_, ratios)| !ratios.is_empty()).collect();
     let mean = |ratios: &[f64]| ratios.iter().sum::<f64>() / ratios.len() as f64;
-    // A rule measured in fewer groups may have had the easier ones.
+    // Rules measured in the most groups come first, because others may have had easier groups.
     let (rule, ratios) = rules
         .iter()
         .max_by(|(_, a), (_, b)| a.len().cmp(&b.len()).then(mean(a).total_cmp(&mean(b))))?;
@@ -66,8 +67,8 @@ fn rule_over_fixed(groups: &[Group<'_>], road: Road, with: &str) -> Option<Strin
     compared(&what, ratios)
 }
 
-/// Completes a finding with its numbers: `… in 3 of 4 comparisons: differences from −0.4 % to +9.0 % in tokens per
-/// second.`
+/// Completes a finding with its numbers, as in `… in 3 of 4 comparisons: differences from −0.4 % to
+/// +9.0 % in tokens per second.`
 fn compared(what: &str, ratios: &[f64]) -> Option<String> {
     let num_faster = ratios.iter().filter(|ratio| **ratio > 1.0).count();
     let differences = range(ratios, |ratio| gain(ratio - 1.0))?;
@@ -75,7 +76,7 @@ fn compared(what: &str, ratios: &[f64]) -> Option<String> {
     Some(format!("{what} in {num_faster} of {comparisons}: {differences} in tokens per second."))
 }
 
-/// Formats the range of values: `1.20× to 1.31×`, or one text if there is one value.
+/// Formats the range of values, such as `1.20× to 1.31×`, or only one text if there is one value.
 fn range(values: &[f64], text: impl Fn(f64) -> String) -> Option<String> {
     let least = typeset(&text(values.iter().copied().reduce(f64::min)?));
     let greatest = typeset(&text(values.iter().copied().reduce(f64::max)?));
@@ -112,8 +113,8 @@ fn speed_ratio(row: &ResultRow, over: &ResultRow) -> Option<f64> {
     ratio.is_finite().then_some(ratio)
 }
 
-/// States what was fastest, by how much, and what to do next, for the first group that drafted; `None` if nothing was
-/// drafted.
+/// States the fastest setting, its speed-up and the next step, for the first group with a drafter.
+/// `None` if nothing was drafted.
 pub(super) fn opening(groups: &[Group<'_>], conclusion: &Conclusion) -> Option<String> {
     let verdict = conclusion.verdicts.first()?;
     let row = groups.iter().find(|group| group.best().is_some())?;
@@ -122,7 +123,7 @@ pub(super) fn opening(groups: &[Group<'_>], conclusion: &Conclusion) -> Option<S
     Some(on_a_page(&format!("{found} {}", verdict.next())))
 }
 
-/// Returns the conclusion for each group, with the style sheet's class.
+/// Returns the conclusion for each group, with its CSS class.
 pub(super) fn verdicts(conclusion: &Conclusion) -> Vec<Value> {
     let verdict = |verdict: &GroupVerdict| {
         let class = match verdict.advice {
@@ -136,7 +137,8 @@ pub(super) fn verdicts(conclusion: &Conclusion) -> Vec<Value> {
     conclusion.verdicts.iter().map(verdict).collect()
 }
 
-/// Builds a card for each group: the tuned or else the fastest setting, and the best of each kind of drafter.
+/// Builds a card for each group with the tuned setting, or else the fastest one, and the best
+/// setting of each kind of drafter.
 pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
     let line = |row: &ResultRow| {
         let drafter = row.drafter.prefix().map(|prefix| prefix + ", ").unwrap_or_default();
@@ -162,8 +164,8 @@ pub(super) fn cards(groups: &[Group<'_>]) -> Vec<Value> {
     groups.iter().enumerate().filter_map(card).collect()
 }
 
-/// Returns the best fixed length and the best adaptive rule of each kind of drafter, each with the fixed length that
-/// it is compared with.
+/// Returns the best fixed length and the best adaptive rule of each kind of drafter, each with the
+/// fixed length that it is compared with.
 fn bests<'a>(group: &Group<'a>) -> Vec<(&'a ResultRow, Option<&'a ResultRow>)> {
     let of_road = |(road, ..): (Road, &str, &str)| {
         let fixed = best_fixed(group, road);
@@ -173,8 +175,8 @@ fn bests<'a>(group: &Group<'a>) -> Vec<(&'a ResultRow, Option<&'a ResultRow>)> {
     ROADS.into_iter().flat_map(of_road).collect()
 }
 
-/// Tabulates the results by category with the settings that are best over all prompts; no lines if there are no
-/// categories, or nothing was drafted.
+/// Tabulates the results by category, at the settings that are best over all prompts. The table is
+/// empty if there are no categories or nothing was drafted.
 ///
 /// Choosing settings again in each category would overstate their speed.
 pub(super) fn categories(group: &Group<'_>) -> Value {
@@ -246,8 +248,8 @@ pub(super) fn promises(known: &GroupSummary) -> Vec<Value> {
     known.promises.iter().map(promise).collect()
 }
 
-/// Counts the settings of each group whose output is the target's, and those that were not checked; names those whose
-/// output differs.
+/// Counts the settings of each group whose output equals the target's and those that were not
+/// checked, and names those whose output differs.
 pub(super) fn lossless(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec<Value> {
     let statement = |group: &Group<'_>| {
         let with = |lossless| group.drafted().filter(move |row| row.lossless == lossless);

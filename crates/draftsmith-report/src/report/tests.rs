@@ -75,8 +75,8 @@ fn page() -> String {
 fn the_page_is_well_formed_and_its_numbers_are_finite() {
     let page = page();
     let tags = tags(&page);
-    // In two sizes: six pictures for every dataset and decoding, one for every replay, and one for the head's
-    // predictions and one for the heads of a sweep under each decoding.
+    // In two sizes: six pictures for every dataset and decoding, one for every replay, and one for
+    // the head's predictions and one for the heads of a sweep under each decoding.
     assert_eq!(
         tags.iter()
             .filter(

@@ -1,5 +1,5 @@
-//! Answers in Spec-Bench's format, for its evaluation scripts: a JSON line for each prompt. The `evaluate`
-//! command decodes and writes the file.
+//! Answers in the format of Spec-Bench's evaluation scripts, with a JSON line for each prompt. The
+//! `evaluate` command decodes and writes the file.
 
 use draftsmith_theory::Trace;
 use serde::{Deserialize, Serialize};
@@ -13,13 +13,13 @@ pub struct Answer {
     pub question_id: QuestionId,
     /// The prompt's category.
     pub category: String,
-    /// `model_id#question_id`. Spec-Bench draws a random id; ours is reproducible.
+    /// The id `model_id#question_id`. Spec-Bench draws a random id, while ours is reproducible.
     pub answer_id: String,
-    /// Models and setting.
+    /// The models and the setting.
     pub model_id: String,
-    /// An answer for each seed.
+    /// The answers, one for each seed.
     pub choices: Vec<Choice>,
-    /// Unix time in seconds; always 0, so that files are reproducible.
+    /// The Unix time in seconds, which is always 0 so that files are reproducible.
     pub tstamp: f64,
 }
 
@@ -38,15 +38,16 @@ pub enum QuestionId {
 pub struct Choice {
     /// The index of the answer, from 0.
     pub index: usize,
-    /// Texts of the turns.
+    /// The text of the answer in each turn.
     pub turns: Vec<String>,
-    /// Target forwards of each turn.
+    /// The number of target forwards in each turn.
     pub decoding_steps: Vec<usize>,
-    /// New tokens of each turn.
+    /// The number of new tokens in each turn.
     pub new_tokens: Vec<usize>,
-    /// Seconds of each turn, including prefill.
+    /// The seconds of each turn, including prefill.
     pub wall_time: Vec<f64>,
-    /// Tokens from each target forward, over all turns; they sum to the total of `new_tokens`.
+    /// The number of tokens from each target forward, over all turns; the sum is that of
+    /// `new_tokens`.
     pub accept_lengths: Vec<usize>,
 }
 
@@ -75,8 +76,8 @@ impl Choice {
     }
 }
 
-/// Iterates over the tokens of each round without those cut off at the end, so that their mean is the compression
-/// rate.
+/// Yields the number of tokens of each round, without those cut off at the end, so that the mean is
+/// the compression rate.
 fn accept_lengths(trace: &Trace) -> impl Iterator<Item = usize> {
     trace.rounds.iter().scan(trace.num_tokens, |left, round| {
         let kept = round.num_tokens().min(*left);
@@ -94,10 +95,10 @@ impl std::fmt::Display for QuestionId {
     }
 }
 
-/// Formats answers as the text of an answers file, one JSON object a line.
+/// Formats answers as the text of an answers file, with one JSON object per line.
 ///
 /// # Errors
-/// Never for answers, which are always valid JSON.
+/// Never in practice, because answers are always valid JSON.
 pub fn answers_to_jsonl(answers: &[Answer]) -> Result<String> {
     let mut text = String::new();
     for answer in answers {

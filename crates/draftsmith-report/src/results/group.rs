@@ -7,14 +7,15 @@ use super::{DecodingName, DrafterName, ResultRow, StopRuleName, in_order};
 pub(crate) struct Group<'a> {
     /// The dataset.
     pub(crate) dataset: &'a str,
-    /// Greedy or sampled decoding.
+    /// The way of decoding: greedy or sampled.
     pub(crate) decoding: DecodingName,
-    /// Sampling temperature; 0 for greedy decoding.
+    /// The sampling temperature; 0 for greedy decoding.
     pub(crate) temperature: f64,
     rows: Vec<&'a ResultRow>,
 }
 
-/// Splits `rows` into groups of one dataset, way of decoding and temperature, in order of appearance.
+/// Splits `rows` into groups of one dataset, way of decoding and temperature, in order of
+/// appearance.
 pub(crate) fn groups(rows: &[ResultRow]) -> Vec<Group<'_>> {
     fn key(row: &ResultRow) -> (&str, DecodingName, f64) {
         (&row.dataset, row.decoding, row.temperature)
@@ -28,12 +29,12 @@ pub(crate) fn groups(rows: &[ResultRow]) -> Vec<Group<'_>> {
 }
 
 impl<'a> Group<'a> {
-    /// Iterates over the rows over all prompts.
+    /// Yields the rows that cover all prompts.
     pub(crate) fn pooled(&self) -> impl Iterator<Item = &'a ResultRow> + '_ {
         self.rows.iter().copied().filter(|row| row.is_pooled())
     }
 
-    /// Returns the row of plain decoding over all prompts.
+    /// Returns the row of plain decoding that covers all prompts.
     pub(crate) fn plain(&self) -> Option<&'a ResultRow> {
         self.pooled().find(|row| row.stop_rule == StopRuleName::None)
     }
@@ -43,10 +44,11 @@ impl<'a> Group<'a> {
         in_order(self.drafted().map(|row| row.drafter))
     }
 
-    /// Returns the fastest of the rows over all prompts that draft and that `is_meant` accepts; ties go to the first.
+    /// Returns the fastest row with a drafter, over all prompts, among those that `is_meant`
+    /// accepts. The first wins a tie.
     pub(crate) fn fastest(&self, is_meant: impl Fn(&ResultRow) -> bool) -> Option<&'a ResultRow> {
-        // All rows of a group share one baseline, so the fastest has the greatest speed-up. Speeds are compared
-        // because the baseline may be missing.
+        // All rows of a group share one baseline, so the fastest has the greatest speed-up. Speeds
+        // are compared because the baseline may be missing.
         let rows = self.drafted().filter(|row| row.tokens_per_second.is_finite() && is_meant(row));
         rows.reduce(|best, row| match row.tokens_per_second > best.tokens_per_second {
             true => row,
@@ -54,7 +56,7 @@ impl<'a> Group<'a> {
         })
     }
 
-    /// Returns the fastest row that drafts.
+    /// Returns the fastest row with a drafter.
     pub(crate) fn best(&self) -> Option<&'a ResultRow> {
         self.fastest(|_| true)
     }
@@ -64,7 +66,7 @@ impl<'a> Group<'a> {
         self.fastest(|row| row.is_tuned)
     }
 
-    /// Returns the fastest row of each class of rows, in order of appearance.
+    /// Returns the fastest row of each class that `class` distinguishes, in order of appearance.
     pub(crate) fn best_by<T: PartialEq>(
         &self,
         class: impl Fn(&ResultRow) -> T,
@@ -79,15 +81,16 @@ impl<'a> Group<'a> {
         self.best_by(|row| (row.drafter, row.stop_rule))
     }
 
-    /// Iterates over the rows of `like`'s drafter and stop rule, including `like`.
+    /// Yields the rows with the same drafter and stop rule as `like`, including `like`.
     pub(crate) fn sweep_of(&self, like: &ResultRow) -> impl Iterator<Item = &'a ResultRow> + '_ {
         let sweep = (like.drafter, like.stop_rule);
         self.drafted().filter(move |row| (row.drafter, row.stop_rule) == sweep)
     }
 
-    /// Returns the mark of a row: `tuned` if `tune` chose its setting, and `fastest` if it is the fastest of all. A
-    /// row with neither gets `best` if it is the fastest of its kind of drafter, or else `*` if it is the fastest of
-    /// its drafter and rule. A row of one category is never marked as the fastest of any.
+    /// Returns the mark of a row: `tuned` if `tune` chose its setting, and `fastest` if it is the
+    /// fastest of all. A row with neither gets `best` if it is the fastest of its kind of drafter,
+    /// or else `*` if it is the fastest of its drafter and rule. Rows of one category get no mark
+    /// but `tuned`.
     pub(crate) fn mark(&self, row: &ResultRow) -> &'static str {
         let is = |is_meant: &dyn Fn(&ResultRow) -> bool| {
             row.is_pooled() && self.fastest(is_meant).is_some_and(|best| best.same_setting(row))
@@ -130,7 +133,7 @@ impl<'a> Group<'a> {
         format!("{}, {}", self.dataset, self.decoding_text())
     }
 
-    /// Describes the way of decoding in words: `greedy`, `sampled at T = 0.7`.
+    /// Describes the way of decoding in words, such as `greedy` or `sampled at T = 0.7`.
     pub(crate) fn decoding_text(&self) -> String {
         match self.decoding {
             DecodingName::Greedy => "greedy".into(),
@@ -138,7 +141,7 @@ impl<'a> Group<'a> {
         }
     }
 
-    /// Iterates over the rows over all prompts that draft.
+    /// Yields the rows with a drafter that cover all prompts.
     pub(crate) fn drafted(&self) -> impl Iterator<Item = &'a ResultRow> + '_ {
         self.pooled().filter(|row| row.drafter != DrafterName::None)
     }

@@ -1,4 +1,5 @@
-//! The schema of `heads.json`: the heads of a sweep, compared by the speed of decoding under them.
+//! The schema of `heads.json`, which compares the acceptance heads of a sweep by the speed of
+//! decoding with each.
 
 use draftsmith_theory::{Estimate, StopRuleConfig};
 use serde::{Deserialize, Serialize};
@@ -14,18 +15,19 @@ pub struct HeadRace {
     pub drafter: DrafterName,
     /// The source of the costs.
     pub cost_source: CostSource,
-    /// The hash of the head in `head/`, the fastest.
+    /// The hash of the fastest head, which is in the folder `head/`.
     pub head_hash: String,
-    /// The head with the lowest KL relative to the fastest: its speed on the validation prompts, minus 1; null if
-    /// it is the fastest.
+    /// The speed of the head with the lowest KL on the validation prompts, relative to the fastest
+    /// head, minus 1. Null if it is the fastest itself.
     pub lost_by_kl: Option<Estimate>,
     /// All heads, in the order of the sweep.
     pub heads: Vec<JudgedHead>,
 }
 
 impl HeadRace {
-    /// Names the fastest head and states what the head with the lowest KL loses to it: `d2-w6-r0.15 is the fastest of
-    /// 20 heads. d3-w6-r0.15 has the lowest KL and is 0.8% slower (0.2 to 1.4).`
+    /// Names the fastest head and states how much slower the head with the lowest KL is, as in
+    /// `d2-w6-r0.15 is the fastest of 20 heads. d3-w6-r0.15 has the lowest KL and is 0.8% slower
+    /// (0.2 to 1.4).`
     pub fn verdict(&self) -> String {
         let named = |is: fn(&JudgedHead) -> bool| {
             self.heads.iter().find(|head| is(head)).map_or("", |head| head.name.as_str())
@@ -48,56 +50,57 @@ impl HeadRace {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JudgedHead {
-    /// Its settings, as in `d3-w6-r0.15`.
+    /// The head's settings, as in `d3-w6-r0.15`.
     pub name: String,
-    /// Its number of layers.
+    /// The head's number of layers.
     pub num_layers: usize,
     /// The loss weight of rejected candidates.
     pub rejection_weight: f64,
-    /// The share of the target's tokens in its training input.
+    /// The share of the target's tokens in the head's training input.
     pub mixing_ratio: f64,
-    /// The unshifted KL of its predictions on the validation rows of its training, in nats.
+    /// The unshifted KL of the head's predictions on the validation rows of its training, in nats.
     pub kl: f64,
-    /// Whether it is the fastest on the validation prompts, which is in `head/`.
+    /// Whether this head is the fastest on the validation prompts, which is in `head/`.
     pub is_chosen: bool,
-    /// Whether it has the lowest KL.
+    /// Whether this head has the lowest KL.
     pub has_lowest_kl: bool,
-    /// Speed on the validation prompts of all ways of decoding together, relative to plain decoding.
+    /// The speed on validation prompts, over all ways of decoding, relative to plain decoding.
     pub speedup: f64,
-    /// Speed on the validation prompts relative to the best fixed lengths, minus 1, likewise.
+    /// The speed on the same prompts relative to the best fixed lengths, minus 1.
     pub gain: Estimate,
-    /// The least of its speeds on the test prompts of a source, relative to the fastest head there (SpecDec++, §4.3).
+    /// The lowest speed of the head on the test prompts of any source, relative to the fastest head
+    /// there (SpecDec++, §4.3).
     pub least_share: f64,
-    /// Its results on the test prompts of each way of decoding and source.
+    /// The head's results on the test prompts of each way of decoding and source.
     pub sets: Vec<HeadOnSet>,
 }
 
-/// A head on test prompts.
+/// The results of a head on the test prompts of one source.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadOnSet {
-    /// Greedy or sampled decoding.
+    /// The way of decoding: greedy or sampled.
     pub decoding: DecodingName,
     /// The source of the prompts.
     pub dataset: String,
     /// The rule that reads the head, at the setting that was best on the validation prompts.
     pub config: StopRuleConfig,
-    /// Speed relative to plain decoding.
+    /// The speed relative to plain decoding.
     pub speedup: Estimate,
-    /// Speed relative to the best fixed length, minus 1.
+    /// The speed relative to the best fixed length, minus 1.
     pub gain: Estimate,
-    /// Work at each threshold of the rule.
+    /// The work per token at each threshold of the rule.
     pub curve: Vec<CurvePoint>,
 }
 
-/// Work per token at a threshold.
+/// The work per token at one threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CurvePoint {
     /// The threshold.
     pub threshold: f64,
-    /// Discarded candidates per token.
+    /// The number of discarded candidates per token.
     pub discard_rate: f64,
-    /// Target forwards per token.
+    /// The number of target forwards per token.
     pub verification_rate: f64,
 }

@@ -1,8 +1,8 @@
-//! The schema of `replay.json`: the results of stop rules in replay, and the quality of the acceptance
-//! head's predictions.
+//! The schema of `replay.json`: the results of stop rules in replay, and the quality of the
+//! acceptance head's predictions.
 //!
-//! The setting of each rule is chosen on validation prompts and judged on test prompts. Times are the
-//! counts of the replayed rounds times the costs, without prefill.
+//! The setting of each rule is chosen on validation prompts and scored on test prompts. Times are
+//! computed from the counts of the replayed rounds and the costs, without prefill.
 
 use draftsmith_theory::{
     CostModel, Estimate, HeadScores, LookupFirst, ReliabilityBin, Rounding, StopRuleConfig,
@@ -18,9 +18,9 @@ use crate::text::{gain, interval, number, signed, times_text};
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Replay {
-    /// Results for each drafter, way of decoding and set of costs.
+    /// The results for each drafter, way of decoding and set of costs.
     pub groups: Vec<ReplayGroup>,
-    /// Quality of the head's predictions under each way of decoding; empty without a head.
+    /// The quality of the head's predictions under each way of decoding; empty without a head.
     pub predictions: Vec<HeadPredictions>,
     /// The heads of a sweep, compared by `tune`; null without a sweep.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -30,21 +30,21 @@ pub struct Replay {
     pub dtype: Rounding,
 }
 
-/// Quality of a head's predictions on test prompts.
+/// The quality of a head's predictions on test prompts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadPredictions {
     /// The drafter.
     pub drafter: DrafterName,
-    /// Greedy or sampled decoding.
+    /// The way of decoding: greedy or sampled.
     pub decoding: DecodingName,
-    /// Number of test prompts.
+    /// The number of test prompts.
     pub num_test_prompts: usize,
-    /// Scores of all predictions.
+    /// The scores of all predictions.
     pub scores: HeadScores,
-    /// Reliability bins, by ascending prediction.
+    /// The reliability bins, by ascending prediction.
     pub bins: Vec<ReliabilityBin>,
-    /// The head beside an estimator that needs no training.
+    /// A comparison of the head with an estimator that needs no training.
     pub over_online: HeadOverOnline,
 }
 
@@ -52,22 +52,22 @@ pub struct HeadPredictions {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LogLosses {
-    /// The head's.
+    /// The head's log-loss.
     pub head: f64,
-    /// The estimator's.
+    /// The estimator's log-loss.
     pub online: f64,
-    /// The estimator's less the head's, by response: positive if the head predicts better.
+    /// The estimator's log-loss minus the head's, which is positive if the head predicts better.
+    /// The interval is over responses.
     pub gain: Estimate,
 }
 
 impl LogLosses {
-    /// Returns whether the head predicts better than the estimator: whether the whole interval of the gain is above
-    /// 0.
+    /// Returns whether the head predicts better, with the whole interval of the gain above 0.
     pub fn pays(&self) -> bool {
         self.gain.low > 0.0
     }
 
-    /// Writes both log-losses, and their difference.
+    /// Formats both log-losses and their difference.
     pub fn text(&self) -> String {
         format!(
             "Log-loss: {} nats per candidate against {} (better by {}, 95 %: {} to {})",
@@ -80,20 +80,21 @@ impl LogLosses {
     }
 }
 
-/// A head beside vLLM's online estimator, which needs no training, in rounds of the recorded length.
+/// A comparison of a head with vLLM's untrained online estimator, in rounds of the recorded length.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeadOverOnline {
-    /// How well both predict.
+    /// The log-losses of both.
     pub log_losses: LogLosses,
     /// The source of the costs of `speed_gain`.
     pub cost_source: CostSource,
-    /// Modelled speed of the best rule that reads the head relative to the best online rule, minus 1.
+    /// The modelled speed of the best rule that reads the head, relative to the best rule that
+    /// reads the estimator, minus 1.
     pub speed_gain: Estimate,
 }
 
 impl HeadOverOnline {
-    /// Returns whether the head both predicts better and is faster, beyond the intervals.
+    /// Returns whether the head both predicts better and is faster, with both intervals above 0.
     pub fn pays(&self) -> bool {
         self.log_losses.pays() && self.speed_gain.low > 0.0
     }
@@ -117,51 +118,53 @@ impl HeadOverOnline {
     }
 }
 
-/// One drafter under one way of decoding and one set of costs.
+/// The results of one drafter under one way of decoding and one set of costs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplayGroup {
     /// The drafter.
     pub drafter: DrafterName,
-    /// What reports compare it by.
+    /// The kind of the drafter, by which reports compare.
     pub road: Road,
-    /// Greedy or sampled decoding.
+    /// The way of decoding: greedy or sampled.
     pub decoding: DecodingName,
-    /// The source of the test prompts; null for all of them together.
+    /// The source of the test prompts; null for all sources together.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dataset: Option<String>,
     /// The source of the costs.
     pub cost_source: CostSource,
-    /// Costs for rules that read no signal, with the average time per verified row.
+    /// The costs for rules that read no signal, with the average time per verified row.
     pub costs: CostModel,
-    /// Number of validation prompts.
+    /// The number of validation prompts.
     pub num_validation_prompts: usize,
-    /// Number of test prompts.
+    /// The number of test prompts.
     pub num_test_prompts: usize,
-    /// Number of tokens in the responses of test prompts.
+    /// The number of tokens in the responses of test prompts.
     pub num_test_tokens: usize,
-    /// A row for each rule, in the order of rules; the best fixed length is one of them.
+    /// The rows, one for each rule in the order of rules, including the best fixed length.
     pub rows: Vec<ReplayRow>,
-    /// The gain of an oracle that knows which candidates are accepted (SpecDec++, Lemma 2.1); greedy only.
+    /// The gain of an oracle that knows which candidates are accepted (SpecDec++, Lemma 2.1);
+    /// greedy only.
     pub oracle: Option<Estimate>,
-    /// Prompt lookup alone, beside the row of rules after look-ups.
+    /// The result of prompt lookup alone; null without look-ups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub look_ups: Option<LookUps>,
 }
 
-/// Prompt lookup without another drafter, at the setting that was best on the prompts of the choice.
+/// The result of prompt lookup without another drafter, at the setting that was best on the
+/// validation prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LookUps {
     /// The setting.
     pub look_ups: LookupFirst,
-    /// Modelled speed relative to plain decoding.
+    /// The modelled speed relative to plain decoding.
     pub speedup: Estimate,
 }
 
 impl ReplayGroup {
-    /// Names the drafter, the way of decoding and the source of prompts, if there is one: `draft, greedy`, or `draft,
-    /// greedy, gsm8k_test`.
+    /// Names the drafter, the way of decoding and the source of prompts, if there is one, such as
+    /// `draft, greedy` or `draft, greedy, gsm8k_test`.
     pub(crate) fn name(&self) -> String {
         let name = self.drafter.under(self.decoding);
         match &self.dataset {
@@ -172,7 +175,7 @@ impl ReplayGroup {
 }
 
 impl LookUps {
-    /// Writes the setting and its speed-up: `prompt lookup alone, 2x4: 1.16x (1.10 to 1.22)`.
+    /// Formats setting and speed-up, such as `prompt lookup alone, 2x4: 1.16x (1.10 to 1.22)`.
     pub fn text(&self) -> String {
         let Estimate { value, low, high } = self.speedup;
         let speed = times_text(value);
@@ -184,35 +187,36 @@ impl LookUps {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ReplayRow {
-    /// Prompt lookup before the drafter; none if absent.
+    /// The prompt lookup that runs before the drafter; absent if there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub lookup_first: Option<LookupFirst>,
     /// The stop rule.
     pub stop_rule: StopRuleName,
     /// The rule's settings.
     pub config: StopRuleConfig,
-    /// Modelled speed relative to plain decoding, on test prompts.
+    /// The modelled speed on test prompts, relative to plain decoding.
     pub speedup: Estimate,
-    /// Modelled speed relative to the best fixed length, minus 1.
+    /// The modelled speed relative to the best fixed length, minus 1.
     pub gain: Estimate,
-    /// Target forwards per token.
+    /// The number of target forwards per token.
     pub verification_rate: f64,
-    /// Discarded candidates per token.
+    /// The number of discarded candidates per token.
     pub discard_rate: f64,
-    /// The gain with a perfect acceptance head, at the setting that is best for it on validation prompts;
-    /// null for rules that read no head.
+    /// The gain with a perfect acceptance head, at the setting that is best for it on validation
+    /// prompts; null for rules that read no head.
     pub ceiling: Option<Estimate>,
-    /// `gain` divided by `ceiling`; null unless the whole confidence interval of `ceiling` is above 0.
+    /// The ratio of `gain` to `ceiling`; null unless the whole confidence interval of `ceiling` is
+    /// above 0.
     pub share_of_ceiling: Option<Estimate>,
 }
 
 impl ReplayRow {
-    /// Returns whether this is the best fixed length, the baseline of the other rows.
+    /// Returns whether this row is the best fixed length, the baseline of the other rows.
     pub(crate) fn is_best_fixed(&self) -> bool {
         self.stop_rule == StopRuleName::FixedLength && self.lookup_first.is_none()
     }
 
-    /// Labels the rule with the prompt lookup before it: `K = 4`, `lookup 2x4, eta = 0.6`.
+    /// Labels the rule and the prompt lookup before it: `K = 4` or `lookup 2x4, eta = 0.6`.
     pub fn label(&self) -> String {
         rule_label(self.lookup_first, &self.config)
     }

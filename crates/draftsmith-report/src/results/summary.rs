@@ -1,5 +1,5 @@
-//! The schema of `summary.json`: program, machine, models, prompts and cost models of the rows in
-//! `results.json`. The `evaluate` command fills it in.
+//! The schema of `summary.json`, which describes the program, machine, models, prompts and cost
+//! models of the rows in `results.json`. The `evaluate` command fills it in.
 
 use draftsmith_theory::{CostFit, Decoding, Rounding, SignalNeeds};
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,7 @@ use super::{
 };
 use crate::error::Result;
 
-/// A cost model that explains less of the variance is doubtful.
+/// The share of the variance below which a cost model is doubtful.
 const MIN_R_SQUARED: f64 = 0.9;
 /// The share of processor time of other programs above which timings are doubtful.
 const MAX_FOREIGN_LOAD: f64 = 0.1;
@@ -20,28 +20,28 @@ const MAX_FOREIGN_LOAD: f64 = 0.1;
 pub struct EvaluationSummary {
     /// The recipe's name.
     pub recipe: String,
-    /// What to deploy, and what makes the measurements doubtful.
+    /// The conclusion: the settings to deploy, and reasons to doubt the measurements.
     pub conclusion: Conclusion,
     /// The version of this program.
     pub version: String,
-    /// The device: `cpu`, `cuda:0`.
+    /// The device, such as `cpu` or `cuda:0`.
     pub device: String,
     /// The type that models compute in.
     pub dtype: Rounding,
-    /// The machine, in words: processor, cores, memory, operating system.
+    /// The machine in words, with processor, cores, memory and operating system.
     pub machine: String,
-    /// The share of all processors that other programs used during the measurement, from 0 to 1; null if
-    /// it is unknown.
+    /// The share of all processors that other programs used meanwhile, from 0 to 1. Null if
+    /// unknown.
     pub foreign_load: Option<f64>,
-    /// Versions of libraries and drivers, in display order.
+    /// The versions of libraries and drivers, in display order.
     pub versions: Vec<Version>,
-    /// Target, draft, head and adapters, in this order.
+    /// The target, draft, head and adapters, in this order.
     pub models: Vec<ModelSummary>,
-    /// The most tokens of an answer.
+    /// The maximum number of tokens of an answer.
     pub max_new_tokens: usize,
     /// The number of prompts answered at the same time.
     pub batch_size: usize,
-    /// Seeds of sampled decoding.
+    /// The seeds of sampled decoding.
     pub seeds: Vec<u64>,
     /// The prompts.
     pub datasets: Vec<DatasetSummary>,
@@ -55,21 +55,21 @@ pub struct EvaluationSummary {
 /// A table of a paper with its figures.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FilledTable {
-    /// As in [`PaperTable`](crate::PaperTable).
+    /// The title, as in [`PaperTable`](crate::PaperTable).
     pub title: String,
-    /// As in [`PaperTable`](crate::PaperTable).
+    /// The note, as in [`PaperTable`](crate::PaperTable).
     pub note: String,
-    /// Measured figures, then published ones.
+    /// The measured figures, then the published ones.
     pub blocks: Vec<FilledBlock>,
-    /// How many comparisons of two rows come out as published, and the one that differs most; empty if no two
-    /// can be compared.
+    /// A sentence with the number of comparisons of two rows that come out as published, and the
+    /// one that differs most. Empty if no two rows can be compared.
     pub trend: String,
 }
 
-/// Figures of one measurement.
+/// The figures of one measurement.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FilledBlock {
-    /// What was measured.
+    /// The name of the measurement.
     pub name: String,
     /// Whether the figures are the paper's.
     pub is_published: bool,
@@ -79,12 +79,12 @@ pub struct FilledBlock {
     pub rows: Vec<FilledRow>,
 }
 
-/// A row of figures.
+/// A row of a [`FilledBlock`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct FilledRow {
-    /// Its name.
+    /// The name of the row.
     pub name: String,
-    /// Its figures; null where there is none.
+    /// The figures by column; null where there is none.
     pub figures: Vec<Option<f64>>,
 }
 
@@ -100,13 +100,13 @@ pub struct Version {
 /// A model, head or adapter.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ModelSummary {
-    /// `target`, `draft`, `head`, `adapter`.
+    /// The role: `target`, `draft`, `head` or `adapter`.
     pub role: String,
     /// The name in the recipe.
     pub name: String,
-    /// Architecture, layers, sizes and parameters, in words.
+    /// The architecture, layers, sizes and parameters, in words.
     pub description: String,
-    /// The hash of its files; empty if there is none.
+    /// The hash of the model's files; empty if there is none.
     pub hash: String,
 }
 
@@ -117,8 +117,8 @@ pub struct DatasetSummary {
     pub name: String,
     /// The number of prompts.
     pub num_prompts: usize,
-    /// The number of its prompts that the recipe's training data was built from, compared by content;
-    /// null if the recipe builds no data, or its prompts cannot be read.
+    /// The number of prompts that the recipe's training data was also built from, compared by
+    /// content. Null if the recipe builds no data or its prompts cannot be read.
     pub num_in_data: Option<usize>,
 }
 
@@ -129,12 +129,12 @@ pub struct GroupSummary {
     pub dataset: String,
     /// The decoding, with all sampling settings.
     pub decoding: Decoding,
-    /// Forgiven mismatches with plain greedy decoding, over all settings: both tokens' logits were the
-    /// greatest up to rounding. 0 for sampled decoding.
+    /// The number of forgiven mismatches with plain greedy decoding, over all settings. In these,
+    /// both tokens' logits were the largest up to rounding. 0 for sampled decoding.
     pub num_forgiven_ties: usize,
     /// The fitted cost models, in the order of drafters, without those that could not be fitted.
     pub costs: Vec<CostSummary>,
-    /// Promised and measured gains of tuned rules.
+    /// The promised and measured gains of tuned rules.
     pub promises: Vec<PromiseSummary>,
 }
 
@@ -145,7 +145,7 @@ pub struct PromiseSummary {
     pub drafter: DrafterName,
     /// The tuned rule.
     pub stop_rule: StopRuleName,
-    /// The fixed length that it is compared with.
+    /// The fixed length that the rule is compared with.
     pub best_fixed_length: usize,
     /// The gain in the replay of validation prompts.
     pub expected_gain: Estimate,
@@ -159,9 +159,9 @@ pub struct PromiseSummary {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromiseOutcome {
-    /// The measured gain is at least the promised one, or consistent with it within both intervals.
+    /// The measured gain is at least the promised gain, or agrees with it within both intervals.
     Held,
-    /// It is smaller.
+    /// The measured gain is smaller than the promised gain.
     NotHeld,
     /// The interval of the measured gain contains both no gain and the promised gain.
     TooUncertain,
@@ -190,24 +190,25 @@ impl PromiseOutcome {
     }
 }
 
-/// What a stop rule reads, which a draft forward then computes.
+/// The signal that a stop rule reads, which a draft forward must compute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RuleReads {
-    /// Only the number of candidates.
+    /// No signal, only the number of candidates.
     Nothing,
-    /// A probability of the drafter.
+    /// A probability in the drafter's distribution.
     Probability,
-    /// The entropy of its distribution.
+    /// The entropy of the drafter's distribution.
     Entropy,
-    /// An acceptance head.
+    /// The prediction of an acceptance head.
     Head,
-    /// No rule: the model decodes by itself, without the other one.
+    /// No rule, because the model decodes alone, without the other model.
     Alone,
 }
 
 impl RuleReads {
-    /// Returns what a rule with these needs reads. Of several signals the head comes first, then the entropy.
+    /// Returns the signal that a rule with these needs reads. Among several signals the head comes
+    /// first, then the entropy.
     pub fn of(needs: SignalNeeds) -> Self {
         match needs {
             SignalNeeds { acceptance_prob: true, .. } => Self::Head,
@@ -217,7 +218,7 @@ impl RuleReads {
         }
     }
 
-    /// Names in words what the rule reads.
+    /// Returns the signal in words.
     pub(crate) fn text(self) -> &'static str {
         match self {
             Self::Nothing => "nothing",
@@ -229,36 +230,36 @@ impl RuleReads {
     }
 }
 
-/// The cost model fitted to plain decoding and settings of one drafter, and its errors.
+/// The cost model fitted to plain decoding and the settings of one drafter, with its errors.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct CostSummary {
     /// The drafter.
     pub drafter: DrafterName,
-    /// What the rules of the settings read; null for all settings together.
+    /// The signal that the rules of these settings read; null for all settings together.
     #[serde(default)]
     pub reads: Option<RuleReads>,
-    /// t_draft: seconds per draft forward; null for the target by itself.
+    /// t_draft: the seconds per draft forward; null for the target by itself.
     #[serde(deserialize_with = "nan_if_null")]
     pub draft_seconds: f64,
-    /// t_target: seconds per target forward; null for a draft by itself.
+    /// t_target: the seconds per target forward; null for a draft by itself.
     #[serde(deserialize_with = "nan_if_null")]
     pub target_seconds: f64,
-    /// t_row: seconds per verified row; null if it cannot be separated from the other two.
+    /// t_row: the seconds per verified row; null if it cannot be separated from the other two.
     pub row_seconds: Option<f64>,
-    /// Centred R² of the fit.
+    /// The centred R² of the fit.
     #[serde(deserialize_with = "nan_if_null")]
     pub r_squared: f64,
-    /// Mean relative error of a prompt's time.
+    /// The mean relative error of a prompt's time.
     #[serde(deserialize_with = "nan_if_null")]
     pub mean_relative_error: f64,
-    /// Greatest relative error of a prompt's time.
+    /// The maximum relative error of a prompt's time.
     #[serde(deserialize_with = "nan_if_null")]
     pub max_relative_error: f64,
 }
 
 impl CostSummary {
-    /// Summarises `fit`, a cost model over the settings of `drafter` whose rules read `reads`, or over all of its
-    /// settings.
+    /// Summarises `fit`, a cost model over the settings of `drafter` whose rules read `reads`, or
+    /// over all settings of the drafter if `reads` is `None`.
     pub fn new(drafter: DrafterName, reads: Option<RuleReads>, fit: &CostFit) -> Self {
         Self {
             drafter,
@@ -274,8 +275,8 @@ impl CostSummary {
 }
 
 impl CostSummary {
-    /// Summarises the seconds per forward of a model that decodes by itself: a draft, or the target without a
-    /// drafter.
+    /// Summarises the seconds per forward of a model that decodes alone. The model is the draft, or
+    /// the target if `drafter` is `None`.
     pub fn alone(drafter: DrafterName, seconds: f64) -> Self {
         let is_target = drafter == DrafterName::None;
         Self {
@@ -292,7 +293,7 @@ impl CostSummary {
 }
 
 impl GroupSummary {
-    /// Iterates over the cost models that cover all settings of a drafter.
+    /// Yields the cost models that cover all settings of a drafter.
     fn costs_of_all(&self) -> impl Iterator<Item = &CostSummary> {
         self.costs.iter().filter(|cost| cost.reads.is_none())
     }
@@ -304,7 +305,7 @@ impl GroupSummary {
 }
 
 impl EvaluationSummary {
-    /// Adds the conclusion from the rows.
+    /// Returns the summary with the conclusion that follows from the rows.
     #[must_use]
     pub fn concluded(self, rows: &[ResultRow]) -> Self {
         let groups = groups(rows);
@@ -344,7 +345,7 @@ impl EvaluationSummary {
         seen.chain(load).chain(poor).collect()
     }
 
-    /// Finds the entry of a group of rows.
+    /// Returns the summary's entry for a group of rows.
     pub(crate) fn group(&self, group: &Group<'_>) -> Option<&GroupSummary> {
         self.groups.iter().find(|summary| {
             summary.dataset == group.dataset
@@ -357,7 +358,7 @@ impl EvaluationSummary {
 /// Formats the text of `summary.json`.
 ///
 /// # Errors
-/// Never for a summary, which is always valid JSON.
+/// Never in practice, because a summary is always valid JSON.
 pub fn summary_to_json(summary: &EvaluationSummary) -> Result<String> {
     Ok(serde_json::to_string_pretty(summary)? + "\n")
 }

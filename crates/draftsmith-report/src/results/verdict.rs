@@ -1,25 +1,26 @@
-//! The conclusion of an evaluation: what to deploy for each dataset and way of decoding, and what makes
-//! the measurements doubtful.
+//! The conclusion of an evaluation: the setting to deploy for each dataset and way of decoding, and
+//! reasons to doubt the measurements.
 //!
-//! The setting to deploy is the one that `tune` chose on other prompts. The fastest setting of the sweep is
-//! named beside it but not advised, because it was chosen on the prompts that judge it.
+//! The setting to deploy is the one that `tune` chose on other prompts. The fastest setting of the
+//! sweep is named too but not advised, because it was chosen on the same prompts that it is
+//! measured on.
 
 use serde::{Deserialize, Serialize};
 
 use super::{Group, ResultRow};
 use crate::text::times_text;
 
-/// What to do.
+/// The advice on deployment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeployAdvice {
-    /// The tuned setting is faster than plain decoding.
+    /// The tuned setting should be deployed, because it is faster than plain decoding.
     Deploy,
-    /// The tuned setting is slower.
+    /// Speculation should be left off, because the tuned setting is slower than plain decoding.
     DoNotSpeculate,
-    /// The interval of its speed-up contains 1.
+    /// The result is too uncertain: the interval of the tuned setting's speed-up contains 1.
     TooUncertain,
-    /// No tuned setting was measured.
+    /// There is no advice, because no tuned setting was measured.
     NotTuned,
 }
 
@@ -28,9 +29,9 @@ pub enum DeployAdvice {
 pub struct MeasuredSetting {
     /// The label of drafter and rule, as in tables.
     pub label: String,
-    /// Speed over plain decoding.
+    /// The speed relative to plain decoding.
     pub speedup: f64,
-    /// Its 95 % interval.
+    /// The 95 % interval of the speed-up.
     pub interval: Option<[f64; 2]>,
 }
 
@@ -39,18 +40,18 @@ pub struct MeasuredSetting {
 pub struct GroupVerdict {
     /// The dataset and the way of decoding, in words.
     pub group: String,
-    /// What to do.
+    /// The advice on deployment.
     pub advice: DeployAdvice,
     /// The fastest of the settings that `tune` chose; null if none was measured.
     pub tuned: Option<MeasuredSetting>,
-    /// The fastest setting of the sweep, if it is another; null if nothing was drafted.
+    /// The fastest setting of the sweep. Null if it is the tuned setting or nothing was drafted.
     pub fastest: Option<MeasuredSetting>,
 }
 
 /// The conclusion of an evaluation.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Conclusion {
-    /// One for each dataset and way of decoding.
+    /// The verdicts, one for each dataset and way of decoding.
     pub verdicts: Vec<GroupVerdict>,
     /// Reasons to doubt the measurements, as sentences.
     pub doubts: Vec<String>,
@@ -61,7 +62,7 @@ impl MeasuredSetting {
         Some(Self { label: row.label(), speedup: row.speedup?, interval: row.speedup_interval })
     }
 
-    /// Formats the speed-up and its interval: `1.15x (1.06 to 1.25)`.
+    /// Formats the speed-up and its interval, such as `1.15x (1.06 to 1.25)`.
     fn speed_text(&self) -> String {
         let interval = self.interval.map(|[low, high]| format!(" ({low:.2} to {high:.2})"));
         format!("{}{}", times_text(self.speedup), interval.unwrap_or_default())
@@ -88,8 +89,8 @@ impl GroupVerdict {
         Self { group: group.name(), advice, tuned, fastest }
     }
 
-    /// States what was fastest and by how much, in two sentences that call the setting `name`. Returns `None` if
-    /// nothing was drafted.
+    /// States in two sentences which setting was fastest and by how much, where `name` names the
+    /// setting. `None` if nothing was drafted.
     pub fn found(&self, name: &str) -> Option<String> {
         let setting = self.tuned.as_ref().or(self.fastest.as_ref())?;
         let interval = setting.interval.map(|[low, high]| format!("95 %: {low:.2} to {high:.2}; "));
@@ -115,7 +116,7 @@ impl GroupVerdict {
         })
     }
 
-    /// Returns what to do next, in a sentence.
+    /// Returns the advice for the next step, as a sentence.
     pub fn next(&self) -> &'static str {
         match self.advice {
             DeployAdvice::Deploy => {
@@ -131,8 +132,8 @@ impl GroupVerdict {
         }
     }
 
-    /// Writes the verdict as sentences: `Deploy K = 1: 1.15x (1.06 to 1.25). Fastest in the sweep, not chosen: h =
-    /// 0.3, 1.40x (1.29 to 1.52).`
+    /// Formats the verdict as sentences, such as `Deploy K = 1: 1.15x (1.06 to 1.25). Fastest in
+    /// the sweep, not chosen: h = 0.3, 1.40x (1.29 to 1.52).`
     pub fn text(&self) -> String {
         let tuned = self.tuned.as_ref().map(|tuned| (&tuned.label, tuned.speed_text()));
         let mut text = match (self.advice, tuned) {
@@ -156,13 +157,13 @@ impl GroupVerdict {
 }
 
 impl Conclusion {
-    /// Draws the conclusion from the rows, with reasons to doubt them.
+    /// Draws the conclusion from groups of rows. `doubts` are reasons to doubt them.
     pub(crate) fn of(groups: &[Group<'_>], doubts: Vec<String>) -> Self {
         let drafting = groups.iter().filter(|group| group.best().is_some());
         Self { verdicts: drafting.map(GroupVerdict::of).collect(), doubts }
     }
 
-    /// Writes the conclusion as lines for a terminal.
+    /// Formats the conclusion as lines for a terminal.
     pub fn lines(&self) -> Vec<String> {
         let verdicts = self.verdicts.iter().map(|it| format!("{}: {}", it.group, it.text()));
         let doubts = self.doubts.iter().map(|doubt| format!("Doubtful: {doubt}"));

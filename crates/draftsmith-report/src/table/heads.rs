@@ -1,4 +1,4 @@
-//! Tables about acceptance heads: scores of their predictions, and the heads of a sweep.
+//! Tables of acceptance heads: the scores of their predictions, and the heads of a sweep.
 
 use std::path::PathBuf;
 
@@ -9,8 +9,8 @@ use super::{Line, Table, explained_tables};
 use crate::results::{HeadPredictions, HeadRace, JudgedHead};
 use crate::text::{counted, gain, interval, number, percent, signed, times, wrapped};
 
-/// Renders a table of the head's scores on test prompts for each way of decoding, with verdicts; empty without a
-/// head.
+/// Renders a table of the head's scores on test prompts for each way of decoding, with verdicts.
+/// Empty without a head.
 pub fn render_predictions(predictions: &[HeadPredictions]) -> String {
     let table = |one: &'_ HeadPredictions| {
         let heading = format!(
@@ -44,28 +44,29 @@ pub(crate) fn scores_table(first: &'static str, lines: Vec<Line<HeadScores>>) ->
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct SweptHead {
-    /// Its settings, as in `d3-w6-r0.15`.
+    /// The head's settings, as in `d3-w6-r0.15`.
     pub name: String,
-    /// Its number of layers.
+    /// The head's number of layers.
     pub num_layers: usize,
     /// The loss weight of rejected candidates.
     pub rejection_weight: f64,
-    /// The share of the target's tokens in its training input.
+    /// The share of the target's tokens in the head's training input.
     pub mixing_ratio: f64,
-    /// Whether it is the one in `head/`, which has the lowest `unshifted_kl`.
+    /// Whether this head is the one in `head/`, which has the lowest `unshifted_kl`.
     pub best: bool,
-    /// The epoch of its weights.
+    /// The epoch from which the head's weights are.
     pub best_epoch: usize,
-    /// Its scores on the validation rows.
+    /// The head's scores on the validation rows.
     pub scores: HeadScores,
-    /// Duration of the run that trained it, possibly with others; null if unknown.
+    /// The seconds of the run that trained the head, possibly with others; null if unknown.
     pub seconds: Option<f64>,
-    /// Its directory.
+    /// The head's directory.
     pub dir: PathBuf,
 }
 
-/// Renders the heads of a sweep as a text table with its explanation and a final line break. The least important
-/// columns are dropped until lines fit into `width`, or into 80 columns if it is unknown.
+/// Renders the heads of a sweep as a text table with its explanation and a final line break. The
+/// least important columns are dropped until lines fit into `width`, or into 80 columns if the
+/// width is unknown.
 pub fn render_sweep_table(rows: &[SweptHead], width: Option<usize>, colour: bool) -> String {
     let lines = rows.iter().map(|row| {
         let mark = if row.best { "best" } else { "" };
@@ -82,7 +83,8 @@ pub fn render_sweep_table(rows: &[SweptHead], width: Option<usize>, colour: bool
     explained_tables(&[(String::new(), table)], width, colour)
 }
 
-/// Renders the speeds under a sweep's heads as a text table with its explanation and a final line break.
+/// Renders the speed of decoding with each head of a sweep as a text table with its explanation and
+/// a final line break.
 pub fn render_head_race(race: &HeadRace, width: Option<usize>, colour: bool) -> String {
     let heading = format!(
         "heads of {}, {}\n{}\n",
@@ -94,7 +96,7 @@ pub fn render_head_race(race: &HeadRace, width: Option<usize>, colour: bool) -> 
     explained_tables(&[(heading.collect(), head_race_table(race))], width, colour)
 }
 
-/// Builds the table of the speeds under a sweep's heads, for terminals and pages.
+/// Builds the table of the speed of decoding with each head of a sweep, for terminals and pages.
 pub(crate) fn head_race_table(race: &HeadRace) -> Table<&JudgedHead> {
     let lines = race.heads.iter().map(|head| {
         let mark = if head.is_chosen { "*" } else { "" };

@@ -1,4 +1,4 @@
-//! Two evaluations side by side.
+//! Tables that show two evaluations side by side.
 
 use serde::Serialize;
 
@@ -6,14 +6,14 @@ use super::{Line, Table, explained_tables};
 use crate::results::{ALL_CATEGORIES, DecodingName, DrafterName, ResultRow, StopRuleName, groups};
 use crate::text::{number, times};
 
-/// A setting in two evaluations.
+/// The results of one setting in two evaluations.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RowPair {
     /// The prompt file's name without extension.
     pub dataset: String,
-    /// Greedy or sampled decoding.
+    /// The way of decoding: greedy or sampled.
     pub decoding: DecodingName,
-    /// Sampling temperature; 0 for greedy decoding.
+    /// The sampling temperature; 0 for greedy decoding.
     pub temperature: f64,
     /// The drafter.
     pub drafter: DrafterName,
@@ -21,22 +21,22 @@ pub struct RowPair {
     pub stop_rule: StopRuleName,
     /// The stop rule's parameter.
     pub setting: Option<f64>,
-    /// Tokens per second in each; null where the setting was not measured.
+    /// The tokens per second in each evaluation; null if the setting was not measured there.
     pub tokens_per_second: [Option<f64>; 2],
-    /// Speed over the target by itself in each, with its 95 % interval.
+    /// The speed relative to the target alone in each evaluation; null if unknown.
     pub speedup: [Option<f64>; 2],
-    /// The intervals of `speedup`.
+    /// The 95 % interval of each `speedup`.
     pub speedup_interval: [Option<[f64; 2]>; 2],
-    /// Tokens per second of the second over those of the first.
+    /// The ratio of tokens per second, the second evaluation's to the first's.
     pub ratio: Option<f64>,
-    /// The second speed-up over the first, which a faster or slower machine does not change.
+    /// The ratio of the second speed-up to the first, which cancels the machine's speed.
     pub speedup_ratio: Option<f64>,
     #[serde(skip)]
     label: String,
 }
 
-/// Pairs the rows of two evaluations over all categories, in the order of the first evaluation. The rows that only the
-/// second one has follow.
+/// Pairs the rows of two evaluations that cover all categories, in the order of the first
+/// evaluation. The rows that only the second evaluation has follow.
 pub fn pair_rows(first: &[ResultRow], second: &[ResultRow]) -> Vec<RowPair> {
     type Key<'a> = (&'a str, DecodingName, f64, DrafterName, StopRuleName, Option<f64>);
     fn key(row: &ResultRow) -> Key<'_> {
@@ -74,8 +74,8 @@ pub fn pair_rows(first: &[ResultRow], second: &[ResultRow]) -> Vec<RowPair> {
     both[0].iter().chain(added).map(pair).collect()
 }
 
-/// Renders the pairs of two evaluations' rows as text tables, one for each dataset and way of decoding, with a final
-/// line break.
+/// Renders the pairs of two evaluations' rows as text tables, one for each dataset and way of
+/// decoding, with a final line break.
 pub fn render_pairs(
     first: &[ResultRow],
     second: &[ResultRow],

@@ -1,4 +1,4 @@
-//! Results of replay: a table for each drafter, way of decoding and set of costs.
+//! Tables of the results of replay, one for each drafter, way of decoding and set of costs.
 
 use draftsmith_theory::CostModel;
 
@@ -8,16 +8,17 @@ use crate::text::{
     counted, gain, interval, number, percent, sentence_case, signed, times, wrapped,
 };
 
-/// A row of the table: a rule, or the oracle.
+/// A row of the table, which is a rule or the oracle.
 pub(crate) struct Judged<'a> {
-    /// None for the oracle.
+    /// The rule's results; None for the oracle.
     rule: Option<&'a ReplayRow>,
     /// The gain over the best fixed length; None for the best fixed length itself.
     gain: Option<Estimate>,
 }
 
-/// Renders the groups as text tables with an explanation and a final line break; empty without groups. The least
-/// important columns are dropped until lines fit into `width`, or into 80 columns if it is unknown.
+/// Renders the groups as text tables with an explanation and a final line break. Empty without
+/// groups. The least important columns are dropped until lines fit into `width`, or into 80 columns
+/// if the width is unknown.
 pub fn render_replay_table(groups: &[ReplayGroup], width: Option<usize>, colour: bool) -> String {
     let table = |group: &'_ ReplayGroup| {
         let heading = [
@@ -36,8 +37,8 @@ pub fn render_replay_table(groups: &[ReplayGroup], width: Option<usize>, colour:
     explained_tables(&tables.collect::<Vec<_>>(), width, colour)
 }
 
-/// Renders the rules of one group as a text table with an explanation and a final line break, with the columns of
-/// [`render_replay_table`].
+/// Renders the rules of one group as a text table with an explanation and a final line break, with
+/// the columns of [`render_replay_table`].
 pub fn render_rules(
     rows: &[ReplayRow],
     oracle: Option<Estimate>,
@@ -47,7 +48,8 @@ pub fn render_rules(
     explained_tables(&[(String::new(), replay_table(rows, oracle))], width, colour)
 }
 
-/// Writes costs in milliseconds: `0.90 ms a draft forward, 6.20 a target forward, 0.20 a row`.
+/// Formats costs in milliseconds, such as `0.90 ms a draft forward, 6.20 a target forward, 0.20 a
+/// row`.
 pub(crate) fn costs_text(
     &CostModel { draft_seconds, target_seconds, row_seconds }: &CostModel,
 ) -> String {

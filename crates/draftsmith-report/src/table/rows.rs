@@ -1,5 +1,6 @@
-//! The tables of an evaluation: one for each dataset and way of decoding, with a heading for each of several
-//! drafters; and each drafter at its fastest setting, at standard costs.
+//! The tables of one evaluation. There is a table for each dataset and way of decoding, with a
+//! heading for each drafter if there are several. A further table shows each drafter at its fastest
+//! setting, at standard costs.
 
 use std::path::Path;
 
@@ -21,8 +22,9 @@ pub fn render_evaluation(
     format!("{}\n\n{tables}\nreport: {}\n", lines.join("\n"), report.display())
 }
 
-/// Renders the rows over all prompts as text tables, one for each dataset and way of decoding, with a final line
-/// break. The least important columns are dropped until lines fit into `width`, or into 80 columns if it is unknown.
+/// Renders the rows that cover all prompts as text tables, one for each dataset and way of
+/// decoding, with a final line break. The least important columns are dropped until lines fit into
+/// `width`, or into 80 columns if the width is unknown.
 pub fn render_table(rows: &[ResultRow], width: Option<usize>, colour: bool) -> String {
     let groups = groups(rows);
     let tables = groups.iter().map(|group| {
@@ -32,7 +34,7 @@ pub fn render_table(rows: &[ResultRow], width: Option<usize>, colour: bool) -> S
     explained_tables(&tables.collect::<Vec<_>>(), width, colour)
 }
 
-/// Tabulates the rows of a group over all prompts.
+/// Tabulates the rows of a group that cover all prompts.
 pub(crate) fn results_table<'a>(group: &Group<'a>) -> Table<&'a ResultRow> {
     let has_several = group.drafters().len() > 1;
     let mut drafter = DrafterName::None;
@@ -68,7 +70,8 @@ pub(crate) fn results_table<'a>(group: &Group<'a>) -> Table<&'a ResultRow> {
         .classed("lossless")
 }
 
-/// Reports whether a row is lossless, with its number of forgiven ties: `yes`, `yes, 2 ties`, `NO`; `-` if unchecked.
+/// Formats whether a row is lossless, with the number of forgiven ties: `yes`, `yes, 2 ties` or
+/// `NO`, and `-` if unchecked.
 fn lossless(row: &ResultRow) -> String {
     let verdict = row.lossless.map_or("-", |lossless| if lossless { "yes" } else { "NO" });
     match row.num_forgiven_ties {
@@ -77,7 +80,7 @@ fn lossless(row: &ResultRow) -> String {
     }
 }
 
-/// Tabulates each drafter at its fastest setting.
+/// Tabulates each drafter of a group at its fastest setting.
 pub(crate) fn standard_table<'a>(group: &Group<'a>) -> Table<&'a ResultRow> {
     let rows = group.best_by(|row| row.drafter).into_iter();
     let mut table = Table::new("drafter", rows.map(|row| Line::of(row.label(), row)))

@@ -31,8 +31,8 @@ fn review(acceptance_probs: &[f64], draws: &mut impl Draws) -> usize {
     verify_chain(&candidates, &draft_probs, &target_probs, draws).path.len() + 1
 }
 
-/// The tokens of one round of a vertical cascade: n reviewed steps of the draft, then the target's review
-/// of them all.
+/// The tokens of one round of a vertical cascade: n reviewed steps of the draft, then the target's
+/// review of them all.
 fn vertical_round(
     alpha: f64,
     inner_alpha: f64,
@@ -163,9 +163,9 @@ fn a_free_inner_draft_never_hurts() {
 
 #[test]
 fn the_formula_falls_short_if_the_target_agrees_with_the_drafts() {
-    // d2 always drafts 0, d1 draws 0 with probability 0.6, the target with 0.8: α′ = 0.6, α = 0.6 + 0.2
-    // = 0.8. The target accepts every token of d2 that d1 accepts, so acceptance depends on the step's
-    // length.
+    // d2 always drafts 0, d1 draws 0 with probability 0.6, the target with 0.8: α′ = 0.6, α = 0.6 +
+    // 0.2 = 0.8. The target accepts every token of d2 that d1 accepts, so acceptance depends on the
+    // step's length.
     let (d2, d1, target) = ([1.0, 0.0], [0.6, 0.4], [0.8, 0.2]);
     let tokens = mean(enumerate(|draws| {
         let mut candidates = Vec::new();

@@ -1,16 +1,17 @@
 //! Rounding errors of logits, and the greedy mismatches that they excuse.
 //!
-//! A speculative target reads several tokens in a forward; plain decoding reads one. Both sum the same
-//! products, but kernels sum in a different order for each number of rows, so sums differ in the last
-//! place. In f32 this affects a choice only between logits that are almost equal. In bf16, with 8
-//! significant bits, logits between 16 and 32 are multiples of 1/8, and for a few tokens in a hundred
-//! the two largest are equal or adjacent. Either choice is then a correct one in that type.
+//! A speculative target reads several tokens in a forward; plain decoding reads one. Both sum the
+//! same products, but kernels sum them in an order that depends on the number of rows, so the sums
+//! differ in the last place. In f32 this affects a choice only between logits that are almost
+//! equal. In bf16, with 8 significant bits, logits between 16 and 32 are multiples of 1/8, and for
+//! a few tokens in a hundred the two largest are equal or adjacent. Either choice is then a correct
+//! one in that type.
 //!
-//! So a greedy mismatch is forgiven if both tokens' logits are this close to the largest: within a
-//! relative 1e-5 in f32, within 2 units in the last place in bf16. After a mismatch the texts differ,
-//! so nothing after the first mismatch is compared. Forgiven mismatches are counted wherever
-//! losslessness is reported, and speculative output is compared only with plain decoding of the same
-//! type.
+//! So a greedy mismatch is forgiven if both tokens' logits are almost equal to the largest: within
+//! a relative 1e-5 in f32, or within 2 units in the last place in bf16. After a mismatch the texts
+//! differ, so nothing after the first mismatch is compared. Forgiven mismatches are counted
+//! wherever losslessness is reported, and speculative output is compared only with plain decoding
+//! of the same type.
 
 use serde::{Deserialize, Serialize};
 
@@ -18,35 +19,36 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Rounding {
-    /// 24 significant bits.
+    /// The 32-bit type, with 24 significant bits.
     #[default]
     F32,
-    /// 8 significant bits.
+    /// The 16-bit type bfloat16, with 8 significant bits.
     Bf16,
 }
 
-/// The maximum relative difference of two f32 logits in a tie: some 80 units in the last place, which
-/// is how much the sums of a deep model differ between orders.
+/// The maximum relative difference of two f32 logits in a tie: about 80 units in the last place.
+/// The sums of a deep model differ by as much if the order of summation changes.
 const F32_TIE: f32 = 1e-5;
 
 /// The maximum difference of two bf16 logits in a tie, in units in the last place of the larger.
 ///
-/// Rounding the LM head's product moves a logit by at most half a unit, so the gap between two by at
-/// most one; rounding in the hidden states moves the gap by about as much again.
+/// Rounding the LM head's product moves a logit by at most half a unit, and so the gap between two
+/// logits by at most one unit. Rounding in the hidden states moves the gap by about as much again.
 ///
-/// Measured with SmolLM2-135M (30 layers) at 280 tokens of two texts, forwards of one row against
-/// forwards of 2, 5, 9 and 140 rows: logits moved by up to 5 units, but the gap between the two
-/// largest by at most 2, and in half of the cases not at all. The choice changed three times, at gaps
-/// of 0 or 1. The bench `gpu` measures it on any device (`--rounding`).
+/// The value was measured with SmolLM2-135M (30 layers) at 280 tokens of two texts, by comparing
+/// forwards of one row with forwards of 2, 5, 9 and 140 rows. Logits moved by up to 5 units, but
+/// the gap between the two largest moved by at most 2, and in half of the cases not at all. The
+/// argmax changed three times, at gaps of 0 or 1. The bench `gpu` repeats the measurement on any
+/// device (`--rounding`).
 const BF16_UNITS: f32 = 2.0;
 
 impl Rounding {
-    /// Returns whether this is f32, which files leave out.
+    /// Returns whether this is f32, the default, which is omitted in files.
     pub fn is_f32(&self) -> bool {
         *self == Self::F32
     }
 
-    /// Returns the name in files: `f32` or `bf16`.
+    /// Returns the type's name in files: `f32` or `bf16`.
     pub fn name(self) -> &'static str {
         match self {
             Self::F32 => "f32",
@@ -54,7 +56,7 @@ impl Rounding {
         }
     }
 
-    /// Returns the maximum gap between two tied logits, if the larger in magnitude is `logit`.
+    /// Returns the maximum gap of two tied logits, if `logit` is the one of larger magnitude.
     pub fn allowance(self, logit: f32) -> f32 {
         match self {
             Self::F32 => F32_TIE * logit.abs(),
@@ -70,8 +72,8 @@ impl Rounding {
         }
     }
 
-    /// Returns whether greedy decoding may choose either of two tokens: both logits equal the largest
-    /// up to rounding.
+    /// Returns whether greedy decoding may choose either of two tokens, because both logits equal
+    /// the largest up to rounding.
     ///
     /// # Panics
     /// If a token is outside the vocabulary.
@@ -83,7 +85,8 @@ impl Rounding {
     }
 }
 
-/// Returns the distance between adjacent bf16 numbers of this magnitude: 2⁻⁷ times the power of two below it.
+/// Returns the distance between adjacent bf16 numbers of this magnitude: 2⁻⁷ times the power of two
+/// below it.
 fn bf16_unit(logit: f32) -> f32 {
     const EXPONENT: u32 = 0x7f80_0000;
     let magnitude = logit.abs().max(f32::MIN_POSITIVE);

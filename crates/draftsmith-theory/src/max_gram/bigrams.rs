@@ -1,16 +1,16 @@
-//! A table of each token's most frequent successor in some texts.
+//! A table of the most frequent successor of each token, counted over some texts.
 
 use std::collections::HashMap;
 
-/// Each token's most frequent successor.
+/// A table of each token's most frequent successor.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Bigrams(Vec<Option<u32>>);
 
 impl Bigrams {
-    /// Creates a table in which entry i is the successor of token i.
+    /// Creates a table in which entry i is the successor of token i, or None if token i has none.
     ///
     /// # Errors
-    /// The first successor that has no entry.
+    /// If a successor's id is not below the number of entries. The error is the first such id.
     pub fn new(next: Vec<Option<u32>>) -> Result<Self, u32> {
         match next.iter().flatten().find(|id| **id as usize >= next.len()) {
             Some(id) => Err(*id),
@@ -18,12 +18,12 @@ impl Bigrams {
         }
     }
 
-    /// Returns a token's most frequent successor; None if it has none.
+    /// Returns a token's most frequent successor; None if the token has none.
     pub fn after(&self, token: u32) -> Option<u32> {
         self.0.get(token as usize).copied().flatten()
     }
 
-    /// All entries, one per token.
+    /// Returns all entries, one per token id.
     pub fn entries(&self) -> &[Option<u32>] {
         &self.0
     }
@@ -39,7 +39,7 @@ impl Bigrams {
 pub struct BigramCounts(HashMap<(u32, u32), u64>);
 
 impl BigramCounts {
-    /// Counts the pairs of a text.
+    /// Counts the pairs of adjacent tokens in a text.
     pub fn add(&mut self, tokens: &[u32]) {
         let pairs = tokens.windows(2);
         pairs.for_each(|pair| *self.0.entry((pair[0], pair[1])).or_default() += 1);
@@ -50,8 +50,8 @@ impl BigramCounts {
         self.0.values().sum()
     }
 
-    /// Finds the most frequent successor of each token of a vocabulary; among equals, the smallest id.
-    /// Pairs with a token outside the vocabulary are ignored.
+    /// Finds the most frequent successor of each token of a vocabulary; among equally frequent
+    /// ones, the smallest id. Pairs with a token outside the vocabulary are ignored.
     pub fn most_frequent(&self, vocab_size: usize) -> Bigrams {
         let mut best: Vec<Option<(u64, u32)>> = vec![None; vocab_size];
         for (&(token, next), &count) in &self.0 {

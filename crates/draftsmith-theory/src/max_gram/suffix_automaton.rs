@@ -1,15 +1,16 @@
-//! The suffix automaton of a sequence, which finds any substring's occurrences in constant time. It
-//! grows and rolls back token by token.
+//! The suffix automaton of a sequence, an index of all its substrings and of where they first end.
+//! It grows and rolls back token by token.
 //!
-//! A state represents the substrings that end at the same positions. Its link leads to its longest
-//! suffix that also ends elsewhere, so the link of the whole sequence's state is the longest suffix
-//! that occurs earlier. Growing takes amortised constant time (Blumer et al., 1985).
+//! A state represents all substrings that end at the same positions. Its link leads to the state of
+//! its longest suffix that also ends at other positions. So the link of the whole sequence's state
+//! gives the longest suffix that occurs earlier. Growing takes amortised constant time (Blumer et
+//! al., 1985).
 
 use std::collections::HashMap;
 
-/// The state of the empty string.
+/// The index of the empty string's state.
 const ROOT: u32 = 0;
-/// No state, and no edge.
+/// The index that stands for no state or no edge.
 const NONE: u32 = u32::MAX;
 
 /// A suffix of the sequence that occurs in the searched text.
@@ -26,12 +27,12 @@ impl Match {
 
 #[derive(Debug, Clone, Copy)]
 struct Substrings {
-    /// The length of its longest substring.
+    /// The length of the state's longest substring.
     len: u32,
     link: u32,
-    /// The first end of its substrings, as a number of tokens.
+    /// The first position at which the state's substrings end, in tokens from the start.
     first_end: u32,
-    /// The edge that was added last.
+    /// The index of the state's last added edge, or [`NONE`].
     edges: u32,
 }
 
@@ -40,11 +41,11 @@ struct Edge {
     from: u32,
     token: u32,
     to: u32,
-    /// The previously added edge of the same state.
+    /// The index of the edge that was added before this one to the same state, or [`NONE`].
     previous: u32,
 }
 
-/// How to undo the growth by one token.
+/// The record by which the growth by one token can be undone.
 #[derive(Debug, Clone, Copy)]
 struct Growth {
     whole: u32,
@@ -55,7 +56,7 @@ struct Growth {
     relinked: Option<(u32, u32)>,
 }
 
-/// The substrings of a sequence.
+/// An index of the substrings of a sequence.
 #[derive(Debug, Clone)]
 pub(super) struct SuffixAutomaton {
     states: Vec<Substrings>,
@@ -63,9 +64,9 @@ pub(super) struct SuffixAutomaton {
     edge_of: HashMap<(u32, u32), u32>,
     /// The state of the whole sequence.
     whole: u32,
-    /// One for each token.
+    /// The undo records, one for each token.
     growths: Vec<Growth>,
-    /// Edges that were redirected, and their previous targets, in order.
+    /// The edges that were redirected, each with its previous target state, in order of time.
     redirected: Vec<(u32, u32)>,
 }
 
@@ -82,7 +83,7 @@ impl SuffixAutomaton {
         }
     }
 
-    /// The number of tokens.
+    /// Returns the number of tokens.
     pub(super) fn len(&self) -> usize {
         self.growths.len()
     }
@@ -109,7 +110,7 @@ impl SuffixAutomaton {
             self.states[new as usize].link = if self.states[next as usize].len == len {
                 next
             } else {
-                // The substrings of `next` up to this length now end here too.
+                // The substrings of `next` up to this length now also end at the new token.
                 let shorter =
                     self.add_state(Substrings { len, edges: NONE, ..self.states[next as usize] });
                 self.copy_edges(next, shorter);
@@ -164,12 +165,12 @@ impl SuffixAutomaton {
         (state != NONE).then(|| Match { state, len: self.states[state as usize].len as usize })
     }
 
-    /// Returns the state of a state's substrings followed by `token`; None if these do not occur.
+    /// Returns the state of a state's substrings followed by `token`; None if these never occur.
     pub(super) fn followed_by(&self, state: u32, token: u32) -> Option<u32> {
         self.edge_of.get(&(state, token)).map(|edge| self.edges[*edge as usize].to)
     }
 
-    /// Returns the number of tokens up to the first end of a state's substrings.
+    /// Returns the first position at which a state's substrings end, in tokens from the start.
     pub(super) fn first_end(&self, state: u32) -> usize {
         self.states[state as usize].first_end as usize
     }

@@ -1,4 +1,5 @@
-//! Fits [`CostOptimalConfig`] to recordings: its estimates, and λ as a fixed point.
+//! Fits [`CostOptimalConfig`] to recordings: the acceptance estimates, and λ by fixed-point
+//! iteration.
 
 use std::ops::Range;
 
@@ -8,34 +9,34 @@ use crate::{
     StopRuleConfig, TheoryError,
 };
 
-/// The maximum number of iterations to the fixed point; a few suffice.
+/// The maximum number of fixed-point iterations. A few suffice.
 const MAX_ITERATIONS: usize = 30;
-/// The costs of a row to try, as shares of its mean cost.
+/// The costs of a verified row that are tried, as fractions of the mean cost of a row.
 const ROW_SHARES: [f64; 4] = [1.0, 0.75, 0.5, 0.25];
 /// The relative change of λ that counts as converged.
 const TOLERANCE: f64 = 1e-9;
 /// The maximum number of steps of a fitted function.
 const MAX_STEPS: usize = 16;
-/// The minimum number of observations of a step.
+/// The minimum number of observations in a step.
 const MIN_OBSERVATIONS: usize = 25;
 
-/// A fitted rule and its λ.
+/// A fitted rule and the seconds per token that it achieves.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CostOptimum {
-    /// The rule.
+    /// The settings of the rule.
     pub config: CostOptimalConfig,
-    /// λ: modelled seconds per token on the recordings of the fit.
+    /// λ: the modelled seconds per token on the recordings of the fit.
     pub seconds_per_token: f64,
 }
 
-/// Fits a [`CostOptimalConfig`] that reads `signal`: the acceptance probabilities given the signal, and
-/// the seconds per token λ such that the rule with λ achieves λ. Returns the best rule of the iteration
-/// to that fixed point. None if no candidate can be followed by another one because none is accepted, so
-/// that nothing is known of what comes after.
+/// Fits a [`CostOptimalConfig`] that reads `signal`. It estimates the acceptance probabilities
+/// given the signal, and iterates to the seconds per token λ at which the rule for λ achieves λ.
+/// Returns the best rule of the iteration. None if too few candidates are accepted to estimate the
+/// acceptance of the candidates after them.
 ///
 /// # Errors
-/// If the recordings are empty, lack a head that `signal` needs, or are shorter than `bounds`, or if
-/// `costs` lacks their drafter.
+/// If the recordings are empty, lack a head that `signal` needs, or are shorter than `bounds`, or
+/// if `costs` lacks their drafter.
 pub fn cost_optimal(
     recordings: &Recordings,
     signal: AcceptanceSignal,
@@ -50,9 +51,9 @@ pub fn cost_optimal(
     };
     let own = |place: &RecordedPlace| signal.of(place.drafted());
     let estimate = fit(&own, 0..1).ok_or(TheoryError::NothingRecorded)?;
-    // A head that predicts a candidate after reading it is one candidate behind: the next candidate can
-    // be drawn at once, and another forward brings the second. Other signals belong to the candidate
-    // being drawn, and another forward brings the next.
+    // A head that predicts after the draft model has read the candidate lags by one candidate. The
+    // next candidate can be drawn at once, and another forward gives the second next. Other signals
+    // belong to the candidate being drawn, and another forward gives the next.
     let outlooks = match (signal, recordings.head) {
         (AcceptanceSignal::AcceptanceProb, Some(HeadTiming::AtDraw)) => {
             fit(&own, 1..2).map(|next| (next.clone(), next, 1.0))
@@ -70,7 +71,8 @@ pub fn cost_optimal(
     let draft_seconds = costs.draft_seconds(recordings.drafter)?;
     let plain = seconds_per_token(&recordings.plain(costs));
     let mut best: Option<CostOptimum> = None;
-    // A row has no single cost if costs rise in steps, so several are tried.
+    // A row has no single cost if costs rise in steps with the number of rows, so several are
+    // tried.
     for row_share in ROW_SHARES {
         let row_seconds = row_share * costs.row_seconds();
         let mut lambda = plain;
@@ -103,9 +105,9 @@ pub fn cost_optimal(
     Ok(best)
 }
 
-/// Fits a monotone step function to pairs of a signal and an outcome by isotonic regression on steps
-/// of about equally many pairs. It rises or falls with the sign of the pairs' covariance. `None`
-/// without pairs.
+/// Fits a monotone step function to pairs of a signal and an outcome, by isotonic regression over
+/// blocks of about equally many pairs. The function rises if the covariance of the pairs is at
+/// least 0 and falls otherwise. None without pairs.
 fn fit_steps(mut pairs: Vec<(f64, f64)>) -> Option<StepFunction> {
     pairs.retain(|(signal, _)| signal.is_finite());
     let rises = covariance(&pairs) >= 0.0;
@@ -114,10 +116,10 @@ fn fit_steps(mut pairs: Vec<(f64, f64)>) -> Option<StepFunction> {
     StepFunction::new(edges, steps.iter().map(PooledPairs::mean).collect()).ok()
 }
 
-/// Adjacent pairs that share one step.
+/// A block of adjacent pairs that share one step of the function.
 #[derive(Debug, Clone, Copy, PartialEq)]
 struct PooledPairs {
-    /// The smallest signal.
+    /// The smallest signal in the block.
     from: f64,
     count: usize,
     sum: f64,
@@ -136,8 +138,9 @@ impl PooledPairs {
     }
 }
 
-/// Sorts pairs by signal and divides them into at most [`MAX_STEPS`] blocks of about equal size, each of at
-/// least [`MIN_OBSERVATIONS`] pairs unless there are fewer in total. Equal signals share a block.
+/// Sorts pairs by signal and divides them into at most [`MAX_STEPS`] blocks of about equal size,
+/// each of at least [`MIN_OBSERVATIONS`] pairs unless there are fewer in total. Equal signals share
+/// a block.
 fn blocks(mut pairs: Vec<(f64, f64)>) -> Vec<PooledPairs> {
     pairs.sort_by(|one, other| one.0.total_cmp(&other.0));
     let num_blocks = (pairs.len() / MIN_OBSERVATIONS).clamp(1, MAX_STEPS);
@@ -159,8 +162,9 @@ fn blocks(mut pairs: Vec<(f64, f64)>) -> Vec<PooledPairs> {
     blocks
 }
 
-/// Pools adjacent blocks whose means do not rise, or do not fall (pool adjacent violators). Among
-/// monotone functions, the result has the least sum of squares.
+/// Merges adjacent blocks until the block means rise (or fall, if `rises` is false) strictly, with
+/// the pool-adjacent-violators algorithm. Among monotone functions, the result has the least
+/// squared error.
 fn pooled(blocks: Vec<PooledPairs>, rises: bool) -> Vec<PooledPairs> {
     let mut pooled: Vec<PooledPairs> = Vec::with_capacity(blocks.len());
     for mut block in blocks {
@@ -183,8 +187,9 @@ fn covariance(pairs: &[(f64, f64)]) -> f64 {
     pairs.iter().map(|pair| (pair.0 - signal) * (pair.1 - outcome)).sum()
 }
 
-/// Pairs each position's signal with 1 if the candidates at offsets `ahead` are all accepted, else with 0. Skips
-/// positions without a signal, and those whose candidates before `ahead` are not all accepted.
+/// Pairs each position's signal with 1 if the candidates at the offsets `ahead` of a round that
+/// begins there are all accepted, else with 0. Positions without a signal are skipped. So are
+/// positions where a candidate before `ahead` is rejected.
 fn outcomes(
     recordings: &Recordings,
     signal_of: &dyn Fn(&RecordedPlace) -> Option<f64>,
@@ -192,7 +197,7 @@ fn outcomes(
 ) -> Vec<(f64, f64)> {
     let mut pairs = Vec::new();
     for response in &recordings.responses {
-        // The last position within the limit has no draft.
+        // Nothing is drafted for the last position within the limit.
         let num_drafted = response.places.len().min(response.limit - 1);
         for at in 0..num_drafted.saturating_sub(ahead.end - 1) {
             let num_accepted = response.num_accepted(at);
@@ -370,7 +375,8 @@ mod tests {
         (0..8).map(&mut block).collect()
     }
 
-    /// Returns the value at every block of the least-squares fit among all partitions whose means rise.
+    /// Returns the value at every block of the least-squares fit among all partitions whose means
+    /// rise.
     fn by_brute_force(blocks: &[PooledPairs]) -> Vec<f64> {
         let mut best: Option<(f64, Vec<f64>)> = None;
         for cuts in 0..1u32 << (blocks.len() - 1) {

@@ -1,31 +1,35 @@
-//! An acceptance head's predictions along recordings, with their outcomes.
+//! Predictions of an acceptance head along recordings, paired with the acceptance of the
+//! candidates.
 //!
-//! A stop rule multiplies predictions to the probability that all candidates of its round are accepted
-//! so far. So a prediction should be the probability that a candidate is accepted *given that all before
-//! it are*. Predictions are therefore judged on the candidates that verification reaches, weighted by the
-//! probability that it does.
+//! A stop rule multiplies the predictions of a round to get the probability that all candidates so
+//! far are accepted. So a prediction should be the probability that a candidate is accepted *given
+//! that all candidates before it are*. Predictions are therefore judged on the candidates that
+//! verification reaches, weighted by the probability of being reached.
 //!
-//! The output has the target's distribution under every rule, so an accepted prefix is a prefix of a
-//! response, and the recorded response is one draw of it. After such a prefix a round draws a candidate
-//! y from q and accepts it with probability min(1, p(y)/q(y)). Given that the response continues with x
-//! (see [`replay`](super)):
+//! The output has the target's distribution under every rule, so an accepted prefix is a prefix of
+//! a response, and the recorded response is one random sample. After such a prefix a round draws a
+//! candidate y from q and accepts it with probability min(1, p(y)/q(y)). Given that the response
+//! continues with x (see [`replay`](super)):
 //!
 //! - with probability min(1, q(x)/p(x)) the candidate was x itself. We use this probability as the
 //!   weight, and not whether it happened in the recording, to reduce the variance;
 //! - otherwise the candidate was drawn from the normalised (q − p)+. The recording holds it if that
 //!   happened, with weight 1.
 //!
-//! The expected weight of a candidate y over responses is Σₓ p(x) min(1, q(x)/p(x)) \[x = y\] + (q(y) −
-//! p(y))+ = min(p, q)(y) + (q − p)+(y) = q(y), the probability of its draw. Its label is min(1,
-//! p(y)/q(y)), the mean of its outcome, which has less variance than the outcome itself. In greedy
-//! decoding the candidate is the response's token or is rejected, and weights and labels are 0 or 1.
+//! The expected weight of a candidate y over responses is Σₓ p(x) min(1, q(x)/p(x)) \[x = y\] +
+//! (q(y) − p(y))+ = min(p, q)(y) + (q − p)+(y) = q(y), which is the probability that y is drawn.
+//! The label of y is its acceptance probability min(1, p(y)/q(y)), which has less variance than the
+//! recorded outcome. In greedy decoding the candidate is the response's token or is rejected, and
+//! weights and labels are 0 or 1.
 //!
-//! Later candidates of a rollout follow a rejection, which verification never passes. Their labels are
-//! known, but to weight them by the product of the labels before would count prefixes that begin with y
-//! by (q − p)+(y) · p(y)/q(y) too much, on top of the p(y) from responses that continue with y.
+//! Later candidates of a rollout follow a rejection, where verification ends, so they are left out.
+//! Their labels are known. But weighting them by the product of the labels before them would
+//! overcount. A prefix that begins with y would get (q − p)+(y) · p(y)/q(y) on top of the p(y) from
+//! responses that continue with y.
 //!
-//! All positions of a response have the same weight. A rule with at most K candidates a round skips the
-//! target's own token after K accepted candidates, and so asks slightly less about easy positions.
+//! All positions of a response have the same weight. A rule with at most K candidates a round never
+//! asks about the target's own token after K accepted candidates, so in use it meets slightly fewer
+//! easy positions.
 
 use super::recorded_steps::RecordedSteps;
 use super::{RecordedCandidate, Recording, Recordings};
@@ -33,22 +37,24 @@ use crate::AcceptanceModel;
 use crate::stop_rule::online_acceptance::OnlineEstimator;
 use crate::{Decoding, TokenChoice};
 
-/// A prediction and its outcome.
+/// A head's prediction for a candidate, with the candidate's acceptance.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct JudgedPrediction {
     /// The head's prediction.
     pub predicted_prob: f64,
-    /// Whether the candidate is accepted, 0 or 1, or the probability of it.
+    /// The candidate's acceptance probability; in greedy decoding 1 if the candidate is accepted,
+    /// else 0.
     pub label: f64,
     /// The probability that verification reaches the candidate.
     pub weight: f64,
 }
 
 impl Recordings {
-    /// Pairs the head's predictions with their outcomes, by response; without a head, the lists are empty. `decoding`
-    /// is how the responses were decoded.
+    /// Pairs the head's predictions with the acceptance of their candidates. Returns one list per
+    /// response, empty without a head. `decoding` tells how the responses were decoded.
     ///
-    /// Predictions that no rule needs, such as for a candidate that ends the response, are missing.
+    /// Predictions that no rule needs, such as those for a candidate that ends the response, are
+    /// left out.
     pub fn judged_predictions(&self, decoding: Decoding) -> Vec<Vec<JudgedPrediction>> {
         let of_response = |response: &super::Recording| {
             // Nothing is drafted for the last token within the limit.
@@ -88,24 +94,26 @@ impl Recordings {
     }
 }
 
-/// The most responses that the online estimator learns from.
+/// The maximum number of responses that the online estimator learns from.
 const MOST_LEARNED: usize = 100;
 
-/// What the online estimator and the head predict for a judged candidate of a round, and whether it was accepted.
+/// Predictions of the online estimator and of the head for one verified candidate, and whether it
+/// was accepted.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct RoundPrediction {
     /// The estimator's prediction, made before it learned from this round.
     pub online_prob: f64,
-    /// The head's prediction; None without one, or where no rule needs it.
+    /// The head's prediction; None without a head, or where no rule needs one.
     pub head_prob: Option<f64>,
     /// Whether the candidate was accepted.
     pub is_accepted: bool,
 }
 
 impl Recordings {
-    /// Lets the online estimator learn from rounds of the recorded length along at most 100 responses, spread evenly
-    /// over them in the order of their prompts' tokens, and returns its coefficients. Its steps are not bounded: after
-    /// 500 responses whose acceptance is nearly certain they can lead astray.
+    /// Fits the online estimator to rounds of the recorded length and returns its coefficients. It
+    /// learns from at most 100 responses, which are evenly spaced when all are sorted by prompt.
+    /// More would be a risk because its steps are unbounded: after 500 responses with nearly
+    /// certain acceptance the coefficients can diverge.
     pub fn learned_acceptance(&self) -> AcceptanceModel {
         let mut estimator = OnlineEstimator::new(AcceptanceModel::default());
         let mut responses: Vec<&Recording> = self.responses.iter().collect();
@@ -117,8 +125,9 @@ impl Recordings {
         estimator.model
     }
 
-    /// Returns what the online estimator and the head predict for the judged candidates of rounds of the recorded
-    /// length, by response. The estimator begins each response with `start`.
+    /// Returns the predictions of the online estimator and of the head for every verified candidate
+    /// in rounds of the recorded length, one list per response. The estimator begins each response
+    /// with the coefficients `start`.
     pub fn round_predictions(&self, start: &AcceptanceModel) -> Vec<Vec<RoundPrediction>> {
         let of_response = |response: &Recording| {
             let mut all = Vec::new();
@@ -132,8 +141,8 @@ impl Recordings {
         self.responses.iter().map(of_response).collect()
     }
 
-    /// Lets the estimator predict and learn from the rounds along a response; `observe` gets each judged candidate,
-    /// its prediction, and whether it is accepted.
+    /// Lets the estimator predict and learn from the rounds along a response; `observe` gets each
+    /// verified candidate, the estimator's prediction, and whether the candidate is accepted.
     fn learn_along(
         &self,
         response: &Recording,
@@ -159,8 +168,8 @@ impl Recordings {
 }
 
 impl RecordedCandidate {
-    /// Computes min(1, q/p) of the response's token: the probability that it was drafted and accepted, given that it is
-    /// the response's token.
+    /// Computes min(1, q/p) of the response's token: the probability that this token was drafted
+    /// and accepted, given that the response continues with it.
     fn prob_of_being_drafted(&self) -> f64 {
         (self.draft_log_prob - self.target_log_prob).exp().min(1.0)
     }

@@ -1,24 +1,25 @@
 //! Look-ups along recorded responses.
 //!
-//! A look-up depends only on the accepted text. Recordings therefore hold the prompt, and look-ups are
-//! replayed exactly, greedy and sampled. Stop rules do not apply to looked-up rounds.
+//! A look-up depends only on the accepted text. Recordings hold the prompt, so look-ups are
+//! replayed exactly in greedy and in sampled decoding. Stop rules do not apply to rounds with
+//! looked-up candidates.
 
 use super::{RecordedPlace, Recording, Recordings};
 use crate::trace::RoundCounts;
 use crate::{Bounds, DraftSignals, LookupFirst, MaxGram, RoundCosts, StopRule, TimedCounts};
 
-/// The look-up of a round.
+/// The result of a round's look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct LookedUp {
-    /// 0 if nothing is found; then the drafter drafts.
+    /// The number of candidates found; 0 if nothing is found and the drafter drafts instead.
     pub(super) num_candidates: usize,
-    /// The leading candidates that match the response.
+    /// The number of leading candidates that match the response.
     num_accepted: usize,
 }
 
 impl LookedUp {
-    /// Returns the round's counts, with `num_left` tokens of the response remaining. As in decoding, a looked-up
-    /// candidate counts as a draft forward, at no cost.
+    /// Returns the counts of the round if `num_left` tokens of the response remain. As in decoding,
+    /// a looked-up candidate counts as a draft forward that costs nothing.
     pub(super) fn round(self, num_left: usize) -> RoundCounts {
         RoundCounts {
             num_drafted: self.num_candidates,
@@ -30,7 +31,8 @@ impl LookedUp {
 }
 
 impl Recordings {
-    /// Returns the same recordings with a look-up first in each round; the drafter drafts only if it finds nothing.
+    /// Returns the same recordings with a look-up first in each round; the drafter drafts only if
+    /// the look-up finds nothing.
     pub fn with_look_ups(&self, first: LookupFirst) -> Self {
         let mut recordings = self.clone();
         for response in &mut recordings.responses {
@@ -39,7 +41,8 @@ impl Recordings {
         recordings
     }
 
-    /// Replays look-ups without a drafter: if nothing is found, the target decodes one token by itself.
+    /// Replays look-ups without a drafter: if nothing is found, the target decodes one token by
+    /// itself.
     pub fn replay_look_ups(&self, first: LookupFirst, costs: &RoundCosts) -> Vec<TimedCounts> {
         let recordings = self.with_look_ups(first);
         let seconds = |_, num_candidates| costs.verify_seconds(num_candidates + 1);
@@ -49,7 +52,7 @@ impl Recordings {
     }
 }
 
-/// The stop rule without a drafter.
+/// A stop rule for replays without a drafter, which never drafts.
 pub(super) struct NeverDrafts;
 
 impl StopRule for NeverDrafts {
@@ -70,8 +73,8 @@ fn looked_up(response: &Recording, first: LookupFirst, eos_token_ids: &[u32]) ->
     })
 }
 
-/// Looks up candidates for a round that begins at each position; `extend` appends at most the given number of
-/// candidates to the sequence.
+/// Looks up the candidates of a round for every position at which it could begin. `extend` gets the
+/// sequence and the maximum number of candidates, and appends the candidates that it finds.
 pub(super) fn looked_up_by(
     response: &Recording,
     mut extend: impl FnMut(&mut Vec<u32>, usize),

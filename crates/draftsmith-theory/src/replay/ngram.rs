@@ -1,25 +1,26 @@
-//! The look-ups of llama.cpp's server along recorded responses.
+//! Replay of the n-gram look-ups of llama.cpp's server along recorded responses.
 
 use std::ops::Range;
 
 use super::look_ups::{NeverDrafts, looked_up_by};
 use super::{Recordings, RoundLengths};
 
-/// llama.cpp's `ngram-simple`: where the last tokens of a sequence occur earlier, the tokens after the latest such
-/// place are candidates (`common/ngram-map.cpp`, release b11434).
+/// The settings of llama.cpp's `ngram-simple` drafter (`common/ngram-map.cpp`, release b11434). If
+/// the last tokens of a sequence occur earlier, it proposes the tokens after the latest such
+/// occurrence.
 ///
-/// It proposes nothing while the sequence is shorter than match and candidates together, or if fewer candidates would
-/// follow than tokens are matched.
+/// It proposes nothing while the sequence is shorter than match and candidates together. It also
+/// proposes nothing if it would find fewer candidates than it matches tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct NgramSimple {
-    /// Tokens to match, at least 1 (`--spec-ngram-simple-size-n`).
+    /// The number of tokens to match, at least 1 (`--spec-ngram-simple-size-n`).
     pub num_matched: usize,
-    /// The most candidates (`--spec-ngram-simple-size-m`).
+    /// The maximum number of candidates (`--spec-ngram-simple-size-m`).
     pub most: usize,
 }
 
 impl NgramSimple {
-    /// Finds the candidates after a sequence; empty if nothing matches.
+    /// Finds the candidates to propose after a sequence. The slice is empty if nothing matches.
     pub fn find(self, sequence: &[u32]) -> &[u32] {
         &sequence[self.range(sequence)]
     }
@@ -41,7 +42,8 @@ impl NgramSimple {
 }
 
 impl Recordings {
-    /// Replays each response with look-ups as the only drafter, and counts its rounds by number of candidates.
+    /// Replays each response with these look-ups as the only drafter, and counts its rounds by
+    /// number of candidates.
     pub fn ngram_lengths(&self, ngram: NgramSimple) -> Vec<RoundLengths> {
         let mut recordings = self.clone();
         for response in &mut recordings.responses {
@@ -88,7 +90,8 @@ mod tests {
             let prompt = vec![5, 1, 2, 3, 4, 8, 1, 2];
             Recording::new(prompt, tokens.iter().map(place).collect(), limit)
         };
-        // `3 4` is right, then 7 is decoded; then `1 2` again, and `3 4` again, of which there is room for one.
+        // `3 4` is right, then 7 is decoded; then `1 2` again, and `3 4` again, of which there is
+        // room for one.
         let responses = vec![response(&[3, 4, 7, 1, 2, 3, 4], 7)];
         let found =
             Recordings { responses, ..any }.ngram_lengths(NgramSimple { num_matched: 2, most: 2 });

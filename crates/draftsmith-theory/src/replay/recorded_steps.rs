@@ -1,4 +1,4 @@
-//! Recorded candidates as the steps of a draft phase.
+//! A [`CandidateSource`] that takes the steps of a draft phase from a recording.
 
 use std::convert::Infallible;
 use std::slice::Iter;
@@ -6,19 +6,19 @@ use std::slice::Iter;
 use super::{RecordedCandidate, RecordedPlace};
 use crate::{CandidateSource, DraftSignals, DrawnToken, HeadEstimate, HeadTiming, SignalNeeds};
 
-/// The steps after an accepted prefix: along the response while candidates are accepted, then along
-/// the rollout from the first rejected one.
+/// The recorded steps after an accepted prefix. They follow the response while candidates are
+/// accepted, then the rollout from the first rejected candidate on.
 pub(super) struct RecordedSteps<'a> {
     head: Option<HeadTiming>,
-    /// From the accepted prefix on.
+    /// The remaining positions of the response, from the accepted prefix on.
     places: Iter<'a, RecordedPlace>,
-    /// Set once the candidates are those of a rollout.
+    /// The remaining candidates of the rollout; None while the steps follow the response.
     rollout: Option<Iter<'a, RecordedCandidate>>,
-    /// Whether a candidate was rejected.
+    /// Whether a candidate of the round has been rejected.
     is_rejected: bool,
-    /// The candidate that is drawn from the last step.
+    /// The candidate that belongs to the last step; None before the first step.
     last: Option<&'a RecordedCandidate>,
-    /// How many of the candidates drawn so far are accepted.
+    /// The number of drawn candidates that are accepted.
     pub(super) num_accepted: usize,
 }
 
@@ -28,7 +28,7 @@ impl<'a> RecordedSteps<'a> {
         Self { head, places, rollout: None, is_rejected: false, last: None, num_accepted: 0 }
     }
 
-    /// Returns whether another step was recorded: recording stops where a text ends.
+    /// Returns whether another step was recorded. Recording stops where the text ends.
     pub(super) fn has_next(&self) -> bool {
         match &self.rollout {
             Some(rest) => rest.len() > 0,
@@ -58,12 +58,12 @@ impl<'a> RecordedSteps<'a> {
         candidate
     }
 
-    /// Counts the candidate of the last step, if it is accepted.
+    /// Adds 1 to the accepted candidates, unless a candidate has been rejected.
     pub(super) fn count(&mut self) {
         self.num_accepted += usize::from(!self.is_rejected);
     }
 
-    /// Takes the next step: its signals.
+    /// Takes the next step and returns its signals.
     pub(super) fn step(&mut self) -> DraftSignals {
         let candidate = self.next();
         let read = self.last.replace(candidate);

@@ -9,7 +9,7 @@ const END: u32 = 9;
 const REJECTED: u32 = 8;
 
 /// Draws responses of 1 to 40 tokens. Each token is accepted with a probability that varies around
-/// `mean`, to which the head's prediction and the confidence are correlated.
+/// `mean`. The head's prediction and the confidence are correlated with this probability.
 pub(crate) fn random(seed: u64, num_responses: usize, mean: f64) -> Recordings {
     let max_length = 8;
     let mut draws = SeededDraws::new(seed, &["recordings"]);

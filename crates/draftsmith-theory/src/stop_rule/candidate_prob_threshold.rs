@@ -1,4 +1,4 @@
-//! transformers: stopping by the probability of the candidate that was drawn.
+//! The stop rule of HF transformers that reads the probability of the drawn candidate.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,18 +6,18 @@ use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Swee
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
-/// transformers' `assistant_confidence_threshold`: stops when the draft's probability of the drawn
-/// candidate is below the threshold. The target still verifies the candidate. The settings are the
-/// rule.
+/// The rule behind HF transformers' `assistant_confidence_threshold`, which stops when the draft's
+/// probability of the drawn candidate is below the threshold. The target still verifies the
+/// candidate.
 ///
-/// A greedy candidate is the most probable token, so the rule is then
+/// A greedily chosen candidate is the most probable token. The rule is then
 /// [`ConfidenceThresholdConfig`](super::ConfidenceThresholdConfig) with < instead of ≤.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CandidateProbThresholdConfig {
-    /// A probability; transformers' default is 0.4, with at most 20 candidates.
+    /// The threshold, a probability. The default in transformers is 0.4, with up to 20 candidates.
     pub confidence_threshold: f64,
-    /// The candidate lengths.
+    /// The minimum and maximum candidate length.
     pub bounds: Bounds,
 }
 

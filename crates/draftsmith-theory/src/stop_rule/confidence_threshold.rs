@@ -1,4 +1,4 @@
-//! Kangaroo: stopping by the draft's own confidence, without a head.
+//! Kangaroo's stop rule, which reads the draft's own confidence and needs no head.
 
 use serde::{Deserialize, Serialize};
 
@@ -8,26 +8,25 @@ use crate::TheoryError;
 
 const NEEDED: &str = "drafters give the signals a rule needs";
 
-/// Kangaroo (section 3.2, the second early exit): stops when the draft's largest probability is at
-/// most the threshold. The settings are the rule.
+/// Kangaroo's rule (section 3.2, the second early exit), which stops when the draft's largest
+/// probability is at most the threshold.
 ///
-/// The target still verifies the candidate just drawn. The paper compares with ≤; the authors' code
-/// with <.
+/// The target still verifies the drawn candidate. The paper compares with ≤, its code with <.
 ///
-/// With `before_draw` it is llama.cpp's `--spec-draft-p-min`: no candidate is drawn if the largest of
-/// the ten largest probabilities, normalised to a sum of 1, is below the threshold. That wastes a
-/// draft forward but saves a verified row. No candidate is withheld for its value, so the output
-/// stays lossless; with a minimum of 0 a round may have no candidates.
+/// With `before_draw` it is llama.cpp's `--spec-draft-p-min`. The ten largest probabilities are
+/// normalised to a sum of 1, and no candidate is drawn if the largest is below the threshold. That
+/// wastes a draft forward but saves a verified row. No drawn candidate is withheld, so the output
+/// stays lossless. With a minimum length of 0 a round may have no candidates.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ConfidenceThresholdConfig {
-    /// η, a probability: 0.6 is best in the paper, with at most 6 candidates. 0 never stops, 1
-    /// always does.
+    /// The threshold η, a probability. 0.6 is best in the paper, with at most 6 candidates. 0 never
+    /// stops, and 1 always does.
     pub confidence_threshold: f64,
-    /// Decide before a candidate is drawn, by the ten largest probabilities.
+    /// Whether the rule decides before a candidate is drawn, by the ten largest probabilities.
     #[serde(default)]
     pub before_draw: bool,
-    /// The candidate lengths.
+    /// The minimum and maximum candidate length.
     pub bounds: Bounds,
 }
 

@@ -1,4 +1,5 @@
-//! Stopping when another candidate costs more than it is worth. `replay::cost_optimal` fits the rule.
+//! A stop rule that ends a round when another candidate costs more than it is worth.
+//! `replay::cost_optimal` fits the rule to recordings.
 
 use serde::{Deserialize, Serialize};
 
@@ -13,19 +14,20 @@ use crate::serialized::deserialize_by_new;
 /// A piecewise constant function of a signal.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct StepFunction {
-    /// Boundaries between steps, ascending.
+    /// The boundaries between steps, ascending.
     edges: Vec<f64>,
-    /// The value below the first edge, between each two, and from the last on.
+    /// The values below the first edge, between each two edges, and from the last edge on.
     values: Vec<f64>,
 }
 
 deserialize_by_new!(StepFunction { edges: Vec<f64>, values: Vec<f64> });
 
 impl StepFunction {
-    /// Creates the function that is `values[0]` below `edges[0]` and `values[i]` from `edges[i - 1]` on.
+    /// Creates the function that is `values[0]` below `edges[0]` and `values[i]` from `edges[i -
+    /// 1]` on.
     ///
     /// # Errors
-    /// Unless the edges ascend, there is one value more than edges, and all are finite.
+    /// Unless the edges ascend, there is one more value than edges, and all numbers are finite.
     pub fn new(edges: Vec<f64>, values: Vec<f64>) -> Result<Self, TheoryError> {
         let finite = edges.iter().chain(&values).all(|number| number.is_finite());
         let ascending = edges.windows(2).all(|pair| pair[0] < pair[1]);
@@ -50,41 +52,43 @@ impl StepFunction {
     }
 }
 
-/// Stops when another candidate costs more than it is worth. It decides twice: before a draw, which
-/// costs a verified row, and after it, about a further draft forward, which costs a forward and a
-/// row.
+/// The settings of the rule that stops when another candidate costs more than it is worth. The rule
+/// decides twice per candidate. Before the draw it weighs the cost of a verified row. After the
+/// draw it weighs the cost of another draft forward and its verified row.
 ///
-/// A candidate is worth λ, the seconds per token, if it and all before it are accepted. So a round
-/// continues while ∏ p̂ · E\[p̂ of the next candidate\] is at least t_row / λ before a draw, and
-/// (t_draft + t_row) / λ before a forward. SpecDec++'s Theorem 3.1 says that the best policy is a
-/// threshold on the rejection probability, but not which; one step of look-ahead gives it. λ is a fixed
-/// point, because it depends on the rule that it defines; tuning finds it by replay.
+/// A candidate is worth λ, the seconds per token, if it and all candidates before it are accepted.
+/// So a round continues while ∏ p̂ · E\[p̂ of the next candidate\] is at least t_row / λ before a
+/// draw, and at least (t_draft + t_row) / λ before a draft forward. SpecDec++'s Theorem 3.1 says
+/// that the best policy is a threshold on the rejection probability, but not which threshold. One
+/// step of look-ahead gives it. λ depends on the rule that it defines, so tuning finds it as a
+/// fixed point by replay.
 ///
-/// The settings' acceptance probabilities are conditional on the acceptance of all candidates before.
+/// All acceptance probabilities in the settings assume that all earlier candidates are accepted.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CostOptimalConfig {
     /// The signal that the rule reads.
     pub signal: AcceptanceSignal,
-    /// The least expected number of tokens from a draft forward and a verified row:
-    /// (t_draft + t_row) / λ.
+    /// The minimum expected number of tokens for which a draft forward and a verified row are worth
+    /// their cost: (t_draft + t_row) / λ.
     pub least_worth: f64,
-    /// The least expected number of tokens from a verified row: t_row / λ.
+    /// The minimum expected number of tokens for which a verified row is worth its cost: t_row / λ.
     pub least_draw_worth: f64,
     /// The acceptance probability of a candidate, given its signal.
     pub estimate: StepFunction,
-    /// The acceptance probability of the candidate about to be drawn, given its signal or, with a head,
-    /// the prediction for the last candidate. Not used with a look-ahead head, which knows nothing new
-    /// before the draw.
+    /// The acceptance probability of the candidate about to be drawn, given its signal or, with an
+    /// acceptance head, the prediction for the candidate before it. Not used with a head of
+    /// [`HeadTiming::AtDraw`](crate::HeadTiming::AtDraw), which predicts only after the draw.
     pub draw_outlook: StepFunction,
-    /// The probability that all candidates are accepted up to the one that another forward would bring:
-    /// the second after the last one that the head has predicted, or, if the signal is known at the draw,
-    /// the one after it.
+    /// The probability that all candidates after the one that gave the signal are accepted, up to
+    /// the candidate that another draft forward would give. These are the next two candidates if a
+    /// head predicts after reading, and otherwise the next one.
     pub outlook: StepFunction,
-    /// The same before the head's first prediction: the probability that a round's first two candidates
-    /// are accepted. Not used with confidence, entropy and look-ahead heads, which are known by then.
+    /// The value in place of [`outlook`](Self::outlook) before the head's first prediction: the
+    /// probability that a round's first two candidates are accepted. Only used with a head that
+    /// predicts after reading; the other signals are known by then.
     pub initial_outlook: f64,
-    /// The candidate lengths.
+    /// The minimum and maximum candidate length.
     pub bounds: Bounds,
 }
 
@@ -150,15 +154,15 @@ impl RuleConfig for CostOptimalConfig {
 
 struct CostOptimal {
     config: CostOptimalConfig,
-    /// ∏ p̂ so far this round.
+    /// The product ∏ p̂ of the estimates so far in this round.
     all_accepted_prob: f64,
-    /// The acceptance probability of the candidate that another forward would bring.
+    /// The acceptance probability of the candidate that another draft forward would give.
     outlook: f64,
 }
 
 impl CostOptimal {
-    /// Returns the signal of the current candidate, which is drawn or about to be drawn; `None` if the
-    /// head has not predicted for it yet.
+    /// Returns the signal of the candidate that is drawn or about to be drawn. None if the head has
+    /// not predicted its acceptance yet.
     fn own_signal(&self, signals: &DraftSignals) -> Option<f64> {
         let given = "a rule is run with what gives the signal it reads";
         match self.config.signal {
@@ -198,7 +202,7 @@ impl StopRule for CostOptimal {
             }
             _ => match self.own_signal(signals) {
                 Some(signal) => signal,
-                // A look-ahead head predicts after the draw.
+                // A head of `HeadTiming::AtDraw` predicts after the draw.
                 None => return false,
             },
         };
@@ -272,8 +276,8 @@ mod tests {
             initial_outlook: 0.0,
             ..config(AcceptanceSignal::AcceptanceProb)
         };
-        // 0.9·0.9·0.8 tokens for a third forward, then 0.9·0.9·0.2·0.8 for a fourth. The rule decides
-        // about no draw, although the outlook given 0.2 is 0.05.
+        // 0.9·0.9·0.8 tokens for a third forward, then 0.9·0.9·0.2·0.8 for a fourth. The rule
+        // decides about no draw, although the outlook given 0.2 is 0.05.
         let ahead = [0.9, 0.9, 0.2, 0.9].map(|prob| with(HeadEstimate::OfDrawn(prob)));
         assert_eq!(round_length(&mut rule(head.clone()), &ahead), Some(3));
         let sure = [with(HeadEstimate::OfDrawn(0.9)); 4];

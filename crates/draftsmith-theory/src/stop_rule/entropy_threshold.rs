@@ -1,4 +1,4 @@
-//! SVIP: stopping by the draft's entropy.
+//! SVIP's stop rule, which reads the draft's entropy.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,27 +6,27 @@ use super::entry::{Grid, RuleConfig, RuleFamily, RuleOption, RuleSettings, Setti
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
-/// SVIP (Zhang et al. 2024, §2): stops when √(c·H) exceeds the threshold, where H is the entropy in
-/// nats of the raw distribution that the candidate was drawn from. The target still verifies the
-/// candidate. The settings are the rule.
+/// SVIP's rule (Zhang et al. 2024, §2), which stops when √(c·H) exceeds the threshold. H is the
+/// entropy in nats of the raw distribution that the candidate was drawn from. The target still
+/// verifies the candidate.
 ///
-/// 1 − √(c·H) estimates the acceptance probability. The authors' code has c = 0.15; the paper absorbs
-/// c into the threshold (c = 1).
+/// The value 1 − √(c·H) estimates the acceptance probability. The authors' code has c = 0.15, while
+/// the paper absorbs c into the threshold (c = 1).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct EntropyThresholdConfig {
-    /// The threshold h, at least 0; 0.2 to 0.5 in the paper.
+    /// The threshold h, at least 0. The paper uses 0.2 to 0.5.
     pub entropy_threshold: f64,
-    /// c, above 0.
+    /// The scale c, above 0.
     pub entropy_scale: f64,
-    /// The rule checks only every n-th candidate: 1 in the paper, 2 with EAGLE-2.
+    /// The interval n of checked candidates. The paper uses 1, and 2 with EAGLE-2.
     pub check_interval: usize,
-    /// The candidate lengths; at most 40 in the paper.
+    /// The minimum and maximum candidate length. The paper uses at most 40.
     pub bounds: Bounds,
 }
 
 impl EntropyThresholdConfig {
-    /// c of the authors' code.
+    /// The scale c of the authors' code.
     pub const ENTROPY_SCALE: f64 = 0.15;
 
     pub(super) const ENTRIES: &'static [StopRuleEntry] = &[StopRuleEntry {

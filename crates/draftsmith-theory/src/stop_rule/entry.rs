@@ -1,4 +1,5 @@
-//! The table of stop rules: each rule's names, its settings in recipes, and those that a sweep tries.
+//! The table of stop rules: each rule's names, its settings in recipes, and the settings that a
+//! sweep tries.
 //!
 //! Every rule's file holds its entries, and the parent module lists the rules. Recipes, results,
 //! sweeps and reports read the table and never match on a rule.
@@ -8,28 +9,28 @@ use super::{
 };
 use crate::TheoryError;
 
-/// A row of the table. A rule has one for each of its forms that results distinguish.
+/// A row of the table of stop rules. A rule has one row for each form that results distinguish.
 #[derive(Debug)]
 pub struct StopRuleEntry {
-    /// The name in results.
+    /// The rule's name in results.
     pub name: StopRuleName,
-    /// The short name: in recipes, flags, file names and the names of random streams: `fixed`.
+    /// The short name in recipes, flags, file names and names of random streams, such as `fixed`.
     pub file_name: &'static str,
-    /// The parameter's symbol, in ASCII: `K`.
+    /// The parameter's symbol in ASCII, such as `K`.
     pub symbol: &'static str,
-    /// The rule in words: `fixed length`.
+    /// The rule in words, such as `fixed length`.
     pub text: &'static str,
-    /// The rules that it is grouped with.
+    /// The group of rules that the rule belongs to.
     pub family: RuleFamily,
-    /// The head timings with which this form differs from the others; empty if the rule reads no
-    /// head.
+    /// The head timings with which this form differs from the rule's other forms. Empty if the rule
+    /// reads no head.
     pub heads: &'static [HeadTiming],
-    /// Where its settings come from.
+    /// The source of the rule's settings.
     pub settings: RuleSettings,
 }
 
 impl StopRuleEntry {
-    /// Returns the settings that recipes list; None for a rule that is fitted.
+    /// Returns the settings that recipes list; None for a rule that is fitted to recordings.
     pub fn grid(&self) -> Option<&Grid> {
         match &self.settings {
             RuleSettings::Grid(grid) => Some(grid),
@@ -38,38 +39,39 @@ impl StopRuleEntry {
     }
 }
 
-/// A group of stop rules that read the same thing.
+/// A group of stop rules that read the same signal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuleFamily {
-    /// The number of candidates.
+    /// Rules that read only the number of candidates.
     Length,
-    /// The acceptance head's predictions.
+    /// Rules that read the acceptance head's predictions.
     Head,
-    /// The draft's probabilities.
+    /// Rules that read the draft's probabilities.
     Confidence,
-    /// The draft's entropy.
+    /// Rules that read the draft's entropy.
     Entropy,
-    /// What another candidate costs, and what it is worth.
+    /// Rules that weigh the cost of another candidate against its worth.
     Cost,
 }
 
-/// Where the settings of a rule come from.
+/// The source of a rule's settings.
 #[derive(Debug)]
 pub enum RuleSettings {
-    /// Recipes and flags give values of its parameter, and sweeps try many.
+    /// Values of the rule's parameter, given by recipes and flags or tried by sweeps.
     Grid(Grid),
-    /// They are fitted to recordings by this signal, see [`cost_optimal`](crate::cost_optimal).
+    /// Settings that are fitted to recordings for this signal (see
+    /// [`cost_optimal`](crate::cost_optimal)).
     Fitted(AcceptanceSignal),
 }
 
-/// The settings of a rule that recipes list and a flag gives, and those that a sweep tries.
+/// The settings of a rule that recipes and flags may give, and the settings that a sweep tries.
 #[derive(Debug)]
 pub struct Grid {
     /// The parameter's meaning in a few words, as in the table of rules in `recipes/README.md`.
     pub doc: &'static str,
     /// The values that the parameter may have.
     pub values: SettingKind,
-    /// The values for a separate draft if a recipe names none.
+    /// The values for a separate draft model if a recipe names none.
     pub default: &'static [f64],
     /// The values for a self-draft if a recipe names none.
     pub self_draft_default: &'static [f64],
@@ -77,15 +79,16 @@ pub struct Grid {
     pub options: &'static [RuleOption],
     /// The values that a sweep tries.
     pub sweep: Sweep,
-    /// Makes the rule from the parameter, a number for each of `options`, and the bounds.
+    /// The function that makes the rule from the parameter, a number for each of `options`, and the
+    /// bounds.
     pub config: fn(f64, &[f64], Bounds) -> StopRuleConfig,
 }
 
 impl Grid {
-    /// Finds the grid of the rule with a short name.
+    /// Finds the grid of the rule with the short name `name`.
     ///
     /// # Errors
-    /// What is wrong with the name, to be read after it.
+    /// If no rule has this name. The error message continues a sentence that begins with the name.
     pub fn of(name: &str) -> Result<&'static Self, String> {
         let listed = || stop_rules().filter_map(|entry| Some((entry.file_name, entry.grid()?)));
         let found = listed().find(|(listed, _)| *listed == name);
@@ -94,11 +97,11 @@ impl Grid {
         })
     }
 
-    /// Returns a number for each of `options`: the given one, else the default.
+    /// Returns a number for each of `options`: the given number, or else the default.
     ///
     /// # Errors
-    /// The first given option that the rule lacks or that has another kind of number, and what is wrong with
-    /// it, to be read after its name.
+    /// If the rule lacks a given option or does not allow its number. The error holds the first
+    /// such option, and a message that continues a sentence that begins with the option's name.
     pub fn with_options<'n>(
         &self,
         given: impl IntoIterator<Item = (&'n str, f64)>,
@@ -118,7 +121,7 @@ impl Grid {
         Ok(numbers)
     }
 
-    /// Builds the rule at a value of its parameter, with the options' defaults.
+    /// Builds the rule from a value of its parameter and the defaults of its options.
     pub fn at(&self, value: f64, bounds: Bounds) -> StopRuleConfig {
         let options: Vec<f64> = self.options.iter().map(|option| option.default).collect();
         (self.config)(value, &options, bounds)
@@ -129,36 +132,37 @@ fn quoted(names: impl Iterator<Item = &'static str>) -> String {
     names.map(|name| format!("`{name}`")).collect::<Vec<_>>().join(", ")
 }
 
-/// A number of a rule beside its parameter.
+/// A number that a rule has in addition to its parameter.
 #[derive(Debug)]
 pub struct RuleOption {
-    /// Its key in a recipe's table of the rule.
+    /// The option's key in a recipe's table of the rule.
     pub name: &'static str,
-    /// Its meaning in a few words, as in `recipes/README.md`.
+    /// The option's meaning in a few words, as in `recipes/README.md`.
     pub doc: &'static str,
-    /// The values that it may have.
+    /// The values that the option may have.
     pub values: SettingKind,
-    /// The value if it is not given.
+    /// The value if none is given.
     pub default: f64,
 }
 
-/// The numbers that a setting may be.
+/// The range of numbers that a setting may have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SettingKind {
-    /// A candidate length.
+    /// A candidate length, a whole number from 1 to 256.
     Length,
-    /// A probability.
+    /// A probability from 0 to 1.
     Probability,
     /// A number that is at least 0.
     NonNegative,
     /// A positive number.
     Positive,
-    /// A count.
+    /// A count, a whole number of at least 1.
     Count,
 }
 
 impl SettingKind {
-    /// Describes what is wrong with a number, to be read after its name; None if it is allowed.
+    /// Returns the reason why a number is not allowed, worded to follow the setting's name. None if
+    /// it is allowed.
     pub fn problem(self, value: f64) -> Option<&'static str> {
         let is_whole = value.fract() == 0.0;
         let (is_allowed, problem) = match self {
@@ -178,15 +182,15 @@ impl SettingKind {
 /// The values of a parameter that a sweep tries.
 #[derive(Debug, Clone, Copy)]
 pub enum Sweep {
-    /// These candidate lengths, up to the recorded length.
+    /// The listed candidate lengths, up to the recorded length.
     Lengths(&'static [usize]),
-    /// Evenly spaced probabilities, each with several maximum lengths.
+    /// Evenly spaced probabilities, each with several maximum candidate lengths.
     Probabilities,
 }
 
-/// The settings of a rule.
+/// The settings of a stop rule.
 pub(super) trait RuleConfig {
-    /// Returns the index of these settings' entry among the rule's entries.
+    /// Returns the index of the table entry for these settings, among the entries of the rule.
     fn form(&self) -> usize {
         0
     }
@@ -196,9 +200,9 @@ pub(super) trait RuleConfig {
         Ok(())
     }
 
-    /// Builds the rule; the settings need not be valid.
+    /// Builds the rule, even if the settings are invalid.
     fn rule(&self) -> Box<dyn StopRule>;
 
-    /// Returns the number that distinguishes settings of the rule.
+    /// Returns the rule's main number, as [`StopRuleConfig::parameter`] describes.
     fn parameter(&self) -> f64;
 }

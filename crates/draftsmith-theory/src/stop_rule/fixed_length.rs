@@ -5,11 +5,11 @@ use serde::{Deserialize, Serialize};
 use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
 use super::{Bounds, DraftSignals, StopRule, StopRuleEntry, StopRuleName};
 
-/// The baseline: the same number of candidates in every round. The settings are the rule.
+/// The baseline rule, with the same number of candidates in every round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct FixedLengthConfig {
-    /// K, candidates a round; at least 1.
+    /// The number of candidates per round K, at least 1.
     pub candidate_length: usize,
 }
 

@@ -1,4 +1,5 @@
-//! transformers' heuristic: the candidate length follows the number of accepted candidates.
+//! The heuristic of HF transformers, in which the candidate length follows the number of accepted
+//! candidates.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,17 +7,18 @@ use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Swee
 use super::{Bounds, DraftSignals, RoundEnd, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
-/// The schedule of transformers' assisted generation, also a baseline of SVIP: if the target accepts
-/// all candidates of a round, the next round has two more, otherwise one fewer.
+/// The settings of the schedule of HF transformers' assisted generation, also a baseline in SVIP.
+/// If the target accepts all candidates of a round, the next round has two more candidates,
+/// otherwise one fewer.
 ///
-/// Each sequence starts again at the initial length. As in transformers, a round that an end token or
-/// the limit cuts short counts like any other. Looked-up rounds do not count.
+/// Each sequence starts again at the initial length. As in transformers, a round that an end token
+/// or the token limit cuts short counts like any other. Looked-up rounds do not count.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct HeuristicConfig {
-    /// Candidates in the first round.
+    /// The number of candidates in the first round.
     pub initial_length: usize,
-    /// The bounds on the length (SVIP: 1 to 40).
+    /// The minimum and maximum candidate length. SVIP uses 1 to 40.
     pub bounds: Bounds,
 }
 

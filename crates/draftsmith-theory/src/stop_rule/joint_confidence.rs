@@ -1,4 +1,4 @@
-//! Stopping by the product of a round's confidences.
+//! A stop rule that reads the product of a round's confidences.
 
 use serde::{Deserialize, Serialize};
 
@@ -6,14 +6,14 @@ use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Swee
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
-/// Stops when the product of the round's confidences is at most the threshold. The target still
-/// verifies the candidate just drawn.
+/// The settings of a rule that stops when the product of the confidences of the round's candidates
+/// is at most the threshold. The target still verifies the candidate just drawn.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct JointConfidenceConfig {
-    /// A probability.
+    /// The threshold, a probability.
     pub confidence_threshold: f64,
-    /// The candidate lengths.
+    /// The minimum and maximum candidate length.
     pub bounds: Bounds,
 }
 
@@ -53,7 +53,7 @@ impl RuleConfig for JointConfidenceConfig {
 
 struct JointConfidence {
     config: JointConfidenceConfig,
-    /// ∏ confidence so far this round.
+    /// The product of the confidences so far in this round.
     joint: f64,
 }
 

@@ -1,4 +1,4 @@
-//! Stop rules as text: `fixed=4`, or with options `entropy=0.3,check_interval=2`.
+//! Stop rules written as text, such as `fixed=4` or `entropy=0.3,check_interval=2`.
 
 use std::str::FromStr;
 
@@ -6,7 +6,7 @@ use super::entry::Grid;
 use super::{Bounds, StopRuleConfig};
 use crate::TheoryError;
 
-/// A rule of the table at one setting, without bounds.
+/// A rule of the table with a value of its parameter and options, but without bounds.
 ///
 /// ```
 /// use draftsmith_theory::{Bounds, NamedRule, StopRuleName};
@@ -20,7 +20,7 @@ use crate::TheoryError;
 pub struct NamedRule {
     grid: &'static Grid,
     value: f64,
-    /// A number for each option.
+    /// The numbers of the rule's options, in the order of [`Grid::options`].
     options: Vec<f64>,
 }
 
@@ -53,7 +53,7 @@ fn read(text: &str) -> Result<NamedRule, String> {
     Ok(NamedRule { grid, value, options })
 }
 
-/// Reads `NAME=NUMBER`.
+/// Parses `NAME=NUMBER`.
 fn setting(text: &str) -> Result<(&str, f64), String> {
     let read = || {
         let (name, number) = text.split_once('=')?;

@@ -1,10 +1,12 @@
-//! Stopping by vLLM's online estimate of acceptance: a logistic model of the draft's largest probability that
-//! learns while it serves.
+//! A stop rule that uses vLLM's online estimate of acceptance, a logistic model of the draft's
+//! largest probability that learns while it serves.
 //!
-//! vLLM fits it to decide which candidates to verify (`OnlineAcceptanceEstimator`, 0.33); here the same model, step
-//! for step, ends draft phases. It costs nothing to train, so a head must beat it. Position k of a round is accepted,
-//! if all before it are, with probability σ(ω·f + β_k), where f = ln(c / (1 − c)) for the largest probability c of the
-//! distribution that the candidate is drawn from. After every 100 rounds one damped Newton step moves ω and the β_k.
+//! vLLM 0.33 uses the estimate to decide which candidates to verify (`OnlineAcceptanceEstimator`).
+//! Here the same model, updated by the same steps, ends draft phases. It needs no training, so an
+//! acceptance head must beat it. If all candidates before it are accepted, the candidate at
+//! position k is accepted with probability σ(ω·f + β_k). Here f = ln(c / (1 − c)), with c the
+//! largest probability of the distribution that the candidate is drawn from. After every 100 rounds
+//! one damped Newton step updates ω and the β_k.
 
 use serde::{Deserialize, Serialize};
 
@@ -12,29 +14,29 @@ use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Swee
 use super::{Bounds, DraftSignals, RoundEnd, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
-/// The rounds between two steps of the fit.
+/// The number of rounds between two steps of the fit.
 const ROUNDS_PER_FIT: usize = 100;
-/// The greatest |f|.
+/// The bound to which |f| is clamped.
 const MOST_FEATURE: f64 = 40.0;
-/// Added to sums of squares and of weights.
+/// The regularisation term that is added to sums of squares and of weights.
 const RIDGE: f64 = 1e-3;
 /// The number of labels at which a step is halved.
 const HALF_STEP_LABELS: f64 = 50.0;
 
-/// Stops when the estimated probability that all candidates of the round are accepted is below the threshold. The
-/// target still verifies the candidate just drawn.
+/// The settings of a rule that stops when the estimated probability that all candidates of the
+/// round are accepted falls below a threshold. The target still verifies the candidate just drawn.
 ///
-/// Each sequence begins with the coefficients in `start`, so that results do not depend on the order of prompts;
-/// `tune` takes those that the estimator reaches on its prompts.
+/// Each sequence begins with the coefficients in `start`, so that results do not depend on the
+/// order of prompts. `tune` sets them to those that the estimator learns on the tuning prompts.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OnlineAcceptanceConfig {
-    /// A probability.
+    /// The threshold, a probability.
     pub survival_threshold: f64,
     /// The coefficients at the beginning of a sequence.
     #[serde(default)]
     pub start: AcceptanceModel,
-    /// The candidate lengths.
+    /// The minimum and maximum candidate length.
     pub bounds: Bounds,
 }
 
@@ -42,9 +44,10 @@ pub struct OnlineAcceptanceConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AcceptanceModel {
-    /// ω.
+    /// The slope ω.
     pub slope: f64,
-    /// β_k by position in the round; later positions have the last one's.
+    /// The intercepts β_k by position k in the round. Positions beyond the last entry use the last
+    /// intercept.
     pub intercepts: Vec<f64>,
 }
 
@@ -102,32 +105,33 @@ impl RuleConfig for OnlineAcceptanceConfig {
     }
 }
 
-/// The estimator and what it has seen since its last step.
+/// The online estimator: its coefficients, and the sums over the rounds since its last step.
 #[derive(Debug, Clone)]
 pub(crate) struct OnlineEstimator {
     pub(crate) model: AcceptanceModel,
-    /// By position.
+    /// The sums of each position in the round.
     sums: Vec<Sums>,
     num_rounds: usize,
 }
 
-/// Sums over the labels of a position since the last step, with weights w = p(1 − p) and errors e = y − p.
+/// The sums over the labels y of a position since the last step, for predictions p with weights w =
+/// p(1 − p) and errors e = y − p.
 #[derive(Debug, Clone, Copy, Default)]
 struct Sums {
-    /// Σ w·f².
+    /// The sum Σ w·f².
     weighted_squares: f64,
-    /// Σ w·f.
+    /// The sum Σ w·f.
     weighted: f64,
-    /// Σ w.
+    /// The sum Σ w.
     weights: f64,
-    /// Σ e·f.
+    /// The sum Σ e·f.
     error_features: f64,
-    /// The sum of the errors, Σ e.
+    /// The sum Σ e.
     errors: f64,
     num: f64,
 }
 
-/// A candidate's feature f and its predicted acceptance p, as it was drafted.
+/// A candidate's feature f and its acceptance probability p, predicted when it was drafted.
 pub(crate) type Predicted = (f64, f64);
 
 impl OnlineEstimator {
@@ -135,8 +139,9 @@ impl OnlineEstimator {
         Self { model, sums: Vec::new(), num_rounds: 0 }
     }
 
-    /// Predicts the acceptance of the candidate at `position` in its round, drawn from a distribution whose largest
-    /// probability is `confidence`.
+    /// Predicts the acceptance probability of the candidate at `position` in its round.
+    /// `confidence` is the largest probability of the distribution that the candidate was drawn
+    /// from.
     pub(crate) fn predict(&self, position: usize, confidence: f64) -> Predicted {
         let feature = (confidence / (1.0 - confidence)).ln().clamp(-MOST_FEATURE, MOST_FEATURE);
         let AcceptanceModel { slope, intercepts } = &self.model;
@@ -144,8 +149,9 @@ impl OnlineEstimator {
         (feature, 1.0 / (1.0 + (-(slope * feature + intercept)).exp()))
     }
 
-    /// Learns from a round: its predictions, and how many of its first candidates were accepted. The first rejected
-    /// candidate is a label too; later ones are not judged.
+    /// Learns from a round, given its predictions and the number of its accepted candidates. The
+    /// first rejected candidate is a label too. Later candidates are not, since verification never
+    /// reached them.
     pub(crate) fn observe(&mut self, round: &[Predicted], num_accepted: usize) {
         if self.sums.len() < round.len() {
             self.sums.resize(round.len(), Sums::default());
@@ -167,7 +173,8 @@ impl OnlineEstimator {
         }
     }
 
-    /// Takes one damped Newton step for the slope and the intercept of each position, then forgets the sums.
+    /// Takes one damped Newton step for the slope and for the intercept of each position, then
+    /// resets the sums.
     fn fit(&mut self) {
         let sums = std::mem::take(&mut self.sums);
         self.num_rounds = 0;
@@ -195,9 +202,9 @@ impl OnlineEstimator {
 struct OnlineAcceptance {
     config: OnlineAcceptanceConfig,
     estimator: OnlineEstimator,
-    /// The predictions of this round.
+    /// The predictions of the current round.
     round: Vec<Predicted>,
-    /// Their product.
+    /// The product of the current round's predictions.
     survival: f64,
 }
 
@@ -225,7 +232,8 @@ impl StopRule for OnlineAcceptance {
     }
 
     fn end_round(&mut self, end: RoundEnd) {
-        // A round without candidates is a step of the server too; one that was looked up gives no labels.
+        // A round without candidates counts as a round of the server too. Looked-up candidates give
+        // no labels.
         let num_accepted = end.num_accepted.min(self.round.len());
         self.estimator.observe(&std::mem::take(&mut self.round), num_accepted);
     }
@@ -290,7 +298,8 @@ mod tests {
             estimator.observe(&round, num_accepted);
         }
         (0..3).for_each(|i| matrix[i][i] += RIDGE);
-        // Eliminating both intercepts gives the slope's step, which is damped before theirs are computed.
+        // Eliminating both intercepts gives the slope's step, which is damped before theirs are
+        // computed.
         let schur = matrix[0][0] - (1..3).map(|k| matrix[0][k].powi(2) / matrix[k][k]).sum::<f64>();
         let right =
             gradient[0] - (1..3).map(|k| matrix[0][k] * gradient[k] / matrix[k][k]).sum::<f64>();

@@ -1,24 +1,26 @@
-//! The oracle: the best that a stop rule could do if it knew the response.
+//! The oracle, the best stop rule possible if the response were known.
 
 use super::{Bounds, DraftSignals, RoundEnd, StopRule};
 
-/// SpecDec++ (Lemma 2.1), greedy: drafts up to the first candidate that would be rejected, without
-/// that candidate.
+/// The oracle of SpecDec++ (Lemma 2.1) for greedy decoding. It stops just before the first
+/// candidate that would be rejected.
 ///
 /// It knows the target's greedy response and the positions S where the draft would choose another
-/// token. So it discards nothing except the target's own token after an accepted end token, and the
-/// target runs |S| + 1 times, which no rule can improve. The token limit changes nothing.
+/// token. So it discards nothing except the target's own token after an accepted end token. The
+/// target runs |S| + 1 times, which is the minimum for any rule. This also holds if the token limit
+/// ends the response.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Oracle {
-    /// For each response token, how many candidates of a round that begins there are accepted.
+    /// For each response token, the number of accepted candidates in a round that begins there.
     num_accepted: Vec<usize>,
     bounds: Bounds,
     num_kept: usize,
 }
 
 impl Oracle {
-    /// Creates the rule for one response. For each of its tokens, `num_accepted` has the number of candidates that are
-    /// accepted of a round that begins there. Rounds have at most `max_length` candidates.
+    /// Creates the rule for one response. For each response token, `num_accepted` has the number of
+    /// accepted candidates in a round that begins there. Rounds have at most `max_length`
+    /// candidates.
     ///
     /// # Panics
     /// If `max_length` is 0.
@@ -27,7 +29,8 @@ impl Oracle {
         Self { num_accepted, bounds, num_kept: 0 }
     }
 
-    /// Returns whether the candidate after `num_drafted` others would be rejected or lie past the response.
+    /// Returns whether the candidate after the first `num_drafted` ones would be rejected or lie
+    /// past the end of the response.
     fn rejects(&self, num_drafted: usize) -> bool {
         self.num_accepted.get(self.num_kept).is_none_or(|num| num_drafted >= *num)
     }

@@ -1,4 +1,4 @@
-//! SpecDec++: stopping by an acceptance head's predictions.
+//! SpecDec++'s stop rule, which reads an acceptance head's predictions.
 
 use serde::{Deserialize, Serialize};
 
@@ -9,26 +9,26 @@ use super::{
 };
 use crate::TheoryError;
 
-/// SpecDec++ (Algorithm 2): stops when the predicted probability that some candidate is rejected, 1 −
-/// ∏ p̂, exceeds the threshold, strictly.
+/// The settings of SpecDec++'s rule (Algorithm 2). It stops when 1 − ∏ p̂, the predicted
+/// probability that some candidate is rejected, strictly exceeds the threshold.
 ///
 /// In the paper the product covers all candidates but the last, whose p̂ is not known yet. At the
 /// first candidate it is 1 (the paper's e_0 is undefined), so the rule never ends a round at one
-/// candidate. `without_lag` decides once the draft has read the last candidate and then draws no
-/// other: as many draft forwards, one verified row less, and one candidate less, which would have
-/// cost no forward.
+/// candidate. With `without_lag` the rule decides when a draft forward has read the last candidate,
+/// and can stop before the next draw. The round then takes as many draft forwards, but has one
+/// candidate and one verified row less.
 ///
-/// With a look-ahead head the product covers all candidates and `without_lag` makes no difference: a
-/// round ends one draft forward earlier than in either form.
+/// With a head of [`HeadTiming::AtDraw`] the product covers all candidates, and a round ends one
+/// draft forward earlier than in either form. `without_lag` then makes no difference.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RejectionThresholdConfig {
-    /// h, a probability; 0.7 is best in the paper.
+    /// The threshold h, a probability. 0.7 is best in the paper.
     pub stop_threshold: f64,
-    /// Decide about a candidate before the next is drawn.
+    /// Whether the rule decides about a candidate before the next one is drawn.
     #[serde(default)]
     pub without_lag: bool,
-    /// The candidate lengths.
+    /// The minimum and maximum candidate length.
     pub bounds: Bounds,
 }
 
@@ -59,7 +59,7 @@ impl RejectionThresholdConfig {
             symbol: "lagless h",
             text: "acceptance head, no lag",
             family: RuleFamily::Head,
-            // With a look-ahead head both forms are the same.
+            // With `HeadTiming::AtDraw` both forms are the same.
             heads: &[HeadTiming::AfterRead],
             settings: RuleSettings::Grid(Grid {
                 doc: "the same, without the paper's lag of one candidate",
@@ -97,7 +97,7 @@ impl RuleConfig for RejectionThresholdConfig {
 #[derive(Clone, Copy)]
 struct RejectionThreshold {
     config: RejectionThresholdConfig,
-    /// ∏ p̂ so far this round.
+    /// The product ∏ p̂ of the predictions so far in this round.
     all_accepted_prob: f64,
 }
 
@@ -120,7 +120,7 @@ impl StopRule for RejectionThreshold {
     fn stops(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
         match signals.acceptance_prob {
             Some(HeadEstimate::OfDrawn(prob)) => self.exceeds_with(prob),
-            // The draft has read no candidate of this round yet.
+            // No draft forward has read a candidate of this round yet.
             _ if candidates.len() == 1 => false,
             Some(HeadEstimate::OfRead(prob)) => !self.config.without_lag && self.exceeds_with(prob),
             None => panic!("a rule that needs an acceptance head is run with one"),

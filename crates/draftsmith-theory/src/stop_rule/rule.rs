@@ -1,4 +1,4 @@
-//! The interface between the round loop and a stop rule.
+//! The interface between the decoding loop and a stop rule.
 
 use serde::Serialize;
 
@@ -9,9 +9,10 @@ use crate::serialized::deserialize_by_new;
 /// The minimum and maximum number of candidates in a round, both inclusive; `min` <= `max` and 1 <=
 /// `max`.
 ///
-/// The round loop applies them: below `min` it ignores the rule and continues, and at `max` it
-/// stops. A minimum of 0 lets a rule that stops before a draw end a round without candidates; for
-/// other rules it equals 1. The loop also stops at an end token and at the token limit.
+/// The decoding loop applies them. Below `min` it ignores the rule and continues, and at `max` it
+/// stops. With a minimum of 0, a rule that stops before a draw can end a round without candidates.
+/// For other rules a minimum of 0 acts like 1. The loop also stops at an end token and at the token
+/// limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct Bounds {
     /// The minimum number of candidates.
@@ -23,8 +24,8 @@ pub struct Bounds {
 deserialize_by_new!(Bounds { min: usize, max: usize });
 
 impl Default for Bounds {
-    /// Returns bounds of 1 to 20 candidates. The authors' code has 2 to 20, but its minimum has no
-    /// effect, because step 1 never stops.
+    /// Returns bounds of 1 to 20 candidates. The code of SpecDec++ has 2 to 20, but its minimum has
+    /// no effect, because it never stops at step 1.
     fn default() -> Self {
         Self { min: 1, max: 20 }
     }
@@ -44,18 +45,19 @@ impl Bounds {
     }
 }
 
-/// How a round went, for rules that adapt.
+/// The outcome of a round, for rules that adapt to it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RoundEnd {
-    /// Leading candidates that the target accepted.
+    /// The number of leading candidates that the target accepted.
     pub num_accepted: usize,
-    /// Tokens kept, after any cut by an end token or the limit.
+    /// The number of tokens kept, after any cut by an end token or the token limit.
     pub num_kept: usize,
 }
 
-/// Decides, after each included candidate, whether the round ends there.
+/// A rule that decides after each candidate whether the round's draft phase ends.
 pub trait StopRule {
-    /// Returns the minimum and maximum candidate length that the round loop enforces for this rule.
+    /// Returns the minimum and maximum candidate length that the decoding loop enforces for this
+    /// rule.
     fn bounds(&self) -> Bounds;
 
     /// Forgets the last sequence. Called before a sequence's first round.
@@ -65,42 +67,43 @@ pub trait StopRule {
     /// to which stop rules do not apply.
     fn begin_round(&mut self) {}
 
-    /// Returns whether this round has no candidates, even if that is below the minimum: the target
-    /// then decodes one token by itself. Called before the round's first draft forward.
+    /// Returns whether this round skips drafting, even if the minimum is above 0. The target then
+    /// decodes one token by itself. Called before the round's first draft forward.
     fn skips_drafting(&mut self) -> bool {
         false
     }
 
-    /// Returns whether the round ends after the last of `candidates`, those of the round so far.
+    /// Returns whether the round ends after the last of `candidates`, which are the round's
+    /// candidates so far.
     ///
-    /// Called once after every candidate, even below the minimum, where the answer is ignored: the
-    /// rule may accumulate.
+    /// Called once after every candidate, because the rule may accumulate signals. Below the
+    /// minimum the answer is ignored.
     fn stops(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool;
 
-    /// Returns whether the round ends after the last of `candidates`, once the draft has read it
-    /// and before another candidate is drawn from that forward. A candidate that was never drawn is
-    /// not withheld, so the output stays lossless.
+    /// Returns whether the round ends after the last of `candidates`. At that time a draft forward
+    /// has read this candidate, and no other candidate has been drawn from the forward. Nothing
+    /// drawn is withheld, so the output stays lossless.
     ///
-    /// `signals` belong to the forward that read the last candidate, to which
-    /// [`HeadEstimate::OfRead`](crate::HeadEstimate::OfRead) refers. Called before every draw, even
-    /// below the minimum, where the answer is ignored.
+    /// `signals` belong to the forward that read the last candidate, so an
+    /// [`HeadEstimate::OfRead`](crate::HeadEstimate::OfRead) is about that candidate. Called before
+    /// every draw. Below the minimum the answer is ignored.
     fn stops_before_draw(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
         let _ = (candidates, signals);
         false
     }
 
-    /// Reports how the round went. Called after looked-up rounds too.
+    /// Tells the rule the outcome of the round. Called after looked-up rounds too.
     fn end_round(&mut self, end: RoundEnd) {
         let _ = end;
     }
 
-    /// Returns the signals that the rule reads; the same in every round.
+    /// Returns the signals that the rule reads, which are the same in every round.
     fn needs(&self) -> SignalNeeds {
         SignalNeeds::default()
     }
 }
 
-/// Asks a rule as the round loop does.
+/// Test helpers that ask a rule as the decoding loop does.
 #[cfg(test)]
 pub(super) mod test_rounds {
     use super::super::signals::HeadEstimate;

@@ -6,21 +6,22 @@ use crate::distribution::checked_max;
 use crate::exponentials;
 use crate::select::kth_largest;
 
-/// The drafter's signals when it has just drawn a candidate. A signal is None unless the rule needs
-/// it.
+/// The drafter's signals for the candidate that it has just drawn. A signal is None unless the rule
+/// needs it.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct DraftSignals {
     /// The acceptance head's estimate. None also without a head, and before the head's first
     /// prediction in the round.
     pub acceptance_prob: Option<HeadEstimate>,
-    /// The largest probability of the distribution that this candidate was drawn from, raw: at
-    /// temperature 1, before top-k and top-p. A greedy candidate has that probability itself.
+    /// The largest probability of the raw distribution that this candidate was drawn from: at
+    /// temperature 1, before top-k and top-p. A greedily chosen candidate has this probability
+    /// itself.
     pub confidence: Option<f64>,
-    /// The largest of the ten largest of those probabilities, normalised to a sum of 1: llama.cpp's
-    /// p.
+    /// The largest probability after the ten largest raw probabilities are normalised to a sum of
+    /// 1, which llama.cpp calls p.
     pub confidence_of_ten: Option<f64>,
-    /// The probability with which the candidate was drawn, as served; raw for a greedy candidate.
-    /// The round loop sets it after the draw.
+    /// The probability with which the candidate was drawn, after temperature and filters; for a
+    /// greedily chosen candidate, its raw probability. The decoding loop sets it after the draw.
     pub candidate_prob: Option<f64>,
     /// The entropy, in nats, of the raw distribution that this candidate was drawn from.
     pub entropy: Option<f64>,
@@ -28,41 +29,42 @@ pub struct DraftSignals {
 
 /// An acceptance head's estimate of min(1, p/q) for one candidate of the round.
 ///
-/// The variants name the candidate relative to the draft forward that gave the signals, so they mean
-/// the same before the draw from that forward and after it.
+/// The variants name the candidate relative to the draft forward that gave the signals, so they
+/// mean the same before the draw from that forward and after it.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub enum HeadEstimate {
-    /// For the candidate that the forward has read, one before the candidate drawn from it: the
-    /// paper's head, with its lag of one token (SpecDec++, Algorithm 2). At step s the draft's
-    /// forward reads candidate s − 1, whose hidden state gives that candidate's acceptance
-    /// probability, and yields q_s, from which candidate s is drawn without another forward.
+    /// An estimate for the candidate that the draft forward has just read. The paper's head works
+    /// like this, with a lag of one token (SpecDec++, Algorithm 2). At step s the draft forward
+    /// reads candidate s − 1, whose hidden state gives that candidate's acceptance probability. The
+    /// same forward yields q_s, from which candidate s is drawn.
     OfRead(f64),
-    /// For the candidate drawn from the forward. A look-ahead head needs no forward that reads the
-    /// candidate, and predicts nothing before the draw.
+    /// An estimate for the candidate drawn from the draft forward. Such a look-ahead head needs no
+    /// forward that reads the candidate, and predicts nothing before the draw.
     OfDrawn(f64),
 }
 
-/// When an acceptance head predicts a candidate's acceptance.
+/// The time at which an acceptance head predicts a candidate's acceptance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadTiming {
-    /// Once the draft has read the candidate: [`HeadEstimate::OfRead`].
+    /// The time at which a draft forward has read the candidate: [`HeadEstimate::OfRead`].
     AfterRead,
-    /// As soon as the candidate is drawn: [`HeadEstimate::OfDrawn`].
+    /// The time at which the candidate is drawn: [`HeadEstimate::OfDrawn`].
     AtDraw,
 }
 
 /// The signals that a rule reads. Drafters compute only these.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SignalNeeds {
-    /// [`DraftSignals::acceptance_prob`], for which the drafter must run an acceptance head.
+    /// Whether the rule reads [`DraftSignals::acceptance_prob`], for which the drafter must run an
+    /// acceptance head.
     pub acceptance_prob: bool,
-    /// [`DraftSignals::confidence`].
+    /// Whether the rule reads [`DraftSignals::confidence`].
     pub confidence: bool,
-    /// [`DraftSignals::confidence_of_ten`].
+    /// Whether the rule reads [`DraftSignals::confidence_of_ten`].
     pub confidence_of_ten: bool,
-    /// [`DraftSignals::candidate_prob`].
+    /// Whether the rule reads [`DraftSignals::candidate_prob`].
     pub candidate_prob: bool,
-    /// [`DraftSignals::entropy`].
+    /// Whether the rule reads [`DraftSignals::entropy`].
     pub entropy: bool,
 }
 
@@ -72,8 +74,8 @@ impl SignalNeeds {
         self == Self::default()
     }
 
-    /// Computes the needed signals that depend only on a candidate's raw logits. The others stay
-    /// None, for the drafter or the round loop to set.
+    /// Computes the needed signals that depend only on a candidate's raw logits. The other signals
+    /// stay None. The drafter or the decoding loop sets them.
     ///
     /// # Panics
     /// If a signal is needed and no logit is finite, or any is NaN or +∞.
@@ -95,11 +97,11 @@ impl SignalNeeds {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum AcceptanceSignal {
-    /// The acceptance head's prediction, after the candidate is read or at its draw.
+    /// The acceptance head's prediction, made after the candidate is read or when it is drawn.
     AcceptanceProb,
-    /// The draft's confidence at the candidate's draw.
+    /// The draft's confidence when the candidate is drawn.
     Confidence,
-    /// The draft's entropy at the candidate's draw.
+    /// The draft's entropy when the candidate is drawn.
     Entropy,
 }
 
@@ -115,8 +117,8 @@ impl AcceptanceSignal {
     }
 }
 
-/// Normalises the ten largest probabilities of the softmax of `logits` to a sum of 1 and returns the
-/// largest; with fewer than ten tokens, normalises all.
+/// Normalises the ten largest probabilities of the softmax of `logits` to a sum of 1 and returns
+/// the largest; with fewer than ten tokens, normalises all.
 ///
 /// # Panics
 /// If no logit is finite, or any is NaN or +∞.
@@ -135,20 +137,20 @@ fn largest_prob_of_ten(logits: &[f32]) -> f64 {
     (total + (TEN - count) as f64 * weight(tenth)).recip()
 }
 
-/// Properties of the softmax of logits, to within some 1e-6.
+/// Properties of the softmax of logits, with relative errors of about 1e-6.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct SoftmaxSummary {
     /// The largest probability.
     pub largest_prob: f64,
     /// The entropy, in nats.
     pub entropy: f64,
-    /// log Σ e^logit.
+    /// The logarithm log Σ e^logit.
     log_total: f64,
 }
 
 impl SoftmaxSummary {
     /// Summarises the softmax of `logits`. The entropy is log Σ e^d − Σ d e^d / Σ e^d, with d a
-    /// logit's difference to the largest.
+    /// logit minus the largest logit.
     ///
     /// # Panics
     /// If no logit is finite, or any is NaN or +∞.

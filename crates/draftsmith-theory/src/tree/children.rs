@@ -1,5 +1,4 @@
-//! The children of one node, in order: the drafter's most probable tokens, with one-hot distributions, or
-//! tokens drawn without replacement.
+//! The children of a node in order: the most probable tokens, or tokens drawn without replacement.
 
 use crate::select::largest;
 use crate::{DrawnFrom, Draws, SoftmaxSummary};
@@ -12,17 +11,18 @@ pub struct Children(RemainingChildren);
 enum RemainingChildren {
     /// The most probable tokens, with their probabilities.
     Top(std::vec::IntoIter<(u32, f64)>),
-    /// The rest of the distribution, as served.
+    /// The distribution after temperature and filters, with 0 for tokens already drawn.
     Drawn(Vec<f64>),
 }
 
 impl Children {
-    /// Creates children from up to `num` of the most probable tokens, in descending order.
+    /// Creates up to `num` children, the most probable tokens in descending order.
     pub(super) fn top(logits: &[f32], num: usize) -> Self {
         Self(RemainingChildren::Top(most_probable(logits, num).into_iter()))
     }
 
-    /// Creates children, in any number, that are drawn without replacement from `probs`, a distribution as served.
+    /// Creates children that are drawn without replacement from `probs`, the distribution after
+    /// temperature and filters.
     pub(super) fn drawn(probs: Vec<f64>) -> Self {
         Self(RemainingChildren::Drawn(probs))
     }
@@ -32,8 +32,8 @@ impl Children {
         matches!(self.0, RemainingChildren::Drawn(_))
     }
 
-    /// Returns the next child: the token, the distribution it was drawn from given the children before it, and its
-    /// probability given only its parent. None if no child is left.
+    /// Returns the next child: the token, the distribution it was drawn from given the earlier
+    /// children, and its probability given only its parent. None if no child is left.
     pub fn next(&mut self, draws: &mut dyn Draws) -> Option<(u32, DrawnFrom, f64)> {
         match &mut self.0 {
             RemainingChildren::Top(tokens) => {

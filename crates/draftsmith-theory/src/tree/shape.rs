@@ -1,5 +1,5 @@
-//! The shape of a tree: the number of children of its nodes by depth, and how many nodes are read and
-//! proposed.
+//! The shape of a tree: the number of children of a node by depth, and the numbers of nodes that
+//! are read and proposed.
 
 use std::fmt;
 use std::str::FromStr;
@@ -10,37 +10,39 @@ use crate::TheoryError;
 
 /// The maximum number of widths by depth.
 const MAX_DEPTHS: usize = 8;
-/// The shape of a draft tree, written `WxRxB`, such as `3-2-1x4x16`: W lists the number of children at each depth, R is the
-/// number of nodes that one draft forward reads, and B the most nodes outside the main chain. With the suffix `-drawn`,
-/// children are sampled; otherwise they are the most probable tokens.
+/// The shape of a draft tree, written `WxRxB`, such as `3-2-1x4x16`: W lists the number of children
+/// at each depth, R is the number of nodes that one draft forward reads, and B the most nodes
+/// outside the main chain. With the suffix `-drawn`, children are sampled; otherwise they are the
+/// most probable tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct TreeShape {
-    /// The number of children by depth, the root's first; the last also applies to deeper nodes. Padded with 0.
+    /// The number of children by depth, beginning with the root. The last width also applies to
+    /// deeper nodes. The array is padded with 0.
     widths: [u8; MAX_DEPTHS],
     /// The number of nodes that a draft forward reads, including the chain's.
     pub num_read: u16,
-    /// The maximum number of nodes beside the chain.
+    /// The maximum number of nodes outside the main chain.
     pub num_beside: u16,
-    /// How children are chosen.
+    /// The way in which children are chosen.
     pub children: TreeChildren,
 }
 
-/// How a node's children are chosen in sampled decoding; in greedy decoding both are the same.
+/// The way in which a node's children are chosen in sampled decoding. In greedy decoding both
+/// variants are the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub enum TreeChildren {
     /// The drafter's most probable tokens.
     #[default]
     Top,
-    /// Drawn without replacement.
+    /// Tokens drawn without replacement from the drafter's distribution.
     Drawn,
 }
 
 impl TreeShape {
-    /// Creates a shape from the number of children by depth, the numbers of nodes that are read and beside the chain,
-    /// and how children are chosen.
+    /// Creates a shape with the number of children by depth in `widths`.
     ///
     /// # Errors
-    /// Without widths, with more than eight or a width of 0, or if forwards read no node.
+    /// If there are no widths or more than eight, if a width is 0, or if `num_read` is 0.
     pub fn new(
         widths: &[u8],
         num_read: u16,
@@ -56,7 +58,8 @@ impl TreeShape {
         Ok(Self { widths: all, num_read, num_beside, children })
     }
 
-    /// Returns the number of children of a node after `depth` tokens of the round.
+    /// Returns the number of children of a node at `depth`, where the root before the first
+    /// candidate has depth 0.
     pub(crate) fn width(&self, depth: usize) -> usize {
         usize::from(self.widths[depth.min(num_widths(&self.widths) - 1)])
     }

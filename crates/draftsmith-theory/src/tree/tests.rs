@@ -10,8 +10,8 @@ fn logits(probs: &[f64]) -> Vec<f32> {
     probs.iter().map(|prob| prob.ln() as f32).collect()
 }
 
-/// Grows a tree with a chain of `chain_len` for a drafter with one distribution. Returns the proposal and
-/// the number of nodes read.
+/// Grows a tree with a chain of `chain_len` for a drafter with one distribution. Returns the
+/// proposal and the number of nodes read.
 fn grown(
     shape: TreeShape,
     probs: &[f64],

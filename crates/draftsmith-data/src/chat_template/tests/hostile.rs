@@ -1,5 +1,5 @@
-//! Templates that would run forever, fill the memory or overflow the stack. Each fails quickly and in
-//! little memory.
+//! Templates that would run forever, fill the memory or overflow the stack. Each fails quickly and
+//! in little memory.
 
 use std::time::{Duration, Instant};
 
