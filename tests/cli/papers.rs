@@ -26,6 +26,13 @@ fn a_recipes_paper_is_printed_with_repeats_and_spec_benchs_averages() {
         model("target").display(),
         model("draft").display()
     );
+    for (text, wrong, named) in [
+        ("best = 'compression_rate'", "bestt = 'x'", "`bestt`"),
+        ("figures = [[2.5]]", "figures = [[2.5, 1]]", "`7B`"),
+    ] {
+        place.write("wrong.toml", recipe.replace(text, wrong));
+        place.run(&["evaluate", "wrong.toml"]).fails_naming(&[named]);
+    }
     place.write("bench.toml", &recipe);
     let printed = place.run(&["evaluate", "bench.toml"]).ok();
     for part in ["A paper, Table 9", "here: bench, greedy", "paper: 7B", "mt_bench"] {

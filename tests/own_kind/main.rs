@@ -216,6 +216,11 @@ fn networks(dir: &Path) -> (CausalLm, LoadedDrafters) {
     let of_target = config(4);
     of_target.init(&device).write_model_dir(&at("target"), WeightDtype::F32).unwrap();
     config(2).init(&device).write_model_dir(&at("model"), WeightDtype::F32).unwrap();
+    // A draft model must have the target's tokenizer; nothing here reads text.
+    for name in ["target", "model"] {
+        let tokenizer = root().join("checkpoints/tiny/target/tokenizer.json");
+        std::fs::copy(tokenizer, at(name).join("tokenizer.json")).unwrap();
+    }
     let adapter = AdapterConfig::new(&of_target, 1).unwrap();
     adapter.init(&device).write_dir(&at("adapter"), &adapter).unwrap();
     let eagle3 = Eagle3Config { target_layers: [1, 2, 3], ..Eagle3Config::new(&of_target) };

@@ -20,7 +20,7 @@ use serde_json::{Map, Value};
 
 pub use self::entry::{ExportEntry, HEAD};
 use crate::workspace::Workspace;
-use draftsmith_report::ModelSummary;
+use draftsmith_theory::ModelSummary;
 
 /// An adapter and its directory.
 pub struct AdapterExport {

@@ -23,8 +23,8 @@ use anyhow::{Context, Result, bail};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::NamedParts;
 use draftsmith_model::{CausalLm, DraftVocabulary, DrafterModel, HeadForm, WeightDtype};
-use draftsmith_report::{DecodingName, ModelSummary, Road};
 use draftsmith_theory::{Bounds, DrafterId, RoundForwards, StopRuleConfig};
+use draftsmith_theory::{DecodingName, ModelSummary, Road};
 use draftsmith_train::{
     Ending, HeadLabels, HeadTraining, OptimizerSettings, Teaching, TrainError, TrainedExport,
     TrainingRun,

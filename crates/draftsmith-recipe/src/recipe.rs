@@ -13,19 +13,20 @@ mod overrides;
 mod prompts;
 pub(crate) mod rules;
 mod server;
+mod shared_training;
 mod trees;
 mod tune;
 
 use draftsmith_served::ServerRecipe;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use burn::tensor::Device;
 use draftsmith_files::write_whole;
 use draftsmith_model::WeightDtype;
-use draftsmith_report::PaperTable;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{HeadTraining, OptimizerSettings};
+use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 pub use self::costs::GivenCosts;
@@ -41,7 +42,7 @@ pub use self::server::read_server;
 pub use self::trees::TreesRecipe;
 pub use self::tune::TuneRecipe;
 use crate::kinds::loaded::{LoadedDrafters, Loading};
-use crate::kinds::origin::Origin;
+use crate::kinds::origin::{Origin, read_keys};
 use crate::kinds::{DrafterRecipe, DrafterRecipes, FoundExport, KindTraining, Kinds};
 use crate::prompt_files::Reading;
 use crate::text_side::Ends;
@@ -78,9 +79,9 @@ pub struct Recipe {
     pub tune: Option<TuneRecipe>,
     /// Stage evaluate.
     pub evaluate: Option<EvaluateRecipe>,
-    /// Tables of papers that its results fill.
+    /// Tables of papers that its results fill. [`Recipe::paper_tables`] reads them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub papers: Vec<PaperTable>,
+    pub papers: Vec<toml::Table>,
 }
 
 /// The target: a checkpoint directory in Hugging Face's format, or a name on its Hub, `org/name@revision`.
@@ -116,6 +117,7 @@ impl Recipe {
         let mut table: toml::Table =
             toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
         let mut is_changed = overrides.apply(&mut table)?;
+        is_changed |= shared_training::share(&mut table, &overrides.kinds).with_context(named)?;
         let added = match table.get_mut("drafters").and_then(toml::Value::as_table_mut) {
             Some(drafters) => overrides.kinds.take_added(drafters).with_context(named)?,
             None => Vec::new(),
@@ -388,6 +390,16 @@ impl Recipe {
         }
     }
 
+    /// Reads the tables of papers, whose keys the crate of reports knows.
+    ///
+    /// # Errors
+    /// If a key is unknown or invalid; the message names it.
+    pub fn paper_tables<T: DeserializeOwned>(&self) -> Result<Vec<T>> {
+        let read = |table: &toml::Table| read_keys(table.clone());
+        let tables: Result<Vec<T>, String> = self.papers.iter().map(read).collect();
+        tables.map_err(|problem| anyhow!("`[[papers]]` of recipe `{}`: {problem}", self.name))
+    }
+
     /// Writes the complete recipe into an output directory, as `recipe.toml`.
     pub fn write_beside(&self, dir: &Path) -> Result<()> {
         let text = toml::to_string(self).context("cannot write the recipe as TOML")?;
@@ -419,8 +431,7 @@ impl Recipe {
         self.splits.check()?;
         self.drafters.check()?;
         self.tune.iter().try_for_each(TuneRecipe::check)?;
-        self.evaluate.iter().try_for_each(|evaluate| evaluate.check(&self.drafters))?;
-        Ok(self.papers.iter().try_for_each(PaperTable::check)?)
+        self.evaluate.iter().try_for_each(|evaluate| evaluate.check(&self.drafters))
     }
 }
 

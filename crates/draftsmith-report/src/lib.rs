@@ -20,7 +20,6 @@
 //! and prints nothing.
 
 mod error;
-mod names;
 mod paper;
 mod report;
 mod results;
@@ -28,8 +27,10 @@ mod statistics;
 mod table;
 mod text;
 
+pub use draftsmith_theory::{
+    CostSource, DecodingName, DrafterName, ModelSummary, Road, rule_label,
+};
 pub use error::ReportError;
-pub use names::{CostSource, DecodingName, DrafterName, Road, rule_label};
 pub use paper::{PaperColumn, PaperRow, PaperSource, PaperTable, Published, render_papers};
 pub use report::data::{DataPage, ShownRow, ShownToken, SourceFigures, render_data_html};
 pub use report::lines::{Plot, PlotContent, PlotLine, bin_of, bins};
@@ -39,9 +40,9 @@ pub use results::{
     ALL_CATEGORIES, Conclusion, CostRatios, CostSummary, CurvePoint, DatasetSummary, DeployAdvice,
     EvaluationSummary, FilledBlock, FilledRow, FilledTable, GroupSummary, GroupVerdict, HeadOnSet,
     HeadOverOnline, HeadPredictions, HeadRace, JudgedHead, LogLosses, LookUps, MeasuredSetting,
-    ModelSummary, PromiseOutcome, PromiseSummary, Replay, ReplayGroup, ReplayRow, ResultRow,
-    RuleReads, SpeedAtLength, Version, acceptance_by_position, in_order, read_results,
-    results_to_json, sort_rows, summary_to_json, tokens_per_second, waiting_time,
+    PromiseOutcome, PromiseSummary, Replay, ReplayGroup, ReplayRow, ResultRow, RuleReads,
+    SpeedAtLength, Version, acceptance_by_position, in_order, read_results, results_to_json,
+    sort_rows, summary_to_json, tokens_per_second, waiting_time,
 };
 pub use statistics::{median_of, promise_interval, shown_interval};
 pub use table::{

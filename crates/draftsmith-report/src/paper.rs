@@ -300,7 +300,7 @@ impl PaperSource {
             Self::Costs => groups
                 .iter()
                 .flat_map(|group| {
-                    let decoding = crate::names::DecodingName::of(&group.decoding);
+                    let decoding = draftsmith_theory::DecodingName::of(&group.decoding);
                     let of = json!({ "dataset": group.dataset, "decoding": decoding });
                     group.costs.iter().map(move |cost| merged(of.clone(), json!(cost)))
                 })

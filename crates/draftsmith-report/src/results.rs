@@ -34,14 +34,13 @@ pub use replay::{
 };
 pub use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, FilledBlock, FilledRow, FilledTable,
-    GroupSummary, ModelSummary, PromiseOutcome, PromiseSummary, RuleReads, Version,
-    summary_to_json,
+    GroupSummary, PromiseOutcome, PromiseSummary, RuleReads, Version, summary_to_json,
 };
 pub use verdict::{Conclusion, DeployAdvice, GroupVerdict, MeasuredSetting};
 
 use crate::error::{ReportError, Result};
-pub(crate) use crate::names::{DecodingName, DrafterName, Road};
 use crate::text::number;
+pub(crate) use draftsmith_theory::{DecodingName, DrafterName, Road};
 
 /// The category of rows over all prompts of a dataset.
 pub const ALL_CATEGORIES: &str = "all";

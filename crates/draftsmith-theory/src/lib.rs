@@ -36,6 +36,7 @@
 //! | `round_costs` | measured costs of rounds, which may rise in steps with the number of rows |
 //! | `server_costs` | times of a server's rounds by batch size, and the throughput that follows |
 //! | `closed_forms` | expected tokens and speed-ups under independent acceptance |
+//! | `names` | names of drafters, decodings and sources of costs, in files and messages |
 //! | `mixing` | the validation split, the mixture of a head's training input, and its labels |
 //! | `estimate` | statistics over prompts with bootstrap confidence intervals |
 //! | `losslessness` | a statistical test of sampled output, and the rounding errors that excuse greedy mismatches |
@@ -59,6 +60,7 @@ mod least_squares;
 mod losslessness;
 mod max_gram;
 mod mixing;
+mod names;
 mod proposal;
 mod replay;
 mod review;
@@ -96,6 +98,7 @@ pub use head_metrics::{HeadMetrics, HeadScores, ReliabilityBin};
 pub use losslessness::{LosslessnessTest, Rounding};
 pub use max_gram::{BigramCounts, Bigrams, LookupFirst, MaxGram, MaxGramConfig, SearchedText};
 pub use mixing::{acceptance_prob, in_validation, keep_target};
+pub use names::{CostSource, DecodingName, DrafterName, ModelSummary, Road, rule_label};
 pub use proposal::{DrawnFrom, Node, Proposal};
 pub use replay::{
     CostOptimum, JudgedPrediction, NgramSimple, RecordedCandidate, RecordedPlace, Recording,

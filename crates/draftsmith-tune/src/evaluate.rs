@@ -11,12 +11,12 @@ mod promise;
 mod settings;
 mod write;
 
-use draftsmith_report::{Conclusion, CostSummary, DecodingName, FilledTable, ResultRow};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::Prompt;
-use draftsmith_theory::Decoding;
+use draftsmith_report::{Conclusion, CostSummary, FilledTable, PaperTable, ResultRow};
+use draftsmith_theory::{Decoding, DecodingName};
 use serde::Serialize;
 
 use self::group::{EvaluationResults, MeasuredGroup, seconds_alone};
@@ -66,6 +66,7 @@ pub fn evaluate(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Re
         .evaluate
         .as_ref()
         .context("the recipe has no section `[evaluate]`: it says which prompts to measure with")?;
+    let papers = papers(recipe)?;
     let sources = read_sources(&evaluate.prompts, &recipe.reading(evaluate.split))?;
     if recipe.evaluated().next().is_none() {
         bail!("{NOTHING_DRAFTS}");
@@ -84,7 +85,17 @@ pub fn evaluate(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Re
     if watch.is_interrupted() && evaluated.rows.is_empty() {
         return Err(Interrupted.into());
     }
-    models.write(&datasets, evaluated, foreign_load)
+    models.write(&datasets, evaluated, &papers, foreign_load)
+}
+
+/// Reads and checks the tables of papers that the results of a recipe fill.
+///
+/// # Errors
+/// If a key is unknown, or published figures lack some.
+pub fn papers(recipe: &Recipe) -> Result<Vec<PaperTable>> {
+    let tables: Vec<PaperTable> = recipe.paper_tables()?;
+    tables.iter().try_for_each(PaperTable::check)?;
+    Ok(tables)
 }
 
 /// The settings under one way of decoding.
@@ -229,5 +240,26 @@ impl MeasuredModels<'_> {
             journal.remove();
         }
         Ok(evaluated)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_recipe::Overrides;
+
+    use super::*;
+
+    #[test]
+    fn the_papers_of_all_recipes_of_the_repository_read() {
+        let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes/papers");
+        let mut num_tables = 0;
+        for entry in std::fs::read_dir(dir).expect("a directory") {
+            let path = entry.expect("an entry").path();
+            if path.extension().is_some_and(|it| it == "toml") {
+                let recipe = Recipe::read(&path, &Overrides::default()).expect("reads");
+                num_tables += papers(&recipe).unwrap_or_else(|error| panic!("{error:#}")).len();
+            }
+        }
+        assert!(num_tables > 15, "{num_tables} tables of papers");
     }
 }

@@ -8,8 +8,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
-use draftsmith_report::{CostSource, DecodingName, DrafterName};
 use draftsmith_theory::{CostModel, Decoding, Estimate, Sampling, StopRuleConfig};
+use draftsmith_theory::{CostSource, DecodingName, DrafterName};
 use serde::{Deserialize, Serialize};
 
 use crate::exports::config_keys::{named, read_key};

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::{AdapterExport, ExportEntry, describe_adapter, inspected};
-use draftsmith_report::{ModelSummary, Road};
+use draftsmith_theory::{ModelSummary, Road};
 
 /// The kind's entry in the table.
 pub static ENTRY: KindEntry = KindEntry {

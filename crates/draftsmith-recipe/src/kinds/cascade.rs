@@ -18,7 +18,7 @@ use super::{
     settings_table,
 };
 use crate::recipe::keys::{one, require};
-use draftsmith_report::{DecodingName, ModelSummary, Road};
+use draftsmith_theory::{DecodingName, ModelSummary, Road};
 
 /// The kind's entry in the table.
 pub static ENTRY: KindEntry =

@@ -27,7 +27,7 @@ use super::{
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_EAGLE3, ServerFlags};
 use crate::exports::{ExportEntry, inspected, read_self_drafts_head};
-use draftsmith_report::{ModelSummary, Road};
+use draftsmith_theory::{ModelSummary, Road};
 
 /// The kind's entry in the table.
 pub static ENTRY: KindEntry = KindEntry {

@@ -5,8 +5,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::NamedParts;
 use draftsmith_model::CausalLm;
-use draftsmith_report::{DrafterName, ModelSummary};
 use draftsmith_theory::DrafterId;
+use draftsmith_theory::{DrafterName, ModelSummary};
 
 use super::{DrafterRecipe, DrafterRecipes, names_text};
 use crate::exports::{HEAD, HeadExport, describe_head, found_adapter_head};

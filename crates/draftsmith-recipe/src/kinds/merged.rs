@@ -14,7 +14,7 @@ use super::{
     settings_table,
 };
 use crate::recipe::keys::require;
-use draftsmith_report::{ModelSummary, Road};
+use draftsmith_theory::{ModelSummary, Road};
 
 /// The kind's entry in the table.
 pub static ENTRY: KindEntry =

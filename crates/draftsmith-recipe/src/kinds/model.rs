@@ -15,7 +15,7 @@ use super::{
     DrafterKind, DrafterRecipes, KindDirectory, KindEntry, Role, read_kind, settings_table,
 };
 use crate::exports::{ExportEntry, HeadExport, inspected, read_model_head, summary_of};
-use draftsmith_report::{ModelSummary, Road};
+use draftsmith_theory::{ModelSummary, Road};
 
 /// The kind's entry in the table.
 pub static ENTRY: KindEntry = KindEntry {

@@ -62,7 +62,7 @@ impl<T: Serialize + Clone> From<Origin<T>> for toml::Table {
 }
 
 /// Reads the keys of a part of a recipe. Messages name the key.
-pub(super) fn read_keys<T: DeserializeOwned>(keys: impl Into<toml::Value>) -> Result<T, String> {
+pub(crate) fn read_keys<T: DeserializeOwned>(keys: impl Into<toml::Value>) -> Result<T, String> {
     serde_path_to_error::deserialize(keys.into()).map_err(|error| {
         let (path, message) = (error.path().to_string(), error.inner().message());
         let problem = plain_problem(message, Notation::Toml);

@@ -17,7 +17,7 @@ use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, KindEntry, Role, read_kind, settings_table};
 use crate::recipe::keys::require;
 use crate::workspace::Workspace;
-use draftsmith_report::Road;
+use draftsmith_theory::Road;
 
 /// The lists in the file: ascending tokens, and the most frequent next token of each.
 const LISTS: [&str; 2] = ["bigram.token", "bigram.next"];

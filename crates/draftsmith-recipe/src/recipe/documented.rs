@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::Recipe;
+use super::shared_training::KEYS;
 use crate::kinds::prompt_lookup::PromptLookupKind;
 
 const README: &str = include_str!("../../../../recipes/README.md");
@@ -66,6 +67,13 @@ fn documented() -> Keys {
     for row in rows {
         let cells: Vec<&str> = row.split(" | ").map(str::trim).collect();
         let (key, cells) = (cells[0].trim_end_matches('`'), &cells[1..]);
+        if let Some(shared) = key.strip_prefix("training.") {
+            assert!(KEYS.contains(&shared), "`{key}` is not shared");
+            for section in ["adapter", "eagle3"] {
+                add(&mut keys, &format!("{section}.{shared}"), parse(key, cells[0]));
+            }
+            continue;
+        }
         let sections = if key.starts_with("optimizer.") { &OPTIMIZERS[..] } else { &[] };
         let meaning = cells.get(sections.len().max(1));
         assert!(meaning.is_some_and(|text| !text.is_empty()), "`{key}` is not explained");

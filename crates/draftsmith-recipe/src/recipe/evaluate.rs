@@ -11,7 +11,7 @@ use super::prompts::Split;
 use super::rules::RulesRecipe;
 use super::trees::TreesRecipe;
 use crate::kinds::DrafterRecipes;
-use draftsmith_report::DecodingName;
+use draftsmith_theory::DecodingName;
 
 /// The largest batch. Each sequence in it has its own cache.
 const MAX_BATCH_SIZE: usize = 1024;

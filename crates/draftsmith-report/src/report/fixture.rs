@@ -10,14 +10,14 @@ use std::sync::LazyLock;
 use std::time::Duration;
 
 use draftsmith_theory::{
-    CostModel, Decoding, DrafterId, Forwards, Round, Rounding, Sampling, SeededDraws, TimedCounts,
-    Trace,
+    CostModel, Decoding, DrafterId, Forwards, ModelSummary, Road, Round, Rounding, Sampling,
+    SeededDraws, TimedCounts, Trace,
 };
 
 use crate::results::{
     ALL_CATEGORIES, Conclusion, CostRatios, CostSummary, DatasetSummary, DrafterName, Estimate,
-    EvaluationSummary, GroupSummary, ModelSummary, PromiseOutcome, PromiseSummary, ResultRow,
-    SpeedAtLength, StopRuleName, Version, sort_rows, tokens_per_second,
+    EvaluationSummary, GroupSummary, PromiseOutcome, PromiseSummary, ResultRow, SpeedAtLength,
+    StopRuleName, Version, sort_rows, tokens_per_second,
 };
 
 pub(crate) use replays::{head_race, replay, replays};
@@ -169,7 +169,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                         dataset: dataset.into(),
                         category: category.into(),
                         drafter,
-                        road: drafter.road_in_tests(),
+                        road: road_of(drafter),
                         stop_rule,
                         setting,
                         is_tuned: (drafter, stop_rule, setting) == TUNED,
@@ -357,4 +357,15 @@ fn summary_of(groups: Vec<GroupSummary>) -> EvaluationSummary {
             .into(),
         groups,
     }
+}
+
+/// Infers a drafter's kind from its name, as tests choose names. `None` without a drafter.
+pub(crate) fn road_of(drafter: DrafterName) -> Option<Road> {
+    let id = drafter.id()?;
+    Some(match id.as_str().trim_end_matches(|c: char| c.is_ascii_digit()) {
+        "draft" => Road::SeparateDraft,
+        "exit" => Road::SelfDraft,
+        "lookup" | "look-up" => Road::Lookup,
+        _ => Road::Several,
+    })
 }

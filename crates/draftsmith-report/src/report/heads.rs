@@ -29,7 +29,7 @@ pub(super) fn section(race: Option<&HeadRace>) -> Option<Value> {
                 "{} ({}) with {}",
                 typeset(&times(Some(set.speedup.value))),
                 interval(set.speedup, |speedup| number(speedup, 2)),
-                on_a_page(&crate::names::rule_label(None, &set.config)),
+                on_a_page(&draftsmith_theory::rule_label(None, &set.config)),
             )),
             plot => plot(race, &is_it, format!("heads-{}", index + 1), &name).view(),
         }

@@ -4,8 +4,8 @@
 use draftsmith_theory::{Estimate, StopRuleConfig};
 use serde::{Deserialize, Serialize};
 
-use crate::names::{CostSource, DecodingName, DrafterName};
 use crate::text::{number, percent};
+use draftsmith_theory::{CostSource, DecodingName, DrafterName};
 
 /// The content of `heads.json`. Times are modelled, as in `replay.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -11,8 +11,8 @@ use draftsmith_theory::{
 use serde::{Deserialize, Serialize};
 
 use super::heads::HeadRace;
-use crate::names::{CostSource, DecodingName, DrafterName, Road, rule_label};
 use crate::text::{gain, interval, number, signed, times_text};
+use draftsmith_theory::{CostSource, DecodingName, DrafterName, Road, rule_label};
 
 /// The content of `replay.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

@@ -1,7 +1,7 @@
 //! The schema of `summary.json`, which describes the program, machine, models, prompts and cost
 //! models of the rows in `results.json`. The `evaluate` command fills it in.
 
-use draftsmith_theory::{CostFit, Decoding, Rounding, SignalNeeds};
+use draftsmith_theory::{CostFit, Decoding, ModelSummary, Rounding, SignalNeeds};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -95,19 +95,6 @@ pub struct Version {
     pub name: String,
     /// The version.
     pub version: String,
-}
-
-/// A model, head or adapter.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct ModelSummary {
-    /// The role: `target`, `draft`, `head` or `adapter`.
-    pub role: String,
-    /// The name in the recipe.
-    pub name: String,
-    /// The architecture, layers, sizes and parameters, in words.
-    pub description: String,
-    /// The hash of the model's files; empty if there is none.
-    pub hash: String,
 }
 
 /// A set of prompts.

@@ -2,7 +2,9 @@
 
 use std::time::Duration;
 
-use draftsmith_theory::{CostFit, CostModel, DrafterId, Forwards, LookupFirst, Rounding, Sampling};
+use draftsmith_theory::{
+    CostFit, CostModel, DrafterId, Forwards, LookupFirst, ModelSummary, Rounding, Sampling,
+};
 use serde_json::{Value, json};
 
 use super::*;

@@ -5,8 +5,8 @@ use anyhow::Result;
 use draftsmith_files::write_whole;
 use draftsmith_report::{
     Conclusion, DatasetSummary, DecodingName, EvaluationSummary, GroupSummary, HeadRace,
-    ModelSummary, PromiseSummary, Replay, Version, render_html, results_to_json, sort_rows,
-    summary_to_json,
+    ModelSummary, PaperTable, PromiseSummary, Replay, Version, render_html, results_to_json,
+    sort_rows, summary_to_json,
 };
 use draftsmith_theory::Estimate;
 
@@ -25,6 +25,7 @@ impl MeasuredModels<'_> {
         &self,
         datasets: &[Dataset],
         mut evaluated: EvaluationResults,
+        papers: &[PaperTable],
         foreign_load: Option<f64>,
     ) -> Result<Evaluation> {
         let Self { recipe, evaluate, workspace, watch, .. } = *self;
@@ -54,10 +55,8 @@ impl MeasuredModels<'_> {
         };
         let mut summary = summary.concluded(&evaluated.rows);
         let heads: Option<HeadRace> = TuningFile::HEADS.read(recipe)?;
-        let filled = recipe
-            .papers
-            .iter()
-            .map(|it| it.fill(&evaluated.rows, &summary.groups, heads.as_ref()));
+        let filled =
+            papers.iter().map(|it| it.fill(&evaluated.rows, &summary.groups, heads.as_ref()));
         summary.papers = filled.collect();
         for (name, text) in &evaluated.answers {
             write_whole(&dir.join(name), text)?;

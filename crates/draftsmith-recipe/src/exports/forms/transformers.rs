@@ -6,7 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use draftsmith_files::write_whole;
 use draftsmith_model::{ModelConfig, weight_files};
-use draftsmith_report::DecodingName;
+use draftsmith_theory::DecodingName;
 use draftsmith_theory::{RejectionThresholdConfig, StopRuleConfig};
 use serde_json::json;
 

@@ -3,10 +3,14 @@
 
 use std::fmt;
 
-use draftsmith_theory::{
-    Decoding, DrafterId, LookupFirst, StopRuleConfig, TheoryError, TokenChoice, TreeShape,
-};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::decoding::{Decoding, TokenChoice};
+use crate::drafter_id::DrafterId;
+use crate::error::TheoryError;
+use crate::max_gram::LookupFirst;
+use crate::stop_rule::StopRuleConfig;
+use crate::tree::TreeShape;
 
 /// The name of a drafter, ordered as in tables. In files it is a string: `none`, or a name such as
 /// `draft`. The shape of trees may follow, as in `draft+tree_3-2x2x8`, or a prompt lookup that runs
@@ -112,7 +116,7 @@ impl DrafterName {
     }
 
     /// Names the drafter and a way of decoding, such as `exit1, greedy`.
-    pub(crate) fn under(self, decoding: DecodingName) -> String {
+    pub fn under(self, decoding: DecodingName) -> String {
         format!("{}, {}", self.text(), decoding.text())
     }
 
@@ -126,20 +130,6 @@ impl DrafterName {
             text += &format!(", {addition}");
         }
         text
-    }
-}
-
-#[cfg(test)]
-impl DrafterName {
-    /// Infers a drafter's kind from its name, as tests choose names. `None` without a drafter.
-    pub(crate) fn road_in_tests(self) -> Option<Road> {
-        let id = self.id()?;
-        Some(match id.as_str().trim_end_matches(|c: char| c.is_ascii_digit()) {
-            "draft" => Road::SeparateDraft,
-            "exit" => Road::SelfDraft,
-            "lookup" | "look-up" => Road::Lookup,
-            _ => Road::Several,
-        })
     }
 }
 
@@ -239,4 +229,17 @@ impl CostSource {
             Self::Paper => "costs of the SpecDec++ paper",
         }
     }
+}
+
+/// A model, head or adapter.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ModelSummary {
+    /// The role: `target`, `draft`, `head` or `adapter`.
+    pub role: String,
+    /// The name in the recipe.
+    pub name: String,
+    /// The architecture, layers, sizes and parameters, in words.
+    pub description: String,
+    /// The hash of the model's files; empty if there is none.
+    pub hash: String,
 }

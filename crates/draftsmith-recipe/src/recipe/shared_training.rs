@@ -1,0 +1,63 @@
+//! The table `[training]`: keys that hold for every drafter whose training reads the target's hidden states. A
+//! drafter's own key comes first. Only the reading of a recipe knows the table: its keys are copied to the drafters.
+
+use anyhow::{Result, bail};
+use toml::{Table, Value};
+
+use crate::kinds::Kinds;
+
+/// The keys that all such trainings have.
+pub(super) const KEYS: [&str; 11] = [
+    "draft_vocabulary",
+    "initial",
+    "teacher",
+    "max_len",
+    "loss",
+    "loss_chunk",
+    "cache_mib",
+    "features",
+    "features_format",
+    "dtype",
+    "optimizer",
+];
+
+/// Takes `[training]` out of a recipe, and gives its keys to the drafters that are trained and lack them. Returns
+/// whether there is such a table.
+///
+/// # Errors
+/// If a key is none of [`KEYS`], or nothing is trained.
+pub(super) fn share(recipe: &mut Table, kinds: &Kinds) -> Result<bool> {
+    let Some(shared) = recipe.remove("training") else { return Ok(false) };
+    let Value::Table(shared) = shared else { bail!("`training` is not a table of keys") };
+    if let Some(key) = shared.keys().find(|key| !KEYS.contains(&key.as_str())) {
+        bail!("key `training.{key}` is unknown, expected one of `{}`", KEYS.join("`, `"));
+    }
+    let is_trained = |drafter: &Table| {
+        let entry = drafter.get("kind").and_then(Value::as_str).and_then(|name| kinds.get(name));
+        let directory = entry.filter(|it| it.is_trained()).and_then(|it| it.directory.as_ref());
+        directory.is_some_and(|directory| !drafter.contains_key(directory.key))
+    };
+    let drafters = recipe.get_mut("drafters").and_then(Value::as_table_mut);
+    let drafters = drafters.into_iter().flat_map(|all| all.iter_mut().map(|(_, drafter)| drafter));
+    let trained = drafters.filter_map(Value::as_table_mut).filter(|drafter| is_trained(drafter));
+    let mut num_trained = 0;
+    for drafter in trained {
+        add_missing(drafter, &shared);
+        num_trained += 1;
+    }
+    if num_trained == 0 {
+        bail!("`[training]` has keys, but no adapter or EAGLE-3 drafter is trained");
+    }
+    Ok(true)
+}
+
+/// Adds the keys that a table lacks, also within tables.
+fn add_missing(table: &mut Table, more: &Table) {
+    for (key, value) in more {
+        match (table.get_mut(key), value) {
+            (Some(Value::Table(own)), Value::Table(more)) => add_missing(own, more),
+            (Some(_), _) => {}
+            (None, _) => drop(table.insert(key.clone(), value.clone())),
+        }
+    }
+}
