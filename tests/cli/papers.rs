@@ -31,7 +31,7 @@ fn a_recipes_paper_is_printed_with_repeats_and_spec_benchs_averages() {
         ("figures = [[2.5]]", "figures = [[2.5, 1]]", "`7B`"),
     ] {
         place.write("wrong.toml", recipe.replace(text, wrong));
-        place.run(&["evaluate", "wrong.toml"]).fails_naming(&[named]);
+        place.run(&["evaluate", "wrong.toml"]).fails_naming(&["wrong.toml", named]);
     }
     place.write("bench.toml", &recipe);
     let printed = place.run(&["evaluate", "bench.toml"]).ok();

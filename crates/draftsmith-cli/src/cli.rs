@@ -39,6 +39,7 @@ use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{Overrides, Recipe};
 use draftsmith_tune::build_data::DamagedShards;
+use draftsmith_tune::evaluate::papers;
 use draftsmith_tune::training::TrainingWatch;
 
 pub use help::command;
@@ -427,10 +428,12 @@ impl CommandSetup<'_> {
     fn recipe(&self, arguments: &RecipeArguments) -> Result<Recipe> {
         let RecipeArguments { recipe, overrides: keys, strict: is_strict } = arguments;
         let Common { seed, dtype, .. } = *self.common;
-        Recipe::read(
-            recipe,
-            &Overrides { keys, seed, dtype, is_strict: *is_strict, ..Overrides::default() },
-        )
+        let overrides =
+            Overrides { keys, seed, dtype, is_strict: *is_strict, ..Overrides::default() };
+        let read = Recipe::read(recipe, &overrides)?;
+        // The crate of reports knows the keys of papers' tables.
+        papers(&read).with_context(|| format!("recipe `{}`", recipe.display()))?;
+        Ok(read)
     }
 
     fn device(&self) -> Result<Device> {

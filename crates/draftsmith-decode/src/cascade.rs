@@ -73,7 +73,7 @@ pub(crate) struct Cascade<'m, T> {
     /// Prompt lookup, the smallest drafter.
     lookup: Option<Box<dyn LookUp<T> + 'm>>,
     /// Builds the stop rules of a sequence's chains.
-    init_rules: Box<dyn Fn() -> ChainRules + 'm>,
+    init_rules: Box<dyn Fn() -> ChainRules + Send + 'm>,
     /// The stop rules of each slot's chains.
     rules: Vec<ChainRules>,
 }
@@ -105,7 +105,7 @@ impl<'m, T: Target> Cascade<'m, T> {
     #[cfg(test)]
     pub(crate) fn ending_chains_by(
         mut self,
-        rules: impl Fn() -> Vec<Option<Box<dyn draftsmith_theory::StopRule>>> + 'm,
+        rules: impl Fn() -> Vec<Option<Box<dyn draftsmith_theory::StopRule>>> + Send + 'm,
     ) -> Self {
         self.init_rules = Box::new(move || ChainRules::of(rules()));
         self.begin_rules(0);

@@ -69,14 +69,43 @@ pub fn decode_many<'a, T: Target, D: Drafter<T> + ?Sized>(
     requests: impl IntoIterator<Item = Request<'a>>,
     observe: &mut dyn FnMut(usize, RoundTokens<'_>) -> ControlFlow<()>,
 ) -> Result<Vec<Generation>, DecodeError> {
+    let requests = requests.into_iter().map(|request| (request, 0));
+    decode_requests(target, drafter, requests, observe)
+}
+
+/// Decodes one sequence that goes on from the one before, as a conversation's next turn does: the first `num_kept`
+/// tokens of its prompt are all tokens of that sequence, prompt and output, in the first slot. Target and drafter do
+/// not read them again. With 0 it begins anew.
+///
+/// # Errors
+/// As [`decode_speculative`].
+pub fn decode_on<T: Target, D: Drafter<T> + ?Sized>(
+    target: &mut T,
+    drafter: &mut D,
+    request: Request<'_>,
+    num_kept: usize,
+    observe: &mut dyn FnMut(RoundTokens<'_>) -> ControlFlow<()>,
+) -> Result<Generation, DecodeError> {
+    let observe = &mut |_, round: RoundTokens<'_>| observe(round);
+    let mut all = decode_requests(target, drafter, [(request, num_kept)], observe)?;
+    Ok(all.remove(0))
+}
+
+/// Decodes requests, each with the number of tokens of its prompt that its slot keeps.
+fn decode_requests<'a, T: Target, D: Drafter<T> + ?Sized>(
+    target: &mut T,
+    drafter: &mut D,
+    requests: impl IntoIterator<Item = (Request<'a>, usize)>,
+    observe: &mut dyn FnMut(usize, RoundTokens<'_>) -> ControlFlow<()>,
+) -> Result<Vec<Generation>, DecodeError> {
     let mut waiting = requests.into_iter().enumerate();
     let mut free: Vec<usize> = (0..target.num_slots()).rev().collect();
     let mut running: Vec<(usize, Sequence<'a>)> = Vec::with_capacity(free.len());
     let mut generations: Vec<(usize, Generation)> = Vec::new();
     loop {
         while let Some(slot) = free.pop() {
-            let Some((number, request)) = waiting.next() else { break };
-            let sequence = Sequence::begin(request, slot, target, drafter)?;
+            let Some((number, (request, num_kept))) = waiting.next() else { break };
+            let sequence = Sequence::begin(request, (slot, num_kept), target, drafter)?;
             if let Stage::Finished(_) = sequence.stage {
                 generations.push((number, sequence.into_generation()));
                 free.push(slot);

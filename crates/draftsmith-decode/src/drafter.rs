@@ -93,7 +93,7 @@ impl DraftRound<'_> {
 }
 
 /// A drafter that reads tokens in forwards of a model and draws each candidate from a row of logits.
-pub trait StepDrafter<T>: Drafter<T> {
+pub trait StepDrafter<T>: Drafter<T> + Send {
     /// Returns the drafter's name, under which its forwards are counted.
     fn id(&self) -> DrafterId;
 
@@ -132,7 +132,7 @@ pub trait StepDrafter<T>: Drafter<T> {
 }
 
 /// A drafter that copies candidates from text. They are certain, so it has no distribution.
-pub trait LookUp<T>: Drafter<T> {
+pub trait LookUp<T>: Drafter<T> + Send {
     /// Returns the drafter's name, under which looked-up tokens are counted.
     fn id(&self) -> DrafterId;
 
@@ -147,7 +147,7 @@ pub trait LookUp<T>: Drafter<T> {
 }
 
 /// A drafter whose target is a model on this machine.
-pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> {
+pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> + Send {
     /// Returns the drafter itself if it drafts step by step, otherwise `None`.
     fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
         None

@@ -17,7 +17,7 @@ use crate::features::WantedFeatures;
 use crate::session::{ModelSession, check_fits};
 
 /// Where the features of a drafter's model come from.
-pub(crate) trait FeatureSource<T> {
+pub(crate) trait FeatureSource<T>: Send {
     /// Returns the wanted features of all sequences, in order.
     fn features(model: &DrafterModel, target: &mut T, wanted: &[WantedFeatures<'_>]) -> Rows;
 }

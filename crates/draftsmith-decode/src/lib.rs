@@ -58,7 +58,7 @@ mod tree_draft;
 
 pub use cascade::{CascadeConfig, CascadeLengths, CascadeParts};
 pub use chain::propose_chain;
-pub use decode::{decode_many, decode_plain, decode_speculative};
+pub use decode::{decode_many, decode_on, decode_plain, decode_speculative};
 pub use drafter::{
     DraftRound, DraftRow, DraftStep, Drafter, LookUp, Member, ModelDrafter, NoDrafter, StepDrafter,
 };

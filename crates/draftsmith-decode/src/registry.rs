@@ -96,6 +96,8 @@ struct BuiltDrafter<'m> {
 pub struct Drafters<'m> {
     target: ModelSession<'m>,
     drafters: Vec<BuiltDrafter<'m>>,
+    /// What the target's session was last prepared for: plain decoding, or a drafter.
+    prepared_for: Option<Option<DrafterId>>,
 }
 
 /// A target's session and a drafter for it.
@@ -113,20 +115,26 @@ impl<'m> Drafters<'m> {
         Self {
             target: ModelSession::with_slots(target, capacity, num_slots, "target"),
             drafters: all.into_iter().map(build).collect(),
+            prepared_for: None,
         }
     }
 
-    /// Prepares the target's session for plain decoding and returns it. It forgets all sequences.
+    /// Prepares the target's session for plain decoding and returns it. It forgets all sequences that were decoded with
+    /// a drafter.
     pub fn target(&mut self) -> &mut ModelSession<'m> {
-        self.target.set_layers(&TargetLayers::default());
+        if self.prepared_for.replace(None) != Some(None) {
+            self.target.set_layers(&TargetLayers::default());
+        }
         &mut self.target
     }
 
     /// Prepares the target's session for a drafter, and returns both; `None` if no drafter has this name. The session
-    /// forgets all sequences.
+    /// forgets all sequences that were decoded with another drafter or none.
     pub fn drafting(&mut self, id: DrafterId) -> Option<Drafting<'_, 'm>> {
         let built = self.drafters.iter_mut().find(|built| built.id == id)?;
-        self.target.set_layers(&built.layers);
+        if self.prepared_for.replace(Some(id)) != Some(Some(id)) {
+            self.target.set_layers(&built.layers);
+        }
         Some((&mut self.target, &mut *built.drafter))
     }
 }

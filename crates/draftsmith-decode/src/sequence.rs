@@ -129,13 +129,14 @@ pub(crate) struct Sequence<'a> {
 }
 
 impl<'a> Sequence<'a> {
-    /// Starts a sequence in a slot: target and drafter read all of its prompt but the last token.
+    /// Starts a sequence in a slot: target and drafter read all of its prompt but the last token. If `num_kept` is
+    /// above 0, they have read that many of its tokens before and go on after them.
     ///
     /// # Errors
     /// If the prompt is empty or does not fit, or a model fails.
     pub(crate) fn begin<T: Target, D: Drafter<T> + ?Sized>(
         request: Request<'a>,
-        slot: usize,
+        (slot, num_kept): (usize, usize),
         target: &mut T,
         drafter: &mut D,
     ) -> Result<Self, DecodeError> {
@@ -144,8 +145,13 @@ impl<'a> Sequence<'a> {
         if prompt.is_empty() {
             return Err(DecodeError::EmptyPrompt);
         }
-        target.begin(slot, prompt)?;
-        drafter.begin(target, slot, prompt)?;
+        if num_kept > 0 {
+            target.resume(slot, prompt, num_kept)?;
+            drafter.commit(slot, num_kept, &[]);
+        } else {
+            target.begin(slot, prompt)?;
+            drafter.begin(target, slot, prompt)?;
+        }
         if let Some(rule) = &mut rule {
             rule.begin_sequence();
         }

@@ -401,6 +401,12 @@ impl Target for ModelSession<'_> {
         Ok(())
     }
 
+    fn resume(&mut self, slot: usize, prompt: &[u32], num_kept: usize) -> Result<(), DecodeError> {
+        self.check_prompt(prompt)?;
+        self.commit(slot, num_kept, &[]);
+        Ok(())
+    }
+
     fn begin_round(&mut self, slot: usize, num_standing: usize) {
         self.standing[slot] = num_standing;
     }

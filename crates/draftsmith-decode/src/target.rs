@@ -57,6 +57,17 @@ pub trait Target {
     /// If the prompt does not fit or has unknown tokens.
     fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError>;
 
+    /// Goes on with a slot whose first `num_kept` tokens are those of a longer prompt: forgets the tokens after them.
+    /// The prompt's other tokens are read with the first round.
+    ///
+    /// # Errors
+    /// If the prompt does not fit or has unknown tokens.
+    fn resume(&mut self, slot: usize, prompt: &[u32], num_kept: usize) -> Result<(), DecodeError> {
+        let _ = prompt;
+        self.commit(slot, num_kept, &[]);
+        Ok(())
+    }
+
     /// Begins a round of a slot after `num_standing` tokens, none of which can be rejected any more. Only the
     /// loop over rounds calls this. A drafter that reads this target's states asks the target which tokens
     /// stand, since inside another drafter it cannot tell them from candidates.

@@ -397,7 +397,7 @@ impl Recipe {
     pub fn paper_tables<T: DeserializeOwned>(&self) -> Result<Vec<T>> {
         let read = |table: &toml::Table| read_keys(table.clone());
         let tables: Result<Vec<T>, String> = self.papers.iter().map(read).collect();
-        tables.map_err(|problem| anyhow!("`[[papers]]` of recipe `{}`: {problem}", self.name))
+        tables.map_err(|problem| anyhow!("`[[papers]]`: {problem}"))
     }
 
     /// Writes the complete recipe into an output directory, as `recipe.toml`.

@@ -1,15 +1,16 @@
 //! Generates text with a target and, if there is one, a drafter.
 //!
-//! Each call builds sessions for its own sequence and drops them. It runs inside rayon's pool: from there, a
-//! forward on the CPU hands rows to a second thread much faster than from outside.
+//! Each call of a [`Generator`] builds sessions for its own sequence and drops them; a [`Session`] keeps them from turn
+//! to turn. Decoding runs inside rayon's pool: from there, a forward on the CPU hands rows to a second thread much
+//! faster than from outside.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use draftsmith_data::{Message, StopStrings};
 use draftsmith_decode::{
-    Drafters, Finish, Generation, Limits, LookupFirstDraft, NoDrafter, Request, RoundTokens, Sizes,
-    decode_many,
+    Drafters, Finish, Generation, Limits, LookupFirstDraft, ModelSession, NoDrafter, Request,
+    RoundTokens, Sizes, decode_many, decode_on,
 };
 use draftsmith_theory::{Counts, Decoding, SeededDraws, Trace};
 
@@ -75,6 +76,8 @@ pub struct Generated {
     pub finish: Finish,
     /// The rounds and their times.
     pub trace: Trace,
+    /// The number of the prompt's first tokens that a [`Session`] had read in earlier turns.
+    pub num_reused: usize,
 }
 
 impl Generated {
@@ -159,35 +162,21 @@ impl Generator {
     ) -> Result<Generated, Error> {
         let prompt_ids = self.encode(prompt.into())?;
         let target = self.target.clone();
-        let mut stream = target.tokenizer().text_stream(true);
-        let (mut text, mut failure) = (String::new(), None);
-        let generation = self.decode(&prompt_ids, GENERATE, &mut |round| {
-            let RoundTokens { kept, num_drafted, num_accepted, .. } = round;
-            let added = kept.iter().filter_map(|id| stream.push(*id).transpose());
-            let added = added.collect::<Result<String, _>>().unwrap_or_else(|error| {
-                failure = Some(error);
-                String::new()
-            });
-            text += &added;
-            let piece = Piece { text: &added, token_ids: kept, num_drafted, num_accepted };
-            if failure.is_some() { ControlFlow::Break(()) } else { observe(piece) }
-        })?;
-        failure.map_or(Ok(()), Err)?;
-        if let Some(rest) = stream.finish()? {
-            // The last one in any case.
-            let _ = observe(Piece { text: &rest, token_ids: &[], num_drafted: 0, num_accepted: 0 });
-            text += &rest;
-        }
-        let Generation { token_ids, trace, finish } = generation;
-        Ok(Generated { prompt_ids, token_ids, text, finish, trace })
+        streamed(&target, prompt_ids, 0, &mut observe, |prompt, observe| {
+            self.decode(prompt, GENERATE, observe)
+        })
+    }
+
+    /// Opens a session for a conversation of up to `capacity` tokens, which keeps what the models have read from turn to
+    /// turn. The models' contexts bound the capacity.
+    pub fn session(&mut self, capacity: usize) -> Session<'_> {
+        let context = self.drafter.as_ref().map_or(usize::MAX, |drafter| drafter.context);
+        let capacity = capacity.min(context).min(self.target.network().shape().context);
+        Session { running: self.running(capacity, 1), tokens: Vec::new() }
     }
 
     pub(crate) fn encode(&self, prompt: PromptInput<'_>) -> Result<Vec<u32>, Error> {
-        match prompt {
-            PromptInput::Text(text) => Ok(self.target.tokenizer().encode(text, true)?),
-            PromptInput::Chat(messages) => self.target.encode_chat(messages),
-            PromptInput::Ids(ids) => Ok(ids.to_vec()),
-        }
+        prompt.encode(&self.target)
     }
 
     /// Returns the maximum length, in tokens, of a sequence that begins with `len` tokens.
@@ -219,7 +208,7 @@ impl Generator {
                 let Generation { token_ids, trace, finish } = generation;
                 let text = self.target.tokenizer().decode(&token_ids, true)?;
                 let prompt_ids = prompt.clone();
-                all.push(Generated { prompt_ids, token_ids, text, finish, trace });
+                all.push(Generated { prompt_ids, token_ids, text, finish, trace, num_reused: 0 });
             }
         }
         Ok(all)
@@ -243,17 +232,48 @@ impl Generator {
         purpose: &str,
         observe: &mut (dyn FnMut(usize, RoundTokens<'_>) -> ControlFlow<()> + Send),
     ) -> Result<Vec<Generation>, Error> {
-        self.decoding.validate()?;
         let longest = prompts.iter().map(|prompt| prompt.len()).max().unwrap_or(0);
-        let (capacity, num_slots) = (self.capacity(longest), prompts.len());
+        let capacity = self.capacity(longest);
+        self.running(capacity, prompts.len()).decode(prompts, 0, purpose, observe)
+    }
+
+    fn running(&mut self, capacity: usize, num_slots: usize) -> Running<'_> {
         let Self { target, drafter, rule, decoding, seed, limits } = self;
-        let (target, limits, decoding) = (target.network(), &*limits, *decoding);
+        let sizes = Sizes { target: target.network(), capacity, num_slots };
+        let drafters = Drafters::new(drafter.as_ref().map(|it| &it.parts), sizes);
+        let (drafter, decoding, seed) = (drafter.as_ref(), *decoding, *seed);
+        Running { drafters, target, drafter, rule, decoding, seed, limits }
+    }
+}
+
+/// A generator's models with their caches.
+struct Running<'g> {
+    drafters: Drafters<'g>,
+    target: &'g Model,
+    drafter: Option<&'g OpenedDrafter>,
+    rule: &'g mut Option<Rule>,
+    decoding: Decoding,
+    seed: u64,
+    limits: &'g Limits,
+}
+
+impl Running<'_> {
+    /// Decodes prompts side by side. A custom rule takes one. `num_kept` is the number of a single prompt's tokens that
+    /// the caches keep.
+    fn decode(
+        &mut self,
+        prompts: &[&[u32]],
+        num_kept: usize,
+        purpose: &str,
+        observe: &mut (dyn FnMut(usize, RoundTokens<'_>) -> ControlFlow<()> + Send),
+    ) -> Result<Vec<Generation>, Error> {
+        self.decoding.validate()?;
+        let Self { drafters, target, drafter, rule, decoding, seed, limits } = self;
+        let (target, decoding, limits) = (target.network(), *decoding, *limits);
         rayon::scope(|_| {
             let draws = || SeededDraws::new(*seed, &[purpose]);
             let mut draws: Vec<SeededDraws> = prompts.iter().map(|_| draws()).collect();
-            let sizes = Sizes { target, capacity, num_slots };
-            let mut drafters = Drafters::new(drafter.as_ref().map(|it| &it.parts), sizes);
-            let Some(loaded) = &*drafter else {
+            let Some(loaded) = drafter else {
                 let requests = prompts.iter().zip(&mut draws).map(|(prompt, draws)| Request {
                     prompt,
                     decoding,
@@ -261,7 +281,7 @@ impl Generator {
                     rule: None,
                     draws,
                 });
-                return Ok(decode_many(drafters.target(), &mut NoDrafter, requests, observe)?);
+                return decoded(drafters.target(), &mut NoDrafter, requests, num_kept, observe);
             };
             let tuned = loaded.tuned(&decoding, target.dtype()).filter(|_| rule.is_none());
             let first = loaded.lookup_first.or(tuned.and_then(|it| it.drafter.lookup_first()));
@@ -283,11 +303,118 @@ impl Generator {
                 rule: Some(rule),
                 draws,
             });
-            Ok(match first.map(|first| LookupFirstDraft::new(&mut *drafter, first, num_slots)) {
-                Some(mut drafter) => decode_many(target, &mut drafter, requests, observe)?,
-                None => decode_many(target, drafter, requests, observe)?,
-            })
+            let num_slots = prompts.len();
+            match first.map(|first| LookupFirstDraft::new(&mut *drafter, first, num_slots)) {
+                Some(mut drafter) => decoded(target, &mut drafter, requests, num_kept, observe),
+                None => decoded(target, drafter, requests, num_kept, observe),
+            }
         })
+    }
+}
+
+/// Decodes requests side by side, or one that goes on after `num_kept` tokens.
+fn decoded<'a, 'm, D: draftsmith_decode::Drafter<ModelSession<'m>> + ?Sized>(
+    target: &mut ModelSession<'m>,
+    drafter: &mut D,
+    mut requests: impl Iterator<Item = Request<'a>>,
+    num_kept: usize,
+    observe: &mut dyn FnMut(usize, RoundTokens<'_>) -> ControlFlow<()>,
+) -> Result<Vec<Generation>, Error> {
+    if num_kept == 0 {
+        return Ok(decode_many(target, drafter, requests, observe)?);
+    }
+    let request = requests.next().expect("a turn has a prompt");
+    let observe = &mut |round: RoundTokens<'_>| observe(0, round);
+    Ok(vec![decode_on(target, drafter, request, num_kept, observe)?])
+}
+
+/// A conversation whose models keep what they have read, from [`Generator::session`].
+///
+/// A turn's prompt is the whole conversation. If it begins with all tokens of the turns before, as chat templates make
+/// it, only what follows is read. Otherwise it is read from the beginning. The text is that of
+/// [`Generator::generate`] in either case, up to the rounding of a GPU.
+pub struct Session<'g> {
+    running: Running<'g>,
+    /// The tokens of the last turn: prompt and answer.
+    tokens: Vec<u32>,
+}
+
+impl Session<'_> {
+    /// Generates the next answer.
+    ///
+    /// # Errors
+    /// As [`Generator::generate`].
+    pub fn generate<'a>(&mut self, prompt: impl Into<PromptInput<'a>>) -> Result<Generated, Error> {
+        self.stream(prompt, |_| ControlFlow::Continue(()))
+    }
+
+    /// Generates the next answer and gives it to `observe` as it comes, round by round. `observe` may stop it.
+    ///
+    /// # Errors
+    /// As [`Generator::generate`].
+    pub fn stream<'a>(
+        &mut self,
+        prompt: impl Into<PromptInput<'a>>,
+        mut observe: impl FnMut(Piece<'_>) -> ControlFlow<()> + Send,
+    ) -> Result<Generated, Error> {
+        let prompt_ids = prompt.into().encode(self.running.target)?;
+        // After an error nothing is known of the caches, and the next turn begins anew.
+        let before = std::mem::take(&mut self.tokens);
+        let goes_on = prompt_ids.len() > before.len() && prompt_ids.starts_with(&before);
+        let num_kept = if goes_on { before.len() } else { 0 };
+        let running = &mut self.running;
+        let generated =
+            streamed(running.target, prompt_ids, num_kept, &mut observe, |prompt, round| {
+                let mut all =
+                    running.decode(&[prompt], num_kept, GENERATE, &mut |_, it| round(it))?;
+                Ok(all.remove(0))
+            })?;
+        self.tokens = [&generated.prompt_ids[..], &generated.token_ids].concat();
+        Ok(generated)
+    }
+}
+
+/// Generates a text with `decode`, and gives it to `observe` as it comes.
+fn streamed(
+    target: &Model,
+    prompt_ids: Vec<u32>,
+    num_reused: usize,
+    observe: &mut (dyn FnMut(Piece<'_>) -> ControlFlow<()> + Send),
+    decode: impl FnOnce(
+        &[u32],
+        &mut (dyn FnMut(RoundTokens<'_>) -> ControlFlow<()> + Send),
+    ) -> Result<Generation, Error>,
+) -> Result<Generated, Error> {
+    let mut stream = target.tokenizer().text_stream(true);
+    let (mut text, mut failure) = (String::new(), None);
+    let generation = decode(&prompt_ids, &mut |round| {
+        let RoundTokens { kept, num_drafted, num_accepted, .. } = round;
+        let added = kept.iter().filter_map(|id| stream.push(*id).transpose());
+        let added = added.collect::<Result<String, _>>().unwrap_or_else(|error| {
+            failure = Some(error);
+            String::new()
+        });
+        text += &added;
+        let piece = Piece { text: &added, token_ids: kept, num_drafted, num_accepted };
+        if failure.is_some() { ControlFlow::Break(()) } else { observe(piece) }
+    })?;
+    failure.map_or(Ok(()), Err)?;
+    if let Some(rest) = stream.finish()? {
+        // The last one in any case.
+        let _ = observe(Piece { text: &rest, token_ids: &[], num_drafted: 0, num_accepted: 0 });
+        text += &rest;
+    }
+    let Generation { token_ids, trace, finish } = generation;
+    Ok(Generated { prompt_ids, token_ids, text, finish, trace, num_reused })
+}
+
+impl PromptInput<'_> {
+    fn encode(self, target: &Model) -> Result<Vec<u32>, Error> {
+        match self {
+            PromptInput::Text(text) => Ok(target.tokenizer().encode(text, true)?),
+            PromptInput::Chat(messages) => target.encode_chat(messages),
+            PromptInput::Ids(ids) => Ok(ids.to_vec()),
+        }
     }
 }
 

@@ -100,6 +100,43 @@ fn every_drafter_gives_the_targets_greedy_text() {
 }
 
 #[test]
+fn a_session_reads_only_what_a_turn_adds_and_gives_the_same_text() {
+    let (target, draft) = (load("target"), load("draft"));
+    let adapter = adapter(&target, |_| ());
+    let [first, second] = questions();
+    for drafter in [
+        None,
+        Some(Drafter::model(&draft).after_lookup("2x4".parse().expect("a look-up"))),
+        Some(Drafter::open(adapter.path()).expect("an adapter")),
+    ] {
+        let name = format!("{drafter:?}");
+        let mut generator = Generator::new(&target);
+        if let Some(drafter) = drafter {
+            generator = generator.with_drafter(drafter).expect("loads");
+        }
+        let mut session = generator.session(512);
+        let mut so_far: Vec<u32> = Vec::new();
+        for message in [&first, &second, &first] {
+            let added = target.encode_chat(message).expect("encodes");
+            let prompt = [&so_far[..], &added].concat();
+            let generated = session.generate(PromptInput::Ids(&prompt)).expect("decodes");
+            let plain = Generator::new(&target).generate(PromptInput::Ids(&prompt));
+            assert_eq!(generated.token_ids, plain.expect("decodes").token_ids, "{name}");
+            assert_eq!(generated.num_reused, so_far.len(), "{name}");
+            so_far = [&generated.prompt_ids[..], &generated.token_ids].concat();
+        }
+        // Another conversation is read from its beginning.
+        let other = session.generate(&second).expect("decodes");
+        let plain = Generator::new(&target).generate(&second).expect("decodes");
+        assert_eq!((other.token_ids, other.num_reused), (plain.token_ids, 0), "{name}");
+        let long = vec![5; 600];
+        let message = session.generate(PromptInput::Ids(&long)).expect_err("too long").to_string();
+        assert!(message.contains("600"), "{message}");
+        assert!(session.generate(&first).is_ok(), "the session still works");
+    }
+}
+
+#[test]
 fn a_seed_repeats_a_sampled_text_and_another_gives_another() {
     let (target, draft) = (load("target"), load("draft"));
     let sampling = Sampling { temperature: 1.5, top_k: Some(50), ..Sampling::default() };

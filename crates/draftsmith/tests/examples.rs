@@ -26,6 +26,7 @@ examples! {
     "../examples/adapter.rs" adapter an_adapter_is_trained_from_parquet_and_decoded_with;
     "../examples/custom_rule.rs" custom_rule a_custom_rule_is_replayed_as_it_decodes;
     "../examples/own_drafter.rs" own_drafter a_drafter_of_ones_own_gives_the_targets_text;
+    "../examples/conversation.rs" conversation a_conversation_goes_on_with_the_same_text;
     "../examples/results.rs" results results_are_read_with_the_counts_that_were_written;
 }
 

@@ -2,7 +2,7 @@
 //! every rule with every kind of head.
 
 use std::ops::ControlFlow;
-use std::rc::Rc;
+use std::sync::Arc;
 
 use draftsmith_theory::{Decoding, Lenience, SeededDraws, StopRule, StopRuleConfig};
 
@@ -80,7 +80,7 @@ fn assert_every_stop_map_is_exact(matrices: &[Vec<Vec<usize>>]) {
         let (expected, advanced) = (case.target_distribution(), Advanced::from(&case.target));
         let num_chains = lengths.len();
         let assert_with = |of_chains: &[(usize, StopMap)]| {
-            let rules = Rc::new(of_chains.to_vec());
+            let rules = Arc::new(of_chains.to_vec());
             let of_chains = || {
                 let rules = rules.clone();
                 move || -> Vec<Option<Box<dyn StopRule>>> {

@@ -26,7 +26,7 @@ use super::assert_same_distribution;
 use super::cascade::{lenient, matrix};
 use super::tables::{Asked, StopMap};
 use crate::cascade::{CascadeConfig, CascadeParts};
-use crate::decode::{decode_many, decode_plain, decode_speculative};
+use crate::decode::{decode_many, decode_on, decode_plain, decode_speculative};
 use crate::drafter::Drafter;
 use crate::lookup_first::LookupFirstDraft;
 use crate::max_gram::LookUpParts;
@@ -468,5 +468,31 @@ fn composites_of_networks_side_by_side_give_the_targets_greedy_output() {
         let found = decode_many(target, drafter, requests, &mut |_, round| go_on(round));
         let found = found.expect("decodes").into_iter().map(|one| one.token_ids);
         assert!(found.eq(plain.iter().cloned()), "{named:?}");
+    }
+}
+
+#[test]
+fn conversations_of_every_drafter_go_on_with_the_targets_greedy_output() {
+    let networks = &Networks::new(30, 5, &HeadReads::default());
+    let limits = &Limits::new(7, vec![1]);
+    let unused = || SeededDraws::new(0, &["unused"]);
+    let alone = networks.of(&["model", "adapter", "eagle", "other", LOOKUP]);
+    for named in alone.into_iter().chain(composites(networks)) {
+        let mut drafters = networks.built(&named, 1);
+        let (mut so_far, mut num_kept) = (Vec::new(), 0);
+        for added in [&[2, 3, 2, 3][..], &[4, 3], &[2], &[3, 4, 2, 3, 4]] {
+            so_far.extend_from_slice(added);
+            let text = Text { prompt: &so_far, decoding: Decoding::GREEDY, limits };
+            let plain = text.plain(networks, &mut unused()).token_ids;
+            let (rule, draws) = (&mut *fixed(3), &mut unused());
+            let (target, drafter) = drafters.drafting(named.id).expect("it was built");
+            let num_read = if num_kept > 0 { target.num_read_by_all(0) } else { 0 };
+            assert!(num_read + 2 >= num_kept, "the turns before are in the cache");
+            let request = text.request(rule, draws);
+            let found = decode_on(target, drafter, request, num_kept, &mut go_on);
+            assert_eq!(found.expect("decodes").token_ids, plain, "{named:?}");
+            so_far.extend_from_slice(&plain);
+            num_kept = so_far.len();
+        }
     }
 }

@@ -55,7 +55,7 @@ pub struct RoundEnd {
 }
 
 /// A rule that decides after each candidate whether the round's draft phase ends.
-pub trait StopRule {
+pub trait StopRule: Send {
     /// Returns the minimum and maximum candidate length that the decoding loop enforces for this
     /// rule.
     fn bounds(&self) -> Bounds;

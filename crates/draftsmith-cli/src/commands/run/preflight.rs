@@ -15,7 +15,6 @@ use draftsmith_recipe::{EvaluateRecipe, Recipe, Responses};
 use draftsmith_report::{DecodingName, DrafterName, duration_text};
 use draftsmith_tune::build_data::BYTES_PER_TOKEN;
 use draftsmith_tune::decoders::target_speed;
-use draftsmith_tune::evaluate::papers;
 use draftsmith_tune::rollouts::{PromptSet, set_prompts};
 use draftsmith_tune::tuning::given_costs;
 
@@ -29,7 +28,6 @@ pub(super) fn check(recipe: &Recipe, workspace: &Workspace, console: &Console) -
         training.check_layers(num_layers).with_context(|| format!("section `[drafters.{id}]`"))?;
     }
     check_costs(recipe)?;
-    papers(recipe)?;
     let datasets = evaluated_prompts(recipe, workspace)?;
     if recipe.tune.as_ref().is_some_and(|tune| tune.prompts.is_some()) {
         set_prompts(recipe, PromptSet::Validation, workspace, &Console::silent())?;
