@@ -34,7 +34,7 @@ pub trait Drafter<T> {
     /// indices in the proposal), and forgets all other tokens.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]);
 
-    /// Returns the length of the longest sequence that a slot can hold, in tokens.
+    /// Returns the maximum length of a sequence in a slot, in tokens.
     fn context(&self) -> usize;
 }
 
@@ -62,7 +62,7 @@ impl<T, D: Drafter<T> + ?Sized> Drafter<T> for &mut D {
 
 /// One round of one sequence, whose proposal the drafter fills.
 pub struct DraftRound<'a> {
-    /// The sequence's slot. No two rounds of a call share one.
+    /// The sequence's slot (batch index). All rounds of a call have different slots.
     pub slot: usize,
     /// The tokens of the sequence so far. The drafter appends the proposed tokens in the order of
     /// their nodes.
@@ -180,7 +180,7 @@ pub enum Member<'m> {
 /// A draft step of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftStep<'a> {
-    /// The sequence's slot. No two steps of a call share one.
+    /// The sequence's slot (batch index). All steps of a call have different slots.
     pub slot: usize,
     /// All tokens of the sequence, with the round's candidates at its end.
     pub tokens: &'a [u32],

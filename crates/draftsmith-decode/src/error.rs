@@ -2,7 +2,7 @@
 
 use draftsmith_theory::DrafterId;
 
-/// An error of decoding.
+/// An error while decoding or recording.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// The prompt has no tokens.
@@ -18,9 +18,9 @@ pub enum DecodeError {
     PromptTooLong {
         /// The number of tokens in the prompt.
         prompt: usize,
-        /// The number of tokens that the context holds.
+        /// The context length of the model's cache, in tokens.
         context: usize,
-        /// The model with that context: `target`, `draft` or `adapter`.
+        /// The model with that context, for example `target`, `draft` or `adapter`.
         role: &'static str,
     },
     /// A token of the prompt is outside the model's vocabulary.

@@ -46,9 +46,9 @@ pub struct RecordOptions {
     /// recorded.
     pub has_head: bool,
     /// Whether the target's log-probability (log p) is recorded for every candidate even without a
-    /// head, as a label for training one. Otherwise a sampled recording has log p only for the
-    /// candidates at the response's own positions, whose acceptance it decides, and a greedy
-    /// recording has none. Missing values are NaN.
+    /// head, as a label for training one. Otherwise a sampled recording has log p only where it
+    /// decides acceptance, at the response's own positions, and a greedy recording has none.
+    /// Missing values are NaN.
     pub labels: bool,
     /// Whether the target runs locally, so that it can score candidates after a rejected one. For a
     /// remote target their log p is NaN.

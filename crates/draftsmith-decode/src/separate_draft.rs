@@ -49,7 +49,7 @@ impl<'m> SeparateDraft<'m> {
     }
 }
 
-/// A draft model and its acceptance head, if it has one.
+/// A draft model with its optional acceptance head.
 #[derive(Debug, Clone)]
 pub struct DraftModelParts {
     /// The draft model.

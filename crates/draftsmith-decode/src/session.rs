@@ -40,7 +40,7 @@ pub struct ModelSession<'m> {
 /// layers.
 #[derive(Debug)]
 struct EarlyExit {
-    /// The number of shallow layers.
+    /// The number of shallow layers, which is the index of the first deep layer.
     layer: usize,
     /// The shallow layers' output, by slot.
     slots: Vec<ExitFeatures>,
@@ -72,7 +72,7 @@ impl KeptLayer {
 /// The shallow layers' output ("features") for one sequence.
 #[derive(Debug)]
 struct ExitFeatures {
-    /// The features of positions that the deep layers or the drafter still have to read.
+    /// The features of positions that the deep layers or the drafter have not read yet.
     features: SlotFeatures,
     /// The number of positions whose features the drafter has read.
     num_drafted_from: usize,

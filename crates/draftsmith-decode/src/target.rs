@@ -112,7 +112,7 @@ pub trait Target {
     /// indices in the proposal), and forgets all other tokens.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]);
 
-    /// Returns the length of the longest sequence that a slot can hold, in tokens.
+    /// Returns the maximum length of a sequence in a slot, in tokens.
     fn context(&self) -> usize;
 }
 
@@ -155,7 +155,7 @@ pub(crate) trait FirstLayers {
 /// A sequence whose proposal the target verifies.
 #[derive(Debug, Clone, Copy)]
 pub struct Verification<'a> {
-    /// The sequence's slot.
+    /// The sequence's slot (batch index).
     pub slot: usize,
     /// All tokens of the sequence, with the proposal's tokens at its end in the order of its nodes.
     pub tokens: &'a [u32],

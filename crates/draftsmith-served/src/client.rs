@@ -338,7 +338,7 @@ fn requested_wait(value: &[u8], now: SystemTime) -> Option<Duration> {
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-/// Describes the failure of a request that got no answer.
+/// Converts a connection error or timeout into the failure of the request.
 fn unanswered(error: &ureq::Error) -> Failure {
     let too_slow = "raise `data.server.timeout_s`, or lower `data.server.concurrency`";
     let (why, hint) = super::http::unanswered(error, too_slow);

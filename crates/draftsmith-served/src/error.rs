@@ -25,7 +25,7 @@ pub enum ServedError {
     /// The journal has no response to a prompt.
     #[error("the journal has no response to `{id}`")]
     NotRequested {
-        /// The row's id.
+        /// The id of the prompt's row.
         id: String,
     },
     /// The server that a command measures or certifies has failed.

@@ -24,7 +24,7 @@ pub enum Deed {
     AnswerByText,
     /// Answer in vLLM's format with changes.
     Change(fn(&mut Value)),
-    /// Answer with this status, header and body.
+    /// Answer with this HTTP status, header line and body.
     Say(u16, &'static str, &'static str),
     /// Send a prefix, and then the same bytes again and again.
     Pour(Pour),
@@ -48,7 +48,7 @@ pub struct Pour {
 /// A received request.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// The path of its address.
+    /// The path of the request's URL.
     pub path: String,
     /// The `authorization` header.
     pub authorization: Option<String>,

@@ -159,7 +159,7 @@ fn named_entity(byte: u8) -> &'static str {
 fn base64_core(text: &[u8], shift: usize) -> Vec<u8> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bit = |at: usize| usize::from(text[at / 8] >> (7 - at % 8) & 1);
-    // The first bit of the text that begins a character.
+    // The index of the first bit of the text at which a base64 character begins.
     let begin = (6 - 8 * shift % 6) % 6;
     let begins = (begin..).step_by(6).take_while(|begin| begin + 6 <= 8 * text.len());
     begins.map(|at| ALPHABET[(at..at + 6).fold(0, |all, at| 2 * all + bit(at))]).collect()

@@ -32,7 +32,7 @@ pub struct ServerRecipe {
     pub retries: usize,
     /// The timeout of a request, in seconds.
     pub timeout_s: f64,
-    /// The source of labels.
+    /// The source of the labels.
     pub labels: ServerLabels,
     /// The number of most probable tokens per position whose log-probabilities are requested. Used
     /// only if responses are sampled and labels come from the server.

@@ -150,7 +150,7 @@ pub fn build_data(
     job.finish(kept.len(), num_new_tokens, &left_out)
 }
 
-/// The build of one data set's shards.
+/// The inputs and paths for building one data set's shards.
 struct BuildJob<'a> {
     workspace: &'a Workspace,
     prompts: ChosenPrompts,

@@ -39,7 +39,7 @@ pub struct CheckSettings {
     pub prompts: Option<PathBuf>,
     /// The maximum number of prompts, spread evenly over the files.
     pub num_prompts: usize,
-    /// The recipe that names the models, instead of the one beside the export.
+    /// The path of the recipe that names the models, instead of the recipe beside the export.
     pub recipe: Option<PathBuf>,
     /// Whether an export may pass although it makes decoding slower.
     pub allow_slower: bool,

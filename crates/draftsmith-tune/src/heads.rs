@@ -278,7 +278,7 @@ impl Race<'_> {
         })
     }
 
-    /// Returns [`HeadRace::lost_by_kl`] and the results of all heads, in the order of the sweep.
+    /// Returns the results of all heads in the order of the sweep, after [`HeadRace::lost_by_kl`].
     fn judged(&self, rows: &[SweptHead], fastest: usize) -> (Option<Estimate>, Vec<JudgedHead>) {
         let kl = |nth: &usize| rows[*nth].scores.comparable_kl();
         let by_kl = |one: &usize, other: &usize| kl(one).total_cmp(&kl(other));

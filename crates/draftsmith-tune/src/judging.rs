@@ -16,7 +16,7 @@ use crate::sweep::{RuleChoice, best_fixed, best_of, cheapest, per_token};
 
 /// The settings that were chosen on some recordings, with other recordings to evaluate them on.
 pub struct Fold<'a> {
-    /// The best setting of each rule.
+    /// The best setting of each rule on the first recordings.
     pub choices: Vec<RuleChoice>,
     judged_on: Cow<'a, Recordings>,
     /// The same fold with a perfect acceptance head; `None` without a head, and for targets on

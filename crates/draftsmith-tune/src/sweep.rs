@@ -139,8 +139,8 @@ fn best_look_ups(
     Ok(first)
 }
 
-/// Finds the best setting of every rule, in the order of the rules' names. Rules that cannot be fitted because no
-/// candidate was accepted are left out.
+/// Finds the best setting of every rule, in the order of the rules' names. Leaves out rules that
+/// cannot be fitted because no candidate was accepted.
 ///
 /// # Errors
 /// If nothing was recorded.

@@ -27,7 +27,7 @@ pub(super) struct MixedLengths {
     /// The maximum of `lengths`, at least 1. It is the upper bound of every round, so that all
     /// rounds are drafted in the same way.
     longest: usize,
-    /// The index of the next round's length.
+    /// The index in `lengths` of the next round's length.
     next: usize,
     /// The length of the current round, in candidates.
     length: usize,

@@ -166,11 +166,13 @@ impl ProcessorTime {
             let words = text.split_whitespace().skip(first).take(count);
             words.map(|word| word.parse().ok()).collect()
         };
-        // user, nice, system, idle, iowait, irq, softirq, steal; guests are part of user.
+        // The fields are user, nice, system, idle, iowait, irq, softirq and steal. Guest time is
+        // part of user.
         let all = numbers(stat.lines().next()?.strip_prefix("cpu ")?, 0, 8)?;
         let [user, nice, system, idle, waiting, irq, softirq, steal] = all.try_into().ok()?;
         let busy = user + nice + system + irq + softirq + steal;
-        // utime and stime are fields 14 and 15; the name before may contain spaces.
+        // The fields 14 and 15 are utime and stime. The process name before them may contain
+        // spaces.
         let own = numbers(own.rsplit_once(')')?.1, 11, 2)?;
         Some(Self { total: busy + idle + waiting, busy, own: own.iter().sum() })
     }

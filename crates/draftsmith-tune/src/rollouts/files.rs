@@ -56,7 +56,7 @@ pub struct RolloutFiles<'a> {
     context: usize,
 }
 
-/// A drafter with the hashes of its weights and its head.
+/// A drafter to record, with the hashes of its weights and its head.
 struct HashedDrafter {
     name: DrafterName,
     hash: String,

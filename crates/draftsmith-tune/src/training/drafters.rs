@@ -170,7 +170,8 @@ impl<'a> DrafterStage<'a> {
         })
     }
 
-    /// Finds or trains the acceptance head of a drafter. `None` if the recipe trains none.
+    /// Finds or trains the acceptance head of a drafter; `None` if the recipe trains no head for
+    /// it.
     fn head(self, id: DrafterId) -> Result<Option<HeadOutcome>> {
         let Self { recipe, workspace, data, watch } = self;
         let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
