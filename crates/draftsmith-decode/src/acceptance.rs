@@ -1,12 +1,13 @@
-//! Predictions of an acceptance head for a drafter's candidates.
+//! Runs an acceptance head on a drafter's candidates.
 //!
-//! SpecDec++'s head predicts in the draft forward that reads the candidate, one candidate late, and its
-//! prediction comes to the host with that forward's logits. A look-ahead head predicts as soon as the
-//! candidate is drawn: that costs a sync and may save a draft forward. A [`HeadEstimate`] says which of
-//! the two it is, so no rule can confuse them.
+//! SpecDec++'s head predicts a candidate's acceptance in the draft forward that reads the
+//! candidate. Its prediction is therefore one candidate late, and it is copied to the host together
+//! with that forward's logits. A look-ahead head predicts as soon as the candidate is drawn, which
+//! costs an extra device sync and may save a draft forward. [`HeadEstimate`] distinguishes the two,
+//! so no stop rule can confuse them.
 //!
-//! Every prediction depends only on the prefix before and including its candidate, so a rule that reads
-//! predictions does not bias the output.
+//! A prediction depends only on the prefix up to and including its candidate, so a stop rule that
+//! reads predictions does not bias the output.
 
 use std::collections::HashMap;
 
@@ -17,75 +18,76 @@ use crate::drafter::DraftStep;
 use crate::error::DecodeError;
 use crate::session::{check_logits, to_host};
 
-/// The most tokens whose embedding projections are cached: 64 MiB for a draft of width 4,096.
+/// The maximum number of cached embedding projections, one per token: 64 MiB for a drafter of
+/// hidden size 4,096.
 const MAX_EMBEDDINGS: usize = 4096;
 
-/// A drafter's head, if it has one, and the draft forwards that it may still predict for.
+/// A drafter's optional acceptance head, with the data that its next predictions need.
 #[derive(Debug)]
 pub(crate) struct Acceptance<'m> {
     head: Option<&'m AcceptanceHead>,
-    /// The forwards of each slot, in the order of the tokens they read. For a look-ahead head only those
-    /// of the last step.
+    /// For each slot, the stored rows of draft forwards, in the order of the tokens that they read.
+    /// A look-ahead head needs only the rows of the last step.
     forwards: Vec<Vec<Forward>>,
-    /// [`AcceptanceHead::of_embedding`] of earlier candidates, by token.
+    /// A cache of [`AcceptanceHead::of_embedding`], by token id.
     of_embeddings: HashMap<u32, Rows>,
 }
 
-/// What a head reads of one row of a draft forward.
+/// The head's inputs from one row of a draft forward.
 #[derive(Debug)]
 struct Forward {
-    /// The position of the token that the row read.
+    /// The position in the sequence of the token that the row read.
     at: usize,
-    /// The final hidden state, for a look-ahead head.
+    /// The row's normed final hidden state; `None` unless the head looks ahead.
     hidden: Option<Rows>,
-    /// A summary of the drafter's logits over its whole vocabulary, as in training.
+    /// A summary of the softmax over the drafter's whole vocabulary, as in training.
     softmax: SoftmaxSummary,
 }
 
 impl Forward {
-    /// Returns what a head may read about a candidate drawn from this row.
+    /// Returns the head's scalar inputs for a candidate drawn from this row.
     fn candidate(&self, log_prob: Option<f64>) -> DrawnCandidate {
         let SoftmaxSummary { entropy, largest_prob: top_prob, .. } = self.softmax;
         DrawnCandidate { entropy, top_prob, log_prob }
     }
 }
 
-/// A step and the number of one of its rows.
+/// A draft step and the index of one of its rows.
 type StepRow<'s> = (&'s DraftStep<'s>, usize);
 
-/// A candidate that a row has read and the head predicts for.
+/// A candidate that a draft forward has read and whose acceptance the head predicts.
 struct ReadCandidate {
-    /// The row's number among all rows of the forward.
+    /// The index of the candidate's row among all rows of the forward.
     row: usize,
     slot: usize,
-    /// The position of the token before the candidate.
+    /// The position of the candidate's parent token.
     drawn_from: usize,
 }
 
-/// A row's logits, and the head's prediction for the candidate that the row read.
+/// A row's logits, and the head's prediction for the candidate that the row read, if any.
 type ReadRow = (Vec<f32>, Option<HeadEstimate>);
 
 impl<'m> Acceptance<'m> {
-    /// Prepares to predict with `head` in `num_slots` slots; without a head nothing is predicted.
+    /// Creates the state for `num_slots` slots. Without a head, there are no predictions.
     pub(crate) fn new(head: Option<&'m AcceptanceHead>, num_slots: usize) -> Self {
         let forwards = std::iter::repeat_with(Vec::new).take(num_slots).collect();
         Self { head, forwards, of_embeddings: HashMap::new() }
     }
 
-    /// Forgets all forwards of a slot that read a token after the first `len`.
+    /// Drops a slot's stored rows that read tokens after the first `len`.
     pub(crate) fn roll_back(&mut self, slot: usize, len: usize) {
         self.forwards[slot].retain(|forward| forward.at < len);
     }
 
-    /// Brings the logits of a forward to the host. A head that does not look ahead predicts for the
-    /// candidates that the steps have read, if possible in the same sync.
+    /// Copies the logits of a forward to the host. A head that does not look ahead also predicts
+    /// the acceptance of the candidates that this forward read, in the same sync if possible.
     ///
     /// # Shapes
-    /// - normed: `[rows of all steps, hidden]`, what the LM head reads
+    /// - normed: `[rows of all steps, hidden]`, the input of the LM head
     /// - logits: `[rows of all steps, drafter's vocabulary]`
     ///
     /// # Errors
-    /// If a number is not finite, or the device fails.
+    /// If a logit or a prediction is not finite, or the device fails.
     pub(crate) fn read(
         &mut self,
         model: &DrafterModel,
@@ -96,8 +98,9 @@ impl<'m> Acceptance<'m> {
     ) -> Result<Vec<ReadRow>, DecodeError> {
         let rows: Vec<StepRow<'_>> = steps.iter().flat_map(DraftStep::rows).collect();
         let read = self.read_candidates(&rows);
-        // A reviewer in a cascade reads several tokens of a chain at once, each drawn from the row before
-        // it. A head that reads logits must then wait for those of this forward.
+        // In a cascade, a reviewing drafter reads several candidates of a chain in one forward. The
+        // head's logit inputs for a candidate come from the row before it, so a head that reads
+        // logits must wait for this forward's logits.
         let is_drawn_from_this_forward = |read: &ReadCandidate| {
             let (step, row) = rows[read.row];
             row > 0 && step.parents.is_empty()
@@ -139,8 +142,8 @@ impl<'m> Acceptance<'m> {
         Ok(all)
     }
 
-    /// Finds the rows that read a candidate whose prediction a stop rule asked for. Returns none for a look-ahead
-    /// head, which predicts when a candidate is drawn.
+    /// Finds the rows that read a candidate for which the stop rule needs a prediction. The result
+    /// is empty for a look-ahead head, which predicts when a candidate is drawn.
     fn read_candidates(&self, rows: &[StepRow<'_>]) -> Vec<ReadCandidate> {
         if self.head.is_none_or(|head| head.reads().looks_ahead()) {
             return Vec::new();
@@ -153,7 +156,7 @@ impl<'m> Acceptance<'m> {
         read.collect()
     }
 
-    /// Computes the head's logits for candidates that were read, one row for each.
+    /// Computes the head's acceptance logits, one row per candidate in `read`.
     fn logits_of_read(
         &self,
         model: &DrafterModel,
@@ -176,7 +179,7 @@ impl<'m> Acceptance<'m> {
         head.acceptance_logits(&hidden, None, &scalars)
     }
 
-    /// Stores what the head may still read of these rows.
+    /// Stores the values of these rows that later predictions may need.
     fn note_forwards(&mut self, rows: &[StepRow<'_>], logits: &[f32], normed: &Rows) {
         let Some(head) = self.head.filter(|head| !head.reads().is_hidden_only()) else { return };
         let looks_ahead = head.reads().looks_ahead();
@@ -186,8 +189,8 @@ impl<'m> Acceptance<'m> {
                 continue;
             }
             let forwards = &mut self.forwards[step.slot];
-            // No prediction needs rows before the round's first candidate. A look-ahead head needs only
-            // the last step's.
+            // A new round needs no rows of earlier rounds, and a look-ahead head needs only the
+            // last step's rows.
             if *row == 0 && (step.num_candidates == 0 || looks_ahead) {
                 forwards.clear();
             }
@@ -199,14 +202,15 @@ impl<'m> Acceptance<'m> {
         }
     }
 
-    /// Returns the acceptance probability that a look-ahead head predicts for `candidate`, which was drawn from the
-    /// `logits` of a row of the last step in a slot; `None` for other heads.
+    /// Returns a look-ahead head's acceptance probability for `candidate`; `None` for any other
+    /// head. The candidate was drawn from `logits`, the logits of the given row of the slot's last
+    /// draft step.
     ///
     /// # Errors
-    /// If the prediction is not a number, or the device fails.
+    /// If the prediction is NaN, or the device fails.
     ///
     /// # Panics
-    /// If the last step did not ask for the head's prediction.
+    /// If the last draft step did not request the head's prediction.
     pub(crate) fn predict(
         &mut self,
         model: &DrafterModel,
@@ -238,7 +242,7 @@ impl<'m> Acceptance<'m> {
         Self::acceptance_prob(acceptance[0], forward.at + 1).map(Some)
     }
 
-    /// Converts an acceptance logit of the head into a probability. An error names `num_tokens`.
+    /// Converts an acceptance logit into a probability. `num_tokens` only appears in the error.
     fn acceptance_prob(logit: f32, num_tokens: usize) -> Result<f64, DecodeError> {
         let prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
         if prob.is_nan() {

@@ -1,20 +1,22 @@
 //! Cascades of drafters (CS-Drafting, Chen et al. 2023): larger drafters review what smaller ones
 //! propose, and smaller ones take over the later candidates of a chain.
 //!
-//! A matrix K describes both. Its rows are the reviewers: the target, then each drafter but the last.
-//! Its columns are the drafters, from the largest to the smallest. Row i gives the number of candidates
-//! that each drafter contributes to the chain that reviewer i reads. A *vertical* cascade (Theorem 4.3)
-//! has only its first drafter in the first row, and that drafter reviews the next one's candidates. A
-//! *horizontal* cascade (Theorem 4.5) has several drafters there, which take turns.
+//! A matrix K describes both. Its rows are the reviewers: the target, then each drafter but the
+//! last. Its columns are the drafters, from the largest to the smallest. Row i gives the number of
+//! candidates that each drafter contributes to the chain that reviewer i reads. In a *vertical*
+//! cascade (Theorem 4.3), only the first drafter has candidates in the first row, and it reviews
+//! the next drafter's candidates. In a *horizontal* cascade (Theorem 4.5), several drafters have
+//! candidates in the first row and take turns.
 //!
-//! A drafter with a model works in steps. Smaller drafters propose the chain of its row; it reads the
-//! chain in one forward; the candidates it accepts and its next token go into the chain that it
-//! proposes. It takes steps until the chain has as many tokens as the matrix says. The chain may get
-//! longer by the tokens that the last step accepts, as in the authors' code.
+//! A drafter with a model works in steps. In each step, smaller drafters first propose the chain
+//! that this drafter reviews. The drafter reads that chain in one forward, and appends the accepted
+//! candidates and its own next token to the chain that it proposes itself. It repeats this until
+//! its chain has the length that the matrix gives. As in the authors' code, the candidates accepted
+//! in the last step may exceed that length.
 //!
-//! A chain may have a stop rule that ends it before its length: an inner drafter then hands over to its
-//! reviewer by its head, confidence or entropy, as SpecDec++ hands over to the target. The round's stop
-//! rule may also end the first row's chain.
+//! A chain may have a stop rule that ends it before that length. An inner drafter then hands over
+//! to its reviewer according to its acceptance head, confidence or entropy, as SpecDec++ hands over
+//! to the target. The round's stop rule may also end the chain that the target reads.
 
 mod chain_rules;
 mod drafting;
@@ -30,32 +32,35 @@ use crate::registry::{DrafterParts, NamedParts, Sizes};
 use crate::session::ModelSession;
 use crate::target::{Target, TargetLayers};
 
-/// The matrix K: entry (i, j) is the number of drafter j's candidates in the chain that reviewer i reads.
-/// Reviewer 0 is the target, reviewer i is drafter i − 1. Entries below the diagonal are ignored.
+/// The matrix K of a cascade. Entry (i, j) is the number of candidates that drafter j contributes
+/// to the chain that reviewer i reads. Reviewer 0 is the target, and reviewer i is drafter i − 1.
+/// Entries below the diagonal are ignored.
 pub type CascadeLengths = Vec<Vec<usize>>;
 
-/// How a cascade drafts.
+/// The settings of a cascade.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CascadeConfig {
-    /// K for greedy decoding.
+    /// The matrix K for greedy decoding.
     pub greedy: CascadeLengths,
-    /// K for sampled decoding.
+    /// The matrix K for sampled decoding.
     pub sampled: CascadeLengths,
-    /// Lenience of all reviewers but the target.
+    /// The lenience of all reviewers except the target, which always verifies exactly.
     pub lenience: Lenience,
-    /// The stop rule of each reviewer's chain, the target's first; a reviewer without an entry has none. A
-    /// rule that reads signals needs a chain without look-ups.
+    /// The stop rule of the chain that each reviewer reads, starting with the target's chain.
+    /// Missing entries and `None` mean no stop rule. A rule that reads probabilities requires a
+    /// chain without prompt lookup.
     pub rules: Vec<Option<StopRuleConfig>>,
 }
 
 impl CascadeConfig {
-    /// Creates a configuration with one matrix for greedy and sampled decoding, exact review and no stop rules.
+    /// Creates settings with the same matrix for greedy and sampled decoding, exact review and no
+    /// stop rules.
     pub fn new(lengths: CascadeLengths) -> Self {
         let (sampled, lenience, rules) = (lengths.clone(), Lenience::NONE, Vec::new());
         Self { greedy: lengths, sampled, lenience, rules }
     }
 
-    /// Returns the matrix K for a way of decoding.
+    /// Returns the matrix K for greedy or sampled decoding.
     pub fn lengths(&self, decoding: &Decoding) -> &CascadeLengths {
         match decoding.choice {
             TokenChoice::Greedy => &self.greedy,
@@ -64,25 +69,26 @@ impl CascadeConfig {
     }
 }
 
-/// Several drafters that propose one chain together.
+/// A drafter that proposes one chain by several drafters together.
 pub(crate) struct Cascade<'m, T> {
     id: DrafterId,
     config: CascadeConfig,
     /// The drafters with models, largest first.
     models: Vec<Box<dyn StepDrafter<T> + 'm>>,
-    /// Prompt lookup, the smallest drafter.
+    /// The prompt-lookup drafter, which is always the last; `None` if the cascade has none.
     lookup: Option<Box<dyn LookUp<T> + 'm>>,
-    /// Builds the stop rules of a sequence's chains.
+    /// A function that builds the stop rules for a new sequence's chains.
     init_rules: Box<dyn Fn() -> ChainRules + Send + 'm>,
-    /// The stop rules of each slot's chains.
+    /// The stop rules of the chains, by slot.
     rules: Vec<ChainRules>,
 }
 
 impl<'m, T: Target> Cascade<'m, T> {
-    /// Builds a cascade of `models`, largest first, and then prompt lookup.
+    /// Builds a cascade of `models`, ordered from the largest to the smallest, followed by prompt
+    /// lookup.
     ///
     /// # Panics
-    /// Unless matrices have a row and a column for each drafter, and rules are valid.
+    /// If a matrix does not have one row and one column per drafter, or a rule is invalid.
     pub(crate) fn new(
         id: DrafterId,
         config: CascadeConfig,
@@ -101,7 +107,8 @@ impl<'m, T: Target> Cascade<'m, T> {
         cascade
     }
 
-    /// Replaces the stop rules of the chains by some that no configuration can express. They must not read signals.
+    /// Replaces the stop rules of the chains by rules that no setting can express. They must not
+    /// read signals.
     #[cfg(test)]
     pub(crate) fn ending_chains_by(
         mut self,
@@ -112,7 +119,7 @@ impl<'m, T: Target> Cascade<'m, T> {
         self
     }
 
-    /// Resets the stop rules of a slot's chains.
+    /// Rebuilds the stop rules of a slot's chains for a new sequence.
     fn begin_rules(&mut self, slot: usize) {
         match self.rules.get_mut(slot) {
             Some(rules) => *rules = (self.init_rules)(),
@@ -120,7 +127,8 @@ impl<'m, T: Target> Cascade<'m, T> {
         }
     }
 
-    /// Returns whether a stop rule reads signals although its chain has look-ups, which give none.
+    /// Returns whether a stop rule reads probabilities although its chain contains looked-up
+    /// candidates, which have none.
     fn lacks_signals(&self, decoding: &Decoding) -> bool {
         let matrix = self.config.lengths(decoding);
         let mut rules = self.config.rules.iter().enumerate();
@@ -134,12 +142,12 @@ impl<'m, T: Target> Cascade<'m, T> {
 
 impl<'m> ModelDrafter<'m> for Cascade<'m, ModelSession<'m>> {}
 
-/// The drafters of a cascade, and how they work together.
+/// The drafters and the settings of a cascade.
 #[derive(Debug, Clone)]
 pub struct CascadeParts {
-    /// How they work together.
+    /// The settings.
     pub config: CascadeConfig,
-    /// The drafters, largest first: those that draft step by step, then look-ups.
+    /// The drafters: models from the largest to the smallest, then prompt lookup, if any.
     pub drafters: Vec<NamedParts>,
 }
 
@@ -193,7 +201,8 @@ impl<T: Target> Drafter<T> for Cascade<'_, T> {
         Ok(())
     }
 
-    /// Keeps the accepted tokens in all drafters, and passes the round's outcome to the rule of the target's chain.
+    /// Keeps the accepted tokens in all drafters, and reports the round's outcome to the stop rule
+    /// of the chain that the target read.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         self.forget(slot, num_standing, path);
         let end = RoundEnd { num_accepted: path.len(), num_kept: path.len() + 1 };

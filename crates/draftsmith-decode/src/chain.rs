@@ -1,4 +1,4 @@
-//! Proposals that are chains: a drafter's step, a candidate, the next step.
+//! Drafting of candidate chains: a draft step gives one candidate, and the next step reads it.
 
 use draftsmith_theory::{
     CandidateSource, DraftPhase, DrawnFrom, DrawnToken, Draws, SignalNeeds, SoftmaxSummary, argmax,
@@ -7,7 +7,8 @@ use draftsmith_theory::{
 use crate::drafter::{DraftRound, DraftRow, DraftStep, StepDrafter};
 use crate::error::DecodeError;
 
-/// Proposes a chain for each round. All draft phases that are not over take their steps together.
+/// Drafts a chain of candidates for each round. All unfinished draft phases share each draft
+/// forward.
 ///
 /// # Errors
 /// If the drafter fails.
@@ -46,13 +47,13 @@ pub fn propose_chain<T>(
     }
 }
 
-/// A row of a drafter's step as the source of a draft phase's next candidate.
+/// Draws a draft phase's next candidate from one row of the drafter's last step.
 pub(crate) struct RowSource<'a, T, F> {
     pub(crate) drafter: &'a mut dyn StepDrafter<T>,
     pub(crate) slot: usize,
-    /// The first row of the last step in the slot.
+    /// The first row that the last draft step returned for the slot.
     pub(crate) row: &'a DraftRow,
-    /// Draws the candidate and adds it to the proposal.
+    /// A function that draws the candidate and appends it to the proposal.
     pub(crate) draw_candidate: F,
 }
 
@@ -68,7 +69,8 @@ impl<T, F: FnMut(SignalNeeds) -> DrawnToken> CandidateSource for RowSource<'_, T
     }
 }
 
-/// Draws a candidate from `probs`, or takes the most probable token of `logits` if there are none.
+/// Draws a candidate from `probs`. If `probs` is `None`, returns the most probable token of
+/// `logits`.
 pub(crate) fn draw(
     logits: &[f32],
     probs: Option<&[f64]>,

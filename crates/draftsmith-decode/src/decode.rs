@@ -1,4 +1,4 @@
-//! The decoding loop: one sequence, plain or speculative, or many side by side.
+//! The decoding loop: plain or speculative, for one sequence or a batch of sequences.
 
 #[cfg(test)]
 mod tests;
@@ -13,10 +13,10 @@ use crate::error::DecodeError;
 use crate::sequence::{Generation, Limits, Request, RoundTokens, Sequence, Stage};
 use crate::target::{Target, Verification};
 
-/// Decodes one token a target forward, without a drafter: the baseline of every speed-up. Rounds have no
-/// candidates.
+/// Decodes without a drafter, one token per target forward. This is the baseline of every speed-up.
+/// Each round has no candidates.
 ///
-/// `observe` sees each round's tokens and may stop the generation.
+/// `observe` receives each round's tokens and may stop the generation.
 ///
 /// # Errors
 /// If the prompt is empty or does not fit, or the model fails.
@@ -32,14 +32,16 @@ pub fn decode_plain<T: Target>(
     decode_speculative(target, &mut NoDrafter, request, observe)
 }
 
-/// Decodes one sequence in rounds: the drafter draws candidates until the stop rule, its bounds, an end
-/// token or the limit ends the draft phase, the target verifies them in one forward, and both forget
-/// rejected candidates. A stop rule may also skip a draft phase.
+/// Decodes one sequence in rounds. In each round the drafter draws candidates until the stop rule,
+/// its bounds, an end-of-sequence token or the token limit ends the draft phase. The target then
+/// verifies them in one forward, and both models forget the rejected candidates. A stop rule may
+/// also skip a draft phase.
 ///
-/// The output is the target's: token for token if greedy, in distribution if sampled. No round drafts
-/// more than could be kept together with the target's own token.
+/// The output equals the target's own: token for token if greedy, in distribution if sampled. A
+/// round never drafts more candidates than the token limit leaves room for, counting the target's
+/// own token.
 ///
-/// `observe` sees each round's tokens and may stop the generation.
+/// `observe` receives each round's tokens and may stop the generation.
 ///
 /// # Errors
 /// If the prompt is empty or does not fit, or a model fails.
@@ -53,13 +55,13 @@ pub fn decode_speculative<T: Target, D: Drafter<T> + ?Sized>(
     Ok(all.remove(0))
 }
 
-/// Decodes many sequences, as many side by side as the target has slots. All draft phases that are not
-/// over share the drafter's forwards, and all proposals share a target forward. The next sequence takes a
-/// slot as soon as it is free. Each sequence gets the tokens that it would get by itself.
+/// Decodes many sequences, as many concurrently as the target has slots. All unfinished draft
+/// phases share each draft forward, and all proposals share one target forward. The next sequence
+/// starts as soon as a slot is free. Batching does not change any sequence's tokens.
 ///
-/// `observe` sees each round's tokens with the number of its request, and may stop that generation. The
-/// time of a target forward is divided among sequences by rows, that of draft phases by each sequence's
-/// forwards.
+/// `observe` receives the index of the request and the round's tokens, and may stop that
+/// generation. The time of a target forward is split among the sequences in proportion to their
+/// rows. The drafting time is split in proportion to their draft forwards.
 ///
 /// # Errors
 /// If a prompt is empty or does not fit, or a model fails.

@@ -1,7 +1,8 @@
-//! The traits of drafters, and the rounds, steps and rows that they exchange with the decoding loop.
+//! The traits of drafters, and the types that drafters exchange with the decoding loop: rounds,
+//! draft steps and rows of logits.
 //!
-//! Every drafter proposes tokens ([`Drafter`]). One that drafts step by step also implements
-//! [`StepDrafter`]: its steps can be recorded, grown into trees and used inside a cascade.
+//! Every drafter implements [`Drafter`]. A drafter that drafts step by step also implements
+//! [`StepDrafter`], so that its steps can be recorded, grown into trees and used inside a cascade.
 
 use std::iter;
 
@@ -13,27 +14,27 @@ use draftsmith_theory::{
 use crate::error::DecodeError;
 use crate::session::ModelSession;
 
-/// Proposes tokens for the sequence in each slot of a target. Each method gets the target, because a
-/// self-draft runs the target's own layers; other drafters ignore it.
+/// A drafter, which proposes tokens for the sequence in each slot of a target. Most methods get the
+/// target, because some drafters run the target's own layers or read its hidden states.
 pub trait Drafter<T> {
-    /// Starts a sequence in a slot. The target has started it already.
+    /// Starts a sequence in a slot. The target must have started it before.
     ///
     /// # Errors
-    /// If the prompt does not fit or has unknown tokens.
+    /// If the prompt does not fit or contains unknown tokens.
     fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError>;
 
-    /// Proposes tokens for one round of each of several sequences.
+    /// Proposes tokens for several sequences, one round each.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
     fn propose(&mut self, target: &mut T, rounds: &mut [DraftRound<'_>])
     -> Result<(), DecodeError>;
 
-    /// Keeps the first `num_standing` tokens of a slot and the proposed nodes on `path`, and forgets
-    /// everything else that was read.
+    /// Keeps the first `num_standing` tokens of a slot and the proposal's nodes on `path` (their
+    /// indices in the proposal), and forgets all other tokens.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]);
 
-    /// Returns the length of the longest sequence that a slot can hold, in tokens.
+    /// Returns the maximum length of a sequence in a slot, in tokens.
     fn context(&self) -> usize;
 }
 
@@ -59,26 +60,27 @@ impl<T, D: Drafter<T> + ?Sized> Drafter<T> for &mut D {
     }
 }
 
-/// One sequence's round, as a drafter fills it.
+/// One round of one sequence, whose proposal the drafter fills.
 pub struct DraftRound<'a> {
-    /// The sequence's slot. No two rounds of a call share one.
+    /// The sequence's slot (batch index). All rounds of a call have different slots.
     pub slot: usize,
-    /// The sequence so far. Proposed tokens are appended in the order of their nodes.
+    /// The tokens of the sequence so far. The drafter appends the proposed tokens in the order of
+    /// their nodes.
     pub tokens: &'a mut Vec<u32>,
-    /// The proposal to fill; empty at first.
+    /// The proposal to fill. It is empty at first.
     pub proposal: &'a mut Proposal,
-    /// When to stop drafting.
+    /// The rule that decides when to stop drafting.
     pub rule: &'a mut dyn StopRule,
-    /// Bounds on the draft phase, which no rule can exceed.
+    /// The limits of the draft phase, which apply regardless of the rule.
     pub limits: DraftLimits<'a>,
-    /// How tokens are chosen.
+    /// The choice of candidates: greedy or sampled, and any repetition penalty.
     pub decoding: &'a Decoding,
-    /// The sequence's random draws.
+    /// The source of the sequence's random draws.
     pub draws: &'a mut dyn Draws,
 }
 
 impl DraftRound<'_> {
-    /// Borrows the same round for another drafter to propose for.
+    /// Returns a shorter borrow of the same round, to pass to another drafter.
     pub(crate) fn reborrow(&mut self) -> DraftRound<'_> {
         DraftRound {
             slot: self.slot,
@@ -92,13 +94,15 @@ impl DraftRound<'_> {
     }
 }
 
-/// A drafter that reads tokens in forwards of a model and draws each candidate from a row of logits.
+/// A drafter that reads tokens in forwards of a model and returns rows of logits, from which
+/// candidates are drawn.
 pub trait StepDrafter<T>: Drafter<T> + Send {
-    /// Returns the drafter's name, under which its forwards are counted.
+    /// Returns the drafter's name. Its forwards are counted under this name.
     fn id(&self) -> DrafterId;
 
-    /// Takes one step of each of several sequences in one forward. The drafter reads the tokens that are new to it,
-    /// and returns the rows that the next candidates are drawn from, in the order of the steps.
+    /// Takes one draft step for each of several sequences in one forward. The drafter reads the
+    /// tokens that it has not read, and returns the rows that the next candidates are drawn from,
+    /// in the order of the steps.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
@@ -108,18 +112,19 @@ pub trait StepDrafter<T>: Drafter<T> + Send {
         steps: &[DraftStep<'_>],
     ) -> Result<Vec<DraftRow>, DecodeError>;
 
-    /// Returns whether the candidates depend on where the round began. A recording then drafts a whole round at every
-    /// position: the drafter takes a step after each accepted prefix as the first step of a new round.
+    /// Returns whether the candidates depend on the position where the round began. If so, a
+    /// recording drafts a whole new round at every position of a response.
     fn drafts_by_round(&self) -> bool {
         false
     }
 
-    /// Returns the acceptance probability that a look-ahead head predicts for `candidate`, which was just drawn from
-    /// a row of the last [`draft`](Self::draft) in a slot; `None` without such a head. `logits` are that row's
-    /// [`own_logits`](DraftRow::own_logits). Called only if the stop rule reads an acceptance head.
+    /// Returns a look-ahead head's acceptance probability for `candidate`; `None` without such a
+    /// head. The candidate was drawn from the given row of the slot's last [`draft`](Self::draft),
+    /// and `logits` are that row's [`own_logits`](DraftRow::own_logits). Called only if the stop
+    /// rule reads an acceptance head.
     ///
     /// # Errors
-    /// If the prediction is not a number or the device fails.
+    /// If the prediction is NaN or the device fails.
     fn predict_acceptance(
         &mut self,
         (slot, row): (usize, usize),
@@ -131,12 +136,14 @@ pub trait StepDrafter<T>: Drafter<T> + Send {
     }
 }
 
-/// A drafter that copies candidates from text. They are certain, so it has no distribution.
+/// A drafter that copies candidates from text (prompt lookup). It has no draft distribution: each
+/// candidate has draft probability 1.
 pub trait LookUp<T>: Drafter<T> + Send {
-    /// Returns the drafter's name, under which looked-up tokens are counted.
+    /// Returns the drafter's name. Copied tokens are counted under this name.
     fn id(&self) -> DrafterId;
 
-    /// Appends up to `most` tokens to the sequence of a slot, no further than an end token, and returns them.
+    /// Appends up to `most` copied tokens to a slot's sequence, stopping after an end-of-sequence
+    /// token, and returns them.
     fn look_up(
         &mut self,
         slot: usize,
@@ -146,53 +153,55 @@ pub trait LookUp<T>: Drafter<T> + Send {
     ) -> Vec<u32>;
 }
 
-/// A drafter whose target is a model on this machine.
+/// A drafter whose target is a local model.
 pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> + Send {
-    /// Returns the drafter itself if it drafts step by step, otherwise `None`.
+    /// Returns the drafter as a [`StepDrafter`] if it drafts step by step, otherwise `None`.
     fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
         None
     }
 
-    /// Converts the drafter into a part of a cascade or a merged tree, if it can be one.
+    /// Converts the drafter into a member of a cascade or a merged tree. The default is
+    /// [`Member::Neither`].
     fn into_member(self: Box<Self>) -> Member<'m> {
         Member::Neither
     }
 }
 
-/// What a drafter can be inside a cascade or a merged tree.
+/// A drafter as a member of a cascade or a merged tree.
 pub enum Member<'m> {
-    /// It drafts step by step.
+    /// A drafter that drafts step by step.
     Steps(Box<dyn StepDrafter<ModelSession<'m>> + 'm>),
-    /// It looks tokens up.
+    /// A drafter that copies tokens from text.
     LookUp(Box<dyn LookUp<ModelSession<'m>> + 'm>),
-    /// It cannot be part of another drafter.
+    /// A drafter that cannot be a member of another drafter.
     Neither,
 }
 
 /// A draft step of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub struct DraftStep<'a> {
-    /// The sequence's slot. No two steps of a call share one.
+    /// The sequence's slot (batch index). All steps of a call have different slots.
     pub slot: usize,
-    /// The whole sequence, with the round's candidates at its end.
+    /// All tokens of the sequence, with the round's candidates at its end.
     pub tokens: &'a [u32],
-    /// The number of candidates at the end of `tokens` that belong to the chain or tree being drafted, for which a
-    /// head may predict. Inside another drafter others may come before them: only the target knows which tokens
-    /// stand.
+    /// The number of candidates at the end of `tokens` that belong to the chain or tree being
+    /// drafted, and whose acceptance a head may predict. Inside a composite drafter, other
+    /// drafters' candidates may precede them. Only the target knows how many tokens are final.
     pub num_candidates: usize,
-    /// The parent of each of the last tokens if they form a tree: the number of another node, or `None`
-    /// for a child of the sequence's last token. Empty for a chain.
+    /// The parent of each of the last tokens if they form a tree: the index of an earlier node of
+    /// the tree, or `None` for a child of the last token before the tree. Empty for a chain.
     pub parents: &'a [Option<usize>],
-    /// The number of rows to return, those after the last tokens; 1 for a chain.
+    /// The number of rows of logits to return, one after each of the last `num_rows` tokens. It is
+    /// 1 when a chain is drafted.
     pub num_rows: usize,
     /// The signals that the stop rule reads.
     pub needs: SignalNeeds,
-    /// How candidates are chosen.
+    /// The choice of candidates: greedy or sampled, and any repetition penalty.
     pub decoding: &'a Decoding,
 }
 
 impl<'a> DraftStep<'a> {
-    /// Creates a step whose one row comes after a chain.
+    /// Creates a step that returns one row, after the last token of a chain.
     pub fn in_chain(
         slot: usize,
         tokens: &'a [u32],
@@ -203,22 +212,23 @@ impl<'a> DraftStep<'a> {
         Self { slot, tokens, num_candidates, parents: &[], num_rows: 1, needs, decoding }
     }
 
-    /// Returns the number of tokens before the tree; for a chain, the number of all tokens.
+    /// Returns the number of tokens before the tree, or of all tokens for a chain.
     pub(crate) fn num_standing(&self) -> usize {
         self.tokens.len() - self.parents.len()
     }
 
-    /// Pairs the step with the number of each of its rows.
+    /// Iterates over the indices of the step's rows, each paired with the step.
     pub(crate) fn rows(&self) -> impl Iterator<Item = (&Self, usize)> {
         (0..self.num_rows).map(move |row| (self, row))
     }
 
-    /// Returns the position in `tokens` of the last token before a row.
+    /// Returns the position in `tokens` of the token that a row follows.
     pub(crate) fn at(&self, row: usize) -> usize {
         self.tokens.len() - self.num_rows + row
     }
 
-    /// Collects the text that a row follows: the sequence, then the candidates on the path to the row's node.
+    /// Collects the tokens that a row follows: the sequence, then the candidates on the path to the
+    /// row's node.
     pub fn text_before(&self, row: usize) -> Vec<u32> {
         let num_standing = self.num_standing().min(self.at(row) + 1);
         let mut text: Vec<u32> = self.tokens_before(row).collect();
@@ -226,7 +236,7 @@ impl<'a> DraftStep<'a> {
         text
     }
 
-    /// Iterates over all tokens that come before a row's candidate, in any order.
+    /// Iterates over the tokens that a row follows, in no particular order.
     pub(crate) fn tokens_before(&self, row: usize) -> impl Iterator<Item = u32> {
         let (at, num_standing) = (self.at(row), self.num_standing());
         let path = iter::successors(at.checked_sub(num_standing), |node| self.parents[*node]);
@@ -234,8 +244,8 @@ impl<'a> DraftStep<'a> {
         standing.chain(path.map(move |node| self.tokens[num_standing + node]))
     }
 
-    /// Finds the position of the token before the candidate at position `at`. Returns `None` if the token at `at` is
-    /// not a candidate.
+    /// Returns the position of the parent of the candidate at position `at`; `None` if the token at
+    /// `at` is not a candidate.
     pub(crate) fn parent_of(&self, at: usize) -> Option<usize> {
         let num_standing = self.num_standing();
         match at.checked_sub(num_standing) {
@@ -248,24 +258,25 @@ impl<'a> DraftStep<'a> {
     }
 }
 
-/// One row of a draft step: what the next candidate is drawn from.
+/// One row of a draft step: the logits that the next candidate is drawn from, with signals for stop
+/// rules.
 #[derive(Debug, Clone)]
 pub struct DraftRow {
-    /// The model's logits over the target's vocabulary, without a repetition penalty. Acceptance heads
-    /// read these, as in training.
+    /// The drafter's logits over the target's vocabulary, before any repetition penalty. Acceptance
+    /// heads read these, as in training.
     pub own_logits: Vec<f32>,
-    /// The forwards that it took to compute the row; 0 if an earlier one had computed it, or another row
-    /// of its step.
+    /// The number of draft forwards that are counted for this row; 0 if an earlier forward computed
+    /// it or another row of the step counts the forward.
     pub num_forwards: usize,
-    /// The logits under the repetition penalty, if there is one.
+    /// The logits after the repetition penalty; `None` without a penalty.
     penalised: Option<Vec<f32>>,
-    /// The signals for stop rules, computed from [`Self::logits`].
+    /// The signals for stop rules. Those of the distribution are computed from [`Self::logits`].
     pub signals: DraftSignals,
 }
 
 impl DraftRow {
-    /// Builds a row of `step` from the model's logits. `acceptance_prob` is a head's prediction for the candidate
-    /// that was read, if there is one.
+    /// Builds a row of `step` from the drafter's logits. `acceptance_prob` is a head's prediction
+    /// for the candidate that the row read, if any.
     pub fn new(
         (step, row): (&DraftStep<'_>, usize),
         own_logits: Vec<f32>,
@@ -281,19 +292,20 @@ impl DraftRow {
         Self { own_logits, num_forwards, penalised, signals }
     }
 
-    /// Returns the row as one that an earlier forward of the round computed.
+    /// Returns the row with `num_forwards` set to 0, because an earlier forward of the round
+    /// computed it.
     #[must_use]
     pub fn without_forward(self) -> Self {
         Self { num_forwards: 0, ..self }
     }
 
-    /// Returns the logits that candidates are drawn from, under the repetition penalty if there is one.
+    /// Returns the logits that candidates are drawn from, after any repetition penalty.
     pub fn logits(&self) -> &[f32] {
         self.penalised.as_deref().unwrap_or(&self.own_logits)
     }
 }
 
-/// Proposes nothing, so that the target decodes without a drafter.
+/// A drafter that proposes nothing, so that the target decodes alone.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoDrafter;
 

@@ -1,8 +1,8 @@
-//! Errors of decoding.
+//! The error type of this crate.
 
 use draftsmith_theory::DrafterId;
 
-/// An error of decoding.
+/// An error while decoding or recording.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DecodeError {
     /// The prompt has no tokens.
@@ -18,42 +18,42 @@ pub enum DecodeError {
     PromptTooLong {
         /// The number of tokens in the prompt.
         prompt: usize,
-        /// The number of tokens that the context holds.
+        /// The context length of the model's cache, in tokens.
         context: usize,
-        /// The model with that context: `target`, `draft` or `adapter`.
+        /// The model with that context, for example `target`, `draft` or `adapter`.
         role: &'static str,
     },
-    /// The prompt has a token that the model has no embedding for.
+    /// A token of the prompt is outside the model's vocabulary.
     #[error(
         "token id {id} is outside the {role}'s vocabulary of {vocab_size}: \
          the tokenizer does not belong to this model"
     )]
     UnknownToken {
-        /// The token.
+        /// The token id.
         id: u32,
-        /// The number of embeddings.
+        /// The number of tokens in the model's vocabulary.
         vocab_size: usize,
-        /// The model with that vocabulary.
+        /// The model with that vocabulary, for example `target`.
         role: &'static str,
     },
-    /// A model's logits make no distribution: one is NaN or +∞.
+    /// A model computed a logit that is NaN or +∞.
     #[error(
         "the {role}'s logits are not finite after {num_tokens} tokens: \
          its weights are broken, or too large for f32"
     )]
     NotFinite {
-        /// The role of the model, such as `acceptance head`.
+        /// The model, for example `draft` or `acceptance head`.
         role: &'static str,
-        /// The number of tokens that it has read.
+        /// The number of tokens that the model had read.
         num_tokens: usize,
     },
-    /// A stop rule reads probabilities, but the drafter has none.
+    /// The stop rule reads draft probabilities, but the drafter provides none.
     #[error(
         "the stop rule reads probabilities, but the drafter `{drafter}` has none: end its rounds at \
          a fixed length"
     )]
     NoSignals {
-        /// The drafter.
+        /// The drafter's name.
         drafter: DrafterId,
     },
     /// The device failed to deliver a result.

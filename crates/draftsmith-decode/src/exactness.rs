@@ -1,11 +1,13 @@
-//! The proof that speculative output is the target's: the shipped decoding loop runs over probability
-//! tables and is enumerated over every draw and every stop map. `networks.rs` puts real networks in their place.
+//! The proof that speculative decoding preserves the target's distribution. The tests run the
+//! shipped decoding loop on probability tables and enumerate every random draw and every stop map.
+//! `networks.rs` replaces the tables by real networks.
 //!
-//! A stop map says after which drafted prefixes a round stops. For vocabularies of 2 and 3 all maps are
-//! run. For a vocabulary of 4 at depth 3 there are 2^20, but the output's distribution is a sum over the
-//! first candidate y₁, and each term depends only on the map's bits for prefixes that begin with y₁. So it
-//! is enough to give one branch each of its 2^5 maps while the other branches continue to the bound: the
-//! distribution under any other map is a sum of terms that occur there.
+//! A stop map lists the drafted prefixes after which a round stops. For vocabularies of 2 and 3
+//! tokens the tests run all maps. For a vocabulary of 4 at depth 3 there are 2^20 maps, but the
+//! output's distribution is a sum over the first candidate y₁, and each term depends only on the
+//! map's bits for prefixes that begin with y₁. So it is enough to give one branch each of its 2^5
+//! maps while the other branches continue to the bound: the distribution under any other map is a
+//! sum of terms that occur there.
 
 mod cascade;
 mod chain_rules;
@@ -36,10 +38,10 @@ use crate::drafter::Drafter;
 use crate::sequence::{Limits, Request};
 use crate::target::Target;
 
-/// The rounding of sums of some thousand products of f64.
+/// The absolute tolerance of a probability: the rounding of a sum of some thousand f64 products.
 const TOLERANCE: f64 = 1e-12;
 
-/// Both times at which acceptance heads predict.
+/// Both kinds of acceptance heads, by the time at which they predict.
 const HEADS: [HeadTiming; 2] = [HeadTiming::AfterRead, HeadTiming::AtDraw];
 
 struct Case {
@@ -173,7 +175,7 @@ fn every_stop_map_leaves_the_targets_distribution_at_vocabularies_of_two_and_thr
         [(2, 1, 3), (2, 2, 4), (2, 3, 5), (3, 1, 3), (3, 2, 4), (3, 3, 4)]
     {
         let num_maps = 1_u64 << StopMap::num_prefixes(vocab_size, depth);
-        // Fewer tables if there are many maps.
+        // Use fewer random tables if there are many stop maps.
         let num_seeds = if num_maps > 1000 { 1 } else { 4 };
         for seed in 0..num_seeds {
             for eos in [None, Some(1)] {
@@ -268,7 +270,8 @@ fn rules(depth: usize) -> Vec<StopRuleConfig> {
     rules
 }
 
-/// Returns all rules for the first kind of head; for the other kind, those that read a head.
+/// Returns all rules for the first kind of head, and only the rules that read a head for the other
+/// kind.
 fn rules_with(head: HeadTiming, depth: usize) -> Vec<StopRuleConfig> {
     let mut rules = rules(depth);
     rules.retain(|config| head == HEADS[0] || config.needs().acceptance_prob);
@@ -305,7 +308,7 @@ fn a_small_draft_vocabulary_leaves_the_targets_distribution() {
             assert_same_distribution(&found, &expected);
             assert_same_distribution(&case.self_speculative_distribution(&rule), &expected);
         }
-        // The tokens that are never drafted come out all the same.
+        // The output also contains tokens that are never drafted.
         assert!(expected.keys().flatten().any(|id| *id >= num_drawn));
     }
 }
@@ -331,7 +334,7 @@ fn the_oracle_discards_nothing_and_runs_the_target_once_for_each_mismatch_and_on
                 differs
             })
             .collect();
-        // The last token needs no candidate, because it is the target's own in any case.
+        // The last token needs no candidate, because it is always the target's own.
         let num_mismatches = is_mismatch[..39].iter().filter(|differs| **differs).count();
         let num_accepted = (0..40)
             .map(|start| is_mismatch[start..].iter().take_while(|differs| !**differs).count());

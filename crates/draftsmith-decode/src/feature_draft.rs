@@ -1,8 +1,8 @@
-//! A drafter with a model that reads features: token embeddings in a separate draft, hidden states of
-//! the target's first layers in a self-draft.
+//! A drafter whose model reads feature vectors. In a separate draft model these are its token
+//! embeddings. In a self-draft they are hidden states of the target's first layers.
 //!
-//! Owns the model's cache, its draft forwards and its acceptance head. `separate_draft.rs` and
-//! `self_draft.rs` say where the features come from.
+//! This file owns the model's KV cache, its draft forwards and its acceptance head.
+//! `separate_draft.rs` and `self_draft.rs` define where the features come from.
 
 use std::marker::PhantomData;
 
@@ -16,30 +16,31 @@ use crate::error::DecodeError;
 use crate::features::WantedFeatures;
 use crate::session::{ModelSession, check_fits};
 
-/// Where the features of a drafter's model come from.
+/// A source of the features that a drafter's model reads.
 pub(crate) trait FeatureSource<T>: Send {
-    /// Returns the wanted features of all sequences, in order.
+    /// Returns the requested features of all sequences, in the order of the requests.
     fn features(model: &DrafterModel, target: &mut T, wanted: &[WantedFeatures<'_>]) -> Rows;
 }
 
-/// A drafter that proposes one candidate a forward of its model. `F` is the source of its features.
+/// A drafter that proposes one candidate per forward of its model. `F` is the source of its
+/// features.
 #[derive(Debug)]
 pub struct FeatureDraft<'m, F> {
     id: DrafterId,
-    /// The model's name in errors.
+    /// The model's name in error messages.
     role: &'static str,
     model: DrafterModel,
-    /// Keys and values of the layers that read features.
+    /// The KV cache of the model's layers that read the features.
     cache: KvCache,
     acceptance: Acceptance<'m>,
-    /// The target's vocabulary size, which logits are cut or padded to.
+    /// The target's vocabulary size. The model's logits are cut or padded to it.
     vocab_size: usize,
     source: PhantomData<F>,
 }
 
 impl<'m, F> FeatureDraft<'m, F> {
-    /// Creates a drafter for `num_slots` sequences of up to `capacity` tokens side by side. The model's context
-    /// bounds the capacity.
+    /// Creates a drafter for up to `num_slots` concurrent sequences of at most `capacity` tokens
+    /// each. The capacity is reduced to the model's context length if that is shorter.
     pub(crate) fn over(
         (id, role): (DrafterId, &'static str),
         model: DrafterModel,
@@ -53,14 +54,14 @@ impl<'m, F> FeatureDraft<'m, F> {
         Self { id, role, model, cache, acceptance, vocab_size, source: PhantomData }
     }
 
-    /// Renames the drafter, whose name is [`DrafterId::DRAFT`] until then.
+    /// Renames the drafter. The default name is [`DrafterId::DRAFT`].
     #[must_use]
     pub fn named(mut self, id: DrafterId) -> Self {
         self.id = id;
         self
     }
 
-    /// Returns the number of tokens read in a slot.
+    /// Returns the number of tokens that the model has read in a slot.
     pub(crate) fn num_read(&self, slot: usize) -> usize {
         self.cache.len(slot, 0)
     }
@@ -112,8 +113,9 @@ impl<T, F: FeatureSource<T>> StepDrafter<T> for FeatureDraft<'_, F> {
         self.id
     }
 
-    /// Reads one position of each sequence. After a round whose candidates were all accepted the model reads two,
-    /// because nothing was drafted from the last candidate.
+    /// Reads the tokens of each sequence that the model has not read. In a chain that is one token.
+    /// After a round whose candidates were all accepted it is two, because the last candidate was
+    /// never read.
     fn draft(
         &mut self,
         target: &mut T,
@@ -143,7 +145,7 @@ impl<T, F: FeatureSource<T>> StepDrafter<T> for FeatureDraft<'_, F> {
     }
 
     /// # Panics
-    /// If the last draft step did not ask for the head's prediction.
+    /// If the last draft step did not request the head's prediction.
     fn predict_acceptance(
         &mut self,
         at: (usize, usize),

@@ -1,43 +1,46 @@
-//! Hidden states at an exit layer, kept until both the deep layers and the drafter have read them.
+//! A store of one sequence's hidden states ("features"), kept until all their readers have used
+//! them.
 //!
-//! They stay in the runs that forwards computed: a draft step appends one row and reads one row, so
-//! nothing is copied until a verification lays a round's runs end to end.
+//! The features stay in the runs of rows in which the forwards computed them. A draft step appends
+//! one row and reads one row, so nothing is copied until a verification concatenates a round's
+//! runs.
 
 use draftsmith_model::Rows;
 
-/// The features that a drafter wants of a sequence.
+/// A drafter's request for features of one sequence.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct WantedFeatures<'a> {
     pub(crate) slot: usize,
-    /// The whole sequence.
+    /// All tokens of the sequence, including drafted candidates.
     pub(crate) tokens: &'a [u32],
-    /// The parents of the last tokens if those form a tree.
+    /// The parent of each of the last tokens if they form a tree, counted from the tree's first
+    /// node; `None` for a child of the token before the tree. Empty for a chain.
     pub(crate) parents: &'a [Option<usize>],
-    /// The first position whose features are wanted. All later ones are wanted too.
+    /// The first position to return. All later positions are returned too.
     pub(crate) from: usize,
 }
 
-/// The features of consecutive positions of one sequence.
+/// A store for the features of consecutive positions of one sequence.
 #[derive(Debug)]
 pub(crate) struct SlotFeatures {
-    /// The first position, even while there are no runs.
+    /// The position of the first stored row, or of the next row to come if none is stored.
     start: usize,
-    /// The features, in order.
+    /// The stored rows, in runs ordered by position.
     runs: Vec<Rows>,
 }
 
 impl SlotFeatures {
-    /// Creates a store without features. The first ones will be those of position `start`.
+    /// Creates an empty store whose first row will belong to position `start`.
     pub(crate) fn new(start: usize) -> Self {
         Self { start, runs: Vec::new() }
     }
 
-    /// Appends the features of the next positions.
+    /// Appends the features of the positions that follow the stored ones.
     pub(crate) fn push(&mut self, run: Rows) {
         self.runs.push(run);
     }
 
-    /// Returns the position after the last one that has features.
+    /// Returns the position after the last stored one.
     pub(crate) fn end(&self) -> usize {
         self.start + self.runs.iter().map(Rows::num_rows).sum::<usize>()
     }
@@ -45,7 +48,7 @@ impl SlotFeatures {
     /// Returns the features of all positions from `from` on.
     ///
     /// # Panics
-    /// If there are none, or the features of `from` were released.
+    /// If no such features are stored, or those of `from` were released.
     pub(crate) fn since(&self, from: usize) -> Rows {
         assert!(from >= self.start, "the features of position {from} were released");
         let mut start = self.start;
@@ -61,7 +64,7 @@ impl SlotFeatures {
         Rows::cat(runs)
     }
 
-    /// Releases all runs that end at or before `position`.
+    /// Drops all runs that end at or before `position`.
     pub(crate) fn release_before(&mut self, position: usize) {
         let mut num_released = 0;
         for run in &self.runs {
@@ -74,11 +77,12 @@ impl SlotFeatures {
         self.runs.drain(..num_released);
     }
 
-    /// Keeps all positions before `num_standing` and, of the later ones, the nodes on `path`, which are
-    /// counted from there. The kept nodes become consecutive. Released features stay released.
+    /// Keeps the features of the first `num_standing` tokens and of the tree nodes on `path`, and
+    /// drops the others. Node 0 is at position `num_standing`. Kept nodes move to consecutive
+    /// positions. Released features stay released.
     ///
     /// # Panics
-    /// Unless the path is in ascending order.
+    /// If the path is not in ascending order.
     pub(crate) fn keep(&mut self, num_standing: usize, path: &[usize]) {
         if path.iter().enumerate().all(|(at, node)| at == *node) {
             return self.truncate(num_standing + path.len());
@@ -108,7 +112,7 @@ impl SlotFeatures {
         panic!("there are no features of position {position}")
     }
 
-    /// Forgets all positions from `len` on.
+    /// Drops the features of all positions from `len` on.
     pub(crate) fn truncate(&mut self, len: usize) {
         let mut end = self.end();
         while end > len
@@ -129,7 +133,7 @@ mod tests {
     use super::*;
     use burn::tensor::{Device, Tensor, TensorData};
 
-    /// Builds rows whose values are the position and its negative.
+    /// Builds one row per position, which holds the position and its negative.
     fn run(positions: std::ops::Range<usize>) -> Rows {
         let shape = [1, positions.len(), 2];
         let values: Vec<f32> = positions.flat_map(|at| [at as f32, -(at as f32)]).collect();
@@ -189,7 +193,7 @@ mod tests {
             assert_holds(&kept(&[0, 1], released), 5..7);
             assert_holds(&kept(&[], 4), 4..5);
         }
-        // Released positions do not come back, and new rows follow the kept ones.
+        // Released positions are not restored, and new rows follow the kept ones.
         let mut features = kept(&[1, 3, 4], 9);
         assert_eq!((features.start, features.runs.len()), (7, 1));
         features.push(run(8..10));

@@ -1,8 +1,8 @@
 //! Drafters, sequences and the decoding loop: token ids in, token ids and a trace out.
 //!
-//! This crate never sees text or files of examples. `draftsmith-theory` decides which tokens are decoded
-//! (verification, stop rules, draws), and `draftsmith-model` computes. The crate `draftsmith` wraps it for
-//! text.
+//! This crate never sees text or training data. `draftsmith-theory` decides which tokens are
+//! decoded (verification, stop rules, random draws), and `draftsmith-model` runs the networks. The
+//! crate `draftsmith` adds the tokenizer.
 //!
 //! ```
 //! use std::ops::ControlFlow;

@@ -1,8 +1,9 @@
-//! Prompt lookup before a drafter with a model: where a sequence repeats itself, candidates are copied
-//! without a draft forward; elsewhere the model drafts.
+//! Prompt lookup in front of another drafter. Where a sequence repeats itself, candidates are
+//! copied without a draft forward. Elsewhere the other drafter proposes them.
 //!
-//! Which of the two proposes depends only on accepted tokens, so the output is not biased. Stop rules do
-//! not apply to looked-up rounds: they end at their length, at the end of the match or at an end token.
+//! The choice between the two depends only on accepted tokens, so the output is not biased. Stop
+//! rules do not apply to rounds with copied candidates. Such a round ends at its maximum length, at
+//! the end of the copied text or at an end-of-sequence token.
 
 use draftsmith_theory::LookupFirst;
 
@@ -10,7 +11,7 @@ use crate::drafter::{DraftRound, Drafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;
 
-/// A drafter that proposes only where a look-up finds nothing.
+/// A drafter that tries prompt lookup first and uses another drafter where it finds no match.
 #[derive(Debug, Clone)]
 pub struct LookupFirstDraft<D> {
     drafter: D,
@@ -19,8 +20,8 @@ pub struct LookupFirstDraft<D> {
 }
 
 impl<D> LookupFirstDraft<D> {
-    /// Creates a drafter for `num_slots` sequences side by side that looks up first and lets `drafter` propose where
-    /// nothing is found.
+    /// Creates a drafter for up to `num_slots` concurrent sequences. It tries prompt lookup with
+    /// the settings `first`, and lets `drafter` propose where there is no match.
     pub fn new(drafter: D, first: LookupFirst, num_slots: usize) -> Self {
         let lookup = MaxGramDraft::new(first.config(), None, num_slots);
         Self { drafter, lookup, most: first.most }

@@ -1,8 +1,9 @@
-//! Max-Gram as a drafter (prompt lookup): candidates come from the sequence's own text, or from a table
-//! of bigrams where a look-up finds nothing.
+//! Max-Gram as a drafter (prompt lookup). Candidates are copied from an earlier match in the
+//! sequence itself. Where there is no match, they come from a table of bigrams.
 //!
-//! Candidates are certain, so the target accepts one with the target's own probability. There is no
-//! distribution that a stop rule could read: a round ends at its length, or where nothing is found.
+//! Each candidate has draft probability 1, so its acceptance probability is the target's
+//! probability of the token. There is no draft distribution that a stop rule could read. A round
+//! ends at its maximum length or when the lookup finds no further token.
 
 use std::convert::Infallible;
 
@@ -15,7 +16,7 @@ use crate::drafter::{DraftRound, Drafter, LookUp, Member, ModelDrafter};
 use crate::error::DecodeError;
 use crate::registry::{DrafterParts, Sizes};
 
-/// Max-Gram over the sequence in each slot.
+/// A drafter that searches each slot's own sequence with Max-Gram.
 #[derive(Debug, Clone)]
 pub struct MaxGramDraft<'m> {
     id: DrafterId,
@@ -24,20 +25,20 @@ pub struct MaxGramDraft<'m> {
 }
 
 impl<'m> MaxGramDraft<'m> {
-    /// Creates a drafter for `num_slots` sequences side by side. `bigrams` continue a chain where a look-up finds
-    /// nothing.
+    /// Creates a drafter for up to `num_slots` concurrent sequences. `bigrams` continue a chain
+    /// where the lookup finds no match.
     pub fn new(config: MaxGramConfig, bigrams: Option<&'m Bigrams>, num_slots: usize) -> Self {
         Self { id: DrafterId::LOOK_UP, slots: vec![MaxGram::new(config); num_slots], bigrams }
     }
 
-    /// Renames the drafter, whose name is [`DrafterId::LOOK_UP`] until then.
+    /// Renames the drafter. The default name is [`DrafterId::LOOK_UP`].
     #[must_use]
     pub fn named(mut self, id: DrafterId) -> Self {
         self.id = id;
         self
     }
 
-    /// Proposes what follows in the text, until the draft phase is over.
+    /// Drafts one round: copies the tokens after the match until the draft phase ends.
     ///
     /// # Errors
     /// If the stop rule reads probabilities.
@@ -61,8 +62,8 @@ impl<'m> MaxGramDraft<'m> {
         Ok(())
     }
 
-    /// Appends up to `most` looked-up tokens to a round's sequence and proposal, and returns how many were
-    /// found.
+    /// Appends up to `most` copied tokens to a round's sequence and proposal, and returns their
+    /// number.
     pub(crate) fn propose_up_to(&mut self, most: usize, round: &mut DraftRound<'_>) -> usize {
         let DraftRound { slot, tokens, proposal, limits, .. } = round;
         let most = most.min(limits.room);
@@ -73,7 +74,7 @@ impl<'m> MaxGramDraft<'m> {
     }
 }
 
-/// A candidate that was looked up.
+/// A source that returns one copied token as the next candidate.
 struct Certain<'a> {
     token: u32,
     proposal: &'a mut Proposal,
@@ -106,7 +107,8 @@ impl<T> Drafter<T> for MaxGramDraft<'_> {
         rounds.iter_mut().try_for_each(|round| self.propose_one(round))
     }
 
-    /// Forgets all candidates. Accepted ones are read again with the next round's sequence.
+    /// Forgets all candidates. The next round reads the accepted ones again as part of the
+    /// sequence.
     fn commit(&mut self, slot: usize, num_standing: usize, _path: &[usize]) {
         self.slots[slot].truncate(num_standing);
     }
@@ -139,12 +141,13 @@ impl<'m> ModelDrafter<'m> for MaxGramDraft<'m> {
     }
 }
 
-/// The settings of prompt lookup, and its table of bigrams, if it has one.
+/// The settings of prompt lookup and its optional table of bigrams.
 #[derive(Debug, Clone)]
 pub struct LookUpParts {
-    /// How the sequence is searched.
+    /// The search settings.
     pub config: MaxGramConfig,
-    /// The table that continues a chain where a look-up finds nothing.
+    /// The table that continues a chain where the lookup finds no match; `None` ends the chain
+    /// there.
     pub bigrams: Option<Bigrams>,
 }
 

@@ -1,10 +1,10 @@
-//! One tree of several drafters' chains (SpecInfer, Miao et al. 2023, section 3: merge-based
-//! expansion).
+//! A candidate tree merged from the chains of several drafters (SpecInfer, Miao et al. 2023,
+//! section 3: merge-based expansion).
 //!
-//! Each drafter proposes a chain as if there were no other. Greedy and looked-up candidates that agree
-//! share a node. A sampled candidate always gets a separate node, even if another drafter drew the same
-//! token, because each draw is tried against the distribution it came from. Siblings are tried in the
-//! order of their drafters.
+//! Each drafter proposes its chain independently. Equal greedy or copied candidates of several
+//! drafters share a node. A sampled candidate always gets its own node, even if another drafter
+//! drew the same token, because verification tests each draw against the distribution that it came
+//! from. Siblings are tried in the order of their drafters.
 
 use std::iter;
 
@@ -18,18 +18,18 @@ use crate::registry::{DrafterParts, NamedParts, Sizes};
 use crate::session::ModelSession;
 use crate::target::{Target, TargetLayers};
 
-/// Drafters whose chains form one tree. A self-draft must come first, so that it and the target hold its
-/// nodes in the same order.
+/// A drafter that merges the chains of several drafters into one tree. A self-draft must come
+/// first, so that its cache and the target's hold its nodes in the same order.
 pub(crate) struct MergedDraft<'m, T> {
     models: Vec<Box<dyn StepDrafter<T> + 'm>>,
     lookup: Option<(MaxGramDraft<'m>, usize)>,
-    /// By slot and model: the nodes of the last round's chain.
+    /// The tree nodes of each model's chain in the last round, indexed by slot and model.
     chains: Vec<Vec<Vec<usize>>>,
 }
 
 impl<'m, T: Target> MergedDraft<'m, T> {
-    /// Creates a drafter for `num_slots` sequences side by side that merges the chains of `models` and of look-ups
-    /// into one tree.
+    /// Creates a drafter for up to `num_slots` concurrent sequences. It merges the chains of
+    /// `models` and of prompt lookup, if any, into one tree.
     pub(crate) fn new(
         models: Vec<Box<dyn StepDrafter<T> + 'm>>,
         lookup: Option<LookupFirst>,
@@ -44,12 +44,12 @@ impl<'m, T: Target> MergedDraft<'m, T> {
 
 impl<'m> ModelDrafter<'m> for MergedDraft<'m, ModelSession<'m>> {}
 
-/// The drafters whose chains form one tree.
+/// The parts of a drafter that merges several drafters' chains into one tree.
 #[derive(Debug, Clone)]
 pub struct MergedParts {
-    /// The drafters, which draft step by step; one that runs the target's layers comes first.
+    /// The drafters. All must draft step by step, and a self-draft must come first.
     pub drafters: Vec<NamedParts>,
-    /// Look-ups that add another chain.
+    /// The settings of prompt lookup, which adds another chain; `None` for no prompt lookup.
     pub lookup: Option<LookupFirst>,
 }
 
@@ -125,7 +125,7 @@ impl<T: Target> Drafter<T> for MergedDraft<'_, T> {
     }
 }
 
-/// Adds a chain to a round's tree, and returns its nodes.
+/// Adds a chain to a round's tree, and returns the tree nodes of its candidates.
 fn merge(round: &mut DraftRound<'_>, chain: Proposal) -> Vec<usize> {
     let DraftRound { tokens, proposal, .. } = round;
     chain.forwards.iter().for_each(|(drafter, count)| proposal.forwards.add(drafter, count));

@@ -1,15 +1,17 @@
-//! Recording: what a drafter drafts and signals at every position of a response, for replay without
-//! models.
+//! Recording of the candidates and signals that a drafter would give at every position of a
+//! response, so that stop rules can later be replayed without models.
 //!
-//! The drafter reads the response token by token, as in decoding. Where its candidate differs from the
-//! response's token, or would be rejected, a draft phase continues from that candidate and is then rolled
-//! back.
+//! The drafter reads the response token by token, as in decoding. Where its candidate would be
+//! rejected, a *rollout* follows: the drafter continues from the rejected candidate, as it would
+//! within a round, and is then rolled back.
 //!
-//! If what the drafter drafts depends on where the round began, a whole round is drafted at every position:
-//! along the response while candidates are accepted, and on from the first that is rejected.
+//! For a drafter whose candidates depend on where the round began, a whole round is drafted at
+//! every position. It follows the response while candidates are accepted, and continues freely from
+//! the first rejected candidate.
 //!
-//! Greedy recordings without a head never ask the target. It is asked about drafted tokens only if a head
-//! is recorded, if labels are wanted, or if decoding is sampled, because it then decides how a round ends.
+//! The target runs only if a head is recorded, if labels are wanted, or if decoding is sampled. In
+//! the last case its probabilities decide which candidates are accepted. A greedy recording without
+//! head and labels never runs the target.
 
 mod recorder;
 mod response;
@@ -31,46 +33,47 @@ use recorder::{EverySignal, Recorder, enter};
 use response::RunningResponse;
 use rollouts::Rollout;
 
-/// How responses are recorded.
+/// The settings of a recording.
 #[derive(Debug, Clone)]
 pub struct RecordOptions {
-    /// How the responses were decoded. Replayed rounds will be decoded in the same way.
+    /// The way in which the responses were decoded, greedy or sampled. Replay assumes the same.
     pub decoding: Decoding,
-    /// The limits that the responses were decoded within.
+    /// The limits with which the responses were decoded.
     pub limits: Limits,
-    /// The largest number of candidates that a replayed round may have.
+    /// The maximum number of candidates in a replayed round.
     pub max_length: usize,
-    /// Whether the drafter has an acceptance head, whose prediction for every candidate is recorded.
+    /// Whether the drafter has an acceptance head. If so, its prediction for every candidate is
+    /// recorded.
     pub has_head: bool,
-    /// Whether every candidate gets a label even without a head, to train one. Otherwise the target is
-    /// asked only for what decides a round's end: if sampled, its probability of each position's
-    /// candidates; if greedy, nothing, because its choice is the response's token. log p is NaN for
-    /// candidates that it was not asked about.
+    /// Whether the target's log-probability (log p) is recorded for every candidate even without a
+    /// head, as a label for training one. Otherwise a sampled recording has log p only where it
+    /// decides acceptance, at the response's own positions, and a greedy recording has none.
+    /// Missing values are NaN.
     pub labels: bool,
-    /// Whether the target can be asked about tokens after a rejected candidate. A target that is served
-    /// elsewhere cannot, and log p is NaN there.
+    /// Whether the target runs locally, so that it can score candidates after a rejected one. For a
+    /// remote target their log p is NaN.
     pub is_target_here: bool,
 }
 
-/// What the target is asked for.
+/// The extent to which a recording runs the target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum TargetUse {
-    /// Nothing.
+    /// The target does not run.
     Unused,
-    /// Its logits along the response, which it reads in one forward.
+    /// The target computes logits along the response only, which it reads in one forward.
     Along,
-    /// Its logits along the response and after rejected candidates. It therefore reads the response token
-    /// by token, in step with the drafter, with one forward for all slots.
+    /// The target computes logits along the response and after rejected candidates. It therefore
+    /// reads the response token by token, in step with the drafter, with one forward for all slots.
     PlaceByPlace,
 }
 
 impl RecordOptions {
-    /// Returns whether the target is asked about candidates after rejected ones.
+    /// Returns whether the target scores candidates after a rejected one.
     fn asks_after_rejected(&self) -> bool {
         (self.has_head || self.labels) && self.is_target_here
     }
 
-    /// Returns what a drafter's recording asks of the target; `by_round` is [`StepDrafter::drafts_by_round`].
+    /// Returns how a recording runs the target. `by_round` is [`StepDrafter::drafts_by_round`].
     fn target_use(&self, by_round: bool) -> TargetUse {
         if (self.has_head || self.labels) && by_round {
             TargetUse::Along
@@ -86,24 +89,25 @@ impl RecordOptions {
 
 /// A response to record.
 pub struct RecordRequest<'a> {
-    /// The prompt, at least one token.
+    /// The prompt's token ids, at least one.
     pub prompt: &'a [u32],
-    /// The target's response, at least one token.
+    /// The token ids of the target's response, at least one.
     pub response: &'a [u32],
-    /// The random draws of this recording.
+    /// The source of random draws for this recording.
     pub draws: &'a mut dyn Draws,
 }
 
-/// Records what the drafter does along responses that the target gave under the same decoding and limits,
-/// as many side by side as the target has slots, one position of each at a time. Each response gets the
-/// recording that it would get by itself.
+/// Records the drafter along responses that the target gave under the decoding settings and limits
+/// in `options`. Records as many responses concurrently as the target has slots, one position of
+/// each at a time. Batching does not change any response's recording.
 ///
-/// A greedy recording is what any round would meet. A sampled one is a draw of what any round would meet,
-/// given the response (see [`Recordings`](draftsmith_theory::Recordings)). Acceptance labels compare the
-/// distributions that tokens are drawn from; if greedy, the models' distributions at temperature 1.
+/// A greedy recording contains exactly the candidates that a decoding round would draft. A sampled
+/// one contains random candidates, drawn conditionally on the response (see
+/// [`Recordings`](draftsmith_theory::Recordings)). Labels compare the distributions that tokens are
+/// sampled from. For greedy decoding they compare the models' distributions at temperature 1.
 ///
-/// `observe` gets the number of positions recorded so far and may stop the recording. Only responses that
-/// are recorded completely are then returned.
+/// `observe` receives the number of positions recorded so far and may stop the recording. Only
+/// completely recorded responses are then returned.
 ///
 /// # Errors
 /// If a prompt or a response is empty or does not fit, or a model fails.
@@ -160,7 +164,7 @@ impl<T: Target> Recorder<'_, T> {
         let context = self.target.context().min(self.drafter.context());
         let max_len = prompt.len().saturating_add(self.options.limits.max_new_tokens).min(context);
         match self.target_use() {
-            // The target reads at most the features that the drafter asks for.
+            // The target runs only where the drafter requests its features.
             TargetUse::Unused => self.target.commit(slot, 0, &[]),
             TargetUse::Along => {
                 self.target.begin_along(slot, &[prompt, response].concat(), prompt.len())?;
@@ -185,7 +189,8 @@ impl<T: Target> Recorder<'_, T> {
         })
     }
 
-    /// Returns the target's logits at the next position of each response; `None` if it is not asked.
+    /// Returns the target's logits at the next position of each response; `None` if the recording
+    /// does not run the target.
     fn target_rows(
         &mut self,
         running: &mut [RunningResponse<'_>],
@@ -233,7 +238,8 @@ impl<T: Target> Recorder<'_, T> {
             let token_id = candidate.token_id;
             let predicted = self.predict_of_drawn(one.slot, &step.row, token_id)?;
             enter(predicted, &mut candidate);
-            // The last token within the limit is the target's own in any case.
+            // The last token within the limit is always the target's own, so no candidate is
+            // drafted for it.
             let room = one.limit.saturating_sub(one.at() + 1).min(self.options.max_length);
             let drafted = (room > 0)
                 .then(|| one.candidate_at(one.at(), &step, target_logits.as_deref(), self.options));

@@ -1,7 +1,8 @@
-//! Builds drafters and the session of their target.
+//! Construction of drafters and of their target's session.
 //!
-//! A drafter is built from its [`DrafterParts`]: the models and tables that it was loaded from, which many
-//! sessions share. Each kind of drafter implements them beside its session; nothing here names a kind.
+//! A drafter is built from its [`DrafterParts`]: the loaded models and tables, which many sessions
+//! can share. Each kind of drafter implements this trait in its own file, so this file names no
+//! kind.
 
 use std::fmt;
 use std::ops::ControlFlow;
@@ -17,18 +18,18 @@ use crate::response_target::ResponseTarget;
 use crate::session::ModelSession;
 use crate::target::TargetLayers;
 
-/// What a drafter is built from.
+/// The loaded models, tables and settings that a drafter is built from.
 pub trait DrafterParts: fmt::Debug + Send + Sync {
-    /// Returns the layers of the target whose hidden states the drafter reads; none by default.
+    /// Returns the target layers whose hidden states the drafter reads. The default is none.
     fn target_layers(&self) -> TargetLayers {
         TargetLayers::default()
     }
 
-    /// Builds the drafter, under a name.
+    /// Builds the drafter and names it `id`.
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm>;
 
-    /// Records the drafter along answers that the target gave elsewhere, as [`record`](crate::record) does.
-    /// `None` if it does not draft step by step.
+    /// Records the drafter along responses of a remote target, as [`record`](crate::record) does.
+    /// Returns `None` if the drafter does not support this, which is the default.
     fn record_elsewhere<'a>(
         &self,
         target: AnsweringTarget<'_, 'a>,
@@ -41,58 +42,58 @@ pub trait DrafterParts: fmt::Debug + Send + Sync {
     }
 }
 
-/// A target that runs elsewhere.
+/// A remote target, known by its responses.
 #[derive(Debug)]
 pub struct AnsweringTarget<'m, 'a> {
-    /// Its answers, in the order of the requests.
+    /// The target's responses, in the order of the requests.
     pub answers: ResponseTarget<'a>,
-    /// Its first layers, if the drafter runs them.
+    /// The target's first layers, loaded locally; `None` if no drafter runs them.
     pub layers: Option<&'m CausalLm>,
-    /// The size of its vocabulary.
+    /// The target's vocabulary size, in tokens.
     pub vocab_size: usize,
 }
 
-/// What all drafters of a target are built for.
+/// The target and the cache sizes that drafters are built for.
 #[derive(Debug, Clone, Copy)]
 pub struct Sizes<'m> {
-    /// The target.
+    /// The target model.
     pub target: &'m CausalLm,
-    /// The most tokens of a sequence.
+    /// The maximum length of a sequence, in tokens.
     pub capacity: usize,
-    /// The number of sequences side by side.
+    /// The maximum number of concurrent sequences.
     pub num_slots: usize,
 }
 
-/// The parts of a drafter, and its name.
+/// The parts of a drafter with its name.
 #[derive(Debug, Clone)]
 pub struct NamedParts {
-    /// The name.
+    /// The drafter's name.
     pub id: DrafterId,
-    /// The parts.
+    /// The drafter's parts.
     pub parts: Arc<dyn DrafterParts>,
 }
 
 impl NamedParts {
-    /// Builds the drafter.
+    /// Builds the drafter under its name.
     pub(crate) fn drafter<'m>(&'m self, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
         self.parts.drafter(self.id, sizes)
     }
 
-    /// Merges the layers that several drafters read.
+    /// Merges the target layers that several drafters read.
     pub(crate) fn target_layers(all: &[Self]) -> TargetLayers {
         let layers = all.iter().map(|it| it.parts.target_layers());
         layers.fold(TargetLayers::default(), TargetLayers::and)
     }
 }
 
-/// A drafter and what its target's session must know of it.
+/// A drafter with its name and the target layers that it reads.
 struct BuiltDrafter<'m> {
     id: DrafterId,
     layers: TargetLayers,
     drafter: Box<dyn ModelDrafter<'m> + 'm>,
 }
 
-/// A target and the drafters that can propose for it.
+/// A target's session and the drafters that can propose for it.
 pub struct Drafters<'m> {
     target: ModelSession<'m>,
     drafters: Vec<BuiltDrafter<'m>>,
@@ -100,11 +101,11 @@ pub struct Drafters<'m> {
     prepared_for: Option<Option<DrafterId>>,
 }
 
-/// A target's session and a drafter for it.
+/// A target's session and one drafter for it.
 pub type Drafting<'a, 'm> = (&'a mut ModelSession<'m>, &'a mut (dyn ModelDrafter<'m> + 'm));
 
 impl<'m> Drafters<'m> {
-    /// Builds drafters for the target of `sizes`.
+    /// Builds all given drafters for the target of `sizes`.
     pub fn new(all: impl IntoIterator<Item = &'m NamedParts>, sizes: Sizes<'m>) -> Self {
         let Sizes { target, capacity, num_slots } = sizes;
         let build = |named: &'m NamedParts| BuiltDrafter {
@@ -119,8 +120,8 @@ impl<'m> Drafters<'m> {
         }
     }
 
-    /// Prepares the target's session for plain decoding and returns it. It forgets all sequences that were decoded with
-    /// a drafter.
+    /// Returns the target's session, prepared for plain decoding. The session forgets all
+    /// sequences that were decoded with a drafter.
     pub fn target(&mut self) -> &mut ModelSession<'m> {
         if self.prepared_for.replace(None) != Some(None) {
             self.target.set_layers(&TargetLayers::default());
@@ -128,8 +129,9 @@ impl<'m> Drafters<'m> {
         &mut self.target
     }
 
-    /// Prepares the target's session for a drafter, and returns both; `None` if no drafter has this name. The session
-    /// forgets all sequences that were decoded with another drafter or none.
+    /// Prepares the target's session for the drafter named `id`, and returns both. The session
+    /// forgets all sequences that were decoded without this drafter. Returns `None` if no drafter
+    /// has this name.
     pub fn drafting(&mut self, id: DrafterId) -> Option<Drafting<'_, 'm>> {
         let built = self.drafters.iter_mut().find(|built| built.id == id)?;
         if self.prepared_for.replace(Some(id)) != Some(Some(id)) {

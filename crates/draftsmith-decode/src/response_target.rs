@@ -1,8 +1,10 @@
-//! A target on a server, known only from its answers and the probabilities it returned with them.
+//! A target on a server, known only from its recorded responses and the token probabilities that it
+//! returned with them.
 //!
-//! It replays answers token by token, as recording needs them. A greedy answer is certain. A sampled token
-//! was drawn from the most probable tokens that the server returned, with the remaining mass spread
-//! evenly. After a rejected candidate nothing is known: log p is NaN there, and no code reads it.
+//! It replays a response token by token, as recording requires. Each token of a greedy response has
+//! probability 1. The distribution of a sampled token consists of the most probable tokens that the
+//! server returned, with the remaining mass spread evenly over the others. Nothing is known after a
+//! rejected candidate, so log p is NaN there.
 
 use std::ops::Range;
 
@@ -11,28 +13,30 @@ use draftsmith_theory::TopProbs;
 use crate::error::DecodeError;
 use crate::target::{Logits, Target, Verification};
 
-/// An answer of the server.
+/// A recorded response of the server.
 #[derive(Debug, Clone, Copy)]
 pub struct KnownResponse<'a> {
-    /// The answer's tokens.
+    /// The token ids of the response.
     pub response: &'a [u32],
-    /// The distribution of each token; `None` for a greedy answer.
+    /// The distribution that each token was drawn from; `None` for a greedy response.
     pub probs: Option<&'a [TopProbs]>,
 }
 
-/// A target that replays the answers it gave elsewhere.
+/// A target that replays recorded responses of a remote model.
 #[derive(Debug)]
 pub struct ResponseTarget<'a> {
     vocab_size: usize,
     context: usize,
-    /// The answers of sequences that have not begun, in reverse order.
+    /// The responses of the sequences that have not begun, in reverse order.
     waiting: Vec<KnownResponse<'a>>,
-    /// The prompt length and the answer of the sequence in each slot.
+    /// For each slot, the prompt length in tokens and the response; `None` before the first
+    /// sequence.
     slots: Vec<Option<(usize, KnownResponse<'a>)>>,
 }
 
 impl<'a> ResponseTarget<'a> {
-    /// Creates a target with `vocab_size` tokens, whose sequences will begin in the order of `responses`.
+    /// Creates a target with a vocabulary of `vocab_size` tokens. Its sequences must begin in the
+    /// order of `responses`.
     pub fn new(
         responses: impl IntoIterator<Item = KnownResponse<'a>>,
         vocab_size: usize,
@@ -44,7 +48,7 @@ impl<'a> ResponseTarget<'a> {
         Self { vocab_size, context, waiting, slots: vec![None; num_slots] }
     }
 
-    /// Appends the row after `tokens` in a slot.
+    /// Appends the row of logits that follows `tokens` in a slot to `values`.
     fn push_row(&self, slot: usize, tokens: &[u32], values: &mut Vec<f32>) {
         let (num_prompt, known) = self.slots[slot].expect("the sequence began");
         let at = tokens.len() - num_prompt;
@@ -61,7 +65,7 @@ impl Target for ResponseTarget<'_> {
     }
 
     /// # Panics
-    /// If more sequences begin than there are answers.
+    /// If more sequences begin than there are responses.
     fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
         let response = self.waiting.pop().expect("each sequence has an answer");
         self.slots[slot] = Some((prompt.len(), response));
@@ -69,7 +73,7 @@ impl Target for ResponseTarget<'_> {
     }
 
     /// # Panics
-    /// If a proposal is not empty, or a sequence is not the beginning of its answer.
+    /// If a proposal is not empty. In debug builds also if the tokens differ from the response.
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
         let mut values = Vec::with_capacity(batch.len() * self.vocab_size);
         for Verification { slot, tokens, proposal } in batch {

@@ -1,20 +1,22 @@
-//! Self-drafting (Kangaroo, Liu et al. 2024): the target's own shallow layers and an adapter as the
-//! drafter.
+//! Self-drafting (Kangaroo, Liu et al. 2024): the drafter consists of the target's own first
+//! ("shallow") layers and an adapter.
 //!
-//! A draft step runs the target's layers `0..exit_layer` on the newest token, the adapter on the
-//! features that come out, and the LM head of the target or of the adapter on the adapter's output. The
-//! target's session keeps the features: verification runs layers `exit_layer..num_layers` over all of a
-//! round's features at once, so the shallow layers read each token once. Kangaroo's second early exit,
-//! which ends a round at a low confidence, is a stop rule.
+//! A draft step runs the target's layers `0..exit_layer` on the newest token. The adapter reads
+//! their output (the features), and the LM head of the target or of the adapter reads the adapter's
+//! output. The target's session keeps the features. Verification runs layers
+//! `exit_layer..num_layers` over all of a round's features at once, so the shallow layers read each
+//! token only once. Kangaroo's second early exit, which ends a round at a low confidence, is a stop
+//! rule.
 //!
-//! Over a round of K candidates the shallow layers read K tokens while drafting and one, the last
-//! candidate, while verifying. So a draft forward is shallow layers, adapter and LM head over one row,
-//! and a target forward without candidates is the same as in plain decoding. N_draft is the number of
-//! candidates, and N_draft + N_target = N + N_discarded holds as for a separate draft.
+//! In a round of K candidates, the shallow layers read K tokens while drafting and one token, the
+//! last candidate, during verification. So a draft forward runs the shallow layers, the adapter and
+//! the LM head over one row. A target forward without candidates is the same as in plain decoding.
+//! The number of draft forwards N_draft equals the number of candidates, and N_draft + N_target = N
+//! + N_discarded holds as for a separate draft model, with N new tokens.
 //!
-//! With an exit before the first layer, the features are the embeddings: the adapter is a small draft
-//! that shares only the embedding and the LM head. An acceptance head reads the adapter's final hidden
-//! state and takes candidates' embeddings from the target.
+//! If `exit_layer` is 0, the features are the token embeddings. The adapter is then a small draft
+//! model that shares only the embeddings and the LM head with the target. An acceptance head reads
+//! the adapter's final hidden state and the target's embeddings of candidates.
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -33,13 +35,14 @@ use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
 use crate::served_target::ServedTarget;
 use crate::target::{FirstLayers, Target, TargetLayers};
 
-/// A target's shallow layers with an adapter, which propose one candidate a forward of the adapter.
+/// A drafter that runs the target's shallow layers and an adapter, and proposes one candidate per
+/// forward of the adapter.
 ///
-/// The target must be a session with an exit at the adapter's layer
-/// ([`ModelSession::set_layers`](crate::ModelSession::set_layers)), otherwise the drafter panics.
+/// The drafter panics unless the target's session has an exit at the adapter's layer
+/// ([`ModelSession::set_layers`](crate::ModelSession::set_layers)).
 pub type SelfDraft<'m> = FeatureDraft<'m, ShallowLayers>;
 
-/// The hidden states after the target's shallow layers.
+/// The feature source of a self-draft: the hidden states after the target's shallow layers.
 #[derive(Debug)]
 pub struct ShallowLayers;
 
@@ -50,8 +53,8 @@ impl<T: FirstLayers> FeatureSource<T> for ShallowLayers {
 }
 
 impl<'m> SelfDraft<'m> {
-    /// Creates a drafter that runs `adapter` after the first `exit_layer` layers of `target`, for `num_slots`
-    /// sequences of up to `capacity` tokens side by side.
+    /// Creates a drafter that runs `adapter` after the first `exit_layer` layers of `target`. It
+    /// holds up to `num_slots` concurrent sequences of at most `capacity` tokens each.
     pub fn new(
         target: &CausalLm,
         adapter: &Adapter,
@@ -66,14 +69,14 @@ impl<'m> SelfDraft<'m> {
     }
 }
 
-/// An adapter, its exit layer and its acceptance head, if it has one.
+/// The parts of a self-draft.
 #[derive(Debug, Clone)]
 pub struct SelfDraftParts {
-    /// The number of the target's layers before the adapter.
+    /// The number of target layers that run before the adapter.
     pub exit_layer: usize,
     /// The adapter.
     pub adapter: Adapter,
-    /// Its head.
+    /// The adapter's acceptance head, if any.
     pub head: Option<AcceptanceHead>,
 }
 

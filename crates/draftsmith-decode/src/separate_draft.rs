@@ -1,4 +1,4 @@
-//! A separate, smaller model as the drafter, with or without an acceptance head.
+//! A drafter that is a separate, smaller model, with or without an acceptance head.
 
 #[cfg(test)]
 mod tests;
@@ -16,10 +16,10 @@ use crate::record::{RecordOptions, RecordRequest, record};
 use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
 use crate::target::Target;
 
-/// A draft model that reads what the target reads and proposes one candidate a forward.
+/// A separate draft model, which proposes one candidate per forward pass.
 pub type SeparateDraft<'m> = FeatureDraft<'m, Embeddings>;
 
-/// The draft model's token embeddings.
+/// The feature source of a separate draft model: its own token embeddings.
 #[derive(Debug)]
 pub struct Embeddings;
 
@@ -33,11 +33,11 @@ impl<T> FeatureSource<T> for Embeddings {
 }
 
 impl<'m> SeparateDraft<'m> {
-    /// Creates a drafter for `num_slots` sequences of up to `capacity` tokens side by side, under a target with
-    /// `vocab_size` embeddings.
+    /// Creates a drafter for up to `num_slots` concurrent sequences of at most `capacity` tokens
+    /// each. `vocab_size` is the target's vocabulary size.
     ///
-    /// The two vocabularies may differ in padding: the drafter never draws a candidate that the target
-    /// has no embedding for, and gives probability 0 to a token that the draft has none for.
+    /// The two vocabularies may be padded differently. The drafter never proposes a token that the
+    /// target has no embedding for, and a token that only the target has gets draft probability 0.
     pub fn new(
         draft: impl Into<DrafterModel>,
         head: Option<&'m AcceptanceHead>,
@@ -49,12 +49,12 @@ impl<'m> SeparateDraft<'m> {
     }
 }
 
-/// A draft model and its acceptance head, if it has one.
+/// A draft model with its optional acceptance head.
 #[derive(Debug, Clone)]
 pub struct DraftModelParts {
-    /// The model.
+    /// The draft model.
     pub model: CausalLm,
-    /// Its head.
+    /// The draft model's acceptance head, if any.
     pub head: Option<AcceptanceHead>,
 }
 

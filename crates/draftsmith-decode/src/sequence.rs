@@ -1,12 +1,13 @@
-//! One sequence being decoded: a state machine that the decoding loop advances.
+//! The state of one sequence while it is decoded: a state machine that the decoding loop advances.
 //!
-//! A round is a draft phase, a target forward and a commit. A sequence needs a draft, then the target, and
-//! then a draft again, or it is finished. The loop runs the models in between, for one sequence or for
-//! many at once, and measures the times. A sequence owns its draws, its stop rule and its end, so its
-//! output does not depend on the sequences beside it.
+//! A round consists of a draft phase, a target forward and a commit. A sequence alternates between
+//! needing a draft and needing the target until it is finished. The loop runs the models for one or
+//! many sequences at once, and measures the times. Each sequence has its own random draws, stop
+//! rule and limits, so its output does not depend on the other sequences of the batch.
 //!
-//! Models enter through the traits [`Target`] and [`Drafter`], which probability tables implement too, so
-//! `exactness.rs` enumerates this code. The slots of a target and a drafter share only weights.
+//! Models are used only through the traits [`Target`] and [`Drafter`]. Probability tables implement
+//! these too, so the tests in `exactness.rs` can enumerate every outcome of this code. The slots of
+//! a target or drafter share only weights.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -20,14 +21,15 @@ use crate::drafter::{DraftRound, Drafter};
 use crate::error::DecodeError;
 use crate::target::{Logits, Target, Verification};
 
-/// When a generation ends.
+/// The conditions that end a generation.
 #[derive(Debug, Clone)]
 pub struct Limits {
-    /// The largest number of new tokens.
+    /// The maximum number of new tokens.
     pub max_new_tokens: usize,
-    /// Tokens that end a response. The response keeps them as its last token.
+    /// The end-of-sequence token ids. A response includes the one that ends it.
     pub eos_token_ids: Vec<u32>,
-    /// Stop strings. The response ends after the token that completes one, and keeps that token.
+    /// The stop strings, if any. The response ends after the token that completes one, and includes
+    /// that token.
     pub text_end: Option<Arc<dyn TextEnd + Send + Sync>>,
 }
 
@@ -37,80 +39,83 @@ impl Limits {
         Self { max_new_tokens, eos_token_ids, text_end: None }
     }
 
-    /// Returns the limits of a draft phase with room for `room` candidates.
+    /// Returns the limits of a draft phase of at most `room` candidates.
     pub(crate) fn of_drafts(&self, room: usize) -> DraftLimits<'_> {
         let text_end = self.text_end.as_deref().map(|end| end as &dyn TextEnd);
         DraftLimits { room, eos_token_ids: &self.eos_token_ids, text_end }
     }
 }
 
-/// Why a generation ended.
+/// The reason why a generation ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Finish {
-    /// An end token.
+    /// An end-of-sequence token was generated.
     Eos,
-    /// A stop string.
+    /// A stop string was completed.
     StopString,
-    /// The token limit, or the end of the context.
+    /// The token limit or the end of the context was reached.
     Length,
-    /// The observer stopped it.
+    /// The observer stopped the generation.
     Stopped,
 }
 
-/// The new tokens and the rounds that produced them.
+/// The result of a generation: its new tokens, and the rounds that produced them.
 #[derive(Debug, Clone)]
 pub struct Generation {
-    /// The new tokens, including an end token or the token that completes a stop string.
+    /// The new tokens, including an end-of-sequence token or the token that completes a stop
+    /// string.
     pub token_ids: Vec<u32>,
-    /// The rounds and their times.
+    /// The rounds with their counts and times.
     pub trace: Trace,
-    /// Why the generation ended.
+    /// The reason why the generation ended.
     pub finish: Finish,
 }
 
-/// The result of one round, as an observer sees it.
+/// The result of one round, as passed to the observer.
 #[derive(Debug, Clone, Copy)]
 pub struct RoundTokens<'a> {
-    /// The tokens that were kept, in order: accepted candidates, then the target's own token.
+    /// The tokens that the round added: accepted candidates, then the target's own token. The last
+    /// ones are missing if the response ended earlier.
     pub kept: &'a [u32],
-    /// The number of drafted candidates.
+    /// The number of candidates that were drafted.
     pub num_drafted: usize,
-    /// The number of accepted candidates up to the end of the text.
+    /// The number of accepted candidates, not counting any after the end of the response.
     pub num_accepted: usize,
-    /// The target's logits before each kept token, `[kept, vocabulary]`, without a repetition penalty.
-    /// Empty if the accepted candidates were not the first nodes of the proposal.
+    /// The target's logits from which each kept token was chosen, before any repetition penalty, as
+    /// `[kept, vocabulary]` in row-major order. Empty if the accepted candidates were not the first
+    /// nodes of the proposal, which is possible only for trees.
     pub logits: &'a [f32],
 }
 
-/// A sequence to decode.
+/// A request to decode one sequence.
 pub struct Request<'a> {
-    /// At least one token.
+    /// The prompt's token ids, at least one.
     pub prompt: &'a [u32],
-    /// How tokens are chosen.
+    /// The choice of tokens: greedy or sampled, and any repetition penalty.
     pub decoding: Decoding,
-    /// When the generation ends.
+    /// The conditions that end the generation.
     pub limits: &'a Limits,
-    /// When draft phases end; `None` for plain decoding.
+    /// The stop rule that ends draft phases; `None` for plain decoding.
     pub rule: Option<&'a mut dyn StopRule>,
-    /// The sequence's random draws.
+    /// The source of the sequence's random draws.
     pub draws: &'a mut dyn Draws,
 }
 
-/// What a sequence needs next.
+/// The next thing that a sequence needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stage {
-    /// A proposal for [`Sequence::draft_round`].
+    /// A proposal from the drafter, for [`Sequence::draft_round`].
     NeedsDraft,
     /// A target forward over [`Sequence::verification`], then [`Sequence::commit`].
     NeedsTarget,
-    /// Nothing.
+    /// Nothing, because the generation has ended.
     Finished(Finish),
 }
 
-/// One sequence in a slot of a target and a drafter.
+/// The state of one sequence, which occupies the same slot in the target and in the drafter.
 pub(crate) struct Sequence<'a> {
     pub(crate) slot: usize,
-    /// The prompt and the new tokens. Between draft and commit the proposal's tokens come last.
+    /// The prompt, then the new tokens, then between draft and commit the proposal's tokens.
     tokens: Vec<u32>,
     prompt_len: usize,
     max_len: usize,
@@ -121,16 +126,17 @@ pub(crate) struct Sequence<'a> {
     proposal: Proposal,
     /// The number of tokens kept in the last round.
     num_kept: usize,
-    /// Whether the candidates accepted in the last round were the first nodes of its proposal.
+    /// Whether the candidates accepted in the last round were the first nodes of its proposal, as
+    /// they always are in a chain.
     are_first: bool,
     trace: Trace,
-    /// What it needs next.
+    /// The next thing that the sequence needs.
     pub(crate) stage: Stage,
 }
 
 impl<'a> Sequence<'a> {
-    /// Starts a sequence in a slot: target and drafter read all of its prompt but the last token. If `num_kept` is
-    /// above 0, they have read that many of its tokens before and go on after them.
+    /// Starts a sequence in a slot. The target and the drafter read the prompt except its last
+    /// token.
     ///
     /// # Errors
     /// If the prompt is empty or does not fit, or a model fails.
@@ -155,7 +161,7 @@ impl<'a> Sequence<'a> {
         if let Some(rule) = &mut rule {
             rule.begin_sequence();
         }
-        // The last token of the context can be written without being read.
+        // The context may be filled completely, because the last token is never read.
         let context = target.context().min(drafter.context());
         let mut sequence = Self {
             slot,
@@ -179,21 +185,21 @@ impl<'a> Sequence<'a> {
         Ok(sequence)
     }
 
-    /// Returns the stage that a round begins with.
+    /// Returns the first stage of a round.
     fn first_stage(&self) -> Stage {
         if self.rule.is_some() { Stage::NeedsDraft } else { Stage::NeedsTarget }
     }
 
-    /// Returns the number of tokens that may still be kept.
+    /// Returns the number of tokens that the limits still allow.
     fn num_remaining(&self) -> usize {
         self.max_len.saturating_sub(self.tokens.len())
     }
 
-    /// Begins a round and returns what a drafter is to propose tokens for. Its room is what can be kept together
-    /// with the target's own token. The sequence needs the target next.
+    /// Begins a round and returns it for the drafter to fill. Its `room` leaves space for the
+    /// target's own token. The sequence then needs the target.
     ///
     /// # Panics
-    /// If the sequence does not need a draft.
+    /// If the sequence's stage is not [`Stage::NeedsDraft`].
     pub(crate) fn draft_round<T: Target>(&mut self, target: &mut T) -> DraftRound<'_> {
         assert_eq!(self.stage, Stage::NeedsDraft);
         target.begin_round(self.slot, self.tokens.len());
@@ -210,16 +216,17 @@ impl<'a> Sequence<'a> {
         }
     }
 
-    /// Returns the tokens and the proposal that the target is to read.
+    /// Returns the tokens and the proposal for the target to verify.
     pub(crate) fn verification(&self) -> Verification<'_> {
         Verification { slot: self.slot, tokens: &self.tokens, proposal: &self.proposal }
     }
 
-    /// Keeps the candidates that the target accepts and its own token, up to the end of the response or the
-    /// limit. Target and drafter forget the rest. This sequence's rows of `logits` begin at `first_row`.
+    /// Appends the candidates that the target accepts and the target's own token, up to the end of
+    /// the response or the token limit. The target and the drafter forget the rejected candidates.
+    /// This sequence's rows of `logits` begin at `first_row`.
     ///
     /// # Panics
-    /// If the sequence does not need the target.
+    /// If the sequence's stage is not [`Stage::NeedsTarget`].
     pub(crate) fn commit<T: Target, D: Drafter<T> + ?Sized>(
         &mut self,
         target: &mut T,
@@ -230,7 +237,7 @@ impl<'a> Sequence<'a> {
         assert_eq!(self.stage, Stage::NeedsTarget);
         let num_standing = self.tokens.len() - self.proposal.len();
         let (standing, proposal) = (&self.tokens[..num_standing], &self.proposal);
-        // Row 0 comes after the tokens before the proposal, row i + 1 after node i.
+        // Row 0 follows the last token before the proposal, and row i + 1 follows node i.
         let row = |at: usize| {
             let path = proposal.path_to(at.checked_sub(1)).map(|node| node.token_id);
             let before = standing.iter().copied().chain(path);
@@ -256,13 +263,14 @@ impl<'a> Sequence<'a> {
         self.are_first = path.iter().enumerate().all(|(at, node)| at == *node);
         self.proposal.clear();
         self.keep(num_standing, round);
-        // Neither model has read the sequence's last token, which comes first in its next forward.
+        // Neither model has read the sequence's last token. It is the first token of the next
+        // forward.
         target.commit(self.slot, num_standing, &path);
         drafter.commit(self.slot, num_standing, &path);
     }
 
-    /// Cuts the tokens of a round, which follow the first `num_standing`, at the end of the response, and
-    /// reports the round to the stop rule.
+    /// Cuts a round's tokens at the end of the response, and reports the round to the stop rule.
+    /// The round's tokens follow the first `num_standing` tokens.
     fn keep(&mut self, num_standing: usize, mut round: Round) {
         let limits = self.limits.of_drafts(0);
         let is_end = |len: &usize| limits.is_end(&self.tokens[..*len]);
@@ -272,7 +280,8 @@ impl<'a> Sequence<'a> {
         self.num_kept = num_yielded.min(self.max_len - num_standing);
         self.tokens.truncate(num_standing + self.num_kept);
         self.trace.num_tokens += self.num_kept;
-        // Look-ups and the nodes beside a tree's chain may run past the end of the text.
+        // Copied candidates and the side branches of a tree may continue past the end of the
+        // response.
         round.num_accepted = round.num_accepted.min(num_yielded);
         self.trace.rounds.push(round);
         if let Some(rule) = &mut self.rule {
@@ -289,8 +298,8 @@ impl<'a> Sequence<'a> {
         };
     }
 
-    /// Returns the result of the last round; an empty one before the first round. The round's rows of the target's
-    /// logits begin at `first_row`.
+    /// Returns the result of the last round, or an empty result before the first round. The round's
+    /// rows of the target's logits begin at `first_row`.
     pub(crate) fn last_round<'l>(
         &'l self,
         logits: &'l Logits,
@@ -306,7 +315,7 @@ impl<'a> Sequence<'a> {
         }
     }
 
-    /// Ends the sequence if it has not ended.
+    /// Ends the sequence as stopped by the observer, unless it has already ended.
     pub(crate) fn stop(&mut self) {
         if !matches!(self.stage, Stage::Finished(_)) {
             self.stage = Stage::Finished(Finish::Stopped);

@@ -1,6 +1,6 @@
-//! A target whose first layers are on this machine, while the rest is known only from its answers. That
-//! is enough to record a self-draft along the answers, because a self-draft reads only the first layers
-//! (`CausalLm::load`).
+//! A remote target whose first layers are loaded locally, while its outputs are known only from
+//! recorded responses. This suffices to record a self-draft along the responses, because a
+//! self-draft runs only the first layers (`CausalLm::load`).
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use crate::response_target::ResponseTarget;
 use crate::session::ModelSession;
 use crate::target::{FirstLayers, Logits, Target, TargetLayers, Verification};
 
-/// A target that answered elsewhere, with the local layers that a self-draft reads.
+/// A remote target's recorded responses, with its first layers loaded for a self-draft.
 #[derive(Debug)]
 pub(crate) struct ServedTarget<'m, 'a> {
     layers: ModelSession<'m>,
@@ -20,10 +20,10 @@ pub(crate) struct ServedTarget<'m, 'a> {
 }
 
 impl<'m, 'a> ServedTarget<'m, 'a> {
-    /// Creates a target that gives `answers` and runs the first `exit_layer` layers of `layers`.
+    /// Creates a target that replays `answers` and runs the first `exit_layer` layers of `layers`.
     ///
     /// # Panics
-    /// If `layers` has no layer after the exit.
+    /// If `layers` has no more than `exit_layer` layers.
     pub(crate) fn new(
         layers: &'m CausalLm,
         exit_layer: usize,
@@ -48,16 +48,16 @@ impl Target for ServedTarget<'_, '_> {
     }
 
     /// # Panics
-    /// If more sequences begin than there are answers.
+    /// If more sequences begin than there are responses.
     fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
         self.layers.check_prompt(prompt)?;
-        // The layers read the prompt when the drafter asks for its features.
+        // The layers read the prompt later, when the drafter requests its features.
         self.layers.commit(slot, 0, &[]);
         self.answers.begin(slot, prompt)
     }
 
     /// # Panics
-    /// If a proposal is not empty, or a sequence is not the beginning of its answer.
+    /// If a proposal is not empty. In debug builds also if the tokens differ from the response.
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
         self.answers.verify(batch)
     }

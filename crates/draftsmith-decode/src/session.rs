@@ -1,9 +1,10 @@
-//! One model with its cache, reading a sequence in each slot: token ids in, rows of logits out.
+//! A model with its KV cache, which holds one sequence in each slot. Token ids go in, and rows of
+//! logits come out.
 //!
-//! A forward syncs with the device once, when its logits come to the host; in host memory never. So a
-//! round of K candidates waits K + 1 times: after each draft step, whose logits bring the acceptance
-//! head's prediction with them, and after the verification. Filling the cache and rolling it back need no
-//! sync.
+//! A forward syncs with the device once, when its logits are copied to the host, and never if the
+//! model runs in host memory. So a round of K candidates waits K + 1 times: after each draft step,
+//! and after the verification. The acceptance head's prediction is copied together with a draft
+//! step's logits. Filling the cache and rolling it back need no sync.
 
 #[cfg(test)]
 mod counting;
@@ -18,45 +19,47 @@ use crate::error::DecodeError;
 use crate::features::{SlotFeatures, WantedFeatures};
 use crate::target::{FirstLayers, Logits, Target, TargetLayers, Verification};
 
-/// A model with the cache of the sequences that it reads, one in each slot.
+/// A model with the KV cache of the sequences that it reads, one in each slot.
 #[derive(Debug)]
 pub struct ModelSession<'m> {
     model: &'m CausalLm,
     cache: KvCache,
     role: &'static str,
-    /// The exit, if this is a self-draft's target.
+    /// The early-exit state if this session is the target of a self-draft.
     exit: Option<EarlyExit>,
-    /// The layers whose output is kept for a drafter, in ascending order.
+    /// The layers whose hidden states are kept for a drafter, in ascending order.
     kept: Vec<KeptLayer>,
-    /// The number of each slot's tokens that stood when its round began.
+    /// For each slot, the number of tokens that were final when its round began.
     standing: Vec<usize>,
-    /// For each slot whose whole text is known: the number of tokens before the first row, and rows of
-    /// final hidden states.
+    /// For each slot that began by [`Target::begin_along`], the prompt length in tokens and the
+    /// final hidden states from the prompt's last token on; otherwise `None`.
     along: Vec<Option<(usize, Rows)>>,
 }
 
-/// The state of a session whose shallow layers run ahead of its deep ones.
+/// The state of a session whose first ("shallow") layers run ahead of the remaining ("deep")
+/// layers.
 #[derive(Debug)]
 struct EarlyExit {
-    /// The number of shallow layers.
+    /// The number of shallow layers, which is the index of the first deep layer.
     layer: usize,
-    /// Their output, by slot.
+    /// The shallow layers' output, by slot.
     slots: Vec<ExitFeatures>,
 }
 
-/// A layer whose output is kept until the drafter has read it.
+/// A layer whose output is kept until a drafter has read it.
 #[derive(Debug)]
 struct KeptLayer {
-    /// The number of layers before the kept states.
+    /// The number of layers that compute the kept states; 0 means the embeddings.
     layer: usize,
-    /// Whether several drafters read them. One may be rounds behind another, so none are released.
+    /// Whether several drafters read these states. Then none are released, because one drafter may
+    /// lag behind another by rounds.
     is_shared: bool,
-    /// The states, by slot.
+    /// The kept states, by slot.
     slots: Vec<SlotFeatures>,
 }
 
 impl KeptLayer {
-    /// Keeps the states of new tokens.
+    /// Appends the states of new tokens, each run to its slot.
     fn push(&mut self, hidden: &Rows) {
         let mut start = 0;
         for run in hidden.runs() {
@@ -66,33 +69,33 @@ impl KeptLayer {
     }
 }
 
-/// The features of one sequence.
+/// The shallow layers' output ("features") for one sequence.
 #[derive(Debug)]
 struct ExitFeatures {
-    /// The features of positions that the deep layers or the drafter still have to read.
+    /// The features of positions that the deep layers or the drafter have not read yet.
     features: SlotFeatures,
     /// The number of positions whose features the drafter has read.
     num_drafted_from: usize,
 }
 
-/// New tokens of a sequence.
+/// The tokens of one sequence that a forward reads.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct NewTokens<'a> {
     pub(crate) slot: usize,
     pub(crate) ids: &'a [u32],
-    /// The number of last tokens whose hidden states are returned.
+    /// The number of final hidden states to return, those of the last tokens.
     pub(crate) num_rows: usize,
 }
 
 impl<'m> ModelSession<'m> {
-    /// Creates a session for one sequence of up to `capacity` tokens. The model's context bounds the capacity. `role`
-    /// is the model's name in errors: `target` or `draft`.
+    /// Creates a session for one sequence of at most `capacity` tokens, or the model's context
+    /// length if that is shorter. `role` is the model's name in errors: `target` or `draft`.
     pub fn new(model: &'m CausalLm, capacity: usize, role: &'static str) -> Self {
         Self::with_slots(model, capacity, 1, role)
     }
 
-    /// Creates a session for `num_slots` sequences side by side, each of up to `capacity` tokens. The model's context
-    /// bounds the capacity.
+    /// Creates a session for up to `num_slots` concurrent sequences. Each has at most `capacity`
+    /// tokens, or the model's context length if that is shorter.
     pub fn with_slots(
         model: &'m CausalLm,
         capacity: usize,
@@ -105,13 +108,13 @@ impl<'m> ModelSession<'m> {
         Self { model, cache, role, exit: None, kept: Vec::new(), standing, along }
     }
 
-    /// Prepares the session for a drafter that reads these layers, and forgets all sequences. With an exit the
-    /// first layers may run ahead, and the session keeps their output, the features, until the deep layers
-    /// and the drafter have read it.
+    /// Prepares the session for a drafter that reads these layers, and forgets all sequences. If
+    /// there is an exit, the layers before it can run ahead. The session keeps their output until
+    /// both the remaining layers and the drafter have read it.
     ///
     /// # Panics
-    /// If the exit is not before the last layer, or a kept layer is not one of the model. Loading a drafter
-    /// checks it against its target.
+    /// If no layer follows the exit, or the model has fewer layers than a kept one requires.
+    /// Loading a drafter rules this out.
     pub fn set_layers(&mut self, layers: &TargetLayers) {
         let num_slots = self.cache.num_slots();
         for slot in 0..num_slots {
@@ -130,17 +133,19 @@ impl<'m> ModelSession<'m> {
         self.kept = kept.collect();
     }
 
-    /// Returns how many tokens of a slot were final when its round began. Tokens after them are candidates.
+    /// Returns the number of tokens in a slot that were final when its round began. All later
+    /// tokens are candidates.
     pub fn num_standing(&self, slot: usize) -> usize {
         self.standing[slot]
     }
 
-    /// Returns a slot's hidden states after each of these numbers of layers, for the standing tokens from position
-    /// `from` to the last but one. The target first reads those that it has not read. States more than one
-    /// position before `from` are released.
+    /// Returns a slot's hidden states after each number of layers in `layers`, for the final tokens
+    /// from position `from` to the last but one. The target first reads those that it has not read.
+    /// States more than one position before `from` are released unless several drafters read them.
     ///
     /// # Panics
-    /// If there are no such tokens, their states were released, or a layer is not kept.
+    /// If there are no such tokens, their states were released, or the states of a layer are not
+    /// kept.
     pub fn kept_states(
         &mut self,
         slot: usize,
@@ -163,7 +168,7 @@ impl<'m> ModelSession<'m> {
         layers.iter().map(of_layer).collect()
     }
 
-    /// Reads the tokens of a sequence that have not been read, and computes no logits.
+    /// Reads those of `tokens` that the slot has not read, without computing logits.
     fn read_upto(&mut self, slot: usize, tokens: &[u32]) {
         let ids = &tokens[self.num_read(slot).min(tokens.len())..];
         let new = [NewTokens { slot, ids, num_rows: 0 }];
@@ -175,7 +180,7 @@ impl<'m> ModelSession<'m> {
         } else {
             (0, self.embed(&new).expect("there is something to read"))
         };
-        // After the last kept layer only keys and values are needed.
+        // After the last kept layer, only keys and values are needed.
         let last_kept = self.kept.last().map_or(first, |kept| kept.layer.max(first));
         let hidden = self.forward(first..last_kept, hidden);
         if last_kept < self.num_layers() {
@@ -183,7 +188,7 @@ impl<'m> ModelSession<'m> {
         }
     }
 
-    /// Runs a range of layers on new tokens, and stores the output of those whose states are kept.
+    /// Runs a range of layers on new tokens, and stores the hidden states after each kept layer.
     fn forward(&mut self, layers: Range<usize>, mut hidden: Rows) -> Rows {
         let mut at = layers.start;
         let within = |kept: &&mut KeptLayer| (layers.start + 1..=layers.end).contains(&kept.layer);
@@ -195,21 +200,22 @@ impl<'m> ModelSession<'m> {
         self.model.forward_layers(at..layers.end, hidden, &mut self.cache)
     }
 
-    /// The model that the session runs.
+    /// Returns the model that the session runs.
     pub fn model(&self) -> &'m CausalLm {
         self.model
     }
 
-    /// Returns the number of tokens read in a slot. The deep layers of a self-draft's target may have read fewer.
+    /// Returns the number of tokens that have been read in a slot. In the target of a self-draft,
+    /// the deep layers may have read fewer.
     pub(crate) fn num_read(&self, slot: usize) -> usize {
         match &self.exit {
-            // The exit may come before the first layer, and then no cached keys count them.
+            // The exit may precede the first layer. The KV cache then does not count the tokens.
             Some(exit) => exit.slots[slot].features.end(),
             None => self.cache.len(slot, 0),
         }
     }
 
-    /// Returns the number of tokens in a slot that all layers have read.
+    /// Returns the number of tokens in a slot that every layer has read.
     pub(crate) fn num_read_by_all(&self, slot: usize) -> usize {
         self.cache.len(slot, self.num_layers() - 1)
     }
@@ -229,7 +235,7 @@ impl<'m> ModelSession<'m> {
         self.kept.iter_mut().for_each(|kept| kept.slots[slot].truncate(len));
     }
 
-    /// Returns the tokens of a sequence that are still to be read.
+    /// Returns the tokens of a sequence that the target has not read.
     fn unread<'a>(&self, one: &Verification<'a>) -> NewTokens<'a> {
         let (ids, num_rows) = (&one.tokens[self.num_read(one.slot)..], one.proposal.num_rows());
         let is_unread = self.num_read_by_all(one.slot) + num_rows <= one.tokens.len();
@@ -237,8 +243,8 @@ impl<'m> ModelSession<'m> {
         NewTokens { slot: one.slot, ids, num_rows }
     }
 
-    /// Embeds new tokens, and keeps the embeddings if a drafter reads them. Returns `None` if there are no new
-    /// tokens.
+    /// Embeds new tokens, and keeps the embeddings if a drafter reads them. Returns `None` if there
+    /// are no new tokens in the batch.
     fn embed(&mut self, batch: &[NewTokens<'_>]) -> Option<Rows> {
         let new = batch.iter().filter(|new| !new.ids.is_empty());
         let runs: Vec<(usize, &[u32])> = new.map(|new| (new.slot, new.ids)).collect();
@@ -248,7 +254,7 @@ impl<'m> ModelSession<'m> {
         Some(embedded)
     }
 
-    /// Runs the layers before the exit on new tokens and keeps their features.
+    /// Runs the layers before the exit on new tokens and stores their output.
     fn read_shallow(&mut self, batch: &[NewTokens<'_>]) {
         let Some(hidden) = self.embed(batch) else { return };
         let exit_layer = expect_exit(&mut self.exit).layer;
@@ -262,23 +268,24 @@ impl<'m> ModelSession<'m> {
         }
     }
 
-    /// Returns the exit layer, and the features of some slots that the layers after the exit have not read.
+    /// Returns the number of layers before the exit, and those features of the given slots that the
+    /// layers after the exit have not read.
     fn features_of_unread(&mut self, slots: impl Iterator<Item = usize>) -> (usize, Rows) {
         let last_layer = self.num_layers() - 1;
         let exit = expect_exit(&mut self.exit);
         let unread = slots.map(|slot| {
             let ExitFeatures { features, num_drafted_from } = &mut exit.slots[slot];
             let unread = features.since(self.cache.len(slot, last_layer));
-            // This leaves the last candidate's features, which the drafter reads if the candidate is
-            // accepted.
+            // The last candidate's features remain, because the drafter reads them if the candidate
+            // is accepted.
             features.release_before(*num_drafted_from);
             unread
         });
         (exit.layer, Rows::cat(unread))
     }
 
-    /// Reads new tokens of sequences in different slots, in one forward. Returns the normed final hidden
-    /// states of the last [`NewTokens::num_rows`] tokens of each, sequence by sequence.
+    /// Reads new tokens of sequences in different slots in one forward. Returns, sequence by
+    /// sequence, the normed final hidden states of the last [`NewTokens::num_rows`] tokens.
     pub(crate) fn read(&mut self, batch: &[NewTokens<'_>]) -> Rows {
         let num_layers = self.num_layers();
         let hidden = if self.exit.is_some() {
@@ -292,15 +299,15 @@ impl<'m> ModelSession<'m> {
         self.model.normed(hidden.last_of_each(batch.iter().map(|new| new.num_rows)))
     }
 
-    /// Computes the logits of normed hidden states and brings them to the host: the one sync of a forward. Errors
-    /// name `num_tokens` as the number of tokens read.
+    /// Computes the logits of normed hidden states and copies them to the host, which is the only
+    /// sync of a forward. `num_tokens`, the number of tokens read, only appears in errors.
     fn logits_of(&self, normed: &Rows, num_tokens: usize) -> Result<Logits, DecodeError> {
         let [values] = to_host([self.model.logits(normed)], self.role)?;
         check_logits(&values, self.role, num_tokens)?;
         Ok(Logits::new(values, self.model.shape().vocab_size))
     }
 
-    /// Checks that a prompt has only known tokens and leaves room for one more.
+    /// Checks that a prompt has only tokens of the vocabulary and leaves room for one more.
     pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<(), DecodeError> {
         check_fits(prompt, self.cache.capacity(), self.role)?;
         let vocab_size = self.model.shape().vocab_size;
@@ -310,10 +317,12 @@ impl<'m> ModelSession<'m> {
         }
     }
 
-    /// Computes the logits after each token of `ids[from..]`, in one forward from an empty cache in slot 0.
+    /// Computes the logits after each token of `ids[from..]` in one forward, in slot 0 and from an
+    /// empty cache.
     ///
     /// # Errors
-    /// If the text is longer than the context, a token before the last is unknown, or the logits are not finite.
+    /// If the text is longer than the context, a token before the last is outside the vocabulary,
+    /// or the logits are not finite.
     pub fn score(&mut self, ids: &[u32], from: usize) -> Result<Logits, DecodeError> {
         self.check_prompt(&ids[..ids.len().saturating_sub(1)])?;
         self.truncate(0, 0);
@@ -326,7 +335,7 @@ fn expect_exit(exit: &mut Option<EarlyExit>) -> &mut EarlyExit {
     exit.as_mut().expect("the session of a self-draft's target has an exit")
 }
 
-/// Checks that a prompt leaves room for one more token in a context.
+/// Checks that a prompt leaves room for one more token in a context of `context` tokens.
 pub(crate) fn check_fits(
     prompt: &[u32],
     context: usize,
@@ -338,18 +347,18 @@ pub(crate) fn check_fits(
     Err(DecodeError::PromptTooLong { prompt: prompt.len(), context, role })
 }
 
-/// Checks that logits make a distribution, so that none is NaN or +∞.
+/// Checks that no logit is NaN or +∞, so that the logits define a distribution.
 pub(crate) fn check_logits(
     logits: &[f32],
     role: &'static str,
     num_tokens: usize,
 ) -> Result<(), DecodeError> {
-    // Without an early exit, so that the loop vectorises.
+    // The loop has no early exit, so that the compiler can vectorise it.
     let are_all_fine = logits.iter().fold(true, |fine, logit| fine & (*logit < f32::INFINITY));
     if are_all_fine { Ok(()) } else { Err(DecodeError::NotFinite { role, num_tokens }) }
 }
 
-/// Brings rows to the host: one sync, or none if they are there already.
+/// Copies rows to the host in one sync, or in none if they are already there.
 pub(crate) fn to_host<const N: usize>(
     rows: [Rows; N],
     role: &'static str,
@@ -364,8 +373,8 @@ pub(crate) fn to_host<const N: usize>(
 }
 
 impl FirstLayers for ModelSession<'_> {
-    /// Runs the layers before the exit on the sequences' new tokens, and keeps the features that the deep
-    /// layers still have to read.
+    /// Runs the layers before the exit on the sequences' new tokens, and keeps their output for the
+    /// layers after the exit.
     ///
     /// # Panics
     /// If the session has no exit, or the features were released.
@@ -411,8 +420,8 @@ impl Target for ModelSession<'_> {
         self.standing[slot] = num_standing;
     }
 
-    /// Reads the text in one forward and keeps final hidden states. Rows of logits are much longer, so
-    /// they are computed from those a few at a time.
+    /// Reads the text in one forward and keeps the final hidden states. Logits need much more
+    /// memory, so they are computed from these states a few rows at a time.
     fn begin_along(
         &mut self,
         slot: usize,
@@ -430,7 +439,7 @@ impl Target for ModelSession<'_> {
     }
 
     /// # Panics
-    /// If the slot's sequence did not begin by [`Target::begin_along`].
+    /// If the slot's sequence was not started by [`Target::begin_along`].
     fn logits_along(
         &mut self,
         slot: usize,

@@ -1,12 +1,14 @@
-//! Drafters that read their target's hidden states, such as EAGLE-3 (Li et al. 2025), beside the target's session,
-//! which keeps those states.
+//! Drafters that read the target's hidden states, such as EAGLE-3 (Li et al. 2025). The target's
+//! session keeps those states for them.
 //!
-//! Position q of the drafter's cache belongs to the token at q + 1 and what is known at q: the target's states,
-//! or the drafter's own output where the target has not been. A round begins with one forward over all positions
-//! that verification has added since; after it, each drafted token is read with the output of the position before.
-//! What was computed from own outputs is dropped in the next round, so that every round equals a fresh pass over
-//! the target's states. The drafter asks the target's session which tokens stand, because a composite drafter may
-//! pass it candidates of other drafters as if they were text.
+//! Position q of the drafter's KV cache combines the token at q + 1 with a feature at q. The
+//! feature comes from the target's hidden states, or from the drafter's own output where the target
+//! has not run yet. A round begins with one forward over all positions that verification has added
+//! since the last round. Each drafted token is then read together with the output of its parent's
+//! position. The next round drops every position that was computed from the drafter's own outputs,
+//! so each round equals a fresh pass over the target's states. The drafter asks the target's
+//! session how many tokens are final, because a composite drafter may pass it other drafters'
+//! candidates as part of the sequence.
 
 #[cfg(test)]
 mod tests;
@@ -22,10 +24,10 @@ use crate::registry::{DrafterParts, Sizes};
 use crate::session::{ModelSession, check_fits};
 use crate::target::TargetLayers;
 
-/// Its name in errors.
+/// The drafter's name in error messages.
 const ROLE: &str = "drafter";
 
-/// A drafter that reads its target's hidden states.
+/// A drafter that reads the target's hidden states, such as EAGLE-3.
 #[derive(Debug)]
 pub struct StateDraft<'m, N> {
     id: DrafterId,
@@ -34,34 +36,36 @@ pub struct StateDraft<'m, N> {
     layers: &'m [usize],
     cache: KvCache,
     slots: Vec<Slot>,
-    /// The target, whose embeddings the head reads.
+    /// The target as a drafter model; the acceptance head reads its token embeddings.
     read_by_head: DrafterModel,
     acceptance: Acceptance<'m>,
 }
 
-/// What is known of one sequence.
+/// The drafter's state for one sequence.
 #[derive(Debug, Default)]
 struct Slot {
-    /// The number of positions that were read with the target's states: while drafting, those of all tokens that
-    /// stand but the last.
+    /// The number of positions that were computed from the target's states. During a draft phase
+    /// these are the positions of all final tokens except the last.
     num_known: usize,
-    /// The output at the last of them, then at each token drafted since, in the order of nodes.
+    /// The output at the last of those positions, followed by the output at each drafted token, in
+    /// the order of the nodes.
     outputs: Vec<Rows>,
 }
 
 impl Slot {
-    /// Returns the output that a node's position continues from; `None` if it has not been computed.
+    /// Returns the output at a node's parent, which is the node's input feature; `None` if that
+    /// output has not been computed yet.
     fn parent_of(&self, step: &DraftStep<'_>, node: usize) -> Option<&Rows> {
         let parent = match step.parents.get(node) {
             Some(parent) => parent.map_or(0, |parent| parent + 1),
-            // A chain.
+            // In a chain, node n follows node n − 1, whose output is at index n.
             None => node,
         };
         self.outputs.get(parent)
     }
 }
 
-/// New positions of one sequence: the tokens after them, and g or outputs.
+/// New cache positions of one sequence: the token after each position, and its feature.
 struct NewPositions<'a> {
     slot: usize,
     tokens: &'a [u32],
@@ -69,8 +73,9 @@ struct NewPositions<'a> {
 }
 
 impl<'m, N: StepNetwork> StateDraft<'m, N> {
-    /// Creates a drafter for `num_slots` sequences of up to `capacity` tokens side by side. It reads the target's
-    /// states after each number of layers in `layers`. A head needs a drafter of the target's width.
+    /// Creates a drafter for up to `num_slots` concurrent sequences of at most `capacity` tokens
+    /// each. It reads the target's hidden states after each number of layers in `layers`. An
+    /// acceptance head requires that the drafter has the target's hidden size.
     pub fn new(
         (target, network): (&'m CausalLm, &'m N),
         layers: &'m [usize],
@@ -86,14 +91,15 @@ impl<'m, N: StepNetwork> StateDraft<'m, N> {
         Self { id, network, target, layers, cache, slots, read_by_head, acceptance }
     }
 
-    /// Renames the drafter, whose name is [`DrafterId::DRAFT`] until then.
+    /// Renames the drafter. The default name is [`DrafterId::DRAFT`].
     #[must_use]
     pub fn named(mut self, id: DrafterId) -> Self {
         self.id = id;
         self
     }
 
-    /// Reads positions in one forward, and returns each sequence's slot and outputs.
+    /// Runs the network over new positions in one forward, and returns each sequence's slot and
+    /// outputs.
     fn forward(&mut self, new: Vec<NewPositions<'_>>) -> Vec<(usize, Rows)> {
         if new.is_empty() {
             return Vec::new();
@@ -111,7 +117,8 @@ impl<'m, N: StepNetwork> StateDraft<'m, N> {
         runs.into_iter().map(of_run).collect()
     }
 
-    /// Reads the positions whose states the target has computed since the last round.
+    /// Runs the network over the positions whose target states have become available since the last
+    /// round.
     fn read_known(&mut self, target: &mut ModelSession<'m>, steps: &[DraftStep<'_>]) {
         let mut new = Vec::new();
         for step in steps {
@@ -120,12 +127,12 @@ impl<'m, N: StepNetwork> StateDraft<'m, N> {
             if slot.num_known + 1 == num_standing && !slot.outputs.is_empty() {
                 continue;
             }
-            // At least the last position is read again, for its output.
+            // The last position is always computed again, because its output is needed.
             let from = slot.num_known.min(num_standing.saturating_sub(2));
             self.cache.truncate(step.slot, from);
             (slot.num_known, slot.outputs) = (num_standing - 1, Vec::new());
             if num_standing == 1 {
-                // No position comes before the first token.
+                // There is no position before the first token.
                 slot.outputs.push(self.network.no_output(self.target, step.slot));
                 continue;
             }
@@ -142,8 +149,8 @@ impl<'m, N: StepNetwork> StateDraft<'m, N> {
         }
     }
 
-    /// Reads the drafted tokens whose parents' outputs are known, in one forward. Returns whether there were
-    /// any.
+    /// Runs the network over the drafted tokens whose parents' outputs are known, in one forward.
+    /// Returns whether there were any such tokens.
     fn read_drafted(&mut self, steps: &[DraftStep<'_>]) -> bool {
         let mut new = Vec::new();
         for step in steps {
@@ -191,8 +198,8 @@ impl<'m, N: StepNetwork> Drafter<ModelSession<'m>> for StateDraft<'m, N> {
         propose_chain(self, target, rounds)
     }
 
-    /// Keeps the outputs at the nodes on a chain's path, since the round may go on from there. The next round
-    /// reads the target's states in their place.
+    /// Keeps the outputs at the accepted nodes of a chain, because the same round may continue from
+    /// them. The next round replaces them by outputs computed from the target's states.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         let is_chain = path.iter().enumerate().all(|(at, node)| at == *node);
         let num_kept = num_standing + if is_chain { path.len() } else { 0 };
@@ -237,7 +244,7 @@ impl<'m, N: StepNetwork> StepDrafter<ModelSession<'m>> for StateDraft<'m, N> {
     }
 
     /// # Panics
-    /// If the last draft step did not ask for the head's prediction.
+    /// If the last draft step did not request the head's prediction.
     fn predict_acceptance(
         &mut self,
         at: (usize, usize),
@@ -258,14 +265,15 @@ impl<'m, N: StepNetwork> ModelDrafter<'m> for StateDraft<'m, N> {
     }
 }
 
-/// A network and the target's layers that it reads.
+/// A drafter network and the target layers whose hidden states it reads.
 #[derive(Debug, Clone)]
 pub struct StateDraftParts<N> {
-    /// The network.
+    /// The drafter network.
     pub network: N,
-    /// The numbers of the target's layers before the states that it reads, in the network's order.
+    /// The target's hidden states that the network reads, in its input order. Each is given by the
+    /// number of target layers before it; 0 means the embeddings.
     pub layers: Vec<usize>,
-    /// Its head.
+    /// The drafter's acceptance head, if any.
     pub head: Option<AcceptanceHead>,
 }
 

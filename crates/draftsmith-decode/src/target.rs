@@ -1,4 +1,5 @@
-//! The verified model as the decoding loop sees it: proposals in, rows of logits on the host out.
+//! The target model's interface to the decoding loop. It reads proposals and returns rows of logits
+//! in host memory.
 
 use std::ops::Range;
 
@@ -8,7 +9,7 @@ use draftsmith_theory::Proposal;
 use crate::error::DecodeError;
 use crate::features::WantedFeatures;
 
-/// Rows of logits over the vocabulary, in host memory.
+/// A matrix of logits in host memory, one row per position and one column per vocabulary token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logits {
     values: Vec<f32>,
@@ -16,10 +17,10 @@ pub struct Logits {
 }
 
 impl Logits {
-    /// Wraps rows of `vocab_size` logits that are laid end to end.
+    /// Wraps row-major values with `vocab_size` logits per row.
     ///
     /// # Panics
-    /// If the values do not make whole rows.
+    /// If the number of values is not a multiple of `vocab_size`.
     pub fn new(values: Vec<f32>, vocab_size: usize) -> Self {
         assert!(values.len().is_multiple_of(vocab_size), "logits come in whole rows");
         Self { values, vocab_size }
@@ -30,12 +31,12 @@ impl Logits {
         self.values.len() / self.vocab_size
     }
 
-    /// Returns one row, of the vocabulary's length.
+    /// Returns one row of `vocab_size` logits.
     pub fn row(&self, index: usize) -> &[f32] {
         self.of_rows(index..index + 1)
     }
 
-    /// Returns a range of rows, laid end to end.
+    /// Returns a range of rows as one row-major slice.
     pub(crate) fn of_rows(&self, rows: Range<usize>) -> &[f32] {
         &self.values[rows.start * self.vocab_size..rows.end * self.vocab_size]
     }
@@ -46,19 +47,21 @@ impl Logits {
     }
 }
 
-/// The verified model. It reads one sequence in each of its slots.
+/// A target model, which verifies candidates. It holds one sequence in each of its slots.
 pub trait Target {
-    /// Returns the number of sequences that the target can read side by side.
+    /// Returns the number of sequences that the target can hold concurrently.
     fn num_slots(&self) -> usize;
 
-    /// Starts a sequence in a slot: forgets the previous one and reads `prompt[..-1]`.
+    /// Starts a sequence in a slot: forgets the previous sequence and reads the prompt except its
+    /// last token.
     ///
     /// # Errors
-    /// If the prompt does not fit or has unknown tokens.
+    /// If the prompt does not fit or contains unknown tokens.
     fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError>;
 
-    /// Goes on with a slot whose first `num_kept` tokens are those of a longer prompt: forgets the tokens after them.
-    /// The prompt's other tokens are read with the first round.
+    /// Continues a slot's sequence with a longer prompt. The first `num_kept` tokens of the prompt
+    /// are the slot's first tokens, and the target forgets what the slot has after them. It reads
+    /// the prompt's other tokens in the first round.
     ///
     /// # Errors
     /// If the prompt does not fit or has unknown tokens.
@@ -68,25 +71,28 @@ pub trait Target {
         Ok(())
     }
 
-    /// Begins a round of a slot after `num_standing` tokens, none of which can be rejected any more. Only the
-    /// loop over rounds calls this. A drafter that reads this target's states asks the target which tokens
-    /// stand, since inside another drafter it cannot tell them from candidates.
+    /// Announces a round in a slot whose first `num_standing` tokens are final, that is, the prompt
+    /// and accepted tokens. Loops over rounds call this, and drafters never do. A drafter that
+    /// reads the target's hidden states asks the target for this number, because inside a composite
+    /// drafter it cannot tell final tokens from candidates.
     fn begin_round(&mut self, slot: usize, num_standing: usize) {
         let _ = (slot, num_standing);
     }
 
-    /// Reads sequences with their proposals, each in another slot, in one forward. Returns the logits
-    /// after the last token before each proposal and after each proposed token, sequence by sequence.
+    /// Reads sequences with their proposals in one forward. Each sequence is in a different slot.
+    /// Returns, sequence by sequence, one row of logits after the last token before the proposal
+    /// and one after each proposed token.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError>;
 
-    /// Starts a sequence whose whole text is known: `text`, with a prompt of `prompt_len` tokens. Like
-    /// [`Self::begin`], but allows calls of [`Self::logits_along`].
+    /// Starts a sequence whose tokens are all known in advance, and allows calls of
+    /// [`Self::logits_along`]. `text` is the prompt of `prompt_len` tokens followed by the
+    /// response. Otherwise it acts like [`Self::begin`].
     ///
     /// # Errors
-    /// If the text does not fit or has unknown tokens.
+    /// If the text does not fit or contains unknown tokens.
     fn begin_along(
         &mut self,
         slot: usize,
@@ -96,8 +102,8 @@ pub trait Target {
         self.begin(slot, &text[..prompt_len])
     }
 
-    /// Computes the logits after the first `n` tokens of a slot's text, for each `n` of `lens`. Afterwards the slot
-    /// has read at most the first `lens.start` tokens.
+    /// Computes the logits after the first `n` tokens of a slot's text, for each `n` in `lens`.
+    /// Afterwards the slot holds at most the first `lens.start` tokens.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
@@ -114,33 +120,34 @@ pub trait Target {
         Ok(logits)
     }
 
-    /// Keeps the first `num_standing` tokens of a slot and the proposed nodes on `path`, and forgets
-    /// everything else that was read.
+    /// Keeps the first `num_standing` tokens of a slot and the proposal's nodes on `path` (their
+    /// indices in the proposal), and forgets all other tokens.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]);
 
-    /// Returns the length of the longest sequence that a slot can hold, in tokens.
+    /// Returns the maximum length of a sequence in a slot, in tokens.
     fn context(&self) -> usize;
 }
 
-/// The layers of a target whose hidden states a drafter reads.
+/// The target layers whose hidden states a drafter reads.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct TargetLayers {
-    /// The number of first layers that run ahead of the others, so that the drafter reads what comes out of
-    /// them before its candidates are verified.
+    /// The number of first layers that run ahead of the others, so that a self-draft can read their
+    /// output before its candidates are verified; `None` if no layers run ahead.
     pub exit: Option<usize>,
-    /// The numbers of layers after which the hidden states of all tokens that were read are kept, in
-    /// ascending order; 0 are the embeddings. A layer that is read twice occurs twice.
+    /// The hidden states to keep for all tokens. Each is given by the number of layers before it,
+    /// and 0 means the embeddings. The list is in ascending order. A number occurs once for each
+    /// drafter that reads it.
     pub kept: Vec<usize>,
 }
 
 impl TargetLayers {
-    /// Selects the output of the first `layer` layers, which run ahead of the others, and no other states. `None`
+    /// Selects only the output of the first `layer` layers, which run ahead of the others. `None`
     /// selects nothing.
     pub fn exit(layer: impl Into<Option<usize>>) -> Self {
         Self { exit: layer.into(), kept: Vec::new() }
     }
 
-    /// Merges the layers that two drafters read. At most one of the two has an exit.
+    /// Merges the layers that two drafters read. At most one of the two may have an exit.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {
         self.exit = self.exit.or(other.exit);
@@ -150,19 +157,19 @@ impl TargetLayers {
     }
 }
 
-/// A target whose first layers can run ahead of the others, for a self-draft.
+/// A target whose first layers can run ahead of the others, as a self-draft requires.
 pub(crate) trait FirstLayers {
-    /// Computes the wanted hidden states at the exit for all sequences in one forward. The target may drop states
-    /// that it has returned.
+    /// Computes the requested hidden states at the exit layer for all sequences in one forward. The
+    /// target may drop states that it has returned.
     fn features(&mut self, wanted: &[WantedFeatures<'_>]) -> Rows;
 }
 
-/// A sequence to verify.
+/// A sequence whose proposal the target verifies.
 #[derive(Debug, Clone, Copy)]
 pub struct Verification<'a> {
-    /// The sequence's slot.
+    /// The sequence's slot (batch index).
     pub slot: usize,
-    /// The whole sequence, with the proposal's tokens at its end in the order of its nodes.
+    /// All tokens of the sequence, with the proposal's tokens at its end in the order of its nodes.
     pub tokens: &'a [u32],
     /// The proposal to verify.
     pub proposal: &'a Proposal,

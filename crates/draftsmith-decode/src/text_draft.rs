@@ -1,7 +1,8 @@
-//! A drafter that is a function of the text: the logits of the next token after any tokens.
+//! A drafter that is a plain function from the tokens so far to the next token's logits.
 //!
-//! It is the shortest way to try an idea, such as a table of counts or a rule for one format: chains, trees, stop
-//! rules, recordings and composites take it as they take a model.
+//! This is the shortest way to try an idea, such as an n-gram table or a rule for one output
+//! format. Chains, trees, stop rules, recordings and composite drafters treat it like a draft
+//! model.
 
 use std::fmt;
 use std::sync::Arc;
@@ -14,16 +15,17 @@ use crate::error::DecodeError;
 use crate::registry::{DrafterParts, Sizes};
 use crate::session::ModelSession;
 
-/// Computes logits of the next token from all tokens before it.
+/// A function that computes the next token's logits from all tokens before it.
 type NextLogits = dyn Fn(&[u32]) -> Vec<f32> + Send + Sync;
 
-/// A function as a drafter.
+/// The parts of a drafter that is a function over token ids.
 #[derive(Clone)]
 pub struct TextParts(Arc<NextLogits>);
 
 impl TextParts {
-    /// Wraps a function that returns the logits of every token of the target's vocabulary, given the tokens of the
-    /// text so far and the candidates after it. It must be a function of them only.
+    /// Wraps a function that returns one logit for every token of the target's vocabulary. Its
+    /// input is the sequence so far followed by the drafted candidates. The result must depend on
+    /// nothing else.
     pub fn new(next: impl Fn(&[u32]) -> Vec<f32> + Send + Sync + 'static) -> Self {
         Self(Arc::new(next))
     }
@@ -77,7 +79,7 @@ impl<'m> StepDrafter<ModelSession<'m>> for TextDraft<'m> {
     }
 
     /// # Panics
-    /// If the function returns another number of logits than the target has tokens.
+    /// If the number of logits differs from the target's vocabulary size.
     fn draft(
         &mut self,
         target: &mut ModelSession<'m>,

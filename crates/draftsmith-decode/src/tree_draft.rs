@@ -1,9 +1,10 @@
-//! Trees of candidates from a drafter that drafts step by step: each forward reads several nodes, and
-//! each node that was read has several children.
+//! Candidate trees from a drafter that drafts step by step. Each draft forward reads several nodes,
+//! and each node that was read gets several children.
 //!
-//! Nodes that the drafter reads come first in the proposal, so drafter and target hold them in the same
-//! order. Siblings are tried in the order of their draws; the order in which they are read does not matter. Products
-//! of the drafter's probabilities decide which nodes are read and which fill the rest of the tree.
+//! The nodes that the drafter reads come first in the proposal, so that the drafter's and the
+//! target's KV caches hold them in the same order. Verification tries siblings in the order in
+//! which they were drawn. The product of draft probabilities along a path decides which nodes the
+//! drafter reads and which nodes fill the rest of the tree.
 
 use draftsmith_theory::{
     DraftLimits, DraftPhase, DrawnToken, EndAfter, SignalNeeds, TextEnd, TreeGrowth, TreeShape,
@@ -13,14 +14,14 @@ use crate::chain::RowSource;
 use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
 
-/// Proposes trees around the chains of another drafter.
+/// A drafter that proposes candidate trees, grown around the chains of another drafter.
 pub struct TreeDraft<'d, T> {
     drafter: &'d mut dyn StepDrafter<T>,
     shape: TreeShape,
 }
 
 impl<'d, T> TreeDraft<'d, T> {
-    /// Creates a drafter that proposes trees of `drafter`'s candidates.
+    /// Creates a drafter that proposes trees of the given shape from `drafter`'s candidates.
     pub fn new(drafter: &'d mut dyn StepDrafter<T>, shape: TreeShape) -> Self {
         Self { drafter, shape }
     }
@@ -48,15 +49,16 @@ impl<T> Drafter<T> for TreeDraft<'_, T> {
     }
 }
 
-/// The tree of a round that is being drafted.
+/// The partly drafted tree of one round.
 struct Growing {
     phase: DraftPhase,
     growth: TreeGrowth,
-    /// The chain's candidates. The stop rule sees only these.
+    /// The candidates of the tree's main chain. The stop rule sees only these.
     chain: Vec<u32>,
-    /// The parent of each node.
+    /// The parent node of each node that the drafter has read or will read next.
     parents: Vec<Option<usize>>,
-    /// How many of the last nodes the next step reads. 0 before the first step, which reads the sequence.
+    /// The number of last nodes that the next step reads; 0 before the first step, which reads the
+    /// sequence.
     num_unread: usize,
 }
 
@@ -75,8 +77,8 @@ impl Growing {
     }
 }
 
-/// Proposes a tree for each round, around the chain of its draft phase. All phases that are not over
-/// take their steps together. The first row of each step belongs to the chain.
+/// Proposes a tree for each round, grown around the chain of its draft phase. All unfinished draft
+/// phases share each draft forward. The first row of each step belongs to the chain.
 fn propose_trees<T>(
     drafter: &mut dyn StepDrafter<T>,
     shape: TreeShape,
@@ -110,8 +112,8 @@ fn propose_trees<T>(
     Ok(())
 }
 
-/// Grows a tree by the `rows` of a step: extends the chain, unless its phase ends before a draw, adds
-/// children to the other nodes that were read, and chooses the nodes to read next.
+/// Grows a tree by the `rows` of one step. Extends the chain unless the draft phase ends before the
+/// draw, adds children to the other nodes that were read, and chooses the nodes to read next.
 fn grow<T>(
     drafter: &mut dyn StepDrafter<T>,
     round: &mut DraftRound<'_>,
@@ -128,7 +130,8 @@ fn grow<T>(
     };
     let mut source = RowSource { drafter, slot: *slot, row, draw_candidate };
     let num_before = phase.num_candidates();
-    // A stop string sees the sequence and the chain, without the tree's other nodes.
+    // Stop strings are matched against the sequence and the chain, not against the tree's other
+    // nodes.
     let prefix = &tokens[..tokens.len() - proposal.len()];
     let text_end = limits.text_end.map(|end| EndAfter { end, prefix });
     let text_end = text_end.as_ref().map(|end| end as &dyn TextEnd);

@@ -1,5 +1,5 @@
-//! Sends each request to the least busy server, retries failed ones, and avoids a failing server for a
-//! while.
+//! Sending of requests to several servers. Each goes to the least busy server, failed ones are
+//! retried, and a server that fails gets no requests for a while.
 
 use std::io::Read;
 use std::sync::Mutex;
@@ -19,24 +19,25 @@ use super::secret::Secret;
 use crate::settings::ServerRecipe;
 use crate::{HELD, TargetSettings};
 
-/// Most bytes that we read of an answer that is an error.
+/// The maximum number of bytes to read of an error answer.
 const ERROR_BYTES: u64 = 4096;
-/// Longest sleep between checks whether to stop waiting.
+/// The longest sleep between checks whether to stop waiting.
 const TICK: Duration = Duration::from_millis(50);
 
-/// Longest wait after a server's first failure, doubled after each further one. Tests wait less.
+/// The longest pause after a server's first failure. It doubles with each further failure. Tests
+/// pause less.
 const FIRST_WAIT: Duration = Duration::from_millis(if cfg!(test) { 2 } else { 500 });
-/// Longest wait that we choose.
+/// The upper limit of such a pause, unless the server requests a longer one.
 const MOST_WAIT: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 30_000 });
 
-/// Servers of one model.
+/// The servers that run the target.
 pub(super) struct Servers {
     client: HttpClient,
     num_retries: usize,
-    /// Longest wait that a server can request.
+    /// The longest pause that a server can request.
     most_wait: Duration,
     servers: Mutex<Vec<ServerState>>,
-    /// Whether to stop sending.
+    /// Whether to stop sending requests.
     is_given_up: AtomicBool,
 }
 
@@ -45,28 +46,29 @@ pub(super) struct Servers {
 struct ServerState {
     url: String,
     num_running: usize,
-    /// Failures in a row.
+    /// The number of consecutive failures.
     num_failures: u32,
     last_failure: Option<Instant>,
-    /// Its rest after a failure.
+    /// The pause after the last failure, if any. It may be over.
     rest: Option<ServerRest>,
-    /// Whether it rejects token ids.
+    /// Whether the server rejects token ids as a prompt, so that text is sent.
     wants_text: bool,
 }
 
-/// A time in which a server gets no requests.
+/// A pause in which a server gets no requests.
 #[derive(Debug, Clone)]
 pub(super) struct ServerRest {
     pub(super) until: Instant,
-    /// The failure before it.
+    /// The failure that caused the pause.
     pub(super) why: String,
-    /// The wait that the server requested, if it is longer than `data.server.timeout_s`.
+    /// The wait that the server requested (`retry-after`), if longer than `data.server.timeout_s`.
     pub(super) requested: Option<Duration>,
 }
 
-/// Why a request brought no response.
+/// The failure of a request.
 struct Failure {
-    /// What the server did, which may quote what it said: to be cleaned before it is shown.
+    /// A description of the failure. It may quote the server, so the token must be masked before it
+    /// is shown.
     why: String,
     hint: &'static str,
     kind: FailureKind,
@@ -74,10 +76,10 @@ struct Failure {
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum FailureKind {
-    /// It may succeed later, after this wait if the server requests one.
+    /// A failure that may pass, after the wait that the server requests, if any.
     Temporary(Option<Duration>),
     Permanent,
-    /// The server does not accept the request, perhaps because the prompt is token ids.
+    /// A rejected request, perhaps because the prompt consists of token ids.
     Unreadable,
 }
 
@@ -109,7 +111,7 @@ impl Servers {
         }
     }
 
-    /// Stops sending and retrying. Requests under way finish.
+    /// Stops sending and retrying. Requests under way continue.
     pub(super) fn give_up(&self) {
         self.is_given_up.store(true, Ordering::SeqCst);
     }
@@ -118,7 +120,7 @@ impl Servers {
         self.is_given_up.load(Ordering::SeqCst)
     }
 
-    /// Requests a response from the servers; after all retries, the error says why there is none.
+    /// Requests a response from the servers, with retries. The error describes the last failure.
     pub(super) fn complete(
         &self,
         ask: &Ask,
@@ -138,7 +140,8 @@ impl Servers {
             };
             let is_unreadable = |failure: &Failure| failure.kind == FailureKind::Unreadable;
             if !wants_text && result.as_ref().is_err_and(is_unreadable) {
-                // The server may not read token ids. If text fails too, the first error counts.
+                // The server may not accept token ids. If text fails too, the first error is
+                // returned.
                 let as_text = self.send_text(&url, ask, terms, target);
                 if as_text.is_ok() {
                     self.update(number, |server| server.wants_text = true);
@@ -174,8 +177,7 @@ impl Servers {
         }
     }
 
-    /// Returns the rest that requests wait for, if all servers rest: the one that ends first. `None` if
-    /// a server is usable.
+    /// Returns the pause that ends first if all servers pause; `None` if any server is usable.
     pub(super) fn waiting(&self) -> Option<ServerRest> {
         let servers = self.servers.lock().expect(HELD);
         let now = Instant::now();
@@ -190,7 +192,8 @@ impl Servers {
         change(&mut self.servers.lock().expect(HELD)[number]);
     }
 
-    /// Waits for a usable server and returns the least busy one; `None` once the job is given up.
+    /// Waits for a usable server. Returns the index and URL of the least busy one, and whether it
+    /// needs text; `None` once the job is given up.
     fn wait_for_one(&self) -> Option<(usize, String, bool)> {
         loop {
             if self.is_given_up() {
@@ -249,7 +252,7 @@ impl Servers {
                 .and_then(|completion| Received::of(completion, ask, terms, target));
             return received.map_err(|problem| self.unusable(problem, &body, ask));
         }
-        // The status says enough, even if the rest does not arrive.
+        // The status suffices for the error, even if the body does not arrive.
         let mut body = BoundedBody::new(reader, ERROR_BYTES);
         let _ = body.read_to_end(&mut Vec::new());
         let said = self.quote_start(&body);
@@ -266,7 +269,7 @@ impl Servers {
         Err(Failure { why: format!("answered {status}: {why}"), hint, kind })
     }
 
-    /// Describes the failure of a request whose answer cannot be used.
+    /// Describes the failure of a request whose answer is unusable.
     fn unusable<R: Read>(&self, problem: Unusable, body: &BoundedBody<R>, ask: &Ask) -> Failure {
         let (what, hint) = match problem {
             Unusable::Broken(error) => return unanswered(&error.into()),
@@ -296,8 +299,8 @@ impl ServerState {
         (self.num_failures, self.rest) = (0, None);
     }
 
-    /// Counts a failed request. Requests that were running together when the server failed count as one
-    /// failure.
+    /// Records a failed request and pauses the server. Concurrent requests that fail together count
+    /// as one failure.
     fn failed(
         &mut self,
         begun: Instant,
@@ -313,7 +316,8 @@ impl ServerState {
             self.last_failure = Some(now);
         }
         let doubled = FIRST_WAIT.saturating_mul(1 << self.num_failures.saturating_sub(1).min(16));
-        // Between half and all of it, so that waiting threads do not return together.
+        // A random part between half and all of it is used, so that waiting threads do not all
+        // resume at once.
         let wait = doubled.min(MOST_WAIT).mul_f64(0.5 + 0.5 * draws.uniform());
         let until = now + wait.max(requested.unwrap_or_default().min(most_wait));
         if self.rest.as_ref().is_none_or(|rest| rest.until < until) {
@@ -323,7 +327,8 @@ impl ServerState {
     }
 }
 
-/// Parses the wait that a header `retry-after` requests: seconds or a date.
+/// Parses the wait in a `retry-after` header, which is a number of seconds or a date; `None` if it
+/// is malformed.
 fn requested_wait(value: &[u8], now: SystemTime) -> Option<Duration> {
     let value = std::str::from_utf8(value).ok()?.trim();
     if !value.is_empty() && value.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -333,7 +338,7 @@ fn requested_wait(value: &[u8], now: SystemTime) -> Option<Duration> {
     Some(date.duration_since(now).unwrap_or_default())
 }
 
-/// Describes the failure of a request that got no answer.
+/// Converts a connection error or timeout into the failure of the request.
 fn unanswered(error: &ureq::Error) -> Failure {
     let too_slow = "raise `data.server.timeout_s`, or lower `data.server.concurrency`";
     let (why, hint) = super::http::unanswered(error, too_slow);

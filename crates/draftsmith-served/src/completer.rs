@@ -1,4 +1,4 @@
-//! Completions of single prompts by one server, which certification compares.
+//! Completion of single prompts by a server, for certification.
 
 use draftsmith_theory::{Decoding, Sampling};
 
@@ -17,29 +17,30 @@ pub const NUM_LOG_PROBS: usize = 20;
 pub struct CompletionAsk<'a> {
     /// The prompt's token ids.
     pub prompt: &'a [u32],
-    /// The most new tokens.
+    /// The maximum number of new tokens.
     pub num_tokens: usize,
-    /// The seed of the answer.
+    /// The sampling seed.
     pub seed: u32,
     /// The temperature; 0 for greedy decoding.
     pub temperature: f64,
-    /// The number of most probable tokens to draw from; `None` for all.
+    /// The number of most probable tokens to sample from; `None` for all.
     pub top_k: Option<usize>,
     /// Whether to request the log-probabilities of the [`NUM_LOG_PROBS`] most probable tokens.
     pub with_log_probs: bool,
 }
 
-/// A completion.
+/// A completion by a server.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Completed {
-    /// Its token ids. If it ended before the limit, the last is an end token.
+    /// The token ids. If the completion ended before the limit, the last one is an end-of-sequence
+    /// token.
     pub ids: Vec<u32>,
-    /// For each token, the most probable tokens with their log-probabilities at temperature 1; empty if none were
-    /// requested.
+    /// For each position, the most probable tokens with their log-probabilities at temperature 1;
+    /// empty if they were not requested.
     pub known: Vec<Vec<(u32, f32)>>,
 }
 
-/// Asks a server for completions, with retries.
+/// A client that requests completions from a server, with retries.
 pub struct Completer {
     servers: Servers,
     model: String,
@@ -47,7 +48,8 @@ pub struct Completer {
 }
 
 impl Completer {
-    /// Creates the client of the server that these settings describe; `target` reads its tokens.
+    /// Creates the client for the server in `recipe`. `target` provides the tokenizer, the end
+    /// tokens and the vocabulary size.
     pub fn new(recipe: &ServerRecipe, secret: Secret, target: TargetSettings) -> Self {
         Self { servers: Servers::new(recipe, secret), model: recipe.model.clone(), target }
     }
@@ -55,7 +57,8 @@ impl Completer {
     /// Requests a completion.
     ///
     /// # Errors
-    /// If the server gives none after all retries, or returns text without token ids.
+    /// If the server gives no usable completion after all retries, or returns text without token
+    /// ids.
     pub fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed, ServedError> {
         let decoding = match ask.temperature {
             0.0 => Decoding::GREEDY,

@@ -1,39 +1,39 @@
-//! The errors of this crate. Each message names the server, key or file, and says what to do.
+//! The error type of this crate. Each message names the server, key or file.
 
 use draftsmith_data::DataError;
 use draftsmith_files::FileError;
 
-/// An error of servers' settings, requests or the journal.
+/// An error in the server settings, a request or the journal.
 #[derive(Debug, thiserror::Error)]
 pub enum ServedError {
     /// A key of `[data.server]` has an invalid value.
     #[error("key `{key}` {problem}")]
     Setting {
-        /// The key, dotted.
+        /// The full name of the key, such as `data.server.urls`.
         key: &'static str,
-        /// What is wrong and what is expected.
+        /// The problem, and the expected value.
         problem: String,
     },
-    /// A request brought no response after all retries.
+    /// A request got no usable response after all retries.
     #[error("prompt `{id}`: {problem}; earlier responses are kept")]
     NoResponse {
-        /// The row's id.
+        /// The id of the row whose prompt was sent.
         id: String,
-        /// The server's address, what it did, and a hint, without the bearer token.
+        /// The server's address, the failure and a hint, without the bearer token.
         problem: String,
     },
-    /// The journal lacks a response.
+    /// The journal has no response to a prompt.
     #[error("the journal has no response to `{id}`")]
     NotRequested {
-        /// The row's id.
+        /// The id of the prompt's row.
         id: String,
     },
-    /// A server that is timed cannot be used.
+    /// The server that a command measures or certifies has failed.
     #[error("{problem}")]
     Server {
-        /// Its address, what it did, and a hint, without the bearer token.
+        /// The server's address, the failure and a hint, without the bearer token.
         problem: String,
-        /// The status of its answer, if that is the problem.
+        /// The HTTP status, if it is the problem.
         status: Option<u16>,
     },
     /// A thread that sends requests panicked.
@@ -45,7 +45,7 @@ pub enum ServedError {
     /// The journal cannot be read or written.
     #[error(transparent)]
     Journal(#[from] FileError),
-    /// A response cannot be decoded.
+    /// The token ids of a response cannot be decoded to text.
     #[error(transparent)]
     Text(#[from] DataError),
 }

@@ -1,5 +1,5 @@
-//! The HTTP client of everything that talks to a server: the bearer token, the time limit, no redirects, and what
-//! an error says.
+//! The HTTP client for all requests to servers. It sends the bearer token, applies the timeout,
+//! follows no redirects and describes errors.
 
 use std::io::{ErrorKind, Read};
 use std::time::Duration;
@@ -11,14 +11,14 @@ use ureq::{Agent, Body};
 use crate::error::ServedError;
 use crate::secret::Secret;
 
-/// The most bytes of an answer to an [`Endpoint`].
+/// The maximum number of bytes that an [`Endpoint`] reads of an answer.
 const MOST_PAGE: u64 = 8 << 20;
-/// The most bytes that an error message quotes.
+/// The answer length in bytes from which a quote counts as cut off.
 const MOST_QUOTED: usize = 4096;
 
 pub(crate) const UNREACHABLE: &str = "check that it is running, and run the same command again";
 
-/// Sends requests with a bearer token.
+/// An HTTP client that sends a bearer token, if there is one.
 pub(crate) struct HttpClient {
     agent: Agent,
     pub(crate) secret: Secret,
@@ -37,7 +37,7 @@ impl HttpClient {
         Self { agent: config.new_agent(), secret }
     }
 
-    /// Posts JSON.
+    /// Posts a JSON body.
     pub(crate) fn post(&self, url: String, body: &[u8]) -> Result<Response<Body>, ureq::Error> {
         let mut request = self.agent.post(url).header(CONTENT_TYPE, "application/json");
         if let Some(token) = self.secret.header() {
@@ -55,7 +55,7 @@ impl HttpClient {
     }
 }
 
-/// Explains why a server did not answer, and gives a hint. `too_slow` is the hint after a timeout.
+/// Describes why a server did not answer, with a hint. `too_slow` is the hint for a timeout.
 pub(crate) fn unanswered(error: &ureq::Error, too_slow: &'static str) -> (String, &'static str) {
     match error {
         ureq::Error::Timeout(_) => ("did not answer in time".to_owned(), too_slow),
@@ -67,19 +67,20 @@ pub(crate) fn unanswered(error: &ureq::Error, too_slow: &'static str) -> (String
     }
 }
 
-/// One server, which commands call with `--server URL`.
+/// A client of the one server that a command gets by `--server URL`.
 pub struct Endpoint {
     client: HttpClient,
     url: String,
 }
 
 impl Endpoint {
-    /// Creates the client of the server at `url`, its address up to `/v1`. No request waits longer than `timeout`.
+    /// Creates the client of the server at `url`, which usually ends in `/v1`. `timeout` applies to
+    /// each request.
     pub fn new(url: &str, secret: Secret, timeout: Duration) -> Self {
         Self { client: HttpClient::new(timeout, secret), url: url.trim_end_matches('/').to_owned() }
     }
 
-    /// Gets a page under the address, such as `/models`.
+    /// Sends a GET request for a path below the base URL, such as `/models`, and returns the body.
     ///
     /// # Errors
     /// If the server does not answer, or answers with an error.
@@ -87,7 +88,7 @@ impl Endpoint {
         self.page(self.client.get(format!("{}{path}", self.url)))
     }
 
-    /// Gets a page beside `/v1`, such as `/metrics`.
+    /// Sends a GET request for a path outside `/v1`, such as `/metrics`, and returns the body.
     ///
     /// # Errors
     /// If the server does not answer, or answers with an error.
@@ -95,7 +96,7 @@ impl Endpoint {
         self.page(self.client.get(format!("{}{path}", self.url.trim_end_matches("/v1"))))
     }
 
-    /// Posts JSON to a path under the address, such as `/completions`.
+    /// Posts JSON to a path below the base URL, such as `/completions`, and returns the body.
     ///
     /// # Errors
     /// If the server does not answer, or answers with an error.
@@ -124,12 +125,12 @@ impl Endpoint {
         Err(self.error(&format!("answered {status}: {}", self.quoted(&page)), hint, Some(status)))
     }
 
-    /// Quotes the start of an answer without the bearer token.
+    /// Quotes the beginning of an answer, with the bearer token masked.
     pub fn quoted(&self, said: &[u8]) -> String {
         self.client.secret.quote(said, said.len() >= MOST_QUOTED)
     }
 
-    /// Creates the error that says what the server did, and a hint.
+    /// Creates an error from a description of what the server did and a hint.
     pub fn failed(&self, what: &str, hint: &str) -> ServedError {
         self.error(what, hint, None)
     }

@@ -1,9 +1,9 @@
-//! The servers' responses in `served.jsonl` beside the shards, one line each. A response is written before
-//! it is used, so a killed job never requests one twice.
+//! The journal of the servers' responses: a file of JSON lines, `served.jsonl`, beside the data
+//! shards. A response is written before it is used, so a killed job does not request it again.
 //!
-//! The key of a response is a hash of everything that it depends on, so a journal may hold responses for
-//! several settings. Truncated and unreadable lines are skipped. Lines are not synced one by one; a
-//! response lost in a power cut is requested again.
+//! The key of a response is a hash of everything that it depends on, so one journal can hold
+//! responses for several settings. Truncated and unreadable lines are skipped. Lines are not synced
+//! to disk one by one. A response that a power cut loses is requested again.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -18,26 +18,27 @@ use serde::{Deserialize, Serialize};
 use super::HELD;
 use super::known::{KnownTokens, SLACK};
 
-/// The reason of a response that the server's content filter stopped.
+/// The `finish_reason` of a response that the server's content filter stopped.
 const FILTERED: &str = "content_filter";
 
-/// A response in a journal.
+/// One line of the journal: a response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub(super) struct Entry {
-    /// The id of its row, for people who read the file.
+    /// The id of the response's row, only for people who read the file.
     pub(super) id: String,
-    /// The hash of everything that it depends on.
+    /// The hash of everything that the response depends on.
     pub(super) request: String,
     pub(super) response_ids: Vec<u32>,
     pub(super) finish_reason: String,
-    /// The known tokens of each position, most probable first.
+    /// For each token of the response, the known log-probabilities at its position, most probable
+    /// token first; `None` if they were not requested.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(super) known: Option<Vec<KnownTokens>>,
 }
 
 impl Entry {
-    /// Creates the entry of a response that the server's content filter stopped, so that it is not
-    /// requested again.
+    /// Creates an entry for a response that the server's content filter stopped. The entry prevents
+    /// another request.
     pub(super) fn filtered(id: &str, request: String) -> Self {
         let (id, finish_reason) = (id.to_owned(), FILTERED.to_owned());
         Self { id, request, response_ids: Vec::new(), finish_reason, known: None }
@@ -70,9 +71,9 @@ impl Entry {
 pub(super) struct Journal {
     path: PathBuf,
     file: Mutex<File>,
-    /// The line of each request: offset and length in bytes.
+    /// The byte offset and byte length of each request's line, by request hash.
     lines: HashMap<String, (u64, usize)>,
-    /// Length of the file in bytes.
+    /// The length of the file in bytes.
     len: u64,
     /// The number of unreadable lines.
     pub(super) num_broken: usize,
@@ -113,15 +114,15 @@ impl Journal {
         }
     }
 
-    /// Yields the requests that have responses.
+    /// Iterates over the hashes of the requests that have responses.
     pub(super) fn requests(&self) -> impl Iterator<Item = &str> {
         self.lines.keys().map(String::as_str)
     }
 
-    /// Appends a response.
+    /// Appends a response to the file.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the file cannot be written.
     pub(super) fn append(&mut self, entry: &Entry) -> Result<(), FileError> {
         let mut line = serde_json::to_vec(entry).expect("an entry is JSON");
         line.push(b'\n');
@@ -132,7 +133,7 @@ impl Journal {
         Ok(())
     }
 
-    /// Reads a request's response, if there is one.
+    /// Reads the response to the request with this hash; `None` if the journal has none.
     ///
     /// # Errors
     /// If the file cannot be read.

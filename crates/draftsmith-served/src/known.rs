@@ -1,8 +1,8 @@
-//! Reads the log-probabilities of each position's most probable tokens, in the formats of vLLM and
-//! llama.cpp.
+//! Parsing of the log-probabilities of each position's most probable tokens, in the formats of vLLM
+//! and llama.cpp.
 //!
-//! While an answer is parsed, all positions share flat lists, so that a hostile one takes only a few times
-//! its bytes of memory.
+//! The parsed positions share flat lists, so that a malicious answer takes only a few times its own
+//! size in memory.
 
 use std::collections::HashSet;
 use std::fmt;
@@ -12,24 +12,25 @@ use draftsmith_theory::TopProbs;
 use serde::de::{Error, MapAccess, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-/// The tokens of one position with known log-probabilities, including the response's token; empty if the
-/// server gives none.
+/// The token ids with known log-probabilities at one position, including the response's own token;
+/// empty if the server gives none.
 pub(super) type KnownTokens = Vec<(u32, f32)>;
 
-/// The prefix of ids in vLLM's lists.
+/// The prefix of token ids in vLLM's lists.
 const ID: &str = "token_id:";
-/// How far rounded probabilities may sum to more than 1.
+/// The tolerance by which the sum of rounded probabilities may exceed 1.
 pub(super) const SLACK: f64 = 0.01;
-/// Stands in for −∞, which JSON lacks.
+/// The log-probability that replaces −∞, which JSON cannot represent.
 const LEAST: f32 = -9999.0;
 const NO_IDS: &str = "log-probabilities without token ids";
 
-/// Builds the distribution of a position whose token is `id`, if `num_requested` log-probabilities were requested.
+/// Builds the distribution at a position whose token is `id`. `num_requested` is the number of
+/// log-probabilities that the request asked for.
 pub(super) fn top_probs(id: u32, known: KnownTokens, num_requested: usize) -> TopProbs {
     if known.is_empty() { TopProbs::unknown(id) } else { TopProbs::new(known, num_requested) }
 }
 
-/// The key `logprobs` of an answer.
+/// The value of the key `logprobs` in an answer.
 #[derive(Default, Deserialize)]
 #[serde(default)]
 pub(super) struct LogProbLists {
@@ -41,11 +42,12 @@ pub(super) struct LogProbLists {
 }
 
 impl LogProbLists {
-    /// Reads the known part of each position's distribution. llama.cpp omits tokens that end within a character.
+    /// Returns the known part of the distribution at each position of `ids`. llama.cpp omits
+    /// positions whose token ends within a character, and these are empty.
     ///
     /// # Errors
-    /// If nothing is known at any position, log-probabilities belong to other tokens, or they are not a
-    /// distribution.
+    /// If no position has log-probabilities, or they belong to other tokens, exceed a sum of 1 or
+    /// name a token outside the vocabulary.
     pub(super) fn known(&self, ids: &[u32], vocab_size: usize) -> Result<Vec<KnownTokens>, String> {
         let known = match (&self.content, &self.top_logprobs) {
             (Some(positions), _) => read_llama_cpp(positions, ids)?,
@@ -76,10 +78,10 @@ impl LogProbLists {
     }
 }
 
-/// The tokens of all positions, one after another. `F` is the format of one position.
+/// The known tokens of all positions in one flat list. `F` is the format of one position.
 struct KnownPositions<F> {
     tokens: KnownTokens,
-    /// Where each position's tokens end.
+    /// For each position, the end of its tokens in `tokens`.
     ends: Vec<u32>,
     format: PhantomData<F>,
 }
@@ -118,16 +120,16 @@ impl<'de, F: Deserialize<'de> + ListedTokens> Deserialize<'de> for KnownPosition
     }
 }
 
-/// A position or a token in one server's format.
+/// A position or token in one server's format, which can be added to a flat list.
 trait ListedTokens {
-    /// Appends its tokens.
+    /// Appends each token id with its log-probability to `tokens`.
     ///
     /// # Errors
-    /// If one has no id.
+    /// If a token has no id.
     fn add_to(self, tokens: &mut KnownTokens) -> Result<(), &'static str>;
 }
 
-/// A log-probability; null, which some servers write for −∞, is the least one.
+/// A log-probability in JSON. A null, which some servers write for −∞, becomes [`LEAST`].
 #[derive(Clone, Copy)]
 struct JsonLogProb(f32);
 
@@ -144,7 +146,7 @@ impl<'de> Deserialize<'de> for JsonLogProb {
     }
 }
 
-/// A position in vLLM's format: an object with a key for each token.
+/// A position in vLLM's format: an object with one key per token.
 struct VllmPosition(KnownTokens);
 
 impl<'de> Deserialize<'de> for VllmPosition {
@@ -192,7 +194,7 @@ impl ListedTokens for LlamaCppToken {
     }
 }
 
-/// A position in llama.cpp's format: its token, then the most probable ones.
+/// A position in llama.cpp's format: the response's token and the most probable tokens.
 #[derive(Deserialize)]
 struct LlamaCppPosition {
     id: Option<u32>,

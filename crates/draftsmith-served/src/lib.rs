@@ -1,4 +1,5 @@
-//! Targets that servers run: their responses, requested over HTTP, kept in a journal and looked up.
+//! Responses of a target model that runs on inference servers. They are requested over HTTP and
+//! kept in a journal file.
 //!
 //! ```no_run
 //! use draftsmith_served::{Listener, Secret, Served, ServedError, ServedTurn, ServerRecipe, TargetSettings};
@@ -20,8 +21,9 @@
 //! }
 //! ```
 //!
-//! This crate sees token ids, texts and log-probabilities: no tensors, models or arguments. It prints
-//! nothing; a [`Listener`] shows what happens and says when to stop.
+//! This crate handles token ids, texts and log-probabilities, but no tensors, models or
+//! command-line arguments. It prints nothing: the caller's [`Listener`] reports progress and can
+//! stop the work.
 
 mod client;
 mod completer;
@@ -49,5 +51,5 @@ pub use secret::Secret;
 pub use served::{Listener, Served, ServedResponse, ServedTurn, TargetSettings, Wait};
 pub use settings::{ServerLabels, ServerRecipe};
 
-/// Why locks are never poisoned.
+/// The message of `expect` for locks, which are never poisoned.
 const HELD: &str = "nobody panics while holding it";

@@ -1,5 +1,6 @@
-//! A test server on loopback. It answers in a real server's format; the test gives the target that decodes,
-//! and decides how the server treats each request. The tests of `draftsmith` include this file too.
+//! A test server on the loopback interface, which answers in a real server's format. The test
+//! provides the target that decodes, and decides how the server treats each request. The tests of
+//! `draftsmith` include this file too.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -12,7 +13,7 @@ use std::time::Duration;
 use draftsmith_data::TextTokenizer;
 use serde_json::{Value, json};
 
-/// How to treat a request.
+/// The way in which the server treats a request.
 #[derive(Clone, Copy)]
 pub enum Deed {
     /// Answer in vLLM's format.
@@ -23,9 +24,9 @@ pub enum Deed {
     AnswerByText,
     /// Answer in vLLM's format with changes.
     Change(fn(&mut Value)),
-    /// Answer with this status, header and body.
+    /// Answer with this HTTP status, header line and body.
     Say(u16, &'static str, &'static str),
-    /// Send these bytes, the last of them without end.
+    /// Send a prefix, and then the same bytes again and again.
     Pour(Pour),
     /// Send half of an answer.
     BreakOff,
@@ -33,31 +34,31 @@ pub enum Deed {
     Stall,
 }
 
-/// An answer in bytes.
+/// The bytes of an endless answer.
 #[derive(Clone, Copy, Default)]
 pub struct Pour {
-    /// What comes first.
+    /// The bytes that come first.
     pub begin: &'static [u8],
-    /// What follows again and again, until the client is gone.
+    /// The bytes that are repeated until the client disconnects; empty for none.
     pub again: &'static [u8],
-    /// The wait after each.
+    /// The pause after each repetition.
     pub pause: Duration,
 }
 
 /// A received request.
 #[derive(Debug, Clone)]
 pub struct Request {
-    /// The path of its address.
+    /// The path of the request's URL.
     pub path: String,
     /// The `authorization` header.
     pub authorization: Option<String>,
-    /// Its JSON.
+    /// The JSON body; null if there is none.
     pub body: Value,
 }
 
 /// A server on loopback that runs until it is dropped.
 pub struct Loopback {
-    /// Its base URL, up to `/v1`.
+    /// The server's base URL, up to `/v1`.
     pub url: String,
     requests: Arc<Mutex<Vec<Request>>>,
     most_at_once: Arc<AtomicUsize>,
@@ -70,21 +71,21 @@ pub struct Loopback {
 /// The log-probabilities of a token, and of the most probable tokens at its position.
 pub type LogProbs = (f32, Vec<(u32, f32)>);
 
-/// What a target decodes.
+/// A target's response.
 pub struct Decoded {
     /// The response's token ids.
     pub ids: Vec<u32>,
-    /// Whether the last one is an end token.
+    /// Whether the last token is an end-of-sequence token.
     pub is_ended: bool,
-    /// As many as tokens.
+    /// The log-probabilities, one entry per token.
     pub log_probs: Vec<LogProbs>,
 }
 
-/// A target: its tokenizer, and what it decodes after a prompt, given the request's body.
+/// A target: its tokenizer, and a function that decodes a response.
 pub struct LoopbackTarget<T> {
     /// The tokenizer.
     pub tokenizer: Arc<TextTokenizer>,
-    /// Decodes.
+    /// Decodes the response to a prompt, given the prompt's token ids and the request's body.
     pub decode: T,
 }
 
@@ -99,7 +100,7 @@ struct Shared<F, T> {
 }
 
 impl Loopback {
-    /// Serves a target. `deed` decides how to treat each request, given its number.
+    /// Starts a server for a target. `deed` decides how to treat each request, given its index.
     pub fn serve(
         target: LoopbackTarget<impl Fn(&[u32], &Value) -> Decoded + Send + Sync + 'static>,
         deed: impl Fn(usize, &Request) -> Deed + Send + Sync + 'static,
@@ -132,12 +133,12 @@ impl Loopback {
         Self { url, requests, most_at_once, is_over, accepting: Some(accepting), _ends: ends }
     }
 
-    /// The requests so far, in order.
+    /// Returns the requests so far, in order of arrival.
     pub fn requests(&self) -> Vec<Request> {
         self.requests.lock().expect("nobody panics").clone()
     }
 
-    /// The greatest number of concurrent requests so far.
+    /// Returns the maximum number of concurrent requests so far.
     pub fn most_at_once(&self) -> usize {
         self.most_at_once.load(Ordering::SeqCst)
     }
@@ -203,7 +204,7 @@ impl<F: Fn(usize, &Request) -> Deed, T: Fn(&[u32], &Value) -> Decoded> Shared<F,
         Ok(())
     }
 
-    /// The target's completion.
+    /// Builds the target's completion in the format that `deed` selects.
     fn completion(&self, body: &Value, deed: Deed) -> Value {
         let tokenizer = &self.target.tokenizer;
         let prompt_ids: Vec<u32> = match &body["prompt"] {
@@ -268,7 +269,7 @@ fn read_request(stream: &TcpStream) -> std::io::Result<Request> {
     }
     let mut body = vec![0; num_bytes];
     reader.read_exact(&mut body)?;
-    // A GET has none.
+    // A GET request has no body.
     let body = if body.is_empty() { Value::Null } else { serde_json::from_slice(&body)? };
     Ok(Request { path, authorization, body })
 }

@@ -1,10 +1,11 @@
-//! Builds requests: OpenAI's `/completions` with the extensions of vLLM, SGLang and llama.cpp.
-//! `reply.rs` reads what they answer.
+//! Construction of requests for OpenAI's `/completions`, with the extensions of vLLM, SGLang and
+//! llama.cpp. `reply.rs` parses the answers.
 //!
-//! All servers get the same request and ignore keys that they do not know. The prompt is token ids; TGI
-//! rejects those and then gets text. vLLM and SGLang return ids in `token_ids` (`return_token_ids`),
-//! llama.cpp in `__verbose.tokens` (`verbose` and `return_tokens`). vLLM (`return_tokens_as_token_ids`) and
-//! llama.cpp return log-probabilities by id, which `known.rs` reads.
+//! All servers get the same request and ignore keys that they do not know. The prompt consists of
+//! token ids. TGI rejects them and is then sent text. vLLM and SGLang return ids in `token_ids`
+//! (`return_token_ids`), llama.cpp in `__verbose.tokens` (`verbose` and `return_tokens`). vLLM
+//! (`return_tokens_as_token_ids`) and llama.cpp return log-probabilities by id, which `known.rs`
+//! reads.
 
 use draftsmith_data::hash_bytes;
 use draftsmith_theory::{Decoding, Sampling};
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 /// A request for a completion.
 #[derive(Debug, Clone)]
 pub(super) struct Ask {
-    /// The id of its row.
+    /// The id of the prompt's row.
     pub(super) id: String,
     pub(super) prompt_ids: Vec<u32>,
     pub(super) max_tokens: usize,
@@ -26,13 +27,15 @@ pub(super) struct Terms {
     /// The target's name on the servers.
     pub(super) model: String,
     pub(super) decoding: Decoding,
-    /// The tokens that end a response.
+    /// The end-of-sequence token ids.
     pub(super) eos_token_ids: Vec<u32>,
-    /// The strings that end one. They are applied here, because servers leave them out of responses.
+    /// The strings that end a response. We apply them to the received tokens, because servers would
+    /// remove them from the response.
     pub(super) stop_strings: Vec<String>,
     /// The target's vocabulary size.
     pub(super) vocab_size: usize,
-    /// The number of most probable tokens to request log-probabilities for, if any.
+    /// The number of most probable tokens whose log-probabilities are requested; `None` to request
+    /// none.
     pub(super) log_probs: Option<usize>,
 }
 
@@ -56,7 +59,8 @@ impl Terms {
             "add_special_tokens": false,
             "skip_special_tokens": false,
             "return_token_ids": true,
-            // For llama.cpp: transformers' order of samplers and, below, a penalty over all tokens.
+            // For llama.cpp: the samplers in the order of Hugging Face transformers. The penalty
+            // set further below covers all tokens.
             "samplers": ["penalties", "temperature", "top_k", "top_p", "min_p"],
             "return_tokens": true,
             "verbose": true,

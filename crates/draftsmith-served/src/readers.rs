@@ -1,5 +1,4 @@
-//! Reads journals and servers' answers, which others may have damaged, for the bench `fuzz` and the test
-//! `corpus`.
+//! Readers of untrusted journals and server answers, for the bench `fuzz` and the test `corpus`.
 
 use std::path::Path;
 
@@ -13,14 +12,14 @@ use super::reply::{BoundedBody, Completion, Tokens, Unusable, most_bytes, read};
 
 /// The vocabulary size of the assumed target.
 const VOCAB_SIZE: usize = 96;
-/// The numbers of tokens and of log-probabilities assumed to be requested.
+/// The assumed numbers of requested tokens and log-probabilities.
 const MAX_TOKENS: usize = 2;
 const LOG_PROBS: usize = 4;
 
-/// Reads all sound responses of a journal.
+/// Reads all valid responses of a journal.
 ///
 /// # Errors
-/// If it cannot be read, or has no response.
+/// If the journal cannot be read, or has no valid response.
 pub fn journal(path: &Path) -> Result<(), String> {
     let said = |error: FileError| error.to_string();
     let journal = Journal::open(path).map_err(said)?;
@@ -37,10 +36,10 @@ pub fn journal(path: &Path) -> Result<(), String> {
     (num_sound > 0).then_some(()).ok_or_else(|| "a journal without a response".to_owned())
 }
 
-/// Reads a server's answer to a greedy and to a sampled request.
+/// Parses a server's answer as the answer to a greedy request and to a sampled request.
 ///
 /// # Errors
-/// If it is invalid for both.
+/// If the answer is invalid for both.
 pub fn answer(bytes: &[u8]) -> Result<(), String> {
     let terms = |decoding, log_probs| Terms {
         model: "m".to_owned(),
@@ -66,7 +65,7 @@ pub fn answer(bytes: &[u8]) -> Result<(), String> {
     })
 }
 
-/// Builds distributions from known tokens, as labels do.
+/// Builds distributions from known log-probabilities, as labels are built, and checks them.
 fn check_probs(ids: &[u32], known: Vec<KnownTokens>) {
     for (id, known) in ids.iter().zip(known) {
         let probs = top_probs(*id, known, LOG_PROBS);

@@ -1,6 +1,7 @@
-//! Reads servers' answers as they arrive, and no further than an answer to the request can be long.
+//! Parsing of servers' answers while they arrive, up to the maximum length that an answer to the
+//! request can have.
 //!
-//! Keys that we do not use are skipped without being kept. So the request bounds memory and time.
+//! Keys that we do not use are skipped, so the request bounds memory and time.
 
 use std::fmt;
 use std::io::{self, BufReader, Read};
@@ -14,19 +15,20 @@ use serde_json::error::Category;
 use super::known::{KnownTokens, LogProbLists};
 use super::protocol::{Ask, Terms};
 
-/// Most bytes of an answer besides its tokens: settings, timings and such.
+/// The allowance in bytes for everything in an answer except tokens, such as settings and timings.
 const OTHER_BYTES: u64 = 1 << 16;
-/// Most bytes per token of the prompt, which llama.cpp returns as text.
+/// The allowance in bytes per prompt token, since llama.cpp returns the prompt as text.
 const PROMPT_TOKEN_BYTES: u64 = 256;
-/// Most bytes per token: its text and its id. llama.cpp returns both twice.
+/// The allowance in bytes per response token for its text and id. llama.cpp returns both twice.
 pub(super) const TOKEN_BYTES: u64 = 1024;
-/// Most bytes per log-probability, with the token's text and bytes; llama.cpp returns each twice.
+/// The allowance in bytes per log-probability, with the token's text and bytes. llama.cpp returns
+/// each twice.
 const LOG_PROB_BYTES: u64 = 384;
-/// Length of the beginning that we keep for messages.
+/// The number of leading bytes that are kept for error messages.
 const START_BYTES: usize = 4096;
 
-/// Returns an upper bound on the length of an answer to a request, in bytes. Parsing takes less than
-/// ten times as much memory.
+/// Returns the maximum length of an answer to a request, in bytes. Parsing takes less than ten
+/// times as much memory.
 pub(super) fn most_bytes(ask: &Ask, terms: &Terms) -> u64 {
     let log_probs = terms.log_probs.map_or(0, |num| LOG_PROB_BYTES * (num as u64 + 1));
     OTHER_BYTES
@@ -34,7 +36,7 @@ pub(super) fn most_bytes(ask: &Ask, terms: &Terms) -> u64 {
         + (TOKEN_BYTES + log_probs) * ask.max_tokens as u64
 }
 
-/// A body that may be read up to a limit. It keeps its beginning for messages.
+/// A response body that can be read up to a limit. It keeps its beginning for error messages.
 pub(super) struct BoundedBody<R> {
     inner: R,
     most: u64,
@@ -49,7 +51,7 @@ impl<R: Read> BoundedBody<R> {
         Self { inner, most, num_read: 0, start: Vec::new(), is_over: false, is_at_end: false }
     }
 
-    /// Returns the beginning of what was read, and whether more may follow.
+    /// Returns the beginning of the body, and whether more may follow it.
     pub(super) fn start(&self) -> (&[u8], bool) {
         (&self.start, !self.is_at_end || self.num_read > self.start.len() as u64)
     }
@@ -59,7 +61,7 @@ impl<R: Read> Read for BoundedBody<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         let left = self.most - self.num_read;
         if left == 0 {
-            // The parser reads on after an error.
+            // The parser may read again after an error.
             self.is_over = self.is_over || self.inner.read(&mut [0])? > 0;
             self.is_at_end = !self.is_over;
             return if self.is_over { Err(io::Error::other("it is too long")) } else { Ok(0) };
@@ -74,20 +76,21 @@ impl<R: Read> Read for BoundedBody<R> {
     }
 }
 
-/// A server's answer.
+/// A parsed answer of a server.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Completion {
     pub(super) tokens: Tokens,
-    /// The known tokens of each position, if log-probabilities were requested.
+    /// The known log-probabilities at each position; `None` if they were not requested.
     pub(super) known: Option<Vec<KnownTokens>>,
     pub(super) ending: ReplyEnding,
-    /// The end token that the server names separately, if it does.
+    /// The end-of-sequence token, if the server names it separately.
     pub(super) ended_by: Option<u32>,
-    /// The number of prompt tokens that the server counted, if it says so.
+    /// The number of prompt tokens that the server counted, if given.
     pub(super) num_prompt_tokens: Option<usize>,
-    /// The number of the response's tokens that the server counted, if it says so.
+    /// The number of response tokens: of the received ids, or for text the server's count, if
+    /// given.
     pub(super) num_tokens: Option<usize>,
-    /// The server's name for its model, if it says so.
+    /// The server's name for its model, if given.
     pub(super) model: Option<String>,
 }
 
@@ -98,34 +101,34 @@ pub(super) enum Tokens {
     Text(String),
 }
 
-/// Why a completion ends.
+/// The reason why a completion ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum ReplyEnding {
-    /// At an end token.
+    /// An end-of-sequence token was generated.
     Stop,
-    /// At the token limit.
+    /// The token limit was reached.
     Length,
-    /// A content filter stopped it.
+    /// A content filter stopped the completion.
     ContentFilter,
 }
 
-/// Why an answer cannot be used.
+/// The reason why an answer is unusable.
 #[derive(Debug)]
 pub(super) enum Unusable {
-    /// The connection broke, or time ran out.
+    /// A broken connection or a timeout.
     Broken(io::Error),
-    /// What is wrong with it; its beginning shows more.
+    /// An answer in an unknown format. The error message also quotes its beginning.
     Foreign(&'static str),
-    /// What is wrong with it.
+    /// An answer with an invalid value, with a description of the problem.
     Invalid(String),
-    /// It has this many tokens and says that it reached the token limit.
+    /// An answer that claims to have reached the token limit, but has only this many tokens.
     CutShort(usize),
 }
 
-/// Reads a server's answer.
+/// Parses and checks a server's answer to `ask`.
 ///
 /// # Errors
-/// If it cannot be used.
+/// If the answer is unusable.
 pub(super) fn read(
     body: &mut BoundedBody<impl Read>,
     ask: &Ask,
@@ -155,7 +158,7 @@ fn parse<L: DeserializeOwned>(
     })
 }
 
-/// The keys of an answer that we use. `L` reads log-probabilities.
+/// The keys of an answer that we use. `L` is the type that log-probabilities are parsed into.
 #[derive(Deserialize)]
 #[serde(bound = "L: Deserialize<'de>")]
 struct Reply<L> {
@@ -172,7 +175,7 @@ struct ReplyUsage {
     completion_tokens: Option<u64>,
 }
 
-/// llama.cpp's.
+/// The object `__verbose` of llama.cpp.
 #[derive(Deserialize)]
 struct VerboseReply {
     tokens: Option<Vec<u32>>,
@@ -186,12 +189,12 @@ struct ReplyChoice<L> {
     finish_reason: Option<String>,
     token_ids: Option<Vec<u32>>,
     logprobs: Option<L>,
-    // vLLM's and SGLang's names of an end token other than the model's first.
+    // The end-of-sequence token in vLLM's and SGLang's answers, unless it is the model's first one.
     stop_reason: Option<StopReason>,
     matched_stop: Option<StopReason>,
 }
 
-/// The choice with index 0 of a list.
+/// The choice with index 0 in a list of choices, if any.
 struct ReplyChoices<L>(Option<ReplyChoice<L>>);
 
 impl<'de, L: Deserialize<'de>> Deserialize<'de> for ReplyChoices<L> {
@@ -207,7 +210,7 @@ impl<'de, L: Deserialize<'de>> Deserialize<'de> for ReplyChoices<L> {
             fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
                 let (mut first, mut place) = (None, 0);
                 while let Some(choice) = list.next_element::<ReplyChoice<L>>()? {
-                    // Without an index, its place counts.
+                    // A choice without an index has its place in the list as index.
                     if choice.index.unwrap_or(place) == 0 && first.is_none() {
                         first = Some(choice);
                     }
@@ -220,7 +223,8 @@ impl<'de, L: Deserialize<'de>> Deserialize<'de> for ReplyChoices<L> {
     }
 }
 
-/// The id of an end token; `None` if the server names something else, such as a stop string.
+/// The id of an end-of-sequence token; `None` if the server names something else, such as a stop
+/// string.
 struct StopReason(Option<u32>);
 
 impl<'de> Deserialize<'de> for StopReason {
@@ -250,7 +254,8 @@ impl<'de> Deserialize<'de> for StopReason {
 }
 
 impl<L> Reply<L> {
-    /// Checks the answer to a request. `known` reads the log-probabilities of token ids.
+    /// Checks the answer to a request and extracts the completion. `known` extracts the
+    /// log-probabilities of token ids.
     fn completion(
         self,
         ask: &Ask,
@@ -325,7 +330,7 @@ fn checked_ids(ids: Vec<u32>, vocab_size: usize) -> Result<Vec<u32>, Unusable> {
     }
 }
 
-/// Checks that a text can be the requested number of tokens, before it is tokenised.
+/// Checks before tokenisation that a text is not too long for the requested number of tokens.
 fn checked_text(text: String, ask: &Ask) -> Result<String, Unusable> {
     let Ask { max_tokens, .. } = ask;
     if text.len() as u64 > TOKEN_BYTES * *max_tokens as u64 {

@@ -1,4 +1,5 @@
-//! Makes a response of a completion: tokenises text, and cuts where local decoding would end.
+//! Conversion of a server's completion to a response: tokenises text, and cuts the tokens where
+//! local decoding would end.
 
 use draftsmith_data::FinishReason;
 
@@ -8,12 +9,12 @@ use super::protocol::{Ask, Terms};
 use super::reply::{Completion, ReplyEnding, Tokens, Unusable};
 use crate::TargetSettings;
 
-/// A response with what the answer said about itself.
+/// A response, with notes about the answer that it came from.
 pub(super) struct Received {
     pub(super) entry: Entry,
-    /// Whether it arrived as text.
+    /// Whether the response arrived as text and was tokenised locally.
     pub(super) is_text: bool,
-    /// Whether the server counted another number of tokens in the prompt.
+    /// Whether the server reported a different number of prompt tokens than we sent.
     pub(super) has_other_prompt: bool,
     /// The server's name for its model, if it differs from the requested one.
     pub(super) other_model: Option<String>,
@@ -23,7 +24,8 @@ impl Received {
     /// Converts a completion to a response.
     ///
     /// # Errors
-    /// If the completion has no tokens of the target, or too few.
+    /// If the completion has no tokens, has tokens outside the target's vocabulary, or is too
+    /// short.
     pub(super) fn of(
         completion: Completion,
         ask: &Ask,
@@ -37,7 +39,8 @@ impl Received {
             Tokens::Text(words) => {
                 let ids = target.tokenizer.encode(&words, false);
                 let ids = ids.map_err(|error| Unusable::Invalid(format!("a text: {error}")))?;
-                // The target may have chosen more tokens for the same text, but not twice as many.
+                // The target may have used more tokens for the same text than our tokenizer, but
+                // not twice as many.
                 if ending == ReplyEnding::Length
                     && num_tokens.is_none()
                     && 2 * ids.len() < ask.max_tokens
@@ -55,7 +58,7 @@ impl Received {
             let (response_ids, finish) =
                 cut_at_end(ask, target, ids.into_iter().chain(end.flatten()));
             if let Some(known) = &mut known {
-                // Nothing is known about an end token that the server left out.
+                // No log-probabilities are known for an end token that the server left out.
                 known.resize(response_ids.len(), KnownTokens::new());
             }
             Entry {
@@ -83,8 +86,8 @@ impl Received {
     }
 }
 
-/// Cuts a response where local decoding would end it: after an end token or a stop string, or at the token
-/// limit.
+/// Cuts a response where local decoding would end it: after an end-of-sequence token or a stop
+/// string, or at the token limit. Returns its tokens and the reason for its end.
 fn cut_at_end(
     ask: &Ask,
     target: &TargetSettings,
@@ -107,8 +110,8 @@ fn cut_at_end(
     (ids.split_off(ask.prompt_ids.len()), finish)
 }
 
-/// Returns whether a server's name for its model can mean the requested one. Servers answer with the requested name, or
-/// with a path or a file that ends in it.
+/// Returns whether the model name in an answer can mean the requested model. Servers report the
+/// requested name, or a path or file whose last part is that name.
 fn is_same_model(answered: &str, requested: &str) -> bool {
     let base = |name: &str| {
         let name = name.trim_end_matches('/').rsplit(['/', '\\']).next().unwrap_or(name);

@@ -1,31 +1,32 @@
-//! The servers' bearer token, and the only way to quote what a server or the HTTP library said: on one
-//! line, shortened, and without the token.
+//! The servers' bearer token, and the masking of the token in quoted text. All text from servers
+//! and the HTTP library is quoted through this file: on one line, shortened, and without the token.
 
 use ureq::http::HeaderValue;
 
-/// Most characters that we quote of one text, and of a whole message.
+/// The maximum numbers of characters in one quoted text and in a whole message.
 const MOST_QUOTED: usize = 300;
 const MOST_SAID: usize = 1000;
-/// Most bytes of a text that we look at.
+/// The maximum number of bytes of a text that are examined.
 const MOST_READ: usize = 8192;
-/// Most backslashes before an escaped character.
+/// The maximum number of backslashes before an escaped character.
 const MOST_SLASHES: usize = 8;
-/// What replaces the token.
+/// The text that replaces the token.
 const MASK: &[u8] = b"***";
-/// Shortest token, and shortest part of one in base64, that we hide. Shorter ones are there by chance.
+/// The minimum lengths of a token, and of its base64 form, that are masked. Shorter ones would
+/// match by chance.
 const LEAST_TOKEN: usize = 4;
 const LEAST_BASE64: usize = 8;
 
-/// A bearer token; the default is none. It must not implement `Debug`.
+/// A bearer token. The default is no token. The type must not implement `Debug`.
 #[derive(Default)]
 pub struct Secret {
     header: Option<HeaderValue>,
-    /// The token, and what base64 makes of it after 0, 1 and 2 other bytes.
+    /// The byte strings to mask: the token, and its base64 forms after 0, 1 and 2 other bytes.
     hidden: Vec<Vec<u8>>,
 }
 
 impl Secret {
-    /// Creates the secret of a bearer token; `None` if it cannot be sent.
+    /// Creates the secret from a bearer token; `None` if the token is not a valid header value.
     pub fn new(token: &str) -> Option<Self> {
         let header = HeaderValue::from_str(&format!("Bearer {token}")).ok();
         let mut header = header.filter(|header| header.to_str().is_ok())?;
@@ -48,18 +49,18 @@ impl Secret {
         Some(Self { header: Some(header), hidden })
     }
 
-    /// The value of the header `authorization`.
+    /// Returns the value of the `authorization` header; `None` without a token.
     pub(super) fn header(&self) -> Option<&HeaderValue> {
         self.header.as_ref()
     }
 
-    /// Puts a message on one line and masks the token in it.
+    /// Puts a message on one line, shortens it and masks the token in it.
     pub(super) fn clean(&self, message: &str) -> String {
         self.masked(message, false, MOST_SAID)
     }
 
-    /// Quotes the beginning of what a server said in backticks, with the token masked. If it was cut
-    /// (`is_cut`), its end may be the beginning of the token.
+    /// Quotes the beginning of a server's text in backticks, with the token masked. If the text was
+    /// cut off (`is_cut`), its end is also masked where it could be the beginning of the token.
     pub(super) fn quote(&self, said: &[u8], is_cut: bool) -> String {
         format!("`{}`", self.masked(&String::from_utf8_lossy(said), is_cut, MOST_QUOTED))
     }
@@ -91,8 +92,8 @@ impl Secret {
     }
 }
 
-/// Returns the length in bytes of `hidden` at the beginning of a text, where each byte may be escaped;
-/// `None` if the text begins otherwise.
+/// Returns the length in bytes of the prefix of `text` that spells `hidden`, where each byte may be
+/// escaped; `None` if there is no such prefix.
 fn length_of(text: &[u8], hidden: &[u8], is_cut: bool) -> Option<usize> {
     if text.starts_with(hidden) {
         return Some(hidden.len());
@@ -104,7 +105,7 @@ fn length_of(text: &[u8], hidden: &[u8], is_cut: bool) -> Option<usize> {
         }
         match escaped_length(rest, *byte) {
             Some(length) => rest = &rest[length..],
-            // An escape that the end cuts in two.
+            // The text was cut off within an escape.
             None if is_cut && rest.len() < 6 && b"\\%&".contains(&rest[0]) => {
                 return Some(text.len());
             }
@@ -114,8 +115,8 @@ fn length_of(text: &[u8], hidden: &[u8], is_cut: bool) -> Option<usize> {
     Some(text.len() - rest.len())
 }
 
-/// Returns the length of a byte at the beginning of a text: plain or escaped, as in JSON, URLs and HTML.
-/// `None` if the text begins otherwise.
+/// Returns the length in bytes of the prefix of `text` that spells `byte`, plain or escaped as in
+/// JSON, URLs and HTML; `None` if there is no such prefix.
 fn escaped_length(text: &[u8], byte: u8) -> Option<usize> {
     let is_next = |form: &[u8]| {
         text.get(..form.len())
@@ -123,7 +124,7 @@ fn escaped_length(text: &[u8], byte: u8) -> Option<usize> {
             .then_some(form.len())
     };
     let escape = || {
-        // JSON in JSON has more than one.
+        // JSON within JSON has several backslashes.
         let num_slashes = text.iter().take(MOST_SLASHES).take_while(|byte| **byte == b'\\').count();
         let forms = match text[0] {
             b'\\' => vec![format!("u{byte:04x}"), char::from(byte).to_string()],
@@ -143,7 +144,7 @@ fn escaped_length(text: &[u8], byte: u8) -> Option<usize> {
     escape().or_else(|| is_next(&[byte]))
 }
 
-/// Returns HTML's name of a byte; empty if it has none.
+/// Returns the named HTML entity of a byte; empty if it has none.
 fn named_entity(byte: u8) -> &'static str {
     match byte {
         b'&' => "&amp;",
@@ -154,11 +155,11 @@ fn named_entity(byte: u8) -> &'static str {
     }
 }
 
-/// Returns the characters that base64 makes only of a text's bytes, if `shift` bytes precede it.
+/// Returns those base64 characters that depend only on the text, if `shift` other bytes precede it.
 fn base64_core(text: &[u8], shift: usize) -> Vec<u8> {
     const ALPHABET: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
     let bit = |at: usize| usize::from(text[at / 8] >> (7 - at % 8) & 1);
-    // The first bit of the text that begins a character.
+    // The index of the first bit of the text at which a base64 character begins.
     let begin = (6 - 8 * shift % 6) % 6;
     let begins = (begin..).step_by(6).take_while(|begin| begin + 6 <= 8 * text.len());
     begins.map(|at| ALPHABET[(at..at + 6).fold(0, |all, at| 2 * all + bit(at))]).collect()

@@ -1,11 +1,10 @@
-//! Responses of a target that servers run: requested, written to a journal, and looked up.
+//! The target on its servers: requests all missing responses, and writes them to a journal.
 //!
-//! A few threads send requests (`client.rs`), read the answers (`reply.rs`) and make responses
-//! of them (`response.rs`). An answer that gives no response of the target is a failed request. The
-//! calling thread walks through the conversations and appends each response to the journal
-//! (`journal.rs`) before anything uses it. Each response ends its conversation or moves it to the
-//! next turn, so a conversation has no more responses than turns. Texts of servers are printed only after
-//! `secret.rs` has removed the bearer token.
+//! Worker threads send requests (`client.rs`), parse the answers (`reply.rs`) and convert them to
+//! responses (`response.rs`). An answer that cannot be a response of the target counts as a failed
+//! request. The calling thread walks through the conversations, and appends each response to the
+//! journal (`journal.rs`) before using it. Each response ends its conversation or moves it to the
+//! next turn. Messages quote text from servers only after `secret.rs` has removed the bearer token.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;
@@ -24,89 +23,90 @@ use super::protocol::{Ask, Terms};
 use super::response::Received;
 use super::{HELD, Secret, ServedError, ServerRecipe};
 
-/// How often to check for an interrupt.
+/// The interval between checks for an interrupt.
 const TICK: Duration = Duration::from_millis(100);
-/// The number of other models that notes name.
+/// The maximum number of unexpected model names to report.
 const MOST_MODELS: usize = 3;
 
-/// The target as this machine knows it, and how it decodes.
+/// The target's tokenizer, limits and decoding settings.
 #[derive(Debug, Clone)]
 pub struct TargetSettings {
     /// The target's tokenizer.
     pub tokenizer: Arc<TextTokenizer>,
-    /// The tokens that end a response.
+    /// The end-of-sequence token ids.
     pub eos_token_ids: Vec<u32>,
-    /// The strings that end one.
+    /// The strings that end a response.
     pub stop_strings: Vec<String>,
-    /// Finds `stop_strings` in token ids, if there are any.
+    /// A matcher that finds `stop_strings` in token ids; `None` if there are no stop strings.
     pub text_end: Option<Arc<dyn TextEnd + Send + Sync>>,
     /// The target's vocabulary size.
     pub vocab_size: usize,
-    /// The longest sequence, in tokens, that all models can read.
+    /// The maximum length of a prompt with its response, in tokens.
     pub context: usize,
-    /// How the servers are to decode.
+    /// The way the servers decode: greedy or sampled, and any repetition penalty.
     pub decoding: Decoding,
-    /// The most tokens of a response.
+    /// The maximum number of tokens in a response.
     pub max_new_tokens: usize,
     /// The seed of sampled responses.
     pub seed: u64,
 }
 
-/// Shows a job's user what servers do, and says when to stop.
+/// A caller's interface to running requests: it reports progress to the user and can stop the work.
 pub trait Listener {
-    /// Returns whether to stop. What was requested by then is still awaited and kept.
+    /// Returns whether to stop. Requests under way are still awaited, and their responses kept.
     fn is_interrupted(&self) -> bool;
-    /// Reports that all responses to another prompt are there.
+    /// Reports that one more conversation is complete.
     fn advance(&self);
-    /// Shows a line to the user.
+    /// Shows one line of text to the user.
     fn note(&self, line: &str);
-    /// Reports that all requests wait for a server; `None` once they go on.
+    /// Reports that all servers are paused after failures; `None` reports that requests continue.
     fn wait(&self, wait: Option<Wait>);
 }
 
-/// A wait of all requests.
+/// A pause of all requests, because every server has failed recently.
 #[derive(Debug, Clone)]
 pub struct Wait {
-    /// The failure before it, without the bearer token.
+    /// The failure that caused the pause, without the bearer token.
     pub why: String,
-    /// Until the next request.
+    /// The time until the next request.
     pub length: Duration,
-    /// The wait that the server requested, if it is longer than `data.server.timeout_s`.
+    /// The wait that the server requested (`retry-after`), if longer than `data.server.timeout_s`.
     pub requested: Option<Duration>,
 }
 
-/// A turn of a conversation, to be answered.
+/// A conversation turn for the target to answer.
 #[derive(Debug, Clone)]
 pub struct ServedTurn {
-    /// The id of its row.
+    /// The id of the turn's row.
     pub id: String,
-    /// The token ids of the conversation up to where the answer begins.
+    /// The token ids of the conversation up to the answer.
     pub prompt_ids: Vec<u32>,
 }
 
-/// A served target's response.
+/// A response of the target on a server.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ServedResponse {
-    /// Its token ids.
+    /// The response's token ids.
     pub ids: Vec<u32>,
-    /// Why it ends.
+    /// The reason why the response ends.
     pub finish: FinishReason,
-    /// The known part of each token's distribution, if log-probabilities were requested.
+    /// The known part of the distribution that each token was drawn from; `None` if
+    /// log-probabilities were not requested.
     pub probs: Option<Vec<TopProbs>>,
 }
 
-/// A target that servers run, with its responses so far.
+/// A target on servers, with the journal of its responses.
 pub struct Served {
     target: Arc<TargetSettings>,
     terms: Arc<Terms>,
     concurrency: usize,
     servers: Arc<Servers>,
     journal: Journal,
-    /// The ids of the responses that a content filter stopped.
+    /// The ids of the rows whose responses were stopped by a content filter.
     filtered: HashSet<String>,
 }
 
-/// A prompt that is being answered, and the answers so far.
+/// An unfinished conversation: its prompt and the texts of the answers so far.
 struct OpenConversation<P> {
     prompt: P,
     texts: Vec<String>,
@@ -116,7 +116,7 @@ struct OpenConversation<P> {
 
 /// A request with the index of its conversation.
 type Sent = (usize, Ask);
-/// The index of a conversation, its row's id, and the response or why there is none.
+/// The index of a conversation, its row's id, and the response or a description of the failure.
 type Returned = (usize, String, Result<Received, String>);
 
 /// The threads that send requests.
@@ -126,7 +126,7 @@ struct RequestThreads {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What `answer` was given, with the channel to its threads.
+/// The arguments of [`Served::answer`], with the channel to the request threads.
 struct Job<'a, L, N> {
     next: N,
     listener: &'a L,
@@ -134,7 +134,7 @@ struct Job<'a, L, N> {
 }
 
 impl Served {
-    /// Opens the target that servers run, with the responses in the journal.
+    /// Opens the journal at `journal` and creates the servers' clients. Sends no request.
     ///
     /// # Errors
     /// If the journal cannot be read or written.
@@ -162,17 +162,18 @@ impl Served {
         })
     }
 
-    /// The number of lines of the journal that cannot be read. Their responses are requested again.
+    /// Returns the number of unreadable lines in the journal. Their responses are requested again.
     pub fn num_broken(&self) -> usize {
         self.journal.num_broken
     }
 
-    /// Requests all responses that the journal lacks and writes them down. Prompts are read as they are
-    /// sent. `next` returns a prompt's turn after those with the given answers, or `None` at its end.
+    /// Requests all responses that the journal lacks, and appends them to it. Prompts are taken
+    /// from `all` lazily. `next` returns the turn that follows the given answers, or `None` at the
+    /// end of the conversation.
     ///
     /// # Errors
-    /// If a prompt is an error, `next` fails, a request fails after all retries, the journal cannot be
-    /// written, or the job is interrupted.
+    /// If an item of `all` is an error, `next` fails, a request fails after all retries, the
+    /// journal cannot be written, or the listener interrupts.
     pub fn answer<P, E: From<ServedError>>(
         &mut self,
         all: impl IntoIterator<Item = Result<P, E>>,
@@ -198,7 +199,8 @@ impl Served {
         let (sender, jobs) = channel::<Sent>();
         let (done, results) = channel::<Returned>();
         let jobs = Arc::new(Mutex::new(jobs));
-        // A thread that waits for a stalled request is abandoned: requests cannot be cancelled.
+        // A thread that waits for a stalled request is abandoned, because requests cannot be
+        // cancelled.
         let start = |_| {
             let (servers, terms) = (self.servers.clone(), self.terms.clone());
             let (jobs, done, target) = (jobs.clone(), done.clone(), self.target.clone());
@@ -258,7 +260,8 @@ impl Served {
         if is_interrupted() { Err(ServedError::Interrupted.into()) } else { Ok(tally) }
     }
 
-    /// Says that all requests wait for a server. `told` is the end of the last wait that was said.
+    /// Reports a pause of all servers to the listener once. `told` is the end of the pause that was
+    /// reported last.
     fn tell_wait(&self, told: &mut Option<Instant>, listener: &impl Listener) {
         let Some(rest) = self.servers.waiting() else {
             if told.take().is_some() {
@@ -282,7 +285,8 @@ impl Served {
     ) -> Result<(), E> {
         match self.next_ask(&mut conversation, &job.next)? {
             Some(ask) => {
-                // Cannot fail: `answer` holds the receiver too.
+                // Sending cannot fail while `answer` holds the request threads, which keep the
+                // receiver.
                 let _ = job.sender.send((number, ask));
                 running.insert(number, conversation);
             }
@@ -291,8 +295,8 @@ impl Served {
         Ok(())
     }
 
-    /// Finds a conversation's next request that the journal does not answer; `None` if there is none,
-    /// or a content filter ended the conversation.
+    /// Returns a conversation's next request that the journal does not answer; `None` if the
+    /// conversation is complete or a content filter ended it.
     fn next_ask<P, E: From<ServedError>>(
         &mut self,
         conversation: &mut OpenConversation<P>,
@@ -309,7 +313,7 @@ impl Served {
         Ok(None)
     }
 
-    /// Moves a conversation to the turn after a response, or ends it.
+    /// Adds a response to its conversation. A filtered response ends the conversation.
     fn advance<P>(
         &mut self,
         conversation: &mut OpenConversation<P>,
@@ -324,7 +328,7 @@ impl Served {
         Ok(())
     }
 
-    /// The number of responses that a content filter stopped.
+    /// Returns the number of responses that a content filter stopped.
     pub fn num_filtered(&self) -> usize {
         self.filtered.len()
     }
@@ -334,8 +338,8 @@ impl Served {
         self.filtered.contains(id)
     }
 
-    /// Reads the journal's response to a request. Edited entries that the target cannot have produced
-    /// are ignored, so that we request them again.
+    /// Reads the journal's response to a request, if there is one. Ignores entries that the target
+    /// cannot have produced (the file may have been edited), so that they are requested again.
     fn written(&self, ask: &Ask) -> Result<Option<Entry>, ServedError> {
         let entry = self.journal.get(&self.terms.identity(ask))?;
         Ok(entry.filter(|entry| entry.is_sound(self.terms.vocab_size)))
@@ -343,7 +347,7 @@ impl Served {
 
     fn ask(&self, id: &str, prompt_ids: &[u32]) -> Ask {
         let room = self.target.context.saturating_sub(prompt_ids.len());
-        // Non-negative in 32 bits, which every server accepts.
+        // The seed is a non-negative 32-bit integer, which every server accepts.
         let hash = hash_bytes(format!("{} {id} served", self.target.seed).as_bytes());
         let seed = u32::from_str_radix(&hash[..8], 16).expect("it is hex") >> 1;
         let (id, prompt_ids) = (id.to_owned(), prompt_ids.to_vec());
@@ -353,7 +357,7 @@ impl Served {
     /// Reads the response to a turn from the journal.
     ///
     /// # Errors
-    /// If it was never requested, or cannot be read back.
+    /// If the response is not in the journal or was filtered, or the file cannot be read.
     pub fn response(&self, id: &str, prompt_ids: &[u32]) -> Result<ServedResponse, ServedError> {
         let entry = self.written(&self.ask(id, prompt_ids))?;
         let finished = entry.and_then(|entry| {
@@ -369,18 +373,18 @@ impl Served {
     }
 }
 
-/// Counts of new responses, for a note at the end.
+/// The counts of new responses, for messages to the user.
 #[derive(Default)]
 struct Tally {
     num_new: usize,
     num_texts: usize,
     num_other_prompts: usize,
-    /// The first names that servers gave their model other than the requested one.
+    /// The first few model names that servers reported instead of the requested one.
     other_models: Vec<String>,
 }
 
 impl Tally {
-    /// Counts a response, and notes a model's name that differs from the requested one.
+    /// Counts a response, and reports a model name that differs from the requested one.
     fn count(&mut self, received: &Received, model: &str, listener: &impl Listener) {
         self.num_new += 1;
         self.num_texts += usize::from(received.is_text);
@@ -426,7 +430,7 @@ fn send_all(
         let next = jobs.lock().expect(HELD).recv();
         let Ok((number, ask)) = next else { return };
         let received = servers.complete(&ask, terms, target);
-        // Fails only if the receiver has given up.
+        // Sending fails only if the job has ended, and then nobody needs the response.
         let _ = done.send((number, ask.id, received));
     }
 }

@@ -1,6 +1,6 @@
-//! The table `[data.server]`: servers that write the responses.
+//! The settings in `[data.server]`: the servers that generate the responses.
 //!
-//! URLs and tokens may be secret, so messages do not repeat them.
+//! URLs and tokens may be secret, so error messages do not repeat them.
 
 use std::time::Duration;
 
@@ -16,29 +16,29 @@ const MOST_SECONDS: f64 = 86_400.0;
 /// Upper limit of `logprobs`.
 const MOST_LOGPROBS: usize = 1000;
 
-/// Servers with OpenAI's API that all serve the same model.
+/// The servers that generate responses. All have OpenAI's API and serve the same model.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ServerRecipe {
-    /// Base URLs up to `/v1`, to which `/completions` is appended.
+    /// The base URLs up to `/v1`, to which `/completions` is appended.
     pub urls: Vec<String>,
     /// The servers' name for the target.
     pub model: String,
-    /// The environment variable with the bearer token; no token is sent if absent.
+    /// The name of the environment variable with the bearer token. If absent, no token is sent.
     pub api_key_env: Option<String>,
-    /// The most concurrent requests to all servers together.
+    /// The maximum number of concurrent requests to all servers together.
     pub concurrency: usize,
     /// The number of retries of a failed request.
     pub retries: usize,
-    /// Timeout of a request, in seconds.
+    /// The timeout of a request, in seconds.
     pub timeout_s: f64,
-    /// The source of labels.
+    /// The source of the labels.
     pub labels: ServerLabels,
-    /// The number of most probable tokens whose log-probabilities are requested, if responses are
-    /// sampled and labels come from the server.
+    /// The number of most probable tokens per position whose log-probabilities are requested. Used
+    /// only if responses are sampled and labels come from the server.
     pub logprobs: usize,
-    /// The most probability mass per token outside the requested log-probabilities, averaged over a
-    /// response; responses with more are left out.
+    /// The maximum probability mass per token that the requested log-probabilities may leave out,
+    /// averaged over a response. Responses above it are dropped.
     pub max_outside_mass: f64,
 }
 
@@ -46,11 +46,11 @@ pub struct ServerRecipe {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ServerLabels {
-    /// The server: a greedy response itself, or the log-probabilities of a sampled one. The target's
-    /// weights are not read.
+    /// The server. A greedy response is its own label, and a sampled one is labelled by its
+    /// log-probabilities. The target's weights are not read.
     #[default]
     Server,
-    /// The target's weights, read on this machine.
+    /// The target's weights, which are loaded locally.
     Weights,
 }
 
@@ -71,7 +71,7 @@ impl Default for ServerRecipe {
 }
 
 impl ServerRecipe {
-    /// Returns the number of log-probabilities to request per token with this decoding; None if
+    /// Returns the number of log-probabilities to request per token under this decoding; `None` if
     /// labels do not need them.
     pub fn log_probs(&self, decoding: &Decoding) -> Option<usize> {
         let are_needed = self.labels == ServerLabels::Server && !decoding.is_greedy();
@@ -83,12 +83,11 @@ impl ServerRecipe {
         self.labels == ServerLabels::Weights
     }
 
-    /// Returns the timeout of a request.
     pub(super) fn timeout(&self) -> Duration {
         Duration::from_secs_f64(self.timeout_s)
     }
 
-    /// Checks every key.
+    /// Checks the values of all keys.
     ///
     /// # Errors
     /// If a value is invalid.
@@ -143,7 +142,7 @@ fn check_url(url: &str) -> Result<(), ServedError> {
     )
 }
 
-/// Checks a key's value.
+/// Returns an error about `key` unless the condition `holds`.
 fn require(holds: bool, key: &'static str, problem: &str) -> Result<(), ServedError> {
     if holds { Ok(()) } else { Err(ServedError::Setting { key, problem: problem.to_owned() }) }
 }

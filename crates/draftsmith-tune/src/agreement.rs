@@ -1,5 +1,6 @@
-//! Compares a greedy answer with plain decoding's, token for token. Rounding may break a tie of logits the
-//! other way. After a tie two correct answers may diverge, so we compare only up to the first difference.
+//! Comparison of a greedy answer with the answer of plain decoding, token by token. If two logits
+//! are equal up to rounding, either token is a correct choice, and the answers may diverge
+//! afterwards. So we compare only up to the first difference.
 
 use anyhow::Result;
 use draftsmith_model::WeightDtype;
@@ -7,18 +8,19 @@ use draftsmith_theory::{Decoding, Rounding};
 
 use crate::decoders::Decoders;
 
-/// How a greedy answer compares with plain decoding's.
+/// The result of comparing a greedy answer with the answer of plain decoding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Agreement {
-    /// The same tokens.
+    /// Both answers have the same tokens.
     Same,
-    /// At the first difference both tokens have the greatest logit within rounding.
+    /// Both tokens at the first difference have the largest logit up to rounding.
     Tie,
-    /// They differ by more than rounding.
+    /// The answers differ by more than rounding.
     Different,
 }
 
-/// Compares a greedy answer with plain decoding's, up to the first difference.
+/// Compares a greedy answer, `other`, with the answer of plain decoding, up to the first
+/// difference.
 ///
 /// # Errors
 /// If the target fails to score the text before the difference.
@@ -33,7 +35,7 @@ pub fn compare(
         return Ok(Agreement::Same);
     }
     let at = num_same(plain, other);
-    // Rounding does not explain an answer that ends early.
+    // Rounding cannot explain an answer that ends early.
     let (Some(of_plain), Some(of_other)) = (plain.get(at), other.get(at)) else {
         return Ok(Agreement::Different);
     };
@@ -52,7 +54,8 @@ pub fn rounding(dtype: WeightDtype) -> Rounding {
     }
 }
 
-/// Counts the tokens before the first difference. An answer that ends early differs where it ends.
+/// Counts the tokens before the first difference. If one answer is a prefix of the other, this is
+/// its length.
 pub fn num_same(one: &[u32], other: &[u32]) -> usize {
     one.iter().zip(other).take_while(|(a, b)| a == b).count()
 }

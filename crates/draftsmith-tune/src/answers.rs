@@ -1,4 +1,4 @@
-//! Where a target's answers come from: the target here, servers that run it, or the prompt files.
+//! The sources of a target's answers: the local target, servers that run it, or the prompt files.
 
 mod existing;
 
@@ -25,37 +25,38 @@ pub struct TargetAnswer {
     pub prompt_ids: Vec<u32>,
     /// The token ids of the response.
     pub response_ids: Vec<u32>,
-    /// Why it ends.
+    /// The reason why the response ends.
     pub finish: FinishReason,
-    /// The most probable tokens at each position, as the server returned them. `None` for greedy answers
-    /// and for local targets.
+    /// The most probable tokens at each position, as returned by the server; `None` for greedy
+    /// answers and local targets.
     pub probs: Option<Vec<TopProbs>>,
-    /// The target's log-probability of each response token, if it was kept.
+    /// The target's log-probability of each response token; `None` unless the source keeps them.
     pub log_probs: Option<Vec<f32>>,
 }
 
 /// A source of answers.
 pub trait Answers: Sync {
-    /// Answers turns, in order.
+    /// Answers several turns. The answers are in the order of the turns.
     ///
     /// # Errors
     /// If an answer is missing or does not fit, the target fails, or the job is interrupted.
     fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<TargetAnswer>>;
 
-    /// Returns whether a turn has no answer because a content filter stopped it.
+    /// Returns whether a content filter stopped the answer to the turn with this id. The default is
+    /// false.
     fn is_filtered(&self, _id: &str) -> bool {
         false
     }
 
-    /// Counts the answers that a content filter stopped.
+    /// Returns the number of answers that a content filter stopped.
     fn num_filtered(&self) -> usize {
         0
     }
 }
 
-/// Answers all turns of prompts. Each turn follows the answers to the earlier turns of its conversation; answers to
-/// conversations come before those to held-out prompts. If a content filter stopped a turn, that turn and all later
-/// turns of its conversation are left out.
+/// Answers all turns of the prompts. Each turn follows the answers to the earlier turns of its
+/// conversation. The result lists the answers to conversations before those to held-out prompts. A
+/// turn that a content filter stopped is left out, with all later turns of its conversation.
 ///
 /// # Errors
 /// If a first turn does not fit, or the source fails.
@@ -86,7 +87,8 @@ pub fn answer_all(
     Ok(answered.into_iter().flat_map(|(all, _)| all).chain(held_out).collect())
 }
 
-/// Cuts a prompt before its first turn whose response a content filter stopped. `None` if no turn is left.
+/// Cuts a conversation before the first turn that a content filter stopped; `None` if no turn is
+/// left.
 pub fn unfiltered<'p>(source: &dyn Answers, prompt: &'p Prompt) -> Option<Cow<'p, Prompt>> {
     let is_kept = |turn: &usize| !source.is_filtered(&prompt.row_id(*turn));
     match (0..prompt.turns.len()).take_while(is_kept).count() {
@@ -96,19 +98,19 @@ pub fn unfiltered<'p>(source: &dyn Answers, prompt: &'p Prompt) -> Option<Cow<'p
     }
 }
 
-/// The target on this machine, which answers turns side by side.
+/// The local target as a source, which answers turns in batches.
 pub struct OwnTarget<'a> {
-    /// The target, and how it decodes.
+    /// The target with its decoding settings.
     pub responder: Responder<'a>,
     /// The seed of random draws.
     pub seed: u64,
-    /// Names the draws, after a turn's id.
+    /// The names that, after a turn's id, identify the stream of random draws.
     pub stream: Vec<&'a str>,
-    /// Counts what is written.
+    /// The progress of the answers.
     pub progress: &'a Progress,
-    /// How much a turn's answer counts.
+    /// The function that returns how much a turn's answer counts as progress.
     pub worth: &'a (dyn Fn(&Turn<'_>) -> f64 + Sync),
-    /// Whether log-probabilities are kept.
+    /// Whether the log-probabilities of response tokens are kept.
     pub keeps_log_probs: bool,
 }
 
@@ -124,7 +126,8 @@ impl Answers for OwnTarget<'_> {
         let mut prompts: Vec<(&[u32], SeededDraws)> =
             turns.iter().map(|turn| (&turn.prompt_ids[..], stream(turn))).collect();
         let mut log_probs = vec![Vec::new(); turns.len()];
-        // What each token's log-probability is given, penalties included.
+        // The text before each token: its log-probability is conditional on it, and so is the
+        // repetition penalty.
         let mut texts: Vec<Vec<u32>> = match self.keeps_log_probs {
             true => turns.iter().map(|turn| turn.prompt_ids.clone()).collect(),
             false => Vec::new(),
@@ -162,7 +165,7 @@ impl Answers for OwnTarget<'_> {
     }
 }
 
-/// What servers answered, as the journal has it.
+/// The servers' answers, read from the journal.
 impl Answers for Served {
     fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<TargetAnswer>> {
         let answer = |turn: Turn<'_>| {
@@ -184,11 +187,11 @@ impl Answers for Served {
     }
 }
 
-/// The responses that prompt files give, cut where local decoding would end them.
+/// The responses in prompt files as a source, cut where local decoding would end them.
 pub struct ExistingAnswers<'a> {
-    /// Encodes responses given as text.
+    /// The tokenizer and the ends of responses, to encode responses given as text.
     pub text: &'a TextSide,
-    /// The most tokens of a response.
+    /// The maximum number of tokens in a response.
     pub max_new_tokens: usize,
 }
 

@@ -1,9 +1,10 @@
-//! `build-data`: prompts in, labelled responses out, in shards that are each complete or absent.
+//! `build-data`: generates labelled responses to prompts, and writes them in shards that are each
+//! complete or absent.
 //!
-//! A shard holds the rows of a fixed range of prompts, and every draw is seeded by its row's id. So a killed
-//! job resumes at its first missing shard, and the bytes do not depend on interruptions or on the number
-//! of threads. `build_data/present.rs` examines existing shards, `build_data/rows.rs` builds rows, and
-//! `build_data/given.rs` compares labels with those that prompt files give.
+//! A shard holds the rows of a fixed range of prompts, and random draws are seeded by row ids. So a
+//! killed job resumes at its first missing shard, and the files do not depend on interruptions or
+//! the number of threads. `build_data/present.rs` examines existing shards, `build_data/rows.rs`
+//! builds rows, and `build_data/given.rs` compares our labels with labels in prompt files.
 
 mod given;
 mod present;
@@ -38,46 +39,48 @@ use draftsmith_recipe::watch::{Progress, Watch};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{DataRecipe, Recipe, Responses};
 
-/// Prompts (whole conversations) per shard.
+/// The number of prompts (whole conversations) per shard.
 const PROMPTS_PER_SHARD: usize = 32;
 
-/// Most bytes per response token in a shard: twelve columns of four bytes, uncompressed.
+/// The maximum number of bytes per response token in a shard: twelve uncompressed columns of four
+/// bytes.
 pub const BYTES_PER_TOKEN: u64 = 48;
 
-/// What was built.
+/// The result of `build-data`.
 #[derive(Debug, Serialize)]
 pub struct BuiltData {
     /// The directory of the shards.
     pub data_dir: PathBuf,
-    /// The number of shards of the whole data set.
+    /// The number of shards in the whole data set.
     pub num_shards: usize,
     /// The number of shards that existed already.
     pub num_shards_kept: usize,
-    /// The number of prompts of the whole data set.
+    /// The number of prompts in the whole data set.
     pub num_prompts: usize,
-    /// Response tokens written by this run.
+    /// The number of response tokens that this run wrote.
     pub num_new_tokens: usize,
-    /// Sampled responses that this run left out, because servers returned too little of their
-    /// probability mass.
+    /// The number of sampled responses that this run left out, because the log-probabilities from
+    /// the server cover too little probability mass.
     pub num_left_out: usize,
-    /// Responses that a server's content filter stopped, which are left out too.
+    /// The number of responses that a server's content filter stopped. These are left out too.
     pub num_filtered: usize,
 }
 
-/// What to do with damaged shards.
+/// The treatment of damaged shards.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DamagedShards {
-    /// Return an error.
+    /// A damaged shard is an error.
     Refused,
-    /// Build them again.
+    /// Damaged shards are built again.
     Rebuilt,
 }
 
 /// Builds the missing shards of a recipe's data.
 ///
 /// # Errors
-/// If the recipe has no data, a prompt or its response does not fit, shards were built with other settings or
-/// are damaged, the disk is too small, a model or a server fails, or the job is interrupted.
+/// If the recipe has no section `[data]`, a prompt or its response does not fit, shards were built
+/// with other settings or are damaged, the disk is too small, a model or a server fails, or the job
+/// is interrupted.
 pub fn build_data(
     recipe: &Recipe,
     damaged: DamagedShards,
@@ -120,7 +123,7 @@ pub fn build_data(
             stream: vec!["response"],
             progress: &progress,
             worth: &worth,
-            // Without a draft no forward follows that would give them.
+            // Without a draft model, no later forward would compute them.
             keeps_log_probs: models.draft.is_none(),
         }),
         (_, _, Some(served)) => Box::new(served),
@@ -147,7 +150,7 @@ pub fn build_data(
     job.finish(kept.len(), num_new_tokens, &left_out)
 }
 
-/// The build of one data set's shards.
+/// The inputs and paths for building one data set's shards.
 struct BuildJob<'a> {
     workspace: &'a Workspace,
     prompts: ChosenPrompts,
@@ -168,14 +171,14 @@ impl BuildJob<'_> {
         shards.iter().map(|index| self.prompts_of(*index).len()).sum()
     }
 
-    /// Splits the indices of all shards into those that exist and those to build.
+    /// Splits the indices of all shards into existing shards and shards to build.
     fn kept_and_missing(&self, damaged: DamagedShards) -> Result<(Vec<usize>, Vec<usize>)> {
         let Self { dir, provenance, num_shards, watch, .. } = self;
         let present = present_shards(dir, provenance, *num_shards, damaged, *watch)?;
         Ok((0..*num_shards).partition(|index| present.contains(index)))
     }
 
-    /// Checks the free disk space, and notes how much is to be written at most.
+    /// Checks the free disk space, and tells the user the maximum size of the data to be written.
     fn check_room(&self, missing: &[usize], max_new_tokens: usize) -> Result<()> {
         let num_turns: usize =
             missing.iter().map(|index| self.prompts.num_turns(self.prompts_of(*index))).sum();
@@ -191,7 +194,7 @@ impl BuildJob<'_> {
         Ok(())
     }
 
-    /// Requests the responses to missing shards' prompts that the journal lacks from the recipe's servers.
+    /// Requests from the recipe's servers the responses for missing shards that the journal lacks.
     fn ask_servers(&self, recipe: &Recipe, data: &DataRecipe, missing: &[usize]) -> Result<Served> {
         let access = ServerAccess::of(recipe)?;
         let watch = self.watch;
@@ -207,11 +210,11 @@ impl BuildJob<'_> {
         Ok(served)
     }
 
-    /// Builds the missing shards and returns the number of response tokens.
+    /// Builds the missing shards and returns their number of response tokens.
     ///
-    /// Each thread takes one shard after another. A thread that finds none left helps the others'
-    /// forwards. Shards are therefore not tasks of the thread pool: a thread that waits for half a forward
-    /// could pick one up.
+    /// Each thread takes one shard after another. A thread that finds no shard left helps with the
+    /// forwards of the other threads. Shards are not tasks of the thread pool, because a thread
+    /// that waits within a forward could then start another shard.
     fn build(&self, missing: &[usize], labeller: &Labeller<'_>) -> Result<usize> {
         let prompts = self.prompts.each(missing.iter().flat_map(|index| self.prompts_of(*index)));
         let waiting = Mutex::new((missing.iter(), prompts));
@@ -254,7 +257,7 @@ impl BuildJob<'_> {
         Ok(rows.iter().map(|row| row.response_ids.len()).sum())
     }
 
-    /// Writes the manifest, and notes what was built.
+    /// Writes the manifest, and tells the user what was built.
     ///
     /// # Errors
     /// If the manifest cannot be written, or no shard has a row.
@@ -285,8 +288,9 @@ impl BuildJob<'_> {
     }
 }
 
-/// Checks every prompt's first turn before any work, and that ids are unique if responses are taken from
-/// the files, where prompts given as tokens name their ids.
+/// Checks the first turn of every prompt before any work is done. If responses come from the prompt
+/// files, also checks that every prompt has them and that ids are unique, because those files may
+/// set the ids.
 fn check_prompts(
     text: &TextSide,
     prompts: &ChosenPrompts,

@@ -1,9 +1,10 @@
-//! `check`: whether an exported head or adapter may be served.
+//! `check`: tests whether an exported acceptance head or adapter is correct and fast enough to
+//! serve.
 //!
-//! The export is read from disk as a server reads it, and decodes with its tuned rules, or with the default
-//! rules of `generate`. The check fails if greedy output differs from plain greedy output, if sampled output
-//! does not follow the target's distribution, if the acceptance rate is lower than the one that `tune`
-//! promised, or if greedy decoding is slower than with the target alone.
+//! The export is loaded from disk and decodes with its tuned rules, or with the default rules of
+//! `generate`. The check fails if greedy output differs from plain greedy output, or sampled output
+//! does not follow the target's distribution. It also fails if the acceptance rate is lower than
+//! `tune` predicted, or greedy decoding is slower than with the target alone.
 
 mod measure;
 
@@ -26,136 +27,139 @@ use draftsmith_recipe::{Recipe, Split};
 
 /// The significance level of the test of sampled output.
 const ALPHA: f64 = 1e-4;
-/// The most new tokens per turn if the recipe sets none.
+/// The maximum number of new tokens per turn if the recipe does not set it.
 const MAX_NEW_TOKENS: usize = 128;
 
-/// What is checked, and how.
+/// The settings of a check.
 #[derive(Debug)]
 pub struct CheckSettings {
-    /// A head's or an adapter's directory.
+    /// The directory of a head or an adapter.
     pub export: PathBuf,
-    /// Prompts to decode, instead of those of the recipe's `[evaluate]`.
+    /// A file of prompts to decode, instead of the recipe's prompts in `[evaluate]`.
     pub prompts: Option<PathBuf>,
-    /// The most prompts, spread evenly over the files.
+    /// The maximum number of prompts, spread evenly over the files.
     pub num_prompts: usize,
-    /// The recipe that names the models, instead of the one beside the export.
+    /// The path of the recipe that names the models, instead of the recipe beside the export.
     pub recipe: Option<PathBuf>,
-    /// Whether an export that makes decoding slower passes.
+    /// Whether an export may pass although it makes decoding slower.
     pub allow_slower: bool,
-    /// Replaces the recipe's seed.
+    /// A seed that replaces the recipe's seed.
     pub seed: Option<u64>,
-    /// The type that models compute in.
+    /// The dtype that the models compute in.
     pub dtype: WeightDtype,
 }
 
-/// What a check found.
+/// The result of a check.
 #[derive(Debug, Serialize)]
 pub struct CheckReport {
     /// The head's or adapter's directory.
     pub export: PathBuf,
-    /// Head or adapter.
+    /// The kind of export, a head or an adapter.
     pub kind: &'static str,
-    /// The drafter that it is for.
+    /// The drafter that the export belongs to.
     pub drafter: DrafterName,
     /// The names of the prompt files.
     pub prompts: Vec<String>,
-    /// Conversations decoded.
+    /// The number of decoded conversations.
     pub num_prompts: usize,
-    /// The most new tokens per turn.
+    /// The maximum number of new tokens per turn.
     pub max_new_tokens: usize,
     /// Whether every check passed.
     pub passed: bool,
-    /// The failures, as on stderr; null if there are none.
+    /// The description of all failures, as on stderr; null if there are none.
     pub error: Option<String>,
-    /// Greedy decoding.
+    /// The check of greedy decoding.
     pub greedy: DecodingCheck<GreedyOutput>,
-    /// Sampled decoding.
+    /// The check of sampled decoding.
     pub sampled: DecodingCheck<SampledOutput>,
-    /// The time of greedy decoding.
+    /// The check of the speed of greedy decoding.
     pub speed: SpeedCheck,
 }
 
 /// The check of one way of decoding.
 #[derive(Debug, Serialize)]
 pub struct DecodingCheck<T> {
-    /// The look-ups before the drafter, if any.
+    /// The settings of prompt lookup in front of the drafter, if any.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lookup_first: Option<LookupFirst>,
-    /// The rule.
+    /// The stop rule.
     pub stop_rule: StopRuleConfig,
-    /// Whether that is the tuned rule; otherwise it is the default rule.
+    /// Whether the stop rule was tuned. Otherwise it is the default rule.
     pub is_tuned: bool,
-    /// Temperature 0 is greedy.
+    /// The sampling settings. A temperature of 0 means greedy decoding.
     #[serde(flatten)]
     pub sampling: Sampling,
-    /// The default is 1, which changes nothing.
+    /// The repetition penalty; 1 means no penalty.
     pub repetition_penalty: f64,
-    /// New tokens.
+    /// The number of new tokens.
     pub num_tokens: usize,
-    /// The output.
+    /// The check of the output.
     pub output: T,
-    /// The acceptance rate.
+    /// The check of the acceptance rate.
     pub acceptance: AcceptanceCheck,
 }
 
-/// Greedy output compared with plain greedy output.
+/// The comparison of greedy output with plain greedy output.
 #[derive(Debug, Serialize)]
 pub struct GreedyOutput {
     /// Whether the check passed.
     pub holds: bool,
-    /// Mismatches between tokens whose logits are equal up to rounding.
+    /// The number of forgiven mismatches, between tokens whose logits are equal up to rounding.
     pub num_forgiven_ties: usize,
-    /// The answers that differ.
+    /// The answers that differ by more than rounding.
     pub differences: Vec<AnswerDifference>,
 }
 
-/// The first token of an answer that differs from plain decoding.
+/// The position of the first token in an answer that differs from plain decoding.
 #[derive(Debug, Serialize)]
 pub struct AnswerDifference {
     /// The id of the prompt's turn.
     pub id: String,
-    /// The index of the new token.
+    /// The index of the token in the answer.
     pub token: usize,
 }
 
-/// Sampled output compared with the target's distribution.
+/// The test of sampled output against the target's distribution.
 #[derive(Debug, Serialize)]
 pub struct SampledOutput {
     /// Whether the check passed.
     pub holds: bool,
     /// The p-value of the hypothesis that output follows the target's distribution.
     pub p_value: f64,
-    /// The least `p_value` that passes.
+    /// The significance level: the smallest `p_value` that passes.
     pub alpha: f64,
-    /// Tokens that the target never samples. One is enough to fail.
+    /// The number of tokens that the target can never sample. A single one fails the check.
     pub num_impossible: usize,
-    /// Ignored tokens at the edge of the nucleus, top-k or min-p, up to rounding.
+    /// The number of ignored tokens, which lie at the limit of top-p, top-k or min-p up to
+    /// rounding.
     pub num_forgiven_edges: usize,
 }
 
-/// The time of greedy decoding, with prefill, compared with the target alone.
+/// The speed of greedy decoding, including prefill, compared with the target alone.
 #[derive(Debug, Serialize)]
 pub struct SpeedCheck {
-    /// False if decoding is certainly slower and that is not allowed; null if the interval contains 1.
+    /// False if the whole interval is below 1 and that is not allowed; null if the interval
+    /// contains 1.
     pub holds: Option<bool>,
-    /// Speed over the target alone, with its 95 % interval.
+    /// The speed relative to the target alone, with its 95 % interval.
     pub speedup: Estimate,
 }
 
-/// The acceptance rate compared with the promised one.
+/// The comparison of the acceptance rate with the rate that `tune` predicted.
 #[derive(Debug, Serialize)]
 pub struct AcceptanceCheck {
-    /// Whether the rate is at least the promised one, or consistent with it; null if nothing was promised.
+    /// Whether the rate is at least the predicted one, or agrees with it within the intervals; null
+    /// without a prediction.
     pub holds: Option<bool>,
-    /// Candidates drafted.
+    /// The number of drafted candidates.
     pub num_drafted: usize,
-    /// Accepted over drafted, with its 99.99 % interval.
+    /// The share of drafted candidates that were accepted, with its 99.99 % interval.
     pub rate: Estimate,
-    /// The promised rate; null if nothing was tuned.
+    /// The predicted rate; null if the rule was not tuned.
     pub promised: Option<Estimate>,
 }
 
-/// Checks an export. Whether it passed is for the caller to judge.
+/// Runs all checks on an export. The caller must derive `passed` and `error` from the results.
 ///
 /// # Errors
 /// If a file or model is broken.
@@ -214,7 +218,8 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
     })
 }
 
-/// Returns the prompt file of `--prompts`, or else the files and the split of the recipe's `[evaluate]`.
+/// Returns the prompt file in `settings`, or else the prompt files and the split in the recipe's
+/// `[evaluate]`.
 fn prompt_files(
     settings: &CheckSettings,
     recipe: &Recipe,

@@ -1,4 +1,5 @@
-//! Answers the turns of conversations in order, each after the answers to the turns before it.
+//! Answering of conversations turn by turn. Each turn's prompt contains the answers to the earlier
+//! turns.
 
 use anyhow::{Context, Result};
 use draftsmith_data::Prompt;
@@ -10,7 +11,8 @@ use draftsmith_recipe::text_side::TextSide;
 pub enum SetPrompt {
     /// A conversation, answered turn by turn.
     Conversation(Prompt),
-    /// A prompt of the built data that nothing was trained on, earlier turns included.
+    /// A prompt of the built data that training held out. It includes the earlier turns of its
+    /// conversation.
     HeldOut {
         /// The id of the prompt's turn.
         id: String,
@@ -31,25 +33,26 @@ impl SetPrompt {
 
 /// A turn to answer.
 pub struct Turn<'p> {
-    /// The id of its row.
+    /// The id of the turn's row.
     pub id: String,
-    /// The token ids of the conversation up to where the answer begins.
+    /// The token ids of the conversation up to the answer.
     pub prompt_ids: Vec<u32>,
-    /// The turn in its file, if it is of a conversation.
+    /// The turn in its prompt file; `None` for a held-out prompt.
     pub of: Option<&'p draftsmith_data::Turn>,
-    /// Its share of its prompt's work.
+    /// The share of the prompt's work that this turn counts for in progress reports, from 0 to 1.
     pub share: f64,
 }
 
-/// The result of each answered turn of a conversation, and the answers' texts.
+/// The results of a conversation's answered turns, and the answers' texts.
 pub type Answered<T> = (Vec<T>, Vec<String>);
 
-/// Answers the turns of one prompt. `answer` returns a turn's result, from which `response_ids` gets the
-/// answer for the turns that follow. A conversation ends before the turn that exceeds the context.
+/// Answers the turns of one prompt. `answer` returns a turn's result, and `response_ids` extracts
+/// the answer's token ids from it for the following turns. A conversation ends before a turn that
+/// exceeds the context.
 ///
 /// # Errors
 /// If the first turn does not fit the context, a text cannot be encoded or decoded, or `answer`
-/// fails, with the turn's id.
+/// fails. The error of `answer` gets the turn's id as context.
 pub fn answer_turns<'p, T>(
     text: &TextSide,
     prompt: &'p Prompt,
@@ -67,12 +70,12 @@ pub fn answer_turns<'p, T>(
     Ok(answered.remove(0))
 }
 
-/// Answers the turns of several prompts in batches: all first turns, then all second turns, and so on.
-/// `answer` takes turns with the indices of their prompts and returns their results in order. Otherwise
-/// as [`answer_turns`].
+/// Answers the turns of several prompts in batches: all first turns, then all second turns, and so
+/// on. `answer` takes turns with the indices of their prompts, and returns their results in order.
+/// Otherwise it works like [`answer_turns`].
 ///
 /// # Errors
-/// As [`answer_turns`]; `answer` adds the turn's id.
+/// As for [`answer_turns`], except that `answer` itself must name the turn in its error.
 pub fn answer_batched<'p, T>(
     text: &TextSide,
     prompts: &[&'p Prompt],
@@ -101,7 +104,7 @@ pub fn answer_batched<'p, T>(
     Ok(all)
 }
 
-/// Builds the turn after the answered ones, whose answers are `texts`. `None` if it exceeds the context.
+/// Builds the turn that follows the answers `texts`; `None` if it exceeds the context.
 ///
 /// # Errors
 /// If the first turn does not fit the context, or a text cannot be encoded.

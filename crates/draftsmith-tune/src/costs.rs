@@ -1,8 +1,9 @@
-//! The costs of draft forwards, target forwards and further rows: measured on this machine, given by the user,
-//! or the SpecDec++ paper's.
+//! The costs of draft forwards, target forwards and additional target rows. They are measured on
+//! this machine, given by the user, or taken from the SpecDec++ paper.
 //!
-//! Costs that the user gives hold for another machine: `costs.json` does not store them, and no evaluation
-//! here judges what they promise. Reports name the source of their costs.
+//! Costs that the user gives apply to another machine. `costs.json` does not store them, and no
+//! evaluation on this machine verifies gains predicted with them. Reports name the source of the
+//! costs.
 
 mod measure;
 mod mixed;
@@ -17,41 +18,45 @@ use draftsmith_recipe::GivenCosts;
 
 pub use measure::{COSTS_TIME_LIMIT, CostProbe, MeasuredCosts};
 
-/// The round lengths that are timed. The target reads one row more than a round has candidates.
+/// The round lengths to time, in candidates. A verification reads one row more than the round has
+/// candidates.
 const LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 7, 8, 10, 13];
 
-/// Costs of one drafter under one way of decoding, in seconds.
+/// The costs of one drafter under one way of decoding, in seconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Costs {
     /// The drafter.
     pub drafter: DrafterId,
-    /// Draft forwards without signals and verifications, in rounds of one length.
+    /// The costs of verifications, and of draft forwards without signals, in rounds of one fixed
+    /// length.
     pub rounds: RoundCosts,
-    /// The same in rounds whose lengths change as under a rule that reads signals. Such rounds are slower:
-    /// weights and kernels are in the caches only if they were used recently.
+    /// The same costs in rounds of varying lengths, as under a rule that reads signals. Such rounds
+    /// are slower, because weights and kernels stay in the caches only if they were used recently.
     pub mixed_rounds: RoundCosts,
-    /// Additional cost of a draft forward with an acceptance head.
+    /// The additional cost of a draft forward with an acceptance head.
     pub head_seconds: f64,
-    /// Additional cost of a draft forward with its confidence, or the candidate's probability.
+    /// The additional cost of a draft forward that computes the confidence or the candidate's
+    /// probability.
     pub confidence_seconds: f64,
-    /// Additional cost of a draft forward with its entropy.
+    /// The additional cost of a draft forward that computes the entropy.
     pub entropy_seconds: f64,
 }
 
 impl Costs {
-    /// Returns the costs of the SpecDec++ paper (§5), fitted on an A100 to a 7B draft and a 70B target: signals and
-    /// further rows are free.
+    /// Returns the costs of the SpecDec++ paper (§5), fitted on an A100 to a 7B draft model and a
+    /// 70B target. Signals and additional rows cost nothing.
     pub fn paper(drafter: DrafterId) -> Self {
         let line = CostModel::PAPER;
         Self::of_all(drafter, RoundCosts::from_line(drafter, line).expect("the paper's are times"))
     }
 
-    /// Returns the costs that the user gives for a drafter of a recipe with `num_drafters` drafters. `None` if they
-    /// are to be measured.
+    /// Returns the costs that the user gives for a drafter of a recipe with `num_drafters`
+    /// drafters; `None` if the user gives none.
     ///
     /// # Errors
-    /// If there are several drafters and the costs do not name theirs, or they are not positive numbers.
+    /// If there are several drafters and the costs do not name the drafter that they are for, or a
+    /// cost is not a positive number.
     pub fn given(
         given: &GivenCosts,
         drafter: DrafterId,
@@ -63,11 +68,11 @@ impl Costs {
         Ok(target.map(|target| Self::of_all(drafter, priced(target.rounds))))
     }
 
-    /// Returns the costs that the user gives for the target's forwards, without the cost of a draft forward. `None`
-    /// if they are to be measured.
+    /// Returns the costs that the user gives for the target's forwards, without the cost of a draft
+    /// forward; `None` if the user gives none.
     ///
     /// # Errors
-    /// If they are not positive numbers.
+    /// If a cost is not a positive number.
     pub fn given_target(given: &GivenCosts) -> Result<Option<Self>> {
         let Some(rows_ms) = given.rows_ms() else { return Ok(None) };
         let rows = rows_ms.into_iter().map(|ms| ms * 1e-3).collect();
@@ -75,16 +80,16 @@ impl Costs {
         Ok(Some(Self::of_all(DrafterId::DRAFT, rounds)))
     }
 
-    /// Creates the costs of the target's forwards from `points`, the measured seconds of some numbers of rows,
-    /// without the cost of a draft forward.
+    /// Creates the costs of the target's forwards from `points`, pairs of a number of rows and
+    /// measured seconds. The cost of a draft forward is left out.
     ///
     /// # Errors
-    /// If there are none.
+    /// If there are no points.
     pub fn of_target(points: Vec<(usize, f64)>) -> Result<Self, TheoryError> {
         Ok(Self::of_all(DrafterId::DRAFT, RoundCosts::from_points([].into(), points)?))
     }
 
-    /// Creates costs that do not depend on whether the round length varies. Reading the signals of a rule costs nothing.
+    /// Creates costs that are the same for fixed and varying round lengths, with free signals.
     fn of_all(drafter: DrafterId, rounds: RoundCosts) -> Self {
         Self {
             drafter,
@@ -96,10 +101,10 @@ impl Costs {
         }
     }
 
-    /// Returns the same costs under the name of another drafter.
+    /// Returns the same costs for another drafter.
     ///
     /// # Errors
-    /// If a draft forward has no price.
+    /// If the cost of a draft forward is unknown.
     pub fn of_drafter(self, drafter: DrafterId) -> Result<Self, TheoryError> {
         let renamed = |rounds: RoundCosts| {
             let seconds = rounds.draft_seconds(self.drafter)?;
@@ -109,7 +114,7 @@ impl Costs {
         Ok(Self { drafter, rounds, mixed_rounds, ..self })
     }
 
-    /// Returns the costs of rounds under a rule, the signals that it reads included.
+    /// Returns the costs of rounds under a rule, including the signals that it reads.
     pub fn of_rule(&self, config: &StopRuleConfig) -> RoundCosts {
         if config.name() == StopRuleName::FixedLength {
             self.rounds.clone()
@@ -118,7 +123,8 @@ impl Costs {
         }
     }
 
-    /// Returns the costs of rounds of changing lengths under a rule that reads these signals.
+    /// Returns the costs of rounds of varying lengths under a rule that reads the signals in
+    /// `needs`.
     pub fn of_needs(&self, needs: SignalNeeds) -> RoundCosts {
         let extras = [
             (needs.acceptance_prob, self.head_seconds),
@@ -130,7 +136,7 @@ impl Costs {
         ];
         let extra: f64 = extras.iter().filter(|(is_read, _)| *is_read).map(|(_, s)| s).sum();
         let rounds = self.mixed_rounds.clone();
-        // A missing price stays missing, and is reported where it is needed.
+        // An unknown cost of a draft forward stays unknown, and is an error where it is used.
         match rounds.draft_seconds(self.drafter) {
             Ok(alone) => rounds.with_draft_seconds(self.drafter, alone + extra),
             Err(_) => rounds,

@@ -1,4 +1,4 @@
-//! The sessions of a pair and its exports: decodes plainly or with any of the drafters.
+//! The sessions of a target and its drafters, for decoding plainly or with any drafter.
 
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -24,35 +24,36 @@ pub const NO_STEPS: &str = "it has no model, and so no probabilities to record";
 /// The reason why a drafter cannot propose trees.
 pub const NO_TREE: &str = "a tree needs a drafter with a model, whose candidates it grows by";
 
-/// A prompt to answer, with the rule that ends its draft phases; without a rule it is decoded plainly.
+/// A prompt to decode.
 pub struct PromptToDecode<'r> {
     /// The token ids of the prompt.
     pub prompt_ids: &'r [u32],
-    /// The stop rule; `None` for the target alone.
+    /// The stop rule that ends draft phases; `None` for plain decoding.
     pub rule: Option<&'r mut dyn StopRule>,
-    /// The random draws.
+    /// The source of random draws.
     pub draws: &'r mut dyn Draws,
 }
 
-/// Sessions of all models.
+/// The sessions of the target and all drafters.
 pub struct Decoders<'m> {
     drafters: Drafters<'m>,
     /// The dtype that the target computes in.
     pub dtype: WeightDtype,
-    /// The drafters that have a head.
+    /// The drafters that have an acceptance head.
     with_heads: Vec<DrafterId>,
-    /// What ends answers.
+    /// The conditions that end answers.
     pub limits: Limits,
     num_slots: usize,
 }
 
 impl<'m> Decoders<'m> {
-    /// Opens sessions for one sequence, with the pair's whole context.
+    /// Opens sessions for one sequence of the pair's full context length.
     pub fn new(pair: &'m Pair, drafters: &'m LoadedDrafters, max_new_tokens: usize) -> Self {
         Self::with_slots(pair, drafters, max_new_tokens, 1)
     }
 
-    /// Opens sessions for `num_slots` sequences side by side, each with the pair's whole context.
+    /// Opens sessions for up to `num_slots` concurrent sequences, each of the pair's full context
+    /// length.
     pub fn with_slots(
         pair: &'m Pair,
         drafters: &'m LoadedDrafters,
@@ -73,7 +74,7 @@ impl<'m> Decoders<'m> {
         }
     }
 
-    /// Decodes with a drafter, or plainly, as many prompts side by side as there are slots.
+    /// Decodes prompts with a drafter or plainly, as many concurrently as there are slots.
     ///
     /// # Errors
     /// If a prompt does not fit, a model fails, or the drafter is missing.
@@ -106,7 +107,7 @@ impl<'m> Decoders<'m> {
         })
     }
 
-    /// Decodes one prompt with a drafter and a rule, or plainly without both.
+    /// Decodes one prompt, with a drafter and a rule or plainly.
     ///
     /// # Errors
     /// As for [`Self::decode_many`].
@@ -122,8 +123,8 @@ impl<'m> Decoders<'m> {
         Ok(self.decode_many(drafter, decoding, [one])?.remove(0))
     }
 
-    /// Records a drafter along responses of the target. `observe` receives the number of positions recorded so far,
-    /// and may stop the recording.
+    /// Records a drafter along responses of the target. `observe` receives the number of recorded
+    /// positions and may stop the recording.
     ///
     /// # Errors
     /// If a prompt does not fit, a model fails, or the drafter is missing or has no model.
@@ -166,8 +167,9 @@ impl<'m> Decoders<'m> {
         Ok(logits)
     }
 
-    /// Times the target's forwards over 1 or more rows after a prompt: each number of `rows` in turn, `num_passes`
-    /// times. Empty if the context has no room for the largest number.
+    /// Times the target's forwards after a prompt with each number of rows in `rows`, `num_passes`
+    /// times. Returns pairs of number of rows and time, or nothing if the largest number does not
+    /// fit the context. Each number must be at least 1.
     ///
     /// # Errors
     /// If the prompt does not fit, or the model fails.
@@ -186,7 +188,7 @@ impl<'m> Decoders<'m> {
         target.begin(SLOT, prompt_ids)?;
         let mut times = Vec::with_capacity(rows.len() * num_passes);
         for num_rows in (0..num_passes).flat_map(|_| rows.iter().copied()) {
-            // Which tokens are proposed does not matter.
+            // The choice of proposed tokens does not affect the time.
             let proposed: Vec<u32> =
                 prompt_ids.iter().cycle().copied().take(num_rows - 1).collect();
             let tokens = &[prompt_ids, &proposed].concat();
@@ -214,10 +216,11 @@ impl<'m> Decoders<'m> {
     }
 }
 
-/// New tokens of the answer that times the target.
+/// The maximum number of new tokens in the answer that times the target.
 const NUM_TIMED_TOKENS: usize = 16;
 
-/// Measures the tokens per second of the target's short greedy answer to a prompt, after one that is not timed.
+/// Measures the target's tokens per second on a short greedy answer to a prompt, after an untimed
+/// first answer.
 ///
 /// # Errors
 /// If the prompt does not fit, or the model fails.
@@ -240,11 +243,11 @@ fn drafting<'a, 'm>(
     drafters.drafting(id).with_context(|| format!("there is no drafter `{id}` to run"))
 }
 
-/// Runs `decode` with the drafter that a name asks for: `drafter` itself, its trees, or `drafter` with prompt
-/// lookup before it.
+/// Calls `decode` with the drafter that `name` describes: `drafter` itself, trees of its
+/// candidates, or `drafter` with prompt lookup in front of it.
 ///
 /// # Errors
-/// If trees are asked of a drafter without a model, or `decode` fails.
+/// If trees are requested from a drafter without a model, or `decode` fails.
 pub fn proposing<'m, R>(
     drafter: &mut (dyn ModelDrafter<'m> + 'm),
     name: DrafterName,

@@ -1,7 +1,7 @@
-//! `evaluate`: measures the decoding speed under each drafter and stop rule on prompts.
+//! `evaluate`: measures the decoding speed of each drafter under each stop rule on prompts.
 //!
-//! For each prompt, or batch of prompts, all settings run in turn, so that a slow minute of the machine
-//! affects all of them alike.
+//! All settings run in turn on each batch of prompts, so that a slow minute of the machine affects
+//! all settings alike.
 
 mod cost_ratios;
 mod group;
@@ -36,9 +36,9 @@ use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe};
 
-/// The most prompts that time the draft by itself.
+/// The maximum number of prompts for timing the draft model alone.
 const NUM_PROMPTS_ALONE: usize = 16;
-/// The most tokens of an answer that times the draft by itself.
+/// The maximum number of tokens per answer for timing the draft model alone.
 const NUM_TOKENS_ALONE: usize = 64;
 
 /// The result of an evaluation.
@@ -46,18 +46,18 @@ const NUM_TOKENS_ALONE: usize = 64;
 pub struct Evaluation {
     /// The rows of `results.json`.
     pub rows: Vec<ResultRow>,
-    /// The HTML report.
+    /// The path of the HTML report.
     pub report: PathBuf,
-    /// What to deploy, and what makes the measurements doubtful.
+    /// The recommended setting to deploy, and reasons to doubt the measurements.
     pub conclusion: Conclusion,
-    /// The tables of papers that the recipe asks for.
+    /// The tables from papers that the recipe lists, filled with the measurements.
     pub papers: Vec<FilledTable>,
-    /// Whether the evaluation was stopped, so that not all prompts were measured.
+    /// Whether the evaluation was stopped before all prompts were measured.
     #[serde(skip)]
     pub is_partial: bool,
 }
 
-/// Measures a recipe's drafters and writes the files of results.
+/// Measures a recipe's drafters and writes the result files.
 ///
 /// # Errors
 /// If a file or model is broken, or nothing was measured before a stop.
@@ -98,16 +98,16 @@ pub fn papers(recipe: &Recipe) -> Result<Vec<PaperTable>> {
     Ok(tables)
 }
 
-/// The settings under one way of decoding.
+/// The settings to measure under one way of decoding.
 struct Plan {
     decoding: Decoding,
-    /// The rules that tuning chose, with their expected gains.
+    /// The rules that `tune` chose, with their predicted gains.
     promised: Vec<Promise>,
     settings: Vec<Setting>,
 }
 
 impl Plan {
-    /// Returns whether tuning chose a setting.
+    /// Returns whether `tune` chose this setting.
     fn is_tuned(&self, setting: &Setting) -> bool {
         let is_it = |promised: &Promise| {
             promised.drafter == setting.drafter && Some(&promised.config) == setting.rule.as_ref()
@@ -116,7 +116,7 @@ impl Plan {
     }
 }
 
-/// What is measured: the models of a recipe.
+/// The models of a recipe, with everything that their measurement needs.
 struct MeasuredModels<'a> {
     recipe: &'a Recipe,
     evaluate: &'a EvaluateRecipe,
@@ -146,8 +146,8 @@ impl MeasuredModels<'_> {
         Ok(rules)
     }
 
-    /// Measures the seconds per forward of the first draft model when it decodes by itself, on the first prompts of
-    /// a dataset. `None` if the pair has no draft model.
+    /// Measures the seconds per forward of the first draft model when it decodes alone, on the
+    /// first prompts of a dataset; `None` if there is no draft model.
     fn draft_alone(&self, dataset: &Dataset) -> Result<Option<CostSummary>> {
         let Some(((id, _), draft)) = self.recipe.draft().zip(self.pair.draft.as_ref()) else {
             return Ok(None);
@@ -167,7 +167,8 @@ impl MeasuredModels<'_> {
         Ok(seconds_alone(&runs).map(|seconds| CostSummary::alone(id.into(), seconds)))
     }
 
-    /// Runs all settings on all prompts. After Ctrl-C the results have the prompts that were completed.
+    /// Runs all settings on all prompts. After Ctrl-C, the results contain only the prompts that
+    /// every setting has completed.
     fn run(&self, datasets: &[Dataset], plans: &[Plan]) -> Result<EvaluationResults> {
         let Self { recipe, evaluate, pair, drafters, watch, .. } = *self;
         let EvaluateRecipe { max_new_tokens, batch_size, repeats, .. } = *evaluate;

@@ -1,5 +1,6 @@
-//! Which head of a sweep decodes fastest (SpecDec++, §4.2): every head predicts along the recordings of its
-//! drafter, and the rules that read it are replayed.
+//! The choice of the acceptance head of a sweep that decodes fastest (SpecDec++, §4.2). Every head
+//! predicts along the recordings of its drafter, and the stop rules that read the head are
+//! replayed.
 //!
 //! The fastest head on the validation prompts is copied into `head/`, and the recordings get its predictions.
 //! Each head is then judged on the test prompts of every source, with the setting that was best on the
@@ -35,15 +36,15 @@ use draftsmith_recipe::exports::{HeadExport, read_model_head};
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 
-/// How often a head is timed over one row; the median counts.
+/// The number of timings of a head over one row, of which the median is used.
 const NUM_TIMED: usize = 51;
 
-/// Returns the path of the file with the rows of a drafter's sweep.
+/// Returns the path of `sweep.json`, which lists the heads of a drafter's sweep.
 pub fn sweep_path(recipe: &Recipe, id: DrafterId) -> PathBuf {
     recipe.sweep_dir(id).join("sweep.json")
 }
 
-/// Copies a head of a sweep into `head/`, for the other stages.
+/// Copies a head of a sweep into `head/`, where the other stages read it.
 ///
 /// # Errors
 /// If a file cannot be read or written.
@@ -66,8 +67,8 @@ pub fn install_head(
     recipe.write_of(id, &dir)
 }
 
-/// Compares the heads of a recipe's sweep, puts the fastest into `head/` and writes `tuning/heads.json`. `None`
-/// without a sweep.
+/// Compares the heads of a recipe's sweep, copies the fastest into `head/` and writes
+/// `tuning/heads.json`. Returns `None` without a sweep.
 ///
 /// # Errors
 /// If a head or recording is missing or belongs to other models.
@@ -82,7 +83,7 @@ pub fn choose_head(
     let (_, evaluate) = recipe.need_tuning("tune")?;
     let drafter = DrafterName::Of(id);
     let files = RolloutFiles::of(recipe, workspace)?;
-    // The recipe may leave the drafter out of tuning.
+    // The recipe may exclude the drafter from tuning.
     let Some(now) = files.head_dir(drafter) else { return Ok(None) };
     let now = read_model_head(now, id, None, workspace)?;
     let rows = swept_heads(recipe, id, training)?;
@@ -119,7 +120,7 @@ pub fn choose_head(
     if is_new {
         install_head(recipe, id, workspace, &rows[fastest].dir)?;
     }
-    // With the hash of the head that is there now.
+    // This computes the hash of the head that is in `head/` now.
     let files = RolloutFiles::of(recipe, workspace)?;
     for (key, set) in race.recordings_of(fastest).filter(|_| is_new) {
         files.write(key, &set)?;
@@ -136,7 +137,7 @@ pub fn choose_head(
     Ok(Some(race))
 }
 
-/// Reads the rows of the recipe's sweep, with the heads' directories where they are now.
+/// Reads the entries of the recipe's sweep, with the current paths of the heads' directories.
 fn swept_heads(recipe: &Recipe, id: DrafterId, training: &HeadTraining) -> Result<Vec<SweptHead>> {
     let path = sweep_path(recipe, id);
     let hint =
@@ -166,31 +167,32 @@ fn fingerprint(head: &HeadExport) -> Option<&Value> {
     head.config.training.get("fingerprint")
 }
 
-/// The heads of a sweep, and what was found so far.
+/// The heads of a sweep, and their results so far.
 struct Race<'a> {
     id: DrafterId,
     draft: DrafterModel,
     heads: &'a [HeadExport],
     seed: u64,
-    /// The costs of plain decoding and of the best fixed lengths, over the validation prompts of all ways of decoding.
+    /// The costs of plain decoding over the validation prompts of all ways of decoding. `fixed` has
+    /// those of the best fixed lengths.
     plain: Vec<TimedCounts>,
     fixed: Vec<TimedCounts>,
     runs: Vec<HeadRun>,
-    /// The recordings, with each head's predictions.
+    /// The recorded sets, each with one list of predictions per head.
     recorded: Vec<(RolloutKey, RecordedSet, Vec<Vec<f32>>)>,
 }
 
-/// What was found of one head.
+/// The results of one head.
 #[derive(Default)]
 struct HeadRun {
-    /// The costs under it, as in [`Race::fixed`].
+    /// The costs of the best rule that reads the head, over the same prompts as [`Race::fixed`].
     spent: Vec<TimedCounts>,
     sets: Vec<HeadOnSet>,
 }
 
 impl Race<'_> {
-    /// Measures the seconds that each head takes longer for a candidate than `now`, with which the costs were
-    /// measured.
+    /// Measures for each head the additional seconds per candidate compared with `now`, the head
+    /// with which the costs were measured.
     fn extra_seconds(&self, now: &AcceptanceHead) -> Result<Vec<f64>> {
         let now = self.seconds_of(now)?;
         let extra = |head: &HeadExport| Ok(self.seconds_of(&head.head)? - now);
@@ -211,7 +213,7 @@ impl Race<'_> {
         median_of(seconds).context("there are timings")
     }
 
-    /// Replays every head over the recordings of validation and test prompts.
+    /// Replays the rules that read each head over the recordings of validation and test prompts.
     fn run(
         &mut self,
         decoding: DecodingName,
@@ -263,7 +265,8 @@ impl Race<'_> {
         (0..self.runs.len()).min_by(by_time).unwrap_or(0)
     }
 
-    /// Yields each recorded set's recordings with the predictions of one head, and the ids of their prompts.
+    /// Iterates over the recorded sets, with the predictions of head `nth` and the ids of the
+    /// prompts.
     fn recordings_of(
         &self,
         nth: usize,
@@ -275,7 +278,7 @@ impl Race<'_> {
         })
     }
 
-    /// Returns [`HeadRace::lost_by_kl`] and the results of all heads, in the order of the sweep.
+    /// Returns the results of all heads in the order of the sweep, after [`HeadRace::lost_by_kl`].
     fn judged(&self, rows: &[SweptHead], fastest: usize) -> (Option<Estimate>, Vec<JudgedHead>) {
         let kl = |nth: &usize| rows[*nth].scores.comparable_kl();
         let by_kl = |one: &usize, other: &usize| kl(one).total_cmp(&kl(other));
@@ -307,8 +310,8 @@ impl Race<'_> {
     }
 }
 
-/// Finds the rule that reads the head and is fastest on recordings, among rules whose greatest candidate length is
-/// the recorded one.
+/// Finds the fastest rule that reads the head, among rules whose maximum candidate length is the
+/// recorded one.
 fn best_reading(recordings: &Recordings, costs: &Costs) -> Result<RuleChoice> {
     let tried = reading(recordings).into_par_iter().map(|config| {
         let spent = recordings.replay(&config, &costs.of_rule(&config))?;
@@ -319,7 +322,8 @@ fn best_reading(recordings: &Recordings, costs: &Costs) -> Result<RuleChoice> {
     Ok(cheapest(&tried)?.clone())
 }
 
-/// Lists the settings of rules that read the head and whose greatest candidate length is the recorded one.
+/// Lists the settings of rules that read the head and whose maximum candidate length is the
+/// recorded one.
 fn reading(recordings: &Recordings) -> Vec<StopRuleConfig> {
     let max_length = recordings.max_length;
     let is_longest = |config: &StopRuleConfig| {
@@ -329,19 +333,19 @@ fn reading(recordings: &Recordings) -> Vec<StopRuleConfig> {
     settings(max_length, recordings.head).into_iter().filter(is_longest).collect()
 }
 
-/// Test prompts of one source.
+/// The test prompts of one source, with the data to judge a head on them.
 struct OnSet<'a> {
     decoding: DecodingName,
     dataset: &'a str,
-    /// With the head's predictions.
+    /// The recordings, with the head's predictions.
     test: &'a Recordings,
     costs: &'a Costs,
     seed: u64,
 }
 
 impl OnSet<'_> {
-    /// Judges the best rule of the validation prompts against their best fixed length, and computes the rule's
-    /// curve over thresholds.
+    /// Compares the rule that was best on the validation prompts with the best fixed length there,
+    /// and computes the rule's curve over thresholds.
     fn judge(&self, best: &RuleChoice, fixed: &RuleChoice) -> Result<HeadOnSet> {
         let Self { decoding, dataset, test, costs, seed } = *self;
         let (plain, own) = (test.plain(&costs.rounds), best.replay(test, costs)?);

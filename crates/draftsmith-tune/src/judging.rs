@@ -1,9 +1,9 @@
-//! Judges stop rules by replay: settings that were chosen on some recordings are judged on others, against
-//! the best fixed length and plain decoding.
+//! Evaluation of stop rules by replay. Settings that were chosen on some recordings are evaluated
+//! on other recordings, and compared with the best fixed length and plain decoding.
 //!
-//! A fold is a pair of such recordings. `replay` has one fold, of validation and test prompts. `survey` has
-//! few prompts and cross-validates with two folds: each half is judged with the settings chosen on the other
-//! half, so that no prompt has chosen a setting that it judges.
+//! A fold is a pair of such sets of recordings. `replay` has one fold, of validation and test
+//! prompts. `survey` has few prompts and cross-validates with two folds: each half is evaluated
+//! with the settings chosen on the other half.
 
 use std::borrow::Cow;
 
@@ -14,18 +14,19 @@ use draftsmith_theory::{Counts, Estimate, Recordings, TimedCounts};
 use crate::costs::Costs;
 use crate::sweep::{RuleChoice, best_fixed, best_of, cheapest, per_token};
 
-/// The settings that were chosen on some recordings, and the recordings that judge them.
+/// The settings that were chosen on some recordings, with other recordings to evaluate them on.
 pub struct Fold<'a> {
-    /// The best setting of each rule.
+    /// The best setting of each rule on the first recordings.
     pub choices: Vec<RuleChoice>,
     judged_on: Cow<'a, Recordings>,
-    /// The same with a perfect head; `None` without a head, and for served targets, whose acceptance of
-    /// every candidate is unknown.
+    /// The same fold with a perfect acceptance head; `None` without a head, and for targets on
+    /// servers, where not every candidate's acceptance probability is known.
     perfect: Option<Box<Fold<'a>>>,
 }
 
 impl<'a> Fold<'a> {
-    /// Chooses the best setting of each rule on `chosen_on`, with `choose`, to be judged on `judged_on`.
+    /// Chooses the best setting of each rule on `chosen_on` by calling `choose`. The settings will
+    /// be evaluated on `judged_on`.
     ///
     /// # Errors
     /// If nothing was recorded.
@@ -45,7 +46,7 @@ impl<'a> Fold<'a> {
         Ok(Self { choices, judged_on, perfect: perfect.transpose()? })
     }
 
-    /// Returns the same choices, to be judged on other recordings.
+    /// Returns the same choices with other recordings to evaluate them on.
     pub fn on<'b>(&self, judged_on: &'b Recordings) -> Fold<'b> {
         let perfect = self.perfect.as_ref().map(|perfect| {
             let choices = perfect.choices.clone();
@@ -55,11 +56,11 @@ impl<'a> Fold<'a> {
         Fold { choices: self.choices.clone(), judged_on: Cow::Borrowed(judged_on), perfect }
     }
 
-    /// Finds the cheapest choice for which `belongs` is true, among those without look-ups before the drafter, and
-    /// replays it on the judging recordings. Returns the choice and its costs by response.
+    /// Finds the cheapest choice without prompt lookup for which `belongs` is true, and replays it
+    /// on the evaluation recordings. Returns the choice and its costs for each response.
     ///
     /// # Errors
-    /// If no rule belongs.
+    /// If `belongs` is false for every rule, or the rule cannot be replayed.
     pub fn best(
         &self,
         costs: &Costs,
@@ -77,23 +78,24 @@ impl<'a> Fold<'a> {
     }
 }
 
-/// Folds, judged together: estimates are over the responses of all folds, in the order of folds.
+/// The joint evaluation of several folds. Its estimates are over the responses of all folds, in the
+/// order of the folds.
 pub struct Judging<'a> {
-    /// The folds, each with the rules chosen without it.
+    /// The folds.
     pub folds: Vec<Fold<'a>>,
     costs: &'a Costs,
     seed: u64,
-    /// The costs of each fold's best fixed length.
+    /// The costs of each fold's best fixed length, one entry per response.
     pub fixed: Vec<TimedCounts>,
-    /// The costs of plain decoding.
+    /// The costs of plain decoding, one entry per response.
     pub plain: Vec<TimedCounts>,
 }
 
 impl<'a> Judging<'a> {
-    /// Judges the choices of the folds.
+    /// Prepares the evaluation: replays plain decoding and the best fixed lengths.
     ///
     /// # Errors
-    /// If the costs have no price for the drafter.
+    /// If the cost of a draft forward is unknown.
     pub fn new(folds: Vec<Fold<'a>>, costs: &'a Costs, seed: u64) -> Result<Self> {
         let plain = folds.iter().flat_map(|fold| fold.judged_on.plain(&costs.rounds)).collect();
         let mut judging = Self { folds, costs, seed, fixed: Vec::new(), plain };
@@ -101,8 +103,9 @@ impl<'a> Judging<'a> {
         Ok(judging)
     }
 
-    /// Computes the gains of each rule, with the settings of `shown`. A rule that could not be fitted in some fold
-    /// is left out.
+    /// Computes the gains of each rule in `shown`. Each fold uses its own setting of the rule, and
+    /// the rows name the settings in `shown`. Leaves out rules that could not be fitted in some
+    /// fold.
     ///
     /// # Errors
     /// If a rule cannot be replayed.
@@ -131,7 +134,7 @@ impl<'a> Judging<'a> {
         let most = ceiling.as_ref().map(|spent| |some: &[usize]| over(&self.fixed, spent, some));
         let counts: Counts = own.iter().map(|spent| spent.counts).sum();
         let ceiling = most.map(|most| self.estimate(&most));
-        // A share of a gain that may be zero means nothing.
+        // A share of a gain that may be zero is meaningless.
         let is_gain = ceiling.is_some_and(|ceiling| ceiling.low > 0.0);
         Ok(ReplayRow {
             lookup_first: shown.lookup_first,
@@ -148,10 +151,10 @@ impl<'a> Judging<'a> {
         })
     }
 
-    /// Estimates the oracle's gain over the best fixed length.
+    /// Estimates the gain of the oracle (SpecDec++, Lemma 2.1) over the best fixed length.
     ///
     /// # Errors
-    /// If the costs have no price for the drafter.
+    /// If the cost of a draft forward is unknown.
     pub fn oracle(&self) -> Result<Estimate> {
         let mut oracle = Vec::new();
         for fold in &self.folds {
@@ -160,10 +163,11 @@ impl<'a> Judging<'a> {
         Ok(self.estimate(&|some| over(&self.fixed, &oracle, some)))
     }
 
-    /// Returns the costs of each fold's cheapest choice for which `belongs` is true, by response.
+    /// Returns the costs of each fold's cheapest choice for which `belongs` is true, one entry per
+    /// response.
     ///
     /// # Errors
-    /// If no rule belongs.
+    /// If `belongs` is false for every rule of a fold.
     pub fn best(&self, belongs: fn(&RuleChoice) -> bool) -> Result<Vec<TimedCounts>> {
         let mut all = Vec::with_capacity(self.plain.len());
         for fold in &self.folds {
@@ -172,17 +176,20 @@ impl<'a> Judging<'a> {
         Ok(all)
     }
 
-    /// Estimates the speed over plain decoding, with its 95 % interval over responses.
+    /// Estimates the speed relative to plain decoding, with its 95 % interval from resampled
+    /// responses.
     pub fn speedup(&self, own: &[TimedCounts]) -> Estimate {
         speedup(&self.plain, own, self.seed)
     }
 
-    /// Computes a statistic over the judged responses, with its 95 % interval.
+    /// Computes a statistic over the evaluated responses, with its 95 % interval. The statistic
+    /// receives indices of responses.
     pub fn estimate(&self, statistic: &dyn Fn(&[usize]) -> f64) -> Estimate {
         shown_interval(self.plain.len(), self.seed, statistic)
     }
 
-    /// Replays the rule that `pick` takes from each fold, and returns its costs by response.
+    /// Replays the rule that `pick` selects in each fold, and returns the costs, one entry per
+    /// response.
     fn spent<'f>(
         &self,
         folds: impl IntoIterator<Item = &'f Fold<'a>>,
@@ -199,13 +206,13 @@ impl<'a> Judging<'a> {
     }
 }
 
-/// Returns whether the rule has no look-ups before the drafter.
+/// Returns whether the rule has no prompt lookup in front of the drafter.
 fn is_alone(choice: &RuleChoice) -> bool {
     choice.lookup_first.is_none()
 }
 
-/// Finds the choice that corresponds to `shown`: the same rule, or the best rule with look-ups. `None` if the rule
-/// could not be fitted.
+/// Finds the choice that corresponds to `shown`: the same rule, or the best rule with prompt
+/// lookup; `None` if the rule could not be fitted.
 fn like<'c>(choices: &'c [RuleChoice], shown: &RuleChoice) -> Option<&'c RuleChoice> {
     choices.iter().find(|choice| match shown.lookup_first {
         None => is_alone(choice) && choice.name == shown.name,
@@ -213,12 +220,13 @@ fn like<'c>(choices: &'c [RuleChoice], shown: &RuleChoice) -> Option<&'c RuleCho
     })
 }
 
-/// Estimates the speed over plain decoding, with its 95 % interval over responses.
+/// Estimates the speed relative to plain decoding, with its 95 % interval from resampled responses.
 pub fn speedup(plain: &[TimedCounts], own: &[TimedCounts], seed: u64) -> Estimate {
     shown_interval(plain.len(), seed, |some| 1.0 + over(plain, own, some))
 }
 
-/// Computes the speed of `fast` over `slow` on some responses, minus 1.
+/// Computes the speed of `fast` relative to `slow`, minus 1, over the responses with the indices
+/// `some`.
 pub fn over(slow: &[TimedCounts], fast: &[TimedCounts], some: &[usize]) -> f64 {
     per_token(slow, some) / per_token(fast, some) - 1.0
 }

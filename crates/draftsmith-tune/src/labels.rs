@@ -1,4 +1,4 @@
-//! The labels of a response: the target's and the draft's probabilities at each of its positions.
+//! The labels of a response: the target's and the draft model's probabilities at each position.
 
 use anyhow::Result;
 use draftsmith_data::DraftColumns;
@@ -9,22 +9,23 @@ use draftsmith_theory::{
 
 use draftsmith_recipe::pair::LabelModels;
 
-/// The columns of a row that are computed from logits.
+/// The columns of a data row that are computed from logits.
 #[derive(Debug)]
 pub struct Labels {
     /// The target's log-probability of each response token.
     pub response_target_log_prob: Vec<f32>,
-    /// The columns of a draft, if there is one.
+    /// The columns that need a draft model; `None` without one.
     pub draft: Option<DraftColumns>,
 }
 
 impl Labels {
-    /// Computes the labels of a response. `draft_token` returns the draft's token Y at a position of the response,
-    /// given the draft's distribution there. A served target's labels come from the known part of its
-    /// distributions. The cross-entropy needs those in full and is left out.
+    /// Computes the labels of a response. `draft_token` returns the draft token Y at a position of
+    /// the response, given the draft model's distribution there. For a target on a server, labels
+    /// come from the known part of its distributions. The cross-entropy is then left out, because
+    /// it needs the full distributions.
     ///
     /// # Errors
-    /// If it does not fit, or a model fails.
+    /// If the text does not fit the context, or a model fails.
     pub fn of(
         models: &LabelModels<'_>,
         decoding: &Decoding,
@@ -34,7 +35,8 @@ impl Labels {
     ) -> Result<Self> {
         let LabelModels { target, draft, context, vocab_size } = *models;
         let ids = [prompt_ids, response].concat();
-        // The logits after the last prompt token and every response token but the last.
+        // These tokens give the logits after the last prompt token and after every response token
+        // except the last.
         let (read, from) = (&ids[..ids.len() - 1], prompt_ids.len() - 1);
         let score = |model, role| ModelSession::new(model, context, role).score(read, from);
         let known = |at: usize| match probs {
@@ -54,14 +56,15 @@ impl Labels {
     }
 }
 
-/// Labels a response X, the end of `ids`, and the draft's tokens Y from the logits after each prefix.
+/// Computes labels from the logits after each prefix, for the response X at the end of `ids` and
+/// for the draft tokens Y.
 ///
-/// Log-probabilities of X and Y and the overlap are of the distributions that `decoding` draws from.
-/// Entropy, cross-entropy, top log-probability and top ids are of the raw logits after the repetition
-/// penalty. Tokens that only the target has get probability 0 from the draft.
+/// The log-probabilities of X and Y and the overlap refer to the distributions that `decoding`
+/// samples from. The entropy, cross-entropy, top log-probability and top ids refer to the raw
+/// logits after the repetition penalty. Tokens that only the target has get draft probability 0.
 ///
 /// # Panics
-/// If there are more rows of logits than ids, or an id outside the vocabulary.
+/// If there are more rows of logits than ids, or an id is outside the vocabulary.
 fn label(
     decoding: &Decoding,
     target: &Logits,
@@ -113,7 +116,8 @@ fn push(
     columns.draft_top_log_prob.push(raw_q[top as usize] as f32);
 }
 
-/// Computes the log-probability that `decoding` gives token `id` after the tokens `before`.
+/// Computes the log-probability of token `id` after the tokens `before` under `decoding`. `logits`
+/// are the target's logits after `before`.
 pub fn log_prob(decoding: &Decoding, logits: &[f32], before: &[u32], id: u32) -> f32 {
     let logits = decoding.penalised(logits, before.iter().copied());
     log(decoding.probs(&logits)[id as usize])

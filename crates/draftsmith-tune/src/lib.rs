@@ -1,7 +1,8 @@
-//! Everything that is computed about drafters: labels, recordings, costs, the choice of a rule, and how it
-//! is judged.
+//! The offline work on drafters: building labelled data, training, recording, measuring costs,
+//! choosing stop rules and evaluating them.
 //!
-//! This crate prints nothing and reads no arguments; it takes recipes and a [`draftsmith_recipe::watch::Watch`].
+//! This crate prints nothing and reads no command-line arguments. Callers pass a recipe and a
+//! [`draftsmith_recipe::watch::Watch`], which reports progress.
 
 pub mod agreement;
 pub mod answers;

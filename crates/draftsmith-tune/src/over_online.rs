@@ -1,4 +1,5 @@
-//! Compares the predictions of heads with those of vLLM's online estimator, which needs no training.
+//! Comparison of acceptance heads with vLLM's online estimator of acceptance probabilities, which
+//! needs no training.
 
 use std::collections::HashMap;
 
@@ -11,17 +12,19 @@ use draftsmith_train::{HeadTraining, is_held_out, predictions_along};
 
 use crate::rollouts::TrainingRollouts;
 
-/// The least probability that a log-loss takes.
+/// The lower bound on probabilities in a log-loss.
 const LEAST_PROB: f64 = 1e-6;
-/// Candidates of a round.
+/// The number of candidates in a round.
 const ROUND_LENGTH: usize = 4;
-/// The most held-out responses that a trained head predicts along.
+/// The maximum number of held-out responses for the comparison of a trained head.
 const MOST_RESPONSES: usize = 256;
 
-/// Computes the log-losses of the head and of the online estimator over the judged candidates of rounds of the
-/// recorded length, in nats per candidate. The estimator begins each response with `start`.
+/// Computes the log-losses of the head and of the online estimator, in nats per candidate. They are
+/// averaged over the judged candidates of rounds of the recorded length. The estimator begins each
+/// response with the coefficients in `start`.
 pub(crate) fn log_losses(recordings: &Recordings, start: &AcceptanceModel, seed: u64) -> LogLosses {
-    // Sums by response: the head's loss, the estimator's, and the number of candidates.
+    // The sums for each response: the head's loss, the estimator's loss and the number of
+    // candidates.
     let sums = recordings.round_predictions(start).into_iter().map(|predictions| {
         let mut sums = [0.0; 3];
         for it in predictions {
@@ -47,12 +50,12 @@ pub(crate) fn log_losses(recordings: &Recordings, start: &AcceptanceModel, seed:
     }
 }
 
-/// Computes the log-losses of a trained head and of the online estimator along the held-out responses of the head's
-/// rollouts. The estimator's first coefficients are learned from the other responses. `None` without held-out
-/// responses.
+/// Computes the log-losses of a trained head and of the online estimator along the responses that
+/// the head's training held out. The estimator's initial coefficients are learned from the other
+/// responses. Returns `None` without held-out responses.
 ///
 /// # Errors
-/// If the rollouts are not of the data.
+/// If the rollouts do not belong to the data.
 pub fn trained_log_losses(
     (id, drafter): (DrafterId, &DrafterModel),
     (head, training): (&AcceptanceHead, &HeadTraining),
@@ -77,7 +80,8 @@ pub fn trained_log_losses(
         return Ok(None);
     }
     let predicted = predictions_along(drafter, &[head], &held_out).remove(0);
-    // Of every candidate, also of the last recorded one, which a head that reads it would not be asked about.
+    // `AtDraw` gives every candidate a prediction, including the last recorded one, which
+    // `AfterRead` would leave out.
     let held_out = held_out.with_head(HeadTiming::AtDraw, &predicted);
     Ok(Some(log_losses(&held_out, &learned_from.learned_acceptance(), seed)))
 }

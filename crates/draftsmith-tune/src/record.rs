@@ -1,8 +1,8 @@
-//! `record`: records what each drafter proposes along responses of the target, so that every stop rule can
-//! be replayed without models.
+//! `record`: records the candidates and signals of each drafter along responses of the target, so
+//! that every stop rule can be replayed without models.
 //!
-//! Two sets of prompts are recorded, validation and test. There is one file for each set, drafter and way of
-//! decoding, complete or absent.
+//! Two sets of prompts are recorded, validation and test. There is one file for each set, drafter
+//! and way of decoding. Each file is complete or absent.
 
 use std::path::PathBuf;
 
@@ -22,25 +22,25 @@ use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe};
 
-/// The most bytes of a candidate in a file: six columns of four bytes, uncompressed.
+/// The maximum number of bytes per candidate in a file: six uncompressed columns of four bytes.
 const BYTES_A_CANDIDATE: u64 = 24;
 
-/// A file of rollouts in the document of `--json`.
+/// The description of one rollouts file in `--json`.
 #[derive(Debug, Serialize)]
 pub struct RecordedFile {
-    /// The file.
+    /// The path of the file.
     pub path: PathBuf,
-    /// What was recorded.
+    /// The drafter, prompt set and way of decoding.
     #[serde(flatten)]
     pub key: RolloutKey,
-    /// Whether the file existed, with the same models, prompts and settings.
+    /// Whether the file existed already, with the same models, prompts and settings.
     pub kept: bool,
-    /// Its numbers.
+    /// The size of the file's recordings and their acceptance rate.
     #[serde(flatten)]
     pub summary: RolloutSummary,
 }
 
-/// Records what a recipe's drafters propose. Files that are there already are kept.
+/// Records a recipe's drafters. Existing files that match the recipe are kept.
 ///
 /// # Errors
 /// If a file or model is broken, or the disk is too small.
@@ -88,7 +88,7 @@ pub fn record(
     for group in groups {
         let (set, how) = (group.set.name(), group.decoding.text());
         let decoding = evaluate.decoding(group.decoding);
-        // The target answers once for all drafters.
+        // The target answers the prompts once for all drafters.
         let mut answers = None;
         for (key, present) in group.files {
             let kept = present.is_some();
@@ -119,17 +119,18 @@ pub fn record(
     Ok(recorded)
 }
 
-/// The files of one set and way of decoding.
+/// The rollouts files of one prompt set under one way of decoding, one per drafter.
 struct FileGroup<'a> {
     set: PromptSet,
     decoding: DecodingName,
     prompts: &'a [SetPrompt],
-    /// Each with the summary of the present file, if it need not be recorded.
+    /// The files to write. A matching existing file has a summary and is not recorded again.
     files: Vec<(RolloutKey, Option<RolloutSummary>)>,
 }
 
 impl FileGroup<'_> {
-    /// Counts the responses to generate, once, and to record, once for each missing file. 0 if no file is missing.
+    /// Counts the units of work: each response is generated once, and recorded once per missing
+    /// file. Returns 0 if no file is missing.
     fn num_responses(&self) -> usize {
         let num_files = self.files.iter().filter(|(_, present)| present.is_none()).count();
         let num_turns: usize = self.prompts.iter().map(SetPrompt::num_turns).sum();

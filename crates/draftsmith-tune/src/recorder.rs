@@ -1,9 +1,10 @@
-//! The target's answers to prompts, and what drafters propose along them: `record` and the training of
-//! heads keep this in files, `survey` in memory.
+//! Generation of the target's answers to prompts, and recording of drafters along them. `record`
+//! and the training of heads write the recordings to files, and `survey` keeps them in memory.
 //!
-//! Several responses share each forward, since a forward that reads all weights costs little more for
-//! sixteen rows than for one. Recordings do not depend on that: a row's logits do not depend on the
-//! rows beside it, and every draw is seeded by its row's id. Threads, order and restarts change nothing.
+//! Several responses share each forward, because reading the weights dominates the time of a
+//! forward, so sixteen rows cost little more than one. The recordings do not depend on batching,
+//! threads, order or restarts: a row's logits do not depend on the other rows, and random draws are
+//! seeded by row ids.
 
 use std::borrow::Cow;
 use std::ops::ControlFlow;
@@ -31,19 +32,19 @@ use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::{Interrupted, Watch};
 use draftsmith_recipe::workspace::Workspace;
 
-/// The models that answer and draft.
+/// The models that answer prompts and draft candidates.
 #[derive(Clone)]
 pub enum RecordedModels<'a> {
-    /// Target and drafters are local.
+    /// A local target with local drafters.
     Pair(&'a Pair),
-    /// The drafter is local; servers answer for the target.
+    /// Local drafters with a target on servers.
     Served(ServedPair<'a>),
 }
 
-/// A local drafter and a target behind servers.
+/// The local models of a recipe whose target runs on servers.
 #[derive(Clone)]
 pub struct ServedPair<'a> {
-    /// The models.
+    /// The local models that compute labels, and the target's sizes.
     pub models: LabelModels<'a>,
     text: &'a TextSide,
     workspace: &'a Workspace,
@@ -51,7 +52,7 @@ pub struct ServedPair<'a> {
 }
 
 impl<'a> RecordedModels<'a> {
-    /// Opens the models of a recipe, whose target is local or run by servers.
+    /// Opens the models of a recipe, whose target is local or on servers.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -62,7 +63,7 @@ impl<'a> RecordedModels<'a> {
         Self::served(workspace, ServerAccess::of(recipe)?)
     }
 
-    /// Pairs a workspace's draft with a target that servers run.
+    /// Pairs a workspace's local models with a target on servers.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -71,7 +72,8 @@ impl<'a> RecordedModels<'a> {
         Ok(Self::Served(ServedPair { models, text, workspace, asker }))
     }
 
-    /// Returns the tokenizer, chat template and context of the target, and what ends its answers.
+    /// Returns the target's tokenizer, chat template and context length, and the ends of its
+    /// answers.
     pub fn text(&self) -> &'a TextSide {
         match self {
             Self::Pair(pair) => &pair.text,
@@ -79,7 +81,8 @@ impl<'a> RecordedModels<'a> {
         }
     }
 
-    /// Returns whether the models run on the CPU. There several threads record, each several responses at once.
+    /// Returns whether the models run on the CPU, where several threads record batches of responses
+    /// in parallel.
     fn on_cpu(&self) -> bool {
         match self {
             Self::Pair(pair) => DeviceChoice::is_cpu(&pair.target.device()),
@@ -88,50 +91,51 @@ impl<'a> RecordedModels<'a> {
     }
 }
 
-/// A response of the target, with the draws of its recording.
+/// A response of the target, with the random draws for its recording.
 pub struct ResponseToRecord<'a> {
     /// The token ids of the prompt.
     pub prompt_ids: &'a [u32],
     /// The token ids of the response.
     pub response_ids: &'a [u32],
-    /// As in [`TargetAnswer::probs`].
+    /// The known distributions of the response's tokens, as in [`TargetAnswer::probs`].
     pub probs: Option<&'a [TopProbs]>,
-    /// The random draws.
+    /// The source of random draws for the recording.
     pub draws: SeededDraws,
 }
 
-/// A drafter of `exports`, recorded along responses of one way of decoding.
+/// A drafter to record along responses of one way of decoding.
 pub struct RecordedDrafter<'a> {
     /// The loaded drafters.
     pub drafters: &'a LoadedDrafters,
-    /// Its name.
+    /// The drafter's name.
     pub id: DrafterId,
-    /// Whether the drafter decodes greedily or samples.
+    /// The way of decoding, greedy or sampled.
     pub decoding: Decoding,
 }
 
-/// Answers prompts and records drafters along the answers.
+/// A recorder, which answers prompts with the target and records drafters along the answers.
 pub struct AnswerRecorder<'a> {
-    /// The models.
+    /// The target and the drafters' models.
     pub models: RecordedModels<'a>,
-    /// The most new tokens of an answer.
+    /// The maximum number of new tokens in an answer.
     pub max_new_tokens: usize,
     /// The seed of random draws.
     pub seed: u64,
-    /// The most candidates of a round in a replay.
+    /// The maximum number of candidates in a replayed round.
     pub max_length: usize,
-    /// Whether candidates get acceptance labels even if the drafter has no head: a head is to be trained
-    /// on them or estimated from them.
+    /// Whether candidates get acceptance labels even if the drafter has no head. Training or
+    /// estimating a head needs them.
     pub labels: bool,
-    /// What the user sees.
+    /// The interface that shows messages to the user and reports interrupts.
     pub watch: &'a dyn Watch,
-    /// Counts responses: once when they are given, and once for each drafter.
+    /// The progress, which counts each response once when it is generated and once per recorded
+    /// drafter.
     pub progress: &'a Progress,
 }
 
 impl AnswerRecorder<'_> {
-    /// Records a drafter along answers, which were given by the same way of decoding. Returns the
-    /// recordings with their answers' ids.
+    /// Records a drafter along answers that were given under the drafter's `decoding`. Returns each
+    /// recording with the id of its answer.
     ///
     /// # Errors
     /// If an answer does not fit, a model fails, or the user presses Ctrl-C.
@@ -153,7 +157,7 @@ impl AnswerRecorder<'_> {
         Ok(ids.into_iter().zip(self.record(drafter, &mut responses)?).collect())
     }
 
-    /// Records a drafter along responses. Returns the recordings in the responses' order.
+    /// Records a drafter along responses. Returns the recordings in the order of the responses.
     ///
     /// # Errors
     /// If a response does not fit, a model fails, or the user presses Ctrl-C.
@@ -175,7 +179,8 @@ impl AnswerRecorder<'_> {
                         decoders.record(drafter.id.into(), &options, requests, observe)
                     })
                 };
-                // On a device one thread records everything, and a free slot takes the next response.
+                // On a GPU one thread records everything, and each free slot takes the next
+                // response.
                 match on_cpu {
                     true => responses
                         .par_chunks_mut(at_once)
@@ -228,7 +233,7 @@ impl AnswerRecorder<'_> {
         })
     }
 
-    /// Calls `record` with requests for `responses`, reports its progress, and stops it on Ctrl-C.
+    /// Calls `record` with requests for `responses`, reports progress, and stops on Ctrl-C.
     fn record_watched<'r>(
         &self,
         responses: &'r mut [ResponseToRecord<'_>],
@@ -258,7 +263,8 @@ impl AnswerRecorder<'_> {
         Ok(recorded)
     }
 
-    /// Answers all turns of prompts with the target. Each turn follows the answers to the earlier ones.
+    /// Answers all turns of the prompts with the target. Each turn follows the answers to the
+    /// earlier turns of its conversation.
     ///
     /// # Errors
     /// If a first turn does not fit, the target fails, or the user presses Ctrl-C.

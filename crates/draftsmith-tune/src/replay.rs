@@ -1,9 +1,9 @@
-//! `replay`: the speed of every stop rule on the test prompts, computed from their rollouts without models, and
-//! the trained head's share of a perfect head's gain.
+//! `replay`: computes the speed of every stop rule on the test prompts from their recordings,
+//! without models. Also computes the trained head's share of a perfect head's gain.
 //!
-//! The setting of each rule is chosen on the rollouts of the validation prompts, at the costs that the recipe
-//! gives, or else at those that `tune` measured here, and at the SpecDec++ paper's. A head's predictions are
-//! judged on the test prompts.
+//! The setting of each rule is chosen on the recordings of the validation prompts. This is done for
+//! the costs in the recipe, or else those that `tune` measured on this machine, and again for the
+//! costs in the SpecDec++ paper. A head's predictions are scored on the test prompts.
 
 use anyhow::Result;
 use draftsmith_report::{
@@ -90,7 +90,7 @@ pub fn replay(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Resu
     Ok(replay)
 }
 
-/// Scores the head's predictions on recorded prompts. `None` without predictions.
+/// Scores the head's predictions on recorded prompts; `None` without predictions.
 fn predictions(
     drafter: DrafterName,
     decoding: Decoding,
@@ -112,14 +112,14 @@ fn predictions(
     })
 }
 
-/// The rules that were chosen on validation prompts, and what they are judged by.
+/// The rules that were chosen on validation prompts, with the inputs of their evaluation.
 struct ReplaySets<'a> {
     drafter: DrafterName,
-    /// What reports compare the drafter by.
+    /// The drafter's category in reports, such as separate draft model or self-draft.
     road: Road,
     decoding: DecodingName,
     cost_source: CostSource,
-    /// The look-ups that are best without the drafter.
+    /// The best settings of prompt lookup without the drafter.
     first: LookupFirst,
     fold: Fold<'a>,
     num_validation_prompts: usize,
@@ -128,8 +128,8 @@ struct ReplaySets<'a> {
 }
 
 impl ReplaySets<'_> {
-    /// Compares the head with the online estimator, whose first coefficients are learned from the validation
-    /// prompts.
+    /// Compares the head with vLLM's online estimator, whose initial coefficients are learned from
+    /// the validation prompts.
     fn over_online(&self, validation: &Recordings, test: &Recordings) -> Result<HeadOverOnline> {
         let judging = Judging::new(vec![self.fold.on(test)], &self.costs, self.seed)?;
         let head = judging.best(|choice| choice.config.needs().acceptance_prob)?;
@@ -141,7 +141,8 @@ impl ReplaySets<'_> {
         })
     }
 
-    /// Judges the rules on all test prompts, or on those of one source, `dataset`.
+    /// Evaluates the rules on the recordings `test`, which are all test prompts or those of one
+    /// source, `dataset`.
     fn group(&self, dataset: Option<&str>, test: &Recordings) -> Result<ReplayGroup> {
         let judging = Judging::new(vec![self.fold.on(test)], &self.costs, self.seed)?;
         let looked_up = test.replay_look_ups(self.first, &self.costs.rounds);

@@ -1,8 +1,8 @@
-//! The target's responses to many prompts, decoded in batches.
+//! Generation of the target's responses to many prompts, in batches.
 //!
-//! A forward reads all weights whether it computes one row or sixteen, so independent sequences share
-//! forwards. Batching does not change a response: a row's result does not depend on the other rows, and
-//! each response has its draws.
+//! A forward reads all weights, whether it computes one row or sixteen, so independent sequences
+//! share forwards. Batching does not change a response, because a row's result does not depend on
+//! the other rows, and each response has its own random draws.
 
 use std::ops::ControlFlow;
 
@@ -15,32 +15,34 @@ use draftsmith_theory::{Decoding, SeededDraws};
 
 use draftsmith_recipe::watch::{Interrupted, Watch};
 
-/// Most sequences in a batch. With more, arithmetic and not memory bandwidth is the limit.
+/// The maximum number of sequences in a batch. With more, arithmetic instead of memory bandwidth
+/// limits the speed.
 const SEQUENCES_AT_ONCE: usize = 16;
 
-/// Returns the batch size for `num_sequences` sequences. On the CPU they are split among the threads.
+/// Returns the batch size for `num_sequences` sequences. On the CPU, the sequences are split among
+/// the threads.
 pub fn sequences_at_once(num_sequences: usize, on_cpu: bool) -> usize {
     let num_threads = if on_cpu { rayon::current_num_threads() } else { 1 };
     num_sequences.div_ceil(num_threads).clamp(1, SEQUENCES_AT_ONCE)
 }
 
-/// Decodes a target's responses.
+/// A target with the settings to generate its responses.
 pub struct Responder<'a> {
     /// The target.
     pub target: &'a CausalLm,
-    /// The longest sequence, in tokens, that all loaded models can read.
+    /// The maximum sequence length that all loaded models can read, in tokens.
     pub context: usize,
-    /// How it decodes.
+    /// The way of decoding: greedy or sampled, and any repetition penalty.
     pub decoding: Decoding,
-    /// What ends answers.
+    /// The conditions that end responses.
     pub limits: Limits,
-    /// What the user sees.
+    /// The interface that reports interrupts by the user.
     pub watch: &'a dyn Watch,
 }
 
 impl Responder<'_> {
-    /// Responds to prompts, in order; each comes with the draws for its response. `observe` receives each
-    /// round's tokens with the index of the prompt.
+    /// Generates responses in the order of the prompts. Each prompt comes with the random draws for
+    /// its response. `observe` receives each round's tokens with the index of the prompt.
     ///
     /// # Errors
     /// If a prompt is empty or does not fit, the model fails, or the job is interrupted.
@@ -50,7 +52,8 @@ impl Responder<'_> {
         mut observe: impl FnMut(usize, RoundTokens<'_>),
     ) -> Result<Vec<Generation>> {
         let longest = prompts.iter().map(|(prompt, _)| prompt.len()).max().unwrap_or(0);
-        // Caches are sized for the longest sequence, since the whole context times the slots is large.
+        // KV caches are sized for the longest sequence, because full contexts in all slots would
+        // need much memory.
         let room = longest.saturating_add(self.limits.max_new_tokens).min(self.context);
         let num_slots = prompts.len().clamp(1, SEQUENCES_AT_ONCE);
         let mut session = ModelSession::with_slots(self.target, room, num_slots, "target");

@@ -1,8 +1,8 @@
-//! Rollouts: the recordings of a recipe's drafters, in
+//! The recordings of a recipe's drafters ("rollouts"), stored in
 //! `data/<recipe>/rollouts-<drafter>-<set>-<decoding>.parquet`.
 //!
-//! `rollouts/rows.rs` converts recordings into rows and back; `rollouts/files.rs` finds the files of a recipe,
-//! and checks whether they match the models and prompts at hand. `recorder.rs` makes the recordings.
+//! `rollouts/files.rs` finds the files of a recipe and checks whether they match its models and
+//! prompts. `recorder.rs` makes the recordings.
 
 mod files;
 mod prompts;
@@ -18,18 +18,18 @@ pub use self::files::{FileState, RolloutFiles, RolloutKey};
 pub use self::prompts::{set_prompts, validation_prompts};
 pub use self::training::{TrainingRecorder, TrainingRollouts};
 
-/// The sets of prompts that are recorded.
+/// A set of prompts to record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromptSet {
-    /// The prompts that rules are chosen on.
+    /// The prompts on which stop rules are chosen.
     Validation,
-    /// The prompts that rules are judged on: those of `evaluate`.
+    /// The prompts on which stop rules are judged, which are those of `evaluate`.
     Test,
 }
 
 impl PromptSet {
-    /// Returns the name in files and messages.
+    /// Returns the set's name in file names and messages.
     pub fn name(self) -> &'static str {
         match self {
             Self::Validation => "validation",
@@ -43,27 +43,29 @@ impl PromptSet {
 pub struct RecordedSet {
     /// The row ids of the prompts, one per response.
     pub ids: Vec<String>,
-    /// What was recorded along each response.
+    /// The recordings along the responses, in the order of `ids`.
     pub recordings: Recordings,
 }
 
-/// The size of a recorded set, and how often its candidates are accepted.
+/// The size of a recorded set and its acceptance rate.
 #[derive(Debug, Clone, Serialize)]
 pub struct RolloutSummary {
-    /// Recorded responses.
+    /// The number of recorded responses.
     pub num_responses: usize,
-    /// Tokens of the responses.
+    /// The number of response tokens.
     pub num_tokens: usize,
-    /// The share of drafted positions at which the response's token is drafted and accepted.
+    /// The share of positions with a candidate at which the candidate is the response's token and
+    /// is accepted; null without such positions.
     pub share_accepted: Option<f64>,
-    /// Positions at which another token is drafted or the token is rejected, or at which whole rounds are recorded.
+    /// The number of positions with a rollout: the candidate there is rejected, or whole rounds are
+    /// recorded.
     pub num_rollouts: usize,
-    /// Candidates per rollout.
+    /// The mean number of candidates per rollout; null without rollouts.
     pub mean_rollout_length: Option<f64>,
 }
 
 impl RecordedSet {
-    /// Converts valid rows and their provenance into recordings.
+    /// Converts valid rows of a rollouts file and their provenance into recordings.
     ///
     /// # Errors
     /// If the provenance names an unknown drafter.
@@ -85,7 +87,8 @@ impl RecordedSet {
         Ok(Self { ids, recordings })
     }
 
-    /// Groups the recordings by the source of their prompts, in order of appearance.
+    /// Groups the recordings by the source of their prompts (the prompt file), in order of first
+    /// appearance.
     pub fn by_source(&self) -> Vec<(&str, Recordings)> {
         let mut sources: Vec<(&str, Vec<Recording>)> = Vec::new();
         for (id, response) in self.ids.iter().zip(&self.recordings.responses) {
@@ -102,10 +105,10 @@ impl RecordedSet {
         sources.into_iter().map(of_source).collect()
     }
 
-    /// Counts the responses, tokens and rollouts, and computes the share of accepted candidates.
+    /// Summarises the set.
     pub fn summary(&self) -> RolloutSummary {
         let responses = &self.recordings.responses;
-        // Nothing is drafted at the last position that the limit allows.
+        // No candidate is drafted at the last position that the token limit allows.
         let num_drafted_for = |len: usize, limit: usize| len.min(limit - 1);
         let num_drafted: usize = responses
             .iter()
@@ -130,7 +133,7 @@ impl RecordedSet {
 }
 
 impl RolloutFiles<'_> {
-    /// Reads a file of rollouts.
+    /// Reads one file of rollouts.
     ///
     /// # Errors
     /// If the file is missing or broken, or was recorded with other models, prompts or settings than the

@@ -1,4 +1,5 @@
-//! A recipe's servers: their token from the environment, prompts turn by turn, and notes for the user.
+//! Access to a recipe's servers: reads their bearer token from the environment, requests responses
+//! turn by turn, and reports to the user.
 
 use std::borrow::Cow;
 use std::path::PathBuf;
@@ -18,25 +19,25 @@ use draftsmith_recipe::watch::{Interrupted, Watch};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{DataRecipe, Recipe};
 
-/// A wait for servers that is worth a line.
+/// The minimum wait for servers that is reported in a separate line.
 const LONG_WAIT: Duration = Duration::from_secs(10);
 
 /// A recipe's servers, and the journal of their responses.
 #[derive(Clone)]
 pub struct ServerAccess<'a> {
-    /// The servers.
+    /// The servers' settings.
     pub server: &'a ServerRecipe,
     /// The seed of random draws.
     pub seed: u64,
-    /// The journal of responses.
+    /// The path of the journal of responses.
     pub journal: PathBuf,
 }
 
 impl<'a> ServerAccess<'a> {
-    /// Reads the servers and the path of their journal from a recipe, without opening either.
+    /// Returns the servers and the path of their journal from a recipe, without opening either.
     ///
     /// # Errors
-    /// If the recipe has none.
+    /// If the recipe has no servers.
     pub fn of(recipe: &'a Recipe) -> Result<Self> {
         let server = recipe.data.as_ref().and_then(DataRecipe::served_by);
         Ok(Self {
@@ -46,7 +47,7 @@ impl<'a> ServerAccess<'a> {
         })
     }
 
-    /// Opens the target that the servers run, with the responses in the journal.
+    /// Opens the journal, and prepares the client for the target on the servers.
     ///
     /// # Errors
     /// If the bearer token is not set, or the journal cannot be read.
@@ -84,10 +85,11 @@ impl<'a> ServerAccess<'a> {
     }
 }
 
-/// Reads the bearer token from an environment variable, which the key or flag `named_by` names.
+/// Reads the bearer token from the environment variable `variable`. `named_by` is the key or flag
+/// that names the variable, for error messages.
 ///
 /// # Errors
-/// If it is not set, or not a token.
+/// If the variable is not set, or its value is not a valid token.
 pub fn read_token(variable: &str, named_by: &str) -> Result<Secret> {
     let token = std::env::var(variable).ok().map(|token| token.trim().to_owned());
     let named = format!("the environment variable `{variable}`, which `{named_by}` names,");
@@ -122,7 +124,7 @@ pub fn ask_servers<'p>(
     )
 }
 
-/// Builds a prompt's turn after the answered ones, whose answers are `texts`. `None` if all turns that fit the
+/// Builds the turn of a prompt that follows the answers `texts`; `None` if all turns that fit the
 /// context are answered.
 fn next_served(
     text: &TextSide,
@@ -141,11 +143,11 @@ fn next_served(
     })
 }
 
-/// A job that asks servers.
+/// A listener that reports requests to servers to the user.
 pub struct Asking<'a> {
-    /// Hears of waits and interrupts the job.
+    /// The interface that shows long waits to the user and reports interrupts.
     pub watch: &'a dyn Watch,
-    /// Counts what is answered.
+    /// The progress, which counts complete prompts.
     pub progress: &'a Progress,
 }
 

@@ -1,4 +1,4 @@
-//! Which setting of each rule is best, by replay: chosen on some recordings, judged on others.
+//! The search for the best setting of each stop rule, by replay over recordings.
 
 use anyhow::{Context, Result};
 use draftsmith_theory::{
@@ -10,28 +10,31 @@ use rayon::prelude::*;
 
 use crate::costs::Costs;
 
-/// The greatest candidate lengths that are tried, besides the recorded one.
+/// The maximum candidate lengths to try, besides the recorded maximum.
 const MAX_LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 14, 20];
-/// Thresholds are multiples of 1/50.
+/// The resolution of thresholds, which are multiples of 1/50.
 const STEPS: u32 = 50;
 
-/// The shortest matches of look-ups before a drafter.
+/// The minimum match lengths to try for prompt lookup, in tokens.
 const MIN_MATCHES: [usize; 4] = [1, 2, 3, 4];
 const LOOKUP_LENGTHS: [usize; 6] = [2, 3, 4, 6, 8, 10];
 
-/// Yields the thresholds that are tried for rules that compare a signal with a probability: 0.02, 0.04 … 0.98.
+/// Iterates over the thresholds to try for rules that compare a signal with a probability: 0.02,
+/// 0.04 … 0.98.
 pub fn thresholds() -> impl Iterator<Item = f64> {
     (1..STEPS).map(|step| f64::from(step) / f64::from(STEPS))
 }
 
-/// Yields the rules that can be replayed over recordings with this head, or without one.
+/// Iterates over the rules that can be replayed over recordings with this kind of head, or without
+/// a head.
 fn replayable(head: Option<HeadTiming>) -> impl Iterator<Item = &'static StopRuleEntry> {
     stop_rules().filter(move |entry| {
         entry.heads.is_empty() || head.is_some_and(|head| entry.heads.contains(&head))
     })
 }
 
-/// Lists all settings of every rule that can be replayed, except the fitted rules.
+/// Lists all settings to try of every rule that can be replayed. Fitted rules are left out, because
+/// they have no grid.
 pub fn settings(max_length: usize, head: Option<HeadTiming>) -> Vec<StopRuleConfig> {
     let mut settings = Vec::new();
     for entry in replayable(head) {
@@ -52,30 +55,31 @@ pub fn settings(max_length: usize, head: Option<HeadTiming>) -> Vec<StopRuleConf
     settings
 }
 
-/// Lists the bounds that are tried: every greatest candidate length up to the recorded one.
+/// Lists the bounds to try, one for each maximum candidate length up to the recorded one.
 fn caps(max_length: usize) -> Vec<Bounds> {
     let shorter = MAX_LENGTHS.into_iter().filter(|max| *max < max_length);
     shorter.chain([max_length]).map(|max| Bounds { min: 1, max }).collect()
 }
 
-/// A rule at the setting that costs least.
+/// A rule with the setting that gives the fewest seconds per token.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RuleChoice {
-    /// The look-ups before the drafter, if any.
+    /// The settings of prompt lookup in front of the drafter; `None` for no lookup.
     pub lookup_first: Option<LookupFirst>,
-    /// The rule.
+    /// The rule's name.
     pub name: StopRuleName,
     /// The rule with its setting.
     pub config: StopRuleConfig,
-    /// Modelled seconds a token on the recordings it was chosen on.
+    /// The modelled seconds per token on the recordings on which the setting was chosen.
     pub seconds_per_token: f64,
 }
 
 impl RuleChoice {
-    /// Replays the rule along recordings and returns its costs by response.
+    /// Replays the rule over recordings, and returns the counts and modelled seconds of each
+    /// response.
     ///
     /// # Errors
-    /// If the rule cannot be replayed there.
+    /// If the rule cannot be replayed over these recordings.
     pub fn replay(&self, recordings: &Recordings, costs: &Costs) -> Result<Vec<TimedCounts>> {
         let costs = &costs.of_rule(&self.config);
         Ok(match self.lookup_first {
@@ -85,8 +89,8 @@ impl RuleChoice {
     }
 }
 
-/// Finds the best setting of every rule, in the order of the rules' names, then the best rule with look-ups before
-/// the drafter.
+/// Finds the best setting of every rule, in the order of the rules' names, followed by the best
+/// rule with prompt lookup in front of the drafter.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -96,8 +100,8 @@ pub fn best_of_all(recordings: &Recordings, costs: &Costs) -> Result<Vec<RuleCho
     Ok(choices)
 }
 
-/// Finds the best rule with look-ups before the drafter. The look-ups are those that save the most time before the
-/// rule that is best `alone`.
+/// Finds the best rule with prompt lookup in front of the drafter. The lookup settings are those
+/// that save the most time with `alone`, the best rule without lookup.
 fn best_with_look_ups(
     recordings: &Recordings,
     costs: &Costs,
@@ -111,7 +115,8 @@ fn best_with_look_ups(
     Ok(RuleChoice { lookup_first: Some(first), ..cheapest(&choices)?.clone() })
 }
 
-/// Finds the best look-ups without a drafter: rounds without a match are decoded plainly.
+/// Finds the best settings of prompt lookup without another drafter. Rounds without a match are
+/// decoded plainly.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -119,7 +124,7 @@ pub fn best_look_ups_alone(recordings: &Recordings, costs: &Costs) -> Result<Loo
     best_look_ups(|first| Ok(seconds_per_token(&recordings.replay_look_ups(first, &costs.rounds))))
 }
 
-/// Tries all settings of look-ups and returns the one with the fewest seconds per token.
+/// Tries all settings of prompt lookup, and returns the one with the fewest seconds per token.
 fn best_look_ups(
     seconds_per_token: impl Fn(LookupFirst) -> Result<f64> + Sync,
 ) -> Result<LookupFirst> {
@@ -134,8 +139,8 @@ fn best_look_ups(
     Ok(first)
 }
 
-/// Finds the best setting of every rule, in the order of the rules' names. Rules that cannot be fitted because no
-/// candidate was accepted are left out.
+/// Finds the best setting of every rule, in the order of the rules' names. Leaves out rules that
+/// cannot be fitted because no candidate was accepted.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -143,7 +148,7 @@ pub fn best_of_each(recordings: &Recordings, costs: &Costs) -> Result<Vec<RuleCh
     best_of(recordings, costs, |_| true)
 }
 
-/// Finds the best setting of every rule that reads no signal.
+/// Finds the best setting of every rule that reads no signal of the drafter.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -151,7 +156,8 @@ pub fn best_unread(recordings: &Recordings, costs: &Costs) -> Result<Vec<RuleCho
     best_of(recordings, costs, |needs| needs == SignalNeeds::default())
 }
 
-/// Finds the best setting of every rule for whose signals `belongs` is true, in the order of the rules' names.
+/// Finds the best setting of every rule whose required signals satisfy `belongs`, in the order of
+/// the rules' names.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -185,7 +191,7 @@ pub fn best_of(
         found.map(|found| cost(StopRuleConfig::CostOptimal(found.config))).transpose()
     });
     choices.extend(fitted.collect::<Result<Vec<_>>>()?.into_iter().flatten());
-    // Equal costs keep the order of the settings: shorter bounds and lower thresholds first.
+    // The sort is stable, so among equal costs the shorter bounds and lower thresholds come first.
     choices.sort_by(|one, other| {
         one.name.cmp(&other.name).then(one.seconds_per_token.total_cmp(&other.seconds_per_token))
     });
@@ -204,16 +210,17 @@ pub fn cheapest(choices: &[RuleChoice]) -> Result<&RuleChoice> {
     cheapest.context("there is no rule to choose from")
 }
 
-/// Returns the best fixed length, which other rules are compared with.
+/// Returns the fixed-length rule at its best length, the baseline for other rules.
 ///
 /// # Errors
-/// If fixed lengths were not tried.
+/// If `choices` has no fixed-length rule.
 pub fn best_fixed(choices: &[RuleChoice]) -> Result<&RuleChoice> {
     let fixed = choices.iter().find(|choice| choice.name == StopRuleName::FixedLength);
     fixed.context("fixed lengths are among the rules")
 }
 
-/// Replays the best rule that reads signals, and returns the lengths of its rounds in order.
+/// Replays the best rule that reads signals, and returns the candidate counts of its rounds in
+/// order.
 ///
 /// # Errors
 /// If nothing was recorded.
@@ -224,7 +231,7 @@ pub fn lengths_under(recordings: &Recordings, costs: &Costs) -> Result<Vec<usize
     Ok(trace.rounds.iter().map(|round| round.num_drafted).collect())
 }
 
-/// Computes the seconds per token over some of the responses.
+/// Computes the modelled seconds per token over the responses with the indices `some`.
 pub fn per_token(spent: &[TimedCounts], some: &[usize]) -> f64 {
     let (mut seconds, mut num_tokens) = (0.0, 0);
     for index in some {

@@ -1,7 +1,8 @@
-//! Trains the heads and drafters of a recipe: finds what exists, trains what is missing, and writes the exports.
+//! Training of a recipe's heads and drafters. Existing exports are kept, and missing ones are
+//! trained and written.
 //!
-//! Nothing here knows a kind of drafter: each says by its
-//! [`KindTraining`](draftsmith_recipe::kinds::KindTraining) how it is trained.
+//! Nothing here depends on a kind of drafter. Each kind defines its training by
+//! [`KindTraining`](draftsmith_recipe::kinds::KindTraining).
 
 mod drafters;
 mod export_job;
@@ -22,11 +23,13 @@ pub use self::drafters::train_drafters;
 pub use self::heads::train_head;
 pub use self::outcomes::{DrafterOutcome, HeadOutcome};
 
-/// Runs a training that is shown by a listener, and asks the function whether to stop.
+/// A training to run. Its arguments are the listener that shows the training, and a function that
+/// returns whether to stop.
 pub type ShownTraining<'t> =
     &'t mut dyn FnMut(Box<dyn Listener + '_>, &dyn Fn() -> bool) -> Result<()>;
 
-/// Shows trainings, and limits their steps. By default nothing is shown and nothing limited.
+/// A caller's interface to trainings: it shows progress and limits optimizer steps. The default
+/// methods do neither.
 pub trait TrainingWatch: Watch {
     /// Returns the optimizer steps that the command's trainings may still take; `None` for no limit.
     fn steps_left(&self) -> Option<usize> {
@@ -36,10 +39,11 @@ pub trait TrainingWatch: Watch {
     /// Sets the number of optimizer steps that the command's trainings may still take.
     fn limit_steps(&self, _num_steps: Option<usize>) {}
 
-    /// Calls `train` once with what shows it. `command` names the stage, and `shown` the validation scores to show.
+    /// Calls `train` once with a listener that shows it. `command` is the command's name, and
+    /// `shown` names the validation scores to show.
     ///
     /// # Errors
-    /// What `train` returns.
+    /// The error that `train` returns.
     fn shows(
         &self,
         _command: &'static str,
@@ -52,7 +56,7 @@ pub trait TrainingWatch: Watch {
 
 impl TrainingWatch for Silent {}
 
-/// Checks that the devices of a training suit its settings, and notes idle ones.
+/// Checks that all devices support the dtype of a training, and reports idle devices to the user.
 ///
 /// # Errors
 /// If a device cannot compute in the dtype.
@@ -71,7 +75,7 @@ fn check_devices(
     Ok(())
 }
 
-/// Describes the devices that get no batch in a training step. `None` if all get one.
+/// Describes the devices that get no batch in a training step; `None` if all get one.
 fn idle_devices(section: Section, num_devices: usize, num_batches: usize) -> Option<String> {
     let num_idle = num_devices.checked_sub(num_batches).filter(|num_idle| *num_idle > 0)?;
     Some(format!(

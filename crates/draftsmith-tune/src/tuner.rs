@@ -1,9 +1,9 @@
-//! `tune`: measures the costs of forwards here, and finds the stop rule that is best at those costs for
-//! each drafter, with the gain to expect.
+//! `tune`: measures the costs of forwards on this machine, finds the best stop rule for each
+//! drafter at those costs, and predicts its gain.
 //!
-//! Rules are replayed over the rollouts of validation prompts. The best rule is written into the config
-//! of the head or adapter that it is for, with its expected gain over the best fixed length; `evaluate`
-//! and `check` test that promise.
+//! Rules are replayed over the recordings of validation prompts. The best rule is written into the
+//! `config.json` of the head or adapter, with its predicted gain over the best fixed length.
+//! `evaluate` and `check` verify the prediction.
 
 pub mod baseline;
 mod runtimes;
@@ -35,66 +35,69 @@ use draftsmith_recipe::watch::{Silent, Watch};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 
-/// Prompts that costs are measured on.
+/// The number of prompts on which costs are measured.
 const NUM_COST_PROMPTS: usize = 4;
 
-/// What tuning is based on, for one drafter and way of decoding.
+/// The inputs of tuning for one drafter and way of decoding.
 #[derive(Debug, Serialize)]
 pub struct TuningBasis {
     /// The drafter.
     pub drafter: DrafterName,
-    /// How it decodes.
+    /// The way of decoding, greedy or sampled.
     pub decoding: DecodingName,
-    /// Where the costs are from.
+    /// The source of the costs: measured or given.
     pub cost_source: CostSource,
     /// The costs.
     #[serde(flatten)]
     pub costs: MeasuredCosts,
-    /// Prompts.
+    /// The number of validation prompts.
     pub num_prompts: usize,
-    /// Response tokens.
+    /// The number of response tokens.
     pub num_tokens: usize,
 }
 
-/// The result for one drafter and way of decoding.
+/// The result of tuning for one drafter and way of decoding.
 #[derive(Debug, Serialize)]
 pub struct Tuning {
-    /// What it is based on.
+    /// The inputs of the tuning.
     #[serde(flatten)]
     pub basis: TuningBasis,
-    /// Each rule at its best setting.
+    /// Every rule at its best setting.
     pub rules: Vec<RuleGain>,
     /// The rule that was written into the export.
     pub chosen: StopRuleName,
-    /// The look-ups before the drafter; null if there are none.
+    /// The chosen settings of prompt lookup in front of the drafter; null for no lookup.
     pub lookup_first: Option<LookupFirst>,
-    /// Prompt lookup alone; null if look-ups are not tuned.
+    /// Prompt lookup alone at its best setting; null if lookup is not tuned.
     pub look_ups: Option<LookUps>,
     /// The share of drafted candidates that the target accepts; null if nothing was drafted.
     pub share_accepted: Option<f64>,
-    /// The best settings of runtimes without heads. Runtimes have no self-drafts.
+    /// The best settings for inference runtimes that have no acceptance heads; empty unless the
+    /// drafter is a separate draft model.
     pub runtimes: Vec<RuntimeSetting>,
-    /// The export whose config was written, if there is one.
+    /// The export directory whose `config.json` was written, if any.
     pub export: Option<PathBuf>,
-    /// The chosen rule on the prompts of each source; empty if there is one.
+    /// The gain of the chosen rule on the prompts of each source; empty if there is only one
+    /// source.
     pub by_source: Vec<SourceGain>,
 }
 
-/// The chosen rule on the prompts of one source.
+/// The gain of the chosen rule on the prompts of one source.
 #[derive(Debug, Serialize)]
 pub struct SourceGain {
-    /// The source.
+    /// The name of the source.
     pub source: String,
-    /// Its prompts.
+    /// The number of prompts of the source.
     pub num_prompts: usize,
-    /// Modelled speed over the fixed length that is best over all sources, minus 1.
+    /// The modelled speed relative to the fixed length that is best over all sources, minus 1.
     pub gain: Estimate,
 }
 
-/// Tunes a recipe's drafters, with a time limit for all measurements of costs together, if one is given.
+/// Tunes a recipe's drafters. `time_limit` applies to all measurements of costs together; `None`
+/// for the default limit of each.
 ///
 /// # Errors
-/// If a file or model is broken, or rollouts are missing.
+/// If a file or model is broken, or recordings are missing.
 pub fn tune_within(
     recipe: &Recipe,
     workspace: &Workspace,
@@ -122,7 +125,7 @@ pub fn tune_within(
             tuned_exports.push((dir, vec![(Tuned::KEY, serde_json::to_value(tuned)?)]));
         }
     }
-    // Written at the end: a run that is stopped leaves the exports as they were.
+    // Exports are written at the end, so that a stopped run does not change them.
     for (dir, keys) in tuned_exports {
         write_keys(&dir, keys)?;
     }
@@ -130,7 +133,8 @@ pub fn tune_within(
     Ok(tunings)
 }
 
-/// Writes measured costs, and the recipe beside them. Given costs are in the recipe.
+/// Writes the measured costs, and the recipe beside them. Costs that the user gave are in the
+/// recipe.
 fn write_files(recipe: &Recipe, tunings: &[Tuning], workspace: &Workspace) -> Result<()> {
     let bases = tunings.iter().map(|tuning| &tuning.basis);
     let entry = |basis: &TuningBasis| CostsEntry {
@@ -144,7 +148,7 @@ fn write_files(recipe: &Recipe, tunings: &[Tuning], workspace: &Workspace) -> Re
     recipe.write_beside(&recipe.tuning_dir())
 }
 
-/// Tunes the drafters of a recipe.
+/// The state of tuning a recipe's drafters.
 pub(crate) struct Tuner<'a> {
     recipe: &'a Recipe,
     tune: &'a TuneRecipe,
@@ -154,17 +158,17 @@ pub(crate) struct Tuner<'a> {
     files: &'a RolloutFiles<'a>,
     /// The time limit of each measurement of costs.
     time_limit: Duration,
-    /// Costs that the recipe gives.
+    /// The costs that the recipe gives.
     given: Vec<Costs>,
-    /// What the other costs are measured with: the models and prompts. `None` if servers answer for the
-    /// target.
+    /// The models and the prompts' token ids for measuring all other costs; `None` if the target
+    /// runs on servers.
     measuring: Option<(Decoders<'a>, Vec<Vec<u32>>)>,
     watch: &'a dyn Watch,
 }
 
 impl<'a> Tuner<'a> {
-    /// Prepares to tune a recipe's drafters, with a time limit for all measurements of costs together, if one is
-    /// given.
+    /// Prepares to tune a recipe's drafters. `time_limit` applies to all measurements of costs
+    /// together; `None` for the default limit of each.
     pub(crate) fn new(
         (recipe, workspace): (&'a Recipe, &'a Workspace),
         loaded: &'a LoadedDrafters,
@@ -231,7 +235,7 @@ impl<'a> Tuner<'a> {
         let rules = choices.iter().map(|choice| baseline.rule_gain(choice));
         let rules = rules.collect::<Result<Vec<RuleGain>>>()?;
         let rule = baseline.tuned_rule(best)?;
-        // Runtimes load a draft model as it is.
+        // Inference runtimes can load only a separate draft model.
         let drafter_recipe = self.recipe.drafters.get(recordings.drafter);
         let runtimes = match drafter_recipe.is_some_and(|it| it.kind.model().is_some()) {
             true => runtimes::best_settings(&recordings, decoding, costs, fixed, seed)?,
@@ -258,7 +262,8 @@ impl<'a> Tuner<'a> {
         Ok((tuning, rule))
     }
 
-    /// Returns the costs that the recipe gives for the recorded drafter, or else measures them.
+    /// Returns the costs that the recipe gives for the recorded drafter, or else measures them,
+    /// with the source of the costs.
     pub(crate) fn costs(
         &mut self,
         recordings: &Recordings,
@@ -282,7 +287,7 @@ impl<'a> Tuner<'a> {
     }
 }
 
-/// Encodes the prompts that costs are measured on: a few of the validation prompts, spread evenly.
+/// Encodes a few validation prompts, spread evenly, on which costs are measured.
 fn cost_prompts(
     recipe: &Recipe,
     workspace: &Workspace,
@@ -293,8 +298,8 @@ fn cost_prompts(
     Ok(prompts.into_iter().map(|(_, ids)| ids).collect())
 }
 
-/// Notes how many of the recipe's validation prompts its data was built from. Prompts that training held out
-/// are meant to be.
+/// Warns the user if validation prompts from files also occur in the training data. Held-out
+/// prompts of the data itself are not counted.
 fn note_prompts_in_data(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Result<()> {
     let (tune, _) = recipe.need_tuning("tune")?;
     let Some(known) = tune.prompts.as_ref().and(prompts_in_data(recipe, workspace.text_side()?))

@@ -1,5 +1,6 @@
-//! The files that `tune` and `replay` write into `checkpoints/<recipe>/tuning/`: `costs.json`, `heads.json` and
-//! `replay.json`. Entries name the dtype of their models; readers ignore entries of another dtype.
+//! The files that `tune` and `replay` write into `checkpoints/<recipe>/tuning/`: `costs.json`,
+//! `heads.json` and `replay.json`. Each entry names the dtype of its models, and readers ignore
+//! entries of another dtype.
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::{parse_json, write_whole};
@@ -12,23 +13,25 @@ use crate::costs::{Costs, MeasuredCosts};
 use draftsmith_recipe::kinds::names_text;
 use draftsmith_recipe::{GivenCosts, Recipe};
 
-/// An entry of `costs.json`.
+/// An entry of `costs.json`: the costs of one drafter under one way of decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct CostsEntry {
-    /// How it decodes.
+    /// The way of decoding, greedy or sampled.
     pub decoding: DecodingName,
     /// The dtype that the models computed in.
     #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
     pub dtype: WeightDtype,
-    /// The costs.
+    /// The measured costs.
     #[serde(flatten)]
     pub measured: MeasuredCosts,
 }
 
-/// Returns the costs that are given for a recipe's drafters. Drafters without given costs are left out.
+/// Returns the costs that the user gives for a recipe's drafters. Drafters without given costs are
+/// left out.
 ///
 /// # Errors
-/// If they do not name their drafter.
+/// If a cost names an unknown drafter, does not say which of several drafters it is for, or is not
+/// a positive number.
 pub fn given_costs(given: Option<&GivenCosts>, drafters: &[DrafterName]) -> Result<Vec<Costs>> {
     let Some(given) = given else { return Ok(Vec::new()) };
     let ids = drafters.iter().filter_map(|drafter| drafter.id());
@@ -42,26 +45,26 @@ pub fn given_costs(given: Option<&GivenCosts>, drafters: &[DrafterName]) -> Resu
     Ok(of_each.collect::<Result<Vec<_>>>()?.into_iter().flatten().collect())
 }
 
-/// The files in a recipe's tuning directory.
+/// A file in a recipe's tuning directory.
 #[derive(Debug, Clone, Copy)]
 pub struct TuningFile {
     name: &'static str,
-    /// The command that writes it.
+    /// The command that writes the file.
     command: &'static str,
 }
 
 impl TuningFile {
-    /// A list of [`CostsEntry`].
+    /// The measured costs, a list of [`CostsEntry`].
     pub const COSTS: Self = Self { name: "costs.json", command: "tune" };
-    /// The heads of a sweep, compared.
+    /// The comparison of a sweep's acceptance heads.
     pub const HEADS: Self = Self { name: "heads.json", command: "tune" };
-    /// `replay`'s results.
+    /// The results of `replay`.
     pub const REPLAY: Self = Self { name: "replay.json", command: "replay" };
 
     /// Reads the file, or returns the default value if its command has not run.
     ///
     /// # Errors
-    /// If the file exists and cannot be read.
+    /// If the file exists but cannot be read.
     pub fn read<T: DeserializeOwned + Default>(self, recipe: &Recipe) -> Result<T> {
         let path = recipe.tuning_dir().join(self.name);
         let text = match std::fs::read(&path) {
@@ -80,7 +83,7 @@ impl TuningFile {
     /// Writes the file as JSON, completely or not at all.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the file cannot be written.
     pub fn write(self, recipe: &Recipe, value: &impl Serialize) -> Result<()> {
         let text = serde_json::to_string_pretty(value).context("results are plain numbers")?;
         Ok(write_whole(&recipe.tuning_dir().join(self.name), text + "\n")?)

@@ -1,7 +1,7 @@
-//! Drafts the rounds of a cascade, whose chains are nested.
+//! Drafting of a cascade's rounds, whose chains are nested.
 //!
-//! Each round proceeds as far as it can without a model. Then the smallest model that a round waits for
-//! runs once, for all rounds that wait for it.
+//! Each round proceeds until it needs a model's forward. Then the smallest model that any round
+//! waits for runs once, for all rounds that wait for it.
 
 use draftsmith_theory::{
     CascadeCandidate, DraftSignals, DrawnFrom, Forwards, RoundEnd, SoftmaxSummary, TokenChoice,
@@ -14,41 +14,44 @@ use crate::drafter::{DraftRound, DraftRow, DraftStep};
 use crate::error::DecodeError;
 use crate::target::Target;
 
-/// A round whose chain is being drafted.
+/// The state of one round while its chain is drafted.
 pub(super) struct CascadeRound<'c, 'r> {
     pub(super) round: &'c mut DraftRound<'r>,
     pub(super) forwards: Forwards,
-    /// The target's chain and the chains nested in it. The last one is being drafted.
+    /// The stack of unfinished chains: first the chain that the target will read, last the chain
+    /// that is drafted now.
     chains: Vec<Chain>,
-    /// The drafter whose forward is next; `None` when the target's chain is complete.
+    /// The index of the drafter whose forward is next; `None` when the target's chain is complete.
     waits_for: Option<usize>,
-    /// The target's chain once it is complete.
+    /// The chain for the target, once it is complete; empty before.
     pub(super) drafted: Vec<CascadeCandidate>,
 }
 
-/// A chain that a reviewer will read.
+/// An unfinished chain, which a reviewer will read.
 struct Chain {
-    /// The reviewer's row of K.
+    /// The row of the matrix K that belongs to the reviewer.
     row: usize,
-    /// The largest length of the chain.
+    /// The maximum length of the chain.
     room: usize,
     rule: ChainRule,
-    /// The drafter whose step is next.
+    /// The index of the drafter whose step is next.
     drafter: usize,
-    /// The length that K asks for up to and including this drafter.
+    /// The length that the chain should reach by the end of this drafter's turn: the sum of the
+    /// row's entries up to and including this drafter.
     most: usize,
-    /// Whether this drafter's last step gave a token.
+    /// Whether this drafter's last step gave a token; true before its first step.
     has_more: bool,
-    /// Whether the chain has ended.
+    /// Whether the chain has ended early: by the end of the text, or by the round's stop rule if
+    /// the target reads it.
     is_over: bool,
     drafted: Vec<CascadeCandidate>,
-    /// The candidates that this drafter is to review.
+    /// The smaller drafters' candidates that this drafter will review.
     proposed: Vec<CascadeCandidate>,
 }
 
 impl Chain {
-    /// Moves on to the drafter whose step is next by the row's lengths, and returns it; `None` if the chain is
-    /// complete.
+    /// Advances to the drafter whose step is next according to the row's lengths, and returns its
+    /// index; `None` if the chain is complete.
     fn next(&mut self, lengths: &[usize]) -> Option<usize> {
         while !self.is_over && self.drafter < lengths.len() {
             let is_short = self.drafted.len() < self.most.min(self.room);
@@ -69,17 +72,18 @@ impl<'c, 'r> CascadeRound<'c, 'r> {
         Self { round, forwards: Forwards::default(), chains, waits_for: None, drafted }
     }
 
-    /// Returns the chain that is being drafted.
+    /// Returns the chain that is drafted now.
     fn chain(&self) -> &Chain {
         self.chains.last().expect("a round that waits has a chain")
     }
 
-    /// Returns whether the text ends with the last drafted token.
+    /// Returns whether the last drafted token ends the text.
     fn is_over(&self) -> bool {
         self.round.limits.is_end(self.round.tokens)
     }
 
-    /// Builds the step that the round waits for, in which a drafter reads the tokens proposed to it.
+    /// Builds the draft step that the round waits for, in which a drafter reads the candidates that
+    /// it reviews.
     fn step(&self) -> DraftStep<'_> {
         let (Chain { rule, drafted, proposed, .. }, round) = (self.chain(), &self.round);
         let num_candidates = drafted.len() + proposed.len();
@@ -89,7 +93,7 @@ impl<'c, 'r> CascadeRound<'c, 'r> {
         DraftStep { num_rows: proposed.len() + 1, ..step }
     }
 
-    /// Adds a step's candidates. Their tokens are already in the sequence.
+    /// Appends a step's candidates to the chain. Their tokens are already in the sequence.
     fn took(&mut self, step: Vec<CascadeCandidate>) {
         let is_over = self.is_over();
         let chain = self.chains.last_mut().expect("a step belongs to a chain");
@@ -99,7 +103,7 @@ impl<'c, 'r> CascadeRound<'c, 'r> {
             return;
         }
         let DraftRound { tokens, rule, .. } = &mut *self.round;
-        // The round's own rule ends the target's chain.
+        // The round's own stop rule applies to the chain that the target reads.
         let mut stops = || {
             let num_drafted = chain.drafted.len();
             let candidates = &tokens[tokens.len() - num_drafted..];
@@ -110,10 +114,11 @@ impl<'c, 'r> CascadeRound<'c, 'r> {
 }
 
 impl<T: Target> Cascade<'_, T> {
-    /// Drafts the chains of rounds, each with its largest length.
+    /// Drafts the chains of several rounds. Each round comes with its maximum chain length.
     ///
     /// # Errors
-    /// If a model fails. The sequences cannot continue then, because the rules of their chains are lost.
+    /// If a model fails. The sequences then cannot continue, because the state of their chains'
+    /// rules is lost.
     pub(super) fn draft<'c, 'r>(
         &mut self,
         target: &mut T,
@@ -129,7 +134,7 @@ impl<T: Target> Cascade<'_, T> {
             drafting
         };
         let mut all: Vec<CascadeRound<'c, 'r>> = rounds.into_iter().map(begin).collect();
-        // The smallest model first, so that more rounds wait for a larger one when it runs.
+        // The smallest model runs first, so that a larger model serves more rounds when it runs.
         while let Some(drafter) = all.iter().filter_map(|it| it.waits_for).max() {
             let waiting = all.iter_mut().filter(|it| it.waits_for == Some(drafter));
             let mut waiting: Vec<&mut CascadeRound<'c, 'r>> = waiting.collect();
@@ -148,7 +153,7 @@ impl<T: Target> Cascade<'_, T> {
 
     fn begin_chain(&mut self, drafting: &mut CascadeRound<'_, '_>, row: usize, room: usize) {
         let rule = self.rules[drafting.round.slot].begin(row);
-        // The last drafter has no row.
+        // A chain below the last drafter has no row in K and stays empty.
         let lengths = self.config.lengths(drafting.round.decoding).get(row);
         drafting.chains.push(Chain {
             row,
@@ -163,7 +168,7 @@ impl<T: Target> Cascade<'_, T> {
         });
     }
 
-    /// Continues a round until it waits for a model or the target's chain is complete.
+    /// Continues a round until it needs a model's forward or the target's chain is complete.
     fn go_on(&mut self, drafting: &mut CascadeRound<'_, '_>) {
         drafting.waits_for = None;
         while let Some(chain) = drafting.chains.last_mut() {
@@ -171,7 +176,7 @@ impl<T: Target> Cascade<'_, T> {
             match lengths.and_then(|lengths| chain.next(lengths)) {
                 Some(drafter) if drafter == self.models.len() => self.look_up(drafting),
                 Some(drafter) => {
-                    // The drafter itself adds one token to the step.
+                    // One place is left for the token that the drafter itself adds.
                     let room = chain.room - chain.drafted.len() - 1;
                     self.begin_chain(drafting, drafter + 1, room);
                 }
@@ -192,7 +197,7 @@ impl<T: Target> Cascade<'_, T> {
         }
     }
 
-    /// Appends looked-up tokens to the chain.
+    /// Appends tokens found by prompt lookup to the chain.
     fn look_up(&mut self, drafting: &mut CascadeRound<'_, '_>) {
         let (slot, limits) = (drafting.round.slot, drafting.round.limits);
         let tokens = &mut *drafting.round.tokens;
@@ -205,8 +210,8 @@ impl<T: Target> Cascade<'_, T> {
         drafting.took(found.into_iter().map(CascadeCandidate::looked_up).collect());
     }
 
-    /// Reviews the chain proposed to a drafter with the rows of its forward, and appends the accepted
-    /// tokens and the drafter's next one.
+    /// Reviews the candidates proposed to a drafter, given the rows of its forward. Appends the
+    /// accepted ones and the drafter's own next token to its chain.
     fn review(
         &mut self,
         target: &mut T,
@@ -233,12 +238,13 @@ impl<T: Target> Cascade<'_, T> {
         let num_accepted = stands.len().saturating_sub(1);
         round.tokens.truncate(num_standing);
         for (row, (token, drafted)) in stands.iter().zip(rows).enumerate() {
-            // The step's tokens are drawn already, so the rule can only end the chain after them.
+            // All tokens of the step are already drawn, so the rule can only end the chain after
+            // them.
             if row > 0 {
                 rule.stops_before_draw(&drafted.signals);
             }
             round.tokens.push(token.token_id);
-            // Rules do not see a token that ends the text.
+            // Stop rules do not see a token that ends the text.
             if round.limits.is_end(round.tokens) {
                 break;
             }
@@ -252,7 +258,7 @@ impl<T: Target> Cascade<'_, T> {
             };
             rule.drew(token.token_id, signals, predicted);
         }
-        // Drop the tokens after the end of the text.
+        // Tokens after the end of the text are dropped.
         stands.truncate(round.tokens.len() - num_standing);
         if !proposed.is_empty() {
             let num_kept = stands.len();
@@ -266,15 +272,16 @@ impl<T: Target> Cascade<'_, T> {
         Ok(())
     }
 
-    /// Makes the drafters forget everything but the accepted tokens.
+    /// Rolls all drafters back to the first `num_standing` tokens and the accepted candidates on
+    /// `path`.
     pub(super) fn forget(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         self.models.iter_mut().for_each(|model| model.commit(slot, num_standing, path));
         self.lookup.iter_mut().for_each(|it| it.commit(slot, num_standing, path));
     }
 }
 
-/// Returns the probability of a token under the distribution it was drawn from; if greedy, under the softmax of
-/// `logits`.
+/// Returns the probability of a token under the distribution that it was drawn from. For a greedy
+/// token that is the softmax of `logits`.
 fn prob_of(token: &CascadeCandidate, logits: &[f32]) -> f64 {
     match &token.drawn_from {
         DrawnFrom::Probs(probs) => probs[token.token_id as usize],

@@ -1,5 +1,6 @@
-//! Cascades leave the target's distribution: vertical, horizontal and both, lenient and exact, over tables
-//! and over drafters that advance the target, with and without prompt lookup.
+//! Cascades preserve the target's distribution. The tests cover vertical, horizontal and mixed
+//! cascades with lenient and exact review, with and without prompt lookup. Drafters are tables, or
+//! advance the target as a self-draft does.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -23,17 +24,17 @@ use crate::target::Target;
 
 const ID: DrafterId = DrafterId::named("cascade");
 
-/// Matrices for two models and prompt lookup, and for one of each.
+/// Matrices K for two models and prompt lookup.
 pub(super) const TWO_AND_LOOKUP: [[[usize; 3]; 3]; 5] = [
-    // The first reviews the second, which reviews what is looked up.
+    // The first drafter reviews the second, which reviews looked-up tokens.
     [[2, 0, 0], [0, 1, 0], [0, 0, 2]],
-    // They take turns.
+    // The three drafters take turns.
     [[1, 1, 1], [0, 0, 0], [0, 0, 0]],
-    // Both, as in the paper.
+    // Drafters review each other and take turns, as in the paper.
     [[1, 1, 1], [0, 1, 1], [0, 0, 1]],
     // A step accepts more tokens than K asks for.
     [[1, 0, 0], [0, 2, 0], [0, 0, 0]],
-    // The first does not take part.
+    // The first drafter does not take part.
     [[0, 1, 1], [0, 0, 0], [0, 0, 1]],
 ];
 pub(super) const ONE_AND_LOOKUP: [[[usize; 2]; 2]; 3] =

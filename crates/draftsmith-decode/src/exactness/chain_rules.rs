@@ -1,5 +1,5 @@
-//! Stop rules of a cascade's chains leave the target's distribution: every stop map of every chain, and
-//! every rule with every kind of head.
+//! Stop rules for a cascade's chains preserve the target's distribution. The tests cover every stop
+//! map of every chain, and every rule with every kind of head.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use super::{Case, HEADS, assert_same_distribution, penalised, rules_with};
 use crate::decode::{decode_plain, decode_speculative};
 use crate::sequence::Request;
 
-/// Two models that review each other, the larger one in steps of one and of more.
+/// Vertical cascades of two models. The larger model takes steps of one candidate or of more.
 const VERTICAL: [[[usize; 3]; 3]; 2] =
     [[[3, 0, 0], [0, 2, 0], [0, 0, 0]], [[0, 3, 0], [0, 0, 0], [0, 0, 0]]];
 

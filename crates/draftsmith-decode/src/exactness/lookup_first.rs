@@ -1,4 +1,4 @@
-//! Look-ups before drafting leave the target's distribution under every stop rule.
+//! Prompt lookup in front of a drafter preserves the target's distribution under every stop rule.
 
 use draftsmith_theory::{Counts, DrafterId, LookupFirst, StopRule};
 

@@ -1,5 +1,6 @@
-//! The proof that sequences side by side get the tokens that each gets alone: greedy under every stop map,
-//! sampled in their joint distribution, with more sequences than slots.
+//! The proof that batching does not change outputs: each sequence gets the tokens that it gets
+//! alone. Greedy tokens are compared under every stop map, and sampled tokens by their joint
+//! distribution. There are more sequences than slots.
 
 use std::cell::RefCell;
 use std::collections::BTreeMap;
@@ -125,7 +126,7 @@ fn greedy_sequences_side_by_side_get_what_they_get_alone_for_every_stop_map() {
         }
         assert_each_as_alone(&case.target, &NoDrafter, &members(0, false));
     }
-    // They end for different reasons and after different numbers of rounds.
+    // The sequences end for different reasons and after different numbers of rounds.
     assert!(ends.len() == 2 && lengths.len() > 4, "{ends:?}, {lengths:?}");
 }
 

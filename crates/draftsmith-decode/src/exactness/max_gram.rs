@@ -1,4 +1,4 @@
-//! Max-Gram, whose candidates are certain, leaves the target's distribution.
+//! Max-Gram, whose candidates have draft probability 1, preserves the target's distribution.
 
 use std::ops::ControlFlow;
 

@@ -1,4 +1,5 @@
-//! Several drafters' chains in one tree leave the target's distribution under every stop rule.
+//! A tree merged from several drafters' chains preserves the target's distribution under every stop
+//! rule.
 
 use draftsmith_theory::{Counts, LookupFirst, StopRule};
 
@@ -97,7 +98,7 @@ fn greedy_output_is_plain_greedy_output_and_equal_candidates_are_proposed_once()
             }
         }
     }
-    // Each drafter that named a candidate took a forward or a look-up for it.
+    // Each drafter that proposed a shared candidate is counted with a forward or a lookup.
     assert!(counted.num_drafted < counted.num_draft_forwards, "{counted:?}");
     assert!(counted.num_accepted > 1000, "{counted:?}");
 }

@@ -1,5 +1,5 @@
-//! Real networks in place of tables: a drafter of every kind, alone and inside every composite, leaves the
-//! target's distribution.
+//! Exactness with real networks in place of tables: a drafter of every kind, alone and inside every
+//! composite drafter, preserves the target's distribution.
 //!
 //! The networks are tiny, random and packed in host memory, where no row of a chain depends on the rows beside
 //! it, bit for bit. So plain decoding and verifications compute the same probabilities, and sums of their
@@ -207,7 +207,7 @@ impl Networks {
     }
 }
 
-/// What is decoded.
+/// The prompt and the settings of one decoding run.
 #[derive(Clone, Copy)]
 struct Text<'a> {
     prompt: &'a [u32],
@@ -228,7 +228,7 @@ impl<'a> Text<'a> {
     }
 }
 
-/// What a drafter is inside of, besides other drafters.
+/// The wrapper around a drafter: none, a tree or prompt lookup.
 #[derive(Clone, Copy)]
 enum Around {
     Nothing,

@@ -1,5 +1,5 @@
-//! The proof that replay gives the counts of decoding, for every rule, with either drafter and after
-//! look-ups: equal counts if greedy, the same distribution if sampled.
+//! The proof that replay gives the counts of decoding for every rule, for each drafter and with
+//! prompt lookup in front. Greedy counts are equal, and sampled counts have the same distribution.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
         };
         let drafter = &mut self.drafter.clone();
         let response = &plain.token_ids;
-        // Another response side by side changes nothing.
+        // Recording another response concurrently must change nothing.
         let beside = &mut SeededDraws::new(0, &["beside"]);
         let requests = [
             RecordRequest { prompt: &[0], response, draws },
@@ -227,7 +227,7 @@ fn by_round(case: &Case, head: HeadTiming, decoding: Decoding) -> Models<'_, Tab
     models
 }
 
-/// Returns the same where one forward drafts a whole round.
+/// Returns the same target with a drafter that drafts a whole round in one forward.
 fn at_once(case: &Case, head: HeadTiming, decoding: Decoding) -> Models<'_, Table, Drafting> {
     let mut models = by_round(case, head, decoding);
     models.drafter.at_once = true;

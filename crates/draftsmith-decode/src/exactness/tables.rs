@@ -1,4 +1,5 @@
-//! Tables as models, drafters and stop rules, which the shipped decoding loop is enumerated over.
+//! Table-driven models, drafters and stop rules, for which the tests enumerate the outcomes of the
+//! shipped decoding loop.
 
 use draftsmith_theory::{
     Bounds, DraftSignals, DrafterId, Draws, HeadEstimate, HeadTiming, Proposal, RoundEnd,
@@ -113,7 +114,7 @@ struct Read {
 }
 
 impl Read {
-    /// Reads the new ones of `tokens`. The last of them form a tree with these parents.
+    /// Reads those of `tokens` that are new. `parents` gives the tree that the last tokens form.
     fn advance(&mut self, tokens: &[u32], parents: &[Option<usize>]) {
         self.tokens.extend_from_slice(&tokens[self.tokens.len()..]);
         self.parents = parents.to_vec();

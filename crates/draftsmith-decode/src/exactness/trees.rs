@@ -1,4 +1,4 @@
-//! Trees of every shape leave the target's distribution under every stop rule.
+//! Trees of every shape preserve the target's distribution under every stop rule.
 
 use draftsmith_theory::{StopRule, TreeShape};
 

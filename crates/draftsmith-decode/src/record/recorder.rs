@@ -1,4 +1,4 @@
-//! The models that are recorded, and a drafter's step as recorded candidates.
+//! The draft steps of a recording, and their conversion into recorded candidates.
 
 use draftsmith_theory::{
     Bounds, Decoding, DraftSignals, HeadEstimate, RecordedCandidate, Sampling, SignalNeeds,
@@ -10,7 +10,7 @@ use crate::drafter::{DraftRow, DraftStep, StepDrafter};
 use crate::error::DecodeError;
 use crate::target::Target;
 
-/// A target and a drafter with the options of their recording.
+/// The target, the drafter and the options of a recording.
 pub(super) struct Recorder<'a, T> {
     pub(super) target: &'a mut T,
     pub(super) drafter: &'a mut dyn StepDrafter<T>,
@@ -18,8 +18,8 @@ pub(super) struct Recorder<'a, T> {
 }
 
 impl<T: Target> Recorder<'_, T> {
-    /// Takes several draft steps in one forward, and computes the distributions that sampled candidates are drawn
-    /// from.
+    /// Takes one draft step per sequence in one forward. If decoding is sampled, also computes the
+    /// candidates' distributions.
     pub(super) fn step(
         &mut self,
         steps: &[DraftStep<'_>],
@@ -32,8 +32,8 @@ impl<T: Target> Recorder<'_, T> {
         Ok(rows.into_iter().map(step_of).collect())
     }
 
-    /// Returns a look-ahead head's prediction for a candidate drawn from the last draft step in a slot; `None`
-    /// without such a head.
+    /// Returns a look-ahead head's prediction for a candidate drawn from the slot's last draft
+    /// step; `None` without such a head.
     pub(super) fn predict_of_drawn(
         &mut self,
         slot: usize,
@@ -46,7 +46,8 @@ impl<T: Target> Recorder<'_, T> {
         self.drafter.predict_acceptance((slot, 0), &row.own_logits, candidate)
     }
 
-    /// Returns the logarithm of the target's probability for a candidate; NaN if the target was not asked.
+    /// Returns the target's log-probability (natural logarithm) of a candidate; NaN without target
+    /// logits.
     pub(super) fn target_log_prob(
         &self,
         candidate: &RecordedCandidate,
@@ -59,14 +60,15 @@ impl<T: Target> Recorder<'_, T> {
     }
 }
 
-/// Stores a head's prediction for a candidate, if there is one.
+/// Stores a head's prediction in a candidate's record. Does nothing for `None`.
 pub(super) fn enter(predicted: Option<f64>, candidate: &mut RecordedCandidate) {
     if predicted.is_some() {
         candidate.predicted_acceptance_prob = predicted;
     }
 }
 
-/// Returns the sampling of the distributions that labels compare; if greedy, temperature 1.
+/// Returns the sampling settings under which labels compare the models: those of decoding, or
+/// temperature 1 if greedy.
 fn sampling_of_labels(decoding: &Decoding) -> Sampling {
     match decoding.choice {
         TokenChoice::Greedy => Sampling::default(),
@@ -74,7 +76,7 @@ fn sampling_of_labels(decoding: &Decoding) -> Sampling {
     }
 }
 
-/// A rule that never stops and reads every signal.
+/// A stop rule that never stops and reads every signal, so that all signals are recorded.
 pub(super) struct EverySignal {
     pub(super) has_head: bool,
 }
@@ -99,15 +101,16 @@ impl StopRule for EverySignal {
     }
 }
 
-/// A draft step with the distribution of its candidate.
+/// A draft step's row with the distribution of its candidate.
 pub(super) struct RecordedStep {
     pub(super) row: DraftRow,
-    /// The distribution; `None` if decoding is greedy.
+    /// The distribution that the candidate is drawn from; `None` if decoding is greedy.
     pub(super) probs: Option<Vec<f64>>,
 }
 
 impl RecordedStep {
-    /// Returns the head's prediction for the candidate that this step has read; `None` for a look-ahead head.
+    /// Returns the head's prediction for the candidate that this step has read; `None` for a
+    /// look-ahead head or without a prediction.
     pub(super) fn predicted_of_read(&self) -> Option<f64> {
         match self.row.signals.acceptance_prob {
             Some(HeadEstimate::OfRead(prob)) => Some(prob),
@@ -115,7 +118,8 @@ impl RecordedStep {
         }
     }
 
-    /// Builds the record of a token as this step's candidate, without the target's probability.
+    /// Builds the record of `token_id` as this step's candidate. The target's log-probability is
+    /// NaN until it is set.
     pub(super) fn candidate(&self, token_id: u32, options: &RecordOptions) -> RecordedCandidate {
         let token = token_id as usize;
         let (logits, signals) = (self.row.logits(), self.row.signals);
@@ -126,7 +130,7 @@ impl RecordedStep {
         let given = "a drafter gives the signals it is asked for";
         RecordedCandidate {
             token_id,
-            // Bit for bit as in decoding.
+            // Computed in the same way as in decoding, so that it is equal bit for bit.
             candidate_prob: match self.probs {
                 None if argmax(logits) == token_id => SoftmaxSummary::of(logits).largest_prob,
                 _ => draft_prob,

@@ -1,4 +1,4 @@
-//! A response that is being recorded.
+//! The state of one response while it is recorded.
 
 use draftsmith_theory::{
     Decoding, Draws, RecordedPlace, RoundForwards, SignalNeeds, TokenChoice, argmax,
@@ -10,31 +10,31 @@ use crate::drafter::DraftStep;
 use crate::error::DecodeError;
 use crate::target::{Logits, Target};
 
-/// A response that is being recorded.
+/// The state of one response while it is recorded.
 pub(super) struct RunningResponse<'a> {
-    /// The number of its request.
+    /// The index of the response's request.
     pub(super) number: usize,
     pub(super) slot: usize,
     pub(super) response: &'a [u32],
     pub(super) draws: &'a mut dyn Draws,
-    /// The largest length of a response.
+    /// The maximum length of the response in tokens, given the limits and the context.
     pub(super) limit: usize,
     pub(super) prompt_len: usize,
-    /// The prompt and the response so far, then the rollout's candidates.
+    /// The prompt and the response up to the current position, then the rollout's candidates.
     pub(super) tokens: Vec<u32>,
-    /// The recorded positions.
+    /// The positions recorded so far.
     pub(super) places: Vec<RecordedPlace>,
-    /// The forwards that the rounds took.
+    /// The number of draft forwards per round: one per candidate, or one in total.
     pub(super) forwards: RoundForwards,
-    /// The target's rows from a position of the response on.
+    /// A position of the response and the target's logits from there on, computed in advance.
     pub(super) ahead: Option<(usize, Logits)>,
 }
 
-/// How many of a response's target rows are computed at once. Affects only speed and memory.
+/// The number of target rows that are computed in advance. It affects only speed and memory.
 const NUM_ROWS_AHEAD: usize = 8;
 
 impl RunningResponse<'_> {
-    /// Builds a draft step over the tokens so far.
+    /// Builds a draft step that reads the tokens so far.
     pub(super) fn step<'s>(
         &'s self,
         num_candidates: usize,
@@ -44,8 +44,9 @@ impl RunningResponse<'_> {
         DraftStep::in_chain(self.slot, &self.tokens, num_candidates, needs, decoding)
     }
 
-    /// Returns the target's logits `num` tokens after position `at`, from one forward for several positions. The
-    /// target must have begun along the response.
+    /// Returns the target's logits `num` tokens after position `at` of the response. They are
+    /// computed for several positions at once. The sequence must have begun by
+    /// [`Target::begin_along`].
     pub(super) fn row_ahead<T: Target>(
         &mut self,
         target: &mut T,
@@ -66,21 +67,22 @@ impl RunningResponse<'_> {
         Ok(row)
     }
 
-    /// Returns the position of the response's next token.
+    /// Returns the position in the response that is recorded next.
     pub(super) fn at(&self) -> usize {
         self.places.len()
     }
 
-    /// Returns the token of the response that is recorded next.
+    /// Returns the response's token at the position that is recorded next.
     pub(super) fn token(&self) -> u32 {
         self.response[self.at()]
     }
 
-    /// Chooses the candidate that is drafted at a position after an accepted prefix: the response's token there if it
-    /// is accepted, and otherwise a token that is rejected.
+    /// Chooses the candidate that is drafted at position `at` if all earlier candidates were
+    /// accepted. A sampled candidate is drawn conditionally on the response: it is either the
+    /// response's token, which is accepted, or a token that is rejected.
     ///
     /// # Panics
-    /// If decoding is sampled and there are no target logits.
+    /// If decoding is sampled and `target_logits` is `None`.
     pub(super) fn candidate_at(
         &mut self,
         at: usize,
@@ -98,8 +100,8 @@ impl RunningResponse<'_> {
             return token;
         }
         let residual: Vec<f64> = q.iter().zip(&p).map(|(q, p)| (q - p).max(0.0)).collect();
-        // q < p for the response's token, so q > p for another one, unless rounding leaves nothing to
-        // reject.
+        // The draft's probability q of the response's token is below the target's p, so q > p for
+        // some other token. Only rounding can leave no such token.
         let is_possible = residual.iter().any(|&weight| weight > 0.0);
         if is_possible { self.draws.categorical(&residual) as u32 } else { token }
     }

@@ -1,4 +1,5 @@
-//! Rollouts: a rejected candidate and the candidates that the drafter proposes after it, or whole rounds.
+//! Rollouts of a recording: a rejected candidate and the candidates that the drafter proposes after
+//! it. For drafters that draft by round, a rollout is a whole round.
 
 use draftsmith_theory::{
     CandidateSource, DraftPhase, DrawnToken, Draws, Proposal, RecordedCandidate, RoundForwards,
@@ -13,9 +14,9 @@ use crate::drafter::DraftStep;
 use crate::error::DecodeError;
 use crate::target::{Target, Verification};
 
-/// The candidates of a place's rollout so far.
+/// The unfinished rollout at one position of a response.
 pub(super) struct Rollout {
-    /// The index of the response among the running ones.
+    /// The index of the rollout's response among the running responses.
     number: usize,
     phase: DraftPhase,
     rule: EverySignal,
@@ -32,13 +33,13 @@ impl Rollout {
     }
 }
 
-/// A step as the source of a rollout's next candidate.
+/// Provides a rollout's next candidate from one draft step.
 struct RolloutSource<'s, 'r, 'a, T> {
     recorder: &'s mut Recorder<'a, T>,
     slot: usize,
     draws: &'r mut dyn Draws,
     step: &'s RecordedStep,
-    /// The candidate, if it follows from the response and is not drawn.
+    /// The candidate that the response determines; `None` if the candidate is drawn from the step.
     given: Option<u32>,
     candidates: &'s mut Vec<RecordedCandidate>,
 }
@@ -65,8 +66,8 @@ impl<T: Target> CandidateSource for RolloutSource<'_, '_, '_, T> {
 }
 
 impl<T: Target> Recorder<'_, T> {
-    /// Drafts on from first candidates until the room is used or an end token comes. Then rolls target and
-    /// drafter back.
+    /// Continues each rollout from its first candidate until its maximum length or the end of the
+    /// response. Then rolls the target and the drafter back.
     pub(super) fn roll_out(
         &mut self,
         rollouts: &mut [Rollout],
@@ -113,15 +114,16 @@ impl<T: Target> Recorder<'_, T> {
         Ok(())
     }
 
-    /// Chooses, given the response, the next candidate of a sampled round whose candidates were all accepted. Returns
-    /// `None` for other rounds: the drafter then chooses by itself.
+    /// Chooses the next candidate of a sampled rollout whose candidates were all accepted so far,
+    /// conditionally on the response. Returns `None` for other rollouts, where the drafter draws
+    /// freely.
     fn given(
         &mut self,
         rollout: &Rollout,
         one: &mut RunningResponse<'_>,
         step: &RecordedStep,
     ) -> Result<Option<u32>, DecodeError> {
-        // The rollout's place is recorded already.
+        // The rollout's position is already among the recorded ones.
         let (start, num) = (one.at() - 1, rollout.candidates.len());
         let candidates = rollout.candidates.iter().map(|candidate| &candidate.token_id);
         let along = &one.response[start..];
@@ -134,13 +136,14 @@ impl<T: Target> Recorder<'_, T> {
         Ok(Some(one.candidate_at(start + num, step, Some(&row), self.options)))
     }
 
-    /// Asks the target for log p of the candidates after the first.
+    /// Sets the target's log-probabilities of all candidates after the first, with one forward.
     fn label(
         &mut self,
         rollouts: &mut [Rollout],
         running: &[RunningResponse<'_>],
     ) -> Result<(), DecodeError> {
-        // The row before the rejected candidate is known, and that after the last one is not needed.
+        // The first candidate's label is already known, and the row after the last candidate is not
+        // needed.
         let mut rollouts: Vec<&mut Rollout> =
             rollouts.iter_mut().filter(|rollout| rollout.candidates.len() > 1).collect();
         if rollouts.is_empty() {
@@ -170,7 +173,8 @@ impl<T: Target> Recorder<'_, T> {
         Ok(())
     }
 
-    /// Advances a rollout by a step; by the `given` candidate, if there is one.
+    /// Advances a rollout by the candidate of one step. The candidate is `given`, or drawn if that
+    /// is `None`.
     pub(super) fn advance(
         &mut self,
         rollout: &mut Rollout,
@@ -183,7 +187,7 @@ impl<T: Target> Recorder<'_, T> {
         let (slot, draws) = (one.slot, &mut *one.draws);
         let mut source = RolloutSource { recorder: self, slot, draws, step, given, candidates };
         phase.advance(&mut source, step.row.signals, rule, limits, &mut one.tokens)?;
-        // The draft phase asks for no prediction of a candidate that ends the response.
+        // The draft phase requests no prediction for a candidate that ends the response.
         if let Some(last) = candidates.last_mut()
             && limits.is_end(&one.tokens)
         {

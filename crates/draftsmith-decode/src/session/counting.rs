@@ -1,15 +1,15 @@
-//! The allocator of this crate's tests: the system's allocator, with counters.
+//! The allocator of this crate's tests: the system allocator with byte counters.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 thread_local! {
-    /// The counter of this thread's bytes, if they are counted.
+    /// The counter of the bytes that this thread allocates; `None` if they are not counted.
     static NUM_BYTES: Cell<Option<&'static AtomicUsize>> = const { Cell::new(None) };
 }
 
-/// The system's allocator, which counts the bytes that some threads allocate.
+/// The system allocator, extended to count the bytes that threads with a counter allocate.
 struct Counting;
 
 #[global_allocator]
@@ -48,7 +48,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// Builds a pool of two threads whose allocated bytes are counted together.
+/// Builds a pool of two threads with a shared byte counter.
 pub(super) fn counted_pool() -> rayon::ThreadPool {
     let counter: &'static AtomicUsize = Box::leak(Box::default());
     rayon::ThreadPoolBuilder::new()
@@ -58,7 +58,7 @@ pub(super) fn counted_pool() -> rayon::ThreadPool {
         .expect("two threads")
 }
 
-/// Counts the bytes that a counted pool's threads allocate while one of them runs `step`.
+/// Counts the bytes that the threads of a counted pool allocate while one of them runs `step`.
 pub(super) fn bytes<R>(step: impl FnOnce() -> R) -> usize {
     let counter = NUM_BYTES.get().expect("runs on a counted pool");
     let before = counter.load(Ordering::Relaxed);

@@ -1,16 +1,16 @@
-//! Responses that prompt files give, as text or as tokens.
+//! Responses in prompt files, given as text or as tokens.
 
 use anyhow::{Result, bail};
 use draftsmith_data::{FinishReason, Turn};
 use draftsmith_recipe::text_side::TextSide;
 use draftsmith_theory::TextEnd;
 
-/// Returns the response that a prompt file gives for a turn, cut where local decoding would end it: after a stop
-/// string or an end token, or where it no longer fits. A response given as text that reaches no stop string ends
-/// with an end token.
+/// Returns the response that a prompt file gives for a turn, with the reason for its end. It is cut
+/// where local decoding would end it: after a stop string or an end-of-sequence token, or at the
+/// limit of tokens. A response given as text without a stop string gets an end-of-sequence token.
 ///
 /// # Errors
-/// If there is none, or it cannot be encoded.
+/// If the turn has no response, or it cannot be encoded.
 pub(super) fn existing_response(
     text: &TextSide,
     turn: &Turn,

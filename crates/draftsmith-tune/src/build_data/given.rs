@@ -1,5 +1,5 @@
-//! Responses that prompt files give as tokens, possibly with a draft's tokens and the acceptance probabilities
-//! that the file's author measured.
+//! Responses that prompt files give as tokens, possibly with draft tokens and acceptance
+//! probabilities that the file's author measured.
 
 use anyhow::{Result, bail};
 use draftsmith_data::{DraftColumns, GivenTokens, Prompt};
@@ -7,13 +7,13 @@ use draftsmith_theory::acceptance_prob;
 
 use draftsmith_recipe::watch::Watch;
 
-/// Mean difference of acceptance probabilities above which rounding cannot be the reason.
+/// The mean difference of acceptance probabilities above which rounding cannot be the cause.
 const OTHER_MODELS: f64 = 0.05;
 
-/// Checks that a prompt's given tokens are in a vocabulary of `vocab_size` tokens.
+/// Checks that all token ids that a prompt file gives are below `vocab_size`.
 ///
 /// # Errors
-/// The first unknown token, with its key.
+/// If a token id is unknown. The error names the first one and its key.
 pub(super) fn check_known(prompt: &Prompt, vocab_size: usize) -> Result<()> {
     for given in prompt.turns.iter().filter_map(|turn| turn.tokens.as_ref()) {
         let GivenTokens { prompt_ids, response_ids, draft_ids, .. } = given;
@@ -33,12 +33,13 @@ pub(super) fn check_known(prompt: &Prompt, vocab_size: usize) -> Result<()> {
     Ok(())
 }
 
-/// Statistics of all responses given as tokens.
+/// The statistics of all responses given as tokens.
 #[derive(Default)]
 pub(super) struct GivenLabels {
     num_responses: usize,
     num_cut: usize,
-    /// Tokens with acceptance probabilities in the file, and the sum of their differences from ours.
+    /// The number of tokens with acceptance probabilities in the file. `difference` is the sum of
+    /// their absolute differences from ours.
     num_compared: usize,
     difference: f64,
 }
@@ -68,7 +69,7 @@ impl GivenLabels {
         Ok(())
     }
 
-    /// Notes how far the file's labels are from ours.
+    /// Tells the user how many responses were cut, and how much the files' labels differ from ours.
     pub(super) fn note(&self, max_new_tokens: usize, watch: &dyn Watch) {
         let Self { num_responses, num_cut, num_compared, difference } = *self;
         if num_responses == 0 {

@@ -1,4 +1,4 @@
-//! Examines the shards that exist before building.
+//! Examination of existing shards before a build.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -13,10 +13,12 @@ use super::DamagedShards;
 use draftsmith_recipe::built_data::changes_text;
 use draftsmith_recipe::watch::Watch;
 
-/// Finds the shards that exist and are intact, by index. Damaged shards are left out if they are to be rebuilt.
+/// Returns the indices of the shards that exist and are intact. Damaged shards are left out if they
+/// are to be rebuilt.
 ///
 /// # Errors
-/// If a shard is damaged or misnamed and is not to be repaired, or if shards were built with other settings.
+/// If a damaged shard is not to be rebuilt or is not one of `num_shards`, or if shards were built
+/// with other settings.
 pub(super) fn present_shards(
     dir: &Path,
     provenance: &Provenance,
@@ -25,7 +27,7 @@ pub(super) fn present_shards(
     watch: &dyn Watch,
 ) -> Result<BTreeSet<usize>> {
     if !has_shards(dir) {
-        // The manifest of deleted shards does not apply to new ones.
+        // A manifest without shards describes deleted ones.
         if dir.is_dir() {
             forget_manifest(dir)?;
         }
@@ -40,7 +42,7 @@ pub(super) fn present_shards(
         }
         broken => broken?,
     };
-    // A shard beyond the last one cannot be built again.
+    // A shard with an index beyond the last shard cannot be rebuilt.
     let is_beyond = broken.iter().any(|(index, _)| *index >= num_shards);
     if !broken.is_empty() && (is_beyond || !repairs) {
         let num_more = broken.len() - 1;
@@ -70,7 +72,7 @@ pub(super) fn present_shards(
     }
 }
 
-/// Checks that shards belong to the data that is to be built.
+/// Checks that existing shards belong to the data to be built.
 fn compare(
     dir: &Path,
     shards: &ShardSet,
@@ -100,7 +102,7 @@ fn compare(
 /// Reads the number of rows from the manifest.
 ///
 /// # Errors
-/// If it cannot be read.
+/// If the manifest cannot be read.
 pub(super) fn num_rows(dir: &Path) -> Result<u64> {
     #[derive(Deserialize)]
     struct PresentCounts {

@@ -1,9 +1,9 @@
-//! Builds rows: gets each turn's response and labels it.
+//! Construction of rows: gets the response to each turn and labels it.
 //!
-//! Labels of a served target need none of its weights. A greedy response gives the target's most probable
-//! token at each position, which is all that its labels need. For a sampled one, servers return the
-//! log-probabilities of the most probable tokens, and each row stores a bound on the error from the rest
-//! (`draftsmith-theory`, `top_probs.rs`).
+//! Labels for a target on a server do not need the target's weights. A greedy response already
+//! gives the target's most probable token at each position, which suffices for labels. For a
+//! sampled response, servers return the log-probabilities of the most probable tokens. Each row
+//! stores a bound on the error from all other tokens (`draftsmith-theory`, `top_probs.rs`).
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -25,31 +25,31 @@ use draftsmith_recipe::{DataRecipe, Responses};
 
 const HELD: &str = "nobody panics while holding it";
 
-/// Builds the rows of one data set.
+/// A builder of labelled rows for one data set.
 pub(super) struct Labeller<'a> {
     pub(super) models: LabelModels<'a>,
     pub(super) text: &'a TextSide,
     pub(super) data: &'a DataRecipe,
     pub(super) seed: u64,
     pub(super) decoding: Decoding,
-    /// Where responses come from.
+    /// The source of responses.
     pub(super) answers: &'a dyn Answers,
-    /// Statistics of responses given as tokens.
+    /// The statistics of responses that prompt files give as tokens.
     pub(super) given: Mutex<GivenLabels>,
     pub(super) known_mass: Mutex<KnownMass>,
     pub(super) progress: &'a Progress,
     pub(super) watch: &'a dyn Watch,
 }
 
-/// How much of a served target's probability mass is known, for a note at the end.
+/// The statistics of unknown probability mass of a target on servers, for a message at the end.
 #[derive(Default)]
 pub(super) struct KnownMass {
     kept: MassOfRows,
-    /// Rows that exceed `data.server.max_outside_mass`.
+    /// The rows that exceed `data.server.max_outside_mass`.
     left_out: MassOfRows,
 }
 
-/// The unknown probability mass of some rows.
+/// The summed unknown probability mass of some rows.
 #[derive(Default)]
 struct MassOfRows {
     num_rows: usize,
@@ -64,23 +64,24 @@ impl MassOfRows {
         self.outside_mass += outside_mass;
     }
 
-    /// Computes the mean unknown probability mass per token, in percent. `None` without rows.
+    /// Computes the mean unknown probability mass per token, in percent; `None` without rows.
     fn percent(&self) -> Option<f64> {
         (self.num_rows > 0).then(|| 100.0 * self.outside_mass / self.num_tokens as f64)
     }
 }
 
-/// Responses of servers that became no rows.
+/// The responses of servers that were left out of the data.
 pub(super) struct LeftOutRows {
-    /// The number left out because too much of their probability mass is unknown, and a sentence on them.
+    /// The number of responses left out because too much of their probability mass is unknown.
+    /// `why` describes them in a sentence.
     pub(super) num_left_out: usize,
     why: Option<String>,
-    /// The number that the servers' content filter stopped.
+    /// The number of responses that the servers' content filter stopped.
     pub(super) num_filtered: usize,
 }
 
 impl LeftOutRows {
-    /// Builds the error of a data set in `dir` that has no row, with the reasons and hints.
+    /// Builds the error for a data set in `dir` without any row, with reasons and hints.
     pub(super) fn no_rows(&self, dir: &Path) -> anyhow::Error {
         let Self { why, num_filtered, .. } = self;
         let (mut reasons, mut hints) = (String::new(), String::new());
@@ -101,8 +102,8 @@ impl LeftOutRows {
     }
 }
 
-/// Returns the share of a turn's work that generating the response takes, from 0 to 1: half if labelling needs
-/// another forward over the response.
+/// Returns the share of a turn's work for generating its response, from 0 to 1. It is half if
+/// labelling needs another forward over the response.
 pub(super) fn share_of_response(data: &DataRecipe, has_draft: bool) -> f64 {
     match (data.responses, has_draft) {
         (Responses::Existing | Responses::Server, _) => 0.0,
@@ -112,8 +113,9 @@ pub(super) fn share_of_response(data: &DataRecipe, has_draft: bool) -> f64 {
 }
 
 impl Labeller<'_> {
-    /// Builds the rows of conversations, one per assistant turn, in order. Rows with too much unknown probability
-    /// mass are left out, and so are all turns of a conversation from the first one that a content filter stopped.
+    /// Builds the rows of conversations, one per assistant turn, in order. Leaves out rows with too
+    /// much unknown probability mass, and all turns of a conversation from the first filtered turn
+    /// on.
     ///
     /// # Errors
     /// If a response is missing or does not fit, a model fails, or the job is interrupted.
@@ -143,7 +145,7 @@ impl Labeller<'_> {
                 places.into_iter().zip(self.answers.answer(turns)?).map(label).collect()
             },
         )?;
-        // The turns that exceed the context.
+        // The remaining progress belongs to turns that exceed the context.
         self.progress.advance_part(left);
         let rows = answered.into_iter().flat_map(|(rows, _)| rows);
         Ok(rows.filter(|row| self.is_known(row)).collect())
@@ -158,7 +160,8 @@ impl Labeller<'_> {
         let TargetAnswer { id, prompt_ids, response_ids, finish, probs, log_probs } = answer;
         let takes_existing = self.data.responses == Responses::Existing;
         let given = of.filter(|_| takes_existing).and_then(|turn| turn.tokens.as_ref());
-        // With its weights here, a target that is served is labelled from them.
+        // If the target's weights are available locally, labels come from them instead of the
+        // server's probabilities.
         let probs = probs.filter(|_| self.models.target.is_none());
         let labels = match log_probs {
             Some(response_target_log_prob) => Labels { response_target_log_prob, draft: None },
@@ -203,7 +206,8 @@ impl Labeller<'_> {
         self.data.served_by().map_or(1.0, |server| server.max_outside_mass)
     }
 
-    /// Counts a row as kept or left out, and returns whether enough of its probability mass is known to keep it.
+    /// Returns whether enough of a row's probability mass is known to keep the row, and counts the
+    /// row as kept or left out.
     fn is_known(&self, row: &ResponseRow) -> bool {
         let Some(masses) = &row.target_outside_mass else { return true };
         let sum: f64 = masses.iter().map(|mass| f64::from(*mass)).sum();
@@ -214,7 +218,8 @@ impl Labeller<'_> {
         is_known
     }
 
-    /// Notes how far a file's labels are from ours, and how much of a served target's mass is unknown.
+    /// Tells the user how much the labels in prompt files differ from ours, and how much
+    /// probability mass of a target on servers is unknown.
     pub(super) fn note(&self) {
         self.given.lock().expect(HELD).note(self.data.max_new_tokens, self.watch);
         let unknown = self.known_mass.lock().expect(HELD).kept.percent();

@@ -1,4 +1,4 @@
-//! Decodes every prompt plainly and with the export, and compares the two.
+//! Decoding of every prompt with the target alone and with the export, and comparison of the two.
 
 use std::path::Path;
 
@@ -23,29 +23,30 @@ use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::pair::Pair;
 
-/// The rounding tolerance in f32 of nucleus masses and logits, for tokens at the edge of what is sampled.
+/// The rounding tolerance of top-p masses and logits in f32, for tokens at the limit of what can be
+/// sampled.
 const EDGE: f64 = 1e-4;
 
-/// The normal quantile of a 99.99 % interval.
+/// The quantile of the normal distribution for a 99.99 % interval.
 const WILSON_Z: f64 = 3.89;
 
-/// The models, ready to decode prompts.
+/// The loaded models, and the measurements so far.
 pub(super) struct Bench<'m> {
     pair: &'m Pair,
     decoders: Decoders<'m>,
     drafter: DrafterName,
     seed: u64,
     test: LosslessnessTest,
-    /// Draws of the test.
+    /// The random draws of the losslessness test.
     draws: SeededDraws,
     num_forgiven_edges: usize,
     num_forgiven_ties: usize,
     differences: Vec<AnswerDifference>,
-    /// Seconds of greedy answers, by turn: with the target alone, and with the export.
+    /// The seconds of each greedy answer with the target alone and with the export.
     seconds: Vec<[f64; 2]>,
 }
 
-/// One turn, decoded three times.
+/// The results of one turn, which is decoded plainly, greedily and sampled.
 struct CheckedTurn {
     /// The answer of plain greedy decoding.
     plain: Vec<u32>,
@@ -53,24 +54,25 @@ struct CheckedTurn {
     of_sampled: Trace,
 }
 
-/// A stop rule under one way of decoding, with the counts of the prompts decoded so far.
+/// A stop rule under one way of decoding, with counts for each prompt so far.
 pub(super) struct CheckedRule {
-    /// With the look-ups before it.
+    /// The drafter, including any prompt lookup in front of it.
     drafter: DrafterName,
     decoding: Decoding,
     config: StopRuleConfig,
     rule: Box<dyn StopRule>,
-    /// The acceptance rate that `tune` promised; `None` if this is the default rule.
+    /// The acceptance rate that `tune` predicted; `None` for the default rule.
     promised: Option<Estimate>,
     counts: Vec<Counts>,
 }
 
 impl CheckedRule {
-    /// Creates the tuned rule of one way of decoding, or else the default rule of `generate`. Without a tuned rule,
-    /// sampled decoding is at temperature 1.
+    /// Returns the tuned rule for one way of decoding, or else the default rule of `generate`.
+    /// Without a tuned rule, sampled decoding is at temperature 1.
     ///
     /// # Errors
-    /// If the tuned rule is for another drafter; `tuned_dir` has its `config.json`.
+    /// If the tuned rule is for another drafter, or needs a head that is missing. The error names
+    /// `config.json` in `tuned_dir`.
     pub(super) fn new(
         tuned: &Tuned,
         name: DecodingName,
@@ -152,8 +154,8 @@ impl<'m> Bench<'m> {
         }
     }
 
-    /// Decodes the first turn of a prompt once, without judging or timing it: the first forwards of a process
-    /// touch pages and pick kernels.
+    /// Decodes the first turn of a prompt once, without recording results. The first forwards of a
+    /// process are slow, because they touch memory pages and select kernels.
     ///
     /// # Errors
     /// If a model fails.
@@ -168,7 +170,8 @@ impl<'m> Bench<'m> {
         Ok(())
     }
 
-    /// Estimates the speed of greedy decoding over the target alone, with its 95 % interval over turns.
+    /// Estimates the speed of greedy decoding relative to the target alone, with its 95 % interval
+    /// from resampled turns.
     pub(super) fn speed(&self, allows_slower: bool) -> SpeedCheck {
         let speedup = shown_interval(self.seconds.len(), self.seed, |turns| {
             let sum = |of: usize| turns.iter().map(|turn| self.seconds[*turn][of]).sum::<f64>();
@@ -182,7 +185,8 @@ impl<'m> Bench<'m> {
         SpeedCheck { holds, speedup }
     }
 
-    /// Decodes all turns of a prompt. Each follows the earlier answers of plain greedy decoding.
+    /// Decodes all turns of a prompt. Each turn follows the earlier answers of plain greedy
+    /// decoding.
     pub(super) fn run(
         &mut self,
         prompt: &Prompt,
@@ -216,7 +220,7 @@ impl<'m> Bench<'m> {
         greedy: &mut CheckedRule,
     ) -> Result<(Vec<u32>, Trace)> {
         let (decoders, decoding) = (&mut self.decoders, &greedy.decoding);
-        // Nothing is drawn.
+        // Greedy decoding does not use the draws.
         let mut draws = SeededDraws::new(self.seed, &[id, "check", "greedy"]);
         let alone = decoders.decode(DrafterName::None, None, decoding, prompt_ids, &mut draws)?;
         let plain = alone.token_ids;
@@ -254,9 +258,10 @@ impl<'m> Bench<'m> {
         Ok(generation.trace)
     }
 
-    /// Tests an answer against the target's distributions. They are computed in a separate forward, which a
-    /// fault in the caches of rounds does not affect. In bf16 they differ from those of the rounds by
-    /// unbiased noise, which hardly moves the test. The draft's distributions only direct the test's power.
+    /// Tests an answer against the target's distributions. These are computed in a separate
+    /// forward, so that a bug in the caches of rounds cannot affect them. In bf16 they differ from
+    /// the distributions in the rounds by unbiased noise, which hardly changes the test. The draft
+    /// distributions only affect the power of the test.
     fn test(
         &mut self,
         decoding: &Decoding,
@@ -286,7 +291,7 @@ impl<'m> Bench<'m> {
         Ok(())
     }
 
-    /// Judges greedy and sampled decoding over all prompts.
+    /// Builds the results of greedy and sampled decoding over all prompts.
     pub(super) fn judge(
         self,
         greedy: CheckedRule,
@@ -310,8 +315,8 @@ impl<'m> Bench<'m> {
     }
 }
 
-/// Widens an acceptance rate's interval to at least Wilson's for `num_drafted` independent candidates: resamples of
-/// a few equal prompts give an interval of no width.
+/// Widens the interval of an acceptance rate to at least Wilson's interval for `num_drafted`
+/// independent candidates. Resampling a few equal prompts would give an interval of zero width.
 fn widened(rate: Estimate, num_drafted: usize) -> Estimate {
     if num_drafted == 0 {
         return rate;
@@ -323,8 +328,8 @@ fn widened(rate: Estimate, num_drafted: usize) -> Estimate {
     Estimate { value: p, low: rate.low.min(centre - half), high: rate.high.max(centre + half) }
 }
 
-/// Returns whether a token would be sampled with slightly more nucleus mass or a slightly larger logit. Logits of
-/// rounds and of whole texts differ by rounding.
+/// Returns whether a token could be sampled if the top-p mass or the token's logit were slightly
+/// larger. Logits computed in rounds and over a whole text differ by rounding.
 fn is_at_edge(rounding: Rounding, sampling: &Sampling, logits: &[f32], token: u32) -> bool {
     let logit = logits[token as usize];
     let more = match rounding {
@@ -340,15 +345,16 @@ fn is_at_edge(rounding: Rounding, sampling: &Sampling, logits: &[f32], token: u3
         Rounding::F32 => (sampling.top_p + EDGE).min(1.0),
         Rounding::Bf16 => mass_with_larger_logit(sampling.top_p, more / sampling.temperature),
     };
-    // The most probable token's logit may be smaller by the same amount.
+    // The most probable token's logit may also be smaller by the same amount.
     let less = (-2.0 * more / sampling.temperature).exp();
     let min_p = sampling.min_p.map(|min_p| min_p * less);
     let wider = Sampling { top_p, top_k, min_p, ..*sampling };
     wider.probs(logits)[token as usize] > 0.0
 }
 
-/// Solves m / (m + (1 − m) eᵐᵒʳᵉ) = `top_p` for m: the mass of the tokens before a token that shrinks to `top_p`
-/// when the logits of that token and all later ones grow by `more`.
+/// Solves m / (m + (1 − m) eᵐᵒʳᵉ) = `top_p` for m. Here m is the mass of all tokens more probable
+/// than a given token. It shrinks to `top_p` if the logits of the given token and of all less
+/// probable tokens grow by `more`.
 fn mass_with_larger_logit(top_p: f64, more: f64) -> f64 {
     top_p / (top_p + (1.0 - top_p) * (-more).exp())
 }

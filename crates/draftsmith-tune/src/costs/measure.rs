@@ -1,9 +1,9 @@
-//! Measures costs: rounds of every length on real prompts, repeated until their costs are known precisely
-//! enough.
+//! Measurement of costs. Rounds of every length are timed on real prompts, and repeated until the
+//! costs are precise enough.
 //!
-//! Costs are measured in rounds of one fixed length, and again in rounds under the rule that is best at
-//! those costs. Other processes on the machine only slow rounds down, and not all lengths alike, so the
-//! slower half of the passes is ignored.
+//! Costs are measured in rounds of one fixed length, and again in rounds of the lengths that the
+//! best rule at those costs gives. Other processes on the machine can only slow rounds down, and
+//! they affect some lengths more than others. So the slower half of the passes is ignored.
 
 use std::time::{Duration, Instant};
 
@@ -20,27 +20,29 @@ use crate::decoders::Decoders;
 use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::Watch;
 
-/// The round length at which signals are timed.
+/// The round length at which signals are timed, in candidates.
 const SIGNAL_LENGTH: usize = 4;
-/// Decodings of each prompt in a pass with rounds of one length: plain, each length, and each of three
-/// signals.
+/// The number of answers to each prompt in a pass with fixed round lengths: plain decoding, each
+/// length, and each of three signals.
 const NUM_TIMINGS: usize = 1 + LENGTHS.len() + 3;
-/// Decodings of each prompt in a pass with rounds of changing lengths.
+/// The number of answers to each prompt in a pass with varying round lengths.
 const MIXED_REPEATS: usize = 2;
-/// The fewest passes over all prompts and lengths.
+/// The minimum number of passes over all prompts and lengths.
 const MIN_PASSES: usize = 10;
-/// The same for slow passes: their models are large, and large models' forwards vary less.
+/// The minimum number of passes if they are slow. The models are then large, and the times of large
+/// models vary less.
 const MIN_LONG_PASSES: usize = 3;
-/// The usual time limit, once the fewest passes are done.
+/// The default time limit. It does not apply before the minimum number of passes is done.
 pub const COSTS_TIME_LIMIT: Duration = Duration::from_secs(300);
-/// The most passes: waiting does not improve the measurement on a machine that is too noisy.
+/// The maximum number of passes. On a machine that is too noisy, more passes do not improve the
+/// measurement.
 const MAX_PASSES: usize = 40;
-/// Measuring ends when half the 95 % interval of each cost, relative to the cost, is at most this.
+/// The target precision: half the 95 % interval of each cost, relative to the cost.
 const CLOSE_ENOUGH: f64 = 0.02;
-/// New tokens per prompt and pass.
+/// The maximum number of new tokens per answer.
 const NUM_TOKENS: usize = 32;
 
-/// Costs, and how precisely they are known.
+/// Costs with their precision.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct MeasuredCosts {
     /// The costs.
@@ -48,30 +50,30 @@ pub struct MeasuredCosts {
     /// Half the 95 % interval of the least certain cost of a draft forward or verification, relative to
     /// that cost.
     pub uncertainty: f64,
-    /// How often everything was measured.
+    /// The number of passes; 0 for costs that were given.
     pub num_passes: usize,
 }
 
-/// Measures the costs of a drafter.
+/// A measurement of the costs of one drafter.
 pub struct CostProbe<'p, 'm> {
-    /// What decodes.
+    /// The sessions of the models.
     pub decoders: &'p mut Decoders<'m>,
     /// The drafter.
     pub drafter: DrafterId,
-    /// How it decodes.
+    /// The way of decoding, greedy or sampled.
     pub decoding: Decoding,
     /// The prompts, as token ids.
     pub prompts: &'p [Vec<u32>],
-    /// The time after which no further pass begins, once the fewest are done.
+    /// The time after which no further pass begins, once the minimum number of passes is done.
     pub time_limit: Duration,
-    /// What the user sees.
+    /// The interface that shows progress to the user and reports interrupts.
     pub watch: &'p dyn Watch,
 }
 
 impl CostProbe<'_, '_> {
-    /// Measures the costs in repeated passes, until they are known precisely or time is up. The first pass only
-    /// gives rough costs: `lengths_under` takes them and returns the round lengths, in order, under a rule that is
-    /// good at those costs.
+    /// Measures the costs in repeated passes, until they are precise enough or the time limit is
+    /// reached. The first pass only gives rough costs. `lengths_under` receives these and returns
+    /// the round lengths, in order, under a rule that is good at those costs.
     ///
     /// # Errors
     /// If there are no prompts, a model fails, or the user presses Ctrl-C.
@@ -96,9 +98,9 @@ impl CostProbe<'_, '_> {
         let progress = Progress::new(self.watch, "costs", "answers", 0);
         let all = self.prompts;
         progress.set_total((all.len() * NUM_TIMINGS) as u64);
-        // The first forwards of a process touch pages and pick kernels. Their costs are good enough to
-        // estimate the lengths of rounds and the time of a pass. One prompt suffices, unless its answer is
-        // too short.
+        // The first forwards of a process are slow, because they touch memory pages and select
+        // kernels. Their costs suffice to estimate the lengths of rounds and the time of a pass.
+        // One prompt is enough, unless its answer is too short.
         self.prompts = &all[..1];
         let mut first = self.pass(&mut MixedLengths::default(), &progress)?;
         let mut num_answers = NUM_TIMINGS;
@@ -136,15 +138,16 @@ impl CostProbe<'_, '_> {
         }
     }
 
-    /// Returns the number of prompts with which the fewest passes end in time, at least 1. `of_prompt` is the time
-    /// of one prompt in a pass.
+    /// Returns the number of prompts, at least 1, with which the minimum number of passes stays
+    /// within the time limit. `of_prompt` is the time of one prompt in a pass.
     fn num_prompts_in_time(&self, of_prompt: Duration, all: &[Vec<u32>]) -> usize {
         let passes = of_prompt.as_secs_f64() * MIN_LONG_PASSES as f64;
         let in_time = (self.time_limit.as_secs_f64() / passes) as usize;
         in_time.clamp(1, all.len())
     }
 
-    /// Runs one pass over all prompts, lengths and signals, and over rounds of the `mixed` lengths.
+    /// Runs one pass over all prompts, lengths and signals, and over rounds with the lengths in
+    /// `mixed`.
     fn pass(&mut self, mixed: &mut MixedLengths, progress: &Progress) -> Result<Pass> {
         let begun = Instant::now();
         let none = SignalNeeds::default();
@@ -189,8 +192,8 @@ impl CostProbe<'_, '_> {
         })
     }
 
-    /// Times whole rounds of one length, in which signals are computed and ignored; plain decoding if the
-    /// length is 0.
+    /// Times full rounds of one length, in which signals are computed and ignored. Length 0 times
+    /// plain decoding.
     fn time(
         &mut self,
         length: usize,
@@ -213,7 +216,8 @@ impl CostProbe<'_, '_> {
         Ok(timed)
     }
 
-    /// Decodes a prompt with rounds of given lengths, or plainly.
+    /// Decodes the prompt with this index, with rounds of the given lengths, or plainly if
+    /// `lengths` is `None`.
     fn decode(
         &mut self,
         number: usize,
@@ -232,22 +236,22 @@ impl CostProbe<'_, '_> {
     }
 }
 
-/// Returns the number of passes that fit into `limit` if each takes `of_one`, within the fewest and the most
-/// passes.
+/// Returns the number of passes that fit into `limit` if each takes `of_one`, clamped to the
+/// minimum and maximum numbers of passes.
 fn max_passes(of_one: Duration, limit: Duration) -> usize {
-    // A time of zero gives infinity, which the cast saturates.
+    // If `of_one` is zero, the quotient is infinite and the cast saturates.
     let in_time = (limit.as_secs_f64() / of_one.as_secs_f64()) as usize;
     in_time.clamp(MIN_LONG_PASSES, MAX_PASSES)
 }
 
-/// Sorts the passes by time and returns the faster half.
+/// Sorts the passes by duration and returns the faster half.
 fn quiet(passes: &mut [Pass]) -> &[Pass] {
     passes.sort_by_key(|pass| pass.duration);
     &passes[..passes.len().div_ceil(2)]
 }
 
 impl MeasuredCosts {
-    /// Wraps costs that are given, and so known exactly.
+    /// Wraps costs that the user gives, which have no uncertainty.
     pub fn given(costs: Costs) -> Self {
         Self { costs, uncertainty: 0.0, num_passes: 0 }
     }
@@ -257,7 +261,7 @@ impl MeasuredCosts {
             median_and_half_width(passes.iter().map(of).collect())
         };
         let draft = column(&|pass| pass.draft_seconds);
-        // Lengths that occurred in every pass.
+        // Only lengths that occurred in every pass are used.
         let verify: Vec<(usize, (f64, f64))> = (0..=LENGTHS.len())
             .filter(|index| passes.iter().all(|pass| pass.verify_seconds[*index].is_some()))
             .map(|index| {
@@ -299,32 +303,32 @@ fn median_and_half_width(values: Vec<f64>) -> (f64, f64) {
     let count = values.len() as f64;
     let median = median_of(values.iter().copied()).expect(MEASURED);
     let distances = values.iter().map(|value| (value - median).abs());
-    // The standard deviation by the median distance, which a few slow passes do not move; the standard
-    // error of a median is 1.2533 times that of a mean.
+    // The median distance times 1.4826 estimates the standard deviation, and is robust against a
+    // few slow passes. The standard error of a median is 1.2533 times that of a mean.
     let deviation = 1.4826 * median_of(distances).expect(MEASURED);
     (median, 1.96 * 1.2533 * deviation / count.sqrt())
 }
 
-/// One pass over all prompts, lengths and signals.
+/// The measurements of one pass over all prompts, lengths and signals.
 #[derive(Debug, Clone, Default)]
 struct Pass {
-    /// The time of the pass, prefills included.
+    /// The duration of the pass, including prefills.
     duration: Duration,
     draft_seconds: f64,
-    /// Seconds of a verification of one row in plain decoding, then of rounds of each length; `None` if
-    /// there was no such round.
+    /// The seconds of a target forward in plain decoding, then of the verification in rounds of
+    /// each length; `None` if there was no such round.
     verify_seconds: Vec<Option<f64>>,
     head_seconds: f64,
     confidence_seconds: f64,
     entropy_seconds: f64,
-    /// Rounds of changing lengths.
+    /// The timed rounds of varying lengths.
     mixed_rounds: Vec<Round>,
 }
 
-/// Seconds in rounds of one length.
+/// The times in rounds of one length, in seconds.
 #[derive(Debug, Default)]
 struct RoundTimes {
-    /// Seconds of a draft forward, averaged over its round.
+    /// The mean seconds of a draft forward in each round.
     draft: Vec<f64>,
     verify: Vec<f64>,
 }

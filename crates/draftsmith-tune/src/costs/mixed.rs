@@ -1,8 +1,9 @@
-//! The costs of rounds of changing lengths.
+//! The costs of rounds of varying lengths.
 //!
-//! Rounds under a rule differ in length, and a verification takes longer the longer ago the last one was,
-//! because its weights leave the caches. So rounds are timed with the very lengths that a rule gives, in
-//! their order. Random lengths have other costs, and too long ones make rules look worse than they are.
+//! Rounds under a stop rule differ in length. A verification takes longer the longer ago the last
+//! one was, because the target's weights leave the caches. So we time rounds with exactly the
+//! lengths that a rule gives, in their order. Random lengths would have other costs, and too long
+//! rounds would make rules look worse than they are.
 
 use std::collections::BTreeMap;
 
@@ -14,19 +15,21 @@ use draftsmith_theory::{
 
 use super::LENGTHS;
 
-/// The fewest rounds of one length, among rounds of changing lengths, from which its cost is measured. With
-/// fewer it is estimated from all rounds.
+/// The minimum number of rounds of one length for measuring the cost of that length. With fewer
+/// rounds the cost is estimated from rounds of all lengths.
 const MIN_ROUNDS: usize = 30;
 
-/// A stop rule with given round lengths, repeated from the first. Signals are computed and ignored.
+/// A stop rule that gives rounds the listed lengths in turn, and starts again after the last.
+/// Signals are computed and ignored.
 #[derive(Debug, Default)]
 pub(super) struct MixedLengths {
     lengths: Vec<usize>,
-    /// The greatest length, at least 1. Every round is bounded by it, so that drafting is timed alike.
+    /// The maximum of `lengths`, at least 1. It is the upper bound of every round, so that all
+    /// rounds are drafted in the same way.
     longest: usize,
-    /// The index of the next round's length.
+    /// The index in `lengths` of the next round's length.
     next: usize,
-    /// The length of the current round.
+    /// The length of the current round, in candidates.
     length: usize,
     needs: SignalNeeds,
 }
@@ -65,8 +68,9 @@ impl StopRule for MixedLengths {
     }
 }
 
-/// Estimates the costs of rounds of changing lengths: medians for lengths with enough rounds. For other lengths,
-/// the costs of `alone`, rounds of that fixed length, times the median ratio of the two over all rounds.
+/// Estimates the costs of rounds of varying lengths. For lengths with enough rounds, the
+/// verification cost is the median. For other lengths it is the cost in `alone` (rounds of one
+/// fixed length), times the median ratio of the two over all rounds.
 pub(super) fn mixed_costs<'a>(
     rounds: impl Iterator<Item = &'a Round> + Clone,
     alone: &RoundCosts,
@@ -90,8 +94,9 @@ pub(super) fn mixed_costs<'a>(
     Ok(RoundCosts::new([(drafter, draft_seconds)].into(), points.collect())?)
 }
 
-/// Estimates the seconds of a draft forward in rounds of several lengths: the time of all forwards over their
-/// number, since the first forward of a round costs more than the others. `None` without a draft forward.
+/// Estimates the mean seconds of a draft forward in rounds of varying lengths, over all forwards,
+/// since the first forward of a round costs more than the others. Returns `None` without a draft
+/// forward.
 fn mixed_draft_seconds<'a>(rounds: impl Iterator<Item = &'a Round>) -> Option<f64> {
     let mut by_forwards: BTreeMap<usize, Vec<f64>> = BTreeMap::new();
     for round in rounds.filter(|round| round.num_draft_forwards() > 0) {
@@ -101,7 +106,8 @@ fn mixed_draft_seconds<'a>(rounds: impl Iterator<Item = &'a Round>) -> Option<f6
     let (mut seconds, mut num_forwards) = (0.0, 0);
     for (forwards, times) in by_forwards {
         num_forwards += forwards * times.len();
-        // Medians instead of the sum, which a few slow rounds would move.
+        // The median of each group is used instead of the sum, because a few slow rounds would
+        // distort a sum.
         seconds += times.len() as f64 * median_of(times)?;
     }
     (num_forwards > 0).then(|| seconds / num_forwards as f64)

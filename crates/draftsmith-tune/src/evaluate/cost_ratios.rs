@@ -1,5 +1,5 @@
-//! The cost of each drafter's forwards relative to a forward of the target, by size and by time: the weights
-//! of CS-Drafting's standardised walltime improvement.
+//! The cost of each drafter's forward relative to a target forward, by model size and by measured
+//! time. These are the weights of CS-Drafting's standardised walltime improvement.
 
 use draftsmith_report::{CostRatios, DrafterName};
 use std::collections::BTreeMap;
@@ -12,16 +12,18 @@ use super::settings::Setting;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::pair::Pair;
 
-/// Divides the number of parameters that a forward of each drafter reads by the target's; 0 for look-ups.
+/// Computes for each drafter the number of parameters that its forward reads, divided by the
+/// target's number of parameters; 0 for prompt lookup.
 pub(super) fn cost_by_size(pair: &Pair, drafters: &LoadedDrafters) -> CostRatios {
     let target = pair.target.config().num_parameters() as f64;
     let read = drafters.iter().flat_map(|drafter| drafter.sizes.iter().copied());
     read.chain([(DrafterId::LOOK_UP, 0.0)]).map(|(id, read)| (id, read / target)).collect()
 }
 
-/// Divides the time of a forward of each drafter by that of a target forward over one row. A drafter's forwards are
-/// timed in rounds of that drafter only, or else their time is fitted to the rounds of its cascades. Empty if the
-/// target was not timed.
+/// Computes for each drafter the time of its forward, divided by the time of a target forward over
+/// one row. The time comes from rounds that only this drafter drafted. Without such rounds it is
+/// fitted to the rounds of cascades with this drafter. The result is empty if the target was not
+/// timed.
 pub(super) fn cost_by_time(
     settings: &[Setting],
     runs: &[Vec<PromptRun>],

@@ -1,4 +1,5 @@
-//! The runs of one dataset under one way of decoding, and their results: rows, a cost model, answers.
+//! The runs on one dataset under one way of decoding, and their results: rows, fitted costs and
+//! answers.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,12 +24,12 @@ use crate::agreement::Agreement;
 use draftsmith_recipe::prompts::Dataset;
 use draftsmith_recipe::{EvaluateRecipe, Recipe};
 
-/// The fewest first tokens of answers whose speed is a result.
+/// The shortest prefix of answers for which a speed is reported, in tokens.
 const SHORTEST: usize = 32;
-/// The fewest answers of a result.
+/// The minimum number of answers for which a speed by length is reported.
 const MIN_ANSWERS: usize = 3;
 
-/// MT-Bench's categories, which Spec-Bench reports as one.
+/// The categories of MT-Bench, which Spec-Bench reports as one category.
 const MT_BENCH: [&str; 9] = [
     "writing",
     "roleplay",
@@ -41,16 +42,17 @@ const MT_BENCH: [&str; 9] = [
     "mt-bench",
 ];
 
-/// The runs of one dataset under one way of decoding.
+/// The runs on one dataset under one way of decoding.
 pub(super) struct MeasuredGroup<'a> {
     pub(super) dataset: &'a Dataset,
     pub(super) plan: &'a Plan,
-    /// One list per setting, one entry per prompt and repeat.
+    /// The runs: one list per setting, with one entry per prompt and repeat.
     pub(super) runs: Vec<Vec<PromptRun>>,
 }
 
 impl MeasuredGroup<'_> {
-    /// Adds a run. A greedy run is compared with the plain run of its prompt, which comes first.
+    /// Adds a run of the setting with this index. A greedy run is compared with the plain run on
+    /// the same prompt, which must have been added before.
     pub(super) fn add(
         &mut self,
         index: usize,
@@ -66,7 +68,7 @@ impl MeasuredGroup<'_> {
         Ok(())
     }
 
-    /// Drops the runs of prompts that some settings have not run on.
+    /// Drops the runs on prompts that not all settings have completed.
     pub(super) fn keep_whole_prompts(&mut self) {
         let num_whole = self.runs.iter().map(Vec::len).min().unwrap_or(0);
         for runs in &mut self.runs {
@@ -74,9 +76,10 @@ impl MeasuredGroup<'_> {
         }
     }
 
-    /// Fits the cost models of each drafter over all prompts: one to plain decoding and all of the drafter's
-    /// settings, and one to plain decoding and each group of settings whose rules read the same signals (SpecDec++,
-    /// Table 2). Models without a fit are left out.
+    /// Fits linear cost models for each drafter over all prompts (SpecDec++, Table 2). One model
+    /// covers plain decoding and all settings of the drafter. Further models cover plain decoding
+    /// and the settings whose rules read the same signals. Models that cannot be fitted are left
+    /// out.
     fn fits(&self) -> Vec<CostSummary> {
         let settings = &self.plan.settings;
         let reads = |setting: &Setting| Some(RuleReads::of(setting.rule.as_ref()?.needs()));
@@ -101,9 +104,10 @@ impl MeasuredGroup<'_> {
         fitted.filter_map(fit).collect()
     }
 
-    /// Estimates the costs of rounds under each setting, over all prompts. Verifications are averaged by rows over
-    /// all settings of the drafter and plain decoding; draft forwards, over the settings whose rules read the same
-    /// signals.
+    /// Estimates the costs of rounds under each setting, over all prompts; `None` if they cannot be
+    /// estimated. Verification costs are averaged by number of rows over plain decoding and all
+    /// settings of the drafter. Draft forward costs are averaged over the settings whose rules read
+    /// the same signals.
     fn round_costs(&self) -> Vec<Option<RoundCosts>> {
         let rounds_of = |belongs: &dyn Fn(&Setting) -> bool| -> Vec<Round> {
             let settings = self.plan.settings.iter().zip(&self.runs);
@@ -128,7 +132,7 @@ impl MeasuredGroup<'_> {
         self.plan.settings.iter().map(costs).collect()
     }
 
-    /// Builds the rows over all prompts, and over each category if there are several.
+    /// Builds the result rows over all prompts, and also over each category if there are several.
     fn rows(&self, seed: u64, costs: &GroupCosts<'_>) -> Vec<ResultRow> {
         let mut rows = self.category_rows(ALL_CATEGORIES, seed, costs, |_| true);
         let prompts = &self.dataset.prompts;
@@ -193,7 +197,7 @@ impl MeasuredGroup<'_> {
                 }),
                 improvement_by_size: improvement(trace, costs.by_size),
                 improvement_by_time: improvement(trace, costs.by_time),
-                // A sampled answer is another draw, and cannot be compared.
+                // Sampled answers are random and cannot be compared with the plain answer.
                 lossless: (self.plan.decoding.is_greedy())
                     .then_some(num_of(Agreement::Different) == 0),
                 num_forgiven_ties: num_of(Agreement::Tie),
@@ -203,7 +207,7 @@ impl MeasuredGroup<'_> {
         traces.iter().zip(&of_category).enumerate().map(row).collect()
     }
 
-    /// Collects the answers to each prompt under one setting, with one choice for each repeat.
+    /// Collects the answers to each prompt under one setting, with one [`Choice`] per repeat.
     fn answers(&self, index: usize, recipe: &Recipe) -> Vec<Answer> {
         let name = self.plan.settings[index].name();
         let runs: Vec<&PromptRun> = self.runs[index].iter().collect();
@@ -225,10 +229,10 @@ impl MeasuredGroup<'_> {
     }
 }
 
-/// The costs of forwards and rounds in a group.
+/// The costs of a group's rounds and the cost ratios of its drafters.
 struct GroupCosts<'a> {
     roads: &'a BTreeMap<DrafterId, Road>,
-    /// The costs of rounds, by setting.
+    /// The costs of rounds under each setting.
     of_rounds: &'a [Option<RoundCosts>],
     by_size: &'a CostRatios,
     by_time: &'a CostRatios,
@@ -243,14 +247,14 @@ impl GroupCosts<'_> {
     }
 }
 
-/// Computes the standardised walltime improvement of CS-Drafting with these cost ratios of drafters. `None` without
+/// Computes CS-Drafting's standardised walltime improvement with these cost ratios; `None` without
 /// tokens, or if a drafter has no cost ratio.
 fn improvement(trace: &Trace, ratios: &CostRatios) -> Option<f64> {
     trace.standard_improvement(|id| ratios.get(&id).copied())
 }
 
-/// Measures the speed over the first 32, 64, 128 … tokens of answers, up to the longest beginning that enough
-/// answers have.
+/// Computes the speed over the first 32, 64, 128 … tokens of answers, up to the longest prefix that
+/// enough answers have.
 fn by_length(own: &[&PromptRun], plain: &[&PromptRun]) -> Vec<SpeedAtLength> {
     let turns =
         || own.iter().zip(plain).flat_map(|(own, plain)| own.turns.iter().zip(&plain.turns));
@@ -270,9 +274,9 @@ fn by_length(own: &[&PromptRun], plain: &[&PromptRun]) -> Vec<SpeedAtLength> {
     std::iter::successors(Some(SHORTEST), |length| Some(2 * length)).map_while(at_length).collect()
 }
 
-/// Computes the 95 % interval of a speed-up, over prompts.
+/// Computes the 95 % interval of a speed-up by resampling prompts.
 fn speedup_interval(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [f64; 2] {
-    // Rounds are summed once, not for each resample.
+    // The tokens and seconds of each prompt are summed once, not for each resample.
     let [own, plain] = [own, plain].map(|runs| {
         let of_prompt = |runs: Vec<&PromptRun>| tokens_and_seconds(&runs);
         by_prompt(runs).into_values().map(of_prompt).collect::<Vec<(usize, f64)>>()
@@ -288,7 +292,7 @@ fn speedup_interval(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [f64
     [low, high]
 }
 
-/// Groups runs by the index of their prompt, in the order of repeats.
+/// Groups runs by the index of their prompt. Each group is in the order of repeats.
 fn by_prompt<'r>(runs: &[&'r PromptRun]) -> BTreeMap<usize, Vec<&'r PromptRun>> {
     let mut of_prompts: BTreeMap<usize, Vec<&PromptRun>> = BTreeMap::new();
     for run in runs {
@@ -297,7 +301,7 @@ fn by_prompt<'r>(runs: &[&'r PromptRun]) -> BTreeMap<usize, Vec<&'r PromptRun>> 
     of_prompts
 }
 
-/// Sums the tokens of runs, and the seconds that a user waits for them, prefill included.
+/// Sums the tokens of runs, and the seconds that a user waits for them, including prefill.
 fn tokens_and_seconds(runs: &[&PromptRun]) -> (usize, f64) {
     let tokens = runs.iter().map(|run| run.trace.num_tokens).sum();
     (tokens, runs.iter().map(|run| waiting_time(&run.trace).as_secs_f64()).sum())
@@ -308,12 +312,13 @@ fn speed(runs: &[&PromptRun]) -> f64 {
     tokens as f64 / seconds
 }
 
-/// Averages the tokens per second of each run, as Spec-Bench does.
+/// Computes the mean of the runs' tokens per second, as Spec-Bench does.
 fn mean_speed(runs: &[&PromptRun]) -> f64 {
     runs.iter().map(|run| speed(&[run])).sum::<f64>() / runs.len() as f64
 }
 
-/// Computes the standard deviation of the speed-up over repeats, from n − 1. `None` without repeats.
+/// Computes the sample standard deviation (n − 1) of the speed-up over repeats; `None` with fewer
+/// than two repeats.
 fn speedup_sd(own: &[&PromptRun], plain: &[&PromptRun]) -> Option<f64> {
     let num_repeats = by_prompt(own).into_values().map(|runs| runs.len()).min()?;
     let of_repeat = |runs: &[&PromptRun], nth: usize| {
@@ -327,14 +332,14 @@ fn speedup_sd(own: &[&PromptRun], plain: &[&PromptRun]) -> Option<f64> {
     (num_repeats > 1).then(|| (squares / (num_repeats - 1) as f64).sqrt())
 }
 
-/// Computes the tokens per second with rounds at their average costs and the measured prefill. `None` if the cost
-/// of a drafter is unknown.
+/// Computes the tokens per second from average round costs and the measured prefill time; `None` if
+/// the cost of a drafter is unknown.
 fn modelled_tokens_per_second(trace: &Trace, costs: &RoundCosts) -> Option<f64> {
     let decode = costs.seconds(&trace.rounds).ok()?;
     Some(trace.num_tokens as f64 / (trace.prefill_time.as_secs_f64() + decode))
 }
 
-/// Returns the id of the prompt in its file, or else its row id.
+/// Returns the prompt's own id from its file, or else its row id.
 fn question_id(prompt: &Prompt) -> QuestionId {
     match &prompt.own_id {
         Some(serde_json::Value::Number(number)) => QuestionId::Number(number.clone()),
@@ -343,24 +348,25 @@ fn question_id(prompt: &Prompt) -> QuestionId {
     }
 }
 
-/// Computes the seconds per target forward of plain decoding, without prefill. `None` without forwards.
+/// Computes the seconds per forward in runs of plain decoding, without prefill; `None` without
+/// forwards.
 pub(super) fn seconds_alone(runs: &[PromptRun]) -> Option<f64> {
     let seconds: f64 = runs.iter().map(|run| run.trace.decode_time().as_secs_f64()).sum();
     let num: usize = runs.iter().map(|run| run.trace.rounds.len()).sum();
     (num > 0).then(|| seconds / num as f64)
 }
 
-/// Everything that an evaluation measured: the measurements of each data set and way of decoding.
+/// The results of an evaluation over all datasets and ways of decoding.
 #[derive(Default)]
 pub(super) struct EvaluationResults {
     pub(super) cost_by_size: CostRatios,
-    /// What reports compare each drafter by.
+    /// The category of each drafter in reports, such as separate draft model or self-draft.
     pub(super) roads: BTreeMap<DrafterId, Road>,
-    /// The cost of the draft's forwards when it decodes by itself.
+    /// The cost of the draft model's forwards when it decodes alone; `None` without a draft model.
     pub(super) alone: Option<CostSummary>,
     pub(super) rows: Vec<ResultRow>,
     pub(super) groups: Vec<GroupSummary>,
-    /// File name and text of each answers file.
+    /// The name and the text of each answers file.
     pub(super) answers: Vec<(String, String)>,
 }
 
@@ -394,7 +400,7 @@ impl EvaluationResults {
                 .filter(|run| run.agreement == Agreement::Tie)
                 .count(),
             costs: fits,
-            // Promises hold for one sequence at a time.
+            // Predicted gains apply only to batch size 1.
             promises: if evaluate.batch_size > 1 {
                 Vec::new()
             } else {
@@ -414,8 +420,8 @@ impl EvaluationResults {
     }
 }
 
-/// Compares promises with the runs of one group. Settings that were not run are left out, and so are
-/// fixed lengths, which promise nothing over themselves.
+/// Compares predicted gains with the runs of one group. Leaves out settings that were not run, and
+/// the best fixed length itself, which is the baseline.
 fn promises(
     promised: &[Promise],
     settings: &[Setting],

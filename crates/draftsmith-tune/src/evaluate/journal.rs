@@ -1,5 +1,5 @@
-//! The measurements of an evaluation that has not ended, in `evaluation-runs.jsonl` beside its results: after a stop
-//! or a crash, the same evaluation continues with the next one.
+//! The journal of an unfinished evaluation's measurements, in `evaluation-runs.jsonl` beside its
+//! results. After a stop or crash, the same evaluation continues with the next measurement.
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
@@ -16,17 +16,18 @@ use super::measure::PromptRun;
 use super::settings::Setting;
 use super::{MeasuredModels, Plan};
 
-/// A measurement: the index of its dataset, way of decoding, batch of prompts and setting.
+/// The key of a measurement: the indices of its dataset, way of decoding, batch of prompts and
+/// setting.
 pub(super) type Measured = [usize; 4];
 
-/// A line of the file, after the first, which is the fingerprint.
+/// A line of the file. Only the first line differs: it holds the fingerprint.
 #[derive(Serialize, Deserialize)]
 struct RunEntry {
     measured: Measured,
     runs: Vec<PromptRun>,
 }
 
-/// The measurements so far.
+/// An open journal, with the measurements of earlier runs that have not been taken.
 pub(super) struct RunJournal {
     path: PathBuf,
     file: File,
@@ -34,8 +35,8 @@ pub(super) struct RunJournal {
 }
 
 impl RunJournal {
-    /// Opens the journal with the measurements of the same evaluation, if there are any. Those of another
-    /// evaluation are removed.
+    /// Opens the journal and reads the measurements of the same evaluation. Measurements of another
+    /// evaluation are deleted.
     ///
     /// # Errors
     /// If the file cannot be written, or a model's files cannot be read.
@@ -45,7 +46,7 @@ impl RunJournal {
         let text = std::fs::read_to_string(&path).unwrap_or_default();
         let mut lines = text.lines();
         let is_same = lines.next() == Some(fingerprint.as_str());
-        // A line that a crash cut short is measured again.
+        // Reading stops at a line that a crash cut short. Its measurement is repeated.
         let entries = lines.map_while(|line| serde_json::from_str(line).ok()).filter(|_| is_same);
         let entries: Vec<RunEntry> = entries.collect();
         let mut kept = fingerprint + "\n";
@@ -63,7 +64,7 @@ impl RunJournal {
         self.known.len()
     }
 
-    /// Removes and returns the runs of a measurement, if it was made.
+    /// Removes and returns the runs of an earlier measurement; `None` if it was not made.
     pub(super) fn take(&mut self, measured: Measured) -> Option<Vec<PromptRun>> {
         self.known.remove(&measured)
     }
@@ -71,20 +72,20 @@ impl RunJournal {
     /// Appends a measurement to the file.
     ///
     /// # Errors
-    /// If it cannot be written.
+    /// If the file cannot be written.
     pub(super) fn add(&mut self, measured: Measured, runs: &[PromptRun]) -> Result<()> {
         let line = json!({ "measured": measured, "runs": runs }).to_string() + "\n";
         let written = self.file.write_all(line.as_bytes());
         written.with_context(|| format!("cannot write `{}`", self.path.display()))
     }
 
-    /// Removes the file, since the results are complete.
+    /// Deletes the file once the results are complete.
     pub(super) fn remove(self) {
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Identifies everything that measurements depend on.
+/// Hashes everything that the measurements depend on.
 fn fingerprint(models: &MeasuredModels<'_>, plans: &[Plan]) -> Result<String> {
     let MeasuredModels { recipe, evaluate, workspace, .. } = *models;
     let settings = |plan: &Plan| -> Vec<Value> {

@@ -1,4 +1,5 @@
-//! Runs one setting on prompts, several side by side, and watches how busy other programs keep the machine.
+//! Timed decoding of prompts under one setting, in batches, and measurement of the load from other
+//! programs.
 
 use std::fs::read_to_string;
 
@@ -14,18 +15,18 @@ use crate::conversation::{Turn, answer_batched};
 use crate::decoders::{Decoders, PromptToDecode};
 use draftsmith_recipe::pair::Pair;
 
-/// One prompt under one setting.
+/// The result of decoding one prompt under one setting.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct PromptRun {
     /// The index of the prompt in its dataset.
     pub(super) prompt: usize,
-    /// All turns as one.
+    /// The merged trace of all turns.
     pub(super) trace: Trace,
     /// The answers, one per turn.
     pub(super) turns: Vec<AnsweredTurn>,
-    /// Their texts.
+    /// The texts of the answers.
     pub(super) texts: Vec<String>,
-    /// The comparison with plain decoding; `Same` if there was none yet.
+    /// The comparison with plain decoding; `Same` until they have been compared.
     #[serde(skip, default = "same")]
     pub(super) agreement: Agreement,
 }
@@ -34,7 +35,7 @@ fn same() -> Agreement {
     Agreement::Same
 }
 
-/// One answer.
+/// One answer with its trace.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(super) struct AnsweredTurn {
     pub(super) trace: Trace,
@@ -42,7 +43,7 @@ pub(super) struct AnsweredTurn {
     prompt_ids: Vec<u32>,
 }
 
-/// The models, ready to run any setting on any prompt.
+/// The loaded models, with which any setting can be run on any prompt.
 pub(super) struct Bench<'m> {
     pub(super) pair: &'m Pair,
     pub(super) decoders: Decoders<'m>,
@@ -50,8 +51,8 @@ pub(super) struct Bench<'m> {
 }
 
 impl Bench<'_> {
-    /// Runs every setting once on a prompt, with few tokens: the first forwards of a process touch pages and
-    /// pick kernels, and are not timed.
+    /// Runs every setting once on a prompt, with few tokens and without recording times. The first
+    /// forwards of a process are slow, because they touch memory pages and select kernels.
     pub(super) fn warm_up(
         &mut self,
         prompt: &Prompt,
@@ -66,9 +67,9 @@ impl Bench<'_> {
         Ok(())
     }
 
-    /// Answers all turns of prompts, side by side; each turn follows the setting's earlier answers. `first` is
-    /// the index of the first prompt in its dataset. The time of a shared forward is divided among the
-    /// prompts.
+    /// Answers all turns of the prompts as a batch. Each turn follows the setting's own earlier
+    /// answers. `first` is the index of the first prompt in its dataset. The time of a shared
+    /// forward is split among the prompts.
     pub(super) fn run(
         &mut self,
         first: usize,
@@ -120,7 +121,7 @@ impl Bench<'_> {
         Ok(answered.collect())
     }
 
-    /// Compares greedy answers with those of plain decoding, turn by turn up to the first difference.
+    /// Compares greedy answers with the plain answers, turn by turn up to the first difference.
     pub(super) fn compare(
         &mut self,
         decoding: &Decoding,
@@ -138,22 +139,23 @@ impl Bench<'_> {
     }
 }
 
-/// The shortest span in clock ticks (usually 10 ms, over all processors) that is judged.
+/// The minimum time span over which load is computed, in clock ticks of all processors together
+/// (usually 10 ms each).
 const MIN_TICKS: u64 = 100;
 
-/// Processor time since the machine started, in clock ticks.
+/// The processor time since the machine started, in clock ticks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ProcessorTime {
-    /// Of all processors, busy or idle.
+    /// The time of all processors, busy or idle.
     total: u64,
-    /// Of all programs.
+    /// The busy time of all programs.
     busy: u64,
-    /// Of this process.
+    /// The busy time of this process.
     own: u64,
 }
 
 impl ProcessorTime {
-    /// Reads the times so far. `None` where the system does not report them as Linux does.
+    /// Reads the current times; `None` if the system does not report them like Linux.
     pub(super) fn now() -> Option<Self> {
         let (stat, own) = (read_to_string("/proc/stat"), read_to_string("/proc/self/stat"));
         Self::parse(&stat.ok()?, &own.ok()?)
@@ -164,17 +166,19 @@ impl ProcessorTime {
             let words = text.split_whitespace().skip(first).take(count);
             words.map(|word| word.parse().ok()).collect()
         };
-        // user, nice, system, idle, iowait, irq, softirq, steal; guests are part of user.
+        // The fields are user, nice, system, idle, iowait, irq, softirq and steal. Guest time is
+        // part of user.
         let all = numbers(stat.lines().next()?.strip_prefix("cpu ")?, 0, 8)?;
         let [user, nice, system, idle, waiting, irq, softirq, steal] = all.try_into().ok()?;
         let busy = user + nice + system + irq + softirq + steal;
-        // utime and stime are fields 14 and 15; the name before may contain spaces.
+        // The fields 14 and 15 are utime and stime. The process name before them may contain
+        // spaces.
         let own = numbers(own.rsplit_once(')')?.1, 11, 2)?;
         Some(Self { total: busy + idle + waiting, busy, own: own.iter().sum() })
     }
 
-    /// Computes the share of all processors that other programs used since then, from 0 to 1. `None` if too little
-    /// time has passed.
+    /// Computes the share of all processor time that other programs have used since `self`, from 0
+    /// to 1; `None` if too little time has passed.
     pub(super) fn foreign_load(self) -> Option<f64> {
         Self::now()?.foreign_since(self)
     }

@@ -1,25 +1,26 @@
-//! The gains over the best fixed length that `tune` promised for rules.
+//! The gains that `tune` predicted ("promised") for its rules over the best fixed length.
 
 use draftsmith_report::DrafterName;
 use draftsmith_theory::{DrafterId, Estimate, StopRuleConfig};
 
 use draftsmith_recipe::exports::tuned::TunedRule;
 
-/// A tuned setting and its expected gain.
+/// A tuned rule with its predicted gain.
 #[derive(Debug, Clone)]
 pub(super) struct Promise {
     pub(super) drafter: DrafterName,
     pub(super) config: StopRuleConfig,
-    /// The drafter whose best fixed length the gain is over.
+    /// The drafter whose best fixed length is the baseline of the gain.
     pub(super) over: DrafterId,
     pub(super) best_fixed_length: usize,
     pub(super) expected_gain: Estimate,
-    /// Whether the costs are those of this machine: gains at other costs cannot be measured here.
+    /// Whether the gain was computed with costs of this machine. Otherwise it cannot be verified
+    /// here.
     pub(super) is_of_this_machine: bool,
 }
 
 impl Promise {
-    /// Returns what `tune` promised of a rule. `None` without a drafter.
+    /// Returns the promise of a tuned rule; `None` if the rule has no drafter.
     pub(super) fn of_rule(tuned: &TunedRule) -> Option<Self> {
         Some(Self {
             drafter: tuned.drafter,

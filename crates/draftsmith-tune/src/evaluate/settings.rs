@@ -1,5 +1,6 @@
-//! The settings that are compared: plain decoding; every drafter under each of its stop rules, and one that drafts
-//! step by step also with trees and after look-ups; the same look-ups alone.
+//! The settings that an evaluation compares. These are plain decoding, every drafter under each of
+//! its stop rules, and prompt lookup alone. A drafter that drafts step by step is also run with
+//! trees and with prompt lookup in front.
 
 use std::iter;
 
@@ -11,20 +12,20 @@ use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::{EvaluateRecipe, Recipe};
 use draftsmith_report::{DecodingName, DrafterName, in_order};
 
-/// A drafter and a stop rule.
+/// One setting to measure: a drafter and a stop rule.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Setting {
     pub(super) drafter: DrafterName,
-    /// `None` for plain decoding.
+    /// The stop rule; `None` for plain decoding.
     pub(super) rule: Option<StopRuleConfig>,
 }
 
 impl Setting {
-    /// The target by itself.
+    /// Plain decoding by the target alone.
     pub(super) const PLAIN: Self = Self { drafter: DrafterName::None, rule: None };
 
-    /// Lists all settings of a recipe under one way of decoding, plain decoding first. Each drafter also gets its
-    /// tuned rule, and the fixed length that the rule promises to beat.
+    /// Lists all settings of a recipe under one way of decoding, plain decoding first. They include
+    /// each drafter's tuned rule, and the fixed length that the rule promises to beat.
     pub(super) fn all(
         recipe: &Recipe,
         evaluate: &EvaluateRecipe,
@@ -62,7 +63,7 @@ impl Setting {
                 }
             }
         }
-        // Beside a drafter after look-ups, the look-ups alone show what the drafter adds.
+        // For each lookup in front of a drafter, the lookup alone shows what the drafter adds.
         let firsts = in_order(all.iter().filter_map(|setting| setting.drafter.lookup_first()));
         all.extend(firsts.into_iter().map(|first| {
             let rule = FixedLengthConfig { candidate_length: first.most };
@@ -76,8 +77,8 @@ impl Setting {
         self.rule.as_ref().map_or(StopRuleName::None, StopRuleConfig::name)
     }
 
-    /// Names the setting in files and streams of draws: `plain`, `fixed-5`, `head-0.7`, `exit-2-fixed-5`,
-    /// `exit-2-confidence-0.6`, `tree-3-2x2x8-fixed-3`.
+    /// Returns the setting's name in file names and streams of random draws, for example `plain`,
+    /// `fixed-5`, `head-0.7`, `exit-2-fixed-5`, `exit-2-confidence-0.6` or `tree-3-2x2x8-fixed-3`.
     pub(super) fn name(&self) -> String {
         let Some(rule) = &self.rule else {
             return "plain".to_owned();

@@ -1,5 +1,5 @@
-//! The files of an evaluation: answers, the report, the summary and, last, `results.json`. Each is written
-//! completely or not at all.
+//! Writing of an evaluation's files: answers, the report, the summary and, last, `results.json`.
+//! Each is written completely or not at all.
 
 use anyhow::Result;
 use draftsmith_files::write_whole;
@@ -20,7 +20,7 @@ use draftsmith_recipe::prompts::Dataset;
 use draftsmith_recipe::prompts::for_data::{num_known, prompts_in_data};
 
 impl MeasuredModels<'_> {
-    /// Writes the files, `results.json` last. Those of an interrupted evaluation go into `evaluation-partial`.
+    /// Writes all files of an evaluation, and returns its result.
     pub(super) fn write(
         &self,
         datasets: &[Dataset],
@@ -30,7 +30,7 @@ impl MeasuredModels<'_> {
     ) -> Result<Evaluation> {
         let Self { recipe, evaluate, workspace, watch, .. } = *self;
         sort_rows(&mut evaluated.rows);
-        // The results of an interrupted evaluation go into a directory of their own.
+        // The results of an interrupted evaluation go into a separate directory.
         let is_partial = watch.is_interrupted();
         let dir = match is_partial {
             true => recipe.evaluation_dir().with_file_name("evaluation-partial"),
@@ -75,7 +75,8 @@ impl MeasuredModels<'_> {
         Ok(Evaluation { rows: evaluated.rows, report, conclusion, papers, is_partial })
     }
 
-    /// Summarises the datasets, each with the number of its prompts that the training data was built from.
+    /// Summarises each dataset, including the number of its prompts that also occur in the training
+    /// data.
     fn dataset_summaries(&self, datasets: &[Dataset]) -> Vec<DatasetSummary> {
         let known = prompts_in_data(self.recipe, &self.pair.text);
         let summary = |dataset: &Dataset| DatasetSummary {
@@ -86,7 +87,8 @@ impl MeasuredModels<'_> {
         datasets.iter().map(summary).collect()
     }
 
-    /// Notes forgiven mismatches and the outcomes of promises.
+    /// Reports to the user the forgiven greedy mismatches and whether the gains promised by `tune`
+    /// were reached.
     fn note(&self, summary: &EvaluationSummary) {
         let num_forgiven: usize = summary.groups.iter().map(|g| g.num_forgiven_ties).sum();
         if num_forgiven > 0 {
@@ -127,7 +129,7 @@ fn machine() -> String {
     )
 }
 
-/// Compares a promised gain with the measured one, in one line.
+/// Formats one line that compares a gain promised by `tune` with the measured gain.
 fn promise_text(group: &GroupSummary, promise: &PromiseSummary) -> String {
     let Estimate { value, low, high } = promise.measured_gain;
     let percent = |share: f64| format!("{:+.1} %", share * 100.0);

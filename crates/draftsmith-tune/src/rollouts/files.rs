@@ -1,5 +1,5 @@
-//! The rollouts files of a recipe: their paths, and whether they match the models, prompts and settings at
-//! hand.
+//! The rollouts files of a recipe: their paths, and the check whether they match the current
+//! models, prompts and settings.
 
 use draftsmith_report::{DecodingName, DrafterName};
 use std::path::{Path, PathBuf};
@@ -21,24 +21,24 @@ use draftsmith_recipe::kinds::DrafterRecipe;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe, TuneRecipe};
 
-/// One file of rollouts.
+/// The identity of one rollouts file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 pub struct RolloutKey {
     /// The drafter.
     pub drafter: DrafterName,
     /// The set of prompts.
     pub set: PromptSet,
-    /// How it decodes.
+    /// The way of decoding, greedy or sampled.
     pub decoding: DecodingName,
 }
 
-/// Whether a file matches the recipe.
+/// The state of a rollouts file, compared with the recipe.
 pub enum FileState {
     /// The file does not exist.
     Absent,
-    /// The file has what the recipe would record now.
+    /// The file matches the recipe.
     Whole(RecordedSet),
-    /// The file is broken or has another provenance, with the reason.
+    /// The file is broken or has another provenance. The text gives the reason.
     Stale(String),
 }
 
@@ -47,7 +47,7 @@ pub struct RolloutFiles<'a> {
     recipe: &'a Recipe,
     evaluate: &'a EvaluateRecipe,
     tune: &'a TuneRecipe,
-    /// The common part of the provenance; drafter, prompts and decoding differ by file.
+    /// The provenance that all files share. The drafter, prompts and decoding differ by file.
     responses: Provenance,
     drafters: Vec<HashedDrafter>,
     validation_prompts: Vec<PromptFile>,
@@ -56,7 +56,7 @@ pub struct RolloutFiles<'a> {
     context: usize,
 }
 
-/// A drafter with the hashes of its weights and its head.
+/// A drafter to record, with the hashes of its weights and its head.
 struct HashedDrafter {
     name: DrafterName,
     hash: String,
@@ -90,18 +90,18 @@ impl<'a> RolloutFiles<'a> {
         })
     }
 
-    /// Returns the names of the drafters that are recorded, in the recipe's order.
+    /// Returns the names of the drafters to record, in the recipe's order.
     pub fn drafters(&self) -> Vec<DrafterName> {
         self.drafters.iter().map(|drafting| drafting.name).collect()
     }
 
-    /// Returns the directory of the drafter's acceptance head. `None` without a head.
+    /// Returns the directory of the drafter's acceptance head; `None` without a head.
     pub fn head_dir(&self, drafter: DrafterName) -> Option<&Path> {
         let drafting = self.drafters.iter().find(|drafting| drafting.name == drafter);
         drafting.and_then(|drafting| drafting.head_dir.as_deref())
     }
 
-    /// Returns the hash of the drafter's acceptance head. `None` without a head.
+    /// Returns the hash of the drafter's acceptance head; `None` without a head.
     pub fn head_hash(&self, drafter: DrafterName) -> Option<&str> {
         let drafting = self.drafters.iter().find(|drafting| drafting.name == drafter);
         drafting.and_then(|drafting| Some(drafting.head.as_ref()?.hash.as_str()))
@@ -139,7 +139,7 @@ impl<'a> RolloutFiles<'a> {
     /// Writes a file completely or not at all, and returns its recordings.
     ///
     /// # Errors
-    /// If it cannot be written, or the recipe has no such drafter.
+    /// If the file cannot be written, or the recipe has no such drafter.
     pub fn write(&self, key: RolloutKey, recorded: &[(String, Recording)]) -> Result<RecordedSet> {
         let provenance = self.provenance(key)?;
         let has_head = provenance.head.is_some();
@@ -195,14 +195,14 @@ impl<'a> RolloutFiles<'a> {
     }
 }
 
-/// Builds the provenance entry that replaces a prompt file if the prompts are those that training held out.
+/// Builds the provenance entry for the prompts that training held out, in place of a prompt file.
 fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<PromptFile> {
     let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
     let all = json!({ "rows": data.hash, "share": recipe.held_out_share() });
     Ok(PromptFile { name: "held out".to_owned(), hash: hash_bytes(all.to_string().as_bytes()) })
 }
 
-/// Hashes the drafters that are recorded: what each drafts with, and its head.
+/// Hashes the weights or settings of the drafters to record, and their heads.
 fn drafters(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<HashedDrafter>> {
     let recorded = recipe.evaluated().filter(|(_, it)| it.kind.is_recorded());
     let hashed = |(id, drafter): (DrafterId, &DrafterRecipe)| {
@@ -216,7 +216,7 @@ fn drafters(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<HashedDrafter>
     recorded.map(hashed).collect()
 }
 
-/// Reads and hashes the head in a directory, for provenance.
+/// Reads and hashes the acceptance head in a directory.
 fn rollout_head(dir: &Path, workspace: &Workspace) -> Result<RolloutHead> {
     let config = AcceptanceHeadConfig::from_dir(dir)?;
     let AcceptanceHeadConfig { hidden_size, num_layers, tied, reads, .. } = &config;

@@ -1,5 +1,5 @@
-//! The prompts of the two recorded sets: those that rules are chosen on, and those that `evaluate` measures
-//! with.
+//! The prompts of the two recorded sets: validation prompts, on which rules are chosen, and the
+//! test prompts of `evaluate`.
 
 use anyhow::{Result, bail};
 use draftsmith_train::is_held_out;
@@ -12,11 +12,12 @@ use draftsmith_recipe::prompts::{PromptChoice, read_sources, spread};
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 
-/// Reads the prompts of a set, spread evenly over each file or the held-out prompts. Loads no model.
+/// Reads the prompts of a set. If their number is limited, they are spread evenly over each file or
+/// over the held-out prompts. Loads no model.
 ///
 /// # Errors
-/// If a file is missing or broken, the data of the recipe's models and settings is missing, training held
-/// out no prompt, or one does not fit the models' context.
+/// If a file is missing or broken, the recipe's data has not been built, training held out no
+/// prompt, or a prompt does not fit the models' context.
 pub fn set_prompts(
     recipe: &Recipe,
     set: PromptSet,
@@ -36,7 +37,8 @@ pub fn set_prompts(
     Ok(prompts.map(SetPrompt::Conversation).collect())
 }
 
-/// Reads the prompts of the built data that training held out, spread evenly over them.
+/// Reads prompts of the built data that training held out. If their number is limited, they are
+/// spread evenly.
 fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<SetPrompt>> {
     let (tune, evaluate) = recipe.need_tuning("record")?;
     let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
@@ -59,7 +61,7 @@ fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<SetPro
     chosen.collect()
 }
 
-/// Encodes the first turns of the prompts that rules are chosen on. Returns row ids with token ids.
+/// Encodes the first turn of each validation prompt. Returns row ids with token ids.
 ///
 /// # Errors
 /// As for [`set_prompts`].

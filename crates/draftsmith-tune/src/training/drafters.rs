@@ -1,5 +1,5 @@
-//! Trains the drafters that read the target's hidden states, and then their heads. Missing ones of a kind whose settings
-//! let them share a pass over the data are trained together.
+//! Training of the drafters that read the target's hidden states, and then of their heads. Missing
+//! drafters of the same kind are trained together if their settings allow one pass over the data.
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{DataSet, Provenance};
@@ -17,14 +17,14 @@ use super::head_trainer::HeadTrainer;
 use super::outcomes::{DrafterOutcome, HeadOutcome};
 use super::{TrainingWatch, check_devices};
 
-/// The stage, for notes.
+/// The command's name in messages.
 const COMMAND: &str = "train-drafter";
 
-/// Trains those of the recipe's drafters that are missing, on one device or several: all, or the one that is asked for.
-/// A drafter with a table `head` then gets an acceptance head in its directory.
+/// Trains the recipe's missing drafters, or only the drafter `asked`, on one or several devices.
+/// For a drafter with a table `head`, also trains an acceptance head in the drafter's directory.
 ///
 /// # Errors
-/// If the recipe trains no such drafter, data is missing, training fails, or it was interrupted.
+/// If the recipe trains no such drafter, data is missing, training fails, or it is interrupted.
 pub fn train_drafters(
     recipe: &Recipe,
     asked: Option<DrafterId>,
@@ -54,7 +54,7 @@ pub fn train_drafters(
     Ok(outcomes)
 }
 
-/// A drafter that is trained.
+/// A drafter to train.
 struct Trainee<'a> {
     id: DrafterId,
     drafter: &'a DrafterRecipe,
@@ -62,13 +62,13 @@ struct Trainee<'a> {
 }
 
 impl Trainee<'_> {
-    /// Returns the name of its kind.
+    /// Returns the name of the drafter's kind.
     fn kind(&self) -> &'static str {
         self.drafter.kind.entry().name
     }
 }
 
-/// What all drafters are trained from.
+/// The inputs that the training of all drafters shares.
 #[derive(Clone, Copy)]
 struct DrafterStage<'a> {
     recipe: &'a Recipe,
@@ -78,7 +78,7 @@ struct DrafterStage<'a> {
 }
 
 impl<'a> DrafterStage<'a> {
-    /// Groups the drafters that are asked for into passes over the data.
+    /// Groups the requested drafters into passes over the data.
     fn passes(self, asked: Option<DrafterId>) -> Vec<Vec<Trainee<'a>>> {
         let mut passes: Vec<Vec<Trainee<'a>>> = Vec::new();
         for (id, drafter) in self.recipe.drafters.iter() {
@@ -98,7 +98,8 @@ impl<'a> DrafterStage<'a> {
         passes
     }
 
-    /// Finds the drafters of a pass that exist, trains the missing ones together, and returns the outcomes of all.
+    /// Finds the existing drafters of a pass, trains the missing ones together, and returns the
+    /// outcomes of all.
     fn pass(self, pass: &[Trainee<'a>]) -> Result<Vec<DrafterOutcome>> {
         let Self { recipe, workspace, watch, .. } = self;
         let models = &workspace.models;
@@ -151,7 +152,7 @@ impl<'a> DrafterStage<'a> {
         Ok(DrafterOutcome::new((one.id, one.kind()), export, text))
     }
 
-    /// Sets up a training, whose state has the name of the drafter `first`.
+    /// Sets up a training whose state directory is named after the drafter `first`.
     fn job(self, first: &Trainee<'_>) -> Result<ExportJob<'a>> {
         let Self { recipe, workspace, data, watch } = self;
         let dtype = first.training.dtype().name();
@@ -169,7 +170,8 @@ impl<'a> DrafterStage<'a> {
         })
     }
 
-    /// Finds or trains the acceptance head of a drafter. `None` if the recipe trains none.
+    /// Finds or trains the acceptance head of a drafter; `None` if the recipe trains no head for
+    /// it.
     fn head(self, id: DrafterId) -> Result<Option<HeadOutcome>> {
         let Self { recipe, workspace, data, watch } = self;
         let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
@@ -186,7 +188,7 @@ impl<'a> DrafterStage<'a> {
             training_dir: recipe.head_training_dir(id),
             is_swept: false,
             data,
-            // Labels come from rollouts of the self-draft, not of the data's draft.
+            // The labels come from rollouts of this drafter, not from the draft model of the data.
             provenance: Provenance { draft: Some(hash), ..data.provenance.clone() },
             watch,
         };
@@ -198,12 +200,14 @@ impl<'a> DrafterStage<'a> {
         Ok(Some(outcome))
     }
 
-    /// Hashes everything that a drafter's training depends on. Drafters trained in the same pass are not part of it.
+    /// Hashes everything that a drafter's training depends on. It does not depend on other drafters
+    /// in the same pass.
     fn fingerprint(self, one: &Trainee<'_>) -> Result<String> {
         let Self { recipe, workspace, data, .. } = self;
         let mut settings = json!({ (one.kind()): one.training.settings(), "seed": recipe.seed });
         if data.provenance.served_model.is_some() {
-            // Served data have only the name of the target.
+            // Data from servers records only the target's name, so the hash of its weights is
+            // added.
             settings["layers"] = json!(workspace.models.target_hash()?);
         }
         fingerprint(settings, data, &data.provenance)

@@ -1,5 +1,5 @@
-//! Trains and writes exports, which are heads and adapters. Exports trained together share a run that can be
-//! resumed, and each is written with its scores and provenance.
+//! Training and writing of exports, which are acceptance heads and drafters. Exports that are
+//! trained together share one resumable run. Each is written with its scores and provenance.
 
 use std::path::{Path, PathBuf};
 
@@ -20,22 +20,22 @@ use draftsmith_recipe::exports::{TRAINED_ON, found_adapter_head};
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
 
-/// The file of an export's scores.
+/// The name of the file with an export's scores.
 pub(super) const SCORES: &str = "scores.json";
 
-/// The file beside the state for a batch whose loss was not finite.
+/// The name of the file, beside the training state, for a batch whose loss was not finite.
 const NOT_FINITE: &str = "not-finite.parquet";
 
-/// Why notes say that an export is kept.
+/// The reason in messages for keeping an export.
 pub(super) const KEPT: &str = "trained with these settings on this data";
 
 /// An export to find or train.
 #[derive(Debug)]
 pub(super) struct Planned {
-    /// The drafter.
+    /// The name of the drafter.
     pub(super) id: DrafterId,
     pub(super) dir: PathBuf,
-    /// A hash of everything that it depends on.
+    /// A hash of everything that the export depends on.
     pub(super) fingerprint: String,
 }
 
@@ -43,25 +43,26 @@ pub(super) struct Planned {
 #[derive(Debug)]
 pub(super) struct Exported {
     pub(super) dir: PathBuf,
-    /// The record of its training in `config.json`.
+    /// The object `training` in the export's `config.json`.
     pub(super) training: Map<String, Value>,
-    /// The validation scores of its best epoch.
+    /// The validation scores of the best epoch.
     pub(super) scores: Value,
     pub(super) best_epoch: usize,
-    /// How fast it was trained; `None` if it was kept.
+    /// The speed of the training; `None` if the export was kept.
     pub(super) speed: Option<Speed>,
 }
 
-/// The time of the run that trained an export, possibly together with others.
+/// The time and speed of the run that trained an export, possibly together with others.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Speed {
     pub(super) seconds: f64,
-    /// Labels per second for a head, tokens per second for an adapter.
+    /// The labels per second for a head, or tokens per second for a drafter.
     pub(super) supervised_per_second: f64,
 }
 
 impl Planned {
-    /// Finds the export, if it exists and its training with this fingerprint finished.
+    /// Reads the existing export; `None` unless a training with the same fingerprint has finished
+    /// it.
     pub(super) fn found(&self) -> Option<Exported> {
         let read = |name: &str| std::fs::read(self.dir.join(name)).ok();
         let mut config: Map<String, Value> = serde_json::from_slice(&read("config.json")?).ok()?;
@@ -76,39 +77,40 @@ impl Planned {
     }
 }
 
-/// The context of a training: recipe, data and what to show and resume.
+/// The inputs of a training: recipe, data, progress display and state directory.
 pub(super) struct ExportJob<'a> {
     pub(super) recipe: &'a Recipe,
     pub(super) workspace: &'a Workspace,
     pub(super) watch: &'a dyn TrainingWatch,
-    /// The command, for notes.
+    /// The command's name in messages.
     pub(super) command: &'static str,
     pub(super) data: &'a DataSet,
-    /// The data's provenance, with the hash of the labels' drafter.
+    /// The data's provenance. Its `draft` is the hash of the drafter that the labels are for.
     pub(super) provenance: &'a Provenance,
-    /// The directory of the training's state.
+    /// The directory of the training state.
     pub(super) training_dir: PathBuf,
     /// The validation scores to show after each epoch.
     pub(super) shown: &'static [&'static str],
-    /// The name of the frozen model in caches of its hidden states beside the data.
+    /// The name of the frozen model in the file names of its cached hidden states, beside the data.
     pub(super) feature_name: String,
-    /// Everything that those states depend on besides tokens.
+    /// A text that identifies everything except tokens that those hidden states depend on.
     pub(super) feature_models: String,
 }
 
-/// The exports that a job wrote.
+/// The exports that a training wrote.
 pub(super) struct WrittenExports {
     pub(super) exports: Vec<Exported>,
-    /// Whether training was interrupted. The exports then are the best so far, and none counts as finished.
+    /// Whether the training was interrupted. The exports are then the best so far, and none counts
+    /// as finished.
     pub(super) interrupted: bool,
 }
 
 impl ExportJob<'_> {
-    /// Calls `train` to train all of `planned`, in order, in a run that resumes an earlier one, and writes the
-    /// exports.
+    /// Calls `train` to train all exports in `planned`, and writes them. `train` must return them
+    /// in the same order. The run resumes an earlier interrupted run with the same fingerprints.
     ///
     /// # Errors
-    /// If training fails, or was interrupted before the first epoch ended.
+    /// If the training fails, or is interrupted before the end of the first epoch.
     pub(super) fn run(
         &self,
         planned: &[Planned],
@@ -138,14 +140,14 @@ impl ExportJob<'_> {
         let exports = exports.map(|(planned, one)| self.write(planned, one, interrupted));
         let exports = exports.collect::<Result<Vec<_>>>()?;
         if !interrupted {
-            // The exports are written, so the state and the batch of an earlier failure are obsolete.
+            // The training state and the saved batch of an earlier failure are no longer needed.
             discard(&self.training_dir)?;
             let _ = std::fs::remove_file(self.training_dir.join(NOT_FINITE));
         }
         Ok(WrittenExports { exports, interrupted })
     }
 
-    /// Calls `train` with a run that is shown.
+    /// Calls `train` with a run whose progress is shown to the user.
     fn train<T>(
         &self,
         fingerprint: &str,
@@ -172,12 +174,13 @@ impl ExportJob<'_> {
         trained.context("the training was shown")
     }
 
-    /// Notes a line that begins with the command.
+    /// Shows the user a line that begins with the command's name.
     fn note(&self, text: &str) {
         self.watch.line(&format!("{}: {text}", self.command));
     }
 
-    /// Returns the number of steps of an earlier run that this one resumes, and notes what was found.
+    /// Returns the number of steps of the earlier run that this run resumes, or 0. Tells the user
+    /// about it.
     fn num_steps_before(&self, fingerprint: &str) -> Result<usize> {
         Ok(match Resumption::find(&self.training_dir, fingerprint)? {
             Resumption::Nothing => 0,
@@ -195,7 +198,8 @@ impl ExportJob<'_> {
         })
     }
 
-    /// Converts the training's error. If a loss was not finite, saves the rows of its batch for inspection.
+    /// Converts an error of the training. If a loss was not finite, saves the rows of its batch for
+    /// inspection.
     fn explain(&self, error: TrainError) -> anyhow::Error {
         let TrainError::NotFinite { row_ids, .. } = &error else { return error.into() };
         let rows = self.data.rows.iter().filter(|row| row_ids.contains(&row.id));
@@ -207,7 +211,7 @@ impl ExportJob<'_> {
         }
     }
 
-    /// Notes the size of the training.
+    /// Shows the user the size of the training.
     fn note_size(&self, size: TrainingSize) {
         let lengths =
             self.data.rows.iter().map(|row| row.prompt_ids.len() + row.response_ids.len());
@@ -253,7 +257,8 @@ impl ExportJob<'_> {
     }
 }
 
-/// Removes the head of the old adapter in `dir`, if there is one. It does not fit the new adapter.
+/// Deletes the acceptance head of the old adapter in `dir`, if any, because it does not fit the new
+/// adapter.
 fn remove_head(dir: &Path) -> Result<()> {
     let Some(head_dir) = found_adapter_head(dir) else { return Ok(()) };
     std::fs::remove_dir_all(&head_dir)

@@ -1,4 +1,4 @@
-//! Trains the acceptance heads of a draft model or an adapter. Heads that share a mixing ratio are trained
+//! Training of acceptance heads for one drafter. Heads with the same mixing ratio are trained
 //! together, and finished heads are kept.
 
 use std::path::{Path, PathBuf};
@@ -24,29 +24,30 @@ use draftsmith_recipe::kinds::DrafterRecipe;
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
 
-/// Trains the heads of one drafter.
+/// A trainer of acceptance heads for one drafter.
 pub(super) struct HeadTrainer<'a> {
     pub(super) recipe: &'a Recipe,
     pub(super) workspace: &'a Workspace,
-    /// The command, for notes.
+    /// The command's name in messages.
     pub(super) command: &'static str,
-    /// The drafter whose head is trained.
+    /// The name of the drafter whose heads are trained.
     pub(super) id: DrafterId,
-    /// The directory of the training's state.
+    /// The directory of the training state.
     pub(super) training_dir: PathBuf,
     /// Whether the recipe sweeps the head's settings.
     pub(super) is_swept: bool,
     pub(super) data: &'a DataSet,
-    /// The data's provenance, with the hash of the labels' drafter.
+    /// The data's provenance. Its `draft` is the hash of the drafter that the labels are for.
     pub(super) provenance: Provenance,
     pub(super) watch: &'a dyn TrainingWatch,
 }
 
 impl HeadTrainer<'_> {
-    /// Finds the heads with these settings, which share a mixing ratio, and trains the missing ones together.
+    /// Returns the heads with these settings, and trains the missing ones together first. All
+    /// settings must have the same mixing ratio.
     ///
     /// # Errors
-    /// If labels cannot be made, training fails, or it was interrupted.
+    /// If labels cannot be computed, training fails, or it is interrupted.
     pub(super) fn pass(&self, heads: &[HeadTraining]) -> Result<Vec<Exported>> {
         let planned = heads.iter().map(|settings| self.planned(settings));
         let planned = planned.collect::<Result<Vec<_>>>()?;
@@ -71,8 +72,8 @@ impl HeadTrainer<'_> {
         Ok(found.into_iter().flatten().collect())
     }
 
-    /// Compares the predictions of the head in `dir` with the online estimator's. `None` if its labels are not from
-    /// rollouts.
+    /// Compares the predictions of the head in `dir` with vLLM's online estimator; `None` if its
+    /// labels do not come from rollouts.
     ///
     /// # Errors
     /// If the head, the drafter or the rollouts cannot be read.
@@ -93,8 +94,8 @@ impl HeadTrainer<'_> {
             true => self.recipe.sweep_dir(self.id).join(settings.name()),
             false => head_within(&self.recipe.export_dir(self.id)),
         };
-        // The fingerprint covers settings, seed, and the data with its provenance. It is the same for a single
-        // head and in a sweep, because the weights are.
+        // The fingerprint covers the settings, the seed, and the data with its provenance. A head
+        // trained alone or in a sweep has the same weights, so it has the same fingerprint.
         let settings = json!({ "head": settings, "seed": self.recipe.seed });
         Ok(Planned {
             id: self.id,
@@ -103,7 +104,7 @@ impl HeadTrainer<'_> {
         })
     }
 
-    /// Trains heads together.
+    /// Trains the given heads together.
     fn train(&self, planned: &[Planned], heads: &[HeadTraining]) -> Result<Vec<Exported>> {
         let Some(first) = heads.first() else { return Ok(Vec::new()) };
         let training_dir = match self.is_swept {
@@ -152,7 +153,7 @@ impl HeadTrainer<'_> {
         Err(Interrupted.into())
     }
 
-    /// Reads or records the rollouts to train on. `None` if labels do not come from rollouts.
+    /// Reads or records the rollouts to train on; `None` if labels do not come from rollouts.
     fn rollouts(&self, settings: &HeadTraining) -> Result<Option<TrainingRollouts>> {
         if settings.labels != HeadLabels::Rollouts {
             return Ok(None);

@@ -1,8 +1,10 @@
-//! Trains the acceptance head of the first draft model, or a sweep of them, into `checkpoints/<recipe>/<drafter>/head/`.
+//! Training of the acceptance head of the first draft model, or of a sweep of heads, into
+//! `checkpoints/<recipe>/<drafter>/head/`.
 //!
-//! With a table `sweep` every head of the sweep goes into `checkpoints/<recipe>/<drafter>/sweep/NAME/`. Those with the
-//! same mixing ratio are trained side by side, and the best one is copied into `head/`, where the other stages look
-//! for it. A head that exists is kept: heads that are trained side by side do not depend on each other.
+//! With a table `sweep`, every head of the sweep goes into
+//! `checkpoints/<recipe>/<drafter>/sweep/NAME/`. Heads with the same mixing ratio are trained
+//! together, and the best head is copied into `head/`, where the other stages read it. Heads that
+//! are trained together do not influence each other, so an existing head is kept.
 
 use anyhow::{Context, Result, bail};
 use draftsmith_recipe::Recipe;
@@ -15,13 +17,14 @@ use super::head_trainer::HeadTrainer;
 use super::outcomes::HeadOutcome;
 use super::{TrainingWatch, check_devices, sweep};
 
-/// The stage, for notes.
+/// The command's name in messages.
 const COMMAND: &str = "train-head";
 
-/// Trains the head, on one device or several.
+/// Trains the head of the recipe's first draft model, on one or several devices.
 ///
 /// # Errors
-/// If the recipe trains no head of its first draft model, data is missing, training fails, or it was interrupted.
+/// If the recipe trains no head for its first draft model, data is missing, training fails, or it
+/// is interrupted.
 pub fn train_head(
     recipe: &Recipe,
     asked: Option<DrafterId>,

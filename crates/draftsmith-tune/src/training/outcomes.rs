@@ -1,4 +1,4 @@
-//! What trainings made, for `--json` and for people.
+//! The results of trainings, as JSON (`--json`) and as text.
 
 use std::path::PathBuf;
 
@@ -11,21 +11,22 @@ use serde_json::{Map, Value};
 
 use super::export_job::Exported;
 
-/// A drafter's head after training, for `--json`.
+/// The result of training a drafter's acceptance head, as in `--json`.
 #[derive(Debug, Serialize)]
 pub struct HeadOutcome {
     /// The head's directory.
     pub head_dir: PathBuf,
-    /// Whether it existed already, trained with the same settings on the same data.
+    /// Whether the head existed already, trained with the same settings on the same data.
     pub kept: bool,
-    /// Its scores on the validation rows.
+    /// The head's scores on the validation rows.
     pub scores: HeadScores,
-    /// Labels per second of its training run, which may have trained other heads too; null if it was kept.
+    /// The labels per second of the training run, which may have trained other heads too; null if
+    /// the head was kept.
     pub labels_per_second: Option<f64>,
-    /// How well it predicts beside vLLM's online estimator, on held-out responses; null if its labels were not
-    /// recorded from rollouts.
+    /// The comparison of the head's predictions with vLLM's online estimator on held-out responses;
+    /// null if the labels do not come from rollouts.
     pub over_online: Option<LogLosses>,
-    /// All heads of the sweep, including this one, which is the best; null without a sweep.
+    /// All heads of the sweep, including this one, which was chosen; null without a sweep.
     pub sweep: Option<Vec<SweptHead>>,
 }
 
@@ -41,7 +42,7 @@ impl HeadOutcome {
         })
     }
 
-    /// Describes its scores, in two lines.
+    /// Describes the head's directory and scores in two lines.
     pub fn text(&self) -> String {
         let scores = &self.scores;
         format!(
@@ -59,7 +60,7 @@ impl HeadOutcome {
         )
     }
 
-    /// Judges it beside vLLM's online estimator; `None` if its labels were not recorded from rollouts.
+    /// Describes the comparison with vLLM's online estimator; `None` without [`Self::over_online`].
     pub fn over_online_text(&self) -> Option<String> {
         let losses = self.over_online.as_ref()?;
         let verdict = match losses.pays() {
@@ -75,25 +76,25 @@ impl HeadOutcome {
     }
 }
 
-/// A drafter after training, for `--json`.
+/// The result of training a drafter, as in `--json`.
 #[derive(Debug, Serialize)]
 pub struct DrafterOutcome {
     /// The drafter's name.
     pub drafter: DrafterId,
-    /// Its kind.
+    /// The name of the drafter's kind.
     pub kind: &'static str,
-    /// Its directory.
+    /// The drafter's directory.
     pub dir: PathBuf,
-    /// Its properties, which depend on the kind.
+    /// The drafter's properties, which depend on its kind.
     #[serde(flatten)]
     pub properties: Map<String, Value>,
-    /// Whether it existed, trained with the same settings on the same data.
+    /// Whether the drafter existed already, trained with the same settings on the same data.
     pub kept: bool,
-    /// Its scores on the validation rows.
+    /// The drafter's scores on the validation rows.
     pub scores: Value,
-    /// Supervised tokens per second of its training; null if it was kept.
+    /// The supervised tokens per second of the training run; null if the drafter was kept.
     pub tokens_per_second: Option<f64>,
-    /// Its acceptance head; null if the recipe has none.
+    /// The drafter's acceptance head; null if the recipe trains none.
     pub head: Option<HeadOutcome>,
     #[serde(skip)]
     text: String,
@@ -119,7 +120,7 @@ impl DrafterOutcome {
         }
     }
 
-    /// Describes where it is, what it is and its scores, in three lines.
+    /// Describes the drafter, its directory and its scores in a few lines.
     pub fn text(&self) -> &str {
         &self.text
     }

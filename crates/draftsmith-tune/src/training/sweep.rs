@@ -1,4 +1,4 @@
-//! Finishes a sweep: selects the best head and writes `sweep.json`.
+//! The last step of a sweep: selects the best head and writes `sweep.json`.
 
 use anyhow::{Context, Result};
 use draftsmith_files::write_whole;
@@ -16,7 +16,8 @@ use draftsmith_recipe::exports::head_within;
 use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::workspace::Workspace;
 
-/// Copies the best head to the recipe's head directory, and writes and returns the rows of all heads.
+/// Copies the head with the lowest validation KL to the recipe's head directory, unless a tuned
+/// head of the sweep is there. Writes and returns the entries of all heads.
 pub(super) fn finish(
     (recipe, id): (&Recipe, DrafterId),
     workspace: &Workspace,
@@ -24,7 +25,7 @@ pub(super) fn finish(
     watch: &dyn TrainingWatch,
 ) -> Result<HeadOutcome> {
     let path = sweep_path(recipe, id);
-    // The rows of an earlier run; none if they have another format.
+    // The entries of an earlier run; empty if they have another format.
     let before: Vec<SweptHead> =
         serde_json::from_slice(&std::fs::read(&path).unwrap_or_default()).unwrap_or_default();
     let scores = heads.iter().map(|(_, head)| serde_json::from_value(head.scores.clone()));
@@ -34,7 +35,7 @@ pub(super) fn finish(
     let best = best.context("a sweep has a head")?;
     let row = |(nth, (settings, head)): (usize, &(HeadTraining, Exported))| {
         let name = settings.name();
-        // A kept head keeps its time.
+        // A head that was not trained again keeps its training time.
         let seconds_before = || before.iter().find(|row| row.name == name)?.seconds;
         SweptHead {
             num_layers: settings.num_layers,
@@ -51,7 +52,7 @@ pub(super) fn finish(
     let rows: Vec<SweptHead> = heads.iter().enumerate().map(row).collect();
     write_whole(&path, format!("{}\n", serde_json::to_string_pretty(&rows)?))?;
     let dir = head_within(&recipe.export_dir(id));
-    // An existing copy may have been tuned since, which may have chosen another head of the sweep.
+    // `tune` may since have replaced the copy by another head of the sweep.
     let found = std::fs::read(dir.join("config.json")).unwrap_or_default();
     let found: Value = serde_json::from_slice(&found).unwrap_or_default();
     let is_tuned = found.get(Tuned::KEY).is_some();

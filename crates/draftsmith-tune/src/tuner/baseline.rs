@@ -1,4 +1,4 @@
-//! Compares rules with the best fixed length, along the recordings of one drafter and way
+//! Comparison of stop rules with the best fixed length, over the recordings of one drafter and way
 //! of decoding.
 
 use anyhow::Result;
@@ -15,22 +15,22 @@ use crate::judging::{over, speedup};
 use crate::sweep::{RuleChoice, best_look_ups_alone};
 use draftsmith_recipe::exports::tuned::TunedRule;
 
-/// A rule at its best setting.
+/// A rule at its best setting, with its gain.
 #[derive(Debug, Serialize)]
 pub struct RuleGain {
-    /// The look-ups before the drafter; null if there are none.
+    /// The settings of prompt lookup in front of the drafter; null for no lookup.
     pub lookup_first: Option<LookupFirst>,
-    /// The rule.
+    /// The rule's name.
     pub stop_rule: StopRuleName,
     /// The rule with its setting.
     pub config: StopRuleConfig,
-    /// Modelled speed over plain decoding.
+    /// The modelled speed relative to plain decoding.
     pub speedup: f64,
-    /// Modelled speed over the best fixed length, minus 1.
+    /// The modelled speed relative to the best fixed length, minus 1.
     pub gain: Estimate,
 }
 
-/// Recordings with their best fixed length, which rules are compared with.
+/// Recordings with their best fixed length, the baseline for other rules.
 pub(super) struct Baseline<'r> {
     pub(super) recordings: &'r Recordings,
     pub(super) costs: &'r Costs,
@@ -38,13 +38,14 @@ pub(super) struct Baseline<'r> {
     pub(super) decoding: Decoding,
     pub(super) dtype: WeightDtype,
     pub(super) fixed_length: usize,
-    /// The costs of that length, by response.
+    /// The costs of the best fixed length, one entry per response.
     pub(super) fixed_spent: Vec<TimedCounts>,
     pub(super) seed: u64,
 }
 
 impl Baseline<'_> {
-    /// Estimates the gain over the best fixed length, with its 95 % interval over responses.
+    /// Estimates the gain over the best fixed length, with its 95 % interval from resampled
+    /// responses.
     fn gain(&self, spent: &[TimedCounts]) -> Estimate {
         let gain = |some: &[usize]| over(&self.fixed_spent, spent, some);
         shown_interval(spent.len(), self.seed, gain)
@@ -55,7 +56,8 @@ impl Baseline<'_> {
         seconds_per_token(&self.recordings.plain(&self.costs.rounds))
     }
 
-    /// Replays prompt lookup without a drafter, at the setting that is best on these recordings.
+    /// Replays prompt lookup without another drafter, at the setting that is best on these
+    /// recordings.
     pub(super) fn look_ups_alone(&self) -> Result<LookUps> {
         let look_ups = best_look_ups_alone(self.recordings, self.costs)?;
         let spent = self.recordings.replay_look_ups(look_ups, &self.costs.rounds);
@@ -73,7 +75,7 @@ impl Baseline<'_> {
         })
     }
 
-    /// Builds the rule as it is written into an export, with its expected gain and acceptance rate.
+    /// Builds the record of a rule for an export, with its predicted gain and acceptance rate.
     pub(super) fn tuned_rule(&self, choice: &RuleChoice) -> Result<TunedRule> {
         let spent = choice.replay(self.recordings, self.costs)?;
         let acceptance_rate = |some: &[usize]| {

@@ -1,4 +1,5 @@
-//! The stop rules that runtimes without acceptance heads have, and the best setting of each for a pair.
+//! The stop rules of inference runtimes without acceptance heads, and the best setting of each for
+//! a target and draft model.
 
 use anyhow::{Context, Result};
 use draftsmith_recipe::exports::servers::AS_DRAFT_MODEL;
@@ -15,32 +16,33 @@ use crate::sweep::{RuleChoice, per_token, thresholds};
 
 const LLAMA_CPP: &str = "llama.cpp";
 
-/// The best setting that a runtime supports.
+/// The best setting of one stop rule of an inference runtime.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct RuntimeSetting {
-    /// The runtime.
+    /// The name of the runtime.
     pub runtime: String,
-    /// The setting in the runtime's words.
+    /// The setting as flags or keys of the runtime.
     pub setting: String,
     /// The stop rule.
     pub config: StopRuleConfig,
-    /// Modelled speed relative to the best fixed length, minus 1.
+    /// The modelled speed relative to the best fixed length, minus 1.
     pub gain: f64,
-    /// Modelled speed relative to plain decoding, with its 95 % interval.
+    /// The modelled speed relative to plain decoding, with its 95 % interval.
     pub speedup: Estimate,
 }
 
-/// A stop rule of a runtime.
+/// A stop rule of an inference runtime, with all settings to try.
 struct RuntimeRules {
     runtime: &'static str,
-    /// The rule at every setting that is tried.
+    /// The rule at every setting to try.
     rules: Vec<StopRuleConfig>,
-    /// A setting as the runtime spells it.
+    /// A function that formats a setting as flags or keys of the runtime.
     setting: fn(&StopRuleConfig, Decoding) -> String,
 }
 
-/// Finds the best setting of every family. llama.cpp is left out of sampled decoding: it drafts the most probable
-/// token there, and recordings sample from the draft.
+/// Finds the best setting of every stop rule of every runtime. llama.cpp is left out for sampled
+/// decoding, because it always drafts the most probable token, while sampled recordings draw from
+/// the draft distribution.
 pub(super) fn best_settings(
     recordings: &Recordings,
     decoding: Decoding,
@@ -70,7 +72,7 @@ pub(super) fn best_settings(
     families(recordings.max_length).into_iter().filter(is_recorded).map(best).collect()
 }
 
-/// The greatest candidate length that is tried.
+/// The maximum candidate length to try.
 const MAX_LENGTH: usize = 14;
 
 fn families(max_length: usize) -> Vec<RuntimeRules> {
@@ -120,7 +122,7 @@ fn families(max_length: usize) -> Vec<RuntimeRules> {
             )
         }),
         family("vLLM", fixed(), |config, decoding| {
-            // Without this key vLLM drafts the most probable token.
+            // Without this key, vLLM drafts the most probable token.
             let sampled = match decoding.choice {
                 TokenChoice::Greedy => "",
                 TokenChoice::Sampled(_) => ", draft_sample_method=\"probabilistic\"",
@@ -143,7 +145,7 @@ fn families(max_length: usize) -> Vec<RuntimeRules> {
     ]
 }
 
-/// Formats a setting of transformers' assisted generation.
+/// Formats a setting for the assisted generation of Hugging Face transformers.
 fn transformers(length: usize, schedule: &str, threshold: f64) -> String {
     format!(
         "num_assistant_tokens={length}, num_assistant_tokens_schedule=\"{schedule}\", \
@@ -151,7 +153,7 @@ fn transformers(length: usize, schedule: &str, threshold: f64) -> String {
     )
 }
 
-/// Returns the greatest candidate length of a rule.
+/// Returns the maximum candidate length of a rule.
 fn most(config: &StopRuleConfig) -> usize {
     config.init().map_or(0, |rule| rule.bounds().max)
 }

@@ -28,7 +28,7 @@ fn adapter_in_bf16(target: &CausalLm) -> Adapter {
     read.expect("reads").1
 }
 
-/// How greedy output compares with plain output.
+/// The counts of generations, by how their greedy output compares with plain decoding.
 #[derive(Debug, Default)]
 struct Tally {
     num_same: usize,

@@ -73,7 +73,8 @@ fn greedy_output_of_trees_is_plain_greedy_output_in_every_family() {
 ///   └ 3
 /// 2
 /// ```
-/// Read in three steps after the sequence: node 0, nodes 1 to 3, and nodes 4 and 5.
+/// The parents of this tree's nodes. The drafter reads it in three steps after the sequence: node
+/// 0, nodes 1 to 3, and nodes 4 and 5.
 const PARENTS: [Option<usize>; 6] = [None, Some(0), None, Some(0), Some(1), Some(1)];
 const STEPS: [std::ops::Range<usize>; 4] = [0..0, 0..1, 1..4, 4..6];
 
