@@ -413,6 +413,7 @@ impl Target for ModelSession<'_> {
     fn resume(&mut self, slot: usize, prompt: &[u32], num_kept: usize) -> Result<(), DecodeError> {
         self.check_prompt(prompt)?;
         self.commit(slot, num_kept, &[]);
+        self.read_upto(slot, &prompt[..prompt.len() - 1]);
         Ok(())
     }
 

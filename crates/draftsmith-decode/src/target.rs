@@ -61,7 +61,7 @@ pub trait Target {
 
     /// Continues a slot's sequence with a longer prompt. The first `num_kept` tokens of the prompt
     /// are the slot's first tokens, and the target forgets what the slot has after them. It reads
-    /// the prompt's other tokens in the first round.
+    /// the prompt's other tokens but the last.
     ///
     /// # Errors
     /// If the prompt does not fit or has unknown tokens.

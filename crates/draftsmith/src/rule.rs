@@ -34,7 +34,7 @@ enum RuleForm {
 
 impl Rule {
     /// Wraps a stop rule of your own.
-    pub fn custom(rule: impl StopRule + Send + 'static) -> Self {
+    pub fn custom(rule: impl StopRule + 'static) -> Self {
         Self(RuleForm::Custom(Box::new(rule)))
     }
 

@@ -27,10 +27,6 @@ pub struct DataPage {
     /// The pictures.
     #[serde(skip)]
     pub plots: Vec<Plot>,
-    /// The mixing ratio of the rows' training inputs.
-    pub mixing_ratio: f64,
-    /// The name of the head whose predictions are shown, if there is one.
-    pub head: Option<String>,
     /// The rows that are shown.
     pub rows: Vec<ShownRow>,
     /// The provenance, as names with values.
@@ -73,21 +69,15 @@ pub struct ShownRow {
     pub prompt: String,
     /// The response's tokens.
     pub tokens: Vec<ShownToken>,
-    /// The training input of a head in the first epoch; empty without a draft.
-    pub mixture: Vec<ShownToken>,
 }
 
-/// A token of a response or of a training input.
+/// A token of a response.
 #[derive(Debug, Clone, Serialize)]
 pub struct ShownToken {
     /// The text of the token.
     pub text: String,
-    /// The probability that the draft's candidate is accepted: Σ min(p, q) for a token of a
-    /// response, and min(1, p/q) for a token of a training input. None for tokens of a training
-    /// input without a label.
+    /// The probability Σ min(p, q) that a candidate of the draft is accepted; `None` without a draft.
     pub accepted: Option<f32>,
-    /// A head's prediction of `accepted`.
-    pub predicted: Option<f32>,
     /// The text shown when the pointer is over the token.
     pub title: String,
 }

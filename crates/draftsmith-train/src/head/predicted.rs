@@ -72,7 +72,6 @@ pub struct TrainingInput {
     pub token_ids: Vec<u32>,
     /// The label of each token of Z: min(1, p/q) for a token of Y, `None` for a kept token of X.
     pub labels: Vec<Option<f32>>,
-    mixture: Mixture,
 }
 
 impl TrainingInput {
@@ -95,25 +94,8 @@ impl TrainingInput {
             for (at, label) in mixture.labelled.iter().zip(&mixture.labels) {
                 labels[at - first] = Some(*label);
             }
-            Self { token_ids: mixture.input_ids[first..].to_vec(), labels, mixture }
+            Self { token_ids: mixture.input_ids[first..].to_vec(), labels }
         }))
-    }
-
-    /// Computes a head's prediction for each token of Z that has a label, and `None` for the
-    /// others.
-    ///
-    /// # Panics
-    /// If the head belongs to another drafter.
-    pub fn predictions(&self, draft: &DrafterModel, head: &AcceptanceHead) -> Vec<Option<f32>> {
-        let mut predicted = match self.mixture.num_labels() {
-            0 => Vec::new(),
-            _ => {
-                let head = as_trained(draft, head);
-                predicted(&draft.clone().into(), &[head], &self.mixture).remove(0)
-            }
-        }
-        .into_iter();
-        self.labels.iter().map(|label| label.and_then(|_| predicted.next())).collect()
     }
 }
 

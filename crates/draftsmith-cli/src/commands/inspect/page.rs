@@ -4,14 +4,10 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
-use burn::tensor::Device;
+use anyhow::{Result, bail};
 use clap::Args;
 use draftsmith_data::{DraftColumns, FinishReason, Provenance, ResponseRow, TextTokenizer};
 use draftsmith_files::write_whole;
-use draftsmith_model::{AcceptanceHead, DrafterModel, WeightDtype};
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::read_model_head;
 use draftsmith_report::{
     DataPage, Plot, PlotContent, ShownRow, ShownToken, SourceFigures, bin_of, bins,
     render_data_html,
@@ -19,7 +15,6 @@ use draftsmith_report::{
 use draftsmith_theory::{
     acceptance_prob, bretagnolle_huber_bound, entropy_overlap_estimate, pinsker_bound,
 };
-use draftsmith_train::TrainingInput;
 use serde_json::Value;
 
 use super::acceptance::{
@@ -35,8 +30,6 @@ const MOST_RATIO: f64 = 8.0;
 const ENTROPY_EDGES: [f64; 11] = [0.0, 0.1, 0.2, 0.4, 0.6, 0.8, 1.0, 1.25, 1.5, 2.0, 3.0];
 /// Fewest positions for a point.
 const LEAST_POSITIONS: usize = 20;
-/// Most sources with separate lines.
-const MOST_SOURCES: usize = 5;
 
 /// Arguments of the HTML page.
 #[derive(Debug, Args)]
@@ -47,20 +40,9 @@ pub(crate) struct PageArguments {
     /// The checkpoint whose tokenizer decodes the page's responses; shown as ids if absent.
     #[arg(long, value_name = "DIR", requires = "html")]
     tokenizer: Option<PathBuf>,
-    /// The mixing ratio of the training inputs that the page shows: the share of the target's tokens.
-    #[arg(long, value_name = "R", default_value = "0.15", requires = "html", value_parser = ratio)]
-    mixing_ratio: f64,
-    /// A head whose predictions the page shows at the training inputs; its recipe names the draft.
-    #[arg(long, value_name = "DIR", requires = "html")]
-    head: Option<PathBuf>,
     /// Number of responses on the page, spread evenly over the data.
     #[arg(long, value_name = "N", default_value = "20", requires = "html")]
     rows: NonZeroUsize,
-}
-
-fn ratio(text: &str) -> Result<f64, String> {
-    let ratio = text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio));
-    ratio.ok_or_else(|| "expected a number from 0 to 1".to_owned())
 }
 
 impl PageArguments {
@@ -80,9 +62,7 @@ impl PageArguments {
         let tokenizer = tokenizer.map(|dir| data_tokenizer(dir, provenance)).transpose()?;
         let shown =
             draftsmith_recipe::prompts::spread(rows.iter().collect(), Some(self.rows.get()));
-        let head = self.head.as_deref().map(|dir| read_head(dir, console)).transpose()?;
-        let mixing = Mixing { seed: provenance.seed, ratio: self.mixing_ratio, head };
-        let shown = shown.into_iter().map(|row| shown_row(row, &mixing, tokenizer.as_ref()));
+        let shown = shown.into_iter().map(|row| shown_row(row, tokenizer.as_ref()));
         let name = path.canonicalize().unwrap_or_else(|_| path.to_path_buf());
         let page = DataPage {
             name: name.file_name().unwrap_or(name.as_os_str()).to_string_lossy().into_owned(),
@@ -91,8 +71,6 @@ impl PageArguments {
             num_tokens: rows.iter().map(|row| row.response_ids.len()).sum(),
             sources: figures(rows),
             plots: plots(rows, provenance),
-            mixing_ratio: self.mixing_ratio,
-            head: self.head.as_ref().map(|dir| dir.display().to_string()),
             rows: shown.collect::<Result<_>>()?,
             provenance: facts(provenance),
         };
@@ -100,24 +78,6 @@ impl PageArguments {
         console.note(format!("inspect: wrote `{}`", html.display()));
         Ok(())
     }
-}
-
-/// How training inputs are mixed, and the draft and head that predict at them.
-struct Mixing {
-    seed: u64,
-    ratio: f64,
-    head: Option<(DrafterModel, AcceptanceHead)>,
-}
-
-/// Reads a head and its draft by the recipe beside it.
-fn read_head(dir: &Path, console: &Console) -> Result<(DrafterModel, AcceptanceHead)> {
-    let recipe = Recipe::of_export(dir, None, None)?;
-    let (id, _) = recipe.draft().context("the head's recipe has no draft model")?;
-    let workspace = recipe.open(None, WeightDtype::F32, vec![Device::flex()], console)?;
-    let head = read_model_head(dir, id, None, &workspace)?;
-    let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
-    let loading = recipe.loading(id, &workspace);
-    Ok((drafter.kind.frozen(&loading, WeightDtype::F32)?, head.head))
 }
 
 /// Reads the tokenizer and checks that it is the data's.
@@ -182,18 +142,9 @@ fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
         y_name,
         content,
     };
-    let lengths = |id, title, lens: fn(&ResponseRow) -> usize| {
-        let longest = rows.iter().map(lens).max().unwrap_or(0);
-        let edges = bins(longest as f64, NUM_BINS, 1.0);
-        let content = PlotContent::histogram(edges, rows.iter().map(|row| lens(row) as f64));
-        histogram(id, title, "", ("tokens \u{2192}", "\u{2191} share of responses"), content)
-    };
-    let prompts = lengths("prompt-lengths", "How long prompts are", |row| row.prompt_ids.len());
-    let responses =
-        lengths("response-lengths", "How long responses are", |row| row.response_ids.len());
     let drafted: Vec<&DraftColumns> = rows.iter().filter_map(|row| row.draft.as_ref()).collect();
     if drafted.is_empty() {
-        return vec![prompts, responses];
+        return Vec::new();
     }
     let names = ("acceptance probability \u{2192}", "\u{2191} share of positions");
     let shares = |id, title, caption, values: fn(&DraftColumns) -> Vec<f64>| {
@@ -202,8 +153,6 @@ fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
         histogram(id, title, caption, names, PlotContent::histogram(edges, values))
     };
     vec![
-        prompts,
-        responses,
         shares(
             "acceptance",
             "How often the draft\u{2019}s tokens are accepted",
@@ -216,7 +165,6 @@ fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
             "\u{3a3} min(p, q), the expected acceptance probability over the draft\u{2019}s tokens.",
             overlaps,
         ),
-        by_position(rows),
         entropy(&drafted, provenance),
         accepted_lengths(&drafted),
         ratio_of_entropies(&drafted),
@@ -317,38 +265,6 @@ fn ratio_of_entropies(drafted: &[&DraftColumns]) -> Plot {
     }
 }
 
-/// Plots the mean overlap by position in the response, for all rows and for the largest sources.
-fn by_position(rows: &[ResponseRow]) -> Plot {
-    let longest = rows.iter().map(|row| row.response_ids.len()).max().unwrap_or(0);
-    let edges = bins(longest as f64, NUM_BINS, 1.0);
-    let line = |name: &str, rows: &[&ResponseRow]| {
-        let mut at: Vec<Vec<f64>> = vec![Vec::new(); edges.len() - 1];
-        for columns in rows.iter().filter_map(|row| row.draft.as_ref()) {
-            for (position, overlap) in overlaps(columns).into_iter().enumerate() {
-                at[bin_of(&edges, position as f64)].push(overlap);
-            }
-        }
-        let points = edges.windows(2).zip(&at).filter(|(_, all)| all.len() >= LEAST_POSITIONS);
-        let points =
-            points.map(|(edges, all)| ((edges[0] + edges[1]) / 2.0, mean(all.iter().copied())));
-        (name.to_owned(), points.collect::<Vec<_>>())
-    };
-    let mut lines = vec![line("all", &rows.iter().collect::<Vec<_>>())];
-    let mut sources: Vec<(&str, Vec<&ResponseRow>)> = by_source(rows).into_iter().collect();
-    sources.sort_by_key(|(_, rows)| std::cmp::Reverse(rows.len()));
-    if sources.len() > 1 {
-        lines.extend(sources.iter().take(MOST_SOURCES).map(|(name, rows)| line(name, rows)));
-    }
-    Plot {
-        id: "by-position".to_owned(),
-        title: "Whether acceptance changes along a response".to_owned(),
-        caption: format!("Means of at least {LEAST_POSITIONS} positions."),
-        x_name: "position in the response \u{2192}",
-        y_name: "\u{2191} mean overlap",
-        content: PlotContent::lines(lines),
-    }
-}
-
 /// Plots the mean overlap by the draft's entropy, with SVIP's estimate and the lower bound.
 fn entropy(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
     let bands = by_entropy(drafted, provenance.is_raw());
@@ -382,11 +298,7 @@ fn entropy(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
     }
 }
 
-fn shown_row(
-    row: &ResponseRow,
-    mixing: &Mixing,
-    tokenizer: Option<&TextTokenizer>,
-) -> Result<ShownRow> {
+fn shown_row(row: &ResponseRow, tokenizer: Option<&TextTokenizer>) -> Result<ShownRow> {
     let texts = texts(&row.response_ids, tokenizer)?;
     let tokens = texts.into_iter().enumerate().map(|(at, text)| {
         let draft = row.draft.as_ref();
@@ -406,7 +318,7 @@ fn shown_row(
             );
         }
         let accepted = draft.map(|draft| draft.overlap[at]);
-        ShownToken { text, accepted, predicted: None, title }
+        ShownToken { text, accepted, title }
     });
     Ok(ShownRow {
         id: row.id.clone(),
@@ -416,38 +328,7 @@ fn shown_row(
             None => ids(&row.prompt_ids).concat(),
         },
         tokens: tokens.collect(),
-        mixture: match &row.draft {
-            Some(draft) => mixture(row, draft, mixing, tokenizer)?,
-            None => Vec::new(),
-        },
     })
-}
-
-/// Shows a row's training input Z with its labels, and what the head predicts (SpecDec++, section 3.2).
-fn mixture(
-    row: &ResponseRow,
-    draft: &DraftColumns,
-    mixing: &Mixing,
-    tokenizer: Option<&TextTokenizer>,
-) -> Result<Vec<ShownToken>> {
-    let Some(input) = TrainingInput::of(row, usize::MAX, mixing.seed, mixing.ratio)? else {
-        return Ok(Vec::new());
-    };
-    let head = mixing.head.as_ref().map(|(draft, head)| input.predictions(draft, head));
-    let texts = texts(&input.token_ids, tokenizer)?.into_iter().zip(&input.labels).enumerate();
-    let tokens = texts.map(|(at, (text, label))| {
-        let (x, y) = (row.response_ids[at], draft.draft_ids[at]);
-        let mut title = match label {
-            None => format!("X {x}, kept: no label"),
-            Some(label) => format!("Y {y}, where X is {x}: label {label:.3}"),
-        };
-        let predicted = head.as_ref().and_then(|all| all[at]);
-        if let Some(predicted) = predicted {
-            title += &format!("; the head predicts {predicted:.3}");
-        }
-        ShownToken { text, accepted: *label, predicted, title }
-    });
-    Ok(tokens.collect())
 }
 
 /// Returns the text that each token adds, or an ellipsis for a token that is part of a character. Without a
