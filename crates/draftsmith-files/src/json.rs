@@ -1,6 +1,7 @@
 //! Parsing of JSON files that other programs may have written. Error messages name the key, and
 //! describe types in plain words instead of Rust's type names.
 
+use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use serde::de::{DeserializeOwned, Deserializer};
@@ -24,11 +25,42 @@ pub struct JsonError {
 /// # Errors
 /// If it is not JSON, or does not have the form of `T`.
 pub fn parse_json<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, JsonError> {
+    let text = &*quoted_numbers(text);
     let mut json = serde_json::Deserializer::from_slice(text);
     let value = parse_json_value(path, "", &mut json)?;
     json.end()
         .map_err(|error| JsonError { path: path.to_path_buf(), problem: not_json(&error) })?;
     Ok(value)
+}
+
+/// Quotes numbers that are not finite, as Python's `json` writes them, so that a key that nobody reads does not make a
+/// file unreadable. A key that is read then has a text in place of a number, which its error names.
+fn quoted_numbers(text: &[u8]) -> Cow<'_, [u8]> {
+    const NAMES: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
+    let mut quoted: Vec<u8> = Vec::new();
+    let (mut at, mut copied, mut is_string) = (0, 0, false);
+    while at < text.len() {
+        match text[at] {
+            b'\\' if is_string => at += 1,
+            b'"' => is_string = !is_string,
+            _ if is_string => {}
+            _ => {
+                if let Some(name) = NAMES.iter().find(|name| text[at..].starts_with(name)) {
+                    quoted.extend_from_slice(&text[copied..at]);
+                    quoted.extend([b"\"", *name, b"\""].concat());
+                    at += name.len();
+                    copied = at;
+                    continue;
+                }
+            }
+        }
+        at += 1;
+    }
+    if copied == 0 {
+        return Cow::Borrowed(text);
+    }
+    quoted.extend_from_slice(&text[copied..]);
+    Cow::Owned(quoted)
 }
 
 /// Parses the value of the key `under` in the file at `path`.
@@ -254,6 +286,14 @@ mod tests {
                 "`a/c.json`: key `count` is 0, expected a whole number, 1 or more",
             ),
             (r#"{"size": 1, "pair": true}"#, "`a/c.json`: key `pair` is true, expected a list"),
+            (
+                r#"{"size": 1, "inner": {"factor": NaN}}"#,
+                "`a/c.json`: key `inner.factor` is \"NaN\", expected a number",
+            ),
+            (
+                r#"{"size": -Infinity}"#,
+                "`a/c.json`: key `size` is \"-Infinity\", expected a whole number, 0 or more",
+            ),
         ] {
             assert_eq!(problem(text), expected);
         }
@@ -277,5 +317,18 @@ mod tests {
         let message = "invalid type: map, expected a sequence";
         assert_eq!(plain_problem(message, Notation::Toml), "is a table, expected an array");
         assert_eq!(plain_problem("unclosed table", Notation::Toml), "unclosed table");
+    }
+
+    #[test]
+    fn numbers_that_are_not_finite_make_no_other_key_unreadable() {
+        let text = r#"{"a": Infinity, "b": "NaN, \" -Infinity \\", "c": [-Infinity,NaN, 1], "Infinity": 2}"#;
+        let read: serde_json::Value = parse_json("c.json".as_ref(), text.as_bytes()).unwrap();
+        let expected = serde_json::json!({
+            "a": "Infinity", "b": "NaN, \" -Infinity \\", "c": ["-Infinity", "NaN", 1], "Infinity": 2
+        });
+        assert_eq!(read, expected);
+        assert!(matches!(quoted_numbers(b"{\"a\": 1}"), Cow::Borrowed(_)));
+        let cut = parse_json::<serde_json::Value>("c.json".as_ref(), b"{\"a\": NaN").unwrap_err();
+        assert!(cut.to_string().contains("is not JSON"), "{cut}");
     }
 }

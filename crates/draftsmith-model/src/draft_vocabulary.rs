@@ -31,19 +31,25 @@ const NEVER: f32 = -1e30;
 /// The tokens that a drafter may draw. Clones share the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DraftVocabulary {
-    /// The token ids, in rising order.
+    /// The token ids, in the order of the LM head's rows.
     ids: Arc<[u32]>,
+    /// The indices of `ids`, by rising id.
+    by_id: Arc<[u32]>,
 }
 
 impl DraftVocabulary {
     /// Builds a vocabulary of these tokens.
     ///
     /// # Panics
-    /// If `ids` is empty or does not rise.
+    /// If `ids` is empty or has a token twice.
     pub fn new(ids: impl Into<Arc<[u32]>>) -> Self {
-        let ids = ids.into();
-        assert!(!ids.is_empty() && ids.is_sorted_by(|a, b| a < b), "ids rise");
-        Self { ids }
+        let ids: Arc<[u32]> = ids.into();
+        let mut by_id: Vec<u32> = (0..ids.len() as u32).collect();
+        by_id.sort_unstable_by_key(|at| ids[*at as usize]);
+        let mut pairs = by_id.windows(2);
+        let is_distinct = pairs.all(|pair| ids[pair[0] as usize] < ids[pair[1] as usize]);
+        assert!(!ids.is_empty() && is_distinct, "a list of different tokens");
+        Self { ids, by_id: by_id.into() }
     }
 
     /// Selects the `size` tokens with the highest counts (ties go to the smaller id). All tokens of
@@ -60,14 +66,15 @@ impl DraftVocabulary {
         Self::new(ids)
     }
 
-    /// Returns the token ids, in rising order.
+    /// Returns the token ids, in the order of the LM head's rows.
     pub fn ids(&self) -> &[u32] {
         &self.ids
     }
 
     /// Returns a token's index in the vocabulary, from 0; `None` if the token is not in it.
     pub fn number_of(&self, id: u32) -> Option<u32> {
-        self.ids.binary_search(&id).ok().map(|number| number as u32)
+        let at = self.by_id.binary_search_by_key(&id, |at| self.ids[*at as usize]).ok()?;
+        Some(self.by_id[at])
     }
 
     /// Returns whether a token is in the vocabulary.

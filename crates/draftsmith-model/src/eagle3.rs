@@ -79,6 +79,8 @@ pub struct Eagle3Config {
     pub draft_vocabulary: Option<DraftVocabulary>,
     /// Whether the residual stream begins with g after its norm, instead of g.
     pub norm_before_residual: bool,
+    /// Whether the next step reads the normed output, as in EAGLE-3.1, and not the residual stream.
+    pub norm_output: bool,
     /// Whether the drafter has token embeddings of its own. If not, it uses the target's.
     pub has_embedding: bool,
     /// Whether the drafter has an LM head of its own. If not, it uses the target's.
@@ -110,6 +112,8 @@ pub struct Eagle3 {
     reaches: Vec<Reach>,
     #[module(skip)]
     norm_before_residual: bool,
+    #[module(skip)]
+    norm_output: bool,
     /// The same weights in packed form, for decoding on the CPU.
     #[module(skip)]
     packed: Option<Arc<PackedEagle3>>,
@@ -142,6 +146,7 @@ impl Eagle3Config {
             model,
             draft_vocabulary: None,
             norm_before_residual: false,
+            norm_output: false,
             has_embedding: false,
             has_head: true,
             dtype: WeightDtype::F32,
@@ -299,6 +304,7 @@ impl Eagle3Config {
             embedding,
             reaches: Reach::all_of(spec, shape),
             norm_before_residual: self.norm_before_residual,
+            norm_output: self.norm_output,
             packed: None,
             shape: shape.clone(),
             narrow_head: None,
@@ -418,8 +424,9 @@ impl StateNetwork for Eagle3 {
             let stream = if self.norm_before_residual { normed.clone() } else { given.clone() };
             let stream = stream + attending.step(normed);
             let output = stream.clone() + mlp.forward(stream.unsqueeze()).squeeze_dim::<2>(0);
-            given = delayed(output.clone(), 1);
-            self.norm.forward(output)
+            let normed = self.norm.forward(output.clone());
+            given = delayed(if self.norm_output { normed.clone() } else { output }, 1);
+            normed
         });
         steps.collect()
     }
@@ -490,7 +497,7 @@ impl StepNetwork for Eagle3 {
         let runs = slots.runs();
         if let Some(packed) = &self.packed {
             let rows = packed.forward(embedded.into_host(), features.into_host(), runs, cache);
-            return slots.rows(rows);
+            return slots.rows(if self.norm_output { packed.normed(rows) } else { rows });
         }
         let device = self.device();
         let (embedded, features) = (embedded.into_device(&device), features.into_device(&device));
@@ -498,11 +505,18 @@ impl StepNetwork for Eagle3 {
         let positions = Positions::following(&self.reaches, about, &features, 0..1, runs, cache);
         let (read, stream) = self.begin(*embedded.tensor, *features.tensor);
         let num_rows = features.num_rows;
-        let output = self.layer.forward_reading(read, stream, &positions, Some(cache.layer_mut(0)));
+        let mut output =
+            self.layer.forward_reading(read, stream, &positions, Some(cache.layer_mut(0)));
+        if self.norm_output {
+            output = self.norm.forward(output);
+        }
         slots.rows(DeviceRows { tensor: Box::new(output), num_rows })
     }
 
     fn normed(&self, outputs: Rows) -> Rows {
+        if self.norm_output {
+            return outputs;
+        }
         let (place, slots) = outputs.into_parts();
         match &self.packed {
             Some(packed) => slots.rows(packed.normed(place.into_host())),

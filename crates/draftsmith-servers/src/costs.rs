@@ -279,8 +279,20 @@ impl Measuring<'_> {
             return Ok(());
         };
         let wanted = self.plan.num_candidates as f64;
-        let found =
-            if counted.num_rounds > 0.0 { counted.num_drafted / counted.num_rounds } else { 0.0 };
+        let found = match counted.num_rounds {
+            Some(rounds) if rounds > 0.0 => counted.num_drafted / rounds,
+            Some(_) => 0.0,
+            None if counted.num_drafted == 0.0 => 0.0,
+            // Without rounds, the number of candidates is not known, but that the server drafts is.
+            None if wanted > 0.0 => {
+                self.watch.note(
+                    "costs: the server does not count its rounds, so that it drafts as many candidates as `--candidates` \
+                     says is not checked",
+                );
+                return Ok(());
+            }
+            None => counted.num_drafted / self.num_rounds(self.plan.concurrency[0]),
+        };
         if (found - wanted).abs() > MOST_FEWER_CANDIDATES * wanted.max(1.0) {
             bail!(
                 "the server drafts {found:.1} candidates per round, but `--candidates` is {wanted}; hint: start it \
@@ -330,9 +342,10 @@ impl Measuring<'_> {
         let before = self.server.counters()?;
         let timed = self.server.time_rounds(&prompts, self.plan.num_rounds + 1)?;
         let counted = since(self.server.counters()?, before)?;
-        let tokens = counted
-            .filter(|it| it.num_rounds > 0.0)
-            .map(|it| 1.0 + it.num_accepted / it.num_rounds);
+        let rounds =
+            |it: &SpeculationCounters| it.num_rounds.unwrap_or(self.num_rounds(concurrency));
+        let tokens = counted.filter(|it| rounds(it) > 0.0);
+        let tokens = tokens.map(|it| 1.0 + it.num_accepted / rounds(&it));
         if let Some(tokens) = tokens.filter(|tokens| *tokens > MOST_TOKENS_PER_ROUND) {
             bail!(
                 "the server accepted candidates: {tokens:.2} tokens per round, but rounds are timed at 1; hint: start it \
@@ -348,6 +361,11 @@ impl Measuring<'_> {
             prompt_token_ms: prompt_token_ms.into_iter().collect(),
             tokens_per_round: tokens,
         })
+    }
+
+    /// Returns the number of rounds of all requests in a block.
+    fn num_rounds(&self, concurrency: usize) -> f64 {
+        (self.plan.num_rounds * concurrency) as f64
     }
 
     /// Draws a prompt whose beginning no other prompt shares.

@@ -39,16 +39,21 @@ struct Form {
     draft_vocabulary: Option<&'static [u32]>,
     has_other_width: bool,
     norm_before_residual: bool,
+    norm_output: bool,
 }
 
-const FORMS: [Form; 3] = [
-    Form { draft_vocabulary: None, has_other_width: false, norm_before_residual: false },
-    Form {
-        draft_vocabulary: Some(&[1, 2, 3, 7, 8, 11, 12]),
-        has_other_width: true,
-        norm_before_residual: false,
-    },
-    Form { draft_vocabulary: None, has_other_width: false, norm_before_residual: true },
+const USUAL: Form = Form {
+    draft_vocabulary: None,
+    has_other_width: false,
+    norm_before_residual: false,
+    norm_output: false,
+};
+
+const FORMS: [Form; 4] = [
+    USUAL,
+    Form { draft_vocabulary: Some(&[1, 2, 3, 7, 8, 11, 12]), has_other_width: true, ..USUAL },
+    Form { norm_before_residual: true, ..USUAL },
+    Form { norm_output: true, ..USUAL },
 ];
 
 impl Models {
@@ -74,6 +79,7 @@ impl Models {
         of_drafter.target_layers = [0, 2, 5];
         of_drafter.draft_vocabulary = form.draft_vocabulary.map(DraftVocabulary::new);
         of_drafter.norm_before_residual = form.norm_before_residual;
+        of_drafter.norm_output = form.norm_output;
         if form.has_other_width {
             let shape = &mut of_drafter.model.shape;
             (shape.hidden_size, shape.num_heads, shape.num_kv_heads) = (24, 2, 1);

@@ -172,7 +172,9 @@ impl Adapter {
     pub fn write_dir(&self, dir: &Path, config: &AdapterConfig) -> Result<(), ModelError> {
         let path = dir.join("model.safetensors");
         let vocabulary = config.draft_vocabulary.as_ref();
-        let ids: Vec<_> = vocabulary.map(|all| (DRAFT_VOCABULARY, all.ids())).into_iter().collect();
+        let wide = |all: &DraftVocabulary| all.ids().iter().map(|id| i64::from(*id)).collect();
+        let ids: Vec<(&str, Vec<i64>)> =
+            vocabulary.map(|all| (DRAFT_VOCABULARY, wide(all))).into_iter().collect();
         let hash = write_with_ids(&path, &self.named(config), &ids, config.dtype, &[])?;
         let mut json = config.model.to_json(config.dtype.config_name());
         json["exit_layer"] = config.exit_layer.into();

@@ -24,7 +24,7 @@ pub(super) fn read(
     let none = RopeKeys::default();
     let parameters = keys.rope_parameters.as_ref();
     let of_all = parameters.map(|all| all.full_attention.as_deref().unwrap_or(all));
-    let of_all = of_all.or(keys.rope_scaling.as_ref()).unwrap_or(&none);
+    let of_all = of_all.unwrap_or(&none);
     let (theta, default_theta, share) = match architecture {
         Architecture::GptNeox => {
             (keys.rotary_emb_base, 10_000.0, Some(keys.rotary_pct.unwrap_or(0.25)))
@@ -33,7 +33,7 @@ pub(super) fn read(
         _ => (keys.rope_theta, 10_000.0, keys.partial_rotary_factor),
     };
     let reading = RopeReading { architecture, keys, shape };
-    let full = reading.one(of_all, theta.unwrap_or(default_theta), share)?;
+    let full = reading.full(of_all, theta.unwrap_or(default_theta), share)?;
     if architecture != Architecture::Gemma3 {
         return Ok(Ropes { full, in_window: None });
     }
@@ -52,6 +52,24 @@ struct RopeReading<'a> {
 }
 
 impl RopeReading<'_> {
+    /// Reads the rotary embedding of layers that attend to all tokens. A file may have `rope_scaling` beside
+    /// `rope_parameters`; as in transformers 5, the older key then decides if the newer one does not scale.
+    fn full(
+        self,
+        parameters: &RopeKeys,
+        theta: f64,
+        share: Option<f64>,
+    ) -> Result<RopeConfig, ModelError> {
+        let new = self.one(parameters, theta, share)?;
+        let Some(scaling) = &self.keys.rope_scaling else { return Ok(new) };
+        let old = self.one(scaling, new.theta, share)?;
+        if new.scaling != RopeScaling::None && old.scaling != new.scaling {
+            let problem = "contradicts `rope_parameters`; hint: remove the one that is not meant";
+            return Err(self.keys.fail("rope_scaling", problem));
+        }
+        Ok(RopeConfig { scaling: old.scaling, ..new })
+    }
+
     /// Reads one rotary embedding. `theta` and `share` (the rotated fraction of a head's channels)
     /// are defaults from the outer keys.
     fn one(
@@ -174,6 +192,12 @@ fn magnitude(stretch: f64, scale: f64) -> f64 {
 /// Returns the value of the `rope_parameters` key.
 pub(super) fn to_json(rope: &RopeConfig, shape: &ModelShape) -> Value {
     let mut json = json!(rope.scaling);
+    // A length is an integer, which other programs' readers insist on.
+    if let Some(length) = json.get_mut("original_max_position_embeddings")
+        && let Some(whole) = length.as_f64().filter(|it| it.fract() == 0.0)
+    {
+        *length = (whole as u64).into();
+    }
     if let Value::Object(keys) = &mut json {
         keys.shift_insert(1, "rope_theta".to_owned(), rope.theta.into());
     }

@@ -235,3 +235,41 @@ fn an_unsupported_value_is_refused_with_its_key() {
         assert!(message.contains("config.json") && message.contains(key), "{message}");
     }
 }
+
+#[test]
+fn the_older_rope_key_beside_the_newer_one_counts_or_is_refused() {
+    const PLAIN: &str = r#","rope_parameters":{"rope_theta":5e5,"rope_type":"default"}"#;
+    const YARN: &str = r#""rope_type":"yarn","factor":4.0,"original_max_position_embeddings":32"#;
+    let alone = read(&format!(r#","rope_theta":5e5,"rope_scaling":{{{YARN}}}"#)).expect("reads");
+    assert!(matches!(alone.spec.rope.scaling, crate::spec::RopeScaling::Yarn { .. }));
+    let both = read(&format!(r#"{PLAIN},"rope_scaling":{{{YARN}}}"#)).expect("reads");
+    assert_eq!(both, alone, "transformers computes YaRN");
+    let same =
+        format!(r#","rope_parameters":{{"rope_theta":5e5,{YARN}}},"rope_scaling":{{{YARN}}}"#);
+    assert_eq!(read(&same).expect("reads"), alone);
+    assert_eq!(
+        read(&format!(r#"{PLAIN},"rope_scaling":null"#)).expect("reads"),
+        read(PLAIN).unwrap()
+    );
+    let other = same.replacen("\"factor\":4.0", "\"factor\":8.0", 1);
+    let message = read(&other).expect_err("refused").to_string();
+    assert!(message.contains("rope_scaling") && message.contains("rope_parameters"), "{message}");
+    // A length that was read as an integer is written as one.
+    let written = alone.to_json("float32").to_string();
+    assert!(written.contains(r#""original_max_position_embeddings":32,"#), "{written}");
+    assert!(written.contains(r#""factor":4.0"#), "{written}");
+}
+
+#[test]
+fn layer_types_of_another_number_of_layers_are_refused() {
+    for family in ["qwen2", "qwen3"] {
+        for types in [r#"["sliding_attention"]"#, "[]"] {
+            let text = format!(
+                r#"{{"model_type":"{family}",{SIZES},"use_sliding_window":true,"sliding_window":8,
+                "layer_types":{types}}}"#
+            );
+            let message = read_json_object(&text).expect_err("refused").to_string();
+            assert!(message.contains("layer_types") && message.contains("expected 2"), "{message}");
+        }
+    }
+}

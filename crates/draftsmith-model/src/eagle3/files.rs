@@ -9,6 +9,7 @@
 //! with the keys of the speculators library, which nests the layer's keys in
 //! `transformer_layer_config`.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -49,6 +50,8 @@ struct OwnKeys {
     target_hidden_size: Option<usize>,
     #[serde(default)]
     norm_before_residual: bool,
+    #[serde(default)]
+    norm_output: bool,
     #[serde(default)]
     norm_before_fc: bool,
     eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
@@ -94,7 +97,7 @@ impl Eagle3Config {
         source.shapes
     }
 
-    fn to_json(&self) -> Value {
+    pub(super) fn to_json(&self) -> Value {
         let mut config = self.model.to_json(self.dtype.config_name());
         config["architectures"] = json!(["LlamaForCausalLMEagle3"]);
         config["draft_vocab_size"] = self.num_draft_tokens().into();
@@ -102,6 +105,9 @@ impl Eagle3Config {
         config["tie_word_embeddings"] = false.into();
         if self.norm_before_residual {
             config["norm_before_residual"] = true.into();
+        }
+        if self.norm_output {
+            config["norm_output"] = true.into();
         }
         if self.target_layers != Self::default_layers(self.num_target_layers) {
             config[LAYERS] = json!(self.target_layers);
@@ -133,7 +139,7 @@ pub enum Eagle3FaultKind {
     SurplusOffsets,
     /// `d2t` holds the target's ids.
     IdsForOffsets,
-    /// `d2t` does not lead to ascending ids of the target.
+    /// `d2t` does not lead to different ids of the target.
     WrongOffsets,
     /// A draft vocabulary without an LM head.
     NoHead,
@@ -190,6 +196,7 @@ impl Eagle3Files {
             target_hidden_size: own.target_hidden_size.unwrap_or(model.shape.hidden_size),
             draft_vocabulary: None,
             norm_before_residual: own.norm_before_residual,
+            norm_output: own.norm_output,
             has_embedding: has(EMBEDDING),
             has_head: has(LM_HEAD),
             dtype: WeightDtype::of_config(own.dtype.or(own.torch_dtype).as_deref()),
@@ -269,27 +276,29 @@ impl Eagle3Files {
         self.config.draft_vocabulary.get_or_insert_with(any);
     }
 
-    /// Reads the draft vocabulary from its offsets.
+    /// Reads the draft vocabulary from its offsets, which may be in any order of tokens.
     fn read_offsets(&mut self, size: usize) -> Result<(), Eagle3Fault> {
         let vocab_size = self.config.model.shape.vocab_size;
-        let read = self.reader.take_ids(OFFSETS, size, vocab_size);
+        let read = self.reader.take_integers(OFFSETS, size);
         let offsets =
             read.map_err(|error| Eagle3Fault { kind: Eagle3FaultKind::WrongOffsets, error })?;
-        let ascends = |ids: &[u32]| {
-            ids.is_sorted_by(|one, next| one < next)
-                && ids.last().is_some_and(|last| (*last as usize) < vocab_size)
+        let tokens = |ids: &mut dyn Iterator<Item = i64>| -> Option<Vec<u32>> {
+            let known = |id: i64| u32::try_from(id).ok().filter(|id| (*id as usize) < vocab_size);
+            let ids = ids.map(known).collect::<Option<Vec<u32>>>()?;
+            let is_distinct = ids.iter().collect::<BTreeSet<_>>().len() == ids.len();
+            is_distinct.then_some(ids)
         };
-        let ids: Vec<u32> = (0..).zip(&offsets).map(|(at, offset)| at + offset).collect();
-        if ascends(&ids) {
+        let mut added = (0..).zip(&offsets).map(|(at, offset)| offset.saturating_add(at));
+        if let Some(ids) = tokens(&mut added) {
             self.config.draft_vocabulary = Some(DraftVocabulary::new(ids));
             return Ok(());
         }
-        let (kind, problem) = if ascends(&offsets) {
+        let (kind, problem) = if tokens(&mut offsets.iter().copied()).is_some() {
             let problem = format!("tensor `{OFFSETS}` has the target's ids, where offsets belong");
             (Eagle3FaultKind::IdsForOffsets, problem)
         } else {
             let problem = format!(
-                "tensor `{OFFSETS}` has offsets whose target ids do not ascend below {vocab_size}"
+                "tensor `{OFFSETS}` has offsets that do not lead to different target ids below {vocab_size}"
             );
             (Eagle3FaultKind::WrongOffsets, problem)
         };
@@ -301,7 +310,7 @@ impl Eagle3Files {
     pub fn faults_beside(self, target: &ModelShape) -> Vec<Eagle3Fault> {
         let Self { config, path, mut faults, mut reader, .. } = self;
         faults.extend(config.target_faults(&path, target));
-        reader.ignore(|name| name == MASK || name == OFFSETS);
+        reader.ignore(is_beside);
         for (name, shape) in config.tensor_shapes() {
             let Err(error) = reader.check_shape(&name, &shape) else { continue };
             let kind = match reader.shape(&name) {
@@ -323,6 +332,12 @@ impl Eagle3Files {
 /// Opens the tensors of a directory, under their usual names.
 fn open(dir: &Path) -> Result<WeightReader, ModelError> {
     Ok(WeightReader::open_dir(dir)?.with_prefix(OTHER_LAYER, &format!("{LAYER}.")))
+}
+
+/// Returns whether a tensor is no weight of a drafter: a part of its vocabulary, or the frequencies
+/// that old trainers store.
+fn is_beside(name: &str) -> bool {
+    name == MASK || name == OFFSETS || name.ends_with("rotary_emb.inv_freq")
 }
 
 /// Merges the nested keys of the layer, if there are any, into the other keys of a `config.json`.
@@ -372,7 +387,7 @@ impl Eagle3 {
             drafter.packed = Some(Arc::new(PackedEagle3::read(&config, &mut reader)?));
         }
         drafter.layer.join();
-        reader.ignore(|name| name == MASK || name == OFFSETS);
+        reader.ignore(is_beside);
         reader.finish()?;
         check_weights(dir)?;
         drafter.narrow_head = drafter.narrow_head_of(&config);
@@ -408,10 +423,10 @@ impl Eagle3 {
     /// If the directory cannot be written.
     pub fn write_dir(&self, dir: &Path, config: &Eagle3Config) -> Result<(), ModelError> {
         let vocabulary = config.draft_vocabulary.as_ref();
-        let offsets: Option<Vec<u32>> = vocabulary
-            .map(|vocabulary| (0..).zip(vocabulary.ids()).map(|(at, id)| id - at).collect());
-        let lists: Vec<(&str, &[u32])> =
-            offsets.iter().map(|offsets| (OFFSETS, offsets.as_slice())).collect();
+        let offset = |(at, id): (i64, &u32)| i64::from(*id) - at;
+        let offsets = vocabulary.map(|all| (0..).zip(all.ids()).map(offset).collect());
+        let lists: Vec<(&str, Vec<i64>)> =
+            offsets.into_iter().map(|offsets| (OFFSETS, offsets)).collect();
         let path = dir.join("model.safetensors");
         let hash = write_with_ids(&path, &self.named(config), &lists, config.dtype, &[])?;
         write_config(dir, config.to_json(), hash)

@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::drafter::DrafterModel;
+use crate::weights::NamedTensor;
 use crate::weights::write_with_ids;
 
 /// Numbers in [0, 1), the same in every run.
@@ -15,6 +16,10 @@ fn draws(mut state: u64) -> impl FnMut() -> f64 {
 
 /// A target, and a drafter whose key and value heads are shared.
 fn models(norm_before_residual: bool) -> (CausalLm, Eagle3) {
+    models_with(norm_before_residual, false)
+}
+
+fn models_with(norm_before_residual: bool, norm_output: bool) -> (CausalLm, Eagle3) {
     let shape = ModelShape {
         vocab_size: 24,
         hidden_size: 16,
@@ -28,7 +33,7 @@ fn models(norm_before_residual: bool) -> (CausalLm, Eagle3) {
     };
     let config = ModelConfig::llama(shape, 24);
     let target = config.init(&Device::flex());
-    let config = Eagle3Config { norm_before_residual, ..Eagle3Config::new(&config) };
+    let config = Eagle3Config { norm_before_residual, norm_output, ..Eagle3Config::new(&config) };
     (target, config.init_from(&Device::flex(), draws(5)))
 }
 
@@ -40,8 +45,8 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 fn unrolled_steps_equal_those_of_decoding() {
     const SEQ: usize = 9;
     const STEPS: usize = 4;
-    for norm_before_residual in [false, true] {
-        let (target, drafter) = models(norm_before_residual);
+    for (norm_before_residual, norm_output) in [(false, false), (true, false), (false, true)] {
+        let (target, drafter) = models_with(norm_before_residual, norm_output);
         let device = Device::flex();
         let ids: Vec<u32> = (0..SEQ as u32).map(|n| (n * 7 + 3) % 24).collect();
         let mut draw = draws(6);
@@ -199,9 +204,11 @@ fn read_changed(change: &Change, narrow: bool) -> Result<(Eagle3Config, Eagle3),
     drafter.write_dir(dir.path(), &config).unwrap();
     let mut tensors = drafter.named(&config);
     tensors.retain(|tensor| Some(tensor.name.as_str()) != change.without);
-    let mut ids: Vec<(&str, &[u32])> = change.ids.into_iter().collect();
+    let wide = |ids: &[u32]| ids.iter().map(|id| i64::from(*id)).collect::<Vec<i64>>();
+    let mut ids: Vec<(&str, Vec<i64>)> =
+        change.ids.into_iter().map(|(name, ids)| (name, wide(ids))).collect();
     if narrow && change.without != Some("d2t") {
-        ids.push(("d2t", &[1, 1, 3]));
+        ids.push(("d2t", vec![1, 1, 3]));
     }
     let path = dir.path().join("model.safetensors");
     write_with_ids(&path, &tensors, &ids, WeightDtype::F32, &[]).unwrap();
@@ -363,4 +370,79 @@ fn drafters_of_other_trainers_are_read() {
     let error = |method, norm_before_fc| write(method, norm_before_fc).unwrap_err().to_string();
     assert!(error("eagle", false).contains("speculators_model_type"));
     assert!(error("eagle3", true).contains("norm_before_fc"));
+}
+
+/// Writes a drafter of three of 24 tokens, whose LM head has its rows in the order of `ids`, and reads it.
+fn read_in_order(ids: [u32; 3]) -> (Eagle3Config, Eagle3) {
+    let (target, drafter) = models(false);
+    let sorted = [1, 2, 5];
+    let config = Eagle3Config {
+        draft_vocabulary: Some(DraftVocabulary::new(sorted)),
+        ..Eagle3Config::new(target.config())
+    };
+    let drafter = drafter.with_weights_of(&target, &config);
+    let mut tensors = drafter.named(&config);
+    let head = tensors.iter_mut().find(|tensor| tensor.name == "lm_head.weight").unwrap();
+    let rows: Vec<Vec<f32>> = head.values.chunks_exact(16).map(<[f32]>::to_vec).collect();
+    let row_of = |id: &u32| rows[sorted.iter().position(|it| it == id).unwrap()].clone();
+    head.values = ids.iter().flat_map(row_of).collect();
+    let dir = tempfile::tempdir().unwrap();
+    drafter.write_dir(dir.path(), &config).unwrap();
+    let weights = dir.path().join("model.safetensors");
+    let offsets = (0..).zip(ids).map(|(at, id)| i64::from(id) - at).collect();
+    write_with_ids(&weights, &tensors, &[("d2t", offsets)], WeightDtype::F32, &[]).unwrap();
+    let path = dir.path().join("config.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    json.as_object_mut().unwrap().remove("weights_hash");
+    std::fs::write(&path, json.to_string()).unwrap();
+    let read = || Eagle3::from_dir(dir.path(), target.shape(), WeightDtype::F32, &Device::flex());
+    let (config, drafter) = read().unwrap();
+    drafter.write_dir(dir.path(), &config).unwrap();
+    assert_eq!(read().unwrap().0.draft_vocabulary, config.draft_vocabulary, "it is written back");
+    (config, drafter)
+}
+
+#[test]
+fn a_draft_vocabulary_in_any_order_gives_the_same_logits() {
+    let (target, _) = models(false);
+    let rows = target.embed_ids(&[3, 4]);
+    let logits = |ids: [u32; 3]| {
+        let (config, drafter) = read_in_order(ids);
+        let vocabulary = config.draft_vocabulary.clone().unwrap();
+        assert_eq!(vocabulary.ids(), ids);
+        assert_eq!([1, 2, 5].map(|id| vocabulary.contains(id)), [true; 3]);
+        assert_eq!(vocabulary.number_of(ids[2]), Some(2));
+        [drafter.to_tensors(&config), drafter]
+            .map(|drafter| values(drafter.logits(&rows, &target).into_tensor(&Device::flex())))
+    };
+    let sorted = logits([1, 2, 5]);
+    for ids in [[5, 1, 2], [2, 1, 5]] {
+        assert_eq!(logits(ids), sorted, "{ids:?}");
+    }
+}
+
+#[test]
+fn what_other_trainers_store_beside_the_weights_is_ignored() {
+    let (target, drafter) = models_with(false, true);
+    let config = Eagle3Config { norm_output: true, ..Eagle3Config::new(target.config()) };
+    let dir = tempfile::tempdir().unwrap();
+    drafter.write_dir(dir.path(), &config).unwrap();
+    let mut tensors = drafter.named(&config);
+    tensors.push(NamedTensor {
+        name: "midlayer.self_attn.rotary_emb.inv_freq".to_owned(),
+        shape: vec![2],
+        values: vec![1.0, 0.01],
+    });
+    let weights = dir.path().join("model.safetensors");
+    write_with_ids(&weights, &tensors, &[], WeightDtype::F32, &[]).unwrap();
+    let path = dir.path().join("config.json");
+    let mut json: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    json.as_object_mut().unwrap().remove("weights_hash");
+    std::fs::write(&path, json.to_string()).unwrap();
+    let found = Eagle3::from_dir(dir.path(), target.shape(), WeightDtype::F32, &Device::flex());
+    let (found, _) = found.unwrap();
+    assert!(found.norm_output, "EAGLE-3.1's key is read");
+    assert_eq!(found.to_json()["norm_output"], true, "and written");
+    let files = Eagle3Files::read(dir.path(), 4).unwrap();
+    assert_eq!(files.faults_beside(target.shape()).len(), 0);
 }

@@ -72,10 +72,11 @@ impl WeightReader {
             let path = dir.join(name);
             let (file, mut stored) = OpenFile::open(&path)?;
             for (tensor, _) in file_of.iter().filter(|(_, of_tensor)| *of_tensor == name) {
-                let Some(stored) = stored.remove(tensor) else {
-                    return Err(ModelError::MissingTensor { path, tensor: tensor.clone() });
-                };
-                tensors.insert(tensor.clone(), (files.len(), stored));
+                // An index may name a tensor that no file has, such as a tied LM head. A tensor
+                // that the model needs is missed when it is read.
+                if let Some(stored) = stored.remove(tensor) {
+                    tensors.insert(tensor.clone(), (files.len(), stored));
+                }
             }
             files.push(file);
         }
@@ -136,9 +137,23 @@ impl WeightReader {
         self.dtype_of(name).map(|dtype| format!("{dtype:?}"))
     }
 
-    /// Returns whether a tensor contains weights, not ids.
+    /// Returns whether a tensor contains weights, not ids or a mask.
     pub fn is_weights(&self, name: &str) -> bool {
-        self.dtype_of(name).is_some_and(|dtype| dtype != Dtype::I64)
+        let is_float = |dtype| {
+            !matches!(
+                dtype,
+                Dtype::BOOL
+                    | Dtype::U8
+                    | Dtype::I8
+                    | Dtype::I16
+                    | Dtype::U16
+                    | Dtype::I32
+                    | Dtype::U32
+                    | Dtype::I64
+                    | Dtype::U64
+            )
+        };
+        self.dtype_of(name).is_some_and(is_float)
     }
 
     /// Takes a tensor, widened to f32, row by row.
@@ -231,16 +246,25 @@ impl WeightReader {
         len: usize,
         vocab_size: usize,
     ) -> Result<Vec<u32>, ModelError> {
-        let (OpenFile { path, file }, stored) = self.check(name, &[len])?;
-        let ids = stored.read_ids(file, path, name)?;
+        let ids = self.take_integers(name, len)?;
         if let Some(id) = ids.iter().find(|id| !(0..vocab_size as i64).contains(*id)) {
             return Err(ModelError::Safetensors {
-                path: path.clone(),
+                path: self.check(name, &[len])?.0.path.clone(),
                 problem: format!("tensor `{name}` has {id}, expected ids below {vocab_size}"),
             });
         }
-        self.taken.insert(name.to_owned());
         Ok(ids.into_iter().map(|id| id as u32).collect())
+    }
+
+    /// Takes a list of 64-bit integers.
+    ///
+    /// # Errors
+    /// If it is missing or does not have `len` numbers.
+    pub(crate) fn take_integers(&mut self, name: &str, len: usize) -> Result<Vec<i64>, ModelError> {
+        let (OpenFile { path, file }, stored) = self.check(name, &[len])?;
+        let numbers = stored.read_ids(file, path, name)?;
+        self.taken.insert(name.to_owned());
+        Ok(numbers)
     }
 
     /// Finds a tensor and checks its shape.

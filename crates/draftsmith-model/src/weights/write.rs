@@ -112,7 +112,7 @@ pub fn write_safetensors(
 pub(crate) fn write_with_ids(
     path: &Path,
     tensors: &[NamedTensor],
-    ids: &[(&str, &[u32])],
+    ids: &[(&str, Vec<i64>)],
     dtype: WeightDtype,
     metadata: &[(String, String)],
 ) -> Result<String, ModelError> {
@@ -128,7 +128,7 @@ pub(crate) fn write_with_ids(
         (tensor.name.as_str(), stored, tensor.shape.clone(), bytes)
     });
     let ids = ids.iter().map(|(name, ids)| {
-        let bytes = ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect();
+        let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
         (*name, Dtype::I64, vec![ids.len()], bytes)
     });
     let encoded: Vec<(&str, Dtype, Vec<usize>, Vec<u8>)> = floats.chain(ids).collect();
@@ -155,7 +155,9 @@ pub fn write_id_lists(
     lists: &[(&str, &[u32])],
     metadata: &[(String, String)],
 ) -> Result<(), ModelError> {
-    write_with_ids(path, &[], lists, WeightDtype::F32, metadata).map(drop)
+    let wide = |ids: &[u32]| ids.iter().map(|id| i64::from(*id)).collect::<Vec<i64>>();
+    let lists: Vec<(&str, Vec<i64>)> = lists.iter().map(|(name, ids)| (*name, wide(ids))).collect();
+    write_with_ids(path, &[], &lists, WeightDtype::F32, metadata).map(drop)
 }
 
 /// Sorts the header's metadata. The library writes it from a hash map, but the same tensors should

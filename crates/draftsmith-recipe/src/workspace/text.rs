@@ -40,6 +40,9 @@ pub struct TextIdentity {
     pub stop_strings: Vec<String>,
 }
 
+/// The most tokens without embeddings that a model's own tokenizer has.
+const MOST_UNEMBEDDED: usize = 64;
+
 impl TextSource {
     /// Returns the target's text side, read at the first call.
     ///
@@ -54,7 +57,9 @@ impl TextSource {
             let chat_format = Arc::new(ChatFormat::choose(dir, self.chat_template.as_deref())?);
             let shape = models.target_shape()?;
             let (known, embedded) = (tokenizer.vocab_size(), shape.vocab_size);
-            if known > embedded {
+            // Some models have a few tokens without embeddings, such as Gemma 3's image token. A prompt with such a
+            // token is refused by itself.
+            if known > embedded + MOST_UNEMBEDDED {
                 bail!(
                     "`{}` has {known} tokens, but the model has embeddings for {embedded}: the \
                      tokenizer does not belong to this model",

@@ -46,8 +46,9 @@ pub struct TimedRounds {
 /// A server's own counts of speculation since it started.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SpeculationCounters {
-    /// Rounds with candidates, of one request each.
-    pub num_rounds: f64,
+    /// Rounds with candidates, each of one request; `None` if the server does not count them, as
+    /// TensorRT-LLM.
+    pub num_rounds: Option<f64>,
     /// Candidates.
     pub num_drafted: f64,
     /// Accepted candidates.
@@ -55,17 +56,66 @@ pub struct SpeculationCounters {
 }
 
 impl SpeculationCounters {
+    /// Reads the counters of vLLM, llama.cpp, SGLang's router and TensorRT-LLM from a page of metrics, summed over all
+    /// labels. `None` if the page lacks the candidates or the accepted ones, or a count is not a number.
+    pub fn read(page: &str) -> Option<Self> {
+        let total = |name: &str| -> Option<f64> {
+            let of_name = |found: &str| {
+                let found = found.rsplit(':').next().unwrap_or_default();
+                found.trim_start_matches("trtllm_") == name
+            };
+            let values = page.lines().filter_map(sample).filter(|(found, _)| of_name(found));
+            let values: Vec<f64> = values.map(|(_, value)| value).collect();
+            let is_known = !values.is_empty() && values.iter().all(|it| it.is_finite());
+            is_known.then(|| values.iter().sum())
+        };
+        Some(Self {
+            num_rounds: total("spec_decode_num_drafts_total"),
+            num_drafted: total("spec_decode_num_draft_tokens_total")?,
+            num_accepted: total("spec_decode_num_accepted_tokens_total")?,
+        })
+    }
+
     /// Subtracts the counts at an earlier moment; `None` if a counter fell, as after a restart.
     pub fn since(&self, earlier: &Self) -> Option<Self> {
-        let fell = self.num_rounds < earlier.num_rounds
+        let rounds = self.num_rounds.zip(earlier.num_rounds);
+        let fell = rounds.is_some_and(|(now, before)| now < before)
             || self.num_drafted < earlier.num_drafted
             || self.num_accepted < earlier.num_accepted;
         (!fell).then_some(Self {
-            num_rounds: self.num_rounds - earlier.num_rounds,
+            num_rounds: rounds.map(|(now, before)| now - before),
             num_drafted: self.num_drafted - earlier.num_drafted,
             num_accepted: self.num_accepted - earlier.num_accepted,
         })
     }
+}
+
+/// Reads a sample of Prometheus' exposition format: a name, labels in braces or none, a value, and a timestamp or
+/// none. `None` for comments, empty lines and anything else.
+fn sample(line: &str) -> Option<(&str, f64)> {
+    let line = line.trim();
+    let end = line.find(|c: char| c == '{' || c.is_whitespace())?;
+    let (name, mut rest) = line.split_at(end);
+    if name.is_empty() || name.starts_with('#') {
+        return None;
+    }
+    if let Some(labels) = rest.strip_prefix('{') {
+        // A brace inside a label's value ends nothing.
+        let (mut is_quoted, mut is_escaped) = (false, false);
+        let close = labels.find(|c: char| {
+            let was_escaped = is_escaped;
+            is_escaped = c == '\\' && !was_escaped;
+            let is_plain = !was_escaped;
+            is_quoted ^= c == '"' && is_plain;
+            c == '}' && !is_quoted
+        })?;
+        rest = &labels[close + 1..];
+    }
+    let mut parts = rest.split_whitespace();
+    let value = parts.next()?.parse().ok()?;
+    // After the value comes a timestamp, or an exemplar behind `#`.
+    let is_sample = parts.next().is_none_or(|it| it == "#" || it.parse::<f64>().is_ok());
+    is_sample.then_some((name, value))
 }
 
 impl TimedServer {
@@ -207,11 +257,9 @@ impl TimedServer {
     pub fn counters(&self) -> Result<Option<SpeculationCounters>, ServedError> {
         for path in ["/metrics", "/prometheus/metrics"] {
             let page = self.endpoint.get_beside(path);
-            match page.map(|page| String::from_utf8_lossy(&page).into_owned()) {
-                Ok(page) if page.contains("spec_decode_num_draft") => {
-                    return Ok(Some(counted(&page)));
-                }
-                Ok(_) | Err(ServedError::Server { status: Some(_), .. }) => {}
+            match page.map(|page| SpeculationCounters::read(&String::from_utf8_lossy(&page))) {
+                Ok(Some(counters)) => return Ok(Some(counters)),
+                Ok(None) | Err(ServedError::Server { status: Some(_), .. }) => {}
                 Err(error) => return Err(error),
             }
         }
@@ -220,23 +268,6 @@ impl TimedServer {
 }
 
 const NOT_OPENAI: &str = "check that the address is that of OpenAI's `/v1`";
-
-/// Sums the counters of vLLM, llama.cpp and TensorRT-LLM over all labels.
-fn counted(page: &str) -> SpeculationCounters {
-    let mut counters = SpeculationCounters::default();
-    for line in page.lines().filter(|line| !line.starts_with('#')) {
-        let Some((name, value)) = line.rsplit_once(' ') else { continue };
-        let name = name.split('{').next().unwrap_or_default();
-        let Ok(value) = value.parse::<f64>() else { continue };
-        match name.rsplit(':').next().unwrap_or_default().trim_start_matches("trtllm_") {
-            "spec_decode_num_drafts_total" => counters.num_rounds += value,
-            "spec_decode_num_draft_tokens_total" => counters.num_drafted += value,
-            "spec_decode_num_accepted_tokens_total" => counters.num_accepted += value,
-            _ => {}
-        }
-    }
-    counters
-}
 
 #[cfg(test)]
 mod tests {
@@ -251,10 +282,47 @@ mod tests {
                     vllm:spec_decode_num_accepted_tokens_per_pos_total{position=\"0\"} 9\n\
                     trtllm_spec_decode_num_draft_tokens_total 1e1\nnonsense\n";
         let expected =
-            SpeculationCounters { num_rounds: 15.0, num_drafted: 55.0, num_accepted: 3.0 };
-        assert_eq!(counted(page), expected);
-        let later = SpeculationCounters { num_rounds: 20.0, ..expected };
-        assert_eq!(later.since(&expected).map(|it| it.num_rounds), Some(5.0));
+            SpeculationCounters { num_rounds: Some(15.0), num_drafted: 55.0, num_accepted: 3.0 };
+        assert_eq!(SpeculationCounters::read(page), Some(expected));
+        let later = SpeculationCounters { num_rounds: Some(20.0), ..expected };
+        assert_eq!(later.since(&expected).map(|it| it.num_rounds), Some(Some(5.0)));
         assert_eq!(expected.since(&later), None, "the server was started again");
+    }
+
+    #[test]
+    fn samples_are_read_by_the_grammar_of_the_format() {
+        for (line, value) in [
+            ("a{engine=\"0\"} 18.0 1756736798734", Some(18.0)),
+            ("a 18 1756736798734", Some(18.0)),
+            ("a{model=\"x} 7\",path=\"q\\\"}\"} 3", Some(3.0)),
+            ("  a\t4e1  ", Some(40.0)),
+            ("a{} 5 # {trace=\"t\"} 1.0", Some(5.0)),
+            ("a +Inf", Some(f64::INFINITY)),
+            ("# TYPE a counter", None),
+            ("a", None),
+            ("a{engine=\"0\" 5", None),
+            ("a five", None),
+            ("a 5 then more", None),
+        ] {
+            assert_eq!(sample(line), value.map(|value| ("a", value)), "{line}");
+        }
+    }
+
+    #[test]
+    fn an_absent_counter_is_not_zero() {
+        let drafted = "vllm:spec_decode_num_draft_tokens_total 18 1756736798734\n";
+        let accepted = "vllm:spec_decode_num_accepted_tokens_total 6\n";
+        let both = SpeculationCounters::read(&format!("{drafted}{accepted}")).expect("counters");
+        assert_eq!((both.num_rounds, both.num_drafted, both.num_accepted), (None, 18.0, 6.0));
+        for page in [
+            String::new(),
+            drafted.to_owned(),
+            accepted.to_owned(),
+            // Without `_total` a name is another one.
+            format!("{accepted}llamacpp:spec_decode_num_draft_tokens 18\n"),
+            format!("{accepted}vllm:spec_decode_num_draft_tokens_total NaN\n"),
+        ] {
+            assert_eq!(SpeculationCounters::read(&page), None, "{page}");
+        }
     }
 }
