@@ -55,6 +55,17 @@ impl ChatFormat {
         Ok(Self::Template(ChatTemplate::with_tokens_of(dir, path, source)?.into()))
     }
 
+    /// Sets today for a template that writes the date, as [`ChatTemplate::with_date`].
+    ///
+    /// # Errors
+    /// If the text is not a date.
+    pub fn with_date(self, date: &str) -> Result<Self, DataError> {
+        match self {
+            Self::Template(template) => Ok(Self::Template(template.with_date(date)?.into())),
+            Self::LastUserText | Self::Unknown(_) => Ok(self),
+        }
+    }
+
     /// Computes the SHA-256 of the template's source, as hex; `None` without a template.
     pub fn hash(&self) -> Option<String> {
         match self {

@@ -12,10 +12,12 @@
 mod allowance;
 mod operations;
 mod program;
+mod text_methods;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use chrono::{NaiveDate, NaiveTime};
 use draftsmith_files::hash_bytes;
 use minijinja::value::Value;
 use minijinja::{Error, ErrorKind};
@@ -69,7 +71,13 @@ pub struct ChatTemplate {
     path: PathBuf,
     source: String,
     special_tokens: BTreeMap<&'static str, String>,
+    /// Today, for `strftime_now`.
+    date: NaiveDate,
 }
+
+/// Today for templates that write the date, unless another is chosen: the date that Llama 3's templates write by
+/// default. A fixed date makes the same prompts on every day.
+const DATE: NaiveDate = NaiveDate::from_ymd_opt(2024, 7, 26).expect("a date");
 
 impl ChatTemplate {
     /// Reads the chat template of a checkpoint directory, if there is one. It is in
@@ -111,12 +119,22 @@ impl ChatTemplate {
         let mut special_tokens =
             special_tokens_of(&tokens_path, &read_json_if_present(&tokens_path)?)?;
         special_tokens.extend(special_tokens_of(&dir.join(CONFIG_FILE), config)?);
-        program::check(&without_generation_tags(&source)).map_err(|e| DataError::Text {
+        program::check(&plain_source(&source)).map_err(|e| DataError::Text {
             path: path.clone(),
             action: "parse the chat template",
             problem: describe(&e),
         })?;
-        Ok(Self { path, source, special_tokens })
+        Ok(Self { path, source, special_tokens, date: DATE })
+    }
+
+    /// Sets today for a template that writes the date (`strftime_now`), as `YYYY-MM-DD`. It is 2024-07-26 by default,
+    /// so that prompts are the same on every day.
+    ///
+    /// # Errors
+    /// If the text is not a date.
+    pub fn with_date(self, date: &str) -> Result<Self, DataError> {
+        let date = date.parse().map_err(|_| DataError::Date(date.to_owned()))?;
+        Ok(Self { date, ..self })
     }
 
     /// Renders a chat as text. The text includes special tokens, so encode it without adding any.
@@ -145,8 +163,9 @@ impl ChatTemplate {
         ];
         let special_tokens = self.special_tokens.iter();
         context.extend(special_tokens.map(|(name, token)| (*name, Value::from(token.as_str()))));
-        let source = without_generation_tags(&self.source);
-        program::run(&source, Value::from_pairs(context), allowance).map_err(|e| {
+        let source = plain_source(&self.source);
+        let date = self.date.and_time(NaiveTime::MIN);
+        program::run(&source, Value::from_pairs(context), allowance, date).map_err(|e| {
             let (path, action) = (self.path.clone(), "render these messages");
             DataError::Text { path, action, problem: describe(&e) }
         })
@@ -157,9 +176,13 @@ impl ChatTemplate {
         self.special_tokens.iter().map(|(name, token)| (*name, token.as_str()))
     }
 
-    /// Computes the SHA-256 of the template's source, as hex.
+    /// Computes the SHA-256 of the template's source, as hex. A chosen date belongs to the source of a template that
+    /// writes it.
     pub fn hash(&self) -> String {
-        hash_bytes(self.source.as_bytes())
+        match self.date != DATE && self.source.contains("strftime_now") {
+            true => hash_bytes(format!("{}\n{}", self.source, self.date).as_bytes()),
+            false => hash_bytes(self.source.as_bytes()),
+        }
     }
 }
 
@@ -241,24 +264,88 @@ fn describe(error: &Error) -> String {
     }
 }
 
-/// Replaces `{% generation %}` … `{% endgeneration %}`, with which transformers marks assistant
-/// text and which renders to its contents, by a condition that is always true.
-fn without_generation_tags(source: &str) -> String {
+/// Rewrites a source where Jinja and the engine differ. Lines end in `\n`. `{% generation %}` …
+/// `{% endgeneration %}`, with which transformers marks assistant text and which renders to its
+/// contents, becomes a condition that is always true. Escapes `\U0001F600` in texts become
+/// characters.
+fn plain_source(source: &str) -> String {
+    let source = source.replace("\r\n", "\n").replace('\r', "\n");
     let mut plain = String::with_capacity(source.len());
-    let mut rest = source;
-    while let Some(start) = rest.find("{%") {
-        // The search starts after `{%`, because in `{%}` opening and closing would share a
-        // character.
-        let Some(length) = rest[start + 2..].find("%}").map(|end| end + 4) else { break };
+    let mut rest = source.as_str();
+    while let Some(start) = rest.find('{') {
+        let tag = &rest[start..];
+        let close = match tag.as_bytes().get(1) {
+            Some(b'{') => "}}",
+            Some(b'%') => "%}",
+            Some(b'#') => "#}",
+            _ => {
+                plain.push_str(&rest[..=start]);
+                rest = &rest[start + 1..];
+                continue;
+            }
+        };
+        let Some(length) = tag_length(tag, close) else { break };
         plain.push_str(&rest[..start]);
-        let tag = &rest[start..start + length];
+        let tag = &tag[..length];
         let inside = tag[2..length - 2].trim_matches(['-', '+']).trim();
-        plain.push_str(&match inside {
-            "generation" => tag.replacen("generation", "if true", 1),
-            "endgeneration" => tag.replacen("endgeneration", "endif", 1),
-            _ => tag.to_owned(),
-        });
+        match (close, inside) {
+            ("%}", "generation") => plain += &tag.replacen("generation", "if true", 1),
+            ("%}", "endgeneration") => plain += &tag.replacen("endgeneration", "endif", 1),
+            ("#}", _) => plain += tag,
+            _ => plain += &with_characters(tag),
+        }
         rest = &rest[start + length..];
+        if (close, inside) == ("%}", "raw") {
+            let end = rest.find("endraw").unwrap_or(0);
+            plain += &rest[..end];
+            rest = &rest[end..];
+        }
+    }
+    plain + rest
+}
+
+/// Returns the length of the tag that a text begins with, or `None` if nothing closes it. A text in
+/// quotes inside the tag closes nothing; comments have no quotes.
+fn tag_length(tag: &str, close: &str) -> Option<usize> {
+    if close == "#}" {
+        return tag[2..].find(close).map(|end| end + 4);
+    }
+    let (mut quote, mut is_escaped) = (None, false);
+    for (at, c) in tag.char_indices().skip(2) {
+        match quote {
+            Some(_) if is_escaped => is_escaped = false,
+            Some(_) if c == '\\' => is_escaped = true,
+            Some(open) if c == open => quote = None,
+            Some(_) => {}
+            None if tag[at..].starts_with(close) => return Some(at + 2),
+            None if c == '"' || c == '\'' => quote = Some(c),
+            None => {}
+        }
+    }
+    None
+}
+
+/// Replaces escapes `\U` with eight hexadecimal digits by their characters.
+fn with_characters(tag: &str) -> String {
+    let mut plain = String::with_capacity(tag.len());
+    let mut rest = tag;
+    while let Some(at) = rest.find('\\') {
+        plain += &rest[..at];
+        let escape = &rest[at..];
+        let number = escape.strip_prefix("\\U").and_then(|digits| digits.get(..8));
+        let character = number.and_then(|digits| u32::from_str_radix(digits, 16).ok());
+        let length = match character.and_then(char::from_u32) {
+            Some(character) => {
+                plain.push(character);
+                10
+            }
+            None => {
+                let length = 1 + escape[1..].chars().next().map_or(0, char::len_utf8);
+                plain += &escape[..length];
+                length
+            }
+        };
+        rest = &escape[length..];
     }
     plain + rest
 }

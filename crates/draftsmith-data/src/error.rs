@@ -83,6 +83,9 @@ pub enum DataError {
         /// The model's directory.
         path: PathBuf,
     },
+    /// A text that is not a date.
+    #[error("`{0}` is not a date, expected one such as `2026-01-31`")]
+    Date(String),
     /// The chosen chat template is neither built in nor a readable file.
     #[error(
         "cannot read the chat template `{chosen}`: {source}; \

@@ -93,6 +93,8 @@ pub struct Models {
     /// Replaces the target's chat template: `vicuna`, `llama-2`, `alpaca`, the path of a Jinja file, or
     /// `none` for only the last user message.
     pub chat_template: Option<String>,
+    /// Today for a chat template that writes the date (`strftime_now`), as `YYYY-MM-DD`.
+    pub date: Option<String>,
     /// Replaces the end tokens named in the target's files.
     pub eos_token_ids: Option<Vec<u32>>,
     /// Strings that end an answer after the token that completes one, as in transformers.
@@ -156,7 +158,7 @@ impl Recipe {
         Self {
             name: String::new(),
             seed: 0,
-            models: Models { target, chat_template, eos_token_ids, stop_strings },
+            models: Models { target, chat_template, date: None, eos_token_ids, stop_strings },
             drafters,
             splits: Splits::default(),
             data: None,
@@ -229,6 +231,7 @@ impl Recipe {
         workspace.models.num_first_layers = self.num_first_layers();
         workspace.models.dtype = dtype;
         workspace.text.ends = self.models.ends();
+        workspace.text.date = self.models.date.clone();
         Ok(workspace)
     }
 

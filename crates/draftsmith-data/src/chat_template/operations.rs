@@ -3,13 +3,16 @@
 //!
 //! A new filter, function or operator belongs here, with a bound on the size of its result.
 
+use std::fmt::Write;
 use std::sync::Arc;
 
+use chrono::NaiveDateTime;
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, filters, functions, tests};
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::allowance::{Allowance, refused};
+use super::text_methods;
 
 /// The names of filters that `program.rs` inserts. No template can contain these names.
 pub(super) const SETTLE: &str = "$settle";
@@ -23,12 +26,17 @@ pub(super) const SLICE: &str = "$slice";
 /// character of the text with the set.
 const MAX_STRIPPED: usize = 256;
 
+/// The largest size of a date's format, in bytes.
+const MOST_DATE_FORMAT: usize = 256;
+/// The largest size of a separator in JSON, in bytes.
+const MOST_SEPARATOR: usize = 8;
+
 /// A check of a call's arguments, including the value to which a filter or method is applied. It
 /// runs before a function whose result could be too large.
 type Check = fn(&Allowance, &[Value]) -> Result<(), Error>;
 
 /// Creates the engine's environment for one rendering, whose operations charge `allowance`.
-pub(super) fn environment(allowance: &Arc<Allowance>) -> Environment<'static> {
+pub(super) fn environment(allowance: &Arc<Allowance>, date: NaiveDateTime) -> Environment<'static> {
     let mut environment = Environment::new();
     environment.set_fuel(Some(allowance.steps));
     environment.set_auto_escape_callback(|_| AutoEscape::None);
@@ -55,6 +63,9 @@ pub(super) fn environment(allowance: &Arc<Allowance>) -> Environment<'static> {
             all.extend_from_slice(args);
             check(&own, &all)?;
         }
+        if let Some(result) = value.as_str().and_then(|it| text_methods::call(it, method, args)) {
+            return result;
+        }
         unknown_method_callback(state, value, method, args)
     });
     // `select("in", …)` looks through a list for each item of another.
@@ -62,6 +73,10 @@ pub(super) fn environment(allowance: &Arc<Allowance>) -> Environment<'static> {
     environment.add_test("in", move |state: &State, value: &Value, other: &Value| {
         own.spend(0)?;
         tests::is_in(state, value, other)
+    });
+    // As in Python: what has a length and items.
+    environment.add_test("sequence", |value: &Value| {
+        value.is_undefined() || (value.len().is_some() && !value.is_none())
     });
     // As in Python. In the engine, `none` is iterable.
     environment.add_test("iterable", |value: &Value| !value.is_none() && tests::is_iterable(value));
@@ -73,6 +88,15 @@ pub(super) fn environment(allowance: &Arc<Allowance>) -> Environment<'static> {
         Value::from_function(functions::namespace).call(state, &args)
     });
     environment.remove_global("debug");
+    environment.add_function("strftime_now", move |format: String| {
+        // A long format names no date.
+        let mut text = String::new();
+        let written = write!(text, "{}", date.format(&format));
+        match written.is_ok() && format.len() <= MOST_DATE_FORMAT {
+            true => Ok(text),
+            false => Err(refused(format!("`strftime_now` cannot write `{format}`"))),
+        }
+    });
     environment.add_function("raise_exception", |message: String| {
         Err::<Value, _>(Error::new(ErrorKind::InvalidOperation, message))
     });
@@ -108,13 +132,20 @@ fn add_operators(environment: &mut Environment<'static>, allowance: &Arc<Allowan
 
 /// Returns the filters whose result can be much larger than their arguments, each with the check
 /// that runs before it.
-fn guarded_filters() -> [(&'static str, Value, Check); 9] {
+fn guarded_filters() -> [(&'static str, Value, Check); 12] {
     [
         ("join", Value::from_function(filters::join), |allowance, args| {
             check_join(allowance, args.first(), argument(args, 1, "d"))
         }),
         ("replace", Value::from_function(filters::replace), check_replace),
-        ("trim", Value::from_function(filters::trim), check_strip),
+        ("trim", Value::from_function(trim), check_strip),
+        (
+            "title",
+            Value::from_function(|text: String| text_methods::title_filter(&text)),
+            |_, _| Ok(()),
+        ),
+        ("length", Value::from_function(length), |_, _| Ok(())),
+        ("count", Value::from_function(length), |_, _| Ok(())),
         ("format", Value::from_function(filters::format), check_format),
         ("indent", Value::from_function(filters::indent), |allowance, args| {
             let width = number(argument(args, 1, "width")).unwrap_or(4);
@@ -193,8 +224,21 @@ fn check_format(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
     allowance.allow_text(format.len().saturating_add(num_placeholders.saturating_mul(field)))
 }
 
+/// Removes characters from both ends of a text: those of `set`, or else white space.
+fn trim(text: String, set: Option<String>) -> String {
+    text_methods::stripped(&text, "strip", set.as_deref()).to_owned()
+}
+
+/// Counts the items or characters of a value; 0 for a name that is not defined.
+fn length(value: Value) -> Result<usize, Error> {
+    match value.is_undefined() {
+        true => Ok(0),
+        false => filters::length(&value),
+    }
+}
+
 /// Finds an argument by position or name.
-fn argument(args: &[Value], index: usize, name: &str) -> Option<Value> {
+pub(super) fn argument(args: &[Value], index: usize, name: &str) -> Option<Value> {
     let named = args.last().filter(|last| last.is_kwargs());
     let positional = args.len() - usize::from(named.is_some());
     match args.get(index) {
@@ -331,9 +375,90 @@ fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Valu
         return Err(Error::new(ErrorKind::InvalidOperation, problem));
     }
     let indent = indent.or(options.get("indent")?);
+    let separators: Option<Vec<String>> = options.get("separators")?;
+    let is_sorted = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
     options.assert_all_used()?;
+    if separators.is_some() || is_sorted {
+        let [between, after_key] = match separators {
+            Some(both) if both.len() == 2 && both.iter().all(|it| it.len() <= MOST_SEPARATOR) => {
+                [both[0].clone(), both[1].clone()]
+            }
+            Some(_) => {
+                let problem = format!(
+                    "`tojson(separators=…)` expects two texts of up to {MOST_SEPARATOR} bytes"
+                );
+                return Err(Error::new(ErrorKind::InvalidOperation, problem));
+            }
+            None if indent.is_some() => [",".to_owned(), ": ".to_owned()],
+            None => [", ".to_owned(), ": ".to_owned()],
+        };
+        let json = serde_json::to_value(value)
+            .map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
+        let width = indent.and_then(|indent| usize::try_from(indent).ok());
+        let form = JsonForm { between: &between, after_key: &after_key, width, is_sorted };
+        let mut text = String::new();
+        form.write(&json, 0, &mut text);
+        return Ok(Value::from(text));
+    }
     let escaped = filters::tojson(value, indent, Kwargs::from_iter::<[(&str, Value); 0]>([]))?;
     Ok(Value::from(without_html_escapes(escaped.as_str().unwrap_or_default())))
+}
+
+/// How `json.dumps` writes lists and objects.
+struct JsonForm<'a> {
+    /// The text between two items.
+    between: &'a str,
+    after_key: &'a str,
+    /// The spaces by which each level is indented; `None` for one line.
+    width: Option<usize>,
+    is_sorted: bool,
+}
+
+impl JsonForm<'_> {
+    fn write(&self, json: &serde_json::Value, level: usize, text: &mut String) {
+        match json {
+            serde_json::Value::Array(items) if !items.is_empty() => {
+                self.write_items(('[', ']'), items.iter().map(|it| (None, it)), level, text);
+            }
+            serde_json::Value::Object(pairs) if !pairs.is_empty() => {
+                let mut pairs: Vec<_> = pairs.iter().map(|(key, it)| (Some(key), it)).collect();
+                if self.is_sorted {
+                    pairs.sort_by_key(|(key, _)| *key);
+                }
+                self.write_items(('{', '}'), pairs.into_iter(), level, text);
+            }
+            other => *text += &other.to_string(),
+        }
+    }
+
+    fn write_items<'j>(
+        &self,
+        (open, close): (char, char),
+        items: impl Iterator<Item = (Option<&'j String>, &'j serde_json::Value)>,
+        level: usize,
+        text: &mut String,
+    ) {
+        let line = |level: usize, text: &mut String| {
+            if let Some(width) = self.width {
+                text.push('\n');
+                text.extend(std::iter::repeat_n(' ', level * width));
+            }
+        };
+        text.push(open);
+        for (nth, (key, item)) in items.enumerate() {
+            if nth > 0 {
+                *text += self.between;
+            }
+            line(level + 1, text);
+            if let Some(key) = key {
+                *text += &serde_json::Value::from(key.as_str()).to_string();
+                *text += self.after_key;
+            }
+            self.write(item, level + 1, text);
+        }
+        line(level, text);
+        text.push(close);
+    }
 }
 
 /// Replaces `\u003c`, `\u003e`, `\u0026` and `\u0027` in JSON text by their characters.

@@ -12,6 +12,7 @@
 
 use std::sync::Arc;
 
+use chrono::NaiveDateTime;
 use minijinja::machinery::ast::{self, BinOpKind, Expr, Spanned, Stmt, UnaryOpKind};
 use minijinja::machinery::{CodeGenerator, Span, Token, eval, make_string_output, parse, tokenize};
 use minijinja::syntax::SyntaxConfig;
@@ -44,10 +45,15 @@ pub(super) fn check(source: &str) -> Result<(), Error> {
     })
 }
 
-/// Runs the program with these variables and returns its text.
-pub(super) fn run(source: &str, variables: Value, allowance: Allowance) -> Result<String, Error> {
+/// Runs the program with these variables and returns its text. `date` is today for the program.
+pub(super) fn run(
+    source: &str,
+    variables: Value,
+    allowance: Allowance,
+    date: NaiveDateTime,
+) -> Result<String, Error> {
     on_own_stack(|| {
-        let environment = environment(&Arc::new(allowance));
+        let environment = environment(&Arc::new(allowance), date);
         let program = parse_program(source)?;
         let mut generator = CodeGenerator::new(TEMPLATE_NAME, source);
         generator.compile_stmt(&program);

@@ -51,7 +51,8 @@ fn special_tokens_are_variables() {
         "{{ pad_token is defined }} {{ tools is none }} {{ documents is none }}",
         "False True True",
     );
-    check("{{ 'a' if strftime_now is defined else '26 Jul 2024' }}", "26 Jul 2024");
+    // Llama 3's templates write this date by default.
+    check("{{ strftime_now('%d %b %Y') if strftime_now is defined else '' }}", "26 Jul 2024");
 }
 
 #[test]
@@ -90,8 +91,61 @@ fn generation_tags_render_their_contents() {
         "{% for m in messages %}\n{%- generation %}{{ m.role[0] }}{%- endgeneration -%}\n{% endfor %}",
         "suau",
     );
-    assert_eq!(without_generation_tags("a {% x"), "a {% x");
-    assert_eq!(without_generation_tags("{%}{%"), "{%}{%");
+    assert_eq!(plain_source("a {% x"), "a {% x");
+    assert_eq!(plain_source("{%}{%"), "{%}{%");
+    check("{{ 'a {% generation %} b' }}", "a {% generation %} b");
+    check("{{ \"'{%\" }}{% generation %}x{% endgeneration %}{# {% generation %} ' #}", "'{%x");
+    check("{% raw %}{% generation %}{{ 'x{% endraw %}y", "{% generation %}{{ 'xy");
+    check("{ {% if '%}' %}{{ '}}' }}{% endif %} {x}", "{ }} {x}");
+}
+
+#[test]
+fn lines_end_as_in_jinja_whatever_the_file_has() {
+    check("a\r\n{% if true %}\r\nb\rc{% endif %}", "a\nb\nc");
+    check("{{ 'x\r\ny' }}", "x\ny");
+}
+
+#[test]
+fn texts_have_pythons_methods() {
+    check(
+        r"{{ '\x1cabc\x1f'.strip() }}|{{ ' \x85a '.lstrip() }}|{{ 'xxaxx'.strip('x') }}",
+        "abc|a |a",
+    );
+    check(r"{{ 'a\x0bb\x0cc\x1cd\u2028e\x85f'.splitlines() | join('-') }}", "a-b-c-d-e-f");
+    check(r"{{ 'a\r\nb\n\nc\n'.splitlines() | length }}", "4");
+    check(r"{{ 'a\r\nb'.splitlines(keepends=true) | map('length') | join(',') }}", "3,1");
+    check("{{ \"it's o'neill-smith\" | title }}", "It's O'neill-Smith");
+    check("{{ \"it's mcDONALD x2y\".title() }}", "It'S Mcdonald X2Y");
+    check(r"{{ '\U0001F600' }}{{ '\\U0001F600' }}", "\u{1F600}\\U0001F600");
+    check("{{ 'a</think>b</think>c'.partition('</think>') | join('|') }}", "a|</think>|b</think>c");
+    check(
+        "{{ 'abc'.partition('x') | join('|') }} {{ 'abc'.rpartition('x') | join('|') }}",
+        "abc|| ||abc",
+    );
+    check(
+        "{{ 'axbxc'.rsplit('x', 1) | join('|') }} {{ 'axbxc'.split('x', 1) | join('|') }}",
+        "axb|c a|bxc",
+    );
+    check(
+        r"{{ ' a  b\x1cc '.split() | join('|') }} {{ ' a b  c '.rsplit(none, 1) | join('|') }}",
+        "a|b|c a b|c",
+    );
+    check("{{ 'a b  c '.split(maxsplit=1) | join('|') }}", "a|b  c ");
+    check("{{ 'prefix-x'.removeprefix('prefix-') }}{{ 'x.py'.removesuffix('.py') }}", "xx");
+    check(
+        "{{ 'abc' is sequence }} {{ [] is sequence }} {{ {} is sequence }} {{ 5 is sequence }}",
+        "True True True False",
+    );
+    check("{{ none is sequence }} {{ missing | length }} {{ missing | count }}", "False 0 0");
+    check(
+        "{{ {'b': [1, 2], 'a': 'é<'} | tojson(separators=(',', ':')) }}",
+        r#"{"b":[1,2],"a":"é<"}"#,
+    );
+    check("{{ {'b': 1, 'a': {}} | tojson(sort_keys=true) }}", r#"{"a": {}, "b": 1}"#);
+    check(
+        "{{ [1, {'a': []}] | tojson(indent=1, separators=(',', ' : ')) }}",
+        "[\n 1,\n {\n  \"a\" : []\n }\n]",
+    );
 }
 
 #[test]
@@ -104,7 +158,7 @@ fn exceptions_and_mistakes_are_reported_with_their_line() {
         "\n{{ raise_exception('roles must alternate') }}",
         "these messages: roles must alternate (line 2 of the template)",
     );
-    check("{{ strftime_now('%d') }}", "strftime_now");
+    check("{{ strftime_now('%Q') }}", "`strftime_now` cannot write `%Q`");
     check("{{ messages.role.name }}", "undefined value");
     check(
         "a\n{% for m in messages %}",
@@ -153,4 +207,18 @@ fn bad_configs_are_named() {
 fn the_hash_covers_the_source() {
     let template = load(Some("abc"), None).unwrap().unwrap();
     assert_eq!(template.hash(), hash_bytes(b"abc"));
+}
+
+#[test]
+fn a_template_that_writes_the_date_writes_the_chosen_one() {
+    let template = load(Some("{{ strftime_now('%Y-%m-%d, %A %-d %B') }}"), None).unwrap().unwrap();
+    let render = |template: &ChatTemplate| template.render(&[Message::user("x")], true).unwrap();
+    assert_eq!(render(&template), "2024-07-26, Friday 26 July");
+    let chosen = template.clone().with_date("2026-11-02").unwrap();
+    assert_eq!(render(&chosen), "2026-11-02, Monday 2 November");
+    assert_ne!(chosen.hash(), template.hash(), "other prompts have another hash");
+    let error = template.clone().with_date("02/11/2026").unwrap_err().to_string();
+    assert!(error.contains("`02/11/2026`") && error.contains("2026-01-31"), "{error}");
+    let plain = load(Some("abc"), None).unwrap().unwrap();
+    assert_eq!(plain.clone().with_date("2026-11-02").unwrap().hash(), plain.hash());
 }

@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use draftsmith_data::{ChatFormat, StopStrings, TextTokenizer};
 use serde::Serialize;
 
@@ -19,6 +19,8 @@ pub struct TextSource {
     pub ends: Ends,
     /// A chat template that replaces the target's.
     pub(super) chat_template: Option<String>,
+    /// Today for a template that writes the date; the template's default if `None`.
+    pub(crate) date: Option<String>,
     target: OnceLock<TextSide>,
     identity: OnceLock<TextIdentity>,
 }
@@ -54,7 +56,11 @@ impl TextSource {
             models.target.check()?;
             models.watch.reads("tokenizer");
             let tokenizer = Arc::new(TextTokenizer::from_model_dir(dir)?);
-            let chat_format = Arc::new(ChatFormat::choose(dir, self.chat_template.as_deref())?);
+            let mut chat_format = ChatFormat::choose(dir, self.chat_template.as_deref())?;
+            if let Some(date) = &self.date {
+                chat_format = chat_format.with_date(date).context("key `models.date`")?;
+            }
+            let chat_format = Arc::new(chat_format);
             let shape = models.target_shape()?;
             let (known, embedded) = (tokenizer.vocab_size(), shape.vocab_size);
             // Some models have a few tokens without embeddings, such as Gemma 3's image token. A prompt with such a
