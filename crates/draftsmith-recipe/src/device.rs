@@ -1,5 +1,4 @@
-//! Opens compute devices, checks which dtypes they support, and counts the kernels that they
-//! launch.
+//! Opens compute devices, checks their dtypes, and counts the kernels that they launch.
 //!
 //! Only this file has a `cfg` for a backend. It also caches compiled kernels in the user's cache
 //! directory. Decoding on the CPU runs inside rayon's thread pool (`on_pool`), because calls from
@@ -61,8 +60,7 @@ impl DeviceChoice {
         if Self::is_cpu(device) { "cpu".to_owned() } else { name_of_gpu(&format!("{device:?}")) }
     }
 
-    /// Returns whether the device is the CPU, where several sequences decode fastest with one
-    /// thread each.
+    /// Returns whether the device is the CPU, where each sequence decodes best on its own thread.
     pub fn is_cpu(device: &Device) -> bool {
         *device == Device::flex()
     }
@@ -139,17 +137,15 @@ pub struct KernelWatch {
 /// Numbers of kernels and of kernel launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NumKernels {
-    /// Number of distinct kernels, each compiled or read from the cache; 0 if they were not
-    /// counted.
+    /// Number of distinct kernels, each compiled or read from the cache; 0 if not counted.
     pub distinct: usize,
     /// Number of launches of all kernels together.
     pub launches: usize,
 }
 
 impl KernelWatch {
-    /// Starts counting. `say` receives a progress line every few seconds as long as new kernels
-    /// appear. If `counts` is true, distinct kernels are counted until the end, which slows each
-    /// launch a little.
+    /// Starts counting. `say` receives a progress line every few seconds while new kernels appear.
+    /// If `counts` is true, we count distinct kernels until the end, which slows launches a little.
     pub fn begin(counts: bool, say: impl Fn(String) + Send + 'static) -> Self {
         #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
         let _ = (counts, say);
@@ -225,8 +221,8 @@ fn wgpu() -> Result<Device> {
 }
 
 /// Opens a device and multiplies two small matrices on it. Without a driver or card, backends panic
-/// at first use, some of them on their own thread. We turn such a panic into an error before any
-/// other work starts.
+/// at first use, some on their own thread. We turn such a panic into an error before other work
+/// starts.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn probe(name: &str, open: impl FnOnce() -> Device + std::panic::UnwindSafe) -> Result<Device> {
     use std::sync::{Arc, Mutex, PoisonError};

@@ -52,15 +52,14 @@ pub fn head_within(dir: &Path) -> PathBuf {
     dir.join("head")
 }
 
-/// Returns the directory of the acceptance head stored with the adapter in `dir`; `None` if the
-/// adapter has no head.
+/// Returns the directory of the acceptance head of the adapter in `dir`; `None` without a head.
 pub fn found_adapter_head(dir: &Path) -> Option<PathBuf> {
     Some(head_within(dir)).filter(|dir| dir.join("config.json").is_file())
 }
 
 impl AdapterExport {
-    /// Reads the adapter's acceptance head from `dir`, and checks that it was trained for this
-    /// adapter and target.
+    /// Reads the adapter's acceptance head, and checks that it was trained for this adapter and
+    /// target.
     ///
     /// # Errors
     /// If the head is invalid, or was trained for another adapter or target.
@@ -70,8 +69,7 @@ impl AdapterExport {
     }
 }
 
-/// Reads the acceptance head in `dir` for a self-draft, such as an adapter, with this hidden size
-/// and weight hash.
+/// Reads the acceptance head of a self-draft that has this hidden size and weight hash.
 ///
 /// # Errors
 /// If the head is invalid, or was trained for another self-draft or target.

@@ -76,13 +76,11 @@ pub trait KindTraining: Any {
     /// Returns the names of the validation scores to show after each epoch.
     fn shown(&self) -> &'static [&'static str];
 
-    /// Trains all drafters of this kind that share a pass over the data, including this one, in
-    /// order. Each gets exactly the weights that it would get if trained alone. `target` stays
-    /// frozen.
+    /// Trains all drafters of this kind that share a pass over the data, this one included, in
+    /// order. Each gets exactly the weights that it would get alone. `target` stays frozen.
     ///
     /// # Errors
-    /// If a setting is invalid, a data row is broken, a number is not finite, or a file cannot be
-    /// written.
+    /// If a setting or data row is invalid, a number is not finite, or a file cannot be written.
     fn train(
         &self,
         all: &[&dyn KindTraining],
@@ -125,8 +123,7 @@ impl TrainedText {
     }
 }
 
-/// The interface of a kind of drafter. Most methods have a default, which suits kinds that do not
-/// draft step by step.
+/// The interface of a kind of drafter. The defaults suit kinds that do not draft step by step.
 pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     /// Returns the entry in the table of kinds.
     fn entry(&self) -> &'static KindEntry;
@@ -143,12 +140,12 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     /// Checks the settings. Error messages refer to the drafter's table as `key`.
     ///
     /// # Errors
-    /// If a setting is invalid, or refers to a drafter that is missing from `all` or cannot be part
-    /// of this one.
+    /// If a setting is invalid, or names a drafter that `all` lacks or that cannot be part of this
+    /// one.
     fn check(&self, key: &str, all: &DrafterRecipes) -> Result<()>;
 
-    /// Loads the drafter: the parts that decoding sessions use, its acceptance head, and what costs
-    /// and reports need.
+    /// Loads the drafter's parts for decoding, its acceptance head, and what costs and reports
+    /// need.
     ///
     /// # Errors
     /// If a file is missing or invalid, or was trained for other models.
@@ -174,8 +171,7 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         self.role() == Role::Steps
     }
 
-    /// Returns the draft model's checkpoint directory or its name on the Hub; `None` if the drafter
-    /// is not a separate model.
+    /// Returns the draft model's directory or name on the Hub; `None` if it is no separate model.
     fn model(&self) -> Option<&Path> {
         None
     }
@@ -190,8 +186,8 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns the drafter's training on the target's hidden states; `None` if the recipe does not
-    /// train it that way.
+    /// Returns the training on the target's hidden states; `None` if the recipe has no such
+    /// training.
     fn training(&self) -> Option<&dyn KindTraining> {
         None
     }
@@ -207,20 +203,17 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         false
     }
 
-    /// Returns the default maximum number of candidates in a round, for all rules except a fixed
-    /// length.
+    /// Returns the default maximum of candidates in a round. Fixed lengths ignore it.
     fn max_candidate_length(&self) -> usize {
         20
     }
 
-    /// Returns the only stop rule that the drafter is measured under; `None` if the recipe's rules
-    /// apply.
+    /// Returns the only stop rule to measure the drafter under; `None` if the recipe's rules apply.
     fn own_rule(&self, _decoding: DecodingName) -> Option<StopRuleConfig> {
         None
     }
 
-    /// Returns the hash that identifies the drafter in recordings. It does not cover the acceptance
-    /// head.
+    /// Returns the hash that identifies the drafter in recordings, without the acceptance head.
     ///
     /// # Errors
     /// If the drafter cannot be recorded, or a file cannot be read.
@@ -293,13 +286,11 @@ pub enum Role {
 pub struct DrafterRecipe {
     /// The drafter's kind, with its settings.
     pub kind: Kind,
-    /// The drafter's acceptance head: its training settings, or its directory. `None` means no
-    /// head.
+    /// The drafter's acceptance head, as training settings or a directory; `None` for no head.
     pub head: Option<Origin<HeadTraining>>,
     /// The drafter's stop rule settings, which override those of `[evaluate.rules]`.
     pub rules: RulesRecipe,
-    /// The maximum number of candidates in a round, for all rules except a fixed length; the kind's
-    /// default if absent.
+    /// The maximum number of candidates in a round; by default the kind's. Fixed lengths ignore it.
     pub max_candidate_length: Option<usize>,
 }
 
@@ -309,8 +300,8 @@ impl DrafterRecipe {
         Self { kind, head: None, rules: RulesRecipe::default(), max_candidate_length: None }
     }
 
-    /// Returns the training settings of the drafter's acceptance head; `None` if the recipe does
-    /// not train one.
+    /// Returns the training settings of the acceptance head; `None` if the recipe does not train
+    /// one.
     pub fn head_training(&self) -> Option<&HeadTraining> {
         self.head.as_ref().and_then(Origin::training)
     }
@@ -455,8 +446,7 @@ impl DrafterRecipes {
         self.0.retain(|(id, _)| is_kept(*id));
     }
 
-    /// Inserts a drafter at an index, or at the end if the index is too large. Does not check that
-    /// its name is new.
+    /// Inserts a drafter at an index, at most the length. Does not check that its name is new.
     pub(crate) fn insert(&mut self, place: usize, id: DrafterId, drafter: DrafterRecipe) {
         self.0.insert(place.min(self.0.len()), (id, drafter));
     }
@@ -473,8 +463,8 @@ impl DrafterRecipes {
         given.map_or_else(|| home.join(id.as_str()), Path::to_path_buf)
     }
 
-    /// Returns the directory of a drafter's acceptance head; `None` if the recipe neither names nor
-    /// trains one.
+    /// Returns the directory of a drafter's acceptance head; `None` if the recipe has no head for
+    /// it.
     pub(crate) fn head_dir(&self, home: &Path, id: DrafterId) -> Option<PathBuf> {
         let head = self.get(id)?.head.as_ref()?;
         Some(head.path().map_or_else(|| head_within(&self.export_dir(home, id)), Path::to_path_buf))
@@ -593,8 +583,7 @@ pub fn names_text(ids: &[DrafterId]) -> String {
 mod tests {
     use super::*;
 
-    /// Reads a recipe with drafters of several kinds and a drafter `it` of this kind with these
-    /// keys.
+    /// Reads a recipe with several drafters, and a drafter `it` of this kind with these keys.
     pub(super) fn recipes(kind: &str, keys: &str) -> DrafterRecipes {
         let text = format!(
             "[it]\nkind = '{kind}'\n{keys}\n[draft]\nkind = 'model'\nmodel = 'd'\n\

@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// An output directory that is being written. It has a temporary name beside its final one until it
-/// is complete.
+/// An output directory that is being written, under a temporary name beside its final one.
 pub struct OutDir {
     out: PathBuf,
     partial: PathBuf,
@@ -16,8 +15,7 @@ impl OutDir {
     /// Creates the temporary directory for `out`, which must be absent or an empty directory.
     ///
     /// # Errors
-    /// If `out` is a non-empty directory, a file or a link, or the temporary directory cannot be
-    /// created.
+    /// If `out` exists and is no empty directory, or the temporary one cannot be created.
     pub fn begin(out: &Path) -> Result<Self> {
         let Some(name) = out.file_name() else {
             bail!("`{}` cannot name an output directory", out.display());
@@ -77,8 +75,7 @@ pub fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<()> {
 
 impl Drop for OutDir {
     fn drop(&mut self) {
-        // There is nothing to remove after `finish`. Otherwise this removes the unfinished
-        // directory.
+        // This removes an unfinished directory. After `finish`, there is nothing to remove.
         let _ = fs::remove_dir_all(&self.partial);
     }
 }

@@ -75,8 +75,7 @@ fn files_of_one(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Checks that the files can be opened and have different names, because row ids begin with the
-/// file's name.
+/// Checks that files can be opened and have different names, with which their row ids begin.
 ///
 /// # Errors
 /// If a file cannot be opened, or two files have the same name.

@@ -59,8 +59,8 @@ impl Source {
         &self.prompts.files[0]
     }
 
-    /// Returns the positions of the prompts whose first turn fits the models' context. Shows a note
-    /// with the number of others.
+    /// Returns the positions of prompts whose first turn fits the models' context, and notes the
+    /// rest.
     fn fitting(&self, text: &TextSide, watch: &dyn Watch) -> Result<Vec<ChosenPlace>> {
         let mut fitting = Vec::new();
         let Self { prompts, .. } = self;
@@ -155,8 +155,7 @@ impl PromptChoice {
     }
 }
 
-/// Returns at most `num` elements, spread evenly and including the first; all elements if `num` is
-/// `None`.
+/// Returns at most `num` elements, spread evenly and including the first; all if `num` is `None`.
 pub fn spread<T>(all: Vec<T>, num: Option<usize>) -> Vec<T> {
     let (total, num) = (all.len(), num.unwrap_or(all.len()).min(all.len()));
     let mut wanted = (0..num).map(|i| i * total / num).peekable();

@@ -1,8 +1,7 @@
 //! A recipe: one TOML file with a section for each stage.
 //!
-//! A recipe is read once and checked as a whole before any work starts. A copy is written beside
-//! every output, with defaults filled in and overrides applied. Paths are relative to the working
-//! directory.
+//! A recipe is read once and checked as a whole before any work. Every output gets a copy with
+//! defaults filled in and overrides applied. Paths are relative to the working directory.
 
 mod costs;
 mod data;
@@ -54,8 +53,7 @@ use crate::workspace::Workspace;
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// The name in the output directories `data/NAME` and `checkpoints/NAME`; by default the recipe
-    /// file's stem.
+    /// The name in the paths `data/NAME` and `checkpoints/NAME`; by default the recipe file's stem.
     #[serde(default)]
     pub name: String,
     /// The seed of all random draws.
@@ -90,8 +88,7 @@ pub struct Recipe {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Models {
-    /// The target's checkpoint directory in Hugging Face's format, or its name on the Hub:
-    /// `org/name@revision`.
+    /// The target's directory in Hugging Face's format, or its Hub name: `org/name@revision`.
     pub target: PathBuf,
     /// The chat template that replaces the target's: `vicuna`, `llama-2`, `alpaca`, the path of a
     /// Jinja file, or `none` to use only the last user message as it is.
@@ -171,8 +168,8 @@ impl Recipe {
         }
     }
 
-    /// Reads the recipe of an export: from the file `given`, or else the copy that training wrote
-    /// into `dir`.
+    /// Reads an export's recipe: from the file `given`, or else the copy that training wrote into
+    /// `dir`.
     ///
     /// # Errors
     /// If the recipe is missing or invalid.
@@ -205,14 +202,14 @@ impl Recipe {
         self.drafters.export_dir(&self.checkpoint_dir(), id)
     }
 
-    /// Returns the directory of a drafter's acceptance head; `None` if the recipe neither names nor
-    /// trains one.
+    /// Returns the directory of a drafter's acceptance head; `None` if the recipe has no head for
+    /// it.
     pub fn head_dir(&self, id: DrafterId) -> Option<PathBuf> {
         self.drafters.head_dir(&self.checkpoint_dir(), id)
     }
 
-    /// Collects what is needed to load a drafter: the recipe's drafters, the checkpoint directory
-    /// and the workspace.
+    /// Collects what loading a drafter needs: the drafters, the checkpoint directory and the
+    /// workspace.
     pub fn loading<'a>(&'a self, id: DrafterId, workspace: &'a Workspace) -> Loading<'a> {
         Loading { id, drafters: &self.drafters, home: self.checkpoint_dir(), workspace }
     }
@@ -265,14 +262,12 @@ impl Recipe {
         self.drafters.models().first().copied()
     }
 
-    /// Lists the drafters that the recipe trains on the target's hidden states, in the recipe's
-    /// order.
+    /// Lists the drafters that the recipe trains on the target's hidden states, in its order.
     pub fn trained_self_drafts(&self) -> Vec<(DrafterId, &dyn KindTraining)> {
         self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.training()?))).collect()
     }
 
-    /// Returns the drafters to record, tune and measure: those listed in `evaluate.drafters`, or
-    /// else all.
+    /// Returns the drafters to record, tune and measure: those in `evaluate.drafters`, or else all.
     pub fn evaluated(&self) -> impl Iterator<Item = (DrafterId, &DrafterRecipe)> {
         let asked = self.evaluate.as_ref().and_then(|evaluate| evaluate.drafters.as_ref());
         self.drafters.iter().filter(move |(id, _)| asked.is_none_or(|asked| asked.contains(id)))
@@ -354,8 +349,7 @@ impl Recipe {
         self.checkpoint_dir().join("tuning")
     }
 
-    /// Returns the sections `[tune]` and `[evaluate]`, which the stages record, tune and replay
-    /// need.
+    /// Returns the sections `[tune]` and `[evaluate]`, which record, tune and replay need.
     ///
     /// # Errors
     /// If a section is missing. The message names it and `stage`.

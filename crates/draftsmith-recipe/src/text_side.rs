@@ -23,8 +23,7 @@ pub struct TextSide {
 }
 
 impl TextSide {
-    /// Returns when an answer ends: after `max_new_tokens` tokens, at an end token or at a stop
-    /// string.
+    /// Returns the ends of an answer: after `max_new_tokens` tokens, an end token or a stop string.
     pub fn limits(&self, max_new_tokens: usize) -> Limits {
         let text_end = self.text_end.clone().map(|end| end as _);
         Limits { text_end, ..Limits::new(max_new_tokens, self.eos_token_ids.clone()) }
@@ -35,9 +34,8 @@ impl TextSide {
         Ok(self.tokenizer.encode_chat(&self.chat_format, messages)?)
     }
 
-    /// Returns the token ids of a prompt up to the answer of the turn with index `number`.
-    /// `responses` are the answers to earlier turns. Token ids in the prompt's file take
-    /// precedence.
+    /// Returns the token ids of a prompt up to the answer of turn `number`, counted from 0.
+    /// `responses` answer earlier turns. Token ids in the prompt's file take precedence.
     pub fn prompt_ids(
         &self,
         prompt: &Prompt,
@@ -71,14 +69,12 @@ pub struct Ends {
     pub eos_token_ids: Option<Vec<u32>>,
     /// Strings that end an answer.
     pub stop_strings: Vec<String>,
-    /// Whether these settings only end answers, so that heads and adapters may have been trained
-    /// with others.
+    /// Whether these only end answers, so that heads and adapters may be trained with others.
     pub only_answers: bool,
 }
 
 impl Ends {
-    /// Returns whether an export may have been trained with another value of the provenance key
-    /// `key`.
+    /// Returns whether an export may have been trained with another value of the provenance `key`.
     pub fn leave_open(&self, key: &str) -> bool {
         let are_chosen = self.eos_token_ids.is_some() || !self.stop_strings.is_empty();
         self.only_answers && are_chosen && matches!(key, "eos_token_ids" | "stop_strings")

@@ -9,8 +9,7 @@ use std::fmt::Debug;
 #[error("stopped")]
 pub struct Interrupted;
 
-/// An observer that shows what a job does and can stop it. By default, it shows nothing and never
-/// stops a job.
+/// An observer that shows what a job does and can stop it. The default does neither.
 #[expect(unused_variables, reason = "the defaults ignore their parameters")]
 pub trait Watch: Debug + Send + Sync {
     /// Shows a line.
@@ -118,8 +117,7 @@ impl Progress {
         self.0.advance(units as f64);
     }
 
-    /// Advances by a fraction of a unit, so that units processed in parallel show a speed before
-    /// the first one is done.
+    /// Advances by a fraction of a unit, so that parallel units show a speed before one is done.
     pub fn advance_part(&self, units: f64) {
         self.0.advance(units);
     }
@@ -167,8 +165,7 @@ pub struct SideBySide<'a> {
 }
 
 impl SideBySide<'_> {
-    /// Advances the task with index `nth` to this share of its work. A smaller share than before
-    /// has no effect.
+    /// Advances the task with index `nth` to this share of its work. A smaller share has no effect.
     pub fn reach(&mut self, nth: usize, share: f64) {
         let more = share.min(1.0) - self.done[nth];
         if more > 0.0 {

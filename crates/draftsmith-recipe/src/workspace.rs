@@ -44,8 +44,7 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Creates a workspace for models in directories, without reading them yet. `devices` must not
-    /// be empty.
+    /// Creates a workspace for models in directories, still unread. `devices` must not be empty.
     pub fn new(target: &Path, drafts: &[(DrafterId, &Path)], devices: Vec<Device>) -> Self {
         let draft = |(id, dir): &(DrafterId, &Path)| (*id, ModelDir::new(&id.to_string(), dir));
         let models = Models {
@@ -101,8 +100,7 @@ impl Workspace {
         Ok(workspace)
     }
 
-    /// Loads target and draft model with their text side, and checks that both have the same
-    /// tokenizer.
+    /// Loads target and draft model with their text side, and checks that their tokenizers match.
     ///
     /// # Errors
     /// If a file is missing or broken, or the tokenizers differ.
@@ -115,8 +113,7 @@ impl Workspace {
         })
     }
 
-    /// Loads the text side of target and draft model, but no weights. Checks that both have the
-    /// same tokenizer.
+    /// Loads the text side but no weights, and checks that the models' tokenizers match.
     ///
     /// # Errors
     /// If a file is missing or broken, or the tokenizers differ.

@@ -1,5 +1,4 @@
-//! `certify`: compares a speculating server with a reference server, and checks by its counters
-//! that it speculated.
+//! `certify`: compares a server with a reference, and checks by its counters that it speculated.
 
 mod comparison;
 
@@ -26,8 +25,7 @@ pub use self::comparison::{
 
 /// The settings of a certification.
 pub struct CertifySettings {
-    /// The URLs, up to `/v1`, of the server that speculates and of a reference server that does
-    /// not.
+    /// The URLs, up to `/v1`, of the speculating server and of a reference server that does not.
     pub urls: [String; 2],
     /// The model's name on both servers; by default the first in each server's list.
     pub model: Option<String>,
@@ -47,8 +45,8 @@ pub struct Certified {
     /// The result of the comparison.
     #[serde(flatten)]
     pub certificate: Certificate,
-    /// Candidates that the server drafted during the comparison, by its own counters; null without
-    /// counters.
+    /// Number of candidates drafted during the comparison, by the server's counters; null if
+    /// unknown.
     pub num_drafted: Option<f64>,
     /// The accepted ones among these candidates; null without counters.
     pub num_accepted: Option<f64>,

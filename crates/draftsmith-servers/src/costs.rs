@@ -1,5 +1,4 @@
-//! `costs --server`: times the rounds of a running server, and stores them in a file to which
-//! further runs add.
+//! `costs --server`: times a running server's rounds, and adds them to a file.
 //!
 //! A running server uses one number of candidates, or none. So each run of the command adds one
 //! column to the table, with the round times by batch size. Blocks of rounds are measured in random
@@ -26,15 +25,13 @@ pub use self::timing::{SpeculationCounters, TimedRounds, TimedServer};
 const MOST_DRIFT: f64 = 0.1;
 /// The maximum number of times that a block is repeated because of drift.
 const MOST_AGAIN: usize = 3;
-/// The maximum number of tokens per round for which a round's time equals the time between two
-/// tokens.
+/// The maximum tokens per round for which a round's time equals the time between two tokens.
 const MOST_TOKENS_PER_ROUND: f64 = 1.02;
 /// The allowed relative difference between the server's and the given number of candidates. The
 /// last rounds of a request draft fewer candidates.
 const MOST_FEWER_CANDIDATES: f64 = 0.1;
 
-/// The ratio of a cell's slowest to its fastest block above which we warn that the machine is
-/// unsteady.
+/// The ratio of a cell's slowest to its fastest block above which we warn of an unsteady machine.
 const MOST_SPREAD: f64 = 1.2;
 
 /// The plan of the measurement.
@@ -81,8 +78,8 @@ pub struct MeasuredCell {
     pub num_candidates: usize,
     /// The median round time of each block in milliseconds, corrected for drift.
     pub block_ms: Vec<f64>,
-    /// The prefill time per prompt token in each block, in milliseconds; empty if the server does
-    /// not report prompt lengths.
+    /// The prefill time per prompt token in each block, in milliseconds; empty if lengths are
+    /// unknown.
     #[serde(default)]
     pub prompt_token_ms: Vec<f64>,
     /// The tokens per round by the server's counters, which should be 1; null without counters.

@@ -78,8 +78,7 @@ impl Files {
     }
 }
 
-/// The known formats. The first match wins, so the draft model, which matches any files, comes
-/// last.
+/// The known formats. The first match wins. The draft model matches any files, so it comes last.
 static FORMS: [FileForm; 7] = [
     FileForm {
         name: "eagle3_speculators",
@@ -155,8 +154,7 @@ const SHORT_CONTEXT: (&str, &str) = (
 pub enum Severity {
     /// A server rejects the drafter, or no candidate is ever accepted.
     Breaks,
-    /// A server computes something other than what was trained, or loads the drafter and loses
-    /// speed.
+    /// A server computes something other than what was trained, or loses speed.
     Hurts,
     /// Information without harm.
     Note,

@@ -1,7 +1,6 @@
-//! Tools for existing inference servers. They measure the cost of a server's rounds, choose its
-//! speculation settings, predict its behaviour with a drafter's files, and test whether its output
-//! is the target's. A survey estimates without a server whether speculation pays for a pair of
-//! models.
+//! Tools for existing inference servers. They time a server's rounds, choose its speculation
+//! settings, predict its behaviour with a drafter's files, and test whether its output is the
+//! target's. A survey estimates without a server whether speculation pays for a pair of models.
 //!
 //! This crate prints nothing and parses no command-line arguments.
 

@@ -30,8 +30,7 @@ pub use self::replayed::Drafting;
 const EQUAL_WITHIN: f64 = 0.01;
 /// The minimum gain, by the lower end of its interval, below which speculation is turned off.
 const LEAST_GAIN: f64 = 0.02;
-/// The values to try for llama.cpp's probability threshold, below which drafting stops; then the
-/// lengths of its lookups.
+/// The probabilities to try below which llama.cpp stops drafting, then the lengths of its lookups.
 const LEAST_PROBS: [f64; 5] = [0.3, 0.5, 0.7, 0.8, 0.9];
 const LOOK_UP_MATCHES: [usize; 5] = [2, 3, 4, 6, 8];
 const LOOK_UP_LENGTHS: [usize; 7] = [2, 3, 4, 6, 8, 12, 16];
@@ -82,14 +81,11 @@ pub struct ServerSettings {
     pub num_prompts: usize,
     /// The results by batch size.
     pub rows: Vec<LoadRow>,
-    /// The best setting at the given load if one must serve all batch sizes; null if speculation
-    /// does not pay.
+    /// The best single setting for all batch sizes at the given load; null if none pays.
     pub single: Option<Drafting>,
-    /// The speedup of `single` over the server without speculation at the given load; null without
-    /// a setting.
+    /// The speedup of `single` over no speculation at the given load; null without a setting.
     pub single_speedup: Option<Estimate>,
-    /// The share of speed at the given load that `single` loses against the best setting for each
-    /// batch size.
+    /// The share of speed at the load that `single` loses against the best setting per batch size.
     pub lost_by_single: f64,
     /// The server's settings files.
     pub files: Vec<SettingsFile>,
@@ -353,8 +349,7 @@ impl Choosing<'_> {
         self.tried.iter().filter_map(cell).collect()
     }
 
-    /// Estimates a setting's speedup over no speculation on test prompts. Resamples prompts and
-    /// blocks of rounds.
+    /// Estimates a setting's speedup on test prompts, resampling prompts and blocks of rounds.
     fn speedup(&self, drafting: Drafting, speed: Speed<'_>) -> Estimate {
         let costs = &self.tuning.costs;
         let whole = self.test.all();

@@ -1,5 +1,4 @@
-//! `survey`: estimates whether speculation pays for a target, with or without a draft model, before
-//! any training.
+//! `survey`: estimates before any training whether speculation pays, with or without a draft model.
 //!
 //! The target answers some prompts, the draft model is recorded along the answers as in `record`,
 //! and every stop rule is replayed at given or measured costs. With so few prompts we
@@ -59,8 +58,7 @@ const SHARE_OF_ANSWERS: f64 = 0.15;
 pub struct SurveySettings {
     /// The target's checkpoint directory, or its name on the Hugging Face Hub.
     pub target: PathBuf,
-    /// The draft model's directory or name on the Hub. Without one, we survey the target's own
-    /// first layers.
+    /// The draft model's directory or Hub name. If absent, we survey the target's own first layers.
     pub draft: Option<PathBuf>,
     /// The prompt files.
     pub prompts: Vec<PathBuf>,
@@ -72,8 +70,7 @@ pub struct SurveySettings {
     pub decoding: Decoding,
     /// The end tokens and stop strings of answers.
     pub ends: Ends,
-    /// A server that runs the target: its URL up to `/v1`, or a file with the keys of
-    /// `[data.server]`.
+    /// A server that runs the target: its URL up to `/v1`, or a file with keys of `[data.server]`.
     pub server: Option<String>,
     /// A file with costs; if absent, they are measured.
     pub costs: Option<PathBuf>,
@@ -208,8 +205,7 @@ fn server_of(given: &str) -> Result<ServerRecipe> {
     Ok(ServerRecipe { model: opened.model, ..usual })
 }
 
-/// Returns an error for servers and decoding settings for which server responses contain too
-/// little.
+/// Returns an error for settings under which server responses contain too little.
 fn check_server(server: &ServerRecipe, decoding: &Decoding) -> Result<()> {
     if server.takes_weights() {
         bail!(
@@ -272,8 +268,7 @@ impl Surveyor<'_> {
         Ok(answers)
     }
 
-    /// Splits the indices of the answers into two halves. Conversations alternate between the
-    /// halves.
+    /// Splits the answers' indices into two halves, between which conversations alternate.
     fn halves(&self) -> [Vec<usize>; 2] {
         let mut halves = [Vec::new(), Vec::new()];
         let mut first: Option<&str> = None;

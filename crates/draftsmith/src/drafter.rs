@@ -22,8 +22,7 @@ use draftsmith_theory::{
 
 use crate::{Error, Model};
 
-/// A drafter, which proposes candidates for a target to verify. [`Generator`](crate::Generator)
-/// loads its files.
+/// A drafter, which proposes candidates. [`Generator`](crate::Generator) loads its files.
 #[derive(Debug, Clone)]
 pub struct Drafter {
     drafter: DrafterRecipe,
@@ -45,9 +44,8 @@ impl Drafter {
     }
 
     /// Recognises the drafter in a directory by its `config.json`: an adapter (Kangaroo), an
-    /// EAGLE-3 drafter, a draft model, or a drafter of another built-in kind. Uses the acceptance
-    /// head in the subdirectory `head` and the stop rule written by `draftsmith tune`, if they
-    /// exist.
+    /// EAGLE-3 drafter, a draft model, or another built-in kind. Uses the acceptance head in the
+    /// subdirectory `head` and the stop rule written by `draftsmith tune`, if they exist.
     ///
     /// # Errors
     /// If the directory contains no known drafter, or only an acceptance head.
@@ -86,8 +84,7 @@ impl Drafter {
         self
     }
 
-    /// Adds prompt lookup before the drafter, which then drafts only where the lookup finds no
-    /// match.
+    /// Adds prompt lookup before the drafter, which then drafts only where lookup finds no match.
     #[must_use]
     pub fn after_lookup(self, first: LookupFirst) -> Self {
         Self { lookup_first: Some(first), ..self }
@@ -145,8 +142,7 @@ pub(crate) struct OpenedDrafter {
     pub(crate) context: usize,
     /// The maximum number of candidates in a round, unless the stop rule sets another.
     pub(crate) max_candidates: usize,
-    /// The only stop rules that the drafter supports, for greedy and for sampled decoding; `None`
-    /// if it supports any.
+    /// The drafter's only rules for greedy and sampled decoding; `None` if it supports any rule.
     own_rule: [Option<StopRuleConfig>; 2],
     /// The moment at which the acceptance head predicts; `None` without a head.
     pub(crate) head: Option<HeadTiming>,
@@ -155,8 +151,8 @@ pub(crate) struct OpenedDrafter {
 }
 
 impl OpenedDrafter {
-    /// Returns the stop rule that `draftsmith tune` wrote for these decoding settings and this
-    /// dtype, if any.
+    /// Returns the stop rule that `draftsmith tune` wrote for these settings and this dtype, if
+    /// any.
     pub(crate) fn tuned(&self, decoding: &Decoding, dtype: WeightDtype) -> Option<&TunedRule> {
         let rule = self.tuned.rule(DecodingName::of(decoding))?;
         rule.fits(dtype, Some(decoding)).then_some(rule)

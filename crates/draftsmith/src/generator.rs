@@ -152,8 +152,7 @@ impl Generator {
         self.stream(prompt, |_| ControlFlow::Continue(()))
     }
 
-    /// Generates a text and passes it to `observe` round by round. `observe` can stop the
-    /// generation.
+    /// Generates a text and passes it to `observe` round by round. `observe` can stop it.
     ///
     /// # Errors
     /// As [`Generator::generate`].
@@ -189,8 +188,7 @@ impl Generator {
     }
 
     /// Generates answers to several prompts in batches. Each answer equals that of
-    /// [`Generator::generate`], in less time. With a custom stop rule, prompts are decoded one
-    /// after another.
+    /// [`Generator::generate`], in less time. A custom stop rule decodes them one after another.
     ///
     /// # Errors
     /// As [`Generator::generate`].
@@ -315,8 +313,7 @@ impl Running<'_> {
     }
 }
 
-/// Decodes a batch of requests, or a single one that continues after `num_kept` tokens in the KV
-/// caches.
+/// Decodes a batch of requests, or one that continues after `num_kept` tokens in the KV caches.
 fn decoded<'a, 'm, D: draftsmith_decode::Drafter<ModelSession<'m>> + ?Sized>(
     target: &mut ModelSession<'m>,
     drafter: &mut D,
@@ -332,8 +329,7 @@ fn decoded<'a, 'm, D: draftsmith_decode::Drafter<ModelSession<'m>> + ?Sized>(
     Ok(vec![decode_on(target, drafter, request, num_kept, observe)?])
 }
 
-/// A conversation that keeps the models' KV caches between turns, created by
-/// [`Generator::session`].
+/// A conversation with KV caches that are kept between turns, from [`Generator::session`].
 ///
 /// Each prompt is the whole conversation. If it begins with all tokens of the previous turns, as
 /// chat templates produce it, only the rest is processed. Otherwise all of it is processed. Either
@@ -353,8 +349,7 @@ impl Session<'_> {
         self.stream(prompt, |_| ControlFlow::Continue(()))
     }
 
-    /// Generates the next answer and passes it to `observe` round by round. `observe` can stop the
-    /// generation.
+    /// Generates the next answer and passes it to `observe` round by round. `observe` can stop it.
     ///
     /// # Errors
     /// As [`Generator::generate`].

@@ -26,8 +26,8 @@ pub fn named(dir: &Path, key: &str) -> String {
     format!("key `{key}` of `{}`", dir.join("config.json").display())
 }
 
-/// Writes keys into the `config.json` of the export in `dir`, either all of them or none. Other
-/// keys keep their order.
+/// Writes all keys or none into the `config.json` of the export in `dir`. Other keys keep their
+/// order.
 ///
 /// # Errors
 /// If `config.json` is missing or cannot be replaced.

@@ -17,8 +17,7 @@ use crate::workspace::Workspace;
 pub struct ExportForm {
     /// The format's name on the command line.
     pub name: &'static str,
-    /// Whether drafting in this format is stopped by an acceptance head, whose threshold the user
-    /// may set.
+    /// Whether an acceptance head stops drafting, so that the user may set its threshold.
     pub stops_by_head: bool,
     /// A function that writes an export in this format.
     pub write: fn(&Exporting<'_>) -> Result<Written>,

@@ -8,8 +8,7 @@
 pub struct ServerFlags {
     /// The value of `method` in vLLM's speculative config.
     pub vllm_method: &'static str,
-    /// A caveat about vLLM's table that sets the number of candidates by batch size; `None` if
-    /// there is none.
+    /// A caveat about vLLM's table of candidate numbers by batch size; `None` if there is none.
     pub vllm_note: Option<&'static str>,
     /// The value of SGLang's `--speculative-algorithm`.
     pub sglang_algorithm: &'static str,
@@ -17,8 +16,7 @@ pub struct ServerFlags {
     pub sglang_adapts: bool,
     /// The value of llama.cpp's `--spec-type`.
     pub llama_cpp_type: &'static str,
-    /// A flag that llama.cpp needs to serve several requests at once, and the reason; `None` if no
-    /// flag is needed.
+    /// A flag that llama.cpp needs for several requests at once, with the reason; `None` if none.
     pub llama_cpp_several: Option<(&'static str, &'static str)>,
 }
 

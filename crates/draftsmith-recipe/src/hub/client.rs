@@ -18,8 +18,7 @@ use ureq::{Agent, Body, BodyReader};
 
 /// The maximum number of redirects for one request.
 const MOST_REDIRECTS: usize = 5;
-/// The maximum length of a repository's description in bytes, enough for 100,000 files with long
-/// names.
+/// The maximum length of a repository's description in bytes, enough for 100,000 long file names.
 const MOST_INFO_BYTES: u64 = 16_000_000;
 /// The maximum length of a commit or tag in characters. File systems allow names of 255 bytes,
 /// including our suffixes.

@@ -182,8 +182,7 @@ impl Download {
         Ok(file.sync_all().map_err(failed)?)
     }
 
-    /// Returns whether a file has the length that the Hub named, and the right hash if its tag is a
-    /// SHA-256 hash.
+    /// Returns whether a file has the Hub's length, and its hash if the tag is a SHA-256 hash.
     fn is_intact(&self, name: &str, path: &Path, named: &Metadata) -> Result<bool> {
         let metadata = fs::metadata(path).map_err(|error| FileError::new("read", path, error))?;
         let num_bytes = metadata.len();

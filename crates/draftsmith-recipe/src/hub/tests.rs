@@ -467,8 +467,8 @@ fn a_file_of_another_commit_is_refused() {
 #[test]
 fn the_token_goes_to_no_other_host() {
     let token = Some("Bearer secret".to_owned());
-    // The redirect targets are an absolute URL, a URL without a scheme, and a URL that redirects
-    // back to the Hub.
+    // The targets are an absolute URL, a URL without a scheme, and a URL that leads back to the
+    // Hub.
     for form in ["http://{}", "//{}", "http://{}/back"] {
         let elsewhere = Server::start(|asked| match asked.path.strip_prefix("/back/") {
             Some(address) => Answer::new(302).with("location", format!("http://{address}")),

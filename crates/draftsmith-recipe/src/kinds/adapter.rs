@@ -52,8 +52,7 @@ pub static ENTRY: KindEntry = KindEntry {
 #[serde(transparent)]
 pub struct AdapterKind(pub Origin<AdapterTraining>);
 
-/// Returns the exit layer of a training, the first if there are several. A checked recipe has
-/// exactly one.
+/// Returns a training's exit layer, or the first of several. A checked recipe has exactly one.
 pub fn exit_layer(training: &AdapterTraining) -> usize {
     training.exit_layer.to_vec().into_iter().next().unwrap_or_default()
 }

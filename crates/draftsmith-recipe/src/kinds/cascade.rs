@@ -35,12 +35,11 @@ pub struct CascadeKind {
     /// the last, and a column for each drafter. Row i gives the number of candidates from each
     /// drafter in the chain that reviewer i verifies.
     pub lengths: CascadeMatrix,
-    /// The factor by which a reviewing drafter scales up a candidate's probability; 1 means exact
-    /// verification.
+    /// The factor by which a reviewing drafter scales up candidates' probabilities; 1 is exact.
     #[serde(default = "one")]
     pub lenience: f64,
-    /// Whether the lenience also applies to candidates from prompt lookup; if false, they are
-    /// verified exactly.
+    /// Whether the lenience also applies to prompt lookup; if not, its candidates are verified
+    /// exactly.
     #[serde(default)]
     pub lenient_lookup: bool,
     /// The rules that can end a chain early, at most one per reviewer.
@@ -107,8 +106,8 @@ impl CascadeKind {
         Ok(CascadeConfig { greedy, sampled, lenience, rules })
     }
 
-    /// Returns the matrix row of the chain that a rule ends; `None` if the rule's reviewer reviews
-    /// no chain.
+    /// Returns the matrix row of the chain that a rule ends; `None` if its reviewer reviews no
+    /// chain.
     fn row_of(&self, rule: &ChainRuleRecipe) -> Option<usize> {
         let reviewers = &self.drafters[..self.drafters.len() - 1];
         match rule.reviewer {
@@ -213,8 +212,8 @@ pub struct ChainRuleRecipe {
     pub stop_rule: StopRuleName,
     /// The rule's parameter, as in results.
     pub setting: f64,
-    /// The directory of the acceptance head that the rule reads; by default, the head of the
-    /// chain's drafter.
+    /// The directory of the acceptance head that the rule reads; by default, the chain drafter's
+    /// head.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub head: Option<PathBuf>,
 }

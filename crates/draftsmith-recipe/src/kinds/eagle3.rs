@@ -1,5 +1,4 @@
-//! The kind `eagle3`: a drafter that reads the target's hidden states after three of the target's
-//! layers.
+//! The kind `eagle3`: a drafter that reads the target's hidden states after three of its layers.
 
 use std::any::Any;
 use std::path::Path;
@@ -47,8 +46,8 @@ pub static ENTRY: KindEntry = KindEntry {
     }),
 };
 
-/// The drafter's training settings, or the directory of a trained drafter in the format of vLLM,
-/// SGLang and llama.cpp.
+/// The drafter's training settings, or the directory of a trained one as vLLM, SGLang and llama.cpp
+/// load it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Eagle3Kind(pub Origin<Eagle3Training>);
@@ -118,8 +117,7 @@ impl DrafterKind for Eagle3Kind {
         self.0.training().map(|training| training as _)
     }
 
-    /// Returns `usize::MAX`, which means all layers, because the drafter reads hidden states from
-    /// deep layers.
+    /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers.
     fn num_first_layers(&self) -> usize {
         usize::MAX
     }

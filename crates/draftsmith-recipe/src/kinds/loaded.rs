@@ -34,8 +34,7 @@ pub struct LoadedDrafter {
     pub head: Option<HeadExport>,
     /// The directory of the drafter's export; `None` if it is not trained.
     pub dir: Option<PathBuf>,
-    /// Number of parameters that one forward reads, by the drafter that it counts for; 0 for prompt
-    /// lookup.
+    /// Number of parameters that one forward reads, by drafter; 0 for prompt lookup.
     pub sizes: Vec<(DrafterId, f64)>,
 }
 
@@ -116,8 +115,7 @@ impl<'a> Loading<'a> {
 pub struct LoadedDrafters(pub Vec<LoadedDrafter>);
 
 impl LoadedDrafters {
-    /// Wraps a draft model that is already in memory, with its acceptance head, as the only drafter
-    /// [`DrafterId::DRAFT`].
+    /// Wraps a draft model in memory, with its head, as the only drafter [`DrafterId::DRAFT`].
     pub fn of_model(model: &CausalLm, head: Option<HeadExport>) -> Self {
         Self(vec![LoadedDrafter::of_model(DrafterId::DRAFT, model, head)])
     }
@@ -136,16 +134,15 @@ impl LoadedDrafters {
         found.with_context(|| format!("there is no drafter `{id}` to run"))
     }
 
-    /// Returns the directory whose `config.json` stores a drafter's tuned rule; `None` for drafters
-    /// that cannot be tuned.
+    /// Returns the directory whose `config.json` stores a drafter's tuned rule; `None` if it has
+    /// none.
     pub fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
         let DrafterName::Of(id) = drafter else { return None };
         self.get(id).ok()?.tuned_dir().map(Path::to_path_buf)
     }
 }
 
-/// Checks that the recipe has the requested drafter. `what` names the kind of drafter in the
-/// message.
+/// Checks that the recipe has the requested drafter. Messages call the drafter `what`.
 ///
 /// # Errors
 /// If the recipe does not have it.

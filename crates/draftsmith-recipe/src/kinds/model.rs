@@ -38,8 +38,7 @@ pub static ENTRY: KindEntry = KindEntry {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelKind {
-    /// The checkpoint directory in Hugging Face's format, or the name on the Hub:
-    /// `org/name@revision`.
+    /// The checkpoint directory in Hugging Face's format, or the Hub name: `org/name@revision`.
     pub model: PathBuf,
 }
 

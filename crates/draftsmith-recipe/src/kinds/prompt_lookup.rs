@@ -21,8 +21,7 @@ use draftsmith_theory::Road;
 
 /// The lists in the bigram file: ascending token ids, and the most frequent next token of each.
 const LISTS: [&str; 2] = ["bigram.token", "bigram.next"];
-/// The metadata keys of the bigram file: the tokenizer's hash, and a description of the counted
-/// texts.
+/// The metadata keys of the bigram file: the tokenizer's hash, and the counted texts.
 const TOKENIZER: &str = "tokenizer";
 const COUNTED: &str = "counted";
 
@@ -38,8 +37,8 @@ pub struct PromptLookupKind {
     pub searched: SearchedText,
     /// The minimum length of a match, in tokens.
     pub min_match: usize,
-    /// The path of a bigram table that supplies further candidates where lookup finds none; no
-    /// table if absent.
+    /// The path of a bigram table for further candidates where lookup finds none; no table if
+    /// absent.
     pub bigrams: Option<PathBuf>,
 }
 

@@ -1,8 +1,7 @@
 //! The table of drafter kinds, with one entry per kind.
 //!
 //! An entry gives the kind's name in recipes, reads its settings, and describes its exports. A
-//! program adds its own kinds with [`Kinds::with`]. Code outside a kind's own file never checks
-//! which kind a drafter has.
+//! program adds kinds with [`Kinds::with`]. Only a kind's own file checks which kind a drafter has.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -24,8 +23,7 @@ use crate::exports::{ExportEntry, HEAD};
 pub struct KindEntry {
     /// The kind's name in recipes.
     pub name: &'static str,
-    /// A function that reads a drafter's settings, without the keys that drafters of all kinds
-    /// share.
+    /// A function that reads a drafter's settings, without the keys that all kinds share.
     pub read: fn(toml::Table) -> Result<Kind, String>,
     /// How this kind uses a directory; `None` for a kind without files.
     pub directory: Option<KindDirectory>,
@@ -54,8 +52,8 @@ impl KindEntry {
         self.directory.iter().try_for_each(|directory| directory.export.need(dir))
     }
 
-    /// Creates the settings of a drafter stored in `dir`, without reading it; `None` for a kind
-    /// without files.
+    /// Creates the settings of a drafter in `dir`, without reading it; `None` for a kind without
+    /// files.
     pub fn in_dir(&self, dir: &Path) -> Option<Kind> {
         let key = self.directory.as_ref()?.key.to_owned();
         let table = toml::Table::from_iter([(key, dir.display().to_string().into())]);
@@ -176,8 +174,7 @@ impl Kinds {
         self.find(dir, |_| true)
     }
 
-    /// Identifies the trained drafter or acceptance head in a directory by the keys of its
-    /// `config.json`.
+    /// Identifies the trained drafter or acceptance head in a directory by its `config.json`.
     ///
     /// # Errors
     /// If the directory contains neither, or a drafter that this program does not train.

@@ -1,5 +1,4 @@
-//! Chosen prompts, stored as file positions and read again when used. This way, 100,000 prompts
-//! take little memory.
+//! Chosen prompts, stored as file positions and read again when used, which saves memory.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -98,8 +97,7 @@ impl ChosenPrompts {
     }
 }
 
-/// An open prompt file: its index, an iterator over its remaining prompts, and the number of
-/// prompts read so far.
+/// An open prompt file: its index, its remaining prompts, and the number of prompts read so far.
 type OpenFile = (usize, Prompts, usize);
 
 const UNCHANGED: &str =

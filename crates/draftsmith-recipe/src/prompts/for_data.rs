@@ -20,8 +20,7 @@ type Source<'a> = (&'a PromptSource, Vec<PathBuf>);
 /// choose prompts, and again when the prompts are used.
 ///
 /// # Errors
-/// If a file cannot be read, a text cannot be encoded, two files have the same name, or no prompt
-/// is left.
+/// If a file cannot be read, a text cannot be encoded, file names repeat, or no prompt is left.
 pub fn choose_prompts(
     recipe: &Recipe,
     data: &DataRecipe,
@@ -85,8 +84,7 @@ struct Sieve<'a> {
     text: &'a TextSide,
     /// Content hashes of the prompts taken so far, over all files.
     seen: HashSet<ContentHash>,
-    /// Number of prompts read from the current file. `left_out` counts those left out, by the first
-    /// reason that applies.
+    /// Number of prompts read from the current file. `left_out` counts skipped prompts by reason.
     num_read: usize,
     left_out: BTreeMap<&'static str, usize>,
     watch: &'a dyn Watch,
@@ -187,8 +185,7 @@ impl Sieve<'_> {
         Ok((!has_length).then_some("outside the length bounds"))
     }
 
-    /// Returns whether a prompt with `num_tokens` tokens, and its answers from the file, are within
-    /// the length bounds.
+    /// Returns whether a prompt of `num_tokens` tokens and its given answers are within the bounds.
     fn has_length(&self, prompt: &Prompt, num_tokens: usize) -> Result<bool> {
         let bounds = &self.lengths;
         let within = |num: usize, min: Option<usize>, max: Option<usize>| {

@@ -61,8 +61,7 @@ impl GivenCosts {
         self.rows_ms.clone().or(self.target_ms.map(|target| vec![target]))
     }
 
-    /// Returns the given time of a drafter's forward in milliseconds; `None` if it must be
-    /// measured.
+    /// Returns the given time of a draft forward in milliseconds; `None` if it must be measured.
     ///
     /// # Errors
     /// If there are several drafters but only one number.

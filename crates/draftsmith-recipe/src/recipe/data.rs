@@ -16,8 +16,7 @@ pub struct DataRecipe {
     /// Prompt files in the format of Spec-Bench, GSM8K, HumanEval, Alpaca or ShareGPT, or with
     /// `messages` or `{"prompt"}`.
     pub prompts: Vec<PromptSource>,
-    /// The maximum number of prompts from each file, or in total if sources have weights; all if
-    /// absent.
+    /// The maximum number of prompts per file, or in total if sources have weights; all if absent.
     pub num_prompts: Option<usize>,
     /// The split of the prompts to use; all prompts if absent.
     pub split: Option<Split>,
@@ -92,7 +91,7 @@ impl DataRecipe {
         self.served_by().filter(|server| server.labels == ServerLabels::Server)
     }
 
-    /// Checks the table `[data.server]`, which must be present exactly if servers generate the
+    /// Checks the table `[data.server]`, which must exist exactly if servers generate the
     /// responses.
     fn check_server(&self) -> Result<()> {
         match (&self.server, self.responses) {

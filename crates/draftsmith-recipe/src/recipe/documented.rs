@@ -18,9 +18,8 @@ const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['require
                       [drafters.adapter]\nkind = 'adapter'\n[drafters.eagle]\nkind = 'eagle3'\n[tune.costs]\n[evaluate]\n\
                       prompts = ['required']\n[evaluate.trees]\n";
 
-/// The trainings with a table `optimizer`, in the order of the README's columns. In the README,
-/// keys of drafters begin with `head`, `adapter`, `eagle3` or `lookup` instead of the drafter's
-/// name.
+/// The trainings with a table `optimizer`, in the order of the README's columns. There, keys of
+/// drafters begin with `head`, `adapter`, `eagle3` or `lookup` instead of the drafter's name.
 const OPTIMIZERS: [&str; 3] = ["head", "adapter", "eagle3"];
 
 /// Default values by full key.
@@ -92,8 +91,7 @@ fn documented() -> Keys {
 fn the_readme_lists_every_key_with_its_default() {
     let recipe: Recipe = toml::from_str(RECIPE).expect("every section has defaults");
     let mut sections = serde_json::to_value(&recipe).expect("a recipe is JSON");
-    // Drafters are serialised as TOML, which omits absent keys, so we serialise each table
-    // separately.
+    // Drafters become TOML, which omits absent keys, so we serialise each table separately.
     sections.as_object_mut().expect("it has sections").remove("drafters").expect("it is written");
     let head = recipe.trained_head().map(|(_, training)| serde_json::to_value(training));
     let trained = |name: &str| {

@@ -33,8 +33,7 @@ pub struct EvaluateRecipe {
     /// Whether to skip prompts that exceed the models' context; if false, they are an error.
     pub skip_long_prompts: bool,
     /// The number of prompts decoded at the same time. Above 1, speeds are those of the whole
-    /// batch, and we do not check them against tuning's expectations, which are for one sequence at
-    /// a time.
+    /// batch, and not checked against tuning's expectations, which are for single sequences.
     pub batch_size: usize,
     /// The ways of decoding to measure: greedy, sampled or both.
     pub decodings: Vec<DecodingName>,
@@ -47,8 +46,7 @@ pub struct EvaluateRecipe {
     /// The min-p value of sampled decoding: the smallest probability kept, as a share of the
     /// largest. No limit if absent.
     pub min_p: Option<f64>,
-    /// The repetition penalty of greedy and sampled decoding, for target and drafters; 1 has no
-    /// effect.
+    /// The repetition penalty of all decoding, for target and drafters; 1 has no effect.
     pub repetition_penalty: f64,
     /// The drafters to record, tune and measure; all drafters if absent.
     pub drafters: Option<Vec<DrafterId>>,

@@ -15,8 +15,7 @@ pub(crate) fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
     if holds { Ok(()) } else { bail!("key `{key}` {problem}") }
 }
 
-/// Reads and checks the keys of a table that is a file of its own. Error messages call the file
-/// `what`.
+/// Reads and checks the keys of a table in its own file. Error messages call the file `what`.
 pub(super) fn read_keys<T: DeserializeOwned>(
     what: &str,
     path: &Path,

@@ -1,6 +1,5 @@
 //! Overrides of a recipe by the command line: keys set by `--set KEY=VALUE`, the seed, and the
-//! dtype that models compute in. The dtype also applies to trainings that do not set `dtype`
-//! themselves.
+//! models' dtype. The dtype also applies to trainings that do not set `dtype` themselves.
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;

@@ -1,6 +1,5 @@
-//! Settings of stop rules by short name: the table `[evaluate.rules]` in a recipe, or the flag
-//! `--rule` of `generate`. The theory crate's table of rules defines their names, options, allowed
-//! values and defaults.
+//! Settings of stop rules by short name, in the recipe's table `[evaluate.rules]` or the flag
+//! `--rule`. The theory crate's table of rules defines names, options, allowed values and defaults.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +10,7 @@ use serde_json::Number;
 
 use super::keys::require;
 
-/// The settings of each rule that a recipe lists, such as `fixed = [1, 2]`. They are written as
-/// given, without defaults.
+/// The settings of each rule that a recipe lists, such as `fixed = [1, 2]`, without defaults.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RulesRecipe(BTreeMap<String, RuleRecipe>);
@@ -39,8 +37,7 @@ fn listed() -> impl Iterator<Item = (&'static StopRuleEntry, &'static Grid)> {
 }
 
 impl RulesRecipe {
-    /// Checks the names, options and values of all rules. Error messages call the table
-    /// `key_prefix`.
+    /// Checks all rules' names, options and values. Error messages call the table `key_prefix`.
     pub fn check(&self, key_prefix: &str) -> Result<()> {
         let mut rules = self.0.iter();
         rules.try_for_each(|(name, rule)| rule.check(name, &format!("{key_prefix}.{name}")))

@@ -1,5 +1,4 @@
-//! Reads the table `[data.server]` from a file, and checks recipes whose target runs only on
-//! servers.
+//! Reads the table `[data.server]` from a file, and checks recipes whose target runs on servers.
 
 use std::path::Path;
 
@@ -18,8 +17,7 @@ pub fn read_server(path: &Path) -> Result<ServerRecipe> {
     read_keys("server", path, |server: &ServerRecipe| Ok(server.check()?))
 }
 
-/// Checks that nothing in the recipe needs the target's weights, for a recipe whose target runs on
-/// servers.
+/// Checks that nothing in a recipe with a target on servers needs the target's weights.
 ///
 /// # Errors
 /// If a key requires the weights. The message names the key.

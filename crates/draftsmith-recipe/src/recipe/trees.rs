@@ -1,5 +1,4 @@
-//! The table `[evaluate.trees]`: candidate trees, measured in addition to the chains of every
-//! drafter that has a model.
+//! The table `[evaluate.trees]`: candidate trees to measure in addition to the drafters' chains.
 
 use anyhow::Result;
 use draftsmith_theory::{TreeChildren, TreeShape};

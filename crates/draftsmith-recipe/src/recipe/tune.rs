@@ -9,17 +9,15 @@ use super::costs::GivenCosts;
 use super::keys::require;
 use super::prompts::Split;
 
-/// The settings for recording rollouts and choosing a stop rule. Decodings, length limits, heads
-/// and adapters come from `[evaluate]`. The prompts of `[evaluate]` are recorded too and serve as
-/// test prompts.
+/// The settings for recording rollouts and choosing a stop rule. `[evaluate]` gives the decodings,
+/// length limits, heads and adapters. Its prompts are recorded too and serve as test prompts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TuneRecipe {
-    /// The prompt files on which the rule is chosen. By default, the prompts that training held out
-    /// of the built data.
+    /// The prompt files for choosing the rule; by default, prompts that training held out of the
+    /// data.
     pub prompts: Option<Vec<PathBuf>>,
-    /// The maximum number of prompts from each file or from the held-out prompts, spread evenly;
-    /// all if absent.
+    /// The maximum number of prompts per file or of held-out prompts, spread evenly; all if absent.
     pub num_prompts: Option<usize>,
     /// The split of the prompt files to use; all prompts if absent.
     pub split: Option<Split>,
@@ -28,8 +26,7 @@ pub struct TuneRecipe {
     pub max_candidate_length: usize,
     /// Whether to also try prompt lookup before each drafter.
     pub lookup_first: bool,
-    /// The times of forwards on the machine that will serve the drafters; measured on this machine
-    /// if absent.
+    /// The times of forwards on the machine that will serve the drafters; measured here if absent.
     pub costs: Option<GivenCosts>,
 }
 

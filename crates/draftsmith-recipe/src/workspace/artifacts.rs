@@ -84,8 +84,8 @@ impl Artifacts {
         })
     }
 
-    /// Reads the adapter in a directory for computing in `dtype`. Only adapters in the models' own
-    /// dtype are cached.
+    /// Reads the adapter in a directory for computing in `dtype`. Caches it only in the models'
+    /// dtype.
     ///
     /// # Errors
     /// If the adapter is missing, broken, or for a target of another shape.
@@ -111,8 +111,7 @@ impl Artifacts {
         hash_export(dir, shape, |path| self.file_hash(path))
     }
 
-    /// Hashes an adapter's weights and exit layer. An acceptance head identifies its adapter by
-    /// this hash.
+    /// Hashes an adapter's weights and exit layer. Acceptance heads identify adapters by this hash.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -120,8 +119,7 @@ impl Artifacts {
         self.export_hash(dir, &config.exit_layer.to_string())
     }
 
-    /// Removes everything from the cache that was read from `dir`, because it is about to be
-    /// rewritten.
+    /// Removes everything from the cache that was read from `dir`, before `dir` is rewritten.
     pub fn forget(&self, dir: &Path) {
         forget_within(&self.file_hashes, dir);
         forget_within(&self.data, dir);

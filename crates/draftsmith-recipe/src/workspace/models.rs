@@ -1,5 +1,4 @@
-//! The models of a workspace: a target, which may run on servers, and draft models. Each is read
-//! and hashed once.
+//! A workspace's target, which may run on servers, and draft models, each read and hashed once.
 
 use std::path::Path;
 
@@ -58,8 +57,8 @@ impl Models {
         self.model(&self.target, dtype)
     }
 
-    /// Returns the first draft model for computing in `dtype`; `None` without a draft model. Reads
-    /// it at the first call.
+    /// Returns the first draft model in `dtype`, read at the first call; `None` without a draft
+    /// model.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -140,8 +139,7 @@ impl Models {
         Ok(&self.target.config()?.shape)
     }
 
-    /// Returns the length in tokens of the longest sequence that both target and draft model can
-    /// read.
+    /// Returns the longest sequence that both target and draft model can read, in tokens.
     ///
     /// # Errors
     /// If a `config.json` is missing or broken.
@@ -172,8 +170,8 @@ impl Models {
         self.drafts.first().map(|(id, draft)| (*id, draft.dir.as_path()))
     }
 
-    /// Returns the target's hash for provenance. For a target on servers, the hash covers only the
-    /// local files.
+    /// Returns the target's hash for provenance. If it runs on servers, only local files are
+    /// hashed.
     ///
     /// # Errors
     /// If a file cannot be read.

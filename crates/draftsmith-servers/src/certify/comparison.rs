@@ -1,5 +1,4 @@
-//! `certify`: tests through requests alone whether a speculating server's output is that of its
-//! target.
+//! `certify`: tests by requests alone whether a speculating server's output is its target's.
 //!
 //! A reference server runs the same target without speculation. Greedy answers must have the same
 //! tokens, except where the reference's two best tokens are nearly tied. Sampled answers must
@@ -20,8 +19,7 @@ pub use self::sampled::{SampledPlan, SampledReport};
 
 /// A difference whose gap exceeds the tie gap by this factor is a bug.
 const BUG_GAP: f64 = 10.0;
-/// The tie gap is at least this factor times the largest change of a gap measured on the reference
-/// itself.
+/// The tie gap is at least this factor times the largest change of the reference's own gaps.
 const JITTER_FACTOR: f64 = 3.0;
 /// The maximum number of prefixes for measuring the reference's jitter.
 const NUM_JITTER: usize = 32;
@@ -52,8 +50,7 @@ pub struct CertifyPlan {
     pub num_tokens: usize,
     /// The number of concurrent requests under load.
     pub concurrency: usize,
-    /// The smallest tie gap: a difference of log-probabilities, in nats, up to which two tokens
-    /// count as tied.
+    /// The smallest gap of log-probabilities, in nats, up to which two tokens always count as tied.
     pub least_tie: f64,
     /// The plan of the sampled test; `None` to compare only greedy answers.
     pub sampled: Option<SampledPlan>,
@@ -110,7 +107,7 @@ pub struct Difference {
     pub expected: Option<u32>,
     /// The server's token; `None` if its answer ends here.
     pub found: Option<u32>,
-    /// The reference's log-probability of its best token minus that of the server's token, in nats.
+    /// The reference's log-probability of its best token minus the server's token, in nats.
     /// Infinite (null in JSON) if the server's token is not among the reference's most probable
     /// ones.
     pub gap: f64,
@@ -162,8 +159,7 @@ pub fn certify(
     Ok(Certificate { verdict, greedy, sampled })
 }
 
-/// Answers all requests, some of them concurrently. Returns the answers in the order of the
-/// requests.
+/// Answers all requests, some concurrently. Returns the answers in the order of the requests.
 pub(crate) fn complete_all(
     end: &dyn Completing,
     asks: &[CompletionAsk<'_>],
@@ -324,8 +320,7 @@ fn jitter(
     Ok((tie_gap, num_near as f64 / alone.len().max(1) as f64))
 }
 
-/// Returns the difference between the two largest log-probabilities, in nats; infinite if only one
-/// is known.
+/// Returns the difference of the two largest log-probabilities, in nats; infinite if one is known.
 fn second_gap(known: &[(u32, f32)]) -> f64 {
     let mut sorted: Vec<f32> = known.iter().map(|(_, log_prob)| *log_prob).collect();
     sorted.sort_by(|one, other| other.total_cmp(one));

@@ -14,8 +14,7 @@ use serde_json::{Value, json};
 
 /// The number of tokens in a short answer.
 const NUM_SHORT: usize = 8;
-/// The minimum ratio of the shortest to the longest response time for requests to count as
-/// concurrent.
+/// The minimum ratio of the shortest to the longest response time of concurrent requests.
 const FIRST_OF_LAST: f64 = 0.7;
 
 /// A server whose rounds are timed.
@@ -39,8 +38,7 @@ struct TimedAnswer {
 pub struct TimedRounds {
     /// The time of a round in seconds.
     pub round: f64,
-    /// The prefill time per prompt in seconds: the total for concurrent prompts, divided by their
-    /// number.
+    /// The prefill time per prompt in seconds: the total divided by the number of prompts.
     pub prompt: f64,
     /// The mean number of tokens in a prompt; `None` if the server does not report it.
     pub prompt_tokens: Option<f64>,
@@ -72,8 +70,7 @@ impl SpeculationCounters {
 }
 
 impl TimedServer {
-    /// Connects to a server by its URL up to `/v1`. Uses the given model, or the first one that the
-    /// server lists.
+    /// Connects to a server by its URL up to `/v1`, for the given model or the first in its list.
     ///
     /// # Errors
     /// If the server cannot be reached, or lists no model.

@@ -56,8 +56,7 @@ pub fn recipe_of(form: &FileForm, dir: &Path, target: &Path) -> Result<Recipe> {
     Ok(Recipe::of_drafters(target.to_path_buf(), None, drafters))
 }
 
-/// Answers prompts greedily with a fixed candidate length, and measures the acceptance rate by
-/// position.
+/// Measures the acceptance rate by position in greedy answers with a fixed candidate length.
 ///
 /// # Errors
 /// If prompts or models cannot be read.

@@ -1,6 +1,5 @@
 //! Examines EAGLE-3 drafters in the three formats of trainers. The model crate finds faults in the
-//! files. This file adds the servers' behaviour for each fault, and problems that only servers
-//! have.
+//! files. This file adds what servers do about each fault, and problems that only servers have.
 
 use anyhow::Result;
 use draftsmith_model::{Eagle3Config, Eagle3FaultKind, Eagle3Files};

@@ -171,7 +171,7 @@ impl SettingsTable<'_> {
         (vec![flags(text)], notes)
     }
 
-    /// Returns the flag for concurrent requests whose rounds differ in length; empty for a single
+    /// Returns the flag for concurrent requests with rounds of different lengths; empty for one
     /// request.
     fn unified(&self) -> &'static str {
         if self.most_requests() > 1 { " --kv-unified" } else { "" }

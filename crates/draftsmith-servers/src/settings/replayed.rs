@@ -12,8 +12,7 @@ use serde::Serialize;
 pub struct Drafting {
     /// The maximum number of candidates per round.
     pub num_candidates: usize,
-    /// The probability, among the ten most probable tokens, below which drafting stops; 0 never
-    /// stops it.
+    /// The drafter's probability, among its top ten tokens, below which drafting stops; 0 if never.
     pub least_prob: f64,
     /// The number of tokens that a lookup must match; null for a drafter.
     pub num_matched: Option<usize>,

@@ -209,8 +209,7 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
     let rounds = 80.0 / fixed.tokens_per_round;
     let expected = seconds(80.0, target(2)) / seconds(rounds, target(4) + 0.0001);
     assert!((fixed.speedup / expected - 1.0).abs() < 1e-9, "{} {expected}", fixed.speedup);
-    // All lookups are right in these responses. With two requests, each has room for four
-    // candidates.
+    // All lookups are right here. With two requests, each has room for four candidates.
     let found = tuning.look_ups(greedy).expect("tried");
     let found = found.expect("rows were measured");
     let single = found.single.expect("it pays");
@@ -237,8 +236,7 @@ const KINDS: [ServerKind; 5] = [
     ServerKind::TrtLlm(ScheduleKeys::LowerBounds),
 ];
 
-/// Reads the number of candidates that settings give a batch, as the server itself would; 0 means
-/// off.
+/// Reads a batch's number of candidates from settings, as the server itself would; 0 means off.
 fn given(kind: ServerKind, files: &[SettingsFile], batch_size: usize) -> usize {
     let text =
         |name: &str| files.iter().find(|file| file.name == name).map(|file| file.text.as_str());
@@ -252,8 +250,8 @@ fn given(kind: ServerKind, files: &[SettingsFile], batch_size: usize) -> usize {
             let mut found = None;
             for entry in table {
                 let [from, to, k] = [0, 1, 2].map(|at| entry[at].as_u64().expect("a number"));
-                // An entry has three numbers. The ranges start at 1, without gap or overlap, and
-                // stay within the maximum.
+                // An entry has three numbers. Ranges start at 1, have no gap or overlap, and
+                // respect the maximum.
                 assert_eq!(entry.as_array().map(Vec::len), Some(3));
                 assert!(from == next && from <= to && k <= most && most > 0, "{config}");
                 next = to + 1;

@@ -37,8 +37,7 @@ impl Surveyor<'_> {
         Ok((CostSource::Machine, self.measure(&mut decoders, NUM_PROMPTS, &lengths)?))
     }
 
-    /// Returns the seconds of target forwards over 1, 2, 3 … rows, as given or measured on this
-    /// machine.
+    /// Returns the seconds of target forwards over 1, 2, 3 … rows, as given or measured here.
     pub(super) fn target_costs(&self) -> Result<(CostSource, Costs)> {
         let given = self.given.and_then(|given| Costs::given_target(given).transpose());
         if let Some(costs) = given.transpose()? {

@@ -1,5 +1,4 @@
-//! Cross-validation over two halves of a survey's answers: each half is scored with what was chosen
-//! on the other half.
+//! Cross-validation: each half of a survey's answers is scored with settings from the other half.
 
 use anyhow::Result;
 use draftsmith_report::{DecodingName, LookUps};
@@ -34,8 +33,8 @@ impl Halves {
         Ok([Fold::new(other, one, costs, choose)?, Fold::new(one, other, costs, choose)?])
     }
 
-    /// Returns the recordings for choosing server settings, which are chosen on the first half and
-    /// evaluated on the second.
+    /// Returns the recordings for server settings: chosen on the first half, evaluated on the
+    /// second.
     pub(super) fn recorded(&self, decoding: Decoding, seed: u64) -> Recorded<'_> {
         let [chosen_on, judged_on] = &self.0;
         Recorded { chosen_on, judged_on, decoding: DecodingName::of(&decoding), seed }
@@ -46,8 +45,8 @@ impl Halves {
         self.0.iter().flat_map(|half| half.plain(&costs.rounds)).collect()
     }
 
-    /// Estimates the speedup of prompt lookup alone by cross-validation. Its setting is chosen on
-    /// both halves together.
+    /// Estimates the speedup of prompt lookup alone by cross-validation, with a setting from both
+    /// halves.
     ///
     /// # Errors
     /// If nothing was recorded.

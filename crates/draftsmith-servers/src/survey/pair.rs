@@ -61,8 +61,8 @@ pub struct PairSurvey {
     pub head: HeadSurvey,
     /// The advice.
     pub verdict: SurveyVerdict,
-    /// A server's settings, chosen on one half of the answers and evaluated on the other; null if
-    /// not requested.
+    /// A server's settings, chosen on one half of the answers and evaluated on the other, if
+    /// requested.
     pub server: Option<ServerSettings>,
 }
 
@@ -88,8 +88,7 @@ pub struct HeadSurvey {
 /// Small acceptance heads, each trained on one half of the answers and scored on the other.
 #[derive(Debug, Serialize)]
 pub struct Probe {
-    /// The share of a constant prediction's KL divergence that the heads explain: a lower bound for
-    /// a trained head.
+    /// The share of a constant prediction's KL divergence that the heads explain, a lower bound.
     pub explained: Estimate,
     /// The heads' scores on answers that they were not trained on.
     pub scores: HeadScores,
@@ -156,8 +155,7 @@ struct PairRecordings {
     whole: Recordings,
     /// The same recordings in two halves.
     halves: Halves,
-    /// Each half with the predictions of the head trained on the other half; `None` with too few
-    /// answers.
+    /// Each half with predictions of a head trained on the other; `None` with too few answers.
     with_heads: Option<Halves>,
     /// The draft model with one of these heads, or without a head.
     drafters: LoadedDrafters,
@@ -203,8 +201,8 @@ impl PairRecordings {
         })
     }
 
-    /// Estimates the benefit of an acceptance head; `untrained` is the cost of the best rule that
-    /// needs no training.
+    /// Estimates the benefit of an acceptance head; `untrained` is the cost of the best untrained
+    /// rule.
     fn head_survey(
         &self,
         judging: &Judging<'_>,
@@ -282,8 +280,7 @@ fn fixed_lengths(recordings: &Recordings, costs: &Costs, seed: u64) -> Result<Ve
     (1..=recordings.max_length).map(at).collect()
 }
 
-/// Estimates how often both models have the same most probable token, and the overlap of their
-/// distributions if known.
+/// Estimates how often both models' top tokens agree, and their distributions' overlap if known.
 fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, Option<Estimate>)> {
     progress.message("target and draft along the answers");
     let sampling = match surveyor.decoding.choice {

@@ -108,8 +108,7 @@ pub(super) struct Unexplained {
 }
 
 impl Unexplained {
-    /// Scores the predictions of `judged` against a constant prediction, the mean label of
-    /// `others`.
+    /// Scores the predictions of `judged` against the mean label of `others`.
     pub(super) fn of(judged: &[Vec<JudgedPrediction>], others: &[Vec<JudgedPrediction>]) -> Self {
         let (mut labels, mut weight) = (0.0, 0.0);
         for judged in others.iter().flatten() {

@@ -1,6 +1,5 @@
-//! Estimates by ridge regression what self-drafts could predict. A linear map (read-out) predicts
-//! the final hidden states from a self-draft's inputs, and the target's LM head turns them into
-//! logits.
+//! Estimates what self-drafts could predict. A linear map (read-out), fitted by ridge regression,
+//! predicts the final hidden states from a self-draft's inputs. The target's LM head gives logits.
 //!
 //! An adapter reads the hidden states of one layer. Its map corrects the logit lens (the final norm
 //! of these states), and stays close to it with little data. An EAGLE-3 drafter reads the token's
@@ -25,13 +24,11 @@ use draftsmith_tune::answers::TargetAnswer;
 
 /// The ridge penalty, relative to the mean of the squared inputs.
 const STRENGTH: f64 = 0.01;
-/// The maximum number of rows for a fit: all rows of answers, and rows of prompts up to this number
-/// in total.
+/// The maximum number of rows for a fit: all rows of answers, filled up with rows of prompts.
 const MAX_ROWS: usize = 8192;
 /// The number of rows whose logits are computed at once.
 const CHUNK: usize = 256;
-/// The minimum standard deviation of a feature, which avoids division by zero for a constant
-/// feature.
+/// The minimum standard deviation of a feature, against division by zero.
 const LEAST_SPREAD: f32 = 1e-6;
 
 /// The predictions of a read-out along each answer, one entry per token.
@@ -109,7 +106,7 @@ pub(super) fn read_outs(
             let over_base = select(&states.last, &rows) - select(&inputs.base, &rows);
             let map = LinearMap::fit(&select(&inputs.states, &rows), over_base)
                 .context("hidden states that are not finite")?;
-            // All answers of a half are processed together, because each product reads the whole LM
+            // All answers of a half are processed at once, because each product reads the whole LM
             // head.
             let places = halves[half].iter().flat_map(|nth| {
                 let (end, len) = (states.answers[*nth].end, tokens[*nth].len());
@@ -139,8 +136,7 @@ pub(super) fn read_outs(
     all.collect()
 }
 
-/// Runs the target along the answers, and collects the inputs of each self-draft and the final
-/// states.
+/// Runs the target along the answers. Collects the self-drafts' inputs and the final states.
 fn states(
     surveyor: &Surveyor<'_>,
     target: &CausalLm,
@@ -244,8 +240,8 @@ fn penalised<'l>(
 }
 
 impl LinearMap {
-    /// Fits the map from rows of inputs to final states minus the base; `None` if some values are
-    /// not finite.
+    /// Fits the map from rows of inputs to final states minus the base; `None` if not all are
+    /// finite.
     fn fit(exit: &Tensor<2>, over_base: Tensor<2>) -> Option<Self> {
         let (mean, offset) = (exit.clone().mean_dim(0), over_base.clone().mean_dim(0));
         let centred = exit.clone() - mean.clone();
@@ -356,8 +352,7 @@ mod tests {
             let size = |tensor: Tensor<2>| vectors::values(tensor.powi_scalar(2).mean())[0];
             size(wrong) / size(unseen.clone().matmul(truth.clone()))
         };
-        // With many rows, the fit explains nearly everything. With fewer rows than features, it
-        // explains a part.
+        // A fit to many rows explains nearly everything, and one to few rows a part.
         let (many, few) = (error(numbers(400)), error(numbers(16)));
         assert!(many < 0.01, "{many}");
         assert!(few > many && few < 1.0, "{few}");

@@ -33,13 +33,11 @@ pub struct TargetSurvey {
     pub cost_source: CostSource,
     /// The seconds of target forwards over 1, 2, 3 … rows.
     pub verify_seconds: Vec<f64>,
-    /// The results for each exit layer, then for an EAGLE-3 drafter if all layers that it reads are
-    /// surveyed.
+    /// The results by exit layer, then for EAGLE-3 if all layers that it reads are surveyed.
     pub exits: Vec<ExitSurvey>,
     /// The most promising exit layer; null if an EAGLE-3 drafter is more promising.
     pub best_exit_layer: Option<usize>,
-    /// The best rule of this self-draft, with its speedup cross-validated over self-drafts and
-    /// rules.
+    /// The best rule of this self-draft, with a speedup cross-validated over self-drafts and rules.
     pub best: HalfPromise,
     /// The result for prompt lookup without an adapter.
     pub look_ups: LookUps,
@@ -291,7 +289,7 @@ mod tests {
             let expected = (2.0 * 1020.0 + 10_010.0) / (4.0 * 1020.0 + 10_010.0);
             assert!((share_read(&config, Some(1)) - expected).abs() < 1e-12);
             assert_eq!(share_read(&config, Some(3)), 1.0);
-            // The EAGLE-3 layer's queries, keys and values read 20 numbers each, and it has a third
+            // The EAGLE-3 layer's queries, keys and values read 20 numbers, and it has a third
             // norm.
             let expected = (1020.0 + 300.0 + 10.0 + 10_010.0) / (4.0 * 1020.0 + 10_010.0);
             assert!((share_read(&config, None) - expected).abs() < 1e-12);

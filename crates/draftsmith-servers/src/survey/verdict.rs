@@ -1,8 +1,8 @@
 //! The advice of a survey, in one sentence: train a head, train an adapter, set a rule that needs
 //! no training, use prompt lookup, or do not speculate.
 //!
-//! Advice relies on intervals rather than point estimates. Where a gain may be zero, we advise the
-//! simpler option.
+//! Advice relies on intervals, not point estimates. If a gain may be zero, we advise the simpler
+//! option.
 
 use draftsmith_report::LookUps;
 use draftsmith_theory::{Estimate, LookupFirst, StopRuleConfig};
@@ -163,9 +163,9 @@ impl SurveyVerdict {
         Self::new(Advice::DoNotSpeculate, None, gain, sentence)
     }
 
-    /// Compares the advice with prompt lookup alone. Lookup is advised if its gain is certain and
-    /// exceeds that of other options without training. If training is advised, lookup is mentioned
-    /// as an addition.
+    /// Compares the advice with prompt lookup alone. We advise lookup if its gain is certain and
+    /// exceeds that of other untrained options. If we advise training, we mention lookup as an
+    /// addition.
     pub(super) fn beside_look_ups(self, found: &LookUps) -> Self {
         let gain = minus_one(found.speedup);
         let (look_ups, sentence) = (look_ups_text(found.look_ups), &self.sentence);

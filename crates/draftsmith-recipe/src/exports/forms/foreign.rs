@@ -85,8 +85,7 @@ pub(crate) fn kangaroo(Exporting { source, out, .. }: &Exporting<'_>) -> Result<
     })
 }
 
-/// Describes the tuned stop rules, which the authors' formats cannot store. `None` if no rules were
-/// tuned.
+/// Describes the tuned stop rules, which the authors' formats cannot store. `None` without any.
 fn tuned_sentence(tuned: &Tuned) -> Option<String> {
     let rules = [&tuned.greedy, &tuned.sampled];
     let rules: Vec<String> = rules

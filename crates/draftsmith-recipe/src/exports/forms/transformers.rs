@@ -65,8 +65,7 @@ fn written(export: &Exporting<'_>, draft: WriteDraft) -> Result<Written> {
     })
 }
 
-/// Writes a draft model, its head's weights and the stop settings into a directory. Adds what is
-/// not exported to `ignored`.
+/// Writes a draft model, its head and the stop settings. Adds what is not exported to `ignored`.
 pub(crate) fn write_with_head(
     export: &Exporting<'_>,
     draft: WriteDraft,

@@ -1,5 +1,5 @@
-//! Exports a draft model with its acceptance head as a Python package that contains a proposer
-//! (drafter) for vLLM.
+//! Exports a draft model with its acceptance head as a Python package with a vLLM proposer
+//! (drafter).
 
 use anyhow::{Result, bail};
 use draftsmith_files::write_whole;
@@ -16,8 +16,8 @@ const PROPOSER: &str = include_str!("python/proposer.py");
 /// The vLLM releases that the proposer supports. vLLM calls its proposer interface unstable.
 const VERSIONS: [&str; 2] = ["0.32", "0.33"];
 
-/// The packages that the proposer imports. An exported package with one of these names would shadow
-/// the import.
+/// The packages that the proposer imports. An export with one of these names would shadow the
+/// import.
 const IMPORTED: [&str; 9] =
     ["vllm", "torch", "safetensors", "json", "math", "bisect", "dataclasses", "pathlib", "typing"];
 

@@ -34,8 +34,7 @@ const UNSUSPICIOUS: f64 = 0.05;
 pub struct SampledPlan {
     /// The number of answers to each prompt.
     pub num_draws: usize,
-    /// The server's number of candidates per round. The test covers one position more, after the
-    /// answer's first token.
+    /// The server's number of candidates per round. The test covers one more position.
     pub num_candidates: usize,
     /// The maximum number of prompts. Prompts with the most informative answers are chosen.
     pub num_prompts: usize,
@@ -60,8 +59,7 @@ pub struct SampledReport {
     pub num_draws: usize,
     /// The number of tested prefixes.
     pub num_prefixes: usize,
-    /// The smallest total variation that the test finds with probability 0.9 at the most visited
-    /// prefix.
+    /// The smallest total variation found with probability 0.9 at the most visited prefix.
     pub detectable: f64,
     /// The tests with the smallest p-values, at most 20, in ascending order.
     pub tests: Vec<DistributionTest>,
@@ -179,8 +177,7 @@ struct SampledTest<'a> {
     listener: &'a (dyn Listener + Sync),
 }
 
-/// A tested prefix: the number of answers in each cell of next tokens, and the cells'
-/// probabilities.
+/// A tested prefix: the number of answers in each cell of next tokens, and its probability.
 struct TokenNode {
     prefix: Vec<u32>,
     counts: Vec<usize>,
@@ -216,8 +213,7 @@ impl SampledTest<'_> {
         Ok(order)
     }
 
-    /// Samples the server's answers to a prompt and tests them. Returns the tests and the tested
-    /// prefixes.
+    /// Samples and tests answers to a prompt. Returns the tests and the tested prefixes.
     fn tests(
         &self,
         number: usize,
@@ -229,8 +225,8 @@ impl SampledTest<'_> {
         let stream = [name, &number.to_string(), "certify"];
         let mut draws = SeededDraws::new(plan.seed, &stream);
         let seeds: Vec<u32> = (0..plan.num_draws).map(|_| (draws.uniform() * 2e9) as u32).collect();
-        // The server cuts the candidates at the end of an answer, so answers are longer than the
-        // tested part.
+        // The server cuts candidates at the end of an answer, so answers are longer than the tested
+        // part.
         let num_tokens = plan.num_candidates + 3;
         let ask = |seed: &u32| CompletionAsk {
             prompt,
@@ -403,8 +399,8 @@ impl TokenNode {
             node.log_probs.push(prob.ln());
             rest -= prob;
         }
-        // Rounded probabilities may sum to more than 1. A token with zero probability may still be
-        // drawn, by rounding.
+        // Rounded probabilities may sum to more than 1, and rounding may allow tokens of
+        // probability zero.
         let rest = rest.max(1e-6);
         node.counts.push(counts.into_values().sum());
         node.probs.push(rest);
@@ -431,8 +427,7 @@ impl TokenNode {
         fit
     }
 
-    /// Draws as many tokens from the reference's distribution as the prefix has, and counts them by
-    /// cell.
+    /// Redraws the prefix's next tokens from the reference's distribution, and counts them by cell.
     fn simulate(&self, draws: &mut SeededDraws) -> Vec<usize> {
         // Cells are drawn one by one, each as a share of the remaining tokens.
         let (mut left, mut mass) = (self.num(), 1.0);
@@ -479,8 +474,8 @@ mod tests {
 
     #[test]
     fn detectable_distances_are_those_of_the_table() {
-        // With 3,410 answers and 10 cells, the test finds a total variation of 0.05 at level 0.001
-        // and power 0.9.
+        // With 3,410 answers and 10 cells, a total variation of 0.05 is found at level 0.001, power
+        // 0.9.
         let node = TokenNode {
             prefix: vec![],
             counts: vec![341; 10],

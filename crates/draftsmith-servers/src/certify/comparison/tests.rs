@@ -1,5 +1,4 @@
-//! Tests with faults that real servers have had, planted into a mock server whose exact
-//! distribution is known.
+//! Tests with faults of real servers, planted into a mock server with a known exact distribution.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -57,16 +56,14 @@ const FAULTS: [Fault; 15] = [
     Fault::RejectedTokenStays,
 ];
 
-/// A target and drafter whose next-token probabilities depend only on the last token (a Markov
-/// chain).
+/// A target and a drafter that are Markov chains: the next token depends only on the last one.
 struct Mock {
     fault: Fault,
     speculates: bool,
     running: AtomicUsize,
 }
 
-/// The distributions after each token: the target's, the target's at temperature 0.7, and the
-/// drafter's.
+/// The distributions after each token: the target's at temperature 1 and 0.7, and the drafter's.
 static TABLES: LazyLock<[Vec<Vec<f64>>; 3]> = LazyLock::new(|| {
     let targets = |temperature: f64| -> Vec<Vec<f64>> {
         (0..NUM_LAST).map(|last| weights("target", last, 2.4 / temperature)).collect()
@@ -108,8 +105,7 @@ impl Drawn {
     }
 }
 
-/// Returns the drafter's distribution after a token, which is similar to the target's but
-/// different.
+/// Returns the drafter's distribution after a token, which only resembles the target's.
 fn drafter(last: u32) -> Vec<f64> {
     TABLES[2][last as usize].clone()
 }
@@ -185,8 +181,7 @@ impl Mock {
             before = token;
         }
         let (mut tokens, mut before) = (Vec::new(), last);
-        // One uniform number, in 32 steps, is reused for all positions and for the token after a
-        // rejection.
+        // One uniform number, in 32 steps, is reused for all positions and after a rejection.
         let reused = (self.fault == Fault::UniformReused)
             .then(|| draws.categorical(&[1.0; 32]) as f64 / 32.0);
         for (nth, token) in candidates.iter().enumerate() {
@@ -348,8 +343,7 @@ fn reference_fault(fault: Fault) -> Fault {
     if fault == Fault::Jitter { Fault::Jitter } else { Fault::None }
 }
 
-/// Estimates the total variation between the mock's and the target's second token, after the most
-/// probable first token.
+/// Estimates the total variation of the mock's second token, after the most probable first token.
 fn distance(fault: Fault, last: u32) -> f64 {
     const NUM: usize = 200_000;
     let mock = Mock::new(fault, true);
