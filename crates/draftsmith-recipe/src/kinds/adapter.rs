@@ -138,7 +138,7 @@ impl DrafterKind for AdapterKind {
         true
     }
 
-    /// Returns Kangaroo's default, γ.
+    /// Returns Kangaroo's γ, its maximum number of candidates in a round.
     fn max_candidate_length(&self) -> usize {
         6
     }

@@ -34,7 +34,7 @@ pub struct Models {
 }
 
 impl Models {
-    /// Returns the first device, which does all work except training.
+    /// Returns the first device, the only one that is used outside of training.
     pub fn device(&self) -> &Device {
         &self.devices[0]
     }
