@@ -40,8 +40,8 @@ pub struct SampledPlan {
     pub num_prompts: usize,
     /// The sampling temperature.
     pub temperature: f64,
-    /// The number of most probable tokens to sample from; all if `None`, which requires temperature
-    /// 1. At other temperatures, the distribution is known only for at most
+    /// The number of most probable tokens to sample from. `None` means all tokens, at temperature 1
+    /// only: at other temperatures, the distribution is known for at most
     /// [`NUM_LOG_PROBS`](draftsmith_served::NUM_LOG_PROBS) tokens.
     pub top_k: Option<usize>,
     /// The tokens that end answers. They count as one token.
