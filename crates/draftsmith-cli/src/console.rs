@@ -1,5 +1,5 @@
-//! Output and interruption: data on stdout, notes and progress on stderr, and the signal or deadline
-//! that stops a job between two units of work.
+//! Output and interruption: data goes to stdout, notes and progress to stderr. A signal or deadline
+//! stops a job between two units of work.
 
 mod dashboard;
 mod epochs;
@@ -24,29 +24,30 @@ use self::progress::TerminalBar;
 use self::signals::INTERRUPT;
 use self::streams::{eprint_line, put};
 
-/// Where a job writes, and whether it was asked to stop.
+/// The output of a job, and whether the job must stop.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Console {
-    /// Whether only errors may be written to stderr.
+    /// Whether to write only errors to stderr.
     pub(crate) quiet: bool,
-    /// Whether stdout is to hold one JSON document.
+    /// Whether stdout must contain a single JSON document.
     pub(crate) json: bool,
     /// Whether to write to stdout. `run` turns this off for its stages and writes one result itself.
     output: bool,
     /// Whether the reader of stdout has exited.
     reader_gone: Arc<AtomicBool>,
-    /// The number of the first signal that asked us to stop; 0 if there was none.
+    /// The number of the first signal that asked jobs to stop; 0 if there was none.
     signal: Arc<AtomicU8>,
     screen: Screen,
-    /// When jobs stop.
+    /// The time at which jobs must stop; `None` for no deadline.
     pub(crate) deadline: Option<Instant>,
-    /// The optimizer steps left of `--steps`, over all trainings of a command; `None` for no limit.
+    /// The number of optimizer steps left under `--steps`, over all trainings of a command; `None`
+    /// for no limit.
     steps_left: Arc<Mutex<Option<usize>>>,
 }
 
 impl Console {
-    /// Listens for signals. The first one asks jobs to stop. A Ctrl-C after it ends the process; a second
-    /// SIGTERM or SIGHUP does not, because `timeout` and closing terminals send them twice.
+    /// Listens for signals. The first signal asks jobs to stop. Another Ctrl-C ends the process.
+    /// Another SIGTERM or SIGHUP does not, because `timeout` and closing terminals send them twice.
     pub(crate) fn new(quiet: bool, json: bool) -> Result<Self> {
         let console = Self { quiet, json, output: true, ..Self::default() };
         let Self { signal, screen, .. } = console.clone();
@@ -56,7 +57,7 @@ impl Console {
                 screen.give_back();
                 std::process::exit(exit_code(number).into());
             }
-            // The dashboard would draw over the note.
+            // The dashboard would overwrite the note.
             if first.is_ok() && !screen.is_taken() {
                 eprint_line("stopping after the current step; press Ctrl-C again to stop at once");
             }
@@ -70,17 +71,17 @@ impl Console {
         Self { quiet: true, ..Self::default() }
     }
 
-    /// Returns the same console with stdout turned off.
+    /// Returns a copy of the console that does not write to stdout.
     pub(crate) fn without_output(&self) -> Self {
         Self { output: false, ..self.clone() }
     }
 
-    /// Writes a line to stderr, unless quiet.
+    /// Writes a line to stderr, unless `quiet` is set.
     pub(crate) fn note(&self, text: impl AsRef<str>) {
         self.line(text.as_ref());
     }
 
-    /// Returns the exit code of a job that was stopped: the signal's, or Ctrl-C's after a deadline.
+    /// Returns the exit code of a stopped job: the signal's, or that of Ctrl-C after a deadline.
     pub(crate) fn stopped_code(&self) -> u8 {
         match self.signal.load(Ordering::SeqCst) {
             0 => exit_code(INTERRUPT),
@@ -88,7 +89,8 @@ impl Console {
         }
     }
 
-    /// Returns whether the reader of stdout has exited. Jobs whose only product is that output may then stop.
+    /// Returns whether the reader of stdout has exited. Jobs that only produce output may then
+    /// stop.
     pub(crate) fn is_reader_gone(&self) -> bool {
         self.reader_gone.load(Ordering::SeqCst)
     }
@@ -133,7 +135,7 @@ impl TrainingWatch for Console {
         *self.steps_left.lock().unwrap_or_else(PoisonError::into_inner) = num_steps;
     }
 
-    /// Shows a training on the dashboard, or as lines.
+    /// Shows a training's progress on the dashboard, or as lines of text.
     fn shows(
         &self,
         command: &'static str,
@@ -172,7 +174,7 @@ impl Watch for Console {
     }
 }
 
-/// Returns the exit code that shells report for a process ended by a signal.
+/// Returns the exit code that shells report for a process that a signal ended.
 fn exit_code(signal: u8) -> u8 {
     128 + signal
 }

@@ -32,7 +32,7 @@ pub(crate) struct DecodingArguments {
 }
 
 impl DecodingArguments {
-    /// Builds the way of decoding that the flags choose: greedy without a temperature.
+    /// Builds the decoding settings that the flags give; greedy without `--temperature`.
     ///
     /// # Errors
     /// If a value is out of range.
@@ -63,7 +63,8 @@ impl EndArguments {
         Ends { eos_token_ids, stop_strings, only_answers: true }
     }
 
-    /// Returns what the flags choose. Without flags, returns `others`, if they set anything.
+    /// Returns the end tokens and stop strings given by flags. Without such flags, returns
+    /// `others`.
     pub(crate) fn or(&self, others: Ends) -> Ends {
         let is_given = self.eos_token_ids.is_some() || !self.stop_strings.is_empty();
         match is_given || (others.eos_token_ids.is_none() && others.stop_strings.is_empty()) {

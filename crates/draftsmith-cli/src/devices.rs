@@ -1,4 +1,4 @@
-//! Opens the devices of a command, and checks those of a training.
+//! Opens the devices of a command, and checks the list of devices for a training.
 
 use anyhow::Result;
 use burn::tensor::Device;
@@ -6,11 +6,11 @@ use burn::tensor::Device;
 use crate::console::Console;
 use draftsmith_recipe::device::{DeviceChoice, kernel_cache};
 
-/// Parses the devices of a training as the command line names them: one device, or several of one kind that
-/// split the batches: CUDA GPUs, or the CPU more than once.
+/// Parses the devices of a training from the command line: one device, or several of one kind that
+/// split the batches. Only CUDA GPUs, or the CPU several times, can be combined.
 ///
 /// # Errors
-/// If a name is not a device's, a GPU is repeated, or kinds differ.
+/// If a name is invalid, a GPU is repeated, or the devices are of different kinds.
 pub(crate) fn parse_devices(text: &str) -> Result<Vec<DeviceChoice>, String> {
     let mut choices: Vec<DeviceChoice> = Vec::new();
     for name in text.split(',') {
@@ -27,7 +27,7 @@ pub(crate) fn parse_devices(text: &str) -> Result<Vec<DeviceChoice>, String> {
     Ok(choices)
 }
 
-/// Opens a device, and notes that a GPU's first run compiles kernels.
+/// Opens a device. For a GPU, shows a note that the first run compiles kernels.
 ///
 /// # Errors
 /// As [`DeviceChoice::open`].

@@ -1,7 +1,7 @@
-//! draftsmith's command line: arguments, the console and locks.
+//! The command line of draftsmith: arguments, console output and locks.
 //!
-//! Only this crate prints and parses arguments. `commands/` has one file per subcommand: it reads a recipe,
-//! calls a library and prints.
+//! Only this crate prints and parses arguments. `commands/` has one file per subcommand, which
+//! reads a recipe, calls a library and prints the result.
 
 mod cli;
 mod commands;

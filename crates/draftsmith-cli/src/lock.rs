@@ -1,8 +1,10 @@
-//! Lets one command at a time write a recipe's directories. A second one fails and names the first.
+//! Locks a recipe's directories, so that only one command at a time writes them. A second command
+//! fails and names the first.
 //!
-//! We use the operating system's file locks on `data/.NAME.lock` and `checkpoints/.NAME.lock`, so a lock
-//! ends with its process, even if that is killed. The files stay and name the last holder; their presence
-//! locks nothing. Commands that only read, such as `generate` and `check`, take no lock.
+//! We use the operating system's file locks on `data/.NAME.lock` and `checkpoints/.NAME.lock`, so a
+//! lock ends with its process, even if that is killed. The files remain and name the last holder,
+//! but an existing file does not mean that it is locked. Commands that only read, such as
+//! `generate` and `check`, take no lock.
 
 use std::fs::{File, TryLockError};
 use std::io::{ErrorKind, Read, Seek, Write};
@@ -19,26 +21,26 @@ pub(crate) struct RecipeLock {
 }
 
 impl RecipeLock {
-    /// Takes the lock.
+    /// Locks both directories of a recipe.
     ///
     /// # Errors
     /// If another process holds the lock.
     pub(crate) fn take(recipe: &Recipe) -> Result<Self> {
-        // The fixed order ensures that one of two processes that start together gets both locks.
+        // In a fixed order, one of two processes that start together gets both locks.
         let dirs = [recipe.data_dir(), recipe.checkpoint_dir()];
         let files = dirs.iter().map(|dir| lock(dir)).collect::<Result<Vec<_>>>()?;
         Ok(Self { _files: files.into_iter().flatten().collect() })
     }
 }
 
-/// Locks a directory against other writers; `None` if it cannot be written anyway.
+/// Locks a directory against other writers; `None` if the directory is not writable anyway.
 fn lock(dir: &Path) -> Result<Option<File>> {
     let path = lock_path(dir);
     let Some(mut file) = open(&path)? else { return Ok(None) };
     match file.try_lock() {
         Ok(()) => {}
         Err(TryLockError::WouldBlock) => bail!("{}", in_use(dir, &mut file)),
-        // This file system has no locks, so we go without.
+        // This file system does not support locks, so we continue without one.
         Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
             return Ok(None);
         }
@@ -49,20 +51,20 @@ fn lock(dir: &Path) -> Result<Option<File>> {
     let command: Vec<_> =
         std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect();
     let holder = format!("{}\n{}\n", std::process::id(), command.join(" "));
-    // A failure only makes other processes' messages vaguer.
+    // If this fails, other processes only get a vaguer message.
     let _ = file.set_len(0).and_then(|()| file.write_all(holder.as_bytes()));
     Ok(Some(file))
 }
 
-/// Returns the path of a directory's lock: `data/.NAME.lock` for `data/NAME`.
+/// Returns the path of a directory's lock file: `data/.NAME.lock` for `data/NAME`.
 fn lock_path(dir: &Path) -> PathBuf {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     dir.with_file_name(format!(".{name}.lock"))
 }
 
-/// Opens the lock file; `None` if nothing can be written there, so that no lock is needed.
+/// Opens the lock file; `None` if the directory is not writable, so that no lock is needed.
 fn open(path: &Path) -> Result<Option<File>> {
-    // Truncated only after locking, because it names the current holder.
+    // The file is truncated only after locking, because it names the current holder.
     let mut options = File::options();
     let options = options.read(true).write(true).create(true).truncate(false);
     let created = path.parent().map_or(Ok(()), std::fs::create_dir_all);
@@ -76,7 +78,7 @@ fn is_unwritable(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::ReadOnlyFilesystem | ErrorKind::PermissionDenied)
 }
 
-/// Describes who holds the lock, if the lock file names the holder.
+/// Describes the lock's holder, if the lock file names it.
 fn in_use(dir: &Path, file: &mut File) -> String {
     let mut holder = String::new();
     let read = file.rewind().and_then(|()| file.read_to_string(&mut holder));
@@ -104,7 +106,7 @@ mod tests {
         let id = format!("process {}", std::process::id());
         assert!(message.contains("data/mine`") && message.contains(&id), "{message}");
         drop(first);
-        // The file that remains locks nothing.
+        // The remaining file is not locked.
         assert!(lock_path(&dir).exists());
         lock(&dir).expect("free again").expect("it can be locked");
         assert!(lock(&dir.with_file_name("other")).is_ok());

@@ -1,4 +1,4 @@
-//! A server on loopback that decodes with the embedded target, for tests.
+//! A local test server that decodes with the embedded target.
 
 #[path = "../../draftsmith-served/src/loopback.rs"]
 pub mod server;
@@ -17,7 +17,7 @@ use draftsmith_recipe::watch::Silent;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::responses::Responder;
 
-/// Serves the embedded target. `deed` decides how to treat each request, given its number.
+/// Serves the embedded target. `deed` decides how to answer each request, given its index.
 pub(crate) fn serve(deed: impl Fn(usize, &Request) -> Deed + Send + Sync + 'static) -> Loopback {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny");
     let workspace = Workspace::new(&dir.join("target"), &[], vec![Device::flex()]);
@@ -60,7 +60,7 @@ fn most_probable(logits: &[f32], num: usize) -> Vec<(u32, f32)> {
     ids.into_iter().map(|id| (id, log_probs[id as usize] as f32)).collect()
 }
 
-/// Reads the way of decoding from a request.
+/// Reads the decoding settings from a request.
 fn decoding_of(body: &Value) -> Decoding {
     let number = |key: &str| body[key].as_f64().expect("a number");
     let sampling = Sampling {

@@ -1,5 +1,5 @@
-//! Readers of untrusted files, exposed for the bench `fuzz` and the test `corpus`: a malformed file must cause
-//! an error and nothing worse. Not part of the interface.
+//! Readers of untrusted files, public only for the bench `fuzz` and the test `corpus`: a malformed
+//! file must cause an error and nothing worse. They are not part of the public interface.
 
 use std::path::Path;
 
@@ -9,23 +9,23 @@ use crate::commands::inspect;
 use crate::console::Console;
 use draftsmith_recipe::{Overrides, Recipe};
 
-/// Reads all sound responses of a journal.
+/// Reads all valid responses of a journal.
 ///
 /// # Errors
-/// If it cannot be read, or has no response.
+/// If the journal cannot be read, or has no valid response.
 pub fn journal(path: &Path) -> Result<()> {
     draftsmith_served::readers::journal(path).map_err(Error::msg)
 }
 
-/// Reads a server's answer to a greedy and to a sampled request.
+/// Parses a server's response as one to a greedy and as one to a sampled request.
 ///
 /// # Errors
-/// If it is invalid for both.
+/// If the response is invalid for both.
 pub fn answer(bytes: &[u8]) -> Result<()> {
     draftsmith_served::readers::answer(bytes).map_err(Error::msg)
 }
 
-/// Reads a recipe with the `KEY=VALUE` overrides of a command line.
+/// Reads a recipe, with `KEY=VALUE` overrides from the command line.
 ///
 /// # Errors
 /// If the recipe or an override is invalid.

@@ -1,4 +1,4 @@
-//! What tests need of recipes and workspaces.
+//! Helpers for tests with recipes and workspaces.
 
 use std::any::Any;
 use std::sync::{Arc, Mutex};
@@ -10,15 +10,15 @@ use draftsmith_recipe::watch::Watch;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{AdapterTraining, HeadTraining};
 
-/// Changes a recipe's drafters.
+/// An extension of recipes to change their drafters.
 pub(crate) trait ChangeDrafters {
-    /// Returns the drafter with this name, to change it.
+    /// Returns the drafter with this name, for modification.
     fn of(&mut self, name: &str) -> &mut DrafterRecipe;
-    /// Returns the training of a drafter's head, to change it.
+    /// Returns the training settings of a drafter's acceptance head, for modification.
     fn head_of(&mut self, name: &str) -> &mut HeadTraining;
-    /// Returns the training of an adapter, to change it.
+    /// Returns the training settings of an adapter, for modification.
     fn adapter_of(&mut self, name: &str) -> &mut AdapterTraining;
-    /// Keeps only these drafters.
+    /// Removes all drafters except these.
     fn keep(&mut self, names: &[&str]);
 }
 
@@ -51,12 +51,12 @@ impl ChangeDrafters for DrafterRecipes {
     }
 }
 
-/// Keeps what a workspace reads or hashes, in order.
+/// A log of the files that a workspace reads or hashes, in order.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Reads(Arc<Mutex<Vec<String>>>);
 
 impl Reads {
-    /// Returns what was read or hashed so far, in order.
+    /// Returns the log so far, in order.
     pub(crate) fn all(&self) -> Vec<String> {
         self.0.lock().expect("nobody panicked").clone()
     }

@@ -1,5 +1,5 @@
-//! Checks that the data of `build-data` is what the recipe would build now, and describes it in the
-//! provenance of exports.
+//! Checks that the data that `build-data` wrote matches what the recipe would build now, and
+//! describes that data in the provenance of exports.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ use crate::workspace::Workspace;
 /// Describes everything that the recipe's data depends on: models, prompt files and settings.
 ///
 /// # Errors
-/// If a file of models or prompts cannot be read.
+/// If a model file or a prompt file cannot be read.
 pub fn data_provenance(
     recipe: &Recipe,
     data: &DataRecipe,
@@ -45,7 +45,7 @@ pub fn data_provenance(
     })
 }
 
-/// Lists each source's weight and number of files; empty if no source has a weight.
+/// Lists each source's weight and number of files. The list is empty if no source has a weight.
 fn source_weights(data: &DataRecipe) -> Result<Vec<SourceWeight>> {
     if data.prompts.iter().all(|source| source.weight.is_none()) {
         return Ok(Vec::new());
@@ -57,12 +57,13 @@ fn source_weights(data: &DataRecipe) -> Result<Vec<SourceWeight>> {
     data.prompts.iter().map(weight).collect()
 }
 
-/// Reads the recipe's built data, and checks that it has the recipe's models, prompts and settings, and
-/// only tokens below `vocab_size`. The seed may differ, because several trainings may share data.
+/// Reads the recipe's built data. Checks that the data was built with the recipe's models, prompts
+/// and settings, and that every token id is below `vocab_size`. The seed may differ, because
+/// several trainings may share data.
 ///
 /// # Errors
-/// If data or a shard is missing or cannot be read, the data has other models, prompts or
-/// settings, or it has a token that the models do not have.
+/// If the data is missing, incomplete or unreadable, was built with other models, prompts or
+/// settings, or contains a token id of `vocab_size` or above.
 pub fn built_data(
     recipe: &Recipe,
     workspace: &Workspace,
@@ -79,7 +80,7 @@ pub fn built_data(
     let found = &built.provenance;
     let expected = match &recipe.data {
         Some(data) => data_provenance(recipe, data, workspace)?,
-        // Without the section, only the models can be compared.
+        // Without a section `[data]`, only the models can be compared.
         None => {
             let now = workspace.provenance(recipe.seed, 0)?;
             Provenance {
@@ -109,7 +110,7 @@ pub fn built_data(
     Ok(built)
 }
 
-/// Lists differences with both values: "`seed` = 0, which is 7 now".
+/// Lists the fields that differ, each with its old and its new value: "`seed` = 0, which is 7 now".
 pub fn changes_text(differences: &[FieldDifference]) -> String {
     let one = |FieldDifference { key, left, right }: &FieldDifference| {
         format!("`{key}` = {left}, which is {right} now")

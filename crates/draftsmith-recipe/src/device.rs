@@ -1,8 +1,8 @@
-//! Devices: opens them, checks their dtypes and counts their kernels.
+//! Opens compute devices, checks their dtypes, and counts the kernels that they launch.
 //!
 //! Only this file has a `cfg` for a backend. It also caches compiled kernels in the user's cache
-//! directory. Decoding on the CPU runs inside rayon's pool (`on_pool`), because a call from outside wakes the
-//! second thread too late.
+//! directory. Decoding on the CPU runs inside rayon's thread pool (`on_pool`), because calls from
+//! outside the pool wake its second thread too late.
 
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 mod kernels;
@@ -14,7 +14,7 @@ use burn::tensor::Device;
 use draftsmith_model::WeightDtype;
 use draftsmith_train::Section;
 
-/// A device as the command line names it.
+/// A compute device, as named on the command line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DeviceChoice {
     /// The CPU, through burn's flex backend.
@@ -60,14 +60,14 @@ impl DeviceChoice {
         if Self::is_cpu(device) { "cpu".to_owned() } else { name_of_gpu(&format!("{device:?}")) }
     }
 
-    /// Returns whether this is the CPU, where several sequences decode fastest with one thread each.
+    /// Returns whether the device is the CPU, where each sequence decodes best on its own thread.
     pub fn is_cpu(device: &Device) -> bool {
         *device == Device::flex()
     }
 }
 
-/// Parses a GPU's name on the command line from its `Debug` text, as burn offers no other access. Returns an
-/// unknown text unchanged.
+/// Parses a GPU's command-line name from the `Debug` text of a burn device, because burn offers no
+/// other access. Returns unknown text unchanged.
 pub fn name_of_gpu(debug: &str) -> String {
     let index = debug.rsplit_once("Cuda(").and_then(|(_, rest)| rest.split_once(')'));
     match index {
@@ -77,7 +77,7 @@ pub fn name_of_gpu(debug: &str) -> String {
     }
 }
 
-/// Where the compute dtype was set.
+/// Where the user set the compute dtype.
 #[derive(Debug, Clone, Copy)]
 pub enum DtypeSource {
     /// The flag `--dtype`.
@@ -86,21 +86,21 @@ pub enum DtypeSource {
     Key(Section),
 }
 
-/// Parses the dtype that models compute in.
+/// Parses the name of the dtype that models compute in.
 ///
 /// # Errors
-/// If it is neither `f32` nor `bf16`.
+/// If the name is neither `f32` nor `bf16`.
 pub fn parse_dtype(text: &str) -> Result<WeightDtype, String> {
     let all = [WeightDtype::F32, WeightDtype::Bf16];
     let found = all.into_iter().find(|dtype| dtype.name() == text);
     found.ok_or_else(|| "expected `f32` or `bf16`".to_owned())
 }
 
-/// Checks that a device can compute in a dtype at a useful speed. On the CPU bf16 takes some 70 times as
-/// long as f32, because there are no bf16 products.
+/// Checks that a device can compute in a dtype at a useful speed. On the CPU, bf16 is about 70
+/// times slower than f32, because our CPU backend has no bf16 matrix product.
 ///
 /// # Errors
-/// If it cannot; the message names the flag or key.
+/// If the device cannot. The message names the flag or key that asked for the dtype.
 pub fn require_dtype(device: &Device, source: DtypeSource, dtype: WeightDtype) -> Result<()> {
     let (dtype_name, is_cpu) = (dtype.name(), DeviceChoice::is_cpu(device));
     if dtype.is_f32() || (!is_cpu && device.supports_dtype(dtype.float_dtype())) {
@@ -128,24 +128,24 @@ pub fn require_dtype(device: &Device, source: DtypeSource, dtype: WeightDtype) -
     }
 }
 
-/// Watches the kernels that devices launch.
+/// A counter of the GPU kernels that are launched during its lifetime.
 pub struct KernelWatch {
     #[cfg(any(feature = "cuda", feature = "wgpu"))]
     watching: kernels::Watching,
 }
 
-/// What was launched.
+/// Numbers of kernels and of kernel launches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct NumKernels {
-    /// Distinct kernels, if they were counted. Each was compiled or read from a cache.
+    /// Number of distinct kernels, each compiled or read from the cache; 0 if not counted.
     pub distinct: usize,
-    /// Launches of all of them.
+    /// Number of launches of all kernels together.
     pub launches: usize,
 }
 
 impl KernelWatch {
-    /// Begins to watch. As long as new kernels are launched, `say` gets a line every few seconds. With
-    /// `counts`, distinct kernels are counted to the end, which slows each launch a little.
+    /// Starts counting. `say` receives a progress line every few seconds while new kernels appear.
+    /// If `counts` is true, we count distinct kernels until the end, which slows launches a little.
     pub fn begin(counts: bool, say: impl Fn(String) + Send + 'static) -> Self {
         #[cfg(not(any(feature = "cuda", feature = "wgpu")))]
         let _ = (counts, say);
@@ -155,7 +155,7 @@ impl KernelWatch {
         }
     }
 
-    /// Stops watching and returns what was launched since the beginning: 0 on the CPU.
+    /// Stops counting and returns the numbers since the start. Both are 0 on the CPU.
     pub fn num(self) -> NumKernels {
         #[cfg(any(feature = "cuda", feature = "wgpu"))]
         return self.watching.end();
@@ -174,8 +174,8 @@ pub fn kernel_cache(device: &Device) -> Option<std::path::PathBuf> {
     None
 }
 
-/// Caches compiled kernels and tuning results in the user's cache directory, unless a `cubecl.toml` names
-/// another. CubeCL's environment variables still apply.
+/// Caches compiled kernels and autotuning results in the user's cache directory, unless a
+/// `cubecl.toml` names another directory. CubeCL's environment variables still apply.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn keep_kernels() {
     use cubecl::config::{CubeClRuntimeConfig, RuntimeConfig, cache::CacheConfig};
@@ -188,8 +188,8 @@ fn keep_kernels() {
     let _ = CubeClRuntimeConfig::try_set(config);
 }
 
-/// Runs `work` on a thread of the pool. From there a forward hands rows to a second thread much faster
-/// than from outside the pool.
+/// Runs `work` on a thread of rayon's pool. Inside the pool, a forward hands rows to a second
+/// thread much faster than from outside.
 pub fn on_pool<R: Send>(work: impl FnOnce() -> R + Send) -> R {
     rayon::scope(|_| work())
 }
@@ -220,8 +220,9 @@ fn wgpu() -> Result<Device> {
     )
 }
 
-/// Multiplies two small matrices on a device. Without a driver or card, backends panic at first use, some on a thread of
-/// their own; we turn that into an error before any other work is done.
+/// Opens a device and multiplies two small matrices on it. Without a driver or card, backends panic
+/// at first use, some on their own thread. We turn such a panic into an error before other work
+/// starts.
 #[cfg(any(feature = "cuda", feature = "wgpu"))]
 fn probe(name: &str, open: impl FnOnce() -> Device + std::panic::UnwindSafe) -> Result<Device> {
     use std::sync::{Arc, Mutex, PoisonError};
@@ -253,8 +254,8 @@ fn probe(name: &str, open: impl FnOnce() -> Device + std::panic::UnwindSafe) -> 
     )
 }
 
-/// Finds which part of a CUDA installation is missing according to a backend's messages, and says where it is
-/// looked for; `None` if they report no missing part.
+/// Finds the missing part of a CUDA installation in a backend's messages, and says where that part
+/// is expected. `None` if the messages report no missing part.
 #[cfg(any(feature = "cuda", feature = "wgpu", test))]
 fn missing_part(messages: &str) -> Option<&'static str> {
     let has = |text: &str| messages.contains(text);
@@ -284,7 +285,7 @@ mod tests {
 
     #[test]
     fn a_missing_part_of_cuda_is_named() {
-        // As cudarc, cubecl and NVRTC word it.
+        // The messages are worded as cudarc, CubeCL and NVRTC word them.
         for (said, named) in [
             (
                 "panicked at lib.rs: Unable to dynamically load the \"cuda\" shared library - searched for library names",

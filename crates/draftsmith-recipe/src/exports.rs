@@ -1,6 +1,6 @@
-//! Reads heads and adapters, the exports of trainings.
+//! Reads trained acceptance heads and adapters from the directories that training exports.
 //!
-//! Each is checked against the models at hand, and messages name each difference.
+//! Each export is checked against the models in use. An error message names every difference.
 
 pub mod config_keys;
 pub mod entry;
@@ -26,9 +26,9 @@ use draftsmith_theory::ModelSummary;
 pub struct AdapterExport {
     /// The weights.
     pub adapter: Adapter,
-    /// Its settings.
+    /// The adapter's settings.
     pub config: AdapterConfig,
-    /// Its directory.
+    /// The directory that the adapter was read from.
     pub dir: PathBuf,
 }
 
@@ -36,7 +36,7 @@ impl AdapterExport {
     /// Reads the adapter in a directory, and checks that it was trained for the target.
     ///
     /// # Errors
-    /// If it is invalid, or belongs to another target.
+    /// If the adapter is invalid, or was trained for another target.
     pub fn read(dir: &Path, workspace: &Workspace) -> Result<Self> {
         let (config, adapter) =
             workspace.artifacts.adapter_in(&workspace.models, dir, workspace.models.dtype)?;
@@ -47,31 +47,32 @@ impl AdapterExport {
     }
 }
 
-/// Returns the directory of a drafter's head inside the drafter's own.
+/// Returns the directory of an acceptance head inside the directory of its drafter.
 pub fn head_within(dir: &Path) -> PathBuf {
     dir.join("head")
 }
 
-/// Finds the directory of the head that comes with the adapter in `dir`; `None` if there is none.
+/// Returns the directory of the acceptance head of the adapter in `dir`; `None` without a head.
 pub fn found_adapter_head(dir: &Path) -> Option<PathBuf> {
     Some(head_within(dir)).filter(|dir| dir.join("config.json").is_file())
 }
 
 impl AdapterExport {
-    /// Reads the adapter's head from `dir`, and checks that it was trained for this adapter and target.
+    /// Reads the adapter's acceptance head, and checks that it was trained for this adapter and
+    /// target.
     ///
     /// # Errors
-    /// If it is invalid, or belongs to another adapter or target.
+    /// If the head is invalid, or was trained for another adapter or target.
     pub fn head(&self, dir: &Path, workspace: &Workspace) -> Result<HeadExport> {
         let hash = || workspace.artifacts.adapter_hash(&self.dir, &self.config);
         read_self_drafts_head(dir, self.config.model.shape.hidden_size, hash, workspace)
     }
 }
 
-/// Reads a head in `dir` of a self-draft with this hidden size and hash.
+/// Reads the acceptance head of a self-draft that has this hidden size and weight hash.
 ///
 /// # Errors
-/// If it is invalid, or belongs to another self-draft or target.
+/// If the head is invalid, or was trained for another self-draft or target.
 pub fn read_self_drafts_head(
     dir: &Path,
     hidden_size: usize,
@@ -87,32 +88,33 @@ pub fn read_self_drafts_head(
     Ok(head)
 }
 
-/// A head and its directory.
+/// An acceptance head and its directory.
 pub struct HeadExport {
     /// The weights.
     pub head: AcceptanceHead,
-    /// Its settings.
+    /// The head's settings.
     pub config: AcceptanceHeadConfig,
-    /// Its directory.
+    /// The directory that the head was read from.
     pub dir: PathBuf,
 }
 
 impl HeadExport {
-    /// Reads the head in a directory, for a drafter with this hidden size.
+    /// Reads the acceptance head in a directory, for a drafter with this hidden size.
     ///
     /// # Errors
-    /// If it is missing or invalid, or has another hidden size.
+    /// If the head is missing or invalid, or was trained for another hidden size.
     pub fn read(dir: &Path, hidden_size: usize, workspace: &Workspace) -> Result<Self> {
         let (config, head) = workspace.artifacts.head(&workspace.models, dir, hidden_size)?;
         Ok(Self { head, config, dir: dir.to_path_buf() })
     }
 }
 
-/// Reads the head of a draft model in a directory, and checks that it was trained with this draft and a reviewer
-/// of this hash, or with the target if `None`.
+/// Reads a draft model's acceptance head from a directory. Checks that the head was trained for
+/// this draft model and for a reviewer with this hash, or for the target if `reviewer` is `None`. A
+/// reviewer is the model that verifies the draft's candidates.
 ///
 /// # Errors
-/// If it is missing or invalid, or belongs to another draft or reviewer.
+/// If the head is missing or invalid, or was trained for another draft model or reviewer.
 pub fn read_model_head(
     dir: &Path,
     draft: DrafterId,
@@ -130,11 +132,11 @@ pub fn read_model_head(
     Ok(head)
 }
 
-/// The key of the training data, in an export's training settings.
+/// The key of an export's training settings that describes the training data.
 pub const TRAINED_ON: &str = "data";
 
-/// Checks that tokenizer, chat template and ends of answers are those of an export's training data, as
-/// far as the export names them.
+/// Checks that an export was trained with the current tokenizer, chat template, end tokens and stop
+/// strings, as far as the export records them.
 fn check_text(
     what: &str,
     dir: &Path,
@@ -158,7 +160,7 @@ fn check_text(
     Ok(())
 }
 
-/// Describes a head in a few words: its form, blocks and inputs.
+/// Describes an acceptance head in a few words: its form, blocks and inputs.
 pub fn describe_head(config: &AcceptanceHeadConfig) -> String {
     let kind = if config.tied { "tied" } else { "untied" };
     let form = if config.reads.looks_ahead() { " that looks ahead" } else { "" };

@@ -1,12 +1,12 @@
-//! Finds models by their name on the Hugging Face Hub: `org/name` or `org/name@revision`.
+//! Finds models by name on the Hugging Face Hub: `org/name` or `org/name@revision`.
 //!
-//! We look in the cache that Python's `huggingface_hub` uses, and download what is missing into it: only
-//! configuration, tokenizer, chat template and weights, and never code. `client.rs` sends the requests and
-//! judges the answers, `download.rs` fills the cache. It runs on a separate thread, which we abandon if it
-//! stalls. A later run resumes the download.
+//! We look in the cache that Python's `huggingface_hub` uses, and download missing files into it.
+//! We download only configuration, tokenizer, chat template and weights, never code. `client.rs`
+//! sends requests and validates responses; `download.rs` fills the cache on a separate thread. We
+//! abandon that thread if it stalls, and a later run resumes the download.
 //!
-//! The environment variables are those of `huggingface_hub`: `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`,
-//! `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE`, `HF_HUB_DOWNLOAD_TIMEOUT`.
+//! We read the environment variables of `huggingface_hub`: `HF_HOME`, `HF_HUB_CACHE`, `HF_TOKEN`,
+//! `HF_TOKEN_PATH`, `HF_ENDPOINT`, `HF_HUB_OFFLINE` and `HF_HUB_DOWNLOAD_TIMEOUT`.
 
 mod client;
 mod download;
@@ -26,29 +26,29 @@ use crate::watch::Watch;
 use client::{Client, is_word};
 use download::{Download, Transfer};
 
-/// How long a download may stall if the environment sets no limit.
+/// The time without progress after which a download fails, unless `HF_HUB_DOWNLOAD_TIMEOUT` is set.
 const TIMEOUT: Duration = Duration::from_secs(30);
-/// How often to check for an interrupt.
+/// The time between two checks for a user interrupt.
 const TICK: Duration = Duration::from_millis(100);
 const ENDPOINT: &str = "https://huggingface.co";
 
-/// Finds the directory of a model that is given as a directory or as a name on the Hub. Downloads missing files
-/// from the Hub, the weights only if `with_weights`.
+/// Returns the directory of a model that is given as a directory or as a name on the Hub. Downloads
+/// missing files from the Hub; the weights only if `with_weights` is true.
 ///
 /// # Errors
-/// If it is not a directory, looks like a name on the Hub, and is neither cached nor downloadable.
+/// If the model is a name on the Hub that is neither cached nor downloadable.
 pub fn model_dir(given: &Path, with_weights: bool, watch: &dyn Watch) -> Result<PathBuf> {
     match parse_name(given) {
         Some(model) if !given.exists() => Hub::from_env()?.dir(&model, with_weights, watch),
-        // A missing directory is reported when it is read.
+        // A missing directory is reported by the code that reads it.
         _ => Ok(given.to_path_buf()),
     }
 }
 
-/// A model on the Hub. Both are safe parts of a path.
+/// A model on the Hub. Both fields are safe as parts of a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Repo {
-    /// `org/name`.
+    /// The name `org/name`.
     id: String,
     /// A branch, a tag or a commit.
     revision: String,
@@ -61,7 +61,8 @@ impl Repo {
     }
 }
 
-/// Parses a text that has the form of a name on the Hub: `org/name` with a branch, a tag or a commit.
+/// Parses a name on the Hub: `org/name`, with an optional branch, tag or commit after `@`. `None`
+/// if the text has another form.
 fn parse_name(given: &Path) -> Option<Repo> {
     let text = given.to_str()?;
     let (id, revision) = text.split_once('@').unwrap_or((text, "main"));
@@ -70,7 +71,7 @@ fn parse_name(given: &Path) -> Option<Repo> {
     is_name.then(|| Repo { id: id.to_owned(), revision: revision.to_owned() })
 }
 
-/// Returns whether a name is safe as a part of a path and of an address.
+/// Returns whether a name is safe as a part of a path and of a URL.
 fn is_plain_name(name: &str) -> bool {
     let is_known = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     name.starts_with(|c: char| c.is_ascii_alphanumeric()) && name.chars().all(is_known)
@@ -81,7 +82,7 @@ fn shown_name(model: &Repo) -> String {
     format!("{}@{}", model.id, model.revision)
 }
 
-/// The Hub and its cache.
+/// The Hub's settings and the local cache.
 #[derive(Debug)]
 struct Hub {
     cache: PathBuf,
@@ -127,7 +128,7 @@ impl Hub {
         };
         match self.cached(model) {
             Some(dir) if is_whole(&dir) => Ok(dir),
-            // The reader names a missing file, which may be intended.
+            // The file may be left out on purpose. Otherwise its reader reports it.
             Some(dir) if self.is_offline => Ok(dir),
             _ if self.is_offline => bail!(
                 "`{}` is neither a directory nor in the cache `{}`, and `HF_HUB_OFFLINE` is set; hint: \
@@ -153,7 +154,7 @@ impl Hub {
         let client = Client::new(&self.endpoint, self.token.clone());
         let (cache, to_load) = (self.cache.clone(), model.clone());
         let download = Download { client, cache, model: to_load, watcher };
-        // Once abandoned, the thread ends when it next receives something.
+        // An abandoned thread ends at the next bytes that it receives.
         let thread = std::thread::spawn(move || download.run(with_weights));
         let name = shown_name(model);
         let cannot = || {
@@ -170,7 +171,7 @@ impl Hub {
                 Ok(now) => now,
                 Err(RecvTimeoutError::Disconnected) => break,
                 Err(RecvTimeoutError::Timeout) => {
-                    // A complete file is being hashed.
+                    // A completely received file is being hashed, which sends no progress.
                     if shown.is_complete() || last_received.elapsed() < self.timeout {
                         continue;
                     }

@@ -1,7 +1,9 @@
-//! Drafters of a recipe, `[drafters.NAME]`: named instances of kinds.
+//! The drafters of a recipe, `[drafters.NAME]`. Each is a named instance of a kind.
 //!
-//! A kind is one [`KindEntry`] in a file of its own, beside its settings: what it loads, what it can be part of, how
-//! it is trained, which rules it is measured under and what its forwards read. Everything else goes by the drafter's
+//! Each kind has its own file, with its settings and one [`KindEntry`]. The file defines what
+//! drafters of the kind load, what they can be part of, how they are trained, which stop rules they
+//! are measured under and how much a forward reads. All other code identifies a drafter by its name
+//! and calls [`DrafterKind`] for the rest.
 //! name and asks the kind through [`DrafterKind`].
 
 pub mod adapter;
@@ -41,44 +43,44 @@ use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
 use crate::recipe::keys::require;
 use crate::recipe::rules::RulesRecipe;
 
-/// A drafter's kind, with its settings.
+/// The kind of a drafter, with its settings.
 pub type Kind = Arc<dyn DrafterKind>;
 
-/// Why there is nothing to record, tune or measure.
+/// The error message for a recipe without a drafter to record, tune or measure.
 pub const NOTHING_DRAFTS: &str = "the recipe has no drafter for this; hint: add a table `[drafters.NAME]` with its `kind`: `model` and its \
      checkpoint directory `model`, or `adapter` and its `exit_layer`, or `eagle3`";
 
-/// The training of a drafter on the target's hidden states.
+/// The training of a drafter that reads the target's hidden states.
 pub trait KindTraining: Any {
-    /// Returns the settings of its optimizer.
+    /// Returns the optimizer settings.
     fn optimizer(&self) -> &OptimizerSettings;
 
-    /// Returns the type that it computes in.
+    /// Returns the dtype that the training computes in.
     fn dtype(&self) -> WeightDtype;
 
-    /// Returns what it learns from.
+    /// Returns the training targets: the target model's distributions or the response's tokens.
     fn teacher(&self) -> Teaching;
 
-    /// Checks that a target of `num_layers` layers has those that the drafter reads.
+    /// Checks that a target of `num_layers` layers has all layers that the drafter reads.
     ///
     /// # Errors
-    /// If it has not.
+    /// If a layer is missing.
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError>;
 
-    /// Returns all settings, which identify the training together with its data.
+    /// Returns all settings. Together with the data, they identify the training.
     fn settings(&self) -> Value;
 
-    /// Returns the settings that drafters of this kind must share to be trained in one pass over the data.
+    /// Returns the settings that drafters must share to be trained in one pass over the data.
     fn pass(&self) -> Value;
 
-    /// Names the validation scores that are shown after each epoch.
+    /// Returns the names of the validation scores to show after each epoch.
     fn shown(&self) -> &'static [&'static str];
 
-    /// Trains drafters of this kind that share a pass, this one among them, in order. Each ends with the same bits as if
-    /// it were trained alone. `target` is frozen.
+    /// Trains all drafters of this kind that share a pass over the data, this one included, in
+    /// order. Each gets exactly the weights that it would get alone. `target` stays frozen.
     ///
     /// # Errors
-    /// If a setting is invalid, a row is broken, a number is not finite, or a file cannot be written.
+    /// If a setting or data row is invalid, a number is not finite, or a file cannot be written.
     fn train(
         &self,
         all: &[&dyn KindTraining],
@@ -88,27 +90,27 @@ pub trait KindTraining: Any {
         run: TrainingRun<'_>,
     ) -> Result<Ending<Vec<TrainedExport>>, TrainError>;
 
-    /// Describes a trained drafter from its directory and the scores of its best epoch, for a target of `num_layers`
-    /// layers.
+    /// Describes a trained drafter for a target of `num_layers` layers, from its directory and the
+    /// validation scores of its best epoch.
     ///
     /// # Errors
     /// If its files are invalid.
     fn describe(&self, dir: &Path, num_layers: usize, scores: &Value) -> Result<TrainedText>;
 }
 
-/// What a command shows of a trained drafter.
+/// The description of a trained drafter that a command shows.
 #[derive(Debug, Clone)]
 pub struct TrainedText {
-    /// Where it reads the target, as in `behind layer 2`.
+    /// Where the drafter reads the target's hidden states, such as `behind layer 2`.
     pub place: String,
-    /// Its size and scores, in lines.
+    /// The drafter's size and scores, as lines of text.
     pub lines: String,
-    /// Its properties, by their keys in JSON.
+    /// The drafter's properties, as keys and values of JSON.
     pub properties: Map<String, Value>,
 }
 
 impl TrainedText {
-    /// Builds the text of a drafter with a draft vocabulary, or with all tokens.
+    /// Adds the draft vocabulary's size and coverage to the properties, or null without one.
     pub fn with_vocabulary(
         mut self,
         vocabulary: Option<&DraftVocabulary>,
@@ -121,43 +123,45 @@ impl TrainedText {
     }
 }
 
-/// What a kind of drafter says about itself. Most methods have a default: that of a kind without steps.
+/// The interface of a kind of drafter. The defaults suit kinds that do not draft step by step.
 pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
-    /// Returns the entry of its kind.
+    /// Returns the entry in the table of kinds.
     fn entry(&self) -> &'static KindEntry;
 
-    /// Returns the settings as a table, without the name of the kind.
+    /// Returns the settings as a TOML table, without the key `kind`.
     fn settings(&self) -> toml::Table;
 
     /// Describes the drafter in words, such as `separate draft` or `self-draft, exit 2`.
     fn text(&self) -> String;
 
-    /// Returns the drafter's [`Road`], by which reports compare drafters.
+    /// Returns the drafter's [`Road`], a coarse class by which reports compare drafters.
     fn road(&self) -> Road;
 
-    /// Checks the settings. Messages name the drafter's table, `key`.
+    /// Checks the settings. Error messages refer to the drafter's table as `key`.
     ///
     /// # Errors
-    /// If a setting is invalid, or names a drafter that `all` lacks or that cannot take part.
+    /// If a setting is invalid, or names a drafter that `all` lacks or that cannot be part of this
+    /// one.
     fn check(&self, key: &str, all: &DrafterRecipes) -> Result<()>;
 
-    /// Loads the drafter: the parts that sessions are built from, its head, and what costs and reports need.
+    /// Loads the drafter's parts for decoding, its acceptance head, and what costs and reports
+    /// need.
     ///
     /// # Errors
-    /// If something is missing or invalid, or belongs to other models.
+    /// If a file is missing or invalid, or was trained for other models.
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter>;
 
-    /// Returns what the drafter can be inside another drafter.
+    /// Returns the role that the drafter can have inside another drafter.
     fn role(&self) -> Role {
         Role::Neither
     }
 
-    /// Returns whether rollouts of the drafter are recorded, and its stop rules tuned on them.
+    /// Returns whether the drafter's rollouts are recorded and its stop rules tuned on them.
     fn is_recorded(&self) -> bool {
         self.role() == Role::Steps
     }
 
-    /// Returns the forwards that a round of it takes.
+    /// Returns the number of draft forwards in a round: one per candidate or one in all.
     fn round_forwards(&self) -> RoundForwards {
         RoundForwards::EachStep
     }
@@ -167,57 +171,58 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         self.role() == Role::Steps
     }
 
-    /// Returns the checkpoint directory or the name on the Hub; `None` if the drafter is not a model.
+    /// Returns the draft model's directory or name on the Hub; `None` if it is no separate model.
     fn model(&self) -> Option<&Path> {
         None
     }
 
-    /// Returns how servers are told to draft with it.
+    /// Returns the settings that make inference servers draft with this drafter.
     fn served(&self) -> &'static ServerFlags {
         &AS_DRAFT_MODEL
     }
 
-    /// Returns the directory of a trained export that the recipe names; `None` for any other drafter.
+    /// Returns the directory of a trained export, if the recipe names one; `None` otherwise.
     fn path(&self) -> Option<&Path> {
         None
     }
 
-    /// Returns its training on the target's hidden states; `None` if the recipe does not train it in this way.
+    /// Returns the training on the target's hidden states; `None` if the recipe has no such
+    /// training.
     fn training(&self) -> Option<&dyn KindTraining> {
         None
     }
 
-    /// Returns the number of the target's first layers that drafting and training need.
+    /// Returns how many of the target's first layers drafting and training need.
     fn num_first_layers(&self) -> usize {
         0
     }
 
-    /// Returns whether the drafter runs the target's first layers ahead of the others. A target can do that
-    /// after only one layer.
+    /// Returns whether drafting runs the target's first layers ahead of the others (early exit). In
+    /// one session, a target can exit after only one layer.
     fn has_exit(&self) -> bool {
         false
     }
 
-    /// Returns the maximum number of candidates in a round, under every rule except a fixed length.
+    /// Returns the default maximum of candidates in a round. Fixed lengths ignore it.
     fn max_candidate_length(&self) -> usize {
         20
     }
 
-    /// Returns the only rule that the drafter is measured under; `None` if the recipe's rules apply.
+    /// Returns the only stop rule to measure the drafter under; `None` if the recipe's rules apply.
     fn own_rule(&self, _decoding: DecodingName) -> Option<StopRuleConfig> {
         None
     }
 
-    /// Returns the hash by which recordings identify the drafter; its head is not part of it.
+    /// Returns the hash that identifies the drafter in recordings, without the acceptance head.
     ///
     /// # Errors
-    /// If it cannot be recorded, or a file cannot be read.
+    /// If the drafter cannot be recorded, or a file cannot be read.
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
         bail!("the drafter `{}` has no model, and so no probabilities to record", loading.id)
     }
 
-    /// Returns the hash of the drafter's weights; an empty string for a kind without weights of its own.
-    /// Loading does not compute it.
+    /// Returns the hash of the drafter's weights, or an empty string for a kind without weights.
+    /// Loading does not compute this hash.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -225,7 +230,7 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         Ok(String::new())
     }
 
-    /// Summarises the drafter's files and its head for a report.
+    /// Summarises the drafter's files and its acceptance head for a report.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -237,19 +242,20 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// Loads the model whose hidden states the drafter's head reads, for training the head.
+    /// Loads the model whose hidden states the drafter's acceptance head reads, to train the head.
     ///
     /// # Errors
-    /// If it has no model, or a file is missing or broken.
+    /// If the drafter has no such model, or a file is missing or broken.
     fn frozen(&self, loading: &Loading<'_>, _dtype: WeightDtype) -> Result<DrafterModel> {
         bail!("the drafter `{}` has no hidden states that a head could read", loading.id)
     }
 
-    /// Builds the drafter's parts with the head in a directory, for a cascade in which a rule of a chain reads
-    /// that head. The head must have been trained for a reviewer with this hash; for the target if `None`.
+    /// Builds the drafter's parts with the acceptance head in `dir`, for a stop rule of a chain in
+    /// a cascade. The head must have been trained for the reviewer with this hash, or for the
+    /// target if `reviewer` is `None`.
     ///
     /// # Errors
-    /// If it cannot have another head, or the head belongs to other models.
+    /// If the drafter cannot use another head, or the head was trained for other models.
     fn with_head(
         &self,
         _loading: &Loading<'_>,
@@ -263,28 +269,28 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     }
 }
 
-/// What a drafter can be inside another.
+/// The role that a drafter can have inside another drafter.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Role {
-    /// It drafts step by step.
+    /// A drafter that drafts step by step.
     Steps,
-    /// It looks tokens up.
+    /// A drafter that looks up candidates in the text.
     LookUp,
-    /// It cannot be part of another.
+    /// A drafter that cannot be part of another.
     Neither,
 }
 
-/// A drafter: its kind with settings, and what drafters of all kinds may have.
+/// A drafter: its kind with settings, and the settings that drafters of all kinds have.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "toml::Table", into = "toml::Table")]
 pub struct DrafterRecipe {
-    /// The kind, with its settings.
+    /// The drafter's kind, with its settings.
     pub kind: Kind,
-    /// Its acceptance head: how it is trained, or its directory.
+    /// The drafter's acceptance head, as training settings or a directory; `None` for no head.
     pub head: Option<Origin<HeadTraining>>,
-    /// Settings of stop rules, instead of those of `[evaluate.rules]`.
+    /// The drafter's stop rule settings, which override those of `[evaluate.rules]`.
     pub rules: RulesRecipe,
-    /// The most candidates of a round, under every rule except a fixed length; the kind's if absent.
+    /// The maximum number of candidates in a round; by default the kind's. Fixed lengths ignore it.
     pub max_candidate_length: Option<usize>,
 }
 
@@ -294,14 +300,15 @@ impl DrafterRecipe {
         Self { kind, head: None, rules: RulesRecipe::default(), max_candidate_length: None }
     }
 
-    /// Returns the training settings of the drafter's head; `None` if the recipe does not train one.
+    /// Returns the training settings of the acceptance head; `None` if the recipe does not train
+    /// one.
     pub fn head_training(&self) -> Option<&HeadTraining> {
         self.head.as_ref().and_then(Origin::training)
     }
 
-    /// Lists the stop rules that the drafter is measured under. Settings in `rules`, the table
-    /// `[evaluate.rules]`, apply where the drafter has none of its own. Rules that read what the drafter lacks
-    /// are left out; a kind with a rule of its own has only that rule.
+    /// Lists the stop rules that the drafter is measured under. The drafter's own settings override
+    /// those in `rules`, the table `[evaluate.rules]`. Rules that need a signal or head that the
+    /// drafter lacks are left out. A kind with its own rule has only that rule.
     pub fn stop_rules(
         &self,
         rules: &RulesRecipe,
@@ -363,10 +370,10 @@ impl TryFrom<toml::Table> for DrafterRecipe {
 }
 
 impl DrafterRecipe {
-    /// Reads a drafter of one of `kinds`.
+    /// Reads a drafter whose kind is one of `kinds`.
     ///
     /// # Errors
-    /// If a key is unknown or has another form; the message names it.
+    /// If a key is unknown or has an invalid value. The message names the key.
     pub fn read(mut table: toml::Table, kinds: &Kinds) -> Result<Self, String> {
         fn take<T: de::DeserializeOwned + Default>(
             table: &mut toml::Table,
@@ -409,7 +416,7 @@ impl From<DrafterRecipe> for toml::Table {
     }
 }
 
-/// The drafters of a recipe, in its order.
+/// The drafters of a recipe, in the recipe's order.
 #[derive(Debug, Clone, Default)]
 pub struct DrafterRecipes(Vec<(DrafterId, DrafterRecipe)>);
 
@@ -419,17 +426,17 @@ impl DrafterRecipes {
         Self(vec![(id, drafter)])
     }
 
-    /// Iterates over names and drafters, in order.
+    /// Iterates over the drafters with their names, in the recipe's order.
     pub fn iter(&self) -> impl Iterator<Item = (DrafterId, &DrafterRecipe)> {
         self.0.iter().map(|(id, drafter)| (*id, drafter))
     }
 
-    /// Finds the drafter with this name.
+    /// Returns the drafter with this name; `None` if there is none.
     pub fn get(&self, id: DrafterId) -> Option<&DrafterRecipe> {
         self.iter().find(|(name, _)| *name == id).map(|(_, drafter)| drafter)
     }
 
-    /// Finds the drafter with this name, to change it.
+    /// Returns the drafter with this name for modification; `None` if there is none.
     pub fn get_mut(&mut self, id: DrafterId) -> Option<&mut DrafterRecipe> {
         self.0.iter_mut().find(|(other, _)| *other == id).map(|(_, drafter)| drafter)
     }
@@ -439,7 +446,7 @@ impl DrafterRecipes {
         self.0.retain(|(id, _)| is_kept(*id));
     }
 
-    /// Adds a drafter at a place. Does not check that its name is new.
+    /// Inserts a drafter at an index, at most the length. Does not check that its name is new.
     pub(crate) fn insert(&mut self, place: usize, id: DrafterId, drafter: DrafterRecipe) {
         self.0.insert(place.min(self.0.len()), (id, drafter));
     }
@@ -449,21 +456,22 @@ impl DrafterRecipes {
         self.0.push((id, drafter));
     }
 
-    /// Returns the directory of what a drafter's training exports: the one that the recipe names, or else the
-    /// drafter's within `home`.
+    /// Returns the directory of a drafter's export: the one that the recipe names, or else a
+    /// subdirectory of `home` named after the drafter.
     pub(crate) fn export_dir(&self, home: &Path, id: DrafterId) -> PathBuf {
         let given = self.get(id).and_then(|it| it.kind.path());
         given.map_or_else(|| home.join(id.as_str()), Path::to_path_buf)
     }
 
-    /// Returns the directory of a drafter's head; `None` if the recipe neither names nor trains one.
+    /// Returns the directory of a drafter's acceptance head; `None` if the recipe has no head for
+    /// it.
     pub(crate) fn head_dir(&self, home: &Path, id: DrafterId) -> Option<PathBuf> {
         let head = self.get(id)?.head.as_ref()?;
         Some(head.path().map_or_else(|| head_within(&self.export_dir(home, id)), Path::to_path_buf))
     }
 
-    /// Lists the draft models with their checkpoint directories or names on the Hub. The first is the draft
-    /// whose candidates and labels `build-data` writes.
+    /// Lists the draft models with their checkpoint directories or names on the Hub. `build-data`
+    /// writes the candidates and labels of the first one.
     pub fn models(&self) -> Vec<(DrafterId, &Path)> {
         self.iter().filter_map(|(id, it)| Some((id, it.kind.model()?))).collect()
     }
@@ -521,7 +529,7 @@ impl<'de> Visitor<'de> for RecipesVisitor {
     }
 }
 
-/// Sets `dtype` for each training in a table of drafters, unless it has one.
+/// Sets `dtype` for each training in a table of drafters that does not set it.
 pub fn default_dtype(drafters: &mut toml::Table, dtype: &str, kinds: &Kinds) {
     let tables = drafters.iter_mut().filter_map(|(_, it)| it.as_table_mut());
     for table in tables {
@@ -540,8 +548,9 @@ pub fn default_dtype(drafters: &mut toml::Table, dtype: &str, kinds: &Kinds) {
     }
 }
 
-/// Checks that `all` has each of `members` in an allowed role, that none is named twice, and that at most one
-/// exits the target early. Messages name `key`; `problem` says why a role is not allowed.
+/// Checks the drafters, `members`, that another drafter consists of. Each must be in `all` and have
+/// an allowed role, none may be repeated, and at most one may exit the target early. Error messages
+/// name `key`; `problem` explains why a role is not allowed.
 pub fn check_members(
     key: &str,
     members: &[DrafterId],
@@ -565,7 +574,7 @@ pub fn check_members(
     )
 }
 
-/// Joins drafters' names with commas.
+/// Joins the names of drafters with commas.
 pub fn names_text(ids: &[DrafterId]) -> String {
     ids.iter().map(DrafterId::to_string).collect::<Vec<_>>().join(", ")
 }
@@ -574,7 +583,7 @@ pub fn names_text(ids: &[DrafterId]) -> String {
 mod tests {
     use super::*;
 
-    /// Reads drafters of several kinds, and `it` of this kind with these keys.
+    /// Reads a recipe with several drafters, and a drafter `it` of this kind with these keys.
     pub(super) fn recipes(kind: &str, keys: &str) -> DrafterRecipes {
         let text = format!(
             "[it]\nkind = '{kind}'\n{keys}\n[draft]\nkind = 'model'\nmodel = 'd'\n\
@@ -585,7 +594,7 @@ mod tests {
         toml::from_str(&text).unwrap_or_else(|error| panic!("{error}"))
     }
 
-    /// Returns the message with which `it` is refused.
+    /// Returns the error message for an invalid drafter `it`.
     pub(super) fn message(kind: &str, keys: &str) -> String {
         format!("{:#}", recipes(kind, keys).check().expect_err("refused"))
     }

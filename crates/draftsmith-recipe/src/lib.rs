@@ -1,4 +1,4 @@
-//! Recipes, and what they name: models, drafters by kind, exports, prompts and data, loaded.
+//! Reads recipes and loads what they name: models, drafters, exports, prompts and data.
 //!
 //! ```no_run
 //! use draftsmith_recipe::{Overrides, Recipe};
@@ -8,7 +8,7 @@
 //! # Ok::<(), anyhow::Error>(())
 //! ```
 //!
-//! This crate measures nothing and prints nothing; a [`watch::Watch`] shows what happens.
+//! This crate measures nothing and prints nothing. It reports progress through a [`watch::Watch`].
 
 pub mod built_data;
 pub mod device;

@@ -1,11 +1,11 @@
-//! Writes a directory completely or not at all.
+//! Writes an output directory completely or not at all.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-/// A directory being written. It has a temporary name beside its final one until it is complete.
+/// An output directory that is being written, under a temporary name beside its final one.
 pub struct OutDir {
     out: PathBuf,
     partial: PathBuf,
@@ -15,7 +15,7 @@ impl OutDir {
     /// Creates the temporary directory for `out`, which must be absent or an empty directory.
     ///
     /// # Errors
-    /// If `out` holds something, or the directory cannot be created.
+    /// If `out` exists and is no empty directory, or the temporary one cannot be created.
     pub fn begin(out: &Path) -> Result<Self> {
         let Some(name) = out.file_name() else {
             bail!("`{}` cannot name an output directory", out.display());
@@ -35,14 +35,14 @@ impl OutDir {
             );
         }
         let partial = out.with_file_name(format!(".{}.partial", name.to_string_lossy()));
-        // Left over if an earlier run was killed.
+        // A killed earlier run may have left the directory behind.
         let _ = fs::remove_dir_all(&partial);
         fs::create_dir_all(&partial)
             .with_context(|| format!("cannot create `{}`", partial.display()))?;
         Ok(Self { out: out.to_path_buf(), partial })
     }
 
-    /// The directory to write files to.
+    /// Returns the temporary directory to write files to.
     pub fn path(&self) -> &Path {
         &self.partial
     }
@@ -52,17 +52,17 @@ impl OutDir {
     /// # Errors
     /// If the rename fails.
     pub fn finish(self) -> Result<()> {
-        // Not every system can rename over an empty directory.
+        // Some systems cannot rename over an empty directory.
         let _ = fs::remove_dir(&self.out);
         fs::rename(&self.partial, &self.out)
             .with_context(|| format!("cannot write `{}`", self.out.display()))
     }
 }
 
-/// Copies a file from one directory into another, if it exists.
+/// Copies a file from one directory into another, if the file exists.
 ///
 /// # Errors
-/// If it cannot be copied.
+/// If the file cannot be copied.
 pub fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<()> {
     let from = from.join(name);
     if !from.is_file() {
@@ -75,7 +75,7 @@ pub fn copy_if_there(from: &Path, to: &Path, name: &str) -> Result<()> {
 
 impl Drop for OutDir {
     fn drop(&mut self) {
-        // Already renamed, or not finished.
+        // This removes an unfinished directory. After `finish`, there is nothing to remove.
         let _ = fs::remove_dir_all(&self.partial);
     }
 }

@@ -1,28 +1,28 @@
-//! A target and, if there is one, its draft, with the text side they share.
+//! A target and its optional draft model, with their shared tokenizer and chat template.
 
 use draftsmith_model::CausalLm;
 
 use crate::text_side::TextSide;
 
-/// A target with an optional draft. Clones of models share weights with the workspace.
+/// A target with an optional draft model. Clones of the models share weights with the workspace.
 #[derive(Debug)]
 pub struct Pair {
-    /// The target.
+    /// The target model.
     pub target: CausalLm,
-    /// The draft, if there is one.
+    /// The draft model, if there is one.
     pub draft: Option<CausalLm>,
-    /// Tokenizer, chat template and what ends answers.
+    /// The tokenizer, the chat template, and the tokens and strings that end answers.
     pub text: TextSide,
 }
 
 /// The models that label responses.
 #[derive(Clone, Copy)]
 pub struct LabelModels<'m> {
-    /// The target; `None` if servers run it.
+    /// The target model; `None` if servers run it.
     pub target: Option<&'m CausalLm>,
-    /// The draft, if there is one.
+    /// The draft model, if there is one.
     pub draft: Option<&'m CausalLm>,
-    /// The longest sequence, in tokens, that both can read.
+    /// The longest sequence that both models can read, in tokens.
     pub context: usize,
     /// The target's vocabulary size.
     pub vocab_size: usize,

@@ -1,5 +1,4 @@
-//! Prompt files: which files a pattern names, how a file is opened, and what happens to malformed
-//! records.
+//! Finds prompt files by path or pattern, opens them, and reports malformed records.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -10,29 +9,29 @@ use glob::{MatchOptions, Pattern, glob_with};
 
 use crate::watch::Watch;
 
-/// Patterns match as in shells.
+/// Options that make patterns match as in shells.
 const MATCHING: MatchOptions = MatchOptions {
     case_sensitive: true,
     require_literal_separator: true,
     require_literal_leading_dot: true,
 };
 
-/// How prompt files are read.
+/// Options for reading prompt files.
 #[derive(Debug, Clone, Default)]
 pub struct Reading {
-    /// The split; `None` for all.
+    /// The split to read; `None` for all prompts.
     pub split: Option<SplitRange>,
     /// Whether a malformed record is an error; otherwise it is reported and skipped.
     pub is_strict: bool,
-    /// Whether to keep the token ids of prompts and answers that a file may have.
+    /// Whether to keep token ids of prompts and answers if the file contains them.
     pub keeps_tokens: bool,
 }
 
 impl Reading {
-    /// Opens a prompt file, with the prompts of all splits.
+    /// Opens a prompt file and iterates over its prompts of all splits.
     ///
     /// # Errors
-    /// If it cannot be read.
+    /// If the file cannot be read.
     pub fn open(&self, path: &Path) -> Result<Prompts> {
         let mut prompts = Prompts::open(path)?;
         prompts.keeps_tokens = self.keeps_tokens;
@@ -46,8 +45,8 @@ impl Reading {
     }
 }
 
-/// Lists the files that paths and patterns name, each pattern's in the order of their names. A path that exists
-/// is not a pattern.
+/// Lists the files that paths and patterns name. Files that match one pattern are sorted by name.
+/// An existing path is never read as a pattern.
 ///
 /// # Errors
 /// If a pattern is malformed, matches no file, or goes through a directory that cannot be read.
@@ -76,10 +75,10 @@ fn files_of_one(path: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
-/// Checks that files can be opened, and that row ids, which begin with the file's name, are unique.
+/// Checks that files can be opened and have different names, with which their row ids begin.
 ///
 /// # Errors
-/// If a file cannot be opened, or two have one name.
+/// If a file cannot be opened, or two files have the same name.
 pub fn check_files(paths: &[PathBuf]) -> Result<()> {
     let mut names = BTreeSet::new();
     for path in paths {
@@ -95,7 +94,7 @@ pub fn check_files(paths: &[PathBuf]) -> Result<()> {
     Ok(())
 }
 
-/// Notes the malformed records that were skipped in a file.
+/// Shows a note with the malformed records that were skipped in a file.
 pub fn note_malformed(path: &Path, malformed: &Malformed, watch: &dyn Watch) {
     if malformed.num_records == 0 {
         return;

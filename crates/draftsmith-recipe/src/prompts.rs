@@ -1,8 +1,7 @@
-//! Choosing prompts. A prompt file may be larger than memory.
+//! Chooses prompts from files that may be larger than memory.
 //!
-//! This file chooses the prompts that commands measure with, and keeps them in memory.
-//! `prompts/for_data.rs` chooses those that data is built from, and keeps only their positions
-//! (`prompts/chosen.rs`).
+//! This file chooses the prompts for measurements and keeps them in memory. `prompts/for_data.rs`
+//! chooses the prompts for `build-data`, and keeps only their positions (`prompts/chosen.rs`).
 
 pub mod chosen;
 pub mod for_data;
@@ -17,11 +16,11 @@ use crate::prompt_files::{Reading, check_files, files_of, note_malformed};
 use crate::text_side::TextSide;
 use crate::watch::Watch;
 
-/// A prompt file that was read once to check it. Only the positions of its prompts are kept.
+/// A checked prompt file. Only the positions of its prompts are kept in memory.
 #[derive(Debug)]
 pub struct Source {
     name: String,
-    /// The prompts of its split.
+    /// The prompts of the chosen split.
     prompts: ChosenPrompts,
     malformed: Malformed,
 }
@@ -60,7 +59,8 @@ impl Source {
         &self.prompts.files[0]
     }
 
-    /// Returns the prompts whose first turn fits the models' context, and notes how many do not.
+    /// Returns the positions of prompts whose first turn fits the models' context, and notes the
+    /// rest.
     fn fitting(&self, text: &TextSide, watch: &dyn Watch) -> Result<Vec<ChosenPlace>> {
         let mut fitting = Vec::new();
         let Self { prompts, .. } = self;
@@ -85,29 +85,29 @@ impl Source {
     }
 }
 
-/// Which prompts to use.
+/// The criteria for choosing prompts.
 #[derive(Debug, Clone, Copy)]
 pub struct PromptChoice {
-    /// Most prompts to use; all if absent. They are spread evenly, so that a file sorted by category gives
-    /// some of each.
+    /// The maximum number of prompts; all if `None`. They are spread evenly over the file, so that
+    /// a file sorted by category contributes some of each.
     pub num_prompts: Option<usize>,
-    /// Whether to leave out prompts that exceed the models' context instead of failing.
+    /// Whether to leave out prompts that exceed the models' context; if false, they are an error.
     pub skip_long: bool,
 }
 
-/// A prompt file's prompts.
+/// The prompts chosen from one file.
 pub struct Dataset {
-    /// The file's stem.
+    /// The file's name without its extension.
     pub name: String,
     /// The chosen prompts.
     pub prompts: Vec<Prompt>,
 }
 
 impl PromptChoice {
-    /// Chooses prompts from each file. All of them fit.
+    /// Chooses prompts from each file separately. All chosen prompts fit the models' context.
     ///
     /// # Errors
-    /// If one does not fit the models' context, or cannot be encoded.
+    /// If a prompt does not fit the context, or cannot be encoded.
     pub fn of_each(
         self,
         sources: Vec<Source>,
@@ -121,10 +121,10 @@ impl PromptChoice {
         sources.into_iter().map(choose).collect()
     }
 
-    /// Chooses prompts from all files together. All of them fit.
+    /// Chooses prompts from all files together. All chosen prompts fit the models' context.
     ///
     /// # Errors
-    /// If one does not fit the models' context, or cannot be encoded.
+    /// If a prompt does not fit the context, or cannot be encoded.
     pub fn of_all(
         self,
         sources: &[Source],
@@ -155,7 +155,7 @@ impl PromptChoice {
     }
 }
 
-/// Chooses at most `num` elements, spread evenly and beginning with the first; all if `num` is absent.
+/// Returns at most `num` elements, spread evenly and including the first; all if `num` is `None`.
 pub fn spread<T>(all: Vec<T>, num: Option<usize>) -> Vec<T> {
     let (total, num) = (all.len(), num.unwrap_or(all.len()).min(all.len()));
     let mut wanted = (0..num).map(|i| i * total / num).peekable();

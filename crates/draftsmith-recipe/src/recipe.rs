@@ -1,7 +1,7 @@
 //! A recipe: one TOML file with a section for each stage.
 //!
-//! A recipe is read once and checked as a whole, before any work starts. It is written beside every
-//! output with defaults filled in and overrides applied. Paths are relative to the working directory.
+//! A recipe is read once and checked as a whole before any work. Every output gets a copy with
+//! defaults filled in and overrides applied. Paths are relative to the working directory.
 
 mod costs;
 mod data;
@@ -49,61 +49,61 @@ use crate::text_side::Ends;
 use crate::watch::Watch;
 use crate::workspace::Workspace;
 
-/// All settings of a job.
+/// A recipe with the settings of all stages.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
-    /// Names the output directories `data/NAME` and `checkpoints/NAME`; the file's stem if absent.
+    /// The name in the paths `data/NAME` and `checkpoints/NAME`; by default the recipe file's stem.
     #[serde(default)]
     pub name: String,
-    /// Seed of every random draw.
+    /// The seed of all random draws.
     #[serde(default)]
     pub seed: u64,
-    /// The models.
+    /// The target model and how its answers begin and end.
     pub models: Models,
-    /// The drafters by name, each of a kind.
+    /// The drafters by name.
     #[serde(default)]
     pub drafters: DrafterRecipes,
-    /// Shares of the splits of prompt files.
+    /// The shares of the splits of prompt files.
     #[serde(default)]
     pub splits: Splits,
-    /// Stage build-data.
+    /// The settings of the stage build-data.
     pub data: Option<DataRecipe>,
     /// Whether a malformed record in a prompt file is an error even if `data.strict` is false.
     #[serde(skip)]
     pub is_strict: bool,
-    /// The kinds that its drafters may have.
+    /// The kinds that drafters may have.
     #[serde(skip)]
     pub kinds: Kinds,
-    /// Stages record and tune.
+    /// The settings of the stages record and tune.
     pub tune: Option<TuneRecipe>,
-    /// Stage evaluate.
+    /// The settings of the stage evaluate.
     pub evaluate: Option<EvaluateRecipe>,
-    /// Tables of papers that its results fill. [`Recipe::paper_tables`] reads them.
+    /// Tables of papers to fill with the recipe's results. [`Recipe::paper_tables`] parses them.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub papers: Vec<toml::Table>,
 }
 
-/// The target: a checkpoint directory in Hugging Face's format, or a name on its Hub, `org/name@revision`.
+/// The target model, with overrides of its chat template and end tokens.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Models {
-    /// The model whose output is reproduced.
+    /// The target's directory in Hugging Face's format, or its Hub name: `org/name@revision`.
     pub target: PathBuf,
-    /// Replaces the target's chat template: `vicuna`, `llama-2`, `alpaca`, the path of a Jinja file, or
-    /// `none` for only the last user message.
+    /// The chat template that replaces the target's: `vicuna`, `llama-2`, `alpaca`, the path of a
+    /// Jinja file, or `none` to use only the last user message as it is.
     pub chat_template: Option<String>,
     /// Today for a chat template that writes the date (`strftime_now`), as `YYYY-MM-DD`.
     pub date: Option<String>,
     /// Replaces the end tokens named in the target's files.
     pub eos_token_ids: Option<Vec<u32>>,
-    /// Strings that end an answer after the token that completes one, as in transformers.
+    /// Strings that end an answer. The token that completes one is kept, as in transformers.
     #[serde(default)]
     pub stop_strings: Vec<String>,
 }
 
 impl Models {
-    /// Returns the end tokens and stop strings that the recipe gives for answers.
+    /// Returns the end tokens and stop strings that the recipe sets.
     pub fn ends(&self) -> Ends {
         let (eos_token_ids, stop_strings) = (self.eos_token_ids.clone(), self.stop_strings.clone());
         Ends { eos_token_ids, stop_strings, only_answers: false }
@@ -126,7 +126,7 @@ impl Recipe {
         };
         is_changed |= !added.is_empty();
         let mut recipe: Self = if is_changed {
-            // Parsed from text again, so that messages name keys as for a file.
+            // We parse the text again, so that error messages show lines as for a file.
             let merged = toml::to_string(&table).context("cannot merge the overrides")?;
             toml::from_str(&merged)
                 .map_err(|e| toml_error(&e))
@@ -148,7 +148,7 @@ impl Recipe {
         Ok(recipe)
     }
 
-    /// Creates a recipe without stages, from a target and drafters that flags name.
+    /// Creates a recipe without stages, from a target and drafters given by command-line flags.
     pub fn of_drafters(
         target: PathBuf,
         chat_template: Option<String>,
@@ -170,7 +170,8 @@ impl Recipe {
         }
     }
 
-    /// Reads the recipe of an export: `given`, or the one that training wrote into `dir`.
+    /// Reads an export's recipe: from the file `given`, or else the copy that training wrote into
+    /// `dir`.
     ///
     /// # Errors
     /// If the recipe is missing or invalid.
@@ -187,7 +188,7 @@ impl Recipe {
         Self::read(path, &Overrides { seed, ..Overrides::default() })
     }
 
-    /// Returns the output directory of build-data, `data/NAME`.
+    /// Returns the output directory of the stage build-data, `data/NAME`.
     pub fn data_dir(&self) -> PathBuf {
         Path::new("data").join(&self.name)
     }
@@ -197,24 +198,27 @@ impl Recipe {
         Path::new("checkpoints").join(&self.name)
     }
 
-    /// Returns the directory of what a drafter's training exports: the one that the recipe names, or else
+    /// Returns the directory of a drafter's export: the one that the recipe names, or else
     /// `checkpoints/NAME/<drafter>`.
     pub fn export_dir(&self, id: DrafterId) -> PathBuf {
         self.drafters.export_dir(&self.checkpoint_dir(), id)
     }
 
-    /// Returns the directory of a drafter's head; `None` if the recipe neither names nor trains one.
+    /// Returns the directory of a drafter's acceptance head; `None` if the recipe has no head for
+    /// it.
     pub fn head_dir(&self, id: DrafterId) -> Option<PathBuf> {
         self.drafters.head_dir(&self.checkpoint_dir(), id)
     }
 
-    /// Collects what a drafter is read from: the recipe's drafters, the checkpoint directory and the workspace.
+    /// Collects what loading a drafter needs: the drafters, the checkpoint directory and the
+    /// workspace.
     pub fn loading<'a>(&'a self, id: DrafterId, workspace: &'a Workspace) -> Loading<'a> {
         Loading { id, drafters: &self.drafters, home: self.checkpoint_dir(), workspace }
     }
 
-    /// Opens the recipe's models, which compute in `dtype`, without reading them yet. Missing files of models on the Hub are
-    /// downloaded. `served_as` is the target's name on servers if its weights are not needed.
+    /// Opens the recipe's models for computing in `dtype`, without reading them yet. Downloads
+    /// missing files of models on the Hub. If the target runs on servers, `served_as` is its name
+    /// there, and its weights are not needed.
     ///
     /// # Errors
     /// If a model on the Hub cannot be downloaded.
@@ -235,10 +239,10 @@ impl Recipe {
         Ok(workspace)
     }
 
-    /// Reads the drafters to measure; only those that are recorded unless `all`.
+    /// Loads the drafters to measure; if `all` is false, only those whose rollouts are recorded.
     ///
     /// # Errors
-    /// If one is missing or invalid, or belongs to other models than the workspace's.
+    /// If a drafter is missing or invalid, or was trained for other models.
     pub fn load_drafters(&self, workspace: &Workspace, all: bool) -> Result<LoadedDrafters> {
         let wanted = self.evaluated().filter(|(_, it)| all || it.kind.is_recorded());
         let read = |(id, drafter): (DrafterId, &DrafterRecipe)| {
@@ -248,15 +252,15 @@ impl Recipe {
         Ok(LoadedDrafters(wanted.map(read).collect::<Result<_>>()?))
     }
 
-    /// Returns the draft model whose candidates and labels the data has, with the settings of its head's
-    /// training; `None` if the recipe does not train that head.
+    /// Returns the draft model that wrote the data's candidates and labels, with the training
+    /// settings of its acceptance head; `None` if the recipe does not train that head.
     pub fn trained_head(&self) -> Option<(DrafterId, &HeadTraining)> {
         let (id, _) = self.draft()?;
         Some((id, self.drafters.get(id)?.head_training()?))
     }
 
-    /// Returns the first draft model, whose candidates and labels the data has, with its checkpoint directory
-    /// or name on the Hub.
+    /// Returns the first draft model, with its checkpoint directory or name on the Hub. The
+    /// candidates and labels in the data are its own. `None` without a draft model.
     pub fn draft(&self) -> Option<(DrafterId, &Path)> {
         self.drafters.models().first().copied()
     }
@@ -266,13 +270,13 @@ impl Recipe {
         self.drafters.iter().filter_map(|(id, it)| Some((id, it.kind.training()?))).collect()
     }
 
-    /// Returns the drafters to record, tune and measure: those of `evaluate.drafters`, or else all.
+    /// Returns the drafters to record, tune and measure: those in `evaluate.drafters`, or else all.
     pub fn evaluated(&self) -> impl Iterator<Item = (DrafterId, &DrafterRecipe)> {
         let asked = self.evaluate.as_ref().and_then(|evaluate| evaluate.drafters.as_ref());
         self.drafters.iter().filter(move |(id, _)| asked.is_none_or(|asked| asked.contains(id)))
     }
 
-    /// Returns the same recipe with this drafter as the only one, which evaluation then measures.
+    /// Returns a copy of the recipe with this drafter as the only one, also for evaluation.
     #[must_use]
     pub fn with_only(&self, id: DrafterId, drafter: DrafterRecipe) -> Self {
         let evaluate = self.evaluate.clone();
@@ -280,11 +284,12 @@ impl Recipe {
         Self { drafters: DrafterRecipes::one(id, drafter), evaluate, ..self.clone() }
     }
 
-    /// Finds the drafter that an export in `dir` belongs to, and returns it with a recipe of only that drafter, which
-    /// is read from `dir`. Recipes beside exports name one drafter; another recipe may name several.
+    /// Finds the drafter of this recipe that the export in `dir` belongs to. Returns its name and a
+    /// recipe with only that drafter, read from `dir`. The copy of a recipe beside an export has
+    /// one drafter; other recipes may have several.
     ///
     /// # Errors
-    /// If no drafter of the recipe can be meant, or several can.
+    /// If no drafter of the recipe matches the export, or several do.
     pub fn only_of(&self, found: FoundExport, dir: &Path) -> Result<(DrafterId, Self)> {
         let is_meant = |drafter: &DrafterRecipe| match found.kind {
             Some(kind) => drafter.kind.entry().name == kind.name,
@@ -319,19 +324,19 @@ impl Recipe {
         Ok((*id, self.with_only(*id, drafter)))
     }
 
-    /// Returns the directory in which the training of a drafter's head keeps its state.
+    /// Returns the directory for the training state of a drafter's acceptance head.
     pub fn head_training_dir(&self, id: DrafterId) -> PathBuf {
         self.checkpoint_dir().join(format!("{id}-head-training"))
     }
 
-    /// Returns the directory of the heads that a draft model's sweep trains.
+    /// Returns the directory of the acceptance heads from a draft model's hyperparameter sweep.
     pub fn sweep_dir(&self, id: DrafterId) -> PathBuf {
         self.export_dir(id).join("sweep")
     }
 
-    /// Returns the share of the built data's conversations that no training used. Each training holds out the
-    /// same conversations first, so this is the smallest of their shares; without trainings, it is the default
-    /// for heads.
+    /// Returns the share of the built data's conversations that no training used. All trainings
+    /// hold out conversations in the same order, so this is the smallest held-out share. Without
+    /// trainings, it is the default for acceptance heads.
     pub fn held_out_share(&self) -> f64 {
         let trainings = self.drafters.iter().flat_map(|(_, it)| {
             let head = it.head_training().map(|head| head.optimizer);
@@ -342,7 +347,7 @@ impl Recipe {
         fractions.reduce(f64::min).unwrap_or(OptimizerSettings::HEAD.validation_fraction)
     }
 
-    /// Returns the output directory of tune and replay.
+    /// Returns the output directory of the stages tune and replay.
     pub fn tuning_dir(&self) -> PathBuf {
         self.checkpoint_dir().join("tuning")
     }
@@ -350,7 +355,7 @@ impl Recipe {
     /// Returns the sections `[tune]` and `[evaluate]`, which record, tune and replay need.
     ///
     /// # Errors
-    /// If a section is missing; the message names it and `stage`.
+    /// If a section is missing. The message names it and `stage`.
     pub fn need_tuning(&self, stage: &str) -> Result<(&TuneRecipe, &EvaluateRecipe)> {
         let tune = self.tune.as_ref().with_context(|| {
             format!(
@@ -367,24 +372,24 @@ impl Recipe {
         Ok((tune, evaluate))
     }
 
-    /// Returns the servers that run the target in place of its weights; `None` if the weights are read.
+    /// Returns the servers that run the target; `None` if the target's weights are read here.
     pub fn target_elsewhere(&self) -> Option<&ServerRecipe> {
         self.data.as_ref()?.target_elsewhere()
     }
 
-    /// Returns the largest number of the target's first layers that a drafter needs, 0 if none needs any. An
-    /// adapter needs the layers before its exit and those that initialise it; an EAGLE-3 drafter needs all,
-    /// `usize::MAX`.
+    /// Returns the largest number of the target's first layers that any drafter needs, or 0. An
+    /// adapter needs the layers before its exit and the layers that initialise it. An EAGLE-3
+    /// drafter needs all, given as `usize::MAX`.
     pub fn num_first_layers(&self) -> usize {
         self.drafters.iter().map(|(_, it)| it.kind.num_first_layers()).max().unwrap_or(0)
     }
 
-    /// Returns the output directory of evaluate.
+    /// Returns the output directory of the stage evaluate.
     pub fn evaluation_dir(&self) -> PathBuf {
         self.checkpoint_dir().join("evaluation")
     }
 
-    /// Returns how to read the prompt files of a section with this split.
+    /// Returns the options for reading prompt files with this split.
     pub fn reading(&self, split: Option<Split>) -> Reading {
         Reading {
             split: split.map(|split| self.splits.range(split)),
@@ -393,24 +398,24 @@ impl Recipe {
         }
     }
 
-    /// Reads the tables of papers, whose keys the crate of reports knows.
+    /// Parses the tables of papers. The crate that writes reports defines their keys.
     ///
     /// # Errors
-    /// If a key is unknown or invalid; the message names it.
+    /// If a key is unknown or invalid. The message names the key.
     pub fn paper_tables<T: DeserializeOwned>(&self) -> Result<Vec<T>> {
         let read = |table: &toml::Table| read_keys(table.clone());
         let tables: Result<Vec<T>, String> = self.papers.iter().map(read).collect();
         tables.map_err(|problem| anyhow!("`[[papers]]`: {problem}"))
     }
 
-    /// Writes the complete recipe into an output directory, as `recipe.toml`.
+    /// Writes the complete recipe to `recipe.toml` in an output directory.
     pub fn write_beside(&self, dir: &Path) -> Result<()> {
         let text = toml::to_string(self).context("cannot write the recipe as TOML")?;
         Ok(write_whole(&dir.join("recipe.toml"), text)?)
     }
 
-    /// Writes the recipe with only one drafter into the directory of that drafter's export. Writes the complete
-    /// recipe if it has no such drafter.
+    /// Writes a copy of the recipe with only one drafter into that drafter's export directory.
+    /// Writes the complete recipe if it has no such drafter.
     pub fn write_of(&self, id: DrafterId, dir: &Path) -> Result<()> {
         match self.drafters.get(id) {
             Some(drafter) => self.with_only(id, drafter.clone()).write_beside(dir),

@@ -1,15 +1,15 @@
-//! What a long job shows its user, and how the user stops it.
+//! The interface through which a long job shows progress and learns that the user stops it.
 //!
-//! Libraries print nothing: a command implements [`Watch`] with its console.
+//! Libraries print nothing. A command implements [`Watch`] with its console.
 
 use std::fmt::Debug;
 
-/// A job was stopped by its user or its time limit.
+/// The error of a job that its user or time limit stopped.
 #[derive(Debug, thiserror::Error)]
 #[error("stopped")]
 pub struct Interrupted;
 
-/// Shows what a job does, and says when to stop. By default it shows nothing and never stops one.
+/// An observer that shows what a job does and can stop it. The default does neither.
 #[expect(unused_variables, reason = "the defaults ignore their parameters")]
 pub trait Watch: Debug + Send + Sync {
     /// Shows a line.
@@ -20,7 +20,7 @@ pub trait Watch: Debug + Send + Sync {
         false
     }
 
-    /// Shows the progress of a stage of `total` units.
+    /// Shows a progress bar for a stage of `total` units.
     fn bar(&self, name: &'static str, unit: &'static str, total: u64) -> Box<dyn Bar> {
         Box::new(Silent)
     }
@@ -28,32 +28,32 @@ pub trait Watch: Debug + Send + Sync {
     /// Shows that an input is being read or hashed.
     fn reads(&self, what: &str) {}
 
-    /// Returns another handle to the same user.
+    /// Returns another handle to the same observer.
     fn share(&self) -> Box<dyn Watch>;
 
     /// Checks that the job may continue.
     ///
     /// # Errors
-    /// If the job is to stop.
+    /// If the job must stop.
     fn check_interrupted(&self) -> Result<(), Interrupted> {
         if self.is_interrupted() { Err(Interrupted) } else { Ok(()) }
     }
 }
 
 impl dyn Watch + '_ {
-    /// Shows a line.
+    /// Shows a line of text.
     pub fn note(&self, text: impl AsRef<str>) {
         self.line(text.as_ref());
     }
 }
 
-/// The progress of a stage as its user sees it. It disappears when dropped. By default nothing is shown.
+/// The progress bar of a stage. It disappears when dropped. By default, nothing is shown.
 #[expect(unused_variables, reason = "the defaults ignore their parameters")]
 pub trait Bar: Debug + Send + Sync {
-    /// Counts some more units, perhaps parts of one.
+    /// Advances by some units, which may be fractional.
     fn advance(&self, units: f64) {}
 
-    /// Continues from another position, whose units say nothing about the pace.
+    /// Jumps to another position. The skipped units do not count towards the speed.
     fn skip_to(&self, position: u64) {}
 
     /// Returns the number of whole units done.
@@ -61,7 +61,7 @@ pub trait Bar: Debug + Send + Sync {
         0
     }
 
-    /// Changes the number of units.
+    /// Changes the total number of units.
     fn set_total(&self, total: u64) {}
 
     /// Shows a short text at the end of the bar.
@@ -70,11 +70,11 @@ pub trait Bar: Debug + Send + Sync {
     /// Shows a line above the bar.
     fn print(&self, line: &str) {}
 
-    /// Shows what was done and how long it took.
+    /// Shows what was done and how long it took, and removes the bar.
     fn finish(&self) {}
 }
 
-/// A user who sees nothing and never stops a job.
+/// An observer that shows nothing and never stops a job.
 #[derive(Debug, Clone, Copy)]
 pub struct Silent;
 
@@ -92,12 +92,12 @@ impl Watch for Silent {
 
 impl Bar for Silent {}
 
-/// The progress of a stage.
+/// The progress of a stage, shown by a [`Bar`].
 #[derive(Debug)]
 pub struct Progress(Box<dyn Bar>);
 
 impl Progress {
-    /// Begins a stage of `total` units and shows its progress.
+    /// Starts a stage of `total` units and shows its progress bar.
     pub fn new(watch: &dyn Watch, name: &'static str, unit: &'static str, total: u64) -> Self {
         Self(watch.bar(name, unit, total))
     }
@@ -112,17 +112,17 @@ impl Progress {
         self.0.print(line);
     }
 
-    /// Counts some more units.
+    /// Advances by some units.
     pub fn advance(&self, units: u64) {
         self.0.advance(units as f64);
     }
 
-    /// Counts a part of a unit, so that units processed in parallel show their pace before the first is done.
+    /// Advances by a fraction of a unit, so that parallel units show a speed before one is done.
     pub fn advance_part(&self, units: f64) {
         self.0.advance(units);
     }
 
-    /// Moves to a position, perhaps backwards.
+    /// Moves to a position, which may be an earlier one.
     pub fn move_to(&self, position: u64) {
         match position.checked_sub(self.0.position()) {
             Some(units) => self.advance(units),
@@ -130,17 +130,17 @@ impl Progress {
         }
     }
 
-    /// Continues from another position, whose units say nothing about the pace.
+    /// Jumps to another position. The skipped units do not count towards the speed.
     pub fn skip_to(&self, position: u64) {
         self.0.skip_to(position);
     }
 
-    /// Changes the number of units.
+    /// Changes the total number of units.
     pub fn set_total(&self, total: u64) {
         self.0.set_total(total);
     }
 
-    /// Begins pieces of work that are done side by side, each worth some units.
+    /// Starts tasks that run in parallel, each of which counts as `worth` units.
     pub fn side_by_side(&self, worth: Vec<f64>) -> SideBySide<'_> {
         SideBySide { progress: self, done: vec![0.0; worth.len()], worth }
     }
@@ -154,18 +154,18 @@ impl Progress {
     }
 }
 
-/// Pieces of work done side by side.
+/// Tasks that run in parallel and share a progress bar.
 #[derive(Debug)]
 pub struct SideBySide<'a> {
     progress: &'a Progress,
-    /// The units of each piece.
+    /// The number of units of each task.
     worth: Vec<f64>,
-    /// The share done of each.
+    /// The completed share of each task, from 0 to 1.
     done: Vec<f64>,
 }
 
 impl SideBySide<'_> {
-    /// Advances a piece to this share of its work, unless it is already further.
+    /// Advances the task with index `nth` to this share of its work. A smaller share has no effect.
     pub fn reach(&mut self, nth: usize, share: f64) {
         let more = share.min(1.0) - self.done[nth];
         if more > 0.0 {
@@ -174,7 +174,7 @@ impl SideBySide<'_> {
         }
     }
 
-    /// Advances all pieces to their end.
+    /// Advances all tasks to their end.
     pub fn finish(mut self) {
         (0..self.worth.len()).for_each(|nth| self.reach(nth, 1.0));
     }
@@ -186,7 +186,7 @@ mod tests {
 
     use super::*;
 
-    /// Adds up what it is advanced by.
+    /// A bar that adds up its units.
     #[derive(Debug, Default)]
     struct Sum(Arc<Mutex<f64>>);
 
@@ -214,7 +214,7 @@ mod tests {
         pieces.reach(1, 0.5);
         assert_eq!(position(), 0.75);
         pieces.reach(0, 0.75);
-        // A share below the last one is ignored, and one above 1 is clamped.
+        // A share below the last one has no effect, and one above 1 counts as 1.
         pieces.reach(0, 0.5);
         pieces.reach(2, 3.0);
         assert_eq!(position(), 1.75);

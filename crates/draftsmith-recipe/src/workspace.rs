@@ -1,8 +1,9 @@
-//! The inputs of a run: models, their text side, and what is built of them. Each is read when first needed, and
-//! read and hashed once for all stages.
+//! The inputs of a run: models, their text side, and the data, heads and adapters built with them.
+//! Each is read and hashed when first needed, once for all stages.
 //!
-//! Only this module decides how provenance identifies an input: a model by the hash of its files, the text
-//! side by [`TextIdentity`], data by the hash of its rows, a head or adapter by the hash of its weights.
+//! Only this module decides how provenance identifies an input. A model is identified by the hash
+//! of its files, the text side by [`TextIdentity`], data by the hash of its rows, and a head or
+//! adapter by the hash of its weights.
 
 mod artifacts;
 mod model_dir;
@@ -31,11 +32,11 @@ use crate::watch::Watch;
 /// The inputs of a run.
 #[derive(Default)]
 pub struct Workspace {
-    /// Target and drafts.
+    /// The target and the draft models.
     pub models: Models,
-    /// Where the target's text side comes from.
+    /// The source of the target's tokenizer, chat template and end markers.
     pub text: TextSource,
-    /// Data, heads and adapters.
+    /// Built data, acceptance heads and adapters.
     pub artifacts: Artifacts,
     text_side: OnceLock<TextSide>,
     pair: OnceLock<Pair>,
@@ -43,8 +44,7 @@ pub struct Workspace {
 }
 
 impl Workspace {
-    /// Creates a workspace of models in directories, without reading them yet. There must be at least one
-    /// device.
+    /// Creates a workspace for models in directories, still unread. `devices` must not be empty.
     pub fn new(target: &Path, drafts: &[(DrafterId, &Path)], devices: Vec<Device>) -> Self {
         let draft = |(id, dir): &(DrafterId, &Path)| (*id, ModelDir::new(&id.to_string(), dir));
         let models = Models {
@@ -57,8 +57,8 @@ impl Workspace {
         Self { models, ..Self::default() }
     }
 
-    /// Creates a workspace of models that were read already, with their directories: the target, and perhaps a draft.
-    /// `chat_template` replaces the target's.
+    /// Creates a workspace from loaded models with their directories: the target, and optionally a
+    /// draft model. `chat_template` replaces the target's.
     pub fn of_models(
         target: (&Path, &CausalLm),
         draft: Option<(DrafterId, &Path, &CausalLm)>,
@@ -74,9 +74,9 @@ impl Workspace {
         workspace
     }
 
-    /// Creates a workspace of models in directories or on the Hugging Face Hub, from which missing files are
-    /// downloaded. `served_as` is the target's name on servers if they run it; its weights are not needed then.
-    /// `chat_template` replaces the target's.
+    /// Creates a workspace for models in directories or on the Hugging Face Hub, and downloads
+    /// missing files from the Hub. If the target runs on servers, `served_as` is its name there,
+    /// and its weights are not needed. `chat_template` replaces the target's.
     ///
     /// # Errors
     /// If a model on the Hub cannot be downloaded.
@@ -100,7 +100,7 @@ impl Workspace {
         Ok(workspace)
     }
 
-    /// Reads target and draft with their text side, and checks that they share a tokenizer.
+    /// Loads target and draft model with their text side, and checks that their tokenizers match.
     ///
     /// # Errors
     /// If a file is missing or broken, or the tokenizers differ.
@@ -113,7 +113,7 @@ impl Workspace {
         })
     }
 
-    /// Reads the text side of target and draft, but no weights, and checks that they share a tokenizer.
+    /// Loads the text side but no weights, and checks that the models' tokenizers match.
     ///
     /// # Errors
     /// If a file is missing or broken, or the tokenizers differ.
@@ -128,7 +128,7 @@ impl Workspace {
         })
     }
 
-    /// Reads the target without a draft, whose context may be shorter than the target's.
+    /// Loads the target without a draft model, whose context might be shorter than the target's.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -140,8 +140,8 @@ impl Workspace {
         })
     }
 
-    /// Reads a draft model, and checks that its tokenizer is the target's and that its context is not shorter
-    /// than the one that target and first draft share.
+    /// Loads a draft model. Checks that it has the target's tokenizer, and that its context is at
+    /// least as long as the one shared by the target and the first draft model.
     ///
     /// # Errors
     /// If a file is missing or broken, or a check fails.
@@ -160,8 +160,8 @@ impl Workspace {
         models.draft_model_in(id, models.dtype)
     }
 
-    /// Describes the provenance of what target and draft produce with this seed, decoding greedily. It names no
-    /// prompts.
+    /// Describes the provenance of data that target and draft model produce with this seed and
+    /// greedy decoding. Prompts are not included.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -187,8 +187,8 @@ impl Workspace {
         })
     }
 
-    /// Returns the target's identity in provenance: its hash, or for a served target a hash of its
-    /// `config.json` and its name on the servers.
+    /// Returns the target's identity in provenance: the hash of its files. For a target on servers,
+    /// it is a hash of its `config.json` and its name on the servers.
     fn target_identity(&self) -> Result<String> {
         let Some(name) = &self.models.served_as else {
             return Ok(self.models.target_hash()?.to_owned());

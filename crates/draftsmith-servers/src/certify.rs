@@ -1,4 +1,4 @@
-//! `certify`: reads prompts, asks a server and its reference, and checks by the server's counters that it speculated.
+//! `certify`: compares a server with a reference, and checks by its counters that it speculated.
 
 mod comparison;
 
@@ -23,33 +23,34 @@ pub use self::comparison::{
     Verdict, certify,
 };
 
-/// What is certified.
+/// The settings of a certification.
 pub struct CertifySettings {
-    /// The address of the server that speculates, and of one that does not, up to `/v1`.
+    /// The URLs, up to `/v1`, of the speculating server and of a reference server that does not.
     pub urls: [String; 2],
-    /// The model's name on them; by default the first of their lists.
+    /// The model's name on both servers; by default the first in each server's list.
     pub model: Option<String>,
-    /// Reads the servers' key, once for each.
+    /// A function that reads the servers' API key. It is called for every client.
     pub secret: Box<dyn Fn() -> Result<Secret>>,
-    /// The prompt file, and the most prompts.
+    /// The prompt file, and the maximum number of prompts.
     pub prompts: (PathBuf, usize),
-    /// The longest wait for an answer.
+    /// The maximum wait for a response.
     pub timeout: Duration,
-    /// What is compared.
+    /// The plan of the comparison.
     pub plan: CertifyPlan,
 }
 
-/// What was found.
+/// The result of a certification.
 #[derive(Debug, Serialize)]
 pub struct Certified {
-    /// The comparison.
+    /// The result of the comparison.
     #[serde(flatten)]
     pub certificate: Certificate,
-    /// Candidates that the server drafted and accepted meanwhile, by its own counters; null if it shows none.
+    /// Number of candidates drafted during the comparison, by the server's counters; null if
+    /// unknown.
     pub num_drafted: Option<f64>,
-    /// Of these, the accepted ones.
+    /// The accepted ones among these candidates; null without counters.
     pub num_accepted: Option<f64>,
-    /// What limits the verdict, in sentences.
+    /// Limits of the verdict, one sentence each.
     pub doubts: Vec<String>,
 }
 
@@ -95,7 +96,7 @@ pub fn certify_server(
 }
 
 impl CertifySettings {
-    /// Prepares a server as an end of the comparison.
+    /// Creates the client for one of the two servers.
     fn end(&self, url: &str, model: &str, text: &TextSide, vocab_size: usize) -> Result<Completer> {
         let server = ServerRecipe {
             urls: vec![url.to_owned()],
@@ -119,7 +120,7 @@ impl CertifySettings {
     }
 }
 
-/// Adds to the verdict what the server's counters say about it.
+/// Adjusts the verdict by the server's speculation counters, and lists doubts.
 fn judged(mut certificate: Certificate, counters: Option<SpeculationCounters>) -> Certified {
     let mut doubts = Vec::new();
     match counters {

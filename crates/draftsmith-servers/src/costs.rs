@@ -1,10 +1,12 @@
-//! `costs --server`: measures the rounds of a running server, and keeps them in a file that further servers add to.
+//! `costs --server`: times a running server's rounds, and adds them to a file.
 //!
-//! A server runs one number of candidates at a time, or none, so each run of the command adds a column of the table:
-//! rounds by batch size. Blocks of rounds are measured in random order. Before and after each one a sentinel is measured:
-//! a round of one request on a server without speculation that runs beside, or else the smallest batch of the server
-//! itself. Times are divided by its drift, and a block in which it moved too far is measured again. Only the server
-//! beside makes times of different starts comparable on a machine whose speed changes.
+//! A running server uses one number of candidates, or none. So each run of the command adds one
+//! column to the table, with the round times by batch size. Blocks of rounds are measured in random
+//! order. Before and after each block we time a sentinel: a round with one request on a reference
+//! server without speculation on the same machine, or else the smallest batch of the server itself.
+//! Times are divided by the sentinel's drift, and a block with too much drift is repeated. On a
+//! machine whose speed changes, only the reference server makes times from different runs
+//! comparable.
 
 mod timing;
 
@@ -19,87 +21,88 @@ use serde::{Deserialize, Serialize};
 
 pub use self::timing::{SpeculationCounters, TimedRounds, TimedServer};
 
-/// The share by which the sentinel may move within a block.
+/// The maximum relative change of the sentinel during a block.
 const MOST_DRIFT: f64 = 0.1;
-/// The most times that a block is measured again because the sentinel moved.
+/// The maximum number of times that a block is repeated because of drift.
 const MOST_AGAIN: usize = 3;
-/// The most tokens per round at which a round still is the time between two tokens.
+/// The maximum tokens per round for which a round's time equals the time between two tokens.
 const MOST_TOKENS_PER_ROUND: f64 = 1.02;
-/// The share by which the server's number of candidates may differ from the given one: a request's last rounds draft
-/// fewer.
+/// The allowed relative difference between the server's and the given number of candidates. The
+/// last rounds of a request draft fewer candidates.
 const MOST_FEWER_CANDIDATES: f64 = 0.1;
 
-/// The ratio of a cell's slowest block to its fastest above which the machine is called unsteady.
+/// The ratio of a cell's slowest to its fastest block above which we warn of an unsteady machine.
 const MOST_SPREAD: f64 = 1.2;
 
-/// What is measured.
+/// The plan of the measurement.
 #[derive(Debug, Clone)]
 pub struct ServerPlan {
-    /// The number of candidates that the server runs; 0 without speculation.
+    /// The number of candidates with which the server runs; 0 without speculation.
     pub num_candidates: usize,
-    /// The numbers of requests side by side, ascending.
+    /// The batch sizes (numbers of concurrent requests), in ascending order.
     pub concurrency: Vec<usize>,
-    /// Words of a prompt.
+    /// The number of words in a prompt.
     pub num_words: usize,
-    /// Rounds in a block.
+    /// The number of rounds in a block.
     pub num_rounds: usize,
-    /// Blocks of each cell.
+    /// The number of blocks for each batch size.
     pub num_blocks: usize,
-    /// Seed of prompts and order.
+    /// The seed of prompts and of the order of blocks.
     pub seed: u64,
 }
 
-/// The file of a server's costs.
+/// The file with a server's round times.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ServerCostsFile {
-    /// The model, by the server's name of it.
+    /// The model's name on the server.
     pub model: String,
-    /// Words of a prompt.
+    /// The number of words in a prompt.
     pub num_words: usize,
-    /// The first round timed on the reference server, which does not speculate, in milliseconds. All times are scaled to
-    /// it. Null without such a server.
+    /// The first round time of the reference server without speculation, in milliseconds, to which
+    /// all times are scaled. Null without a reference server.
     #[serde(default)]
     pub sentinel_ms: Option<f64>,
-    /// The cells.
+    /// The cells of the table of round times.
     pub cells: Vec<MeasuredCell>,
 }
 
-/// Measured rounds.
+/// The round times for one batch size and number of candidates.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MeasuredCell {
-    /// Requests side by side.
+    /// The batch size: the number of concurrent requests.
     #[serde(alias = "batch_size")]
     pub concurrency: usize,
-    /// Candidates per round and request; 0 without speculation.
+    /// The number of candidates per round and request; 0 without speculation.
     pub num_candidates: usize,
-    /// The median round of each block, in milliseconds, less the machine's drift.
+    /// The median round time of each block in milliseconds, corrected for drift.
     pub block_ms: Vec<f64>,
-    /// Milliseconds to read a token of a prompt in each block; empty if the server does not say how many it reads.
+    /// The prefill time per prompt token in each block, in milliseconds; empty if lengths are
+    /// unknown.
     #[serde(default)]
     pub prompt_token_ms: Vec<f64>,
-    /// Tokens per round by the server's counters, which should be 1; null if it shows none.
+    /// The tokens per round by the server's counters, which should be 1; null without counters.
     pub tokens_per_round: Option<f64>,
 }
 
 impl MeasuredCell {
-    /// Returns the number of candidates and the batch size, which no other cell has.
+    /// Returns the number of candidates and the batch size, which identify the cell.
     fn key(&self) -> (usize, usize) {
         (self.num_candidates, self.concurrency)
     }
 
-    /// Returns the median of the blocks, in milliseconds; NaN without blocks.
+    /// Returns the median of the blocks in milliseconds; NaN without blocks.
     pub fn median_ms(&self) -> f64 {
         median_of(self.block_ms.iter().copied()).unwrap_or(f64::NAN)
     }
 }
 
 impl ServerCostsFile {
-    /// Reads the file; an empty one if there is none.
+    /// Reads the file, or returns an empty table if it does not exist.
     ///
     /// # Errors
-    /// If it exists and cannot be read.
+    /// If the file exists but cannot be read.
     pub fn read_or_new(path: &Path) -> Result<Self> {
         match std::fs::read(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
@@ -116,10 +119,10 @@ impl ServerCostsFile {
         }
     }
 
-    /// Reads the costs that were measured.
+    /// Reads the measured round times.
     ///
     /// # Errors
-    /// If the file is missing or invalid, or no cell is without speculation.
+    /// If the file is missing or invalid, or has no cell without speculation.
     pub fn read(path: &Path) -> Result<ServerCosts> {
         if !path.is_file() {
             bail!(
@@ -137,13 +140,13 @@ impl ServerCostsFile {
         ServerCosts::new(cells).with_context(|| format!("costs `{}`", path.display()))
     }
 
-    /// Returns the number of blocks measured with this batch size and number of candidates.
+    /// Returns the number of blocks measured for this batch size and number of candidates.
     fn num_blocks(&self, concurrency: usize, num_candidates: usize) -> usize {
         let is_it = |cell: &&MeasuredCell| cell.key() == (num_candidates, concurrency);
         self.cells.iter().find(is_it).map_or(0, |cell| cell.block_ms.len())
     }
 
-    /// Adds the blocks of a cell to those of the same batch size and number of candidates.
+    /// Adds a cell's blocks to the cell with the same batch size and number of candidates.
     fn add(&mut self, measured: MeasuredCell) {
         let Some(cell) = self.cells.iter_mut().find(|cell| cell.key() == measured.key()) else {
             return self.cells.push(measured);
@@ -153,7 +156,7 @@ impl ServerCostsFile {
         cell.tokens_per_round = measured.tokens_per_round.or(cell.tokens_per_round);
     }
 
-    /// Names the rounds whose blocks differ most, if they differ by more than [`MOST_SPREAD`].
+    /// Describes the cell whose blocks differ most, if they differ by more than [`MOST_SPREAD`].
     fn unsteady(&self, num_candidates: usize) -> Option<String> {
         let spread = |cell: &MeasuredCell| {
             let least = cell.block_ms.iter().copied().reduce(f64::min)?;
@@ -175,12 +178,12 @@ impl ServerCostsFile {
     }
 }
 
-/// Measures what the file lacks of the plan, and writes it after each pass over the batch sizes. `beside` is a server of
-/// the same model without speculation.
+/// Measures the cells of the plan that the file lacks, and writes the file after each pass over the
+/// batch sizes. `beside` is a reference server of the same model without speculation.
 ///
 /// # Errors
-/// If a server fails, accepts candidates, or runs another number of them than the plan says; or the file is of another
-/// model, or was measured without a server beside, or with one.
+/// If a server fails, accepts candidates, or uses another number of candidates than planned. Also
+/// if the file is for another model, or only one of the file and this run uses a reference server.
 pub fn measure_server(
     server: &TimedServer,
     beside: Option<&TimedServer>,
@@ -258,14 +261,14 @@ struct Measuring<'a> {
     beside: Option<&'a TimedServer>,
     plan: &'a ServerPlan,
     watch: &'a dyn Watch,
-    /// The sentinel's first time, in milliseconds.
+    /// The first time of the sentinel, in milliseconds.
     first_sentinel: Option<f64>,
-    /// Prompts so far, so that no two are the same.
+    /// The number of prompts so far, so that all prompts differ.
     num_asked: usize,
 }
 
 impl Measuring<'_> {
-    /// Checks by the server's counters that it drafts as many candidates as the plan says.
+    /// Checks by the server's counters that it drafts the planned number of candidates.
     fn check_candidates(&mut self) -> Result<()> {
         let before = self.server.counters()?;
         self.block(self.plan.concurrency[0])?;
@@ -302,7 +305,7 @@ impl Measuring<'_> {
         Ok(())
     }
 
-    /// Times a block of each size, corrected by the sentinel's drift.
+    /// Times a block for each batch size, corrected for the sentinel's drift.
     fn pass(&mut self, sizes: &[usize]) -> Result<Vec<MeasuredCell>> {
         let mut before = self.sentinel()?;
         let first = *self.first_sentinel.get_or_insert(before);
@@ -333,7 +336,7 @@ impl Measuring<'_> {
         Ok(1e3 * beside.time_rounds(&[prompt], self.plan.num_rounds + 1)?.round)
     }
 
-    /// Measures a cell's next block.
+    /// Times one block at this batch size.
     fn block(&mut self, concurrency: usize) -> Result<MeasuredCell> {
         if self.watch.is_interrupted() {
             return Err(Interrupted.into());
@@ -378,7 +381,7 @@ impl Measuring<'_> {
     }
 }
 
-/// Returns what a server has counted since an earlier moment; `None` if it shows no counters.
+/// Returns the increase of a server's counters since `before`; `None` if it has no counters.
 fn since(
     now: Option<SpeculationCounters>,
     before: Option<SpeculationCounters>,

@@ -1,8 +1,8 @@
-//! `doctor`: what servers will do with a drafter that anyone trained, without running them.
+//! `doctor`: predicts what inference servers will do with a trained drafter, without running them.
 //!
-//! Servers load many damaged drafters without a word and then accept nothing. Every problem is a finding with a name,
-//! what each server does about it, and what to do. What servers do is measured on vLLM 0.32 and llama.cpp b11434, and
-//! read in the source of SGLang 0.5.23.
+//! Servers load many damaged drafters without an error and then accept no candidates. We report
+//! every problem as a named finding, with each server's behaviour and a remedy. The behaviour was
+//! measured on vLLM 0.32 and llama.cpp b11434, and read from the source of SGLang 0.5.23.
 
 mod acceptance;
 mod draft_model;
@@ -21,29 +21,29 @@ use serde_json::{Map, Value};
 
 pub use self::acceptance::{AcceptancePlan, ExpectedAcceptance, expected_acceptance, recipe_of};
 
-/// What is known of a drafter.
+/// The diagnosis of a drafter.
 #[derive(Debug, Clone, Serialize)]
 pub struct Diagnosis {
-    /// What it is.
+    /// The drafter's file format.
     pub form: &'static FileForm,
-    /// Its sizes, in words.
+    /// The drafter's sizes, in words.
     pub description: String,
-    /// The problems, the worst first.
+    /// The problems, the most severe first.
     pub findings: Vec<Finding>,
 }
 
-/// A form in which trainers write drafters.
+/// A file format in which trainers write drafters.
 #[derive(Debug)]
 pub struct FileForm {
-    /// Its name in JSON.
+    /// The format's name in JSON.
     name: &'static str,
-    /// Names it in words, as in `an EAGLE-3 drafter`.
+    /// The format's name in messages, such as `an EAGLE-3 drafter`.
     pub text: &'static str,
-    /// The kind by which recipes know it; `None` if it is not run here.
+    /// The drafter's kind in recipes; `None` if this program cannot run it.
     pub kind: Option<&'static str>,
-    /// Recognises it.
+    /// A function that recognises a drafter in this format.
     is_of: fn(&Files) -> bool,
-    /// Finds what is wrong, and describes the drafter.
+    /// A function that adds findings and describes the drafter.
     examine: fn(&mut Patient<'_>) -> Result<String>,
 }
 
@@ -53,7 +53,7 @@ impl Serialize for FileForm {
     }
 }
 
-/// The keys of `config.json` and the names of tensors, by which a form is recognised.
+/// The keys of a drafter's `config.json` and the names of its tensors, which identify its format.
 struct Files {
     keys: Map<String, Value>,
     names: Vec<String>,
@@ -64,7 +64,7 @@ impl Files {
         self.keys.contains_key(key)
     }
 
-    /// Returns whether the table of kinds takes the keys for a drafter of this kind.
+    /// Returns whether the keys identify a drafter of this kind.
     fn is_of_kind(&self, name: &str) -> bool {
         let directory = Kinds::default().get(name).and_then(|kind| kind.directory.as_ref());
         directory.is_some_and(|directory| (directory.export.is_of)(&self.keys))
@@ -78,7 +78,7 @@ impl Files {
     }
 }
 
-/// The forms. The first that recognises a drafter's files is its form, so a draft model, which anything can be, is last.
+/// The known formats. The first match wins. The draft model matches any files, so it comes last.
 static FORMS: [FileForm; 7] = [
     FileForm {
         name: "eagle3_speculators",
@@ -135,47 +135,47 @@ static FORMS: [FileForm; 7] = [
     },
 ];
 
-/// Returns whether a tensor has a name of Medusa's, which begins with two numbers.
+/// Returns whether a tensor's name begins with two numbers, as Medusa's do.
 fn is_medusas(name: &str) -> bool {
     let mut parts = name.split('.');
     let is_number = |part: Option<&str>| part.is_some_and(|part| part.parse::<u32>().is_ok());
     is_number(parts.next()) && is_number(parts.next())
 }
 
-/// What servers do with a drafter whose context is shorter than the target's, and what to do.
+/// The servers' behaviour for a drafter whose context is shorter than the target's, and the remedy.
 const SHORT_CONTEXT: (&str, &str) = (
     "vLLM cuts the target's context to it; others stop drafting there",
     "serve with a context of at most that, or use another drafter",
 );
 
-/// How bad a finding is.
+/// The severity of a finding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Severity {
-    /// A server refuses it, or it is never accepted.
+    /// A server rejects the drafter, or no candidate is ever accepted.
     Breaks,
-    /// A server computes something else than what was trained, or loads it and loses speed.
+    /// A server computes something other than what was trained, or loses speed.
     Hurts,
-    /// Good to know.
+    /// Information without harm.
     Note,
 }
 
-/// A problem.
+/// A problem, or a note, about a drafter.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Finding {
-    /// Its name.
+    /// The finding's name.
     pub name: &'static str,
-    /// How bad it is.
+    /// The severity.
     pub severity: Severity,
-    /// What was found, with file, key or tensor.
+    /// What was found, with the file, key or tensor.
     pub what: String,
-    /// What servers do.
+    /// The servers' behaviour.
     pub servers: &'static str,
-    /// What to do.
+    /// The remedy.
     pub hint: &'static str,
 }
 
-/// A drafter's files and its target's configuration.
+/// The files of the drafter under examination, and the configuration of its target.
 struct Patient<'a> {
     dir: &'a Path,
     keys: Map<String, Value>,
@@ -201,7 +201,7 @@ impl Patient<'_> {
     }
 }
 
-/// Examines a drafter beside its target.
+/// Examines a drafter together with its target.
 ///
 /// # Errors
 /// If a directory has no readable `config.json` or weights.
@@ -246,7 +246,7 @@ fn form_of(patient: &Patient<'_>) -> Result<&'static FileForm> {
     FORMS.iter().find(|form| (form.is_of)(&files)).context("anything may be a draft model")
 }
 
-/// Checks whether Medusa's heads fit the target. They are recognised, but nothing here runs them.
+/// Checks whether Medusa heads fit the target. This program recognises them, but cannot run them.
 fn medusa(patient: &mut Patient<'_>) -> Result<String> {
     let reader = WeightReader::open_dir(patient.dir)?;
     let shape = patient.target.shape.clone();
@@ -294,7 +294,7 @@ fn medusa(patient: &mut Patient<'_>) -> Result<String> {
     Ok(format!("{num_heads} heads"))
 }
 
-/// Examines a head or an adapter of this program, which servers do not load as they are.
+/// Examines an acceptance head or adapter of this program, which servers cannot load directly.
 fn own_export(patient: &mut Patient<'_>) -> Result<String> {
     let is_adapter = patient.keys.contains_key("exit_layer");
     let width = patient.number("hidden_size").unwrap_or(0);
@@ -321,7 +321,7 @@ fn own_export(patient: &mut Patient<'_>) -> Result<String> {
     Ok(format!("width {width}"))
 }
 
-/// Compares tokenizers and chat templates, where the drafter brings its own.
+/// Compares the tokenizers and chat templates of drafter and target, if the drafter has its own.
 fn tokenizers(patient: &mut Patient<'_>) -> Result<()> {
     if !patient.dir.join("tokenizer.json").is_file() {
         return Ok(());

@@ -1,8 +1,8 @@
-//! The server you already have: what its rounds cost, which settings and drafter pay on it, what it does with a
-//! drafter's files, and whether its output is the target's. A survey says the same of a pair of models without a
-//! server.
+//! Tools for existing inference servers. They time a server's rounds, choose its speculation
+//! settings, predict its behaviour with a drafter's files, and test whether its output is the
+//! target's. A survey estimates without a server whether speculation pays for a pair of models.
 //!
-//! This crate prints nothing and reads no arguments.
+//! This crate prints nothing and parses no command-line arguments.
 
 pub mod certify;
 pub mod costs;

@@ -1,7 +1,9 @@
-//! `tune --for SERVER`: the numbers of candidates that pay on a server, by its load, as that server's own settings.
+//! `tune --for SERVER`: chooses the best number of candidates at each load of a server, and writes
+//! it as that server's own settings.
 //!
-//! The rounds of each setting come from recordings, their time from `draftsmith server costs`. Settings are chosen on
-//! validation prompts and judged on test prompts; intervals are over prompts and over blocks of rounds.
+//! The rounds under each setting come from recordings, and the times of rounds from `draftsmith
+//! server costs`. Settings are chosen on validation prompts and evaluated on test prompts.
+//! Intervals resample prompts and blocks of rounds.
 
 mod files;
 mod replayed;
@@ -24,11 +26,11 @@ pub(crate) use self::files::ServedDrafter;
 pub use self::files::{ScheduleKeys, ServerKind, SettingsFile};
 pub use self::replayed::Drafting;
 
-/// Fewer candidates are taken if they cost at most this share of throughput.
+/// The maximum share of throughput that we give up for a setting with fewer candidates.
 const EQUAL_WITHIN: f64 = 0.01;
-/// Speculation must certainly gain this much, or it is off.
+/// The minimum gain, by the lower end of its interval, below which speculation is turned off.
 const LEAST_GAIN: f64 = 0.02;
-/// The probabilities below which llama.cpp stops drafting that are tried, and its look-ups' lengths.
+/// The probabilities to try below which llama.cpp stops drafting, then the lengths of its lookups.
 const LEAST_PROBS: [f64; 5] = [0.3, 0.5, 0.7, 0.8, 0.9];
 const LOOK_UP_MATCHES: [usize; 5] = [2, 3, 4, 6, 8];
 const LOOK_UP_LENGTHS: [usize; 7] = [2, 3, 4, 6, 8, 12, 16];
@@ -36,89 +38,89 @@ const MORE_ROWS: &str = "Settings with `--spec-draft-p-min` are not weighed at e
                          speculation of as many requests as rounds have rows (`draftsmith server costs --candidates 0 \
                          --concurrency 1,2,4,8,16`).";
 
-/// How busy a server is: shares of its tokens by the number of requests side by side.
+/// The load of a server.
 #[derive(Debug, Clone, PartialEq)]
 pub enum ServerLoad {
-    /// Batch sizes with their shares.
+    /// Batch sizes (numbers of concurrent requests), each with its share of the generated tokens.
     Shares(Vec<(f64, f64)>),
-    /// Requests per second, and tokens per request.
+    /// The arrival rate in requests per second, and the number of tokens per request.
     Rate(f64, f64),
 }
 
-/// What to choose for.
+/// The server for which settings are chosen.
 #[derive(Debug, Clone)]
 pub struct ServerTuning {
-    /// The server.
+    /// The server program.
     pub kind: ServerKind,
-    /// Its rounds.
+    /// The measured times of the server's rounds.
     pub costs: ServerCosts,
-    /// Its load.
+    /// The server's load.
     pub load: ServerLoad,
 }
 
-/// What one drafter recorded along responses.
+/// The recordings of one drafter.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Recorded<'a> {
-    /// The responses on which settings are chosen.
+    /// The recorded responses on which settings are chosen.
     pub(crate) chosen_on: &'a Recordings,
-    /// Those on which they are judged.
+    /// The recorded responses on which settings are evaluated.
     pub(crate) judged_on: &'a Recordings,
     pub(crate) decoding: DecodingName,
-    /// Of resampling.
+    /// The seed of the resampling for intervals.
     pub(crate) seed: u64,
 }
 
-/// The settings for one drafter and way of decoding.
+/// A server's settings for one drafter and way of decoding.
 #[derive(Debug, Clone, Serialize)]
 pub struct ServerSettings {
     /// The drafter.
     pub drafter: DrafterName,
     /// Greedy or sampled decoding.
     pub decoding: DecodingName,
-    /// Number of test prompts.
+    /// The number of test prompts.
     pub num_prompts: usize,
-    /// By batch size.
+    /// The results by batch size.
     pub rows: Vec<LoadRow>,
-    /// One setting for all batch sizes, the best at the load; null if speculation does not pay there.
+    /// The best single setting for all batch sizes at the given load; null if none pays.
     pub single: Option<Drafting>,
-    /// Its speed over the server without speculation at the load; null without a setting.
+    /// The speedup of `single` over no speculation at the given load; null without a setting.
     pub single_speedup: Option<Estimate>,
-    /// What is lost by one number instead of the best for each batch size, as a share of speed at the load.
+    /// The share of speed at the load that `single` loses against the best setting per batch size.
     pub lost_by_single: f64,
-    /// The server's settings.
+    /// The server's settings files.
     pub files: Vec<SettingsFile>,
-    /// What the settings cannot express, and how to use them.
+    /// Notes on what the settings cannot express and how to use them.
     pub notes: Vec<String>,
 }
 
-/// A batch size.
+/// The results for one batch size.
 #[derive(Debug, Clone, Serialize)]
 pub struct LoadRow {
-    /// Requests side by side.
+    /// The batch size: the number of concurrent requests.
     pub batch_size: usize,
-    /// The best number of candidates; 0 if none pays.
+    /// The best number of candidates; 0 if speculation does not pay.
     pub best: usize,
-    /// Its speed over the server without speculation; null if it is 0.
+    /// The speedup of `best` over the server without speculation; null if `best` is 0.
     pub speedup: Option<Estimate>,
-    /// Each setting with its tokens per round and its speed.
+    /// The result of each setting that was tried.
     pub cells: Vec<LoadCell>,
 }
 
-/// A setting at a batch size.
+/// The result of one setting at one batch size.
 #[derive(Debug, Clone, Copy, Serialize)]
 pub struct LoadCell {
     /// The setting.
     #[serde(flatten)]
     pub drafting: Drafting,
-    /// Tokens per round and request, on test prompts.
+    /// The tokens per round and request on test prompts.
     pub tokens_per_round: f64,
-    /// Tokens per second of all requests.
+    /// The tokens per second of all requests together.
     pub tokens_per_second: f64,
-    /// Speed over the server without speculation.
+    /// The speedup over the server without speculation.
     pub speedup: f64,
 }
 
-/// Chooses settings for each drafter and way of decoding that was recorded, and for llama.cpp's look-ups.
+/// Chooses settings for each recorded drafter and way of decoding, and for llama.cpp's lookup.
 ///
 /// # Errors
 /// If recordings are missing, or the costs have no number of candidates that was recorded.
@@ -146,7 +148,7 @@ pub fn tune_for_server(
                 seed: recipe.seed,
             };
             all.push(tuning.settings(recorded, &served)?);
-            // Look-ups read the target's responses only, which all drafters share.
+            // Lookup reads only the target's responses, which are the same for all drafters.
             if nth == 0 && tuning.kind == ServerKind::LlamaCpp {
                 all.extend(tuning.look_ups(recorded)?);
             }
@@ -156,10 +158,10 @@ pub fn tune_for_server(
 }
 
 impl ServerTuning {
-    /// Chooses the settings for a drafter on the first recordings, and judges them on the second.
+    /// Chooses a drafter's settings on the first recordings, and evaluates them on the second.
     ///
     /// # Errors
-    /// If the costs have no number of candidates that was recorded, or not the load.
+    /// If the costs have no number of candidates that was recorded, or do not cover the load.
     pub(crate) fn settings(
         &self,
         recorded: Recorded<'_>,
@@ -190,7 +192,7 @@ impl ServerTuning {
         Ok(settings)
     }
 
-    /// Chooses the settings for a drafter, or for llama.cpp's look-ups if they are faster at the load.
+    /// Chooses settings for a drafter, or for llama.cpp's lookup if it is faster at the load.
     ///
     /// # Errors
     /// As [`settings`](Self::settings).
@@ -208,11 +210,11 @@ impl ServerTuning {
         Ok(looked_up.filter(|it| gain(it) > gain(&drafted)).unwrap_or(drafted))
     }
 
-    /// Chooses the settings for llama.cpp's look-ups. Returns `None` if rounds without speculation were not measured
-    /// for as many rows.
+    /// Chooses settings for llama.cpp's lookup. Returns `None` if the costs without speculation do
+    /// not cover rounds with that many rows.
     ///
     /// # Errors
-    /// If the load is outside of the costs.
+    /// If the costs do not cover the load.
     pub(crate) fn look_ups(&self, recorded: Recorded<'_>) -> Result<Option<ServerSettings>> {
         let most_rows = self.costs.batch_sizes().last().copied().unwrap_or(1);
         let of = |num_matched| {
@@ -249,17 +251,17 @@ impl ServerTuning {
 
 struct Choosing<'a> {
     tuning: &'a ServerTuning,
-    /// Rounds by all blocks.
+    /// The times of rounds, averaged over all blocks.
     table: RoundTable,
-    /// The settings, the cheapest first.
+    /// The settings to try, the cheapest first.
     tried: Vec<Drafting>,
     validation: Replayed,
     test: Replayed,
     seed: u64,
 }
 
-/// Tokens per second of a setting, by the table of rounds and what prompts ask for; `None` where rounds were not
-/// measured.
+/// A function that computes the tokens per second under a setting, from round times and replayed
+/// prompts. It returns `None` if the rounds were not measured.
 type Speed<'a> = &'a dyn Fn(&RoundTable, &Replayed, Option<Drafting>, &[usize]) -> Option<f64>;
 
 impl Choosing<'_> {
@@ -270,7 +272,7 @@ impl Choosing<'_> {
                 |table: &RoundTable, set: &Replayed, setting: Option<Drafting>, some: &[usize]| {
                     set.throughput(table, size as f64, setting, some)
                 };
-            // A larger batch never gets more candidates.
+            // A larger batch never gets more candidates than a smaller one.
             let most = rows.last().map_or(usize::MAX, |row| row.best);
             let is_allowed = |it: &Drafting| it.num_candidates <= most && it.least_prob == 0.0;
             let best = self.best(&at_size, is_allowed).flatten();
@@ -311,9 +313,9 @@ impl Choosing<'_> {
         })
     }
 
-    /// Finds the allowed setting with the greatest throughput on validation prompts, or a cheaper one that is as
-    /// good, with its speed over none on test prompts. Returns `Some(None)` if that gains too little, and `None` if
-    /// the load was not measured.
+    /// Finds the allowed setting with the highest throughput on validation prompts, or a cheaper
+    /// one that is about as good. Returns it with its speedup on test prompts. Returns `Some(None)`
+    /// if the gain is too small, and `None` if the load was not measured.
     fn best(
         &self,
         speed: Speed<'_>,
@@ -333,7 +335,7 @@ impl Choosing<'_> {
         Some((speedup.low >= 1.0 + LEAST_GAIN).then_some((*best, speedup)))
     }
 
-    /// Computes the throughput of each setting at a batch size, on test prompts.
+    /// Computes the result of each setting at a batch size, on test prompts.
     fn cells(&self, size: usize) -> Vec<LoadCell> {
         let all = self.test.all();
         let speed = |setting| self.test.throughput(&self.table, size as f64, setting, &all);
@@ -347,7 +349,7 @@ impl Choosing<'_> {
         self.tried.iter().filter_map(cell).collect()
     }
 
-    /// Estimates the speed of a setting over none on test prompts. Prompts and blocks of rounds are resampled.
+    /// Estimates a setting's speedup on test prompts, resampling prompts and blocks of rounds.
     fn speedup(&self, drafting: Drafting, speed: Speed<'_>) -> Estimate {
         let costs = &self.tuning.costs;
         let whole = self.test.all();
@@ -355,7 +357,7 @@ impl Choosing<'_> {
             let table = if some == whole {
                 self.table.clone()
             } else {
-                // Another sample of blocks for each sample of prompts.
+                // Each sample of prompts gets its own sample of blocks.
                 let number = some.iter().fold(0_u64, |sum, at| sum.wrapping_mul(31) + *at as u64);
                 let mut draws = SeededDraws::new(self.seed, &["blocks", &number.to_string()]);
                 let mut drawn = |num: usize| (draws.uniform() * num as f64) as usize;
@@ -368,11 +370,12 @@ impl Choosing<'_> {
 }
 
 impl ServerLoad {
-    /// Computes the tokens per second at this load from those at each number of requests side by side; for a rate of
-    /// requests, those of one request. Returns `None` outside of the measured numbers.
+    /// Computes the tokens per second at this load; `at` gives them for a batch size. For an
+    /// arrival rate, returns the speed of one request. Returns `None` if the load exceeds the
+    /// measured batch sizes.
     fn speed(&self, at: &dyn Fn(f64) -> Option<f64>) -> Option<f64> {
         match self {
-            // Time per token, averaged over tokens.
+            // The time per token is averaged over tokens.
             Self::Shares(shares) => {
                 let mut seconds = 0.0;
                 for (size, share) in shares {
@@ -380,8 +383,8 @@ impl ServerLoad {
                 }
                 Some(1.0 / seconds)
             }
-            // The smallest batch that keeps up with what arrives. Throughput is then the same for all, so the speed
-            // that counts is that of one request.
+            // We find the smallest batch that keeps up with arrivals. Throughput then equals the
+            // arrival rate for every setting, so we compare the speed of one request.
             Self::Rate(requests, tokens) => {
                 let wanted = requests * tokens;
                 let sizes = (0..).map(|nth| 1.0 + f64::from(nth) / 8.0);

@@ -1,10 +1,10 @@
-//! `survey`: whether speculation pays for a target and a draft, or for a target without a draft, before
-//! anything is trained.
+//! `survey`: estimates before any training whether speculation pays, with or without a draft model.
 //!
-//! The target answers some prompts, the draft is recorded along the answers as in `record`, and every
-//! stop rule is replayed at costs that are measured as in `tune`, or given. With so few prompts results
-//! are cross-validated: each half of the answers is judged with the settings and heads of the other half.
-//! Only a temporary directory is written. If servers answer for the target, only what they return is known
+//! The target answers some prompts, the draft model is recorded along the answers as in `record`,
+//! and every stop rule is replayed at given or measured costs. With so few prompts we
+//! cross-validate: each half of the answers is scored with the settings and heads chosen on the
+//! other half. A survey writes only to a temporary directory. If servers run the target, it uses
+//! only what they return.
 //! of it.
 
 mod costs;
@@ -44,90 +44,90 @@ use draftsmith_tune::decoders::target_speed;
 use draftsmith_tune::recorder::{AnswerRecorder, RecordedModels};
 use draftsmith_tune::server_access::ServerAccess;
 
-/// The most candidates a round.
+/// The maximum number of candidates in a round.
 const MAX_LENGTH: usize = 10;
 
-/// The fewest answers that can be cross-validated.
+/// The minimum number of answers for cross-validation.
 const MIN_ANSWERS: usize = 4;
 
-/// About the share of a survey's time in which the target answers.
+/// The approximate share of a survey's time that the target's answers take.
 const SHARE_OF_ANSWERS: f64 = 0.15;
 
-/// What is surveyed, and how.
+/// The settings of a survey.
 #[derive(Debug)]
 pub struct SurveySettings {
-    /// The target: a checkpoint directory, or its name on the Hugging Face Hub.
+    /// The target's checkpoint directory, or its name on the Hugging Face Hub.
     pub target: PathBuf,
-    /// A draft, likewise. Without one, the target's own first layers are surveyed.
+    /// The draft model's directory or Hub name. If absent, we survey the target's own first layers.
     pub draft: Option<PathBuf>,
-    /// Prompt files.
+    /// The prompt files.
     pub prompts: Vec<PathBuf>,
-    /// Number of prompts, spread evenly over all files.
+    /// The number of prompts, spread evenly over all files.
     pub num_prompts: usize,
-    /// The most new tokens per answer.
+    /// The maximum number of new tokens per answer.
     pub max_new_tokens: usize,
-    /// How answers are decoded.
+    /// The decoding settings of answers.
     pub decoding: Decoding,
-    /// What ends answers.
+    /// The end tokens and stop strings of answers.
     pub ends: Ends,
-    /// A server of the target, by its address up to `/v1` or a file with keys of `[data.server]`.
+    /// A server that runs the target: its URL up to `/v1`, or a file with keys of `[data.server]`.
     pub server: Option<String>,
-    /// A file of costs.
+    /// A file with costs; if absent, they are measured.
     pub costs: Option<PathBuf>,
-    /// A server to choose settings for: of the draft, or of llama.cpp's look-ups.
+    /// A server for which to choose settings of the draft model or of llama.cpp's lookup.
     pub tuning: Option<ServerTuning>,
-    /// Replaces the target's chat template.
+    /// The chat template that replaces the target's.
     pub chat_template: Option<String>,
-    /// The seed of everything drawn.
+    /// The seed of all random draws.
     pub seed: u64,
-    /// The type that models compute in.
+    /// The dtype that models compute in.
     pub dtype: WeightDtype,
 }
 
-/// What a survey found.
+/// The result of a survey.
 #[derive(Debug, Serialize)]
 pub struct Survey {
-    /// The target.
+    /// The target's directory or name.
     pub target: PathBuf,
-    /// Null if the target was surveyed without a draft.
+    /// The draft model's directory or name; null without a draft model.
     pub draft: Option<PathBuf>,
     /// How the answers were decoded.
     pub decoding: Decoding,
     /// The seed of random draws.
     pub seed: u64,
-    /// Prompts.
+    /// The number of prompts.
     pub num_prompts: usize,
-    /// Answers, one per turn.
+    /// The number of answers, one per turn.
     pub num_answers: usize,
-    /// Tokens of all answers.
+    /// The number of tokens in all answers.
     pub num_tokens: usize,
-    /// What was found.
+    /// The findings.
     #[serde(flatten)]
     pub found: SurveyResult,
 }
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-/// What was found of a pair, or of a target without a draft.
+/// The findings for a pair of models, or for a target without a draft model.
 pub enum SurveyResult {
-    /// Of a target and a draft.
+    /// The findings for a target and a draft model.
     Pair(Box<PairSurvey>),
-    /// Of a target without a draft.
+    /// The findings for a target without a draft model.
     Target(Box<TargetSurvey>),
 }
 
-/// The input of both kinds of survey.
+/// The input of a survey.
 struct Surveyor<'a> {
     workspace: &'a Workspace,
     models: RecordedModels<'a>,
     answers: Vec<TargetAnswer>,
     decoding: Decoding,
     max_new_tokens: usize,
-    /// Costs that the user gave.
+    /// The costs that the user gave, if any.
     given: Option<&'a GivenCosts>,
-    /// A server to choose settings for.
+    /// The server for which to choose settings, if any.
     tuning: Option<&'a ServerTuning>,
-    /// The draft as the user named it.
+    /// The draft model's directory or name, as given by the user.
     draft: Option<&'a Path>,
     seed: u64,
     watch: &'a dyn Watch,
@@ -194,7 +194,7 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
     })
 }
 
-/// Reads the settings of servers from a file, or makes those of one server by its address.
+/// Reads server settings from a file, or creates them for a server with this URL.
 fn server_of(given: &str) -> Result<ServerRecipe> {
     if !given.starts_with("http://") && !given.starts_with("https://") {
         return read_server(given.as_ref());
@@ -205,7 +205,7 @@ fn server_of(given: &str) -> Result<ServerRecipe> {
     Ok(ServerRecipe { model: opened.model, ..usual })
 }
 
-/// Refuses servers and decodings for which server responses do not suffice.
+/// Returns an error for settings under which server responses contain too little.
 fn check_server(server: &ServerRecipe, decoding: &Decoding) -> Result<()> {
     if server.takes_weights() {
         bail!(
@@ -223,7 +223,7 @@ fn check_server(server: &ServerRecipe, decoding: &Decoding) -> Result<()> {
 }
 
 impl Surveyor<'_> {
-    /// Notes how many tokens are decoded, and about how long the survey takes.
+    /// Shows a note with the number of tokens to decode and the approximate duration.
     fn note_duration(&self, prompts: &[Prompt]) -> Result<()> {
         let num_turns: usize = prompts.iter().map(|prompt| prompt.turns.len()).sum();
         let num_tokens = num_turns * self.max_new_tokens;
@@ -251,7 +251,7 @@ impl Surveyor<'_> {
         }
     }
 
-    /// Decodes the target's answers to prompts.
+    /// Decodes the target's answers to the prompts.
     fn answer(&self, prompts: &[SetPrompt]) -> Result<Vec<TargetAnswer>> {
         let num_turns: usize = prompts.iter().map(SetPrompt::num_turns).sum();
         let progress = Progress::new(self.watch, "survey", "answers", num_turns as u64);
@@ -268,13 +268,13 @@ impl Surveyor<'_> {
         Ok(answers)
     }
 
-    /// Splits the numbers of the answers into two halves; conversations alternate between them.
+    /// Splits the answers' indices into two halves, between which conversations alternate.
     fn halves(&self) -> [Vec<usize>; 2] {
         let mut halves = [Vec::new(), Vec::new()];
         let mut first: Option<&str> = None;
         let mut half = 1;
         for (nth, answer) in self.answers.iter().enumerate() {
-            // The ids of later turns are the id of the first turn followed by `#turn`.
+            // The id of a later turn is the id of the first turn followed by `#turn`.
             let goes_on = first.is_some_and(|first| {
                 answer.id.strip_prefix(first).is_some_and(|rest| rest.starts_with('#'))
             });

@@ -17,26 +17,26 @@ pub struct Model {
     network: CausalLm,
     tokenizer: Arc<TextTokenizer>,
     chat_format: Arc<ChatFormat>,
-    /// The chat template that replaces the one of the files.
+    /// The chat template that replaces the checkpoint's own; `None` keeps it.
     chat_template: Option<Arc<str>>,
     hash: Arc<OnceLock<String>>,
 }
 
 impl Model {
-    /// Loads a checkpoint directory in Hugging Face form: `config.json`, weights, `tokenizer.json`, and the
-    /// chat template if there is one. It computes in f32; on the CPU the weights keep the type of their
-    /// files in memory.
+    /// Loads a checkpoint directory in Hugging Face's format: `config.json`, weights,
+    /// `tokenizer.json`, and the chat template if there is one. The model computes in f32. On the
+    /// CPU, weights keep the dtype of their files in memory.
     ///
     /// # Errors
-    /// If a file is missing or broken, or the model's family is unknown.
+    /// If a file is missing or broken, or the model's architecture is unknown.
     pub fn load(dir: impl AsRef<Path>, device: &Device) -> Result<Self, Error> {
         Self::load_as(dir, WeightDtype::F32, device)
     }
 
-    /// Loads a model as [`Model::load`] does, but computes in `dtype`: bf16 is for GPUs.
+    /// Loads a model as [`Model::load`] does, but computes in `dtype`. Use bf16 on GPUs only.
     ///
     /// # Errors
-    /// As there.
+    /// As [`Model::load`].
     pub fn load_as(
         dir: impl AsRef<Path>,
         dtype: WeightDtype,
@@ -62,27 +62,27 @@ impl Model {
         })
     }
 
-    /// Loads a model by its name on the Hugging Face Hub, as in `org/name@revision`. Missing files are downloaded into the
-    /// Hub's cache.
+    /// Loads a model by its name on the Hugging Face Hub, such as `org/name@revision`. Downloads
+    /// missing files into the Hub's local cache.
     ///
     /// # Errors
-    /// If it cannot be downloaded, or as [`Model::load`].
+    /// As [`Model::load`], or if the download fails.
     pub fn from_hub(name: &str, device: &Device) -> Result<Self, Error> {
         Self::load(draftsmith_recipe::hub::model_dir(Path::new(name), true, &Silent)?, device)
     }
 
-    /// Returns the directory of its files.
+    /// Returns the checkpoint directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
 
-    /// Returns the chat template that was chosen in place of the one of its files.
+    /// Returns the chat template that replaces the checkpoint's own; `None` if it was not replaced.
     pub(crate) fn chat_template(&self) -> Option<&str> {
         self.chat_template.as_deref()
     }
 
-    /// Returns the same model with another chat template: `vicuna`, `llama-2`, `alpaca`, a Jinja file, or `none` for
-    /// only the last user message.
+    /// Returns the same model with another chat template: `vicuna`, `llama-2`, `alpaca`, the path
+    /// of a Jinja file, or `none` to use only the last user message.
     ///
     /// # Errors
     /// If the file is missing or malformed.
@@ -91,17 +91,17 @@ impl Model {
         Ok(Self { chat_format, chat_template: Some(chosen.into()), ..self })
     }
 
-    /// The network, for training and for the lower crates.
+    /// Returns the neural network, for training and for the lower crates.
     pub fn network(&self) -> &CausalLm {
         &self.network
     }
 
-    /// The tokenizer.
+    /// Returns the tokenizer.
     pub fn tokenizer(&self) -> &TextTokenizer {
         &self.tokenizer
     }
 
-    /// Encodes a conversation as token ids, up to where the answer begins.
+    /// Encodes a conversation as token ids, up to the start of the next answer.
     ///
     /// # Errors
     /// If the model has no chat template, or the template fails.
@@ -109,8 +109,8 @@ impl Model {
         Ok(self.tokenizer.encode_chat(&self.chat_format, messages)?)
     }
 
-    /// Returns the hash of `config.json` and the weights, by which heads and adapters name their models. Computed once,
-    /// from the files.
+    /// Returns the hash of `config.json` and the weights, by which heads and adapters identify
+    /// their models. The first call computes it from the files.
     ///
     /// # Errors
     /// If a file cannot be read.

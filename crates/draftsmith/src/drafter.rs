@@ -1,4 +1,4 @@
-//! What proposes candidates, and how it is loaded for a target.
+//! Drafters, which propose candidates, and how they are loaded for a target.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -22,40 +22,41 @@ use draftsmith_theory::{
 
 use crate::{Error, Model};
 
-/// Proposes the candidates that a target verifies. A [`Generator`](crate::Generator) loads its files.
+/// A drafter, which proposes candidates. [`Generator`](crate::Generator) loads its files.
 #[derive(Debug, Clone)]
 pub struct Drafter {
     drafter: DrafterRecipe,
-    /// The model that it runs, if that was read already.
+    /// The draft model, if it is already loaded.
     model: Option<Model>,
     lookup_first: Option<LookupFirst>,
 }
 
 impl Drafter {
-    /// Creates a drafter of a kind with its settings.
+    /// Creates a drafter from the settings of its kind.
     pub fn of_kind(kind: Kind) -> Self {
         Self { drafter: DrafterRecipe::new(kind), model: None, lookup_first: None }
     }
 
-    /// Creates a drafter of your own from its parts; [`TextParts`](draftsmith_decode::TextParts) makes them of a function.
+    /// Creates a custom drafter from your own [`DrafterParts`].
+    /// [`TextParts`](draftsmith_decode::TextParts) makes them from a function.
     pub fn of_parts(parts: impl DrafterParts + 'static) -> Self {
         Self::of_kind(Arc::new(OwnKind(Arc::new(parts))))
     }
 
-    /// Recognises the drafter in a directory by its `config.json`: an adapter (Kangaroo), an EAGLE-3 drafter, a draft
-    /// model, or a drafter of another of the crate's kinds. A head in the directory's `head` is used, and the rule
-    /// that `draftsmith tune` wrote.
+    /// Recognises the drafter in a directory by its `config.json`: an adapter (Kangaroo), an
+    /// EAGLE-3 drafter, a draft model, or another built-in kind. Uses the acceptance head in the
+    /// subdirectory `head` and the stop rule written by `draftsmith tune`, if they exist.
     ///
     /// # Errors
-    /// If the directory holds nothing known, or a head.
+    /// If the directory contains no known drafter, or only an acceptance head.
     pub fn open(dir: impl AsRef<Path>) -> Result<Self, Error> {
         Self::open_of(&Kinds::default(), dir)
     }
 
-    /// Recognises the drafter in a directory, of one of `kinds`.
+    /// Recognises the drafter in a directory, which must be of one of `kinds`.
     ///
     /// # Errors
-    /// If there is none.
+    /// As [`Drafter::open`].
     pub fn open_of(kinds: &Kinds, dir: impl AsRef<Path>) -> Result<Self, Error> {
         let dir = dir.as_ref();
         let found = kinds.found_in(dir)?;
@@ -63,14 +64,14 @@ impl Drafter {
         Ok(Self::of_kind(kind.ok_or_else(|| Error::NotADrafter(dir.to_path_buf()))?))
     }
 
-    /// Creates a drafter that runs a separate, smaller model with the target's tokenizer.
+    /// Creates a drafter that uses a separate, smaller model with the target's tokenizer.
     pub fn model(draft: &Model) -> Self {
         let kind = ModelKind { model: draft.dir().to_path_buf() };
         Self { model: Some(draft.clone()), ..Self::of_kind(Arc::new(kind)) }
     }
 
-    /// Creates a drafter by prompt lookup (Max-Gram), which proposes what followed the same tokens
-    /// earlier in the text.
+    /// Creates a drafter by prompt lookup (Max-Gram), which proposes the tokens that followed the
+    /// same tokens earlier in the text.
     pub fn prompt_lookup(config: MaxGramConfig) -> Self {
         let MaxGramConfig { searched, min_match } = config;
         Self::of_kind(Arc::new(PromptLookupKind { searched, min_match, bigrams: None }))
@@ -83,13 +84,13 @@ impl Drafter {
         self
     }
 
-    /// Adds a look-up before the drafter, which then drafts only where the look-up finds nothing.
+    /// Adds prompt lookup before the drafter, which then drafts only where lookup finds no match.
     #[must_use]
     pub fn after_lookup(self, first: LookupFirst) -> Self {
         Self { lookup_first: Some(first), ..self }
     }
 
-    /// Reads what the drafter needs to draft for `target`.
+    /// Loads what the drafter needs to draft for `target`.
     pub(crate) fn load(self, target: &Model) -> Result<OpenedDrafter, Error> {
         let Self { drafter, model, lookup_first } = self;
         let kind = drafter.kind.clone();
@@ -133,36 +134,37 @@ impl Drafter {
     }
 }
 
-/// A drafter that was read.
+/// A loaded drafter.
 #[derive(Debug)]
 pub(crate) struct OpenedDrafter {
     pub(crate) parts: NamedParts,
-    /// The longest sequence that it and the target can read.
+    /// The maximum sequence length that both drafter and target can read, in tokens.
     pub(crate) context: usize,
-    /// The most candidates of a round, unless the rule says otherwise.
+    /// The maximum number of candidates in a round, unless the stop rule sets another.
     pub(crate) max_candidates: usize,
-    /// Its only rule for greedy and for sampled decoding, if it can have no other.
+    /// The drafter's only rules for greedy and sampled decoding; `None` if it supports any rule.
     own_rule: [Option<StopRuleConfig>; 2],
-    /// When its head predicts, if it has one.
+    /// The moment at which the acceptance head predicts; `None` without a head.
     pub(crate) head: Option<HeadTiming>,
     pub(crate) lookup_first: Option<LookupFirst>,
     tuned: Tuned,
 }
 
 impl OpenedDrafter {
-    /// Finds the rule that `draftsmith tune` wrote for this way of decoding.
+    /// Returns the stop rule that `draftsmith tune` wrote for these settings and this dtype, if
+    /// any.
     pub(crate) fn tuned(&self, decoding: &Decoding, dtype: WeightDtype) -> Option<&TunedRule> {
         let rule = self.tuned.rule(DecodingName::of(decoding))?;
         rule.fits(dtype, Some(decoding)).then_some(rule)
     }
 
-    /// Returns the only rule that the drafter can have; `None` if it can have any.
+    /// Returns the only stop rule that the drafter supports; `None` if it supports any.
     pub(crate) fn own_rule(&self, decoding: &Decoding) -> Option<&StopRuleConfig> {
         self.own_rule[usize::from(!decoding.is_greedy())].as_ref()
     }
 }
 
-/// A drafter that a program built itself.
+/// The kind of a custom drafter, which the calling program built.
 #[derive(Debug)]
 struct OwnKind(Arc<dyn DrafterParts>);
 

@@ -1,4 +1,4 @@
-//! The error of everything here.
+//! The error type of this crate.
 
 use std::path::PathBuf;
 
@@ -8,14 +8,14 @@ use draftsmith_files::{FileError, JsonError};
 use draftsmith_model::ModelError;
 use draftsmith_theory::TheoryError;
 
-/// Why something cannot be loaded, decoded or recorded. Messages name the file and say what to do.
+/// An error while loading, decoding or recording. Messages name the file and suggest a remedy.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// A model's, a head's or an adapter's file.
+    /// An error in a file of a model, head or adapter.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A tokenizer, a chat template, or Parquet.
+    /// An error in a tokenizer, a chat template or a Parquet file.
     #[error(transparent)]
     Data(#[from] DataError),
     /// A prompt that does not fit, or a model that fails.
@@ -43,23 +43,23 @@ pub enum Error {
         /// The model's number of embeddings.
         embedded: usize,
     },
-    /// A drafter that does not fit its target, or a model that cannot be downloaded.
+    /// A drafter that does not fit its target, or a failed download.
     #[error("{0:#}")]
     Drafter(#[from] anyhow::Error),
-    /// A head where a drafter is expected.
+    /// A directory with an acceptance head, where a drafter is expected.
     #[error(
         "`{0}` holds an acceptance head; hint: give its drafter, and the head by `Drafter::with_head`"
     )]
     NotADrafter(PathBuf),
-    /// A head for prompt lookup.
+    /// An acceptance head for a drafter that cannot have one, such as prompt lookup.
     #[error("the head in `{0}` needs a drafter with a model, and prompt lookup has none")]
     HeadOfLookup(PathBuf),
-    /// A rule that reads a head, for a drafter without one.
+    /// A stop rule that reads an acceptance head, for a drafter without one.
     #[error(
         "the stop rule reads an acceptance head; hint: give the drafter one by `Drafter::with_head`"
     )]
     NoHead,
-    /// Something that only drafters with a model can do.
+    /// An operation that needs a drafter with a model.
     #[error("there is nothing to record; hint: give the generator a drafter with a model")]
     NoSteps,
 }

@@ -1,8 +1,8 @@
-//! Generates text with a target and, if there is one, a drafter.
+//! Generates text with a target and an optional drafter.
 //!
-//! Each call of a [`Generator`] builds sessions for its own sequence and drops them; a [`Session`] keeps them from turn
-//! to turn. Decoding runs inside rayon's pool: from there, a forward on the CPU hands rows to a second thread much
-//! faster than from outside.
+//! Each call of a [`Generator`] creates new KV caches for its sequence and drops them at the end; a
+//! [`Session`] keeps them between turns. Decoding runs inside rayon's thread pool, where a forward
+//! on the CPU hands rows to a second thread much faster than from outside.
 
 use std::ops::ControlFlow;
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use crate::drafter::{Drafter, OpenedDrafter};
 use crate::rule::Rule;
 use crate::{Error, Model};
 
-/// Names the random draws of generated text.
+/// The name of the random stream for generated text.
 const GENERATE: &str = "generate";
 
-/// The most prompts that are decoded side by side.
+/// The maximum number of prompts in a batch.
 const MOST_SLOTS: usize = 16;
 
-/// A target, how it decodes, and what drafts for it.
+/// A target with its decoding settings and an optional drafter.
 ///
-/// Without a drafter it decodes one token a forward. With one, the text has the same distribution; if greedy,
-/// the same tokens.
+/// Without a drafter, it decodes one token per forward. With a drafter, sampled text has the same
+/// distribution, and greedy text the same tokens.
 #[derive(Debug)]
 pub struct Generator {
     pub(crate) target: Model,
@@ -38,24 +38,24 @@ pub struct Generator {
     pub(crate) limits: Limits,
 }
 
-/// What a text continues.
+/// The input that generated text continues.
 #[derive(Debug, Clone, Copy)]
 pub enum PromptInput<'a> {
-    /// A text, without the chat template.
+    /// Plain text, without the chat template.
     Text(&'a str),
-    /// A conversation, in the model's chat template.
+    /// A conversation, formatted with the model's chat template.
     Chat(&'a [Message]),
     /// Token ids.
     Ids(&'a [u32]),
 }
 
-/// The tokens that one round adds, as they are streamed.
+/// The tokens that one round adds, for streaming.
 #[derive(Debug, Clone, Copy)]
 pub struct Piece<'a> {
-    /// The text that the tokens complete. A character that needs further tokens comes with those, so the last
-    /// piece of a text may have no tokens.
+    /// The text that the tokens complete. A character that needs more tokens is delivered with the
+    /// last of them, so the final piece may have no tokens.
     pub text: &'a str,
-    /// The tokens: accepted candidates, then the target's own.
+    /// The token ids: accepted candidates, then the target's own token.
     pub token_ids: &'a [u32],
     /// The number of candidates that were drafted.
     pub num_drafted: usize,
@@ -63,34 +63,34 @@ pub struct Piece<'a> {
     pub num_accepted: usize,
 }
 
-/// A generated text.
+/// A generated text with its statistics.
 #[derive(Debug, Clone)]
 pub struct Generated {
-    /// The tokens of the prompt.
+    /// The token ids of the prompt.
     pub prompt_ids: Vec<u32>,
-    /// The new tokens, including an end token.
+    /// The ids of the new tokens, including an end token.
     pub token_ids: Vec<u32>,
     /// The new text, without special tokens.
     pub text: String,
-    /// Why it ends.
+    /// The reason why the text ends.
     pub finish: Finish,
     /// The rounds and their times.
     pub trace: Trace,
-    /// The number of the prompt's first tokens that a [`Session`] had read in earlier turns.
+    /// The number of prompt tokens whose KV cache a [`Session`] reused from earlier turns.
     pub num_reused: usize,
 }
 
 impl Generated {
-    /// The numbers of tokens, forwards, and drafted and accepted candidates. `num_target_forwards` is the
-    /// number of rounds.
+    /// Returns the numbers of tokens, forwards, and drafted and accepted candidates.
+    /// `num_target_forwards` is the number of rounds.
     pub fn counts(&self) -> Counts {
         self.trace.counts()
     }
 }
 
 impl Generator {
-    /// Creates a generator for greedy decoding of up to 128 new tokens, without a drafter. A text ends at the model's
-    /// end tokens.
+    /// Creates a generator without a drafter, for greedy decoding of up to 128 new tokens. Text
+    /// ends at the model's end tokens.
     pub fn new(target: &Model) -> Self {
         let limits = Limits::new(128, target.network().shape().eos_token_ids.clone());
         let (target, decoding) = (target.clone(), Decoding::GREEDY);
@@ -100,13 +100,14 @@ impl Generator {
     /// Loads a drafter for the target.
     ///
     /// # Errors
-    /// If a file is missing or broken, or belongs to other models.
+    /// If a file is missing or broken, or was trained for other models.
     pub fn with_drafter(self, drafter: Drafter) -> Result<Self, Error> {
         Ok(Self { drafter: Some(drafter.load(&self.target)?), ..self })
     }
 
-    /// Sets when draft phases end. By default they end as `draftsmith tune` wrote into the head or the adapter;
-    /// without that at `head=0.7` if there is a head, and at `fixed=5` otherwise.
+    /// Sets the stop rule, which ends draft phases. The default is the rule that `draftsmith tune`
+    /// wrote for the head or adapter. Without a tuned rule, it is `head=0.7` if there is an
+    /// acceptance head, and `fixed=5` otherwise.
     #[must_use]
     pub fn with_rule(self, rule: impl Into<Rule>) -> Self {
         Self { rule: Some(rule.into()), ..self }
@@ -119,23 +120,23 @@ impl Generator {
         Self { decoding: decoding.into(), ..self }
     }
 
-    /// Sets the seed of sampled texts. The same seed and prompt give the same text in every call.
+    /// Sets the seed for sampling. The same seed and prompt give the same text in every call.
     #[must_use]
     pub fn with_seed(self, seed: u64) -> Self {
         Self { seed, ..self }
     }
 
-    /// Sets the most new tokens.
+    /// Sets the maximum number of new tokens.
     #[must_use]
     pub fn with_max_new_tokens(mut self, max_new_tokens: usize) -> Self {
         self.limits.max_new_tokens = max_new_tokens;
         self
     }
 
-    /// Sets strings that end a text too.
+    /// Sets strings that end a text, in addition to the end tokens.
     ///
     /// # Errors
-    /// If one is empty.
+    /// If a string is empty.
     pub fn with_stop_strings(mut self, strings: &[String]) -> Result<Self, Error> {
         let strings = StopStrings::new(strings, self.target.tokenizer())?;
         self.limits.text_end = Some(Arc::new(strings));
@@ -145,13 +146,13 @@ impl Generator {
     /// Generates a text.
     ///
     /// # Errors
-    /// If the prompt is empty or does not fit, a setting is invalid, the rule needs what the drafter lacks, or a
-    /// model fails.
+    /// If the prompt is empty or too long, a setting is invalid, the stop rule reads something that
+    /// the drafter lacks, or a model fails.
     pub fn generate<'a>(&mut self, prompt: impl Into<PromptInput<'a>>) -> Result<Generated, Error> {
         self.stream(prompt, |_| ControlFlow::Continue(()))
     }
 
-    /// Generates a text and gives it to `observe` as it comes, round by round. `observe` may stop it.
+    /// Generates a text and passes it to `observe` round by round. `observe` can stop it.
     ///
     /// # Errors
     /// As [`Generator::generate`].
@@ -167,8 +168,8 @@ impl Generator {
         })
     }
 
-    /// Opens a session for a conversation of up to `capacity` tokens, which keeps what the models have read from turn to
-    /// turn. The models' contexts bound the capacity.
+    /// Opens a session for a conversation of up to `capacity` tokens. It keeps the models' KV
+    /// caches between turns. The models' contexts limit the capacity.
     pub fn session(&mut self, capacity: usize) -> Session<'_> {
         let context = self.drafter.as_ref().map_or(usize::MAX, |drafter| drafter.context);
         let capacity = capacity.min(context).min(self.target.network().shape().context);
@@ -186,8 +187,8 @@ impl Generator {
         longest.min(context).min(self.target.network().shape().context)
     }
 
-    /// Generates the answers to several prompts side by side. Each gets the answer that [`Generator::generate`] gives it,
-    /// in less time. A rule of your own decodes them one after another.
+    /// Generates answers to several prompts in batches. Each answer equals that of
+    /// [`Generator::generate`], in less time. A custom stop rule decodes them one after another.
     ///
     /// # Errors
     /// As [`Generator::generate`].
@@ -214,7 +215,7 @@ impl Generator {
         Ok(all)
     }
 
-    /// Decodes one prompt. `purpose` names the random draws.
+    /// Decodes one prompt. `purpose` names the random stream.
     pub(crate) fn decode(
         &mut self,
         prompt: &[u32],
@@ -225,7 +226,7 @@ impl Generator {
         Ok(all.remove(0))
     }
 
-    /// Decodes prompts side by side. A custom rule takes one.
+    /// Decodes prompts as a batch. A custom stop rule allows only one.
     fn decode_all(
         &mut self,
         prompts: &[&[u32]],
@@ -246,7 +247,7 @@ impl Generator {
     }
 }
 
-/// A generator's models with their caches.
+/// A generator's models with their KV caches.
 struct Running<'g> {
     drafters: Drafters<'g>,
     target: &'g Model,
@@ -258,8 +259,8 @@ struct Running<'g> {
 }
 
 impl Running<'_> {
-    /// Decodes prompts side by side. A custom rule takes one. `num_kept` is the number of a single prompt's tokens that
-    /// the caches keep.
+    /// Decodes prompts as a batch. A custom stop rule allows only one. For a single prompt,
+    /// `num_kept` is the number of its first tokens that are already in the KV caches.
     fn decode(
         &mut self,
         prompts: &[&[u32]],
@@ -312,7 +313,7 @@ impl Running<'_> {
     }
 }
 
-/// Decodes requests side by side, or one that goes on after `num_kept` tokens.
+/// Decodes a batch of requests, or one that continues after `num_kept` tokens in the KV caches.
 fn decoded<'a, 'm, D: draftsmith_decode::Drafter<ModelSession<'m>> + ?Sized>(
     target: &mut ModelSession<'m>,
     drafter: &mut D,
@@ -328,14 +329,14 @@ fn decoded<'a, 'm, D: draftsmith_decode::Drafter<ModelSession<'m>> + ?Sized>(
     Ok(vec![decode_on(target, drafter, request, num_kept, observe)?])
 }
 
-/// A conversation whose models keep what they have read, from [`Generator::session`].
+/// A conversation with KV caches that are kept between turns, from [`Generator::session`].
 ///
-/// A turn's prompt is the whole conversation. If it begins with all tokens of the turns before, as chat templates make
-/// it, only what follows is read. Otherwise it is read from the beginning. The text is that of
-/// [`Generator::generate`] in either case, up to the rounding of a GPU.
+/// Each prompt is the whole conversation. If it begins with all tokens of the previous turns, as
+/// chat templates produce it, only the rest is processed. Otherwise all of it is processed. Either
+/// way, the text is that of [`Generator::generate`], apart from rounding on a GPU.
 pub struct Session<'g> {
     running: Running<'g>,
-    /// The tokens of the last turn: prompt and answer.
+    /// The tokens of the conversation up to the last answer.
     tokens: Vec<u32>,
 }
 
@@ -348,7 +349,7 @@ impl Session<'_> {
         self.stream(prompt, |_| ControlFlow::Continue(()))
     }
 
-    /// Generates the next answer and gives it to `observe` as it comes, round by round. `observe` may stop it.
+    /// Generates the next answer and passes it to `observe` round by round. `observe` can stop it.
     ///
     /// # Errors
     /// As [`Generator::generate`].
@@ -358,7 +359,7 @@ impl Session<'_> {
         mut observe: impl FnMut(Piece<'_>) -> ControlFlow<()> + Send,
     ) -> Result<Generated, Error> {
         let prompt_ids = prompt.into().encode(self.running.target)?;
-        // After an error nothing is known of the caches, and the next turn begins anew.
+        // After an error, the state of the caches is unknown, so the next turn starts from scratch.
         let before = std::mem::take(&mut self.tokens);
         let goes_on = prompt_ids.len() > before.len() && prompt_ids.starts_with(&before);
         let num_kept = if goes_on { before.len() } else { 0 };
@@ -374,7 +375,7 @@ impl Session<'_> {
     }
 }
 
-/// Generates a text with `decode`, and gives it to `observe` as it comes.
+/// Generates a text with `decode`, and passes it to `observe` as it is produced.
 fn streamed(
     target: &Model,
     prompt_ids: Vec<u32>,
@@ -400,7 +401,7 @@ fn streamed(
     })?;
     failure.map_or(Ok(()), Err)?;
     if let Some(rest) = stream.finish()? {
-        // The last one in any case.
+        // This is the last piece, so the answer of `observe` does not matter.
         let _ = observe(Piece { text: &rest, token_ids: &[], num_drafted: 0, num_accepted: 0 });
         text += &rest;
     }

@@ -1,5 +1,5 @@
-//! Speculative decoding for Rust programs: a drafter proposes several tokens, the target verifies them in one
-//! forward, and the text is the target's.
+//! Speculative decoding for Rust programs. A drafter proposes several tokens, and the target
+//! verifies them in one forward, so that the text is the target's own.
 //!
 //! ```
 //! use draftsmith::{Device, Drafter, Generator, Message, Model, Rule, Sampling};
@@ -32,21 +32,21 @@
 //!
 //! | you have | you use |
 //! |---|---|
-//! | a checkpoint in Hugging Face form, with tokenizer and chat template | [`Model::load`] |
+//! | a checkpoint in Hugging Face's format, with tokenizer and chat template | [`Model::load`] |
 //! | a smaller model with the same tokenizer | [`Drafter::model`], and [`Drafter::with_head`] if a head was trained |
 //! | a drafter that `draftsmith train-drafter` trained: an adapter, EAGLE-3 | [`Drafter::open`] |
 //! | a model on the Hugging Face Hub | [`Model::from_hub`] |
 //! | a drafter of your own | [`Drafter::of_parts`], [`decode::TextParts`] |
 //! | a kind of drafter of your own | [`kinds::KindEntry`], [`Drafter::open_of`] |
-//! | neither | [`Drafter::prompt_lookup`] |
+//! | no drafter | [`Drafter::prompt_lookup`] |
 //! | a rule by name, or one of your own | [`Rule`] |
 //! | prompts to stream answers to, or many of them | [`Generator::stream`], [`Generator::generate_many`] |
 //! | a rule to judge without running models | [`Generator::record`], [`theory::Recordings::replay_rule`] |
 //! | responses to train on | [`Generator::respond`], [`train::train_heads`], [`train::train_adapters`] |
 //!
-//! The lower crates are modules here. The `draftsmith` program trains, tunes and evaluates with recipes; heads
-//! and adapters that it exports decode here under the rule that it chose. This crate prints nothing and reads
-//! no recipe files.
+//! The lower crates are modules here. The `draftsmith` program trains, tunes and evaluates with
+//! recipes. Heads and adapters that it exports decode here under their tuned stop rules. This crate
+//! prints nothing and reads no recipe files.
 
 mod checkpoint;
 mod drafter;

@@ -1,4 +1,4 @@
-//! Rows to train heads and adapters on, and recordings to replay stop rules over.
+//! Generates rows for training heads and adapters, and recordings for replaying stop rules.
 
 use std::ops::ControlFlow;
 
@@ -10,9 +10,9 @@ use crate::Error;
 use crate::generator::{Generator, PromptInput};
 
 impl Generator {
-    /// Generates the target's answers to prompts as training rows, named `SOURCE#0`, `SOURCE#1` and so on. An adapter
-    /// is trained on them as they are, a head with [`Generator::record`] and
-    /// [`rollout_rows`](draftsmith_train::rollout_rows).
+    /// Generates the target's answers to prompts as training rows with the ids `SOURCE#0`,
+    /// `SOURCE#1` and so on. Adapters train directly on these rows. Heads also need
+    /// [`Generator::record`] and [`rollout_rows`](draftsmith_train::rollout_rows).
     ///
     /// # Errors
     /// As [`Generator::generate`].
@@ -52,9 +52,10 @@ impl Generator {
         prompts.into_iter().enumerate().map(row).collect()
     }
 
-    /// Records what the drafter would propose along responses of the target, which were decoded with the
-    /// same settings. Rounds of up to `max_length` candidates can then be replayed under any stop rule,
-    /// without a model: exactly if greedy, in distribution if sampled.
+    /// Records what the drafter would propose along responses of the target, which must be decoded
+    /// with the same settings. Rounds of up to `max_length` candidates can then be replayed under
+    /// any stop rule without a model. Replay is exact for greedy decoding, and exact in
+    /// distribution for sampling.
     ///
     /// # Errors
     /// If the drafter has no model, a response does not fit, or a model fails.

@@ -1,12 +1,12 @@
-//! When draft phases end: a rule of the table, or one of the user's.
+//! Stop rules, which end draft phases: built-in or custom.
 
 use std::fmt;
 use std::str::FromStr;
 
 use draftsmith_theory::{Bounds, NamedRule, StopRule, StopRuleConfig, TheoryError};
 
-/// A stop rule: a rule of the table by its short name and value, as in `draftsmith generate --rule`, or your
-/// own [`StopRule`].
+/// A stop rule: a built-in rule given by its short name and value, as in `draftsmith generate
+/// --rule`, or your own [`StopRule`].
 ///
 /// ```
 /// use draftsmith::Rule;
@@ -17,13 +17,14 @@ use draftsmith_theory::{Bounds, NamedRule, StopRule, StopRuleConfig, TheoryError
 ///
 /// | name | a round ends when |
 /// |---|---|
-/// | `fixed` | it has this many candidates |
-/// | `heuristic` | its length, which adapts to the last round, is reached; this is the first length |
-/// | `head`, `head-without-lag` | the acceptance head's probability of a rejection exceeds the threshold |
-/// | `confidence`, `joint-confidence` | the drafter's largest probability, or their product, falls to it |
-/// | `online-acceptance` | vLLM's online estimate that all candidates are accepted falls below it |
-/// | `candidate-prob` | the candidate's own probability falls to it |
-/// | `entropy` | the drafter's entropy exceeds it |
+/// | `fixed` | the number of candidates reaches the value |
+/// | `heuristic` | it reaches a length that starts at the value and adapts to each round |
+/// | `head`, `head-without-lag` | the acceptance head's rejection probability exceeds the value |
+/// | `confidence` | the drafter's largest probability falls to the value |
+/// | `joint-confidence` | the product of these probabilities falls to the value |
+/// | `online-acceptance` | vLLM's online estimate that all candidates are accepted falls below the value |
+/// | `candidate-prob` | the drafter's probability of the candidate falls to the value |
+/// | `entropy` | the entropy of the drafter's distribution exceeds the value |
 pub struct Rule(RuleForm);
 
 enum RuleForm {
@@ -33,13 +34,14 @@ enum RuleForm {
 }
 
 impl Rule {
-    /// Wraps a stop rule of your own.
+    /// Wraps a custom stop rule.
     pub fn custom(rule: impl StopRule + 'static) -> Self {
         Self(RuleForm::Custom(Box::new(rule)))
     }
 
-    /// Sets the most candidates of a round, by default 20, and 6 for an adapter. Rules with bounds of their own are
-    /// unchanged: fixed lengths, rules from a configuration and custom ones.
+    /// Sets the maximum number of candidates in a round. The default is 20, or 6 for an adapter.
+    /// Rules with their own bounds ignore it: fixed lengths, rules from a configuration, and custom
+    /// rules.
     #[must_use]
     pub fn with_max_candidates(self, most: usize) -> Self {
         match self.0 {
@@ -48,18 +50,19 @@ impl Rule {
         }
     }
 
-    /// Returns the rule for a drafter whose user chose none.
+    /// Returns the stop rule for a drafter whose user chose none.
     pub(crate) fn by_default(has_head: bool) -> Self {
         StopRuleConfig::by_default(has_head).into()
     }
 
-    /// Returns whether it is a rule of the user's own.
+    /// Returns whether this is a custom stop rule.
     pub(crate) fn is_custom(&self) -> bool {
         matches!(self.0, RuleForm::Custom(_))
     }
 
-    /// Builds the rule for each of `num` sequences, with at most `most` candidates unless it sets its own limit. A custom
-    /// rule is for one. Rules of the table are kept in `place`.
+    /// Builds the stop rule for each of `num` sequences, with at most `most` candidates unless the
+    /// rule has its own limit. A custom rule serves only one sequence. The built rules are stored
+    /// in `place`.
     pub(crate) fn for_each<'r>(
         &'r mut self,
         most: usize,

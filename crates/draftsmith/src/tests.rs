@@ -1,5 +1,5 @@
-//! Tests on the embedded models: drafters do not change the text, seeds repeat it, rules are obeyed, errors name
-//! files.
+//! Tests on the embedded models: drafters do not change the text, seeds reproduce it, stop rules
+//! apply, and errors name files.
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -22,13 +22,13 @@ fn temporary() -> TempDir {
     tempfile::tempdir().expect("a temporary directory")
 }
 
-/// Two questions. The answer to the second repeats it.
+/// Returns two questions; the answer to the second repeats it.
 fn questions() -> [[Message; 1]; 2] {
     let sentence = "Replace hard with wide: The hard basket is under the white hammer.";
     ["What is 541 + 279?", sentence].map(|text| [Message::user(text)])
 }
 
-/// An untrained head of the draft.
+/// Writes an untrained acceptance head for the draft model.
 fn head(draft: &Model, change: impl FnOnce(&mut AcceptanceHeadConfig)) -> TempDir {
     let dir = temporary();
     let mut config = AcceptanceHeadConfig::new(draft.network().shape().hidden_size, 1, true);
@@ -37,7 +37,8 @@ fn head(draft: &Model, change: impl FnOnce(&mut AcceptanceHeadConfig)) -> TempDi
     dir
 }
 
-/// An adapter that exits after the target's second layer and has the weights of its third.
+/// Writes an adapter that exits after the target's second layer and starts with the weights of its
+/// third.
 fn adapter(target: &Model, change: impl FnOnce(&mut AdapterConfig)) -> TempDir {
     let training = train::AdapterTraining {
         initial: train::InitialWeights::Target,
@@ -125,7 +126,7 @@ fn a_session_reads_only_what_a_turn_adds_and_gives_the_same_text() {
             assert_eq!(generated.num_reused, so_far.len(), "{name}");
             so_far = [&generated.prompt_ids[..], &generated.token_ids].concat();
         }
-        // Another conversation is read from its beginning.
+        // Another conversation is processed from its first token.
         let other = session.generate(&second).expect("decodes");
         let plain = Generator::new(&target).generate(&second).expect("decodes");
         assert_eq!((other.token_ids, other.num_reused), (plain.token_ids, 0), "{name}");
@@ -153,7 +154,7 @@ fn a_seed_repeats_a_sampled_text_and_another_gives_another() {
     assert_ne!(text(1), text(2));
 }
 
-/// Ends a round after the second candidate, and counts how often it is asked.
+/// A stop rule that ends a round after the second candidate.
 struct AfterTwo;
 
 impl StopRule for AfterTwo {
@@ -250,7 +251,7 @@ fn prompts_side_by_side_get_the_answers_of_one_after_another() {
     }
 }
 
-/// Drafts two candidates a round.
+/// A stop rule for rounds of two candidates.
 struct Two;
 
 impl StopRule for Two {

@@ -1,4 +1,4 @@
-//! `build-data`: prompts in, labelled responses out.
+//! `build-data`: turns prompts into labelled responses.
 
 use anyhow::Result;
 use draftsmith_recipe::Recipe;
@@ -7,7 +7,7 @@ use draftsmith_tune::build_data::{BuiltData, DamagedShards, build_data};
 
 use crate::console::Console;
 
-/// Runs the stage.
+/// Runs the stage build-data.
 pub(crate) fn run(
     recipe: &Recipe,
     damaged: DamagedShards,

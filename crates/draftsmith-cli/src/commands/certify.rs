@@ -1,4 +1,4 @@
-//! `certify`: whether a server that speculates gives its target's output.
+//! `certify`: tests whether a speculating server's output is that of its target.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;

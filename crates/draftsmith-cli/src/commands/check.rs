@@ -1,4 +1,4 @@
-//! `check`: whether an exported head or adapter may be served.
+//! `check`: tests whether an exported head or adapter is fit to be served.
 
 mod show;
 
@@ -32,7 +32,7 @@ pub(crate) struct CheckArguments {
     allow_slower: bool,
 }
 
-/// What was examined failed, or it cannot be told; the results are on stdout.
+/// A failed or undecided check. Its results are already on stdout.
 #[derive(Debug, thiserror::Error)]
 #[error("{what}")]
 pub(crate) struct CheckFailed {
@@ -46,7 +46,7 @@ impl CheckFailed {
         Self { what: what.into(), code: 1 }
     }
 
-    /// Creates the error of a check that cannot tell whether it failed, with exit code 3.
+    /// Creates the error of an undecided check, with exit code 3.
     pub(crate) fn unknown(what: impl Into<String>) -> Self {
         Self { what: what.into(), code: 3 }
     }

@@ -1,4 +1,4 @@
-//! `completions`: prints what a shell needs to complete commands, flags and values.
+//! `completions`: prints the script with which a shell completes commands, flags and values.
 
 use anyhow::Result;
 use clap_complete::Shell;
@@ -6,7 +6,7 @@ use serde_json::json;
 
 use crate::console::Console;
 
-/// Runs the command, for the completions of `parser`.
+/// Prints the completion script for the commands of `parser`.
 pub(crate) fn run(shell: Shell, parser: &mut clap::Command, console: &Console) -> Result<()> {
     let mut script = Vec::new();
     clap_complete::generate(shell, parser, "draftsmith", &mut script);

@@ -1,4 +1,4 @@
-//! `costs`: measures the rounds of a running server by its load.
+//! `costs`: times the rounds of a running server by batch size.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -110,8 +110,9 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
     console.document(&file)
 }
 
-/// Lists the measured milliseconds of rounds without speculation at 1, 2, 3 … requests, which serve as the times of
-/// verifications of 1, 2, 3 … rows. `None` without a measurement at 1 request.
+/// Lists the measured round times without speculation at 1, 2, 3 … requests in milliseconds. They
+/// serve as the times of target forwards over 1, 2, 3 … rows. `None` without a measurement at 1
+/// request.
 fn rows_ms(file: &ServerCostsFile) -> Option<String> {
     let plain = |size: usize| {
         let is_it = |cell: &&MeasuredCell| (cell.concurrency, cell.num_candidates) == (size, 0);
@@ -121,7 +122,8 @@ fn rows_ms(file: &ServerCostsFile) -> Option<String> {
     (!rows.is_empty()).then(|| rows.join(", "))
 }
 
-/// Tabulates the milliseconds per round: a row for each number of candidates, a column for each batch size.
+/// Formats a table of milliseconds per round, with a row per number of candidates and a column per
+/// batch size.
 fn table(file: &ServerCostsFile) -> String {
     let distinct = |of: fn(&MeasuredCell) -> usize| {
         let mut all: Vec<usize> = file.cells.iter().map(of).collect();

@@ -1,4 +1,4 @@
-//! `doctor`: what servers will do with a drafter that anyone trained.
+//! `doctor`: predicts what inference servers will do with a trained drafter.
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
@@ -39,7 +39,7 @@ pub(crate) struct DoctorArguments {
     max_new_tokens: NonZeroUsize,
 }
 
-/// What `--json` prints.
+/// The document that `--json` prints.
 #[derive(Serialize)]
 struct Document {
     #[serde(flatten)]

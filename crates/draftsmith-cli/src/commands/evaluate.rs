@@ -1,4 +1,4 @@
-//! `evaluate`: measures the decoding speed under each drafter and stop rule on prompts.
+//! `evaluate`: measures the decoding speed on prompts, for each drafter and stop rule.
 
 use anyhow::Result;
 use draftsmith_recipe::Recipe;
@@ -9,7 +9,7 @@ use draftsmith_tune::evaluate::{Evaluation, evaluate};
 
 use crate::console::Console;
 
-/// Runs the stage.
+/// Runs the stage evaluate.
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Evaluation> {
     let evaluation = evaluate(recipe, workspace, console)?;
     console.text(text(&evaluation, console))?;
@@ -17,7 +17,8 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     if evaluation.is_partial { Err(Interrupted.into()) } else { Ok(evaluation) }
 }
 
-/// Formats the conclusion, the tables of rows, the report's path and the tables of papers for a terminal.
+/// Formats an evaluation for a terminal: the conclusion, the tables of rows, the report's path and
+/// the papers' tables.
 pub(crate) fn text(evaluation: &Evaluation, console: &Console) -> String {
     let Evaluation { rows, report, conclusion, papers, .. } = evaluation;
     let (width, colour) = (console.width(), console.colour());

@@ -77,16 +77,17 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
     print(arguments, &written, console)
 }
 
-/// The form in which data can be exported too.
+/// The export format that also applies to data.
 const OF_DATA: &str = "specdec-pp";
 
-/// Iterates over the forms of all exports. A form that several exports have comes up once for each.
+/// Iterates over the formats of all exports. A format that several exports share occurs once for
+/// each.
 fn forms(kinds: &Kinds) -> impl Iterator<Item = &'static ExportForm> {
     let of_kinds = kinds.iter().filter_map(|kind| kind.directory.as_ref());
     of_kinds.flat_map(|directory| directory.export.forms).chain(HEAD.forms)
 }
 
-/// Parses the name of a form.
+/// Creates the parser for the names of formats.
 fn form_parser() -> PossibleValuesParser {
     let mut names: Vec<&str> = Vec::new();
     for form in forms(&Kinds::default()) {

@@ -1,5 +1,5 @@
-//! `generate`: streams text from a target without a drafter, or with a draft, an adapter, prompt lookup or any
-//! drafter of a recipe.
+//! `generate`: streams text from a target, alone or with a draft model, an adapter, prompt lookup
+//! or any drafter of a recipe.
 
 mod arguments;
 mod printer;
@@ -32,19 +32,19 @@ use draftsmith_tune::decoders::proposing;
 
 pub(crate) use self::arguments::GenerateArguments;
 
-/// The document of `--json`.
+/// The document that `--json` prints.
 #[derive(Debug, Serialize)]
 struct GeneratedText<'a> {
     prompt_ids: &'a [u32],
-    /// The new tokens only.
+    /// The ids of the new tokens only.
     token_ids: &'a [u32],
     text: String,
-    /// `none` for the target alone.
+    /// The drafter's name; `none` for the target alone.
     drafter: DrafterName,
-    /// Null for the target alone.
+    /// The stop rule; null for the target alone.
     stop_rule: Option<&'a StopRuleConfig>,
     rule_chosen_by: Option<RuleSource>,
-    /// `eos`, `stop_string`, `length`, or `stopped` after Ctrl-C.
+    /// The reason why the text ends: `eos`, `stop_string`, `length`, or `stopped` after Ctrl-C.
     finish_reason: &'static str,
     rounds: Vec<RoundSummary>,
     seconds: f64,
@@ -136,7 +136,7 @@ fn load(recipe: &Recipe, id: DrafterId, workspace: &Workspace) -> Result<LoadedD
     loading.drafter().kind.load(&loading)
 }
 
-/// Decodes with a drafter, or plainly, and returns the seconds that it took.
+/// Decodes with a drafter or the target alone. Also returns the elapsed seconds.
 fn decode(
     pair: &Pair,
     drafter: Option<&LoadedDrafter>,

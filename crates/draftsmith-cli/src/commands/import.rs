@@ -1,7 +1,7 @@
-//! `import`: converts heads, adapters and data of the methods' authors.
+//! `import`: converts heads, adapters and data in the formats of the papers' own code.
 //!
-//! For data, `build-data` labels the responses of the authors' file with the models of a recipe. This
-//! module only sets the recipe's keys for that.
+//! For data, `build-data` labels the responses in the authors' file with the models of a recipe.
+//! This module only sets the recipe's keys for that.
 
 use std::num::NonZeroUsize;
 use std::path::{Component, Path, PathBuf};
@@ -47,8 +47,8 @@ enum Form {
 }
 
 impl ImportArguments {
-    /// Reads the given recipe and points it at the authors' data: their file provides the prompts and responses,
-    /// and malformed records are errors. `None` if the source is not data.
+    /// Reads the given recipe and sets its keys for the authors' data: their file contains the
+    /// prompts and responses, and malformed records are errors. `None` if the source is not data.
     ///
     /// # Errors
     /// If the recipe is missing or invalid, or the output is not `data/NAME`.
@@ -94,7 +94,7 @@ impl ImportArguments {
     }
 }
 
-/// Returns the `NAME` of `data/NAME`. `None` for other paths.
+/// Returns `NAME` from the path `data/NAME`. `None` for other paths.
 fn name_of(out: &Path) -> Option<&str> {
     let parts = out.components().filter(|part| *part != Component::CurDir);
     match &parts.collect::<Vec<_>>()[..] {

@@ -1,4 +1,4 @@
-//! `record`: records what each drafter proposes along responses of the target.
+//! `record`: records each drafter's candidates along responses of the target.
 
 use anyhow::Result;
 use draftsmith_recipe::Recipe;
@@ -7,7 +7,7 @@ use draftsmith_tune::record::{RecordedFile, record};
 
 use crate::console::Console;
 
-/// Runs the stage.
+/// Runs the stage record.
 pub(crate) fn run(
     recipe: &Recipe,
     workspace: &Workspace,
@@ -18,7 +18,7 @@ pub(crate) fn run(
     Ok(recorded)
 }
 
-/// Prints the files.
+/// Prints the list of recorded files.
 fn tell(recorded: &[RecordedFile], console: &Console) -> Result<()> {
     console.document(&recorded)?;
     for file in recorded {

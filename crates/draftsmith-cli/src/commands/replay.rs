@@ -1,4 +1,5 @@
-//! `replay`: the speed of every stop rule on the test prompts, computed from their rollouts without models.
+//! `replay`: computes the speed of every stop rule on the test prompts from recorded rollouts,
+//! without models.
 
 use anyhow::Result;
 use draftsmith_recipe::Recipe;
@@ -8,7 +9,7 @@ use draftsmith_tune::replay::replay;
 
 use crate::console::Console;
 
-/// Runs the stage.
+/// Runs the stage replay.
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Replay> {
     let replay = replay(recipe, workspace, console)?;
     console.text(render_predictions(&replay.predictions))?;

@@ -1,4 +1,4 @@
-//! `report`: two evaluations side by side.
+//! `report`: compares two evaluations side by side.
 
 use std::path::{Path, PathBuf};
 
@@ -7,15 +7,15 @@ use draftsmith_report::{ResultRow, pair_rows, read_results, render_pairs};
 
 use crate::console::Console;
 
-/// Runs the command. Each side is a `results.json` or a directory that has one.
+/// Compares two evaluations. Each path is a `results.json`, or a directory that contains one.
 pub(crate) fn run([first, second]: [&Path; 2], console: &Console) -> Result<()> {
     let (first, second) = (rows_of(first)?, rows_of(second)?);
     console.text(render_pairs(&first, &second, console.width(), console.colour()))?;
     console.document(&pair_rows(&first, &second))
 }
 
-/// Reads the rows of a file, or of the `results.json` in the directory of an evaluation or of a recipe's
-/// checkpoints.
+/// Reads the rows of a results file. A directory may be that of an evaluation, or a recipe's
+/// checkpoint directory.
 fn rows_of(path: &Path) -> Result<Vec<ResultRow>> {
     let places = ["results.json", "evaluation/results.json"];
     let found = match path.is_dir() {

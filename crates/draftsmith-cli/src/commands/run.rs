@@ -1,5 +1,5 @@
-//! `run`: checks the recipe, then runs all stages in order. A stage whose output exists is skipped. At the end
-//! it says in plain words what was fastest.
+//! `run`: checks the recipe, then runs all stages in order. Stages whose output exists are skipped.
+//! At the end, it says in plain words which setting was fastest.
 
 mod end;
 mod preflight;
@@ -19,8 +19,8 @@ use draftsmith_recipe::exports::head_within;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::build_data::DamagedShards;
 
-/// Runs the command, with one workspace for all stages. Prints the table of results, the report's path,
-/// the commands that follow, and the end.
+/// Runs all stages with one workspace. Prints the table of results, the report's path, the commands
+/// to run next, and the final sentences.
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
     let (head, self_drafts) = (recipe.trained_head(), recipe.trained_self_drafts());
     let trains = head.is_some() || !self_drafts.is_empty();
@@ -32,7 +32,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     }
     let begun = Instant::now();
     on_pool(|| preflight::check(recipe, workspace, console))?;
-    // Each stage sees only the flags of this one; their own documents would be several on stdout.
+    // Stages must not write to stdout, because `run` writes one document for all of them.
     let quiet_stages = console.without_output();
     let built = match recipe.data {
         Some(_) => Some(build_data::run(recipe, DamagedShards::Refused, workspace, &quiet_stages)?),
@@ -53,7 +53,8 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     };
     let (tuned, replayed) = match is_tuned {
         true => {
-            // Measuring costs takes at most a third of the time up to its end.
+            // The limit is half of the time so far, so measuring costs takes at most a third of the
+            // total up to then.
             let time_limit = Some(begun.elapsed() / 2);
             let tuned = on_pool(|| tune::run_within(recipe, workspace, time_limit, &quiet_stages))?;
             (Some(tuned), Some(replay::run(recipe, workspace, &quiet_stages)?))
@@ -94,8 +95,8 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     }))
 }
 
-/// Lists the commands that follow, ready to paste, for the head and each self-draft of a recipe: check it, try it,
-/// export it. Empty if it trains neither.
+/// Lists commands to run next, ready to paste, for the trained head and each trained self-draft:
+/// check it, try it, export it. Empty if the recipe trains neither.
 fn next_commands(recipe: &Recipe) -> String {
     let models = &recipe.models;
     let generate = |rest: String| {
@@ -124,7 +125,7 @@ fn next_commands(recipe: &Recipe) -> String {
     }
 }
 
-/// Quotes a path as one word of a POSIX shell.
+/// Quotes a path as a single word for a POSIX shell.
 fn quoted(path: &Path) -> String {
     let text = path.display().to_string();
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./@+:".contains(c);

@@ -1,5 +1,5 @@
-//! `survey`: whether speculation pays for a target and a draft, or for a target without a draft, before
-//! anything is trained.
+//! `survey`: estimates whether speculation pays for a target, with or without a draft model, before
+//! any training.
 
 mod show;
 #[cfg(test)]
@@ -65,7 +65,7 @@ pub(crate) struct SurveyArguments {
     chat_template: Option<String>,
 }
 
-/// Hides flags that `tune --help` explains, so that the help fits on a screen.
+/// Hides flags that `tune --help` explains, so that the help text fits on a screen.
 fn hide_rare_loads(argument: Arg) -> Arg {
     let is_rare = ["load", "rate", "schedule_keys"].contains(&argument.get_id().as_str());
     argument.hide(is_rare)

@@ -1,6 +1,6 @@
-//! Tests across stages. On real models the replay of a rule on the recorded test set has the same counts as
-//! its evaluation; files that do not match the recipe are refused; and a
-//! run reads each model once.
+//! Tests across stages on real models. Replaying a rule on the recorded test set gives the same
+//! counts as its evaluation, files that do not match the recipe are rejected, and a run reads each
+//! model once.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -31,15 +31,15 @@ use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::record::RecordedFile;
 use draftsmith_tune::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 
-/// The most candidates of every rule, and the recorded length.
+/// The maximum number of candidates under every rule, which is also the recorded length.
 const MOST: usize = 8;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// Builds a recipe with all output in `dir`, and writes its prompts. Its name is an absolute path, which replaces
-/// the path that it is joined to.
+/// Builds a recipe with all output in `dir`, and writes its prompts. Its name is an absolute path,
+/// which replaces any path that it is joined to.
 fn recipe(dir: &Path) -> Recipe {
     let model = |name: &str| root().join("checkpoints/tiny").join(name);
     let prompts = std::fs::read_to_string(root().join("data/tiny/prompts/train.jsonl"))
@@ -86,19 +86,19 @@ fn workspace(recipe: &Recipe) -> Workspace {
     Workspace::new(&recipe.models.target, &recipe.drafters.models(), vec![Device::flex()])
 }
 
-/// Opens a workspace that tells `reads` what it reads.
+/// Opens a workspace that logs to `reads` what it reads.
 fn watched(recipe: &Recipe, reads: &Reads) -> Workspace {
     let Recipe { models, drafters, .. } = recipe;
     let devices = vec![Device::flex()];
     Workspace::open(&models.target, None, &drafters.models(), None, devices, reads).expect("opens")
 }
 
-/// Returns the directory of the draft's head.
+/// Returns the directory of the draft model's acceptance head.
 fn head_dir(recipe: &Recipe) -> PathBuf {
     recipe.head_dir(DrafterId::DRAFT).expect("it has one")
 }
 
-/// Rebuilds the rule of a row of results.
+/// Rebuilds the stop rule of a results row.
 fn rule(row: &ResultRow) -> StopRuleConfig {
     let bounds = Bounds { min: 1, max: MOST };
     let number = row.setting.expect("a rule has a number");
@@ -206,12 +206,12 @@ fn replay_counts_what_evaluation_counts() {
         let set = read_recordings(&recipe, file.key.drafter, file.key.set, file.key.decoding)
             .expect("reads");
         let summary = set.summary();
-        // An adapter of one epoch may never agree with the target.
+        // An adapter trained for one epoch may never agree with the target.
         let least = if file.key.drafter == DrafterName::Of(DrafterId::DRAFT) { 0.5 } else { 0.0 };
         assert!(summary.num_rollouts > 0 && summary.share_accepted >= Some(least), "{summary:?}");
         if file.key.set == PromptSet::Validation {
             assert_eq!(set.ids.len(), 2);
-            // Held out by the head and by the adapters.
+            // The training of the head and of the adapters held out these rows.
             let is_held_out = |id: &String| draftsmith_theory::in_validation(id, 0.2);
             assert!(set.ids.iter().all(is_held_out), "{:?}", set.ids);
         }
@@ -242,12 +242,13 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     let responses = rows.iter().filter(|row| row.is_response).count();
     assert_eq!(responses, 40);
     assert!(trained.scores.num_labels > 0);
-    // Four held-out responses, judged by what was accepted and not by labels, which are probabilities.
+    // The four held-out responses are scored by actual acceptance. The labels are only
+    // probabilities.
     let losses = trained.over_online.expect("held-out responses");
     assert!(losses.head.is_finite() && losses.online < 1.0, "{losses:?}");
     assert!(losses.gain.low <= losses.gain.value && losses.gain.value <= losses.gain.high);
 
-    // Other settings of the head keep the rollouts; another rollout length records them again.
+    // Another rejection weight reuses the rollouts. Another rollout length records them again.
     let changed = |path: &Path| path.metadata().expect("a file").modified().expect("a time");
     let written = changed(&path);
     let mut other = recipe.clone();
@@ -268,7 +269,7 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     assert_predicted_as_decoded(&other, &workspace);
 }
 
-/// Compares what the draft's head predicts along recordings with what it predicted while they were made.
+/// Checks that the head's predictions along recordings equal those made while recording.
 fn assert_predicted_as_decoded(recipe: &Recipe, workspace: &Workspace) {
     let id = DrafterId::DRAFT;
     let recorded = read_recordings(recipe, id.into(), PromptSet::Test, DecodingName::Sampled);
@@ -293,8 +294,8 @@ fn assert_predicted_as_decoded(recipe: &Recipe, workspace: &Workspace) {
     assert!(furthest < 1e-4, "{furthest}");
 }
 
-/// Compares the counts of greedy decoding with a drafter under each rule with those of replay. Returns the
-/// number of rules.
+/// Checks that greedy decoding with a drafter has the same counts as replay under each rule.
+/// Returns the number of rules.
 fn assert_greedy_is_replayed(
     recipe: &Recipe,
     drafter: DrafterName,
@@ -384,7 +385,7 @@ fn an_eagle3_drafter_is_trained_measured_and_read_back() {
     assert!(first["vocabulary_coverage"].as_f64().expect("a share") > 0.5);
     assert!(first["head"]["scores"]["num_labels"].as_u64() > Some(100), "{first}");
     let again = trained();
-    // JSON may change the last digit of a score.
+    // JSON may round the last digit of a score.
     let counts = |outcome: &serde_json::Value| outcome["scores"]["agreement"].clone();
     assert_eq!((&again["kept"], counts(&again)), (&true.into(), counts(&first)));
     let rows = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
@@ -409,7 +410,7 @@ fn a_run_reads_and_hashes_each_model_once() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut recipe = recipe(dir.path());
     recipe.drafters.keep(&["draft", "exit2"]);
-    // Measuring costs takes longer on a busy machine.
+    // We leave out tuning, because measuring costs takes longer on a busy machine.
     recipe.tune = None;
     recipe.evaluate.as_mut().expect("a section").decodings = vec![DecodingName::Greedy];
     let reads = Reads::default();
@@ -418,7 +419,7 @@ fn a_run_reads_and_hashes_each_model_once() {
     everything_was_read_once(&reads);
 }
 
-/// Checks that both models were read and hashed, and nothing twice.
+/// Checks that both models were read and hashed, and that nothing was read twice.
 fn everything_was_read_once(reads: &Reads) {
     let mut reads = reads.all();
     for model in ["target", "draft"] {
@@ -432,7 +433,7 @@ fn everything_was_read_once(reads: &Reads) {
     assert_eq!(reads.len(), num_reads, "{reads:?}");
 }
 
-/// Checks that rollouts are refused after something they depend on has changed.
+/// Checks that reading rollouts fails after something that they depend on has changed.
 fn stale_rollouts_are_refused(recipe: Recipe, files: &[RecordedFile]) {
     let read = |recipe: &Recipe, drafter| {
         read_recordings(recipe, drafter, PromptSet::Validation, DecodingName::Sampled)
@@ -474,7 +475,7 @@ fn stale_rollouts_are_refused(recipe: Recipe, files: &[RecordedFile]) {
     refused(&recipe, DrafterName::Of(DrafterId::named("exit3")), &["no drafter `exit3`"]);
     refused(&changed(|r| r.tune = None), draft, &["`[tune]`"]);
 
-    // Keys beside the weights invalidate no rollout; other weights do.
+    // Changed keys in `config.json` keep the rollouts valid; changed weights do not.
     let head = head_dir(&recipe);
     let config = std::fs::read_to_string(head.join("config.json")).expect("a config");
     let tuned = config.replacen('{', "{\"tuned\": {\"greedy\": null},", 1);
@@ -487,7 +488,7 @@ fn stale_rollouts_are_refused(recipe: Recipe, files: &[RecordedFile]) {
     refused(&recipe, draft, &["`head` = ", again]);
     read(&recipe, early).expect("an adapter has no head");
 
-    // Truncated and missing files.
+    // Now a file is truncated, then missing.
     let file = files.iter().find(|file| {
         (file.key.drafter, file.key.set, file.key.decoding)
             == (early, PromptSet::Validation, DecodingName::Sampled)
@@ -500,8 +501,8 @@ fn stale_rollouts_are_refused(recipe: Recipe, files: &[RecordedFile]) {
     refused(&recipe, early, &["no rollouts", "run `draftsmith record` with this recipe first"]);
 }
 
-/// Calls the stages directly: the command line refuses bf16 on the CPU because it is slow, but the stages work with
-/// it there.
+/// We call the stages directly, because the command line rejects the slow bf16 on the CPU, although
+/// the stages support it.
 #[test]
 fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     let dir = tempfile::tempdir().expect("a temporary directory");
@@ -530,7 +531,7 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     assert_eq!(data.provenance.dtype, "bf16");
     refused(build_data::run(&recipe, DamagedShards::Refused, &full, &console).map(drop));
     refused(train_head::run(&recipe, None, &full, &console).map(drop));
-    // The dtype of trainings comes from the recipe.
+    // Trainings take their dtype from the recipe.
     let head = train_head::run(&recipe, None, &reduced, &console).expect("a head");
     train_drafter::run(&recipe, None, &reduced, &console).expect("an adapter");
     let config = std::fs::read_to_string(head.head_dir.join("config.json")).expect("a config");
@@ -543,7 +544,7 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     let key = RolloutKey { drafter, set: PromptSet::Test, decoding };
     let read = |workspace| RolloutFiles::of(&recipe, workspace).and_then(|files| files.read(key));
     read(&reduced).expect("recorded");
-    // The validation prompts are held-out data, which differ in the other dtype.
+    // The validation prompts come from the held-out data, which has the other dtype.
     refused(read(&full).map(drop));
 
     let evaluation = evaluate::run(&recipe, &reduced, &console).expect("results");

@@ -1,8 +1,8 @@
-//! `train-bigram`: finds the most frequent successor of each token, for prompt lookup to propose when the
-//! text has no match (Max-Gram; CS-Drafting, section 3.3).
+//! `train-bigram`: finds the most frequent successor of each token. Prompt lookup proposes it where
+//! the text has no match (Max-Gram; CS-Drafting, section 3.3).
 //!
-//! It counts in the responses of `build-data` that training does not hold out, with their prompts, or in
-//! text files.
+//! Tokens are counted in text files, or in the built data's prompts and responses that training
+//! does not hold out.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader};
@@ -65,7 +65,7 @@ pub(crate) fn run(
     console.document(&json!({ "path": path, "num_pairs": num_pairs, "num_tokens": num_known }))
 }
 
-/// Counts a text file line by line. Pairs do not span lines.
+/// Counts the tokens of a text file line by line. Pairs do not span lines.
 fn count_text(
     path: &Path,
     workspace: &Workspace,

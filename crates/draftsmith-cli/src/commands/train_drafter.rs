@@ -1,5 +1,5 @@
-//! `train-drafter`: trains the drafters that read the target's hidden states on built data, into
-//! `checkpoints/<recipe>/<drafter>/`, and their heads into `head/` within it.
+//! `train-drafter`: trains the drafters that read the target's hidden states on built data, and
+//! writes them to `checkpoints/<recipe>/<drafter>/`. Their heads go into the subdirectory `head/`.
 
 use anyhow::Result;
 use draftsmith_recipe::Recipe;
@@ -10,7 +10,7 @@ use draftsmith_tune::training::{DrafterOutcome, train_drafters};
 use super::train_head::print_head;
 use crate::console::Console;
 
-/// Runs the stage on one device or several.
+/// Runs the stage train-drafter on one or several devices.
 pub(crate) fn run(
     recipe: &Recipe,
     asked: Option<DrafterId>,

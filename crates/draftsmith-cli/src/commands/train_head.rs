@@ -1,4 +1,4 @@
-//! `train-head`: trains an acceptance head from built data, or a sweep of them, into
+//! `train-head`: trains an acceptance head, or a sweep of several, on built data, and writes it to
 //! `checkpoints/<recipe>/<drafter>/head/`.
 
 use anyhow::Result;
@@ -10,7 +10,7 @@ use draftsmith_tune::training::{HeadOutcome, train_head};
 
 use crate::console::Console;
 
-/// Runs the stage on one device or several.
+/// Runs the stage train-head on one or several devices.
 pub(crate) fn run(
     recipe: &Recipe,
     asked: Option<DrafterId>,

@@ -1,4 +1,4 @@
-//! `tune`: finds the stop rule that is best for each drafter at the costs of this machine.
+//! `tune`: finds the best stop rule for each drafter at the costs of this machine.
 
 pub(crate) mod servers;
 mod show;
@@ -14,7 +14,7 @@ use draftsmith_tune::tuner::{Tuning, tune_within};
 
 use crate::console::Console;
 
-/// Runs the stage.
+/// Runs the stage tune.
 pub(crate) fn run(
     recipe: &Recipe,
     workspace: &Workspace,
@@ -23,7 +23,7 @@ pub(crate) fn run(
     run_within(recipe, workspace, None, console)
 }
 
-/// Runs the stage with a time limit for all measurements of costs together, if one is given.
+/// Runs the stage tune. A time limit covers all cost measurements together; `None` means no limit.
 pub(crate) fn run_within(
     recipe: &Recipe,
     workspace: &Workspace,

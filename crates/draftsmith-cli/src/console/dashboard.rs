@@ -1,9 +1,9 @@
-//! burn-train's dashboard: when it is shown, and how the terminal is restored after it.
+//! burn-train's dashboard: when to show it, and how to restore the terminal afterwards.
 //!
-//! The dashboard draws on stdout and reads keys on a separate thread. `q` asks whether to stop, which
-//! does what Ctrl-C does elsewhere, or to kill, which makes burn-train panic and ends here as a second
-//! Ctrl-C does. Raw mode would turn Ctrl-C into a key that burn-train ignores, so we make it interrupt
-//! again.
+//! The dashboard draws on stdout and reads keys on a separate thread. The key `q` offers to stop
+//! the training, as Ctrl-C does elsewhere, or to kill it. To kill, burn-train panics, which we
+//! treat as a second Ctrl-C. In raw mode Ctrl-C is a key that burn-train ignores, so we turn it
+//! into an interrupt again.
 
 use std::io::{IsTerminal, stdin, stdout};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -25,10 +25,10 @@ use draftsmith_recipe::watch::Interrupted;
 /// burn-train's panic message when the user kills the training.
 const KILLED: &str = "Killing training from user input.";
 
-/// How often to check whether a closing dashboard has finished.
+/// The time between two checks whether a closing dashboard has finished.
 const TICK: Duration = Duration::from_millis(5);
 
-/// Whether the dashboard currently owns the terminal.
+/// A flag for whether the dashboard currently owns the terminal.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Screen(Arc<AtomicBool>);
 
@@ -40,25 +40,25 @@ impl Screen {
     /// Restores the terminal if the dashboard owns it. Called just before the process exits.
     pub(crate) fn give_back(&self) {
         if self.0.swap(false, Ordering::SeqCst) {
-            // The process exits now, so there is nobody to report a failure to.
+            // The process exits now, so a failure has no consequence.
             let _ = disable_raw_mode();
             let _ = execute!(stdout(), DisableMouseCapture, LeaveAlternateScreen, Show);
         }
     }
 }
 
-/// Returns whether to show the dashboard: stdin and stdout are a terminal in the foreground, and the user asked for
-/// neither JSON nor quiet.
+/// Returns whether to show the dashboard. It needs stdin and stdout to be a terminal in the
+/// foreground, without `--json` or `--quiet`.
 pub(crate) fn is_wanted(console: &Console) -> bool {
     let dumb = std::env::var_os("TERM").is_none_or(|term| term.is_empty() || term == "dumb");
     let wanted = !console.quiet && !console.json && !dumb;
     wanted && stdin().is_terminal() && stdout().is_terminal() && keys::are_ours()
 }
 
-/// Runs `train` with the dashboard as its listener, and restores the terminal however it ends.
+/// Runs `train` with the dashboard as its listener. Restores the terminal in every case.
 ///
 /// # Errors
-/// What `train` returns; [`Interrupted`] if the user killed it.
+/// Any error of `train`, or [`Interrupted`] if the user killed the training.
 pub(crate) fn watched<T>(
     console: &Console,
     interrupter: &Interrupter,
@@ -68,7 +68,7 @@ pub(crate) fn watched<T>(
     is_taken.store(true, Ordering::SeqCst);
     let mut dashboard = Dashboard::new(interrupter.clone(), None);
     keys::restore_interrupt();
-    // Nothing uses the training's state after a panic.
+    // After a panic, the training's state is not used any more.
     let outcome = catch_unwind(AssertUnwindSafe(move || {
         let trained = train(Box::new(RenderingListener::new(&mut dashboard)));
         end(dashboard);
@@ -79,7 +79,7 @@ pub(crate) fn watched<T>(
         Ok(done) => return done,
         Err(panic) => panic,
     };
-    // burn-train's panic hook restores everything but the cursor.
+    // burn-train's panic hook restores everything except the cursor.
     let _ = execute!(stdout(), Show);
     match panic.downcast_ref::<&str>() {
         Some(&KILLED) => Err(Interrupted.into()),
@@ -87,8 +87,8 @@ pub(crate) fn watched<T>(
     }
 }
 
-/// Drops the dashboard of a finished training. We don't wait for it once the terminal is closed, because
-/// crossterm reads a closed terminal forever.
+/// Drops the dashboard of a finished training. If the terminal was closed, we do not wait for the
+/// dashboard, because crossterm would read the closed terminal forever.
 fn end(dashboard: Dashboard) {
     let ending = thread::spawn(move || drop(dashboard));
     while !ending.is_finished() {
@@ -112,10 +112,11 @@ mod keys {
     use nix::sys::termios::{LocalFlags, SetArg, SpecialCharacterIndices, tcgetattr, tcsetattr};
     use nix::unistd::{getpgrp, tcgetpgrp};
 
-    /// How many times, and for how long each time, we wait for the dashboard to enter raw mode.
+    /// The maximum number of waits for the dashboard to enter raw mode, and the time of each.
     const WAITS: (u32, Duration) = (200, Duration::from_millis(5));
 
-    /// Returns whether we run in the foreground. A background job that reads keys is suspended.
+    /// Returns whether the process runs in the foreground. A background job that reads keys is
+    /// suspended.
     pub(super) fn are_ours() -> bool {
         tcgetpgrp(stdin()) == Ok(getpgrp())
     }
@@ -125,8 +126,8 @@ mod keys {
         tcgetattr(stdin()).is_err()
     }
 
-    /// Waits for raw mode, then lets Ctrl-C interrupt in it. Ctrl-Z and Ctrl-\ stay keys, because they
-    /// would leave the terminal in raw mode.
+    /// Waits for raw mode, then makes Ctrl-C interrupt again. Ctrl-Z and Ctrl-\ remain plain keys,
+    /// because suspending would leave the terminal in raw mode.
     pub(super) fn restore_interrupt() {
         for _ in 0..WAITS.0 {
             match tcgetattr(stdin()) {
@@ -135,7 +136,7 @@ mod keys {
                     for key in [SpecialCharacterIndices::VSUSP, SpecialCharacterIndices::VQUIT] {
                         mode.control_chars[key as usize] = _POSIX_VDISABLE;
                     }
-                    // If this fails, `q` still stops the training.
+                    // If this fails, the key `q` still stops the training.
                     let _ = tcsetattr(stdin(), SetArg::TCSANOW, &mode);
                     return;
                 }
@@ -155,6 +156,6 @@ mod keys {
         false
     }
 
-    /// Does nothing: Ctrl-C stays a key on this system, and `q` stops the training.
+    /// Does nothing on this system: Ctrl-C remains a key, and `q` stops the training.
     pub(super) fn restore_interrupt() {}
 }

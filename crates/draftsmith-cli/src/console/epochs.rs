@@ -1,4 +1,4 @@
-//! Shows a training's progress on the console: a bar, and a line of losses after each epoch.
+//! Shows a training's progress on the console, as a bar and a line of losses after each epoch.
 
 use std::collections::BTreeMap;
 
@@ -7,26 +7,26 @@ use draftsmith_train::renderer::{Half, Listener, RunStart};
 use crate::console::Console;
 use draftsmith_recipe::watch::Progress;
 
-/// Shows progress on stderr. Bars are cleared when dropped.
+/// A training listener that shows progress on stderr. Bars are cleared when dropped.
 #[derive(Default)]
 pub(super) struct EpochProgress {
     console: Console,
-    /// The command, for bars and lines.
+    /// The command's name in bars and lines.
     command: &'static str,
-    /// The validation scores to show after each epoch.
+    /// The names of the validation scores to show after each epoch.
     shown: &'static [&'static str],
     num_epochs: usize,
     epoch: usize,
-    /// The bar over all epochs.
+    /// The progress bar over all epochs.
     bar: Option<Progress>,
     validating: Option<Progress>,
-    /// The scores of the current epoch.
+    /// The current epoch's scores by name.
     scores: BTreeMap<&'static str, f64>,
-    /// Training rows per epoch.
+    /// The number of training rows per epoch.
     num_rows: usize,
-    /// Rows done in the current half, which is training or validation.
+    /// The number of rows done in the current phase, which is training or validation.
     processed: usize,
-    /// Whether this run has not trained a batch yet.
+    /// Whether this run has yet to train its first batch.
     is_new: bool,
 }
 
@@ -64,7 +64,7 @@ impl Listener for EpochProgress {
             validating.advance(new);
         } else if let Some(bar) = &self.bar {
             if std::mem::take(&mut self.is_new) {
-                // Skip earlier runs and the first batch, which is slower than the rest.
+                // Earlier runs and the slow first batch do not count towards the speed.
                 bar.skip_to((self.num_rows * (self.epoch - 1) + num_rows) as u64);
             } else {
                 bar.advance(new);

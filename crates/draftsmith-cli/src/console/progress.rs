@@ -1,5 +1,5 @@
-//! Progress of long stages: a bar with rate and remaining time on a terminal, an occasional plain line if
-//! stderr is a file.
+//! The progress of long stages. A terminal shows a bar with speed and remaining time; a file gets
+//! an occasional line of text.
 
 use std::io::IsTerminal;
 use std::sync::Mutex;
@@ -12,14 +12,14 @@ use draftsmith_recipe::watch::Bar;
 use crate::console::Console;
 use crate::console::streams::eprint_line;
 
-/// Time between plain lines.
+/// The time between two plain lines.
 const LINE_INTERVAL: Duration = Duration::from_secs(15);
 
-/// After this time we estimate the remaining time even from under 1 % of the units. Stages that take
-/// less than this in all get no estimate of their total time.
+/// The time after which we estimate the remaining time even if less than 1 % of the units are done.
+/// Shorter stages get no estimate of their total time.
 const FIRST_MINUTE: Duration = Duration::from_mins(1);
 
-/// How long a stage runs after its first unit before we estimate its total time.
+/// The time that a stage must run after its first unit before we estimate its total time.
 const TRIAL: Duration = Duration::from_secs(3);
 
 /// The progress of one stage, shared by its threads.
@@ -35,15 +35,15 @@ pub(crate) struct TerminalBar {
 #[derive(Debug)]
 struct Clock {
     begun: Instant,
-    /// When the last plain line was printed.
+    /// The time of the last plain line.
     last: Instant,
-    /// Units done, including parts of units.
+    /// The number of units done, which may be fractional.
     position: f64,
-    /// Units done by an earlier run.
+    /// The number of units done by an earlier run.
     skipped: f64,
-    /// The time of the first advance, and the position after it.
+    /// The elapsed time at the first advance, and the position after it.
     first: Option<(Duration, f64)>,
-    /// Whether the estimate of the total time was printed.
+    /// Whether the estimate of the total time has been printed.
     is_estimated: bool,
 }
 
@@ -60,8 +60,8 @@ impl Clock {
         }
     }
 
-    /// Computes the units per second, and the remaining time. In the first minute under 1 % of the units give no
-    /// remaining time, because units often arrive in bursts.
+    /// Computes the units per second and the remaining time. In the first minute, the remaining
+    /// time is `None` below 1 % of the units, because units often arrive in bursts.
     fn pace(&self, elapsed: Duration, total: u64) -> (f64, Option<Duration>) {
         let done = self.position - self.skipped;
         let left = (total as f64 - self.position).max(0.0);
@@ -70,8 +70,9 @@ impl Clock {
         (rate, is_known.then(|| Duration::from_secs_f64(left / rate)))
     }
 
-    /// Estimates the total time, once, after the trial. `None` before and later, or if the time is short. The trial
-    /// starts at the first advance, so that work before it, such as reading prompts, is not extrapolated.
+    /// Estimates the total time once, after the trial period. Returns `None` before and afterwards,
+    /// or if the total is short. The trial starts at the first advance, so that earlier work, such
+    /// as reading prompts, is not extrapolated.
     fn whole(&mut self, elapsed: Duration, total: u64) -> Option<Duration> {
         let (first, position) = *self.first.get_or_insert((elapsed, self.position));
         let done = self.position - position;
@@ -142,7 +143,7 @@ impl Bar for TerminalBar {
     fn advance(&self, units: f64) {
         let Ok(mut clock) = self.clock.lock() else { return };
         clock.position += units;
-        // Parts add up to whole units except for rounding.
+        // Fractions add up to whole units except for rounding.
         self.bar.set_position((clock.position + 1e-6) as u64);
         self.print_pace(&mut clock);
     }
@@ -210,7 +211,7 @@ mod tests {
         let pace = |elapsed: Duration, position: f64| {
             Clock { position, ..Clock::starting_at(500.0) }.pace(elapsed, 1500)
         };
-        // One unit in a thousand gives no estimate in the first minute.
+        // In the first minute, one unit in a thousand gives no estimate.
         assert_eq!(pace(seconds(20), 501.0), (0.05, None));
         assert_eq!(pace(seconds(100), 501.0), (0.01, Some(seconds(99_900))));
         assert_eq!(pace(seconds(20), 510.0), (0.5, Some(seconds(1980))));
@@ -247,7 +248,7 @@ mod tests {
         clock.position = 1000.0;
         assert_eq!(clock.whole(seconds(40), 1010), None);
         let mut slow = Clock::starting_at(0.0);
-        // Under 1 % of the units give no estimate.
+        // Less than 1 % of the units gives no estimate.
         for (elapsed, position) in [(1, 1.0), (10, 2.0), (20, 3.0)] {
             slow.position = position;
             assert_eq!(slow.whole(seconds(elapsed), 1000), None);

@@ -1,4 +1,5 @@
-//! The signals that ask a job to stop: Ctrl-C everywhere, SIGTERM and SIGHUP on Unix.
+//! Listens for the signals that ask a job to stop: Ctrl-C on every system, SIGTERM and SIGHUP on
+//! Unix.
 
 #[cfg(unix)]
 mod by_system {
@@ -27,8 +28,9 @@ mod by_system {
         Ok(())
     }
 
-    /// Returns whether the process started with SIGHUP ignored, as under `nohup`, and should outlive its terminal.
-    /// If not, SIGHUP is ignored only until the listener handles it.
+    /// Returns whether SIGHUP was ignored when the process started, as under `nohup`, so that the
+    /// process should outlive its terminal. Otherwise SIGHUP stays ignored only until the listener
+    /// handles it.
     #[expect(unsafe_code, reason = "a signal's disposition can only be read by setting it")]
     fn is_hangup_ignored() -> bool {
         // SAFETY: ignoring a signal installs no handler that could run.
@@ -41,7 +43,7 @@ mod by_system {
 mod by_system {
     use std::io::{Error, Result};
 
-    /// SIGINT's number on Unix, from which the exit code is computed.
+    /// The number of SIGINT on Unix, from which the exit code is computed.
     pub(crate) const INTERRUPT: u8 = 2;
 
     /// Calls `on_signal` after each Ctrl-C, on a separate thread.

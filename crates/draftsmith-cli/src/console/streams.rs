@@ -1,8 +1,8 @@
-//! Writing to stdout and stderr, which may be closed or full. No other file writes to them.
+//! Writes to stdout and stderr, which may be closed or full. No other file writes to them.
 //!
-//! Notes and progress are optional: if stderr is closed or its disk is full, they are lost and the job
-//! continues. Data on stdout is not: a full disk is an error. When the reader of stdout exits early, as
-//! in `draftsmith … | head`, we stop writing and report nothing.
+//! Notes and progress are optional: if stderr is closed or its disk is full, they are lost and the
+//! job continues. Data on stdout is required, so a full disk is an error. If the reader of stdout
+//! exits early, as in `draftsmith … | head`, we stop writing without an error.
 
 use std::fmt::Display;
 use std::io::{ErrorKind, Write, stderr, stdout};
@@ -11,22 +11,22 @@ use anyhow::{Context, Result};
 
 /// Writes a line to stderr.
 pub(crate) fn eprint_line(line: impl Display) {
-    // One write, so that lines of several threads do not interleave.
+    // A single write keeps the lines of several threads separate.
     let line = format!("{line}\n");
     let _ = stderr().lock().write_all(line.as_bytes());
 }
 
-/// Writes text to stdout and flushes it. Returns whether anything still reads stdout.
+/// Writes text to stdout and flushes it. Returns whether stdout still has a reader.
 ///
 /// # Errors
-/// If it cannot be written, except because the reader has exited.
+/// If the write fails for another reason than an exited reader.
 pub(crate) fn put(text: &str) -> Result<bool> {
     let mut stdout = stdout().lock();
     is_read_after(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
-/// Sends output meant for a closed terminal to `/dev/null`. ratatui prints while it unwinds, and would
-/// panic again if it could not, which would end the process before its work is saved.
+/// Redirects output for a closed terminal to `/dev/null`. ratatui prints while a panic unwinds. If
+/// that failed, a second panic would end the process before its work is saved.
 pub(crate) fn leave_closed_terminals() {
     #[cfg(unix)]
     {
@@ -44,10 +44,10 @@ pub(crate) fn leave_closed_terminals() {
     }
 }
 
-/// Returns whether anything still reads stdout after a write to it.
+/// Returns whether stdout still has a reader after a write.
 ///
 /// # Errors
-/// The write's error, unless it is a broken pipe.
+/// If the write failed, except with a broken pipe.
 pub(crate) fn is_read_after(written: std::io::Result<()>) -> Result<bool> {
     match written {
         Err(error) if error.kind() == ErrorKind::BrokenPipe => Ok(false),

@@ -1,4 +1,4 @@
-//! The kernels that devices launch: counts them, and says which are compiled while users wait.
+//! Counts the kernels that devices launch, and tells users when they wait for kernels to compile.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -10,21 +10,21 @@ use cubecl::logging::{LaunchObservation, LaunchObserver};
 
 use super::NumKernels;
 
-/// How often to look for new kernels.
+/// The time between two checks for new kernels.
 const TICK: Duration = Duration::from_millis(500);
-/// The least time between two lines.
+/// The shortest time between two progress lines.
 const BETWEEN_LINES: Duration = Duration::from_secs(3);
-/// Without a new kernel for so long, all are compiled.
+/// The time without a new kernel after which we consider all kernels compiled.
 const QUIET: Duration = Duration::from_secs(10);
 
-/// Observes launches.
+/// An observer of kernel launches, with its counts.
 pub(super) struct Watching {
     launches: Arc<Launches>,
     observation: LaunchObservation,
     distinct: Option<LaunchedKernels>,
 }
 
-/// What was launched so far.
+/// The launches so far.
 #[derive(Default)]
 struct Launches {
     num: AtomicUsize,
@@ -44,7 +44,7 @@ impl Watching {
         let launches = Arc::new(Launches::default());
         let observation = LaunchObservation::new(launches.clone());
         let watched = launches.clone();
-        // Ends with the process, or once no new kernel appears.
+        // The thread ends with the process, or once no new kernels appear.
         std::thread::spawn(move || tell(&watched, say));
         Self { launches, observation, distinct: counts.then(LaunchedKernels::new) }
     }
@@ -57,7 +57,7 @@ impl Watching {
     }
 }
 
-/// Says how many kernels are new, as long as new ones appear.
+/// Reports the number of new kernels at intervals, as long as new ones appear.
 fn tell(launches: &Launches, say: impl Fn(String)) {
     let (begun, mut found, mut num_said) = (Instant::now(), LaunchedKernels::new(), 0);
     let mut all = std::collections::HashSet::new();
@@ -74,7 +74,7 @@ fn tell(launches: &Launches, say: impl Fn(String)) {
         }
         if all.len() > num_said && last_line.elapsed() >= BETWEEN_LINES {
             let last = *launches.last.lock().unwrap_or_else(PoisonError::into_inner);
-            // A type's path, without its parameters.
+            // The name is a type's path. Its parameters are dropped.
             let path = last.split('<').next().unwrap_or(last);
             let name = path.rsplit("::").next().unwrap_or(path);
             let seconds = begun.elapsed().as_secs();

@@ -1,7 +1,7 @@
-//! Keys in an export's `config.json` that are added after training, by tuning.
+//! Reads and writes the keys that tuning adds to an export's `config.json` after training.
 //!
-//! Readers of the head or adapter ignore these keys. Training writes a new `config.json` without them,
-//! because they describe the old weights.
+//! Readers of the head or adapter ignore these keys. Retraining writes a new `config.json` without
+//! them, because they describe the old weights.
 
 use std::path::Path;
 
@@ -10,10 +10,10 @@ use draftsmith_files::{parse_json, parse_json_value, write_whole};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-/// Reads a key of the export in `dir`; None if it is absent.
+/// Reads one key from the `config.json` in `dir`; `None` if the key is absent.
 ///
 /// # Errors
-/// If `config.json` cannot be read, or the value has another form.
+/// If `config.json` cannot be read, or the value has another type.
 pub fn read_key<T: DeserializeOwned>(dir: &Path, key: &str) -> Result<Option<T>> {
     let Some(value) = read_config(dir)?.remove(key) else {
         return Ok(None);
@@ -21,12 +21,13 @@ pub fn read_key<T: DeserializeOwned>(dir: &Path, key: &str) -> Result<Option<T>>
     Ok(Some(parse_json_value(&dir.join("config.json"), key, value)?))
 }
 
-/// Names a key of the `config.json` in `dir`, for messages.
+/// Returns a key's name with the path of its `config.json`, for messages.
 pub fn named(dir: &Path, key: &str) -> String {
     format!("key `{key}` of `{}`", dir.join("config.json").display())
 }
 
-/// Writes keys into the `config.json` of the export in `dir`, all or none. Other keys keep their order.
+/// Writes all keys or none into the `config.json` of the export in `dir`. Other keys keep their
+/// order.
 ///
 /// # Errors
 /// If `config.json` is missing or cannot be replaced.

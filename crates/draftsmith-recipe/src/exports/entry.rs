@@ -1,4 +1,5 @@
-//! What a training writes into a directory: how it is recognised, shown and written for other programs.
+//! Describes the kinds of directories that training writes: how each is recognised, shown and
+//! exported for other programs.
 
 use std::path::Path;
 
@@ -8,24 +9,24 @@ use serde_json::{Map, Value};
 use super::forms::ExportForm;
 use super::{forms, inspected};
 
-/// Something that a training writes: a head, or the drafters of a kind.
+/// A kind of export that training writes: an acceptance head, or a drafter of one kind.
 #[derive(Debug)]
 pub struct ExportEntry {
-    /// Names it in words, as in `self-draft adapter`.
+    /// The export's name in messages, such as `self-draft adapter`.
     pub text: &'static str,
-    /// The key of `config.json` by which readers know it, for messages.
+    /// The key of `config.json` that identifies this kind of export, for messages.
     pub known_by: &'static str,
-    /// Recognises the keys of its `config.json`.
+    /// A function that returns whether the keys of a `config.json` belong to this kind of export.
     pub is_of: fn(&Map<String, Value>) -> bool,
-    /// The command that trains it; `None` if this program does not.
+    /// The command that trains such an export; `None` if this program cannot train it.
     pub command: Option<&'static str>,
-    /// The forms in which `export` writes it.
+    /// The formats that `export --for` can write.
     pub forms: &'static [ExportForm],
-    /// Describes the directory as a JSON document.
+    /// A function that describes the export in a directory as a JSON document.
     pub inspect: fn(&Path) -> Result<Value>,
 }
 
-/// An acceptance head, which belongs to a drafter of any kind.
+/// The entry for acceptance heads, which belong to drafters of any kind.
 pub static HEAD: ExportEntry = ExportEntry {
     text: "acceptance head",
     known_by: "num_layers",
@@ -40,10 +41,10 @@ pub static HEAD: ExportEntry = ExportEntry {
 };
 
 impl ExportEntry {
-    /// Checks that `dir` contains such an export.
+    /// Checks that `dir` contains an export of this kind.
     ///
     /// # Errors
-    /// If it has no `config.json`.
+    /// If `dir` has no `config.json`.
     pub fn need(&self, dir: &Path) -> Result<()> {
         if dir.join("config.json").is_file() {
             return Ok(());
@@ -63,10 +64,10 @@ impl ExportEntry {
         )
     }
 
-    /// Finds the form with this name.
+    /// Finds the export format with this name.
     ///
     /// # Errors
-    /// If the export has no such form; the message lists those that it has.
+    /// If this kind of export has no such format. The message lists the available ones.
     pub fn form(&self, name: &str, dir: &Path) -> Result<&'static ExportForm> {
         if let Some(form) = self.forms.iter().find(|form| form.name == name) {
             return Ok(form);

@@ -1,4 +1,4 @@
-//! The forms in which other programs load heads and drafters.
+//! The formats in which other programs load acceptance heads and drafters.
 
 pub mod draft_model;
 pub mod eagle3;
@@ -12,24 +12,24 @@ use anyhow::Result;
 
 use crate::workspace::Workspace;
 
-/// A form that `export --for` writes.
+/// A format that `export --for` can write.
 #[derive(Debug)]
 pub struct ExportForm {
-    /// Its name on the command line.
+    /// The format's name on the command line.
     pub name: &'static str,
-    /// Whether the export stops by a head, whose threshold may be given.
+    /// Whether an acceptance head stops drafting, so that the user may set its threshold.
     pub stops_by_head: bool,
-    /// Writes an export in this form.
+    /// A function that writes an export in this format.
     pub write: fn(&Exporting<'_>) -> Result<Written>,
 }
 
 impl ExportForm {
-    /// Creates a form without a stop rule.
+    /// Creates a format without a stop rule.
     pub const fn new(name: &'static str, write: fn(&Exporting<'_>) -> Result<Written>) -> Self {
         Self { name, stops_by_head: false, write }
     }
 
-    /// Creates a form whose drafts stop by an acceptance head.
+    /// Creates a format in which an acceptance head stops drafting.
     pub const fn stopping(
         name: &'static str,
         write: fn(&Exporting<'_>) -> Result<Written>,
@@ -38,25 +38,25 @@ impl ExportForm {
     }
 }
 
-/// An export to write in another form.
+/// The arguments for writing an export in another format.
 pub struct Exporting<'a> {
-    /// The export's directory.
+    /// The directory of the export to convert.
     pub source: &'a Path,
-    /// The directory to write.
+    /// The output directory.
     pub out: &'a Path,
-    /// The threshold of a head that ends rounds; the tuned one if absent.
+    /// The stop threshold of the acceptance head; the tuned threshold if `None`.
     pub stop_threshold: Option<f64>,
-    /// Opens the models that the export was trained for.
+    /// A function that opens the models that the export was trained for.
     pub open: &'a dyn Fn() -> Result<Workspace>,
 }
 
-/// What was written.
+/// A description of the output, for messages.
 #[derive(Debug)]
 pub struct Written {
-    /// A description of what was written.
+    /// What was written, in words.
     pub what: String,
-    /// Properties of the source that the runtime cannot honour, one sentence each.
+    /// Properties of the source that the target runtime cannot use, one sentence each.
     pub ignored: Vec<String>,
-    /// Commands that load it.
+    /// Commands that load the output.
     pub commands: Vec<String>,
 }

@@ -1,4 +1,4 @@
-//! Models, drafters and heads as JSON documents.
+//! Describes models, drafters and heads as JSON documents.
 
 use std::path::Path;
 
@@ -84,7 +84,7 @@ pub(crate) fn eagle3(dir: &Path) -> Result<Value> {
     let given = |key: &str| config.get(key).cloned();
     Ok(json!({
         "kind": "EAGLE-3 drafter",
-        // Null if they are the defaults, which depend on the target.
+        // The value is null for the default layers, which depend on the target.
         "layers": given("eagle_aux_hidden_state_layer_ids"),
         "draft_vocabulary": given("draft_vocab_size"),
         "norm_before_residual": given("norm_before_residual").unwrap_or(false.into()),

@@ -1,26 +1,26 @@
-//! How servers are told to draft with a drafter.
+//! The settings that make inference servers draft with a drafter.
 //!
-//! Names are from vLLM 0.33 (`SpeculativeConfig`), SGLang 0.5.23 (`server_args`) and llama.cpp b11434
-//! (`common/arg.cpp`).
+//! Names are taken from vLLM 0.33 (`SpeculativeConfig`), SGLang 0.5.23 (`server_args`) and
+//! llama.cpp b11434 (`common/arg.cpp`).
 
-/// The names by which servers know a class of drafters, and what differs between the classes there.
+/// One drafter method's names and peculiarities in each server.
 #[derive(Debug)]
 pub struct ServerFlags {
-    /// vLLM's `method`.
+    /// The value of `method` in vLLM's speculative config.
     pub vllm_method: &'static str,
-    /// A note on vLLM's table of numbers of candidates; `None` if it works as it reads.
+    /// A caveat about vLLM's table of candidate numbers by batch size; `None` if there is none.
     pub vllm_note: Option<&'static str>,
-    /// SGLang's `--speculative-algorithm`.
+    /// The value of SGLang's `--speculative-algorithm`.
     pub sglang_algorithm: &'static str,
-    /// Whether SGLang takes a table of numbers of candidates by batch size.
+    /// Whether SGLang accepts a table that sets the number of candidates by batch size.
     pub sglang_adapts: bool,
-    /// llama.cpp's `--spec-type`.
+    /// The value of llama.cpp's `--spec-type`.
     pub llama_cpp_type: &'static str,
-    /// A flag that llama.cpp needs for several requests, and the reason; `None` if it needs none.
+    /// A flag that llama.cpp needs for several requests at once, with the reason; `None` if none.
     pub llama_cpp_several: Option<(&'static str, &'static str)>,
 }
 
-/// A model of its own, as which adapters are exported too.
+/// The settings for a separate draft model. Adapters can be exported as one too.
 pub static AS_DRAFT_MODEL: ServerFlags = ServerFlags {
     vllm_method: "draft_model",
     vllm_note: Some(
@@ -33,7 +33,7 @@ pub static AS_DRAFT_MODEL: ServerFlags = ServerFlags {
     llama_cpp_several: None,
 };
 
-/// An EAGLE-3 drafter.
+/// The settings for an EAGLE-3 drafter.
 pub static AS_EAGLE3: ServerFlags = ServerFlags {
     vllm_method: "eagle3",
     vllm_note: None,

@@ -1,8 +1,8 @@
-//! Tuned stop rules: the key `tuned` of a head's or an adapter's `config.json`.
+//! Tuned stop rules: the key `tuned` in a head's or an adapter's `config.json`.
 //!
-//! It holds, for each way of decoding, the best stop rule on the tuning machine and its promised gain and
-//! acceptance rate. `tune` writes it, `generate` decodes with it, and `check` compares measurements with
-//! its promises.
+//! For greedy and for sampled decoding, the key stores the best stop rule on the tuning machine,
+//! with the speed gain and acceptance rate that tuning expects. `tune` writes the key, `generate`
+//! decodes with the rule, and `check` compares measurements with the expected values.
 
 use std::path::Path;
 
@@ -16,61 +16,62 @@ use crate::exports::config_keys::{named, read_key};
 use crate::recipe::keys::decoding;
 use crate::watch::Watch;
 
-/// The tuned rules of a head or adapter.
+/// The tuned stop rules of a head or adapter.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Tuned {
-    /// For greedy decoding, if that was tuned.
+    /// The rule for greedy decoding; `None` if that was not tuned.
     pub greedy: Option<TunedRule>,
-    /// For sampled decoding, if that was tuned.
+    /// The rule for sampled decoding; `None` if that was not tuned.
     pub sampled: Option<TunedRule>,
 }
 
-/// A tuned rule with its promises.
+/// A tuned stop rule with its expected gain and acceptance rate.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TunedRule {
-    /// The drafter.
+    /// The name of the drafter that was tuned.
     pub drafter: DrafterName,
-    /// The rule and its settings.
+    /// The stop rule and its settings.
     pub config: StopRuleConfig,
-    /// The temperature of the tuning; 0 is greedy.
+    /// The sampling temperature during tuning; 0 means greedy.
     pub temperature: f64,
-    /// Top-p of the tuning.
+    /// The top-p value during tuning.
     pub top_p: f64,
-    /// Top-k of the tuning; all tokens if absent.
+    /// The top-k value during tuning; `None` means no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub top_k: Option<usize>,
-    /// Min-p of the tuning; none if absent.
+    /// The min-p value during tuning; `None` means no limit.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f64>,
-    /// Repetition penalty of the tuning; 1, which has no effect, if absent.
+    /// The repetition penalty during tuning; 1, the default, has no effect.
     #[serde(
         default = "draftsmith_data::no_penalty",
         skip_serializing_if = "draftsmith_data::is_no_penalty"
     )]
     pub repetition_penalty: f64,
-    /// Modelled speed relative to the best fixed length, minus 1, with its 95 % interval.
+    /// The modelled speed relative to the best fixed candidate length, minus 1, with its 95 %
+    /// interval.
     pub expected_gain: Estimate,
-    /// Candidates accepted over candidates drafted, with its 99.99 % interval.
+    /// The expected ratio of accepted to drafted candidates, with its 99.99 % interval.
     pub expected_acceptance_rate: Estimate,
-    /// The best fixed length, the baseline of the gain.
+    /// The best fixed candidate length, which is the baseline of the expected gain.
     pub best_fixed_length: usize,
-    /// The costs of the tuning.
+    /// The costs of forwards that tuning used.
     pub costs: CostModel,
-    /// Number of prompts of the tuning.
+    /// The number of prompts that the rule was tuned on.
     pub num_prompts: usize,
-    /// The type that models computed in. Costs and acceptance depend on it.
+    /// The dtype that the models computed in. Costs and acceptance depend on it.
     #[serde(default, skip_serializing_if = "WeightDtype::is_f32")]
     pub dtype: WeightDtype,
-    /// The source of the costs. Given costs of another machine promise no speed here.
+    /// The source of the costs. Costs given for another machine predict no speed on this one.
     #[serde(default, skip_serializing_if = "CostSource::is_machine")]
     pub cost_source: CostSource,
 }
 
 impl TunedRule {
-    /// Returns whether the rule was tuned for models of this type, and for the repetition penalty of a decoding if one
-    /// is given.
+    /// Returns whether the rule was tuned for models of this dtype, and, if `decoding` is given,
+    /// for its repetition penalty.
     pub fn fits(&self, dtype: WeightDtype, decoding: Option<&Decoding>) -> bool {
         let is_same = |decoding: &Decoding| decoding.repetition_penalty == self.repetition_penalty;
         self.dtype == dtype && decoding.is_none_or(is_same)
@@ -78,10 +79,10 @@ impl TunedRule {
 }
 
 impl Tuned {
-    /// The key in `config.json`.
+    /// The key of `config.json` that stores the tuned rules.
     pub const KEY: &str = "tuned";
 
-    /// Reads the tuned rules of the export in `dir`; None if it was not tuned.
+    /// Reads the tuned rules of the export in `dir`; `None` if it was not tuned.
     ///
     /// # Errors
     /// If `config.json` cannot be read, or the value is invalid.
@@ -93,8 +94,8 @@ impl Tuned {
         Ok(tuned)
     }
 
-    /// Reads the tuned rules that match these models: their type, and the repetition penalty if a decoding
-    /// is given. Other rules are left out with a note.
+    /// Reads the tuned rules that match the models' dtype and, if `decoding` is given, its
+    /// repetition penalty. Other rules are left out with a note.
     ///
     /// # Errors
     /// As [`Tuned::read`].
@@ -132,7 +133,7 @@ impl Tuned {
         Ok(Self { greedy: fitting(greedy), sampled: fitting(sampled) })
     }
 
-    /// Returns the rule for a way of decoding; `None` if that was not tuned.
+    /// Returns the rule for greedy or for sampled decoding; `None` if that was not tuned.
     pub fn rule(&self, decoding: DecodingName) -> Option<&TunedRule> {
         match decoding {
             DecodingName::Greedy => self.greedy.as_ref(),
@@ -158,7 +159,7 @@ impl Tuned {
 }
 
 impl TunedRule {
-    /// Returns the decoding that the rule was tuned for.
+    /// Returns the decoding settings that the rule was tuned for.
     pub fn decoding(&self) -> Decoding {
         let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
         decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty)

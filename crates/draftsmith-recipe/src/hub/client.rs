@@ -1,9 +1,10 @@
-//! Sends requests to the Hub and judges its answers, some of whose words become paths.
+//! Sends requests to the Hub and validates its responses, parts of which become file paths.
 //!
-//! A mirror (`HF_ENDPOINT`) may answer anything, and something else each time, so every response that names a
-//! file is judged itself: commits and tags consist of letters, digits, `-` and `_`. The token goes to the
-//! endpoint's scheme, host and port only, and not even there after a redirect elsewhere; so we follow redirects
-//! ourselves. Only this file and two of draftsmith-served use the network.
+//! A mirror (`HF_ENDPOINT`) may send anything, and something else each time, so we check every
+//! response that names a file: commits and tags may contain only letters, digits, `-` and `_`. We
+//! send the token only to the endpoint's scheme, host and port. After a redirect to another host,
+//! we do not send it even back to the endpoint, so we follow redirects ourselves. Besides this
+//! file, only two files of draftsmith-served use the network.
 
 use std::io::Read;
 use std::path::Path;
@@ -15,14 +16,15 @@ use ureq::http::header::{AUTHORIZATION, RANGE};
 use ureq::http::{HeaderMap, Method, Request, Response, StatusCode, Uri};
 use ureq::{Agent, Body, BodyReader};
 
-/// Most redirects that one request follows.
+/// The maximum number of redirects for one request.
 const MOST_REDIRECTS: usize = 5;
-/// The longest description of a repository, in bytes: 100,000 files with long names.
+/// The maximum length of a repository's description in bytes, enough for 100,000 long file names.
 const MOST_INFO_BYTES: u64 = 16_000_000;
-/// Longest commit or tag in characters. File systems take 255 bytes with our endings.
+/// The maximum length of a commit or tag in characters. File systems allow names of 255 bytes,
+/// including our suffixes.
 const MOST_WORD_LEN: usize = 128;
 
-/// An answer of the Hub that is of no use.
+/// A response of the Hub that we cannot use.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum HubError {
     #[error("the Hub {} (HTTP {})", refusal(*.0), .0)]
@@ -58,12 +60,12 @@ fn refusal(status: u16) -> &'static str {
     }
 }
 
-/// A repository at a revision.
+/// The description of a repository at one revision.
 #[derive(Debug, Deserialize)]
 pub(super) struct Info {
-    /// The commit, checked.
+    /// The commit hash, already validated.
     pub(super) sha: String,
-    /// All files. The names are not checked.
+    /// All files of the repository. Their names are not validated.
     pub(super) siblings: Vec<Sibling>,
 }
 
@@ -72,17 +74,17 @@ pub(super) struct Sibling {
     pub(super) rfilename: String,
 }
 
-/// What the Hub says about a file. Commit and tag are checked.
+/// The Hub's description of a file. Commit and tag are validated.
 #[derive(Debug)]
 pub(super) struct Metadata {
     pub(super) commit: String,
-    /// The file's name in the cache: its SHA-256 hash if it is large.
+    /// The file's name in the cache. For large files, this is the SHA-256 hash.
     pub(super) tag: String,
     pub(super) num_bytes: Option<u64>,
 }
 
 impl Metadata {
-    /// Reads the headers of a response of the endpoint itself.
+    /// Reads the metadata from the headers of a response from the endpoint itself.
     fn of(headers: &HeaderMap) -> Result<Self, HubError> {
         let is_linked = headers.contains_key("x-linked-etag");
         Ok(Self {
@@ -105,9 +107,9 @@ impl Client {
     pub(super) fn new(endpoint: &str, token: Option<String>) -> Self {
         let config = Agent::config_builder()
             .http_status_as_error(false)
-            // `send` follows them.
+            // `send` follows redirects instead.
             .max_redirects(0)
-            // Lengths are those of the files.
+            // Without compression, `content-length` is the file's length.
             .accept_encoding("identity")
             .user_agent(concat!("draftsmith/", env!("CARGO_PKG_VERSION")))
             .build();
@@ -115,12 +117,12 @@ impl Client {
         Self { agent: config.new_agent(), endpoint, token }
     }
 
-    /// Builds the address of a file. The caller must have checked all three parts.
+    /// Builds the URL of a file. The caller must have validated all three parts.
     pub(super) fn file_url(&self, id: &str, commit: &str, name: &str) -> String {
         format!("{}/{id}/resolve/{commit}/{name}", self.endpoint)
     }
 
-    /// Requests a repository's commit and files.
+    /// Requests a repository's commit hash and its list of files.
     pub(super) fn info(&self, id: &str, revision: &str) -> Result<Info> {
         let revision = revision.replace('/', "%2F");
         let url = format!("{}/api/models/{id}/revision/{revision}", self.endpoint);
@@ -135,7 +137,7 @@ impl Client {
         Ok(info)
     }
 
-    /// Requests what the Hub itself says about a file.
+    /// Requests a file's metadata from the Hub.
     pub(super) fn metadata(&self, url: &str) -> Result<Metadata> {
         let (headers, response) = self.send(&Method::HEAD, url, 0)?;
         let mut metadata = Metadata::of(&headers)?;
@@ -145,11 +147,11 @@ impl Client {
         Ok(metadata)
     }
 
-    /// Requests a file from the byte `start` on. Returns the first byte that comes, which is 0 if the server
-    /// ignores `start`, the length of the whole file, and the bytes.
+    /// Requests a file's bytes from the offset `start` on. Returns the offset of the first byte
+    /// sent (0 if the server ignores `start`), the length of the whole file in bytes, and a reader.
     ///
     /// # Errors
-    /// Among others if this is not the file that was `named`.
+    /// If the request fails, or the file has changed since its metadata, `named`, were read.
     pub(super) fn content(
         &self,
         url: &str,
@@ -172,8 +174,9 @@ impl Client {
         Ok((from, num_bytes, response.into_body().into_reader()))
     }
 
-    /// Sends a request and follows redirects, a `HEAD` only within the endpoint. Returns the headers of the
-    /// endpoint's last response, and the last response of all.
+    /// Sends a request and follows redirects; a `HEAD` request follows them only within the
+    /// endpoint. Returns the headers of the last response from the endpoint, and the last response
+    /// from any host.
     fn send(&self, method: &Method, url: &str, start: u64) -> Result<(HeaderMap, Response<Body>)> {
         let home: Uri = url.parse().with_context(|| {
             format!("`{url}` is no address; hint: `HF_ENDPOINT` begins with `https://`")
@@ -194,7 +197,7 @@ impl Client {
             address = match response.status().as_u16() {
                 200..=299 => return Ok((of_hub, response)),
                 301 | 302 | 303 | 307 | 308 => redirect(response.headers(), &address)?,
-                // Our part of the file is longer than the file.
+                // Our partial file is longer than the Hub's file.
                 416 => return Err(HubError::Changed.into()),
                 status => return Err(HubError::Status(status).into()),
             };
@@ -207,13 +210,13 @@ impl Client {
     }
 }
 
-/// Returns whether two addresses have the same scheme, host and port. A default port that is written out counts
-/// as another.
+/// Returns whether two URLs have the same scheme, host and port. An explicit default port counts as
+/// different.
 pub(super) fn is_same_host(one: &Uri, other: &Uri) -> bool {
     (one.scheme(), one.authority()) == (other.scheme(), other.authority())
 }
 
-/// Reads the address that a response redirects to; `from` is the address of the request.
+/// Reads the URL that a response redirects to; `from` is the URL of the request.
 fn redirect(headers: &HeaderMap, from: &Uri) -> Result<Uri, HubError> {
     let location = headers.get("location").ok_or(HubError::Absent("location"))?;
     let scheme = from.scheme_str().unwrap_or_default();
@@ -228,7 +231,7 @@ fn redirect(headers: &HeaderMap, from: &Uri) -> Result<Uri, HubError> {
     address.ok_or_else(|| HubError::invalid("location", location.as_bytes()))
 }
 
-/// Reads a header that becomes a part of a path, without quotes and the mark `W/` of weak tags.
+/// Reads a header that becomes a part of a path. Removes quotes and the prefix `W/` of weak tags.
 fn word(headers: &HeaderMap, name: &'static str) -> Result<String, HubError> {
     let value = headers.get(name).ok_or(HubError::Absent(name))?.as_bytes();
     let strong = value.strip_prefix(b"W/").unwrap_or(value);
@@ -243,7 +246,7 @@ fn checked_word(name: &'static str, value: &[u8]) -> Result<String, HubError> {
     }
 }
 
-/// Returns whether a text has the form of a commit or a tag, which makes it a safe file name.
+/// Returns whether a text is a valid commit or tag, and so a safe file name.
 pub(super) fn is_word(text: &str) -> bool {
     let is_known = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
     (1..=MOST_WORD_LEN).contains(&text.len()) && text.chars().all(is_known)
@@ -255,7 +258,7 @@ fn number(headers: &HeaderMap, name: &'static str) -> Result<Option<u64>, HubErr
     number.map(Some).ok_or_else(|| HubError::invalid(name, value.as_bytes()))
 }
 
-/// Reads the position and the length of the whole file in `content-range: bytes START-END/LENGTH`.
+/// Reads START and LENGTH from the header `content-range: bytes START-END/LENGTH`.
 fn content_range(headers: &HeaderMap) -> Result<(u64, u64), HubError> {
     let name = "content-range";
     let value = headers.get(name).ok_or(HubError::Absent(name))?;

@@ -1,8 +1,9 @@
-//! Downloads a model's missing files into the cache, whose layout is that of Python's `huggingface_hub`.
+//! Downloads a model's missing files into the cache, in the layout of Python's `huggingface_hub`.
 //!
-//! A model has `refs/REVISION` with a commit, `blobs/TAG` with the bytes of files, and
-//! `snapshots/COMMIT/NAME`, a relative link to a blob. Bytes are received in `blobs/TAG.part`, where a later
-//! run continues, and renamed when they are complete and have the right hash. A lock keeps two processes from
+//! A model's directory contains `refs/REVISION` (a commit hash), `blobs/TAG` (the bytes of a file)
+//! and `snapshots/COMMIT/NAME` (a relative link to a blob). We write bytes to `blobs/TAG.part`, so
+//! that a later run can resume, and rename the file when it is complete and its hash matches. A
+//! lock file prevents two processes from downloading the same file.
 //! receiving the same file.
 
 use std::collections::BTreeSet;
@@ -23,18 +24,18 @@ use draftsmith_model::{WEIGHT_NAMES, weight_files};
 use super::client::{Client, HubError, Metadata};
 use super::{Repo, TICK, is_plain_name};
 
-/// How often a failed request for a file is repeated.
+/// The maximum number of retries for a file.
 const NUM_RETRIES: usize = 3;
-/// The wait before that. Tests wait less.
+/// The delay before a retry, shorter in tests.
 const WAIT: Duration = Duration::from_millis(if cfg!(test) { 2 } else { 300 });
-/// Bytes received at a time.
+/// The number of bytes received at a time.
 const CHUNK_BYTES: usize = 1 << 16;
 
-/// The state of one file's download.
+/// The progress of one file's download.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Transfer {
     pub(super) file: String,
-    /// The file's length; 0 before it is known.
+    /// The file's length in bytes; 0 while unknown.
     pub(super) num_bytes: u64,
     pub(super) num_received: u64,
 }
@@ -45,17 +46,17 @@ impl Transfer {
     }
 }
 
-/// A model to be downloaded.
+/// The download of one model.
 pub(super) struct Download {
     pub(super) client: Client,
     pub(super) cache: PathBuf,
     pub(super) model: Repo,
-    /// Who watches. Nothing more is downloaded once they are gone.
+    /// The channel for progress. The download ends when the receiver is gone.
     pub(super) watcher: Sender<Transfer>,
 }
 
 impl Download {
-    /// Downloads what is missing and returns the model's directory.
+    /// Downloads the model's missing files and returns its directory.
     pub(super) fn run(&self, with_weights: bool) -> Result<PathBuf> {
         let info = self.client.info(&self.model.id, &self.model.revision)?;
         let (root, commit) = (self.cache.join(self.model.folder_name()), info.sha.as_str());
@@ -120,7 +121,7 @@ impl Download {
             create_dir(&blobs)?;
             self.receive(name, &url, &named, &part)?;
             if !self.is_intact(name, &part, &named)? {
-                // Otherwise the next run would continue it.
+                // We remove the file, so that the next run does not resume it.
                 let _ = fs::remove_file(&part);
                 bail!("the download was damaged and is removed; hint: run the same command again");
             }
@@ -131,14 +132,14 @@ impl Download {
             .map_err(|error| FileError::new("write", &link, error))?)
     }
 
-    /// Waits until no other process receives this file.
+    /// Waits until no other process is downloading this file.
     fn lock(&self, name: &str, tag: &str) -> Result<File> {
         let dir = self.cache.join(".locks").join(self.model.folder_name());
-        // Python deletes `TAG.lock`, so this is another.
+        // Python deletes `TAG.lock`, so we use another name.
         let path = dir.join(format!("{tag}.part.lock"));
         create_dir(&dir)?;
         let file = open_to_write(&path)?;
-        // Without support for locks, assume that nobody else writes here.
+        // On systems without lock support, we assume that no other process writes here.
         while let Err(TryLockError::WouldBlock) = file.try_lock() {
             self.report(name, 0, 0)?;
             std::thread::sleep(TICK);
@@ -146,7 +147,7 @@ impl Download {
         Ok(file)
     }
 
-    /// Receives the bytes of a file that are not in `part` yet.
+    /// Downloads the bytes of a file that `part` does not contain yet.
     fn receive(&self, name: &str, url: &str, named: &Metadata, part: &Path) -> Result<()> {
         let failed = |error| FileError::new("write", part, error);
         let mut file = open_to_write(part)?;
@@ -157,7 +158,7 @@ impl Download {
             if let Err(error) = &content
                 && let Some(HubError::Changed) = error.downcast_ref()
             {
-                // The next try begins anew.
+                // The next attempt starts from the first byte.
                 fs::remove_file(part).map_err(failed)?;
             }
             let (start, num_bytes, body) = content?;
@@ -181,7 +182,7 @@ impl Download {
         Ok(file.sync_all().map_err(failed)?)
     }
 
-    /// Returns whether a file has the length that the Hub named, and the hash if its tag is one.
+    /// Returns whether a file has the Hub's length, and its hash if the tag is a SHA-256 hash.
     fn is_intact(&self, name: &str, path: &Path, named: &Metadata) -> Result<bool> {
         let metadata = fs::metadata(path).map_err(|error| FileError::new("read", path, error))?;
         let num_bytes = metadata.len();
@@ -199,15 +200,15 @@ impl Download {
 
 /// Returns whether the same request may succeed later.
 fn is_temporary(error: &anyhow::Error) -> bool {
-    // Errors of our own files are of another type.
+    // File system errors of our own have another type.
     error.is::<ureq::Error>()
         || error.is::<io::Error>()
         || error.downcast_ref::<HubError>().is_some_and(HubError::is_temporary)
 }
 
-/// Puts a blob into a snapshot, as a link, or by moving it where links are impossible.
+/// Adds a blob to a snapshot as a link, or moves it there if links are not supported.
 fn link_to(blob: &Path, tag: &str, link: &Path) -> io::Result<()> {
-    // The blob of an earlier link may have been deleted.
+    // The old link may point to a deleted blob.
     if link.symlink_metadata().is_ok() {
         fs::remove_file(link)?;
     }
@@ -218,14 +219,14 @@ fn create_dir(dir: &Path) -> Result<(), FileError> {
     fs::create_dir_all(dir).map_err(|error| FileError::new("create", dir, error))
 }
 
-/// Opens a file for writing and keeps its bytes.
+/// Opens a file for writing without truncating it.
 fn open_to_write(path: &Path) -> Result<File, FileError> {
     let file = File::options().write(true).create(true).truncate(false).open(path);
     file.map_err(|error| FileError::new("create", path, error))
 }
 
-/// Selects the files to read besides the weights: JSON files and the chat template. Code and files in
-/// subdirectories are never downloaded.
+/// Selects the files to download besides the weights: the JSON files and the chat template. Code
+/// and files in subdirectories are never downloaded.
 pub(super) fn small_files(known: &BTreeSet<String>) -> impl Iterator<Item = &str> {
     let names = known.iter().map(String::as_str);
     names.filter(|name| {

@@ -19,16 +19,16 @@ const FILES: [(&str, &[u8]); 3] = [
     (WEIGHTS, b"weights that are long enough to be cut in two"),
 ];
 
-/// A request that a server of a test received.
+/// A request that the test server received.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Asked {
     method: String,
     path: String,
     host: String,
-    /// The position of a header `range`.
+    /// The first byte in the `range` header; `None` without the header.
     start: Option<usize>,
     authorization: Option<String>,
-    /// The number of requests of this method and path before it.
+    /// The number of earlier requests with the same method and path.
     nth: usize,
 }
 
@@ -38,7 +38,7 @@ impl Asked {
     }
 }
 
-/// A server's answer.
+/// The test server's response.
 struct Answer {
     status: u16,
     headers: BTreeMap<&'static str, String>,
@@ -56,7 +56,7 @@ impl Answer {
     }
 }
 
-/// Answers a request about `org/tiny` as an honest Hub would.
+/// Answers a request about `org/tiny` as the real Hub would.
 fn honest(asked: &Asked) -> Answer {
     if asked.path == "/api/models/org/tiny/revision/main" {
         let siblings = FILES.map(|(name, _)| serde_json::json!({ "rfilename": name }));
@@ -81,15 +81,15 @@ fn info(document: &serde_json::Value) -> Answer {
     Answer { body: document.to_string().into_bytes(), ..Answer::new(200) }
 }
 
-/// Returns a file's tag in quotes: the whole hash for weights, which are large at the Hub, and its first 40
-/// characters for other files.
+/// Returns a file's tag in quotes: the full SHA-256 hash for weights, which are large files on the
+/// Hub, and the first 40 characters of the hash for other files.
 fn tag_of(name: &str) -> String {
     let bytes = FILES.iter().find(|(known, _)| *known == name).unwrap().1;
     let tag = hash_bytes(bytes);
     if name == WEIGHTS { format!("\"{tag}\"") } else { format!("\"{}\"", &tag[..40]) }
 }
 
-/// A server on a port of its own.
+/// A test server on its own port.
 struct Server {
     address: String,
     asked: Arc<Mutex<Vec<Asked>>>,
@@ -104,7 +104,7 @@ impl Server {
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let (log, answer) = (Arc::clone(&log), Arc::clone(&answer));
-                // A client may go away.
+                // A client may close the connection early.
                 std::thread::spawn(move || drop(serve(&stream.unwrap(), &log, &*answer)));
             }
         });
@@ -159,7 +159,7 @@ fn serve(
     if asked.method == "HEAD" { Ok(()) } else { stream.write_all(&body) }
 }
 
-/// A cache in a directory that holds nothing else.
+/// A cache in an otherwise empty temporary directory.
 struct Place(tempfile::TempDir);
 
 impl Place {
@@ -167,7 +167,7 @@ impl Place {
         Self(tempfile::tempdir().unwrap())
     }
 
-    /// Downloads `org/tiny` from a server, with a token, and returns its directory.
+    /// Downloads `org/tiny` from a server, with a token, and returns the model's directory.
     fn load(&self, server: &Server) -> Result<PathBuf> {
         let hub = Hub {
             cache: self.0.path().join("in/cache"),
@@ -192,7 +192,7 @@ impl Place {
         self.0.path().join("in/cache/models--org--tiny")
     }
 
-    /// Lists all files and links by their paths in the directory.
+    /// Lists the paths of all files and links, relative to the directory.
     fn files(&self) -> Vec<String> {
         fn walk(dir: &Path, found: &mut Vec<PathBuf>) {
             for path in draftsmith_files::paths_in(dir).unwrap() {
@@ -218,7 +218,7 @@ impl Place {
         assert!(!self.files().iter().any(|name| name.ends_with(".part")), "{:?}", self.files());
     }
 
-    /// Asserts that a hostile answer left nothing: no blob, no snapshot, and nothing beside the cache.
+    /// Asserts that a hostile response left no blob, no snapshot and nothing outside the cache.
     #[track_caller]
     fn is_clean(&self) {
         let is_expected = |name: &String| name == "in/cache/models--org--tiny/refs/main";
@@ -298,7 +298,7 @@ fn the_cache_has_the_layout_of_huggingface_hub() {
             assert_eq!(std::fs::read_link(link).unwrap(), Path::new("../../blobs").join(tag));
         }
     }
-    // Files are requested by commit, and nothing is requested again.
+    // Files are requested by commit, and none is requested twice.
     let asked = server.asked();
     let is_by_commit = |one: &Asked| one.path.starts_with(&format!("/org/tiny/resolve/{COMMIT}/"));
     assert!(asked[1..].iter().all(is_by_commit), "{asked:?}");
@@ -326,7 +326,7 @@ fn a_reference_in_the_cache_cannot_lead_out_of_it() {
     place.holds_the_model(&place.load(&server).unwrap());
 }
 
-/// Lists values that would lead out of the cache, or are not names at all.
+/// Lists header values that would lead out of the cache, or that are no valid names.
 fn unsafe_words(place: &Place) -> Vec<String> {
     let absolute = place.0.path().join("evil").display().to_string();
     let words =
@@ -389,7 +389,7 @@ fn quotes_and_the_mark_of_weak_tags_are_not_part_of_a_name() {
     for written in [tag.clone(), format!("\"{tag}\""), format!("W/\"{tag}\""), format!("W/{tag}")] {
         let place = Place::new();
         let server = Server::start(move |asked| match asked.path.ends_with(CONFIG) {
-            // The linked tag comes first.
+            // The linked tag takes precedence.
             true => honest(asked).with("x-linked-etag", written.clone()).with("etag", "../other"),
             false => honest(asked),
         });
@@ -413,7 +413,7 @@ fn an_answer_that_turns_hostile_after_a_good_one_is_refused() {
             let is_safe = |name: &String| is_ours(name) || name.ends_with("refs/main");
             assert!(place.files().iter().all(is_safe), "{:?}", place.files());
         }
-        // The first metadata fail, so that they are requested again.
+        // The first metadata request fails, so metadata are requested again.
         let place = Place::new();
         let server = Server::start(move |asked| match (asked.is("HEAD", CONFIG), asked.nth) {
             (true, 0) => Answer::new(503),
@@ -467,7 +467,8 @@ fn a_file_of_another_commit_is_refused() {
 #[test]
 fn the_token_goes_to_no_other_host() {
     let token = Some("Bearer secret".to_owned());
-    // An absolute address, one without a scheme, and one that comes back to the Hub.
+    // The targets are an absolute URL, a URL without a scheme, and a URL that leads back to the
+    // Hub.
     for form in ["http://{}", "//{}", "http://{}/back"] {
         let elsewhere = Server::start(|asked| match asked.path.strip_prefix("/back/") {
             Some(address) => Answer::new(302).with("location", format!("http://{address}")),
@@ -479,7 +480,7 @@ fn the_token_goes_to_no_other_host() {
             if !asked.path.starts_with("/org/tiny/") {
                 return honest(asked);
             }
-            // The Hub names the file before it redirects.
+            // The Hub sends the file's metadata before it redirects.
             let tag = honest(asked).headers["etag"].clone();
             let location = format!("{start}/{}/of{}", asked.host, asked.path);
             let answer = Answer::new(302).with("location", location).with("x-linked-etag", tag);
@@ -492,7 +493,7 @@ fn the_token_goes_to_no_other_host() {
             assert_eq!(one.authorization, token.clone().filter(|_| !is_back), "{one:?}");
         }
         assert!(!elsewhere.saw_token(), "{:?}", elsewhere.asked());
-        // Metadata are requested from the Hub itself only.
+        // Metadata are requested only from the Hub itself.
         assert_eq!(elsewhere.asked().len(), FILES.len());
         assert!(elsewhere.asked().iter().all(|one| one.method == "GET"));
     }
@@ -611,7 +612,7 @@ fn an_endless_list_of_files_ends_in_an_error() {
     Place::new().load_fails(&hub, &["/api/models/org/tiny/revision/main`"]);
 }
 
-/// Cuts an answer's body to `num_bytes`, while its `content-length` still promises all of it.
+/// Cuts a response's body to `num_bytes`, while `content-length` still names the full length.
 fn cut(mut answer: Answer, num_bytes: usize) -> Answer {
     let promised = answer.body.len();
     answer.body.truncate(num_bytes);
@@ -657,7 +658,7 @@ fn a_part_that_does_not_fit_the_answer_is_begun_anew() {
         draftsmith_files::write_whole(&part, &FILES[2].1[..10]).unwrap();
         place.holds_the_model(&place.load(&hub).unwrap());
     }
-    // So is one that is longer than the file.
+    // A partial file that is longer than the Hub's file is downloaded again, too.
     let ignores = |asked: &Asked| honest(&Asked { start: None, ..asked.clone() });
     let answers: [fn(&Asked) -> Answer; 2] = [refuses, ignores];
     for answer in answers {

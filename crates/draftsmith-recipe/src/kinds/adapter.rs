@@ -1,4 +1,4 @@
-//! The kind `adapter` (Kangaroo): the target's first layers and an adapter.
+//! The kind `adapter` (Kangaroo): a drafter made of the target's first layers and an adapter.
 
 use std::any::Any;
 use std::path::Path;
@@ -25,7 +25,7 @@ use crate::exports::forms::{self, ExportForm};
 use crate::exports::{AdapterExport, ExportEntry, describe_adapter, inspected};
 use draftsmith_theory::{ModelSummary, Road};
 
-/// The kind's entry in the table.
+/// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry = KindEntry {
     name: "adapter",
     read: read_kind::<AdapterKind>,
@@ -47,12 +47,12 @@ pub static ENTRY: KindEntry = KindEntry {
     }),
 };
 
-/// How the adapter is trained, with one `exit_layer`, or the directory of a trained one.
+/// The adapter's training settings, with one `exit_layer`, or the directory of a trained adapter.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct AdapterKind(pub Origin<AdapterTraining>);
 
-/// Returns a training's exit layer. A recipe that was checked has exactly one; of several, this is the first.
+/// Returns a training's exit layer, or the first of several. A checked recipe has exactly one.
 pub fn exit_layer(training: &AdapterTraining) -> usize {
     training.exit_layer.to_vec().into_iter().next().unwrap_or_default()
 }
@@ -138,7 +138,7 @@ impl DrafterKind for AdapterKind {
         true
     }
 
-    /// Returns Kangaroo's γ.
+    /// Returns Kangaroo's γ, its maximum number of candidates in a round.
     fn max_candidate_length(&self) -> usize {
         6
     }
@@ -263,13 +263,13 @@ impl KindTraining for AdapterTraining {
     }
 }
 
-/// Counts the parameters that a draft forward reads: the target's first layers, the adapter, and the LM head's
-/// rows for the draft vocabulary.
+/// Counts the parameters that a draft forward reads: those of the target's first layers, of the
+/// adapter, and of the LM head's rows for the draft vocabulary.
 fn num_read(config: &ModelConfig, export: &AdapterExport) -> f64 {
     let drawn = export.config.draft_vocabulary.as_ref().map(|all| all.ids().len());
     let mut layers = config.clone().with_tied_embeddings(true);
     layers.shape.num_layers = export.config.exit_layer;
-    // The parameters of an adapter include those of a separate LM head.
+    // The adapter's parameters include those of its own LM head, if it has one.
     let has_head = export.adapter.own_head().is_some();
     layers.shape.vocab_size = if has_head { 0 } else { drawn.unwrap_or(config.shape.vocab_size) };
     (layers.num_parameters() + export.adapter.num_parameters()) as f64

@@ -1,4 +1,5 @@
-//! The kind `cascade` (CS-Drafting): drafters that review each other's candidates, or take turns.
+//! The kind `cascade` (CS-Drafting): several drafters, where larger ones review the candidates of
+//! smaller ones, or drafters take turns.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -20,32 +21,33 @@ use super::{
 use crate::recipe::keys::{one, require};
 use draftsmith_theory::{DecodingName, ModelSummary, Road};
 
-/// The kind's entry in the table.
+/// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry =
     KindEntry { name: "cascade", read: read_kind::<CascadeKind>, directory: None };
 
-/// A cascade.
+/// The settings of a cascade.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CascadeKind {
-    /// The drafters, largest first; prompt lookup comes last.
+    /// The drafters, largest first. Prompt lookup comes last.
     pub drafters: Vec<DrafterId>,
-    /// The matrix K: a row for the target and for each drafter except the last, a column for each
-    /// drafter. Row i gives the number of candidates from each drafter in the chain that i reviews.
+    /// The matrix K of candidate lengths. It has a row for the target and for each drafter except
+    /// the last, and a column for each drafter. Row i gives the number of candidates from each
+    /// drafter in the chain that reviewer i verifies.
     pub lengths: CascadeMatrix,
-    /// The factor by which a reviewing drafter scales up the probability of a candidate; 1 reviews
-    /// exactly.
+    /// The factor by which a reviewing drafter scales up candidates' probabilities; 1 is exact.
     #[serde(default = "one")]
     pub lenience: f64,
-    /// Also apply the lenience to candidates from lookup, which are reviewed exactly otherwise.
+    /// Whether the lenience also applies to prompt lookup; if not, its candidates are verified
+    /// exactly.
     #[serde(default)]
     pub lenient_lookup: bool,
-    /// Rules that can end a chain before its length, at most one per reviewer.
+    /// The rules that can end a chain early, at most one per reviewer.
     #[serde(default)]
     pub chain_rules: Vec<ChainRuleRecipe>,
 }
 
-/// The matrix K: a row for each reviewer and a column for each drafter.
+/// The matrix K of candidate lengths, for both ways of decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     untagged,
@@ -55,22 +57,22 @@ pub struct CascadeKind {
 pub enum CascadeMatrix {
     /// The same matrix for greedy and sampled decoding.
     Same(CascadeLengths),
-    /// A matrix for each way of decoding.
+    /// One matrix for greedy and one for sampled decoding.
     Each(LengthsOfEach),
 }
 
-/// The matrix K for each way of decoding.
+/// A matrix K for each way of decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct LengthsOfEach {
-    /// For greedy decoding.
+    /// The matrix for greedy decoding.
     pub greedy: CascadeLengths,
-    /// For sampled decoding.
+    /// The matrix for sampled decoding.
     pub sampled: CascadeLengths,
 }
 
 impl CascadeMatrix {
-    /// Returns the matrix for a way of decoding.
+    /// Returns the matrix for greedy or for sampled decoding.
     fn of(&self, decoding: DecodingName) -> &CascadeLengths {
         match (self, decoding) {
             (Self::Same(lengths), _) => lengths,
@@ -86,7 +88,7 @@ impl CascadeMatrix {
 }
 
 impl CascadeKind {
-    /// Builds the decoder's settings.
+    /// Builds the settings of the cascade decoder.
     ///
     /// # Errors
     /// If the lenience or a rule is invalid.
@@ -104,7 +106,8 @@ impl CascadeKind {
         Ok(CascadeConfig { greedy, sampled, lenience, rules })
     }
 
-    /// Finds the matrix row of the chain that a rule ends; `None` if the rule's reviewer reviews no chain.
+    /// Returns the matrix row of the chain that a rule ends; `None` if its reviewer reviews no
+    /// chain.
     fn row_of(&self, rule: &ChainRuleRecipe) -> Option<usize> {
         let reviewers = &self.drafters[..self.drafters.len() - 1];
         match rule.reviewer {
@@ -113,7 +116,7 @@ impl CascadeKind {
         }
     }
 
-    /// Lists the drafters with candidates in the chain that a rule ends.
+    /// Lists the drafters that contribute candidates to the chain that a rule ends.
     pub fn drafters_of(&self, rule: &ChainRuleRecipe) -> Vec<DrafterId> {
         let Some(row) = self.row_of(rule) else { return Vec::new() };
         let takes_part =
@@ -123,13 +126,13 @@ impl CascadeKind {
         taking_part.map(|(_, id)| *id).collect()
     }
 
-    /// Computes the maximum number of candidates in a round: the requested ones, and those that the last step
-    /// of a review accepts in addition.
+    /// Computes the maximum number of candidates in a round. It includes the extra candidates that
+    /// the last step of a review can accept beyond the requested number.
     pub fn longest(&self, decoding: DecodingName) -> usize {
         self.longest_chain(self.lengths.of(decoding), 0)
     }
 
-    /// Computes [`CascadeKind::longest`] for the chain of one reviewer.
+    /// Computes [`CascadeKind::longest`] for the chain that one reviewer verifies.
     fn longest_chain(&self, lengths: &CascadeLengths, reviewer: usize) -> usize {
         let Some(row) = lengths.get(reviewer) else { return 0 };
         let (mut requested, mut longest) = (0, 0);
@@ -140,7 +143,7 @@ impl CascadeKind {
         longest
     }
 
-    /// Returns whether the last drafter looks tokens up; the others cannot.
+    /// Returns whether the last drafter is a lookup drafter. No other drafter can be one.
     fn has_look_ups(&self, all: &DrafterRecipes) -> bool {
         let last = self.drafters.last().and_then(|id| all.get(*id));
         last.is_some_and(|it| it.kind.role() == Role::LookUp)
@@ -198,18 +201,19 @@ impl CascadeKind {
     }
 }
 
-/// A stop rule for the chain that one drafter or the target reviews.
+/// A stop rule for the chain that a drafter or the target reviews.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ChainRuleRecipe {
-    /// The drafter that reviews the chain; the target if absent.
+    /// The drafter that reviews the chain; the target if `None`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reviewer: Option<DrafterId>,
-    /// The rule's name in results.
+    /// The rule's name, as in results.
     pub stop_rule: StopRuleName,
     /// The rule's parameter, as in results.
     pub setting: f64,
-    /// The directory of the head that the rule reads; the head of the chain's drafter if absent.
+    /// The directory of the acceptance head that the rule reads; by default, the chain drafter's
+    /// head.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub head: Option<PathBuf>,
 }
@@ -220,10 +224,10 @@ impl ChainRuleRecipe {
         self.stop_rule.entry().is_some_and(|entry| !entry.heads.is_empty())
     }
 
-    /// Builds the rule for chains of up to `max` tokens.
+    /// Builds the stop rule for chains of up to `max` candidates.
     ///
     /// # Errors
-    /// If the rule has no listed parameter, or `setting` is outside its range.
+    /// If the rule has no tunable parameter, or `setting` is outside its range.
     fn config(&self, max: usize) -> Result<StopRuleConfig> {
         let Some(grid) = self.stop_rule.entry().and_then(StopRuleEntry::grid) else {
             bail!("has a rule that is fitted to rollouts: name one with a threshold")
@@ -325,13 +329,13 @@ impl DrafterKind for CascadeKind {
         Ok(vec![loading.plain_summary(self.to_string())])
     }
 
-    /// Returns a fixed length, that of the longest round.
+    /// Returns a fixed length: the length of the longest possible round.
     fn own_rule(&self, decoding: DecodingName) -> Option<StopRuleConfig> {
         Some(FixedLengthConfig { candidate_length: self.longest(decoding) }.into())
     }
 }
 
-/// The description in results and in the report.
+/// The cascade's description in results and reports.
 impl fmt::Display for CascadeKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(formatter, "{}; lengths ", names_text(&self.drafters))?;

@@ -29,7 +29,7 @@ use crate::exports::servers::{AS_EAGLE3, ServerFlags};
 use crate::exports::{ExportEntry, inspected, read_self_drafts_head};
 use draftsmith_theory::{ModelSummary, Road};
 
-/// The kind's entry in the table.
+/// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry = KindEntry {
     name: "eagle3",
     read: read_kind::<Eagle3Kind>,
@@ -46,7 +46,8 @@ pub static ENTRY: KindEntry = KindEntry {
     }),
 };
 
-/// How the drafter is trained, or the directory of a trained one, as vLLM, SGLang and llama.cpp load it.
+/// The drafter's training settings, or the directory of a trained one as vLLM, SGLang and llama.cpp
+/// load it.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct Eagle3Kind(pub Origin<Eagle3Training>);
@@ -116,7 +117,7 @@ impl DrafterKind for Eagle3Kind {
         self.0.training().map(|training| training as _)
     }
 
-    /// Returns `usize::MAX` for all layers, since the hidden states that the drafter reads go deep.
+    /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers.
     fn num_first_layers(&self) -> usize {
         usize::MAX
     }
@@ -242,8 +243,8 @@ impl KindTraining for Eagle3Training {
     }
 }
 
-/// Checks that the drafter's hidden states have the width of the target's. A head needs that, because it reads
-/// the drafter's states beside the target's embeddings.
+/// Checks that the drafter's hidden size equals the target's. An acceptance head needs that,
+/// because it reads the drafter's hidden states together with the target's embeddings.
 fn check_width(dir: &Path, config: &Eagle3Config) -> Result<()> {
     let (own, target) = (config.model.shape.hidden_size, config.target_hidden_size);
     ensure!(
@@ -254,9 +255,9 @@ fn check_width(dir: &Path, config: &Eagle3Config) -> Result<()> {
     Ok(())
 }
 
-/// Counts the parameters that a draft forward reads: the drafter's without its embeddings, plus the rows of the
-/// target's LM head for the draft vocabulary if the drafter has no LM head. `fc` is counted, although it is
-/// read only once a round.
+/// Counts the parameters that a draft forward reads: the drafter's without its embeddings, plus the
+/// rows of the target's LM head for the draft vocabulary if the drafter has no LM head. `fc` is
+/// included, although it is read only once per round.
 fn num_read(config: &Eagle3Config) -> f64 {
     let embeddings = Eagle3Config { has_embedding: false, ..config.clone() };
     let shape = &config.model.shape;

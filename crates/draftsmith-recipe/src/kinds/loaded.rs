@@ -1,4 +1,4 @@
-//! Drafters that were read: their parts, their heads, and what tuning, costs and reports need to know.
+//! Loaded drafters with their heads, and what tuning, costs and reports need to know about them.
 
 use std::path::{Path, PathBuf};
 
@@ -13,39 +13,39 @@ use crate::exports::{HEAD, HeadExport, describe_head, found_adapter_head};
 use crate::watch::Silent;
 use crate::workspace::{Workspace, hash_dir};
 
-/// What a drafter is read from.
+/// Everything that is needed to load a drafter.
 #[derive(Clone)]
 pub struct Loading<'a> {
     /// The drafter's name.
     pub id: DrafterId,
-    /// The drafters of its recipe.
+    /// All drafters of the recipe.
     pub drafters: &'a DrafterRecipes,
-    /// The directory in which their exports lie, unless the recipe names another.
+    /// The directory that contains the drafters' exports, unless the recipe names another.
     pub home: PathBuf,
-    /// The models at hand.
+    /// The models in use.
     pub workspace: &'a Workspace,
 }
 
-/// A drafter that was read.
+/// A loaded drafter.
 pub struct LoadedDrafter {
-    /// What sessions are built from.
+    /// The drafter's parts, from which decoding sessions are built.
     pub parts: NamedParts,
-    /// Its acceptance head.
+    /// The drafter's acceptance head; `None` if it has none.
     pub head: Option<HeadExport>,
-    /// The directory of its own export, if it is trained.
+    /// The directory of the drafter's export; `None` if it is not trained.
     pub dir: Option<PathBuf>,
-    /// The parameters that a forward reads, by the drafter that it is counted for; 0 for look-ups.
+    /// Number of parameters that one forward reads, by drafter; 0 for prompt lookup.
     pub sizes: Vec<(DrafterId, f64)>,
 }
 
 impl LoadedDrafter {
-    /// The drafter's name.
+    /// Returns the drafter's name.
     pub fn id(&self) -> DrafterId {
         self.parts.id
     }
 
-    /// Returns the directory whose `config.json` holds the tuned rule: the head's, or the drafter's own without
-    /// a head. `None` if it has neither.
+    /// Returns the directory whose `config.json` stores the tuned rule: the head's directory, or
+    /// the drafter's if it has no head. `None` if it has neither.
     pub fn tuned_dir(&self) -> Option<&Path> {
         let head = self.head.as_ref().map(|head| &*head.dir);
         head.or(self.dir.as_deref())
@@ -53,7 +53,7 @@ impl LoadedDrafter {
 }
 
 impl<'a> Loading<'a> {
-    /// Returns a copy for loading another drafter of the recipe.
+    /// Returns a copy of these arguments for loading another drafter of the recipe.
     pub fn of(&self, id: DrafterId) -> Self {
         Self { id, ..self.clone() }
     }
@@ -63,33 +63,33 @@ impl<'a> Loading<'a> {
         self.drafters.get(self.id).expect("members were checked with the recipe")
     }
 
-    /// Returns the directory of what the drafter's training exports.
+    /// Returns the directory of the drafter's export.
     pub fn export_dir(&self) -> PathBuf {
         self.drafters.export_dir(&self.home, self.id)
     }
 
-    /// Loads another drafter, as a part of this one.
+    /// Loads another drafter that is a part of this one.
     pub fn member(&self, id: DrafterId) -> Result<LoadedDrafter> {
         let loading = self.of(id);
         loading.drafter().kind.load(&loading)
     }
 
-    /// Finds the directory of the drafter's head; `None` if it has none. A head that the recipe names or trains
-    /// must be there.
+    /// Returns the directory of the drafter's acceptance head; `None` if it has none. If the recipe
+    /// names or trains a head, it must exist.
     ///
     /// # Errors
-    /// If it is not.
+    /// If such a head is missing.
     pub fn head_dir(&self) -> Result<Option<PathBuf>> {
         let dir = self.drafters.head_dir(&self.home, self.id);
         if let Some(dir) = &dir {
             HEAD.need(dir)?;
             return Ok(Some(dir.clone()));
         }
-        // An adapter that was trained elsewhere may have brought one along.
+        // An adapter that was trained elsewhere may include an acceptance head.
         Ok(self.drafter().kind.path().and_then(found_adapter_head))
     }
 
-    /// Summarises a head for a report.
+    /// Summarises an acceptance head for a report.
     pub(super) fn head_summary(&self, head: &HeadExport) -> Result<ModelSummary> {
         self.dir_summary(&format!("head of {}", self.id), &head.dir, describe_head(&head.config))
     }
@@ -110,12 +110,12 @@ impl<'a> Loading<'a> {
     }
 }
 
-/// Drafters that were read.
+/// The loaded drafters of a recipe, in its order.
 #[derive(Default)]
 pub struct LoadedDrafters(pub Vec<LoadedDrafter>);
 
 impl LoadedDrafters {
-    /// Wraps a draft model in memory, with its head, as the only drafter, [`DrafterId::DRAFT`].
+    /// Wraps a draft model in memory, with its head, as the only drafter [`DrafterId::DRAFT`].
     pub fn of_model(model: &CausalLm, head: Option<HeadExport>) -> Self {
         Self(vec![LoadedDrafter::of_model(DrafterId::DRAFT, model, head)])
     }
@@ -125,27 +125,27 @@ impl LoadedDrafters {
         self.0.iter()
     }
 
-    /// Finds the drafter with this name.
+    /// Returns the drafter with this name.
     ///
     /// # Errors
-    /// If there is none.
+    /// If there is no such drafter.
     pub fn get(&self, id: DrafterId) -> Result<&LoadedDrafter> {
         let found = self.iter().find(|drafter| drafter.id() == id);
         found.with_context(|| format!("there is no drafter `{id}` to run"))
     }
 
-    /// Returns the directory whose `config.json` holds a drafter's tuned rule; `None` for drafters that are not
-    /// tuned.
+    /// Returns the directory whose `config.json` stores a drafter's tuned rule; `None` if it has
+    /// none.
     pub fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
         let DrafterName::Of(id) = drafter else { return None };
         self.get(id).ok()?.tuned_dir().map(Path::to_path_buf)
     }
 }
 
-/// Checks that the drafter asked for is one that the recipe has. Messages call such drafters `what`.
+/// Checks that the recipe has the requested drafter. Messages call the drafter `what`.
 ///
 /// # Errors
-/// If it is not.
+/// If the recipe does not have it.
 pub fn check_known(known: &[DrafterId], asked: DrafterId, what: &str) -> Result<()> {
     if known.contains(&asked) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! The kind `merged` (SpecInfer): drafters whose chains are merged into one tree.
+//! The kind `merged` (SpecInfer): several drafters whose candidate chains are merged into one tree.
 
 use std::fmt;
 use std::sync::Arc;
@@ -16,17 +16,17 @@ use super::{
 use crate::recipe::keys::require;
 use draftsmith_theory::{ModelSummary, Road};
 
-/// The kind's entry in the table.
+/// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry =
     KindEntry { name: "merged", read: read_kind::<MergedKind>, directory: None };
 
-/// The settings.
+/// The settings of the merged drafters.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct MergedKind {
-    /// Drafters that draft step by step. A self-draft must be the first.
+    /// The merged drafters, which must draft step by step. A self-draft must come first.
     pub drafters: Vec<DrafterId>,
-    /// Prompt lookup that adds a chain; none if absent.
+    /// Prompt lookup, whose candidates form another chain; no lookup if absent.
     pub lookup: Option<LookupFirst>,
 }
 
@@ -89,7 +89,7 @@ impl DrafterKind for MergedKind {
     }
 }
 
-/// The description in results and in the report.
+/// The description in results and reports.
 impl fmt::Display for MergedKind {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         formatter.write_str(&names_text(&self.drafters))?;

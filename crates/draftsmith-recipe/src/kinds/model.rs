@@ -1,4 +1,4 @@
-//! The kind `model`: a separate, smaller model with the target's tokenizer.
+//! The kind `model`: a separate, smaller draft model with the target's tokenizer.
 
 use std::iter;
 use std::path::{Path, PathBuf};
@@ -17,7 +17,7 @@ use super::{
 use crate::exports::{ExportEntry, HeadExport, inspected, read_model_head, summary_of};
 use draftsmith_theory::{ModelSummary, Road};
 
-/// The kind's entry in the table.
+/// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry = KindEntry {
     name: "model",
     read: read_kind::<ModelKind>,
@@ -34,11 +34,11 @@ pub static ENTRY: KindEntry = KindEntry {
     }),
 };
 
-/// The settings.
+/// The settings of a draft model.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelKind {
-    /// A checkpoint directory in Hugging Face's format, or a name on its Hub, `org/name@revision`.
+    /// The checkpoint directory in Hugging Face's format, or the Hub name: `org/name@revision`.
     pub model: PathBuf,
 }
 
@@ -121,7 +121,7 @@ fn parts(id: DrafterId, model: &CausalLm, head: Option<&HeadExport>) -> NamedPar
 }
 
 impl LoadedDrafter {
-    /// Wraps a draft model in memory, with its head.
+    /// Wraps a draft model that is already in memory, with its acceptance head.
     pub fn of_model(id: DrafterId, model: &CausalLm, head: Option<HeadExport>) -> Self {
         let sizes = vec![(id, model.config().num_parameters() as f64)];
         Self { parts: parts(id, model, head.as_ref()), head, dir: None, sizes }

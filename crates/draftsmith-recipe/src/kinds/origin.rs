@@ -1,4 +1,4 @@
-//! Where a head or an adapter comes from: a training of this recipe, or a directory.
+//! The origin of a head or drafter: trained by this recipe, or read from a directory.
 
 use std::path::{Path, PathBuf};
 
@@ -6,19 +6,19 @@ use draftsmith_files::{Notation, plain_problem};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// A training, by its keys, or the directory of an export, by the one key `path`.
+/// The origin of an export: the keys of its training, or its directory in the only key `path`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "toml::Table", into = "toml::Table")]
 #[serde(bound = "T: Serialize + DeserializeOwned + Clone")]
 pub enum Origin<T> {
-    /// Trained by this recipe.
+    /// The settings of a training that this recipe runs.
     Training(Box<T>),
-    /// An export in a directory.
+    /// The directory of a trained export.
     Path(PathBuf),
 }
 
 impl<T> Origin<T> {
-    /// Returns the settings of the training; `None` for a directory.
+    /// Returns the training settings; `None` if the export is read from a directory.
     pub fn training(&self) -> Option<&T> {
         match self {
             Self::Training(training) => Some(training),
@@ -26,7 +26,7 @@ impl<T> Origin<T> {
         }
     }
 
-    /// Returns the directory of the export; `None` if this recipe trains it.
+    /// Returns the export's directory; `None` if this recipe trains the export.
     pub fn path(&self) -> Option<&Path> {
         match self {
             Self::Training(_) => None,
@@ -61,7 +61,7 @@ impl<T: Serialize + Clone> From<Origin<T>> for toml::Table {
     }
 }
 
-/// Reads the keys of a part of a recipe. Messages name the key.
+/// Parses a part of a recipe. Error messages name the key.
 pub(crate) fn read_keys<T: DeserializeOwned>(keys: impl Into<toml::Value>) -> Result<T, String> {
     serde_path_to_error::deserialize(keys.into()).map_err(|error| {
         let (path, message) = (error.path().to_string(), error.inner().message());

@@ -1,8 +1,8 @@
-//! The kind `prompt-lookup` (Max-Gram): looks tokens up in the sequence itself, with an optional table of
-//! bigrams.
+//! The kind `prompt-lookup` (Max-Gram): takes candidates from earlier text of the same sequence,
+//! with an optional bigram table.
 //!
-//! `train-bigram` writes the table. Token ids depend on the tokenizer, so the file names its tokenizer by
-//! a hash, and a table of another tokenizer is refused.
+//! `train-bigram` writes the table. Token ids depend on the tokenizer, so the file stores a hash of
+//! its tokenizer, and we reject a table for another tokenizer.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -19,25 +19,26 @@ use crate::recipe::keys::require;
 use crate::workspace::Workspace;
 use draftsmith_theory::Road;
 
-/// The lists in the file: ascending tokens, and the most frequent next token of each.
+/// The lists in the bigram file: ascending token ids, and the most frequent next token of each.
 const LISTS: [&str; 2] = ["bigram.token", "bigram.next"];
-/// Metadata of the file: the hash of its tokenizer, and the counted texts.
+/// The metadata keys of the bigram file: the tokenizer's hash, and the counted texts.
 const TOKENIZER: &str = "tokenizer";
 const COUNTED: &str = "counted";
 
-/// The kind's entry in the table.
+/// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry =
     KindEntry { name: "prompt-lookup", read: read_kind::<PromptLookupKind>, directory: None };
 
-/// The settings.
+/// The settings of prompt lookup.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct PromptLookupKind {
-    /// Text that is searched for the sequence's suffix.
+    /// The text in which the sequence's last tokens are searched.
     pub searched: SearchedText,
-    /// The fewest tokens in a match.
+    /// The minimum length of a match, in tokens.
     pub min_match: usize,
-    /// A table of bigrams that continues rounds where lookup finds nothing more; none if absent.
+    /// The path of a bigram table for further candidates where lookup finds none; no table if
+    /// absent.
     pub bigrams: Option<PathBuf>,
 }
 
@@ -84,7 +85,7 @@ impl DrafterKind for PromptLookupKind {
     }
 }
 
-/// Writes a table for the workspace's tokenizer; `counted` describes the counted texts.
+/// Writes a bigram table for the workspace's tokenizer; `counted` describes the counted texts.
 ///
 /// # Errors
 /// If the file cannot be written, or the tokenizer cannot be read.
@@ -104,10 +105,10 @@ pub fn write_bigrams(
     Ok(write_id_lists(path, &[(LISTS[0], &tokens), (LISTS[1], &next)], &metadata)?)
 }
 
-/// Reads a table for the workspace's tokenizer.
+/// Reads a bigram table for the workspace's tokenizer.
 ///
 /// # Errors
-/// If the file is missing or invalid, or belongs to another tokenizer.
+/// If the file is missing or invalid, or was built for another tokenizer.
 fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
     let hint = "hint: count one with `draftsmith train-bigram RECIPE`";
     if !path.is_file() {

@@ -1,7 +1,7 @@
-//! The table of kinds: one entry for each kind of drafter.
+//! The table of drafter kinds, with one entry per kind.
 //!
-//! An entry says by which name recipes know the kind, how its settings are read, and what its training writes. A
-//! program adds entries of its own with [`Kinds::with`]; nothing outside a kind's file asks which kind a drafter has.
+//! An entry gives the kind's name in recipes, reads its settings, and describes its exports. A
+//! program adds kinds with [`Kinds::with`]. Only a kind's own file checks which kind a drafter has.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -18,28 +18,28 @@ use super::{DrafterKind, DrafterRecipe, Kind};
 use super::{adapter, cascade, eagle3, merged, model, prompt_lookup};
 use crate::exports::{ExportEntry, HEAD};
 
-/// A kind of drafter.
+/// The definition of a kind of drafter.
 #[derive(Debug)]
 pub struct KindEntry {
-    /// Its name in recipes.
+    /// The kind's name in recipes.
     pub name: &'static str,
-    /// Reads the settings of a drafter, without the keys that drafters of all kinds have.
+    /// A function that reads a drafter's settings, without the keys that all kinds share.
     pub read: fn(toml::Table) -> Result<Kind, String>,
-    /// The directory of a drafter of this kind; `None` for a kind without files of its own.
+    /// How this kind uses a directory; `None` for a kind without files.
     pub directory: Option<KindDirectory>,
 }
 
-/// The directory of a drafter.
+/// How a kind stores a drafter in a directory.
 #[derive(Debug)]
 pub struct KindDirectory {
-    /// The key of the settings that names it.
+    /// The key of the drafter's settings that names the directory.
     pub key: &'static str,
-    /// What is in it.
+    /// The kind of export in the directory.
     pub export: ExportEntry,
 }
 
 impl KindEntry {
-    /// Returns whether the program trains drafters of this kind.
+    /// Returns whether this program can train drafters of this kind.
     pub fn is_trained(&self) -> bool {
         self.directory.as_ref().is_some_and(|directory| directory.export.command.is_some())
     }
@@ -47,12 +47,13 @@ impl KindEntry {
     /// Checks that a directory contains a drafter of this kind.
     ///
     /// # Errors
-    /// If it has no `config.json`.
+    /// If the directory has no `config.json`.
     pub fn need(&self, dir: &Path) -> Result<()> {
         self.directory.iter().try_for_each(|directory| directory.export.need(dir))
     }
 
-    /// Builds the drafter in a directory, without reading it; `None` for a kind without directories.
+    /// Creates the settings of a drafter in `dir`, without reading it; `None` for a kind without
+    /// files.
     pub fn in_dir(&self, dir: &Path) -> Option<Kind> {
         let key = self.directory.as_ref()?.key.to_owned();
         let table = toml::Table::from_iter([(key, dir.display().to_string().into())]);
@@ -60,32 +61,32 @@ impl KindEntry {
     }
 }
 
-/// Reads settings of the type `T`, for [`KindEntry::read`].
+/// Parses settings of the type `T`, for [`KindEntry::read`].
 ///
 /// # Errors
-/// If a key is unknown or has another form; the message names it.
+/// If a key is unknown or has an invalid value. The message names the key.
 pub fn read_kind<T: DrafterKind + DeserializeOwned>(keys: toml::Table) -> Result<Kind, String> {
     Ok(Arc::new(read_keys::<T>(keys)?))
 }
 
-/// Writes settings as a table, for [`DrafterKind::settings`].
+/// Converts settings to a TOML table, for [`DrafterKind::settings`].
 ///
 /// # Panics
-/// If they are not a table.
+/// If the settings do not serialise to a table.
 pub fn settings_table(settings: &impl Serialize) -> toml::Table {
     toml::Table::try_from(settings).expect("settings are a table of TOML")
 }
 
-/// What was found in a directory.
+/// A drafter or acceptance head found in a directory.
 #[derive(Debug, Clone, Copy)]
 pub struct FoundExport {
-    /// What it is.
+    /// The kind of export.
     pub export: &'static ExportEntry,
-    /// The kind of the drafter; `None` for an acceptance head.
+    /// The kind of drafter; `None` for an acceptance head.
     pub kind: Option<&'static KindEntry>,
 }
 
-/// The kinds that a program knows.
+/// The kinds of drafters that a program supports.
 #[derive(Debug, Clone)]
 pub struct Kinds(Vec<&'static KindEntry>);
 
@@ -103,7 +104,7 @@ impl Default for Kinds {
 }
 
 impl Kinds {
-    /// Adds a kind, before those that the program brings.
+    /// Adds a kind before the built-in kinds.
     #[must_use]
     pub fn with(mut self, kind: &'static KindEntry) -> Self {
         self.0.insert(0, kind);
@@ -115,12 +116,12 @@ impl Kinds {
         self.0.iter().copied()
     }
 
-    /// Finds the kind with this name.
+    /// Returns the kind with this name; `None` if it is unknown.
     pub fn get(&self, name: &str) -> Option<&'static KindEntry> {
         self.iter().find(|kind| kind.name == name)
     }
 
-    /// Reads a drafter's settings, with the name of its kind under `kind`.
+    /// Reads a drafter's settings, whose key `kind` names its kind.
     ///
     /// # Errors
     /// If the kind is missing or unknown, or a key is invalid.
@@ -138,11 +139,11 @@ impl Kinds {
         }
     }
 
-    /// Takes the drafters of added kinds out of a recipe's table, with their places. The table's own reader knows the
-    /// program's kinds only.
+    /// Removes the drafters of added kinds from a recipe's table, and returns them with their
+    /// indices in it. The parser of the table knows only built-in kinds.
     ///
     /// # Errors
-    /// If one is invalid; the message names its table.
+    /// If a drafter's settings are invalid. The message names its table.
     pub(crate) fn take_added(
         &self,
         drafters: &mut toml::Table,
@@ -165,18 +166,18 @@ impl Kinds {
         Ok(added)
     }
 
-    /// Recognises the drafter or head in a directory by the keys of its `config.json`.
+    /// Identifies the drafter or acceptance head in a directory by the keys of its `config.json`.
     ///
     /// # Errors
-    /// If it is neither.
+    /// If the directory contains neither.
     pub fn found_in(&self, dir: &Path) -> Result<FoundExport> {
         self.find(dir, |_| true)
     }
 
-    /// Recognises the drafter or head in a directory that a training wrote.
+    /// Identifies the trained drafter or acceptance head in a directory by its `config.json`.
     ///
     /// # Errors
-    /// If it is neither.
+    /// If the directory contains neither, or a drafter that this program does not train.
     pub fn trained_in(&self, dir: &Path) -> Result<FoundExport> {
         self.find(dir, |export| export.command.is_some())
     }
@@ -197,7 +198,7 @@ impl Kinds {
             self.iter().filter_map(|kind| Some((&kind.directory.as_ref()?.export, Some(kind))));
         let (trained, models): (Vec<_>, Vec<_>) =
             of_kinds.partition(|(export, _)| export.command.is_some());
-        // A model has every key that a drafter of its architecture has, so it comes last.
+        // A model has all keys of a drafter of the same architecture, so models are tried last.
         let all = trained.into_iter().chain([(&HEAD, None)]).chain(models);
         let all: Vec<(&'static ExportEntry, Option<&'static KindEntry>)> =
             all.filter(|(export, _)| is_wanted(export)).collect();

@@ -1,5 +1,4 @@
-//! Chosen prompts, stored as file positions and read again when used, so that a hundred thousand take little
-//! memory.
+//! Chosen prompts, stored as file positions and read again when used, which saves memory.
 
 use std::ops::Range;
 use std::path::PathBuf;
@@ -9,7 +8,7 @@ use draftsmith_data::{ContentHash, Prompt, Prompts};
 
 use crate::prompt_files::Reading;
 
-/// Prompts chosen from files, in file order.
+/// Prompts chosen from several files, in file order.
 #[derive(Debug, Clone)]
 pub struct ChosenPrompts {
     pub(super) reading: Reading,
@@ -17,12 +16,12 @@ pub struct ChosenPrompts {
     pub(super) places: Vec<ChosenPlace>,
 }
 
-/// The position of a chosen prompt and a hash of its content, ordered by position.
+/// The position of a chosen prompt, with a hash of its content. Sorts by position.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct ChosenPlace {
-    /// Index of the file.
+    /// The index of the prompt's file in the list of files.
     pub(super) file: usize,
-    /// Index among the file's prompts.
+    /// The index of the prompt in its file.
     index: usize,
     num_turns: usize,
     content: ContentHash,
@@ -35,7 +34,7 @@ impl ChosenPlace {
 }
 
 impl ChosenPrompts {
-    /// Returns the number of prompts, at least one.
+    /// Returns the number of prompts, which is at least one.
     #[expect(
         clippy::len_without_is_empty,
         reason = "prompts that fit are chosen, or it is an error"
@@ -44,15 +43,15 @@ impl ChosenPrompts {
         self.places.len()
     }
 
-    /// Counts the turns of the prompts whose numbers are in the range `of`.
+    /// Counts the turns of the prompts whose indices are in the range `of`.
     pub fn num_turns(&self, of: Range<usize>) -> usize {
         self.places[of].iter().map(|chosen| chosen.num_turns).sum()
     }
 
-    /// Reads the prompts with these ascending numbers. Ends after an error.
+    /// Reads the prompts at these ascending indices. The iterator ends after an error.
     ///
     /// # Panics
-    /// If a number is out of range.
+    /// If an index is out of range.
     pub fn each(
         &self,
         numbers: impl IntoIterator<Item = usize>,
@@ -65,10 +64,11 @@ impl ChosenPrompts {
         })
     }
 
-    /// Reads a prompt by its number, which must exceed that of the last one. `open` is the file read last.
+    /// Reads the prompt at an index, which must exceed the index of the previous call. `open` is
+    /// the file that was read last.
     ///
     /// # Errors
-    /// If its file cannot be read or has changed since prompts were chosen.
+    /// If the file cannot be read, or has changed since the prompts were chosen.
     fn get(&self, open: &mut Option<OpenFile>, number: usize) -> Result<Prompt> {
         let ChosenPlace { file, index, content, .. } = self.places[number];
         let path = &self.files[file];
@@ -97,7 +97,7 @@ impl ChosenPrompts {
     }
 }
 
-/// The index of a file, its remaining prompts, and how many were read.
+/// An open prompt file: its index, its remaining prompts, and the number of prompts read so far.
 type OpenFile = (usize, Prompts, usize);
 
 const UNCHANGED: &str =

@@ -1,5 +1,5 @@
-//! Chooses the prompts for `build-data`: those of one split and within the length bounds, without duplicates,
-//! up to a number per file or divided among sources by weight.
+//! Chooses the prompts for `build-data`. They belong to one split, lie within the length bounds and
+//! contain no duplicates. Their number is limited per file, or divided among the sources by weight.
 
 use std::collections::{BTreeMap, BinaryHeap, HashSet};
 use std::path::{Path, PathBuf};
@@ -13,14 +13,14 @@ use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
 use crate::text_side::TextSide;
 use crate::watch::{Silent, Watch};
 
-/// A source of the recipe and its files.
+/// A prompt source of the recipe, with its files.
 type Source<'a> = (&'a PromptSource, Vec<PathBuf>);
 
-/// Chooses the prompts that the recipe's data is built from, in file order. Files are read once to choose
-/// prompts, and again when these are used.
+/// Chooses the prompts from which the recipe's data is built, in file order. Files are read once to
+/// choose prompts, and again when the prompts are used.
 ///
 /// # Errors
-/// If a file cannot be read, a text cannot be encoded, two files have one name, or no prompt is left.
+/// If a file cannot be read, a text cannot be encoded, file names repeat, or no prompt is left.
 pub fn choose_prompts(
     recipe: &Recipe,
     data: &DataRecipe,
@@ -63,35 +63,36 @@ pub fn choose_prompts(
     Ok(ChosenPrompts { reading: sieve.reading, files, places })
 }
 
-/// Hashes the prompts that the recipe's data is built from, without their answers; `None` if the recipe builds
-/// no data, or its prompts cannot be read any more.
+/// Hashes the prompts from which the recipe's data is built, without their answers. `None` if the
+/// recipe builds no data, or its prompt files cannot be read any more.
 pub fn prompts_in_data(recipe: &Recipe, text: &TextSide) -> Option<HashSet<ContentHash>> {
     let chosen = choose_prompts(recipe, recipe.data.as_ref()?, text, &Silent).ok()?;
     let hash = |prompt: Result<Prompt>| Some(prompt.ok()?.content_hash(false));
     chosen.each(0..chosen.len()).map(hash).collect()
 }
 
-/// Counts the prompts that have one of these hashes.
+/// Counts the prompts whose content hash is among these hashes.
 pub fn num_known(prompts: &[Prompt], known: &HashSet<ContentHash>) -> usize {
     prompts.iter().filter(|prompt| known.contains(&prompt.content_hash(false))).count()
 }
 
-/// Filters prompts.
+/// A filter for prompts, with its state.
 struct Sieve<'a> {
     reading: Reading,
     data: &'a DataRecipe,
     lengths: LengthBounds,
     text: &'a TextSide,
-    /// The prompts taken so far, over all files.
+    /// Content hashes of the prompts taken so far, over all files.
     seen: HashSet<ContentHash>,
-    /// Prompts read from the current file, and those left out, by the first reason that applies.
+    /// Number of prompts read from the current file. `left_out` counts skipped prompts by reason.
     num_read: usize,
     left_out: BTreeMap<&'static str, usize>,
     watch: &'a dyn Watch,
 }
 
 impl Sieve<'_> {
-    /// Calls `take` with each prompt of a file that is to be taken and its index, until `take` returns false.
+    /// Calls `take` with each prompt of a file that passes the filter, and its index in the file,
+    /// until `take` returns false.
     fn each(&mut self, path: &Path, mut take: impl FnMut(&Prompt, usize) -> bool) -> Result<()> {
         let mut prompts = self.reading.open(path)?;
         for (index, prompt) in prompts.by_ref().enumerate() {
@@ -104,7 +105,7 @@ impl Sieve<'_> {
         Ok(())
     }
 
-    /// Takes the first prompts of each file, at most `limit` per file; all if `limit` is absent.
+    /// Takes the first prompts of each file, at most `limit` per file; all if `limit` is `None`.
     fn first(&mut self, files: &[PathBuf], limit: Option<usize>) -> Result<Vec<ChosenPlace>> {
         let mut taken = Vec::new();
         for (file, path) in files.iter().enumerate() {
@@ -117,8 +118,8 @@ impl Sieve<'_> {
         Ok(taken)
     }
 
-    /// Takes `num` prompts in all, divided among the sources by weight: from each source, the first prompts in
-    /// a seeded random order.
+    /// Takes `num` prompts in total, divided among the sources by weight. From each source, takes
+    /// the first prompts in a seeded random order.
     fn weighted(
         &mut self,
         sources: &[Source<'_>],
@@ -130,7 +131,7 @@ impl Sieve<'_> {
         let mut taken = Vec::new();
         let mut numbers = 0..;
         for ((source, files), share) in sources.iter().zip(shares(num, &weights)) {
-            // A heap drops the last prompt of that order when there are too many.
+            // The heap drops the prompt that is last in the random order when it has too many.
             let mut first: BinaryHeap<(ContentHash, ChosenPlace)> = BinaryHeap::new();
             for (path, file) in files.iter().zip(&mut numbers) {
                 self.each(path, |prompt, index| {
@@ -156,7 +157,7 @@ impl Sieve<'_> {
         Ok(taken)
     }
 
-    /// Returns whether to take a prompt, and counts it by reason if not.
+    /// Returns whether to take a prompt. If not, counts it under the reason.
     fn takes(&mut self, prompt: &Prompt) -> Result<bool> {
         self.num_read += 1;
         let reason = self.reason_against(prompt)?;
@@ -164,7 +165,7 @@ impl Sieve<'_> {
         Ok(reason.is_none())
     }
 
-    /// Returns why a prompt is left out, in the words of the notes; `None` to take it.
+    /// Returns the reason for leaving out a prompt, as worded in notes; `None` to take it.
     fn reason_against(&mut self, prompt: &Prompt) -> Result<Option<&'static str>> {
         if !self.reading.takes(prompt) {
             return Ok(Some("of other splits"));
@@ -184,7 +185,7 @@ impl Sieve<'_> {
         Ok((!has_length).then_some("outside the length bounds"))
     }
 
-    /// Returns whether a prompt of `num_tokens` tokens and its given answers are within the length bounds.
+    /// Returns whether a prompt of `num_tokens` tokens and its given answers are within the bounds.
     fn has_length(&self, prompt: &Prompt, num_tokens: usize) -> Result<bool> {
         let bounds = &self.lengths;
         let within = |num: usize, min: Option<usize>, max: Option<usize>| {
@@ -209,7 +210,7 @@ impl Sieve<'_> {
         Ok(true)
     }
 
-    /// Notes how many prompts of a file were left out, and resets the counts.
+    /// Shows a note with the number of prompts of a file that were left out, and resets the counts.
     fn note_left_out(&mut self, path: &Path, malformed: &Malformed) {
         note_malformed(path, malformed, self.watch);
         let (num_read, left_out) =
@@ -228,8 +229,8 @@ impl Sieve<'_> {
     }
 }
 
-/// Divides `num` by weights. Shares are rounded down, and the remainder goes to those with the largest
-/// fractions, the first of equals first.
+/// Divides `num` in proportion to the weights. Shares are rounded down. The remainder goes to the
+/// shares with the largest fractional parts, with ties in list order.
 fn shares(num: usize, weights: &[f64]) -> Vec<usize> {
     let sum: f64 = weights.iter().sum();
     let exact: Vec<f64> = weights.iter().map(|weight| num as f64 * weight / sum).collect();

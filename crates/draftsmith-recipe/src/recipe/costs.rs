@@ -1,4 +1,4 @@
-//! The table `[tune.costs]`: costs of forwards on the machine that will serve the drafters.
+//! The table `[tune.costs]`: the time of forwards on the machine that will serve the drafters.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -9,36 +9,36 @@ use serde::{Deserialize, Serialize};
 
 use super::keys::{read_keys, require};
 
-/// Costs from a runtime's timings, in milliseconds, used instead of measurements. The time of a head and
-/// of a stop rule's signals is part of a draft forward's time.
+/// Given times of forwards on a serving runtime, in milliseconds. They replace measurements. The
+/// time of an acceptance head and of a stop rule's signals counts as part of the draft forward.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GivenCosts {
-    /// Time of a draft forward: a number if there is one drafter, or a table by drafter such as
-    /// `{ draft = 1.5, exit2 = 0.8 }`. Drafters that are left out are measured.
+    /// The time of a draft forward in milliseconds: a number if there is one drafter, or a table by
+    /// drafter such as `{ draft = 1.5, exit2 = 0.8 }`. Omitted drafters are measured.
     pub draft_ms: Option<DraftMs>,
-    /// Time of a target forward with any number of rows.
+    /// The time of a target forward in milliseconds, for any number of rows.
     pub target_ms: Option<f64>,
-    /// Times of verifications of 1, 2, 3 … rows, if more rows take longer. Further rows add the average
-    /// time per row.
+    /// The times of target forwards over 1, 2, 3 … rows in milliseconds, if the time depends on the
+    /// number of rows. Beyond the list, each row adds the average time per row.
     pub rows_ms: Option<Vec<f64>>,
 }
 
-/// Time of a draft forward, in milliseconds.
+/// The time of a draft forward in milliseconds.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     untagged,
     expecting = "expected milliseconds, or a table of them by drafter, such as `{ draft = 1.5 }`"
 )]
 pub enum DraftMs {
-    /// For the only drafter.
+    /// The time for the only drafter.
     One(f64),
-    /// By drafter.
+    /// The times by drafter name.
     Each(BTreeMap<DrafterId, f64>),
 }
 
 impl GivenCosts {
-    /// Reads the keys of the table from a file.
+    /// Reads the keys of `[tune.costs]` from a separate file.
     ///
     /// # Errors
     /// If the file cannot be read, or a key is unknown or has an invalid value.
@@ -46,7 +46,7 @@ impl GivenCosts {
         read_keys("costs", path, |costs: &Self| costs.check(""))
     }
 
-    /// Returns the drafters that `draft_ms` names; none if it is a single number or absent.
+    /// Returns the drafters named in `draft_ms`; none if it is a single number or absent.
     pub fn names(&self) -> impl Iterator<Item = DrafterId> {
         let each = match &self.draft_ms {
             Some(DraftMs::Each(all)) => Some(all.keys().copied()),
@@ -55,13 +55,13 @@ impl GivenCosts {
         each.into_iter().flatten()
     }
 
-    /// Returns the times of verifications of 1, 2, 3 … rows, in milliseconds; `None` if none is given. A single
-    /// time holds for any number of rows.
+    /// Returns the times of target forwards over 1, 2, 3 … rows in milliseconds; `None` if no time
+    /// is given. A single time applies to any number of rows.
     pub fn rows_ms(&self) -> Option<Vec<f64>> {
         self.rows_ms.clone().or(self.target_ms.map(|target| vec![target]))
     }
 
-    /// Returns the given time of a drafter's forward, in milliseconds; `None` if it must be measured.
+    /// Returns the given time of a draft forward in milliseconds; `None` if it must be measured.
     ///
     /// # Errors
     /// If there are several drafters but only one number.
@@ -77,7 +77,7 @@ impl GivenCosts {
         }
     }
 
-    /// Checks the values. Messages put `prefix` before key names.
+    /// Checks the values. Error messages put `prefix` before the names of keys.
     pub(super) fn check(&self, prefix: &str) -> Result<()> {
         let key = |name: &str| format!("{prefix}{name}");
         let is_time = |ms: &f64| *ms > 0.0 && ms.is_finite();

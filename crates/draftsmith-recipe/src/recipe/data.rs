@@ -1,4 +1,4 @@
-//! The section `[data]`: where responses come from and how they are labelled.
+//! The section `[data]`: the source of responses and how they are labelled.
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::LengthBounds;
@@ -9,67 +9,69 @@ use serde::{Deserialize, Serialize};
 use super::keys::{decoding, one, require};
 use super::prompts::{PromptSource, Split, check_sources};
 
-/// How responses are made and labelled.
+/// The settings for creating and labelling responses.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DataRecipe {
-    /// Prompt files: Spec-Bench, GSM8K, HumanEval, Alpaca, ShareGPT, `messages` or `{"prompt"}`.
+    /// Prompt files in the format of Spec-Bench, GSM8K, HumanEval, Alpaca or ShareGPT, or with
+    /// `messages` or `{"prompt"}`.
     pub prompts: Vec<PromptSource>,
-    /// The most prompts of each file, or with weights of all sources together; all if absent.
+    /// The maximum number of prompts per file, or in total if sources have weights; all if absent.
     pub num_prompts: Option<usize>,
-    /// The split of the prompts to use; all if absent.
+    /// The split of the prompts to use; all prompts if absent.
     pub split: Option<Split>,
-    /// The shortest prompt, in tokens.
+    /// The minimum length of a prompt in tokens.
     pub min_prompt_tokens: Option<usize>,
-    /// The longest prompt, in tokens.
+    /// The maximum length of a prompt in tokens.
     pub max_prompt_tokens: Option<usize>,
-    /// The shortest response of a prompt file, in tokens.
+    /// The minimum length of a response in a prompt file, in tokens.
     pub min_response_tokens: Option<usize>,
-    /// The longest response of a prompt file, in tokens.
+    /// The maximum length of a response in a prompt file, in tokens.
     pub max_response_tokens: Option<usize>,
-    /// Keep repeated prompts; if false, each prompt is used once.
+    /// Whether to keep repeated prompts; if false, each prompt is used once.
     #[serde(default)]
     pub keep_duplicates: bool,
-    /// Stop at a malformed record; if false, it is skipped and counted.
+    /// Whether a malformed record is an error; if false, it is skipped and counted.
     #[serde(default)]
     pub strict: bool,
-    /// Where responses come from.
+    /// The source of responses.
     #[serde(default)]
     pub responses: Responses,
-    /// Servers that write the responses, with `responses = "server"`.
+    /// The servers that write the responses if `responses` is `"server"`.
     pub server: Option<ServerRecipe>,
-    /// Sampling temperature of target and draft; 0 is greedy.
+    /// The sampling temperature of target and draft model; 0 means greedy.
     #[serde(default = "one")]
     pub temperature: f64,
-    /// Top-p of target and draft; 1 keeps all tokens.
+    /// The top-p value for target and draft model; 1 keeps all tokens.
     #[serde(default = "one")]
     pub top_p: f64,
-    /// Top-k of target and draft; all tokens if absent.
+    /// The top-k value for target and draft model; all tokens if absent.
     pub top_k: Option<usize>,
-    /// Min-p of target and draft: the least probability kept, as a share of the largest; all if absent.
+    /// The min-p value for target and draft model: the smallest probability kept, as a share of the
+    /// largest. No limit if absent.
     pub min_p: Option<f64>,
-    /// Repetition penalty of target and draft: divides positive logits of tokens in the text so far and
-    /// multiplies negative ones; 1 has no effect.
+    /// The repetition penalty for target and draft model. It divides positive logits of tokens in
+    /// the text so far, and multiplies negative ones; 1 has no effect.
     #[serde(default = "one")]
     pub repetition_penalty: f64,
-    /// The longest response, in tokens.
+    /// The maximum length of a generated response in tokens.
     #[serde(default = "default_max_new_tokens")]
     pub max_new_tokens: usize,
-    /// Skip prompts that do not fit into the models' context; if false, they are an error.
+    /// Whether to skip prompts that exceed the models' context; if false, they are an error.
     #[serde(default)]
     pub skip_long_prompts: bool,
 }
 
-/// Where responses come from.
+/// The source of responses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Responses {
-    /// The target writes them.
+    /// The target generates the responses.
     #[default]
     Generate,
-    /// The prompt files contain them.
+    /// The prompt files contain the responses.
     Existing,
-    /// Servers of the target write them.
+    /// Servers that run the target generate the responses.
     Server,
 }
 
@@ -78,18 +80,19 @@ fn default_max_new_tokens() -> usize {
 }
 
 impl DataRecipe {
-    /// Returns the servers that write the responses; `None` if none do.
+    /// Returns the servers that generate the responses; `None` if no servers do.
     pub fn served_by(&self) -> Option<&ServerRecipe> {
         self.server.as_ref().filter(|_| self.responses == Responses::Server)
     }
 
-    /// Returns the servers that write and label the responses, so that the target's weights are not read;
-    /// `None` if the weights are read.
+    /// Returns the servers if they both generate and label the responses, so that the target's
+    /// weights are not read; `None` otherwise.
     pub fn target_elsewhere(&self) -> Option<&ServerRecipe> {
         self.served_by().filter(|server| server.labels == ServerLabels::Server)
     }
 
-    /// Checks the table of servers, and that it is present exactly if servers write the responses.
+    /// Checks the table `[data.server]`, which must exist exactly if servers generate the
+    /// responses.
     fn check_server(&self) -> Result<()> {
         match (&self.server, self.responses) {
             (Some(server), Responses::Server) => {
@@ -114,13 +117,13 @@ impl DataRecipe {
         }
     }
 
-    /// Returns the decoding of target and draft; temperature 0 is greedy.
+    /// Returns the decoding settings of target and draft model; temperature 0 means greedy.
     pub fn decoding(&self) -> Decoding {
         let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
         decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty)
     }
 
-    /// Returns the allowed lengths of prompts and responses, in tokens.
+    /// Returns the allowed lengths of prompts and responses in tokens.
     pub fn lengths(&self) -> LengthBounds {
         LengthBounds {
             min_prompt_tokens: self.min_prompt_tokens,
@@ -130,7 +133,7 @@ impl DataRecipe {
         }
     }
 
-    /// Checks every key.
+    /// Checks the values of all keys.
     ///
     /// # Errors
     /// If a value is invalid.

@@ -1,4 +1,4 @@
-//! Tests that the tables of `recipes/README.md` list every key of a recipe with its default, and no
+//! Tests that the tables in `recipes/README.md` list every recipe key with its default, and no
 //! other key.
 
 use std::collections::BTreeMap;
@@ -11,18 +11,18 @@ use crate::kinds::prompt_lookup::PromptLookupKind;
 
 const README: &str = include_str!("../../../../recipes/README.md");
 
-/// A recipe with every section and every key that has no default.
+/// A recipe with every section, and with a value for every key without a default.
 const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['required']\n\
                       [data.server]\nurls = ['required']\nmodel = 'required'\n\
                       [drafters.draft]\nkind = 'model'\nmodel = 'required'\n[drafters.draft.head.sweep]\n\
                       [drafters.adapter]\nkind = 'adapter'\n[drafters.eagle]\nkind = 'eagle3'\n[tune.costs]\n[evaluate]\n\
                       prompts = ['required']\n[evaluate.trees]\n";
 
-/// Trainings with a table `optimizer`, in the order of its columns in the README. Keys of drafters begin with
-/// `head`, `adapter`, `eagle3` or `lookup` there, instead of the drafter's name.
+/// The trainings with a table `optimizer`, in the order of the README's columns. There, keys of
+/// drafters begin with `head`, `adapter`, `eagle3` or `lookup` instead of the drafter's name.
 const OPTIMIZERS: [&str; 3] = ["head", "adapter", "eagle3"];
 
-/// Values by full key.
+/// Default values by full key.
 type Keys = BTreeMap<String, Value>;
 
 fn add(keys: &mut Keys, key: &str, value: Value) {
@@ -37,7 +37,7 @@ fn add(keys: &mut Keys, key: &str, value: Value) {
     }
 }
 
-/// Parses a default from a row of the README's tables.
+/// Parses a default value from a row of the README's tables.
 fn parse(key: &str, default: &str) -> Value {
     let text = default.trim_matches('`');
     match text {
@@ -91,7 +91,7 @@ fn documented() -> Keys {
 fn the_readme_lists_every_key_with_its_default() {
     let recipe: Recipe = toml::from_str(RECIPE).expect("every section has defaults");
     let mut sections = serde_json::to_value(&recipe).expect("a recipe is JSON");
-    // Drafters are written as TOML, which leaves out absent keys, so we take each table by itself.
+    // Drafters become TOML, which omits absent keys, so we serialise each table separately.
     sections.as_object_mut().expect("it has sections").remove("drafters").expect("it is written");
     let head = recipe.trained_head().map(|(_, training)| serde_json::to_value(training));
     let trained = |name: &str| {

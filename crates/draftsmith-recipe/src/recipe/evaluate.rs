@@ -1,4 +1,4 @@
-//! The section `[evaluate]`: what is measured, on which prompts.
+//! The section `[evaluate]`: what is measured, and on which prompts.
 
 use std::path::PathBuf;
 
@@ -13,47 +13,48 @@ use super::trees::TreesRecipe;
 use crate::kinds::DrafterRecipes;
 use draftsmith_theory::DecodingName;
 
-/// The largest batch. Each sequence in it has its own cache.
+/// The maximum batch size. Each sequence in a batch has its own KV cache.
 const MAX_BATCH_SIZE: usize = 1024;
 
-/// What is measured.
+/// The settings for measurements.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct EvaluateRecipe {
-    /// Prompt files, one dataset each, in any form that `data.prompts` may have.
+    /// The prompt files, one dataset each, in any format of `data.prompts`.
     pub prompts: Vec<PathBuf>,
-    /// The most prompts of each file, spread evenly over it; all if absent.
+    /// The maximum number of prompts from each file, spread evenly over it; all if absent.
     pub num_prompts: Option<usize>,
     /// The split of the prompt files to use; all prompts if absent.
     pub split: Option<Split>,
-    /// How often everything is measured; each time with another seed.
+    /// The number of times that everything is measured, each time with another seed.
     pub repeats: usize,
-    /// The most new tokens per turn.
+    /// The maximum number of new tokens per turn.
     pub max_new_tokens: usize,
-    /// Skip prompts that do not fit into the models' context; if false, they are an error.
+    /// Whether to skip prompts that exceed the models' context; if false, they are an error.
     pub skip_long_prompts: bool,
-    /// The number of prompts answered at the same time. Speeds are then those of the whole batch, and
-    /// tuning's promises, which are for one sequence at a time, are not judged.
+    /// The number of prompts decoded at the same time. Above 1, speeds are those of the whole
+    /// batch, and not checked against tuning's expectations, which are for single sequences.
     pub batch_size: usize,
-    /// Ways of decoding to measure.
+    /// The ways of decoding to measure: greedy, sampled or both.
     pub decodings: Vec<DecodingName>,
-    /// Temperature of sampled decoding.
+    /// The temperature of sampled decoding.
     pub temperature: f64,
-    /// Top-p of sampled decoding; 1 keeps all tokens.
+    /// The top-p value of sampled decoding; 1 keeps all tokens.
     pub top_p: f64,
-    /// Top-k of sampled decoding; all tokens if absent.
+    /// The top-k value of sampled decoding; all tokens if absent.
     pub top_k: Option<usize>,
-    /// Min-p of sampled decoding: the least probability kept, as a share of the largest; all if absent.
+    /// The min-p value of sampled decoding: the smallest probability kept, as a share of the
+    /// largest. No limit if absent.
     pub min_p: Option<f64>,
-    /// Repetition penalty of greedy and sampled decoding, for target and drafters; 1 has no effect.
+    /// The repetition penalty of all decoding, for target and drafters; 1 has no effect.
     pub repetition_penalty: f64,
-    /// The drafters to record, tune and measure; all if absent.
+    /// The drafters to record, tune and measure; all drafters if absent.
     pub drafters: Option<Vec<DrafterId>>,
-    /// Prompt lookup before each drafter that has a model.
+    /// Settings of prompt lookup, each tried before every drafter that has a model.
     pub lookup_first: Vec<LookupFirst>,
-    /// Settings of stop rules.
+    /// The settings of stop rules.
     pub rules: RulesRecipe,
-    /// Trees of candidates, measured if the table is present.
+    /// Trees of candidates to measure; none if the table is absent.
     pub trees: Option<TreesRecipe>,
 }
 
@@ -82,7 +83,7 @@ impl Default for EvaluateRecipe {
 }
 
 impl EvaluateRecipe {
-    /// Returns the settings for a way of decoding.
+    /// Returns the sampling settings for greedy or sampled decoding.
     pub fn decoding(&self, name: DecodingName) -> Decoding {
         let decoding = match name {
             DecodingName::Greedy => Decoding::GREEDY,

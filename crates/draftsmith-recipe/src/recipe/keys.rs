@@ -1,4 +1,4 @@
-//! Reads and checks the keys of recipes.
+//! Reads recipe keys and checks their values.
 
 use std::path::Path;
 
@@ -10,12 +10,12 @@ use serde::de::DeserializeOwned;
 /// Checks that a condition on a key's value holds.
 ///
 /// # Errors
-/// If it does not; the message names the key and says the problem.
+/// If the condition is false. The message names the key and the problem.
 pub(crate) fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
     if holds { Ok(()) } else { bail!("key `{key}` {problem}") }
 }
 
-/// Reads the keys of a table from a file, and checks them. Messages call the file `what`.
+/// Reads and checks the keys of a table in its own file. Error messages call the file `what`.
 pub(super) fn read_keys<T: DeserializeOwned>(
     what: &str,
     path: &Path,
@@ -29,7 +29,7 @@ pub(super) fn read_keys<T: DeserializeOwned>(
     Ok(keys)
 }
 
-/// Converts a TOML parser's error to its message, with the line that it shows but without the names of Rust
+/// Converts a TOML parser's error to a message that shows the line, but not the names of Rust
 /// types.
 pub(super) fn toml_error(error: &toml::de::Error) -> anyhow::Error {
     let message = error.message();
@@ -37,12 +37,12 @@ pub(super) fn toml_error(error: &toml::de::Error) -> anyhow::Error {
     anyhow::anyhow!("{}", text.trim_end().to_owned())
 }
 
-/// Converts sampling settings to a decoding; temperature 0 is greedy.
+/// Converts sampling settings to a [`Decoding`]; temperature 0 means greedy.
 pub fn decoding(sampling: Sampling) -> Decoding {
     if sampling.temperature == 0.0 { Decoding::GREEDY } else { Decoding::sampled(sampling) }
 }
 
-/// Returns 1, a default for serde.
+/// Returns 1, as a default value for serde.
 pub(crate) fn one() -> f64 {
     1.0
 }

@@ -1,19 +1,19 @@
-//! What the command line changes in a recipe: keys set by `--set KEY=VALUE`, the seed, and the type
-//! that models compute in, which also applies to trainings unless the recipe sets their `dtype`.
+//! Overrides of a recipe by the command line: keys set by `--set KEY=VALUE`, the seed, and the
+//! models' dtype. The dtype also applies to trainings that do not set `dtype` themselves.
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
 
 use crate::kinds::{Kinds, default_dtype};
 
-/// The command line's changes.
+/// The command line's overrides of a recipe.
 #[derive(Debug, Clone, Default)]
 pub struct Overrides<'a> {
-    /// Entries `KEY=VALUE`.
+    /// The texts `KEY=VALUE` from the command line.
     pub keys: &'a [String],
-    /// Replaces the recipe's seed.
+    /// The seed that replaces the recipe's; `None` keeps it.
     pub seed: Option<u64>,
-    /// The type for trainings without a `dtype`.
+    /// The dtype of trainings that do not set `dtype`.
     pub dtype: WeightDtype,
     /// Whether a malformed record in a prompt file is an error.
     pub is_strict: bool,
@@ -22,7 +22,7 @@ pub struct Overrides<'a> {
 }
 
 impl Overrides<'_> {
-    /// Changes the table's keys; returns whether any could have changed.
+    /// Applies the overrides to a recipe's table. Returns whether anything could have changed.
     pub(super) fn apply(&self, table: &mut toml::Table) -> Result<bool> {
         for given in self.keys {
             set(table, given)?;
@@ -36,11 +36,11 @@ impl Overrides<'_> {
     }
 }
 
-/// The most parts of a key, more than any recipe has. Deeper nesting would overflow the stack of the
-/// TOML writer.
+/// The maximum number of parts in a key, more than any valid key has. Deeper nesting would overflow
+/// the stack of the TOML writer.
 const MOST_PARTS: usize = 16;
 
-/// Sets `a.b=value` in a table. The value is TOML; anything else is taken as a string.
+/// Sets `a.b=value` in a table. The value is parsed as TOML; if that fails, it is a string.
 fn set(table: &mut toml::Table, given: &str) -> Result<()> {
     let (key, value) = given.split_once('=').with_context(|| {
         format!("`--set {given}`: expected KEY=VALUE, as in `drafters.draft.head.num_layers=2`")

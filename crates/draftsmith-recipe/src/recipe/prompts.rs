@@ -1,4 +1,4 @@
-//! Sources of prompts: files or patterns of file names, weights, and splits.
+//! Sources of prompts: file names or patterns, their weights, and splits.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -11,19 +11,20 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 use super::keys::require;
 
-/// Tolerance for the sum of shares, which are decimals and so inexact in f64.
+/// The tolerance for the sum of shares, because decimal fractions are inexact in f64.
 const SHARE_TOLERANCE: f64 = 1e-9;
 
-/// A source of prompts: in a recipe a path, or a table with a path and a weight.
+/// A source of prompts. In a recipe, it is a path, or a table with a path and a weight.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PromptSource {
-    /// A file, or a pattern of names such as `parts/*.parquet`.
+    /// The path of a file, or a pattern such as `parts/*.parquet`.
     pub path: PathBuf,
-    /// The source's share of the prompts, relative to the sum of all weights; 1 if only others have one.
+    /// The source's weight. Its share of the prompts is the weight over the sum of all weights. The
+    /// default is 1 if another source has a weight.
     pub weight: Option<f64>,
 }
 
-/// A source as a table.
+/// A source in the form of a table.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct SourceTable {
@@ -68,7 +69,7 @@ impl<'de> Deserialize<'de> for PromptSource {
     }
 }
 
-/// Checks the sources of a section.
+/// Checks the weights of a section's sources.
 pub(super) fn check_sources(sources: &[PromptSource], num_prompts: Option<usize>) -> Result<()> {
     let weights = sources.iter().filter_map(|source| source.weight);
     for weight in weights.clone() {
@@ -87,27 +88,27 @@ pub(super) fn check_sources(sources: &[PromptSource], num_prompts: Option<usize>
     )
 }
 
-/// A split of prompt sets.
+/// A split of the prompts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Split {
-    /// For training heads and adapters.
+    /// The prompts for training heads and adapters.
     Train,
-    /// For choosing stop rules.
+    /// The prompts for choosing stop rules.
     Tune,
-    /// For evaluation.
+    /// The prompts for evaluation.
     Test,
 }
 
-/// The share of all prompts in each split. If they sum to less than 1, the rest is unused.
+/// The share of all prompts in each split. If the shares sum to less than 1, the rest is unused.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct Splits {
-    /// The share of training.
+    /// The share for training.
     pub train: f64,
-    /// The share of tuning.
+    /// The share for tuning.
     pub tune: f64,
-    /// The share of testing.
+    /// The share for testing.
     pub test: f64,
 }
 
@@ -118,7 +119,7 @@ impl Default for Splits {
 }
 
 impl Splits {
-    /// Returns the range of a split. Ranges follow each other, so splits share no prompt.
+    /// Returns the range of a split. Ranges are consecutive, so splits never share a prompt.
     pub fn range(&self, split: Split) -> SplitRange {
         let Self { train, tune, test } = *self;
         let (name, from, to) = match split {
@@ -126,7 +127,7 @@ impl Splits {
             Split::Tune => ("tune", train, train + tune),
             Split::Test => ("test", train + tune, train + tune + test),
         };
-        // Rounding must not leave out a prompt if the shares sum to 1.
+        // Rounding must not exclude a prompt if the shares sum to 1.
         let to = if (to - 1.0).abs() <= SHARE_TOLERANCE { 1.0 } else { to };
         SplitRange { name: name.to_owned(), from, to }
     }

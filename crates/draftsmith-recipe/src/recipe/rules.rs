@@ -1,5 +1,5 @@
-//! Settings of stop rules by short name: in a recipe the table `[evaluate.rules]`, in `generate` the flag
-//! `--rule`. The theory crate's table of rules says which rules, options, numbers and defaults there are.
+//! Settings of stop rules by short name, in the recipe's table `[evaluate.rules]` or the flag
+//! `--rule`. The theory crate's table of rules defines names, options, allowed values and defaults.
 
 use std::collections::BTreeMap;
 
@@ -10,12 +10,12 @@ use serde_json::Number;
 
 use super::keys::require;
 
-/// The settings of each rule that a recipe names: `fixed = [1, 2]`. Written as given, without defaults.
+/// The settings of each rule that a recipe lists, such as `fixed = [1, 2]`, without defaults.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(transparent)]
 pub struct RulesRecipe(BTreeMap<String, RuleRecipe>);
 
-/// The values of a rule's parameter, with those of its options that differ from their defaults.
+/// The values of a rule's parameter, with the options that differ from their defaults.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(
     untagged,
@@ -31,20 +31,21 @@ enum RuleRecipe {
     },
 }
 
-/// Returns the rules whose settings recipes can list, with the grid of each.
+/// Returns the rules that recipes can list, each with its grid of settings.
 fn listed() -> impl Iterator<Item = (&'static StopRuleEntry, &'static Grid)> {
     stop_rules().filter_map(|entry| Some((entry, entry.grid()?)))
 }
 
 impl RulesRecipe {
-    /// Checks every rule's name, options and numbers. Messages call the table `key_prefix`.
+    /// Checks all rules' names, options and values. Error messages call the table `key_prefix`.
     pub fn check(&self, key_prefix: &str) -> Result<()> {
         let mut rules = self.0.iter();
         rules.try_for_each(|(name, rule)| rule.check(name, &format!("{key_prefix}.{name}")))
     }
 
-    /// Lists all settings of a drafter's rules, within `bounds`: those in `over`, else those in this table,
-    /// else the rule's default. Rules that read an acceptance head are included only if there is one.
+    /// Lists all settings of a drafter's rules, within `bounds`. A rule's settings come from
+    /// `over`, else from this table, else from the rule's defaults. Rules that read an acceptance
+    /// head are included only if `has_head` is true.
     pub fn configs(
         &self,
         over: Option<&Self>,
@@ -67,7 +68,7 @@ impl RulesRecipe {
 }
 
 impl RuleRecipe {
-    /// Splits the settings into the values of the parameter and the given options.
+    /// Separates the values of the rule's parameter from its options.
     fn numbers(&self) -> (Vec<f64>, BTreeMap<&str, f64>) {
         let (values, options) = match self {
             Self::List(values) => (values, None),
@@ -78,7 +79,7 @@ impl RuleRecipe {
         (values.iter().map(number).collect(), options.collect())
     }
 
-    /// Checks the settings as those of the rule `name`. Messages call it `key`.
+    /// Checks that these are valid settings of the rule `name`. Error messages call them `key`.
     fn check(&self, name: &str, key: &str) -> Result<()> {
         let grid = Grid::of(name).map_err(|problem| anyhow!("key `{key}` {problem}"))?;
         let (values, options) = self.numbers();
@@ -95,7 +96,7 @@ mod tests {
 
     use super::*;
 
-    /// What a rule's text must be.
+    /// The expected form of a rule's text, for error messages.
     const EXPECTED: &str = "expected NAME=NUMBER, then options: `entropy=0.3,check_interval=2`";
     const BOUNDS: Bounds = Bounds { min: 1, max: 6 };
 
@@ -103,7 +104,7 @@ mod tests {
         toml::from_str(keys).expect("reads")
     }
 
-    /// Formats the short name and parameter of every rule.
+    /// Returns the short name and parameter of every rule as text.
     fn names(configs: &[StopRuleConfig]) -> Vec<String> {
         let name = |config: &StopRuleConfig| {
             format!("{}-{}", config.name().file_name(), config.parameter())
@@ -111,7 +112,7 @@ mod tests {
         configs.iter().map(name).collect()
     }
 
-    /// Finds an allowed number that differs from the defaults.
+    /// Finds an allowed value that differs from the defaults.
     fn number(problem: impl Fn(f64) -> Option<&'static str>) -> f64 {
         [0.375, 3.0].into_iter().find(|number| problem(*number).is_none()).expect("one")
     }
@@ -123,7 +124,7 @@ mod tests {
             let value = number(|number| grid.values.problem(number));
             let given = |option: &RuleOption| number(|number| option.values.problem(number));
             let all: Vec<f64> = grid.options.iter().map(given).collect();
-            // Tables are written in alphabetical order.
+            // The TOML writer sorts tables alphabetically.
             let mut options: Vec<String> =
                 grid.options.iter().map(|it| format!("{} = {}", it.name, given(it))).collect();
             options.sort();
@@ -198,7 +199,7 @@ mod tests {
             bounds: BOUNDS,
         };
         assert_eq!(of_draft(false)[1], entropy.into());
-        // A rule that a recipe names has the same settings for every drafter.
+        // A rule that the recipe lists has the same settings for every drafter.
         let of_adapter = rules.configs(None, true, false, BOUNDS);
         assert_eq!(names(&of_adapter), ["fixed-2", "entropy-0.5"]);
     }

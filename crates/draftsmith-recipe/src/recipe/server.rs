@@ -1,4 +1,4 @@
-//! Reads the table `[data.server]` from a file, and checks what a recipe with such a table can do.
+//! Reads the table `[data.server]` from a file, and checks recipes whose target runs on servers.
 
 use std::path::Path;
 
@@ -9,7 +9,7 @@ use draftsmith_train::{HeadLabels, HeadTraining, Teaching};
 use super::Recipe;
 use super::keys::{read_keys, require};
 
-/// Reads the keys of the table from a file.
+/// Reads the keys of `[data.server]` from a separate file.
 ///
 /// # Errors
 /// If the file cannot be read, or a key is unknown or has an invalid value.
@@ -17,10 +17,10 @@ pub fn read_server(path: &Path) -> Result<ServerRecipe> {
     read_keys("server", path, |server: &ServerRecipe| Ok(server.check()?))
 }
 
-/// Checks that nothing in the recipe needs the target's weights, which are not read.
+/// Checks that nothing in a recipe with a target on servers needs the target's weights.
 ///
 /// # Errors
-/// If a key needs them.
+/// If a key requires the weights. The message names the key.
 pub(super) fn check_without_weights(recipe: &Recipe) -> Result<()> {
     const WEIGHTS: &str =
         "the target's weights, which are not read where `data.server.labels` is `server`";

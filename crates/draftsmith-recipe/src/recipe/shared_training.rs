@@ -1,12 +1,13 @@
-//! The table `[training]`: keys that hold for every drafter whose training reads the target's hidden states. A
-//! drafter's own key comes first. Only the reading of a recipe knows the table: its keys are copied to the drafters.
+//! The table `[training]`: training settings shared by all drafters that read the target's hidden
+//! states. A drafter's own keys take precedence. The keys are copied to the drafters while a recipe
+//! is read; no other code knows the table.
 
 use anyhow::{Result, bail};
 use toml::{Table, Value};
 
 use crate::kinds::Kinds;
 
-/// The keys that all such trainings have.
+/// The keys that all these trainings have in common.
 pub(super) const KEYS: [&str; 11] = [
     "draft_vocabulary",
     "initial",
@@ -21,11 +22,11 @@ pub(super) const KEYS: [&str; 11] = [
     "optimizer",
 ];
 
-/// Takes `[training]` out of a recipe, and gives its keys to the drafters that are trained and lack them. Returns
-/// whether there is such a table.
+/// Removes `[training]` from a recipe, and copies its keys to the trained drafters that do not set
+/// them. Returns whether the table existed.
 ///
 /// # Errors
-/// If a key is none of [`KEYS`], or nothing is trained.
+/// If a key is not in [`KEYS`], or the recipe trains no such drafter.
 pub(super) fn share(recipe: &mut Table, kinds: &Kinds) -> Result<bool> {
     let Some(shared) = recipe.remove("training") else { return Ok(false) };
     let Value::Table(shared) = shared else { bail!("`training` is not a table of keys") };
@@ -51,7 +52,7 @@ pub(super) fn share(recipe: &mut Table, kinds: &Kinds) -> Result<bool> {
     Ok(true)
 }
 
-/// Adds the keys that a table lacks, also within tables.
+/// Copies the keys of `more` that a table lacks, recursively.
 fn add_missing(table: &mut Table, more: &Table) {
     for (key, value) in more {
         match (table.get_mut(key), value) {

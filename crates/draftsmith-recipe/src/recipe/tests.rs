@@ -1,4 +1,4 @@
-//! Defaults, overrides and what is refused.
+//! Tests of recipes: defaults, overrides and invalid input.
 
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::DecodingName;
@@ -104,7 +104,7 @@ fn the_command_lines_dtype_applies_to_trainings_without_one() {
     assert_eq!(dtypes(Bf16, &[]), [Bf16, Bf16, F32]);
     assert_eq!(dtypes(Bf16, &["drafters.exit1.dtype=f32".to_owned()]), [Bf16, F32, F32]);
     assert_eq!(dtypes(F32, &["drafters.draft.head.dtype=bf16".to_owned()]), [Bf16, F32, F32]);
-    // It adds no section.
+    // The overrides add no section.
     std::fs::write(&path, RECIPE).expect("written");
     let recipe = Recipe::read(&path, &Overrides { dtype: Bf16, ..Overrides::default() });
     assert!(recipe.expect("reads").trained_self_drafts().is_empty());
@@ -180,7 +180,7 @@ fn a_drafters_own_key_comes_before_a_shared_one() {
     assert_eq!(of_eagle["optimizer"]["num_epochs"], 2);
     assert_eq!(of_eagle["optimizer"]["clipping"]["norm"], 0.5, "the kind's own default");
     assert_eq!(of("ready"), None);
-    // A recipe written beside an export says everything at its drafters.
+    // A recipe written beside an export stores all keys at its drafters.
     assert!(!toml::to_string(&recipe).expect("it is TOML").contains("[training]"));
 
     let unknown = message(&text.replace("loss_chunk", "loss_chunks"), &[]);

@@ -1,5 +1,4 @@
-//! The table `[evaluate.trees]`: trees of candidates, measured beside the chains of every drafter that
-//! has a model.
+//! The table `[evaluate.trees]`: candidate trees to measure in addition to the drafters' chains.
 
 use anyhow::Result;
 use draftsmith_theory::{TreeChildren, TreeShape};
@@ -7,12 +6,13 @@ use serde::{Deserialize, Serialize};
 
 use super::keys::require;
 
-/// Which trees are measured.
+/// The candidate trees to measure.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TreesRecipe {
-    /// Shapes, each measured under every rule of the drafter: widths by depth, the number of nodes that a
-    /// draft forward reads and the most nodes beside the chain.
+    /// The tree shapes, each measured under every rule of the drafter. A shape gives the number of
+    /// children by depth, the number of nodes that a draft forward reads, and the maximum number of
+    /// nodes outside the main chain.
     #[serde(default = "default_shapes")]
     pub shapes: Vec<TreeShape>,
 }
@@ -23,8 +23,8 @@ impl TreesRecipe {
     }
 }
 
-/// Returns two shapes: a chain with siblings, which need no extra draft forward, and a tree that the draft
-/// reads in part.
+/// Returns two shapes: a chain with siblings, which needs no extra draft forward, and a tree of
+/// which the drafter reads a part.
 fn default_shapes() -> Vec<TreeShape> {
     let shape = |width, num_read, num_beside| {
         TreeShape::new(&[width], num_read, num_beside, TreeChildren::Top).expect("a shape")

@@ -1,4 +1,4 @@
-//! The section `[tune]`: the prompts and rounds that stop rules are replayed on.
+//! The section `[tune]`: how stop rules are tuned by replaying recorded rollouts.
 
 use std::path::PathBuf;
 
@@ -9,23 +9,24 @@ use super::costs::GivenCosts;
 use super::keys::require;
 use super::prompts::Split;
 
-/// How rollouts are recorded and a stop rule is chosen. Decodings, limits, heads and adapters come
-/// from `[evaluate]`, whose prompts are recorded too and serve as test prompts.
+/// The settings for recording rollouts and choosing a stop rule. `[evaluate]` gives the decodings,
+/// length limits, heads and adapters. Its prompts are recorded too and serve as test prompts.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct TuneRecipe {
-    /// Prompt files for the choice; the prompts that training held out of the built data if absent.
+    /// The prompt files for choosing the rule; by default, prompts that training held out of the
+    /// data.
     pub prompts: Option<Vec<PathBuf>>,
-    /// The most prompts of each file or of the held-out ones, spread evenly; all if absent.
+    /// The maximum number of prompts per file or of held-out prompts, spread evenly; all if absent.
     pub num_prompts: Option<usize>,
     /// The split of the prompt files to use; all prompts if absent.
     pub split: Option<Split>,
-    /// The most candidates that a replayed round can have.
+    /// The maximum number of candidates in a replayed round.
     #[serde(alias = "max_length")]
     pub max_candidate_length: usize,
-    /// Also try prompt lookup before each drafter.
+    /// Whether to also try prompt lookup before each drafter.
     pub lookup_first: bool,
-    /// Costs of forwards on the machine that will serve the drafters; measured here if absent.
+    /// The times of forwards on the machine that will serve the drafters; measured here if absent.
     pub costs: Option<GivenCosts>,
 }
 

@@ -1,5 +1,5 @@
-//! What changes during a run: built data, heads, adapters and the hashes of files. Each is read once, until
-//! whoever writes it calls [`Artifacts::forget`].
+//! The outputs of earlier stages: built data, heads, adapters and file hashes. Each is read once
+//! and cached, until the stage that rewrites it calls [`Artifacts::forget`].
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use super::models::Models;
 use crate::prompt_files::files_of;
 use crate::watch::Watch;
 
-/// Data, heads, adapters and hashes of files.
+/// A cache of built data, heads, adapters and file hashes.
 #[derive(Default)]
 pub struct Artifacts {
-    /// Whether data with missing shards is an error.
+    /// Whether missing data shards are an error.
     pub incomplete_data: Incomplete,
     file_hashes: Cache<String>,
     data: Cache<Arc<DataSet>>,
@@ -27,14 +27,15 @@ pub struct Artifacts {
     pub(super) watch: Box<dyn Watch>,
 }
 
-/// Values read from files or directories.
+/// Cached values by the path of their file or directory.
 type Cache<T> = Mutex<BTreeMap<PathBuf, T>>;
 
 impl Artifacts {
-    /// Reads the rows of built data in a directory. Missing shards are an error unless the run allows them.
+    /// Reads the rows of the built data in a directory. Missing shards are an error unless
+    /// [`Artifacts::incomplete_data`] allows them.
     ///
     /// # Errors
-    /// If there are none, or a shard is missing, broken or misnamed.
+    /// If there are no shards, or a shard is missing, broken or misnamed.
     pub fn data(&self, dir: &Path) -> Result<Arc<DataSet>> {
         get_or_insert(&self.data, dir, || {
             self.watch.reads(&format!("rows in {}", dir.display()));
@@ -48,10 +49,10 @@ impl Artifacts {
         })
     }
 
-    /// Returns the names and hashes of the prompt files that paths and patterns name.
+    /// Returns the names and hashes of the prompt files that paths and patterns match.
     ///
     /// # Errors
-    /// If one cannot be read.
+    /// If a file cannot be read.
     pub fn prompt_files(&self, paths: &[PathBuf]) -> Result<Vec<PromptFile>> {
         let file = |path: &PathBuf| {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
@@ -67,10 +68,10 @@ impl Artifacts {
         })
     }
 
-    /// Reads the acceptance head in a directory, for a drafter of this hidden size.
+    /// Reads the acceptance head in a directory, for a drafter with this hidden size.
     ///
     /// # Errors
-    /// If it is missing, broken, or for another hidden size.
+    /// If the head is missing, broken, or for another hidden size.
     pub fn head(
         &self,
         models: &Models,
@@ -83,11 +84,11 @@ impl Artifacts {
         })
     }
 
-    /// Reads the target's adapter in a directory, for computing in `dtype`. Only adapters in the models' dtype
-    /// are cached.
+    /// Reads the adapter in a directory for computing in `dtype`. Caches it only in the models'
+    /// dtype.
     ///
     /// # Errors
-    /// If it is missing, broken, or for a target of another shape.
+    /// If the adapter is missing, broken, or for a target of another shape.
     pub fn adapter_in(
         &self,
         models: &Models,
@@ -101,8 +102,8 @@ impl Artifacts {
         if dtype == models.dtype { get_or_insert(&self.adapters, dir, read) } else { read() }
     }
 
-    /// Hashes the weights of a head or an adapter with its `shape`. The rest of its `config.json`, such as a
-    /// tuned rule, does not affect rollouts and is not hashed.
+    /// Hashes the weights of a head or an adapter together with its `shape`. The rest of its
+    /// `config.json`, such as a tuned rule, is not hashed because it does not affect rollouts.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -110,7 +111,7 @@ impl Artifacts {
         hash_export(dir, shape, |path| self.file_hash(path))
     }
 
-    /// Hashes an adapter's weights and exit layer. A head names its adapter by this hash.
+    /// Hashes an adapter's weights and exit layer. Acceptance heads identify adapters by this hash.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -118,7 +119,7 @@ impl Artifacts {
         self.export_hash(dir, &config.exit_layer.to_string())
     }
 
-    /// Drops everything cached from a directory, because it is about to be rewritten.
+    /// Removes everything from the cache that was read from `dir`, before `dir` is rewritten.
     pub fn forget(&self, dir: &Path) {
         forget_within(&self.file_hashes, dir);
         forget_within(&self.data, dir);
@@ -129,7 +130,7 @@ impl Artifacts {
 
 const HELD: &str = "nobody panics while holding it";
 
-/// Returns the cached value of a path. If there is none, calls `read` and caches what it returns.
+/// Returns the cached value for a path. If there is none, calls `read` and caches the result.
 fn get_or_insert<T: Clone>(
     cache: &Cache<T>,
     path: &Path,

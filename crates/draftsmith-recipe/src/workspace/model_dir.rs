@@ -9,14 +9,14 @@ use draftsmith_model::{CausalLm, ModelConfig, ModelError, WeightDtype, hash_mode
 use crate::watch::Progress;
 use crate::watch::Watch;
 
-/// A model's directory and what was read from it.
+/// A model's directory, and a cache of what was read from it.
 #[derive(Default)]
 pub(super) struct ModelDir {
-    /// What messages call the model, such as `target`.
+    /// The model's role in messages, such as `target`.
     pub(super) role: String,
     pub(super) dir: PathBuf,
     config: OnceLock<ModelConfig>,
-    /// The hash of weights and `config.json`.
+    /// The hash of the weights and `config.json`.
     pub(super) hash: OnceLock<String>,
     f32: OnceLock<CausalLm>,
     bf16: OnceLock<CausalLm>,
@@ -27,7 +27,7 @@ impl ModelDir {
         Self { role: role.to_owned(), dir: dir.to_path_buf(), ..Self::default() }
     }
 
-    /// Wraps a model that was read already.
+    /// Wraps a model that is already in memory.
     pub(super) fn holding(role: &str, dir: &Path, model: &CausalLm) -> Self {
         let held = Self::new(role, dir);
         let slot = if model.dtype().is_f32() { &held.f32 } else { &held.bf16 };
@@ -66,10 +66,10 @@ impl ModelDir {
     }
 }
 
-/// Fewest bytes to show a progress bar for.
+/// The minimum number of bytes for which hashing shows a progress bar.
 const SHOWN_FROM: u64 = 1 << 28;
 
-/// Hashes a directory's weights and `config.json`. The hash is not cached.
+/// Hashes the weights and `config.json` in a directory. The hash is not cached.
 pub fn hash_dir(dir: &Path, watch: &dyn Watch) -> Result<String> {
     hash_with(dir, watch, hash_model_dir)
 }
@@ -90,7 +90,7 @@ pub(super) fn hash_with(dir: &Path, watch: &dyn Watch, hash: HashModel) -> Resul
     hash.with_context(|| format!("cannot hash `{}`", dir.display()))
 }
 
-/// Returns the value of a slot. If it is empty, fills it with what `read` returns.
+/// Returns the value of a slot. If the slot is empty, fills it with the result of `read`.
 pub(super) fn get_or_read<T>(slot: &OnceLock<T>, read: impl FnOnce() -> Result<T>) -> Result<&T> {
     if let Some(found) = slot.get() {
         return Ok(found);

@@ -1,4 +1,4 @@
-//! The models of a workspace: a target, perhaps on servers, and drafts. Each is read and hashed once.
+//! A workspace's target, which may run on servers, and draft models, each read and hashed once.
 
 use std::path::Path;
 
@@ -14,33 +14,33 @@ use crate::device::DeviceChoice;
 use crate::pair::LabelModels;
 use crate::watch::Watch;
 
-/// A target, its drafts, and the devices they compute on.
+/// The target, the draft models, and the devices that they compute on.
 #[derive(Default)]
 pub struct Models {
-    /// The devices among which a training splits its batches. Everything else uses the first.
+    /// The devices among which training splits its batches. All other work runs on the first one.
     pub devices: Vec<Device>,
-    /// The dtype that models compute in. A training may use another.
+    /// The dtype that models compute in. A training may use another one.
     pub dtype: WeightDtype,
     pub(super) target: ModelDir,
-    /// Draft models. The first one's candidates and labels are in the data.
+    /// The draft models. The data contains candidates and labels of the first one.
     pub(super) drafts: Vec<(DrafterId, ModelDir)>,
-    /// The target's name on servers, if they run it. Its weights are not read then.
+    /// The target's name on servers, if servers run it. Its weights are then not read.
     pub(super) served_as: Option<String>,
-    /// The first layers of a served target, which its adapters need.
+    /// The directory of a served target's first layers, which its adapters need.
     pub(super) first_layers: ModelDir,
-    /// The number of those layers.
+    /// The number of layers in `first_layers`.
     pub num_first_layers: usize,
     pub(super) watch: Box<dyn Watch>,
 }
 
 impl Models {
-    /// Returns the first device, the only one that is used outside trainings.
+    /// Returns the first device, the only one that is used outside of training.
     pub fn device(&self) -> &Device {
         &self.devices[0]
     }
 
-    /// Returns the devices besides the first among which a training divides the batches of a step: the others,
-    /// or the CPU again for each further thread.
+    /// Returns the devices other than the first, among which training splits a batch. On the CPU,
+    /// returns the CPU once for each further thread.
     pub fn more_devices(&self) -> Vec<Device> {
         match DeviceChoice::is_cpu(self.device()) {
             true => vec![self.device().clone(); rayon::current_num_threads() - 1],
@@ -48,7 +48,7 @@ impl Models {
         }
     }
 
-    /// Returns the target for computing in `dtype`, read at the first call.
+    /// Returns the target for computing in `dtype`. Reads it at the first call.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -57,7 +57,8 @@ impl Models {
         self.model(&self.target, dtype)
     }
 
-    /// Returns the first draft model for computing in `dtype`, read at the first call; `None` without a draft.
+    /// Returns the first draft model in `dtype`, read at the first call; `None` without a draft
+    /// model.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -65,7 +66,7 @@ impl Models {
         self.draft().map(|draft| self.model(draft, dtype)).transpose()
     }
 
-    /// Returns the first draft model; `None` without a draft.
+    /// Returns the first draft model; `None` if there is none.
     pub(super) fn draft(&self) -> Option<&ModelDir> {
         self.drafts.first().map(|(_, draft)| draft)
     }
@@ -75,7 +76,7 @@ impl Models {
         found.with_context(|| format!("the draft model `{id}` was not opened"))
     }
 
-    /// Returns a draft model for computing in `dtype`, read at the first call.
+    /// Returns a draft model for computing in `dtype`. Reads it at the first call.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -83,15 +84,15 @@ impl Models {
         self.model(self.draft_dir_of(id)?, dtype)
     }
 
-    /// Returns the `config.json` of a draft model, read at the first call.
+    /// Returns the `config.json` of a draft model. Reads it at the first call.
     ///
     /// # Errors
-    /// If it is missing or broken.
+    /// If the file is missing or broken.
     pub fn draft_model_config(&self, id: DrafterId) -> Result<&ModelConfig> {
         self.draft_dir_of(id)?.config()
     }
 
-    /// Returns the hash of a draft model, computed at the first call.
+    /// Returns the hash of a draft model. Computes it at the first call.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -106,26 +107,26 @@ impl Models {
         })
     }
 
-    /// Returns the first draft model's `config.json`; `None` without a draft.
+    /// Returns the first draft model's `config.json`; `None` without a draft model.
     ///
     /// # Errors
-    /// If it is missing or broken.
+    /// If the file is missing or broken.
     pub fn draft_config(&self) -> Result<Option<&ModelConfig>> {
         self.draft().map(ModelDir::config).transpose()
     }
 
-    /// Returns the first draft model's shape; `None` without a draft.
+    /// Returns the first draft model's shape; `None` without a draft model.
     ///
     /// # Errors
-    /// If its `config.json` is missing or broken.
+    /// If the model's `config.json` is missing or broken.
     pub fn draft_shape(&self) -> Result<Option<&ModelShape>> {
         Ok(self.draft_config()?.map(|config| &config.shape))
     }
 
-    /// Returns the target's `config.json`, read at the first call.
+    /// Returns the target's `config.json`. Reads it at the first call.
     ///
     /// # Errors
-    /// If it is missing or broken.
+    /// If the file is missing or broken.
     pub fn target_config(&self) -> Result<&ModelConfig> {
         self.target.config()
     }
@@ -133,12 +134,12 @@ impl Models {
     /// Returns the target's shape, from its `config.json`.
     ///
     /// # Errors
-    /// If its `config.json` is missing or broken.
+    /// If the file is missing or broken.
     pub fn target_shape(&self) -> Result<&ModelShape> {
         Ok(&self.target.config()?.shape)
     }
 
-    /// Returns the length, in tokens, of the longest sequence that both target and draft can read.
+    /// Returns the longest sequence that both target and draft model can read, in tokens.
     ///
     /// # Errors
     /// If a `config.json` is missing or broken.
@@ -146,7 +147,7 @@ impl Models {
         self.smaller(|shape| shape.context)
     }
 
-    /// Returns the number of token ids that target and draft both know.
+    /// Returns the number of token ids that target and draft model have in common.
     ///
     /// # Errors
     /// If a `config.json` is missing or broken.
@@ -159,17 +160,18 @@ impl Models {
         Ok(self.draft_shape()?.map_or(target, |draft| target.min(size(draft))))
     }
 
-    /// The target's directory.
+    /// Returns the target's directory.
     pub fn target_dir(&self) -> &Path {
         &self.target.dir
     }
 
-    /// Returns the first draft model's name and directory; `None` without a draft.
+    /// Returns the first draft model's name and directory; `None` without a draft model.
     pub fn draft_dir(&self) -> Option<(DrafterId, &Path)> {
         self.drafts.first().map(|(id, draft)| (*id, draft.dir.as_path()))
     }
 
-    /// Returns the target's hash, for provenance. For a served target, it covers only the files present.
+    /// Returns the target's hash for provenance. If it runs on servers, only local files are
+    /// hashed.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -180,7 +182,7 @@ impl Models {
         }
     }
 
-    /// Returns the first draft model's hash; `None` without a draft.
+    /// Returns the first draft model's hash; `None` without a draft model.
     ///
     /// # Errors
     /// If a file cannot be read.
@@ -196,8 +198,8 @@ impl Models {
         hash.map(String::as_str)
     }
 
-    /// Returns the model that adapters run on, for computing in `dtype`: the target, or the first layers of a
-    /// served target with embedding, final norm and LM head.
+    /// Returns the model that adapters run on, for computing in `dtype`: the target. If servers run
+    /// the target, it is the local first layers with embedding, final norm and LM head.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -219,8 +221,8 @@ impl Models {
         })
     }
 
-    /// Returns what labels the responses of a served target: the draft, and the target's vocabulary size but
-    /// not its weights.
+    /// Returns the models that label responses of a target on servers: the draft model, and the
+    /// target's vocabulary size instead of its weights.
     ///
     /// # Errors
     /// If a file is missing or broken.
@@ -230,10 +232,10 @@ impl Models {
         Ok(LabelModels { target: None, draft, context: self.context()?, vocab_size })
     }
 
-    /// Checks that a served target's weights are available locally.
+    /// Checks that the target's weights are available locally, even if servers run it.
     ///
     /// # Errors
-    /// If they are not.
+    /// If the weights are missing.
     fn check_weights(&self) -> Result<()> {
         let dir = &self.target.dir;
         let exist = || weight_files(dir).is_ok_and(|files| dir.join(&files[0]).is_file());

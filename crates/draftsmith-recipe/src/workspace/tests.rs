@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex};
 use super::*;
 use crate::watch::Silent;
 
-/// Keeps what is read.
+/// A record of the files that were read.
 #[derive(Debug, Clone, Default)]
 struct Reads(Arc<Mutex<Vec<String>>>);
 

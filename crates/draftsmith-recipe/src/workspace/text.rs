@@ -1,5 +1,5 @@
-//! The text side of a workspace: the target's tokenizer, chat template and ends of answers, and their identity in
-//! provenance.
+//! The text side of a workspace's target: tokenizer, chat template, end tokens and stop strings,
+//! and their identity in provenance.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
@@ -12,12 +12,12 @@ use super::model_dir::{ModelDir, get_or_read};
 use super::models::Models;
 use crate::text_side::{Ends, TextSide};
 
-/// Where the target's text side comes from.
+/// The source of the target's tokenizer, chat template and end markers.
 #[derive(Default)]
 pub struct TextSource {
-    /// What the user chose to end answers.
+    /// The end tokens and stop strings that the user chose.
     pub ends: Ends,
-    /// A chat template that replaces the target's.
+    /// The chat template that replaces the target's; `None` keeps it.
     pub(super) chat_template: Option<String>,
     /// Today for a template that writes the date; the template's default if `None`.
     pub(crate) date: Option<String>,
@@ -25,19 +25,19 @@ pub struct TextSource {
     identity: OnceLock<TextIdentity>,
 }
 
-/// Everything that shapes and ends text, for provenance.
+/// Everything that determines how text is encoded and where answers end, for provenance.
 #[derive(Debug, Clone, Serialize)]
 pub struct TextIdentity {
-    /// Hash of the tokenizer's file.
+    /// The hash of the tokenizer's file.
     pub tokenizer: String,
-    /// Hash of the chat template, if there is one.
+    /// The hash of the chat template; `None` if there is no template.
     pub chat_template: Option<String>,
-    /// The special tokens that the chat template may name.
+    /// The special tokens that the chat template can use, by name.
     pub special_tokens: BTreeMap<String, String>,
-    /// The tokens that end a response: the chosen ones, or else those in `generation_config.json`, or else
-    /// in `config.json`.
+    /// The ids of the tokens that end a response: the user's choice, else from
+    /// `generation_config.json`, else from `config.json`.
     pub eos_token_ids: Vec<u32>,
-    /// The stop strings; left out if there are none.
+    /// The stop strings; omitted from provenance if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub stop_strings: Vec<String>,
 }
@@ -46,10 +46,10 @@ pub struct TextIdentity {
 const MOST_UNEMBEDDED: usize = 64;
 
 impl TextSource {
-    /// Returns the target's text side, read at the first call.
+    /// Returns the target's text side. Reads it at the first call.
     ///
     /// # Errors
-    /// If a file of the text side is missing or broken.
+    /// If a tokenizer or template file is missing or broken.
     pub fn of_target(&self, models: &Models) -> Result<&TextSide> {
         get_or_read(&self.target, || {
             let dir = &models.target.dir;
@@ -89,22 +89,22 @@ impl TextSource {
         })
     }
 
-    /// Checks that a model's tokenizer is the target's.
+    /// Checks that a model's tokenizer equals the target's.
     pub(super) fn check_tokenizer(&self, models: &Models, model: &ModelDir) -> Result<()> {
         let tokenizer = self.tokenizer(models)?;
         model.check()?;
         Ok(TextTokenizer::check_shared(tokenizer, &TextTokenizer::from_model_dir(&model.dir)?)?)
     }
 
-    /// Returns the target's tokenizer, read with its text side at the first call.
+    /// Returns the target's tokenizer. Reads it with the rest of the text side at the first call.
     ///
     /// # Errors
-    /// If a file of the text side is missing or broken.
+    /// If a tokenizer or template file is missing or broken.
     pub fn tokenizer(&self, models: &Models) -> Result<&TextTokenizer> {
         Ok(&self.of_target(models)?.tokenizer)
     }
 
-    /// Returns the identity of the text side in provenance: everything that shapes and ends text.
+    /// Returns the identity of the target's text side in provenance.
     ///
     /// # Errors
     /// If a file is missing or broken.

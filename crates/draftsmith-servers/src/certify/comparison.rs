@@ -1,9 +1,9 @@
-//! `certify`: whether a server that speculates gives the output of its target, by requests only.
+//! `certify`: tests by requests alone whether a speculating server's output is its target's.
 //!
-//! A reference serves the same target without speculation. Greedy answers must be the same tokens, except where the
-//! reference's two best tokens are as good as equal. Sampled answers must follow the reference's distribution, which
-//! `sampled.rs` tests. The first token of an answer comes from reading the prompt and is never speculated, so it is not
-//! tested.
+//! A reference server runs the same target without speculation. Greedy answers must have the same
+//! tokens, except where the reference's two best tokens are nearly tied. Sampled answers must
+//! follow the reference's distribution, which `sampled.rs` tests. The first token of an answer
+//! comes from the prefill and is never speculated, so it is not tested.
 
 mod sampled;
 #[cfg(test)]
@@ -17,23 +17,23 @@ use serde::Serialize;
 
 pub use self::sampled::{SampledPlan, SampledReport};
 
-/// From this many times a tie's gap on, two tokens are no longer equally good.
+/// A difference whose gap exceeds the tie gap by this factor is a bug.
 const BUG_GAP: f64 = 10.0;
-/// A tie's gap is this many times the greatest change of gaps that the reference shows itself.
+/// The tie gap is at least this factor times the largest change of the reference's own gaps.
 const JITTER_FACTOR: f64 = 3.0;
-/// The most prefixes that the reference's jitter is measured on.
+/// The maximum number of prefixes for measuring the reference's jitter.
 const NUM_JITTER: usize = 32;
-/// Why locks are never poisoned.
+/// The message of an `expect` on a lock.
 const HELD: &str = "nobody panics while holding it";
-/// Differences of one answer, after which the rest is not compared.
+/// The maximum number of differences in one answer. The rest is not compared.
 const MOST_RESTARTS: usize = 8;
 
-/// A server, as certification sees it.
+/// A server whose answers are compared.
 pub trait Completing: Sync {
     /// Answers a request.
     ///
     /// # Errors
-    /// If it cannot.
+    /// If the request fails.
     fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed, ServedError>;
 }
 
@@ -43,72 +43,73 @@ impl Completing for Completer {
     }
 }
 
-/// What is compared.
+/// The plan of the comparison.
 #[derive(Debug, Clone)]
 pub struct CertifyPlan {
-    /// Tokens of each greedy answer.
+    /// The number of tokens in each greedy answer.
     pub num_tokens: usize,
-    /// Requests side by side under load.
+    /// The number of concurrent requests under load.
     pub concurrency: usize,
-    /// The least gap between two log-probabilities that counts as a tie, in nats.
+    /// The smallest gap of log-probabilities, in nats, up to which two tokens always count as tied.
     pub least_tie: f64,
-    /// The sampled test; none if only greedy answers are compared.
+    /// The plan of the sampled test; `None` to compare only greedy answers.
     pub sampled: Option<SampledPlan>,
 }
 
-/// Whether a server's output is its target's.
+/// Whether a server's output is that of its target.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
-    /// Nothing speaks against it.
+    /// No test found a fault.
     NotRefuted,
-    /// It is not.
+    /// The output differs from the target's.
     Refuted,
-    /// It cannot be told.
+    /// The tests do not decide.
     Inconclusive,
 }
 
-/// What was found.
+/// The result of a comparison.
 #[derive(Debug, Clone, Serialize)]
 pub struct Certificate {
     /// The verdict.
     pub verdict: Verdict,
-    /// The greedy comparison.
+    /// The result of the greedy comparison.
     pub greedy: GreedyReport,
-    /// The sampled tests, if they were asked for.
+    /// The results of the sampled tests; `None` if they were not requested.
     pub sampled: Option<SampledReport>,
 }
 
-/// The greedy comparison.
+/// The result of the greedy comparison.
 #[derive(Debug, Clone, Default, Serialize)]
 pub struct GreedyReport {
-    /// Prompts, each answered alone and under load.
+    /// The number of prompts, each answered alone and under load.
     pub num_prompts: usize,
-    /// Compared tokens.
+    /// The number of matching tokens.
     pub num_tokens: usize,
-    /// The gap up to which a difference is a tie, in nats.
+    /// The gap in nats up to which a difference counts as a tie.
     pub tie_gap: f64,
-    /// The share of the reference's own tokens whose gap to the second best is a tie.
+    /// The share of measured positions at which the reference's own two best tokens are tied.
     pub share_near_ties: f64,
-    /// Differences.
+    /// All differences between the server's tokens and the reference's.
     pub differences: Vec<Difference>,
 }
 
-/// A token that differs from the reference's.
+/// A position at which the server's token differs from the reference's.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Difference {
-    /// The prompt's number, from 0.
+    /// The index of the prompt.
     pub prompt: usize,
-    /// The token's position in the answer, from 0.
+    /// The index of the token in the answer.
     pub position: usize,
-    /// Whether it was answered under load.
+    /// Whether the prompt was answered under load.
     pub under_load: bool,
-    /// The reference's token.
+    /// The reference's token; `None` if its answer ends here.
     pub expected: Option<u32>,
-    /// The server's token.
+    /// The server's token; `None` if its answer ends here.
     pub found: Option<u32>,
-    /// How much less probable the server's token is by the reference, in nats; infinite, null in JSON, if it is not
-    /// among its most probable.
+    /// The reference's log-probability of its best token minus the server's token, in nats.
+    /// Infinite (null in JSON) if the server's token is not among the reference's most probable
+    /// ones.
     pub gap: f64,
 }
 
@@ -117,7 +118,7 @@ impl GreedyReport {
         let is_bug = |difference: &Difference| difference.gap > BUG_GAP * self.tie_gap;
         let is_tie = |difference: &&Difference| difference.gap <= self.tie_gap;
         let num_ties = self.differences.iter().filter(is_tie).count();
-        // Many ties where the reference is seldom undecided are no ties.
+        // If the reference is rarely undecided, many differences are not ties.
         let expected = self.share_near_ties * self.num_tokens as f64;
         let has_too_many = num_ties as f64 > 3.0 + 3.0 * expected;
         if self.differences.iter().any(is_bug) {
@@ -130,7 +131,7 @@ impl GreedyReport {
     }
 }
 
-/// Compares a server with a reference on prompts.
+/// Compares a server with a reference server on prompts.
 ///
 /// # Errors
 /// If a server fails, or the listener asks to stop.
@@ -158,7 +159,7 @@ pub fn certify(
     Ok(Certificate { verdict, greedy, sampled })
 }
 
-/// Answers requests, some side by side, in their order.
+/// Answers all requests, some concurrently. Returns the answers in the order of the requests.
 pub(crate) fn complete_all(
     end: &dyn Completing,
     asks: &[CompletionAsk<'_>],
@@ -225,7 +226,7 @@ fn greedy_ask(prompt: &[u32], num_tokens: usize) -> CompletionAsk<'_> {
     CompletionAsk { prompt, num_tokens, seed: 0, temperature, top_k, with_log_probs: false }
 }
 
-/// An answer's prompt, and whether others were answered beside it.
+/// The prompt of an answer, and whether other requests ran concurrently.
 struct AnswerTo<'a> {
     prompt: &'a [u32],
     number: usize,
@@ -233,8 +234,8 @@ struct AnswerTo<'a> {
 }
 
 impl AnswerTo<'_> {
-    /// Compares an answer with the reference's, and after each difference what the server adds to the reference's
-    /// prefix.
+    /// Compares an answer with the reference's. After each difference, asks the server to continue
+    /// the reference's answer from there.
     fn compare(
         &self,
         [server, reference]: [&dyn Completing; 2],
@@ -273,8 +274,8 @@ impl AnswerTo<'_> {
     }
 }
 
-/// Returns how much less probable a token is than the best one after a prefix, in nats, by the reference; infinite if
-/// the token is not among the reference's most probable.
+/// Returns the reference's log-probability of its best token after a prefix, minus that of `token`,
+/// in nats. Infinite if `token` is not among the reference's most probable ones.
 fn gap(reference: &dyn Completing, prefix: &[u32], token: Option<u32>) -> Result<f64, ServedError> {
     let known = best_after(reference, prefix)?;
     let best = known.iter().map(|(_, log_prob)| *log_prob).fold(f32::NEG_INFINITY, f32::max);
@@ -287,8 +288,8 @@ fn best_after(reference: &dyn Completing, prefix: &[u32]) -> Result<Vec<(u32, f3
     Ok(reference.complete(ask)?.known.into_iter().next().unwrap_or_default())
 }
 
-/// Measures how much the reference's own gaps change with what runs beside it. Returns the gap up to which a difference
-/// is a tie, in nats, and the share of near ties.
+/// Measures how much the reference's own gaps change under load. Returns the tie gap in nats, and
+/// the share of prefixes whose two best tokens are tied.
 fn jitter(
     reference: &dyn Completing,
     prompts: &[Vec<u32>],
@@ -319,7 +320,7 @@ fn jitter(
     Ok((tie_gap, num_near as f64 / alone.len().max(1) as f64))
 }
 
-/// Returns the gap between the two most probable tokens, in nats; infinite if only one is known.
+/// Returns the difference of the two largest log-probabilities, in nats; infinite if one is known.
 fn second_gap(known: &[(u32, f32)]) -> f64 {
     let mut sorted: Vec<f32> = known.iter().map(|(_, log_prob)| *log_prob).collect();
     sorted.sort_by(|one, other| other.total_cmp(one));

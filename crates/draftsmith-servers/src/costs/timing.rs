@@ -1,9 +1,10 @@
-//! Times a server's rounds: several requests side by side, each for the same number of tokens.
+//! Times a server's rounds under several concurrent requests, each for the same number of tokens.
 //!
-//! Answers are not streamed, because sending and reading parts takes the server's time where both run on one machine. A
-//! round is the difference between long and short answers, which cancels the network and the reading of prompts. For one
-//! request it is what the server itself says that a token took (llama.cpp); side by side that would include the reading of
-//! the other prompts.
+//! Answers are not streamed, because sending and parsing chunks takes time from a server on the
+//! same machine. The round time is the difference between long and short answers, which cancels
+//! network and prefill times. For a single request, we use the time per token that the server
+//! reports (llama.cpp). With concurrent requests, that time would include the prefill of the other
+//! prompts.
 
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
@@ -11,47 +12,46 @@ use std::time::{Duration, Instant};
 use draftsmith_served::{Endpoint, Secret, ServedError};
 use serde_json::{Value, json};
 
-/// The tokens of a short answer.
+/// The number of tokens in a short answer.
 const NUM_SHORT: usize = 8;
-/// Answers count as given side by side if the first takes at least this share of the last one's time.
+/// The minimum ratio of the shortest to the longest response time of concurrent requests.
 const FIRST_OF_LAST: f64 = 0.7;
 
 /// A server whose rounds are timed.
 pub struct TimedServer {
     endpoint: Endpoint,
-    /// The name of its model.
+    /// The model's name on the server.
     pub model: String,
 }
 
-/// An answer whose time was taken.
+/// A timed response.
 struct TimedAnswer {
     elapsed: Duration,
-    /// The seconds of a token by the server's own clock.
+    /// The seconds per token as reported by the server; `None` if it reports none.
     token_seconds: Option<f64>,
-    /// Tokens of the prompt, if the server says them.
+    /// The number of prompt tokens; `None` if the server does not report it.
     prompt_tokens: Option<f64>,
 }
 
-/// How long a server took.
+/// The times of a server's rounds and prefill.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct TimedRounds {
-    /// Seconds of a round.
+    /// The time of a round in seconds.
     pub round: f64,
-    /// Seconds to read a prompt, where all begin together: their time over their number.
+    /// The prefill time per prompt in seconds: the total divided by the number of prompts.
     pub prompt: f64,
-    /// Tokens of a prompt; `None` if the server does not say them.
+    /// The mean number of tokens in a prompt; `None` if the server does not report it.
     pub prompt_tokens: Option<f64>,
 }
 
-/// A server's own counts of speculation since it started.
+/// A server's speculation counters since its start.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct SpeculationCounters {
-    /// Rounds with candidates, each of one request; `None` if the server does not count them, as
-    /// TensorRT-LLM.
+    /// The number of rounds with candidates, counted per request.
     pub num_rounds: Option<f64>,
-    /// Candidates.
+    /// The number of drafted candidates.
     pub num_drafted: f64,
-    /// Accepted candidates.
+    /// The number of accepted candidates.
     pub num_accepted: f64,
 }
 
@@ -119,10 +119,10 @@ fn sample(line: &str) -> Option<(&str, f64)> {
 }
 
 impl TimedServer {
-    /// Opens a server by its address up to `/v1`, with the given model or the first that it lists.
+    /// Connects to a server by its URL up to `/v1`, for the given model or the first in its list.
     ///
     /// # Errors
-    /// If it cannot be reached, or lists no model.
+    /// If the server cannot be reached, or lists no model.
     pub fn open(
         url: &str,
         model: Option<&str>,
@@ -149,11 +149,11 @@ impl TimedServer {
         Ok(Self { model: name.to_owned(), endpoint })
     }
 
-    /// Times rounds and reading while all prompts are answered side by side, each with this many tokens and no accepted
-    /// candidate.
+    /// Times rounds and prefill while all prompts are answered concurrently, each with `num_tokens`
+    /// tokens and no accepted candidate.
     ///
     /// # Errors
-    /// If the server fails, ends answers early, or does not answer side by side.
+    /// If the server fails, ends answers early, or does not answer concurrently.
     pub fn time_rounds(
         &self,
         prompts: &[String],
@@ -184,7 +184,7 @@ impl TimedServer {
                 seconds / (num_tokens - NUM_SHORT) as f64
             }
         };
-        // The first token comes from reading the prompt.
+        // The first token comes from the prefill.
         let reading = most(&long).as_secs_f64() - round * (num_tokens - 1) as f64;
         let tokens: Option<Vec<f64>> = long.iter().map(|it| it.prompt_tokens).collect();
         let num = prompts.len() as f64;
@@ -238,7 +238,7 @@ impl TimedServer {
                 "it ignores `ignore_eos`, or its context is too small for the prompts",
             ));
         }
-        // llama.cpp: the first token comes from reading the prompt.
+        // In llama.cpp, the first token comes from the prefill.
         let timings = &answer["timings"];
         let rounds = timings["predicted_n"].as_f64().map(|num| num - 1.0).filter(|num| *num > 0.0);
         let token_seconds =
@@ -250,10 +250,10 @@ impl TimedServer {
         })
     }
 
-    /// Reads the server's own counts of speculation; `None` if it shows none.
+    /// Reads the server's speculation counters; `None` if it has none.
     ///
     /// # Errors
-    /// If it cannot be reached.
+    /// If the server cannot be reached.
     pub fn counters(&self) -> Result<Option<SpeculationCounters>, ServedError> {
         for path in ["/metrics", "/prometheus/metrics"] {
             let page = self.endpoint.get_beside(path);

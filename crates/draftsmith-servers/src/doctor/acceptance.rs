@@ -1,4 +1,4 @@
-//! How often a drafter's candidates are accepted by position, to hold against a server's own counters.
+//! Measures a drafter's acceptance rate by position, for comparison with a server's own counters.
 
 use std::path::Path;
 
@@ -16,39 +16,39 @@ use super::FileForm;
 use draftsmith_tune::conversation::answer_batched;
 use draftsmith_tune::decoders::{Decoders, PromptToDecode};
 
-/// Acceptance in greedy decoding.
+/// The acceptance of candidates in greedy decoding.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct ExpectedAcceptance {
-    /// Candidates per round.
+    /// The number of candidates per round.
     pub num_candidates: usize,
-    /// Prompts that were answered.
+    /// The number of prompts that were answered.
     pub num_prompts: usize,
-    /// Tokens of answers.
+    /// The number of tokens in all answers.
     pub num_tokens: usize,
-    /// For each position, the share of rounds in which it and all before it were accepted: vLLM's
-    /// `num_accepted_tokens_per_pos` over `num_drafts`.
+    /// For each position, the share of rounds in which the candidates up to and including that
+    /// position were accepted: in vLLM's terms, `num_accepted_tokens_per_pos` over `num_drafts`.
     pub accepted_by_position: Vec<f64>,
-    /// Tokens per round: 1 and the sum of the shares.
+    /// The tokens per round: 1 plus the sum of the shares.
     pub tokens_per_round: f64,
 }
 
-/// What is decoded.
+/// The plan of the measurement.
 #[derive(Debug, Clone)]
 pub struct AcceptancePlan<'a> {
-    /// Prompt files.
+    /// The prompt files.
     pub prompts: &'a [std::path::PathBuf],
-    /// The most prompts, spread evenly.
+    /// The maximum number of prompts, spread evenly.
     pub num_prompts: usize,
-    /// Candidates per round.
+    /// The number of candidates per round.
     pub num_candidates: usize,
-    /// The most tokens of an answer.
+    /// The maximum number of tokens in an answer.
     pub max_new_tokens: usize,
 }
 
-/// Builds the recipe of a drafter and its target.
+/// Builds a recipe for a drafter and its target.
 ///
 /// # Errors
-/// If the form is not run here.
+/// If this program cannot run drafters in this format.
 pub fn recipe_of(form: &FileForm, dir: &Path, target: &Path) -> Result<Recipe> {
     let kind = form.kind.and_then(|name| Kinds::default().get(name)?.in_dir(dir));
     let kind = kind.with_context(|| format!("{} cannot be run by itself", form.text))?;
@@ -56,7 +56,7 @@ pub fn recipe_of(form: &FileForm, dir: &Path, target: &Path) -> Result<Recipe> {
     Ok(Recipe::of_drafters(target.to_path_buf(), None, drafters))
 }
 
-/// Answers prompts greedily with rounds of a fixed length, and returns how often candidates are accepted by position.
+/// Measures the acceptance rate by position in greedy answers with a fixed candidate length.
 ///
 /// # Errors
 /// If prompts or models cannot be read.
@@ -100,7 +100,7 @@ pub fn expected_acceptance(
         num_prompts += answered.len();
     }
     let trace = Trace::merge(&traces);
-    // As servers count: the last round of an answer may draft fewer.
+    // We count rounds as servers do. The last round of an answer may draft fewer candidates.
     let num_rounds = trace.rounds.iter().filter(|round| round.num_drafted > 0).count() as f64;
     let share = |position: usize| {
         let accepted = trace.rounds.iter().filter(|round| round.num_accepted >= position).count();

@@ -1,4 +1,4 @@
-//! Smaller models beside their target.
+//! Examines draft models together with their target.
 
 use anyhow::Result;
 use burn::tensor::Device;
@@ -6,7 +6,7 @@ use draftsmith_model::{CausalLm, ModelConfig};
 
 use super::{Patient, SHORT_CONTEXT, Severity};
 
-/// Finds what is wrong, and describes the model.
+/// Finds problems and describes the draft model.
 pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
     let config = match ModelConfig::from_model_dir(patient.dir) {
         Ok(config) => config,

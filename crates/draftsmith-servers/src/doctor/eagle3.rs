@@ -1,5 +1,5 @@
-//! EAGLE-3 drafters in the three forms that trainers write. The model's reader finds the faults; what servers do about
-//! each is said here, beside what only servers get wrong.
+//! Examines EAGLE-3 drafters in the three formats of trainers. The model crate finds faults in the
+//! files. This file adds what servers do about each fault, and problems that only servers have.
 
 use anyhow::Result;
 use draftsmith_model::{Eagle3Config, Eagle3FaultKind, Eagle3Files};
@@ -7,10 +7,10 @@ use serde_json::Value;
 
 use super::{Patient, Severity};
 
-/// The key of the target's layers.
+/// The key that lists the target layers that the drafter reads.
 const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
 
-/// Finds what is wrong, and describes the drafter.
+/// Finds problems and describes the drafter.
 pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
     let files = match Eagle3Files::read(patient.dir, patient.target.shape.num_layers) {
         Ok(files) => files,
@@ -30,7 +30,7 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
     for fault in files.faults_beside(&patient.target.shape) {
         let (name, severity, servers, hint) = advice(fault.kind);
         let what = fault.error.to_string();
-        // The finding has its own hint.
+        // The finding has its own hint, so we drop the error's.
         let what = what.split("; hint:").next().unwrap_or_default();
         patient.find(name, severity, what, servers, hint);
     }
@@ -44,7 +44,7 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
     ))
 }
 
-/// Names a fault, and says how bad it is, what servers do about it and what to do.
+/// Returns a fault's name, its severity, the servers' behaviour and the remedy.
 fn advice(kind: Eagle3FaultKind) -> (&'static str, Severity, &'static str, &'static str) {
     const OFFSETS: &str =
         "write for each draft id the target's id less the draft id, as 64-bit integers";
@@ -124,7 +124,7 @@ fn advice(kind: Eagle3FaultKind) -> (&'static str, Severity, &'static str, &'sta
     (name, Severity::Breaks, servers, hint)
 }
 
-/// Finds what this program reads, and servers read otherwise.
+/// Finds properties that this program handles but servers interpret differently.
 fn serving(patient: &mut Patient<'_>, config: &Eagle3Config) {
     let given = |key: &str| patient.keys.get(key).filter(|value| !value.is_null());
     let has_nested = given("eagle_config").is_some_and(|nested| !nested[LAYERS].is_null());

@@ -1,7 +1,7 @@
-//! Settings in the form of each server. Its own parser must take them; what it cannot express is said beside them.
+//! Writes settings in each server's own format, with notes on what the format cannot express.
 //!
-//! Facts are from vLLM 0.33 (`SpeculativeConfig`), SGLang 0.5.23 (`server_args`, adaptive configuration), llama.cpp
-//! b11434 (`common/arg.cpp`) and TensorRT-LLM 1.3 (`draft_len_schedule`).
+//! Formats follow vLLM 0.33 (`SpeculativeConfig`), SGLang 0.5.23 (`server_args`, adaptive
+//! configuration), llama.cpp b11434 (`common/arg.cpp`) and TensorRT-LLM 1.3 (`draft_len_schedule`).
 
 use draftsmith_recipe::exports::servers::ServerFlags;
 use draftsmith_report::{DecodingName, DrafterName};
@@ -10,47 +10,47 @@ use serde_json::json;
 
 use super::{Drafting, LoadRow, ServerSettings};
 
-/// A server.
+/// An inference server program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ServerKind {
-    /// llama.cpp's llama-server: one number of candidates for each start.
+    /// llama.cpp's llama-server, with one number of candidates, set at its start.
     LlamaCpp,
-    /// vLLM: a table by batch size.
+    /// vLLM, with a table by batch size.
     Vllm,
-    /// SGLang: a table by batch size for EAGLE-3 drafters, one number for draft models.
+    /// SGLang, with a table by batch size for EAGLE-3 drafters, and one number for draft models.
     Sglang,
-    /// TensorRT-LLM: a table by batch size, whose keys changed their meaning.
+    /// TensorRT-LLM, with a table by batch size. The meaning of its keys changed between versions.
     TrtLlm(ScheduleKeys),
 }
 
-/// What a key of TensorRT-LLM's `draft_len_schedule` is.
+/// The meaning of the keys in TensorRT-LLM's `draft_len_schedule`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ScheduleKeys {
-    /// The greatest number of requests of its entry, since pull request 10860 of March 2026.
+    /// A key is the largest batch size of its entry (since pull request 10860 of March 2026).
     UpperBounds,
-    /// The smallest one, before.
+    /// A key is the smallest batch size of its entry (before that pull request).
     LowerBounds,
 }
 
-/// A file of a server's settings, or its flags.
+/// A settings file for a server, or its command-line flags.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SettingsFile {
-    /// The file's name; `flags.txt` has flags.
+    /// The file's name; `flags.txt` contains flags.
     pub name: &'static str,
-    /// Its text.
+    /// The file's text.
     pub text: String,
 }
 
-/// How a drafter is served.
+/// A drafter and how servers load it.
 pub(crate) struct ServedDrafter {
     pub(crate) drafter: DrafterName,
     pub(crate) flags: &'static ServerFlags,
-    /// Its checkpoint directory or export.
+    /// The path of the drafter's checkpoint or export.
     pub(crate) model: String,
 }
 
-/// Merges batch sizes into ranges with their numbers of candidates. Both ends are in a range, and the first begins at
-/// 1. Between two measured sizes the number is that of the larger one.
+/// Merges batch sizes into ranges (first size, last size, number of candidates). The first range
+/// begins at 1. Sizes between two measured ones get the number of the larger one.
 fn ranges(rows: &[LoadRow]) -> Vec<(usize, usize, usize)> {
     let mut ranges: Vec<(usize, usize, usize)> = Vec::new();
     for row in rows {
@@ -76,12 +76,12 @@ impl ServerKind {
         }
     }
 
-    /// Returns whether the server takes one number of candidates for all loads.
+    /// Returns whether the server takes a single number of candidates for all loads.
     fn takes_one(self, flags: &ServerFlags) -> bool {
         self == Self::LlamaCpp || self == Self::Sglang && !flags.sglang_adapts
     }
 
-    /// Writes the texts of the server's settings, and returns them with notes on what they cannot express.
+    /// Writes the server's settings, and returns them with notes on what they cannot express.
     pub(super) fn write(
         self,
         settings: &ServerSettings,
@@ -119,13 +119,13 @@ impl ServerKind {
     }
 }
 
-/// Numbers of candidates by batch size.
+/// The numbers of candidates by batch size.
 struct SettingsTable<'a> {
-    /// The ranges of batch sizes, both ends inclusive, with their numbers.
+    /// The ranges of batch sizes (first, last, number of candidates).
     ranges: Vec<(usize, usize, usize)>,
-    /// The greatest number, or the only one.
+    /// The largest number of candidates.
     most: usize,
-    /// The setting for all loads.
+    /// The setting that serves all loads.
     single: Drafting,
     decoding: DecodingName,
     served: &'a ServedDrafter,
@@ -171,7 +171,8 @@ impl SettingsTable<'_> {
         (vec![flags(text)], notes)
     }
 
-    /// Returns the flag that several requests need whose rounds differ in length; empty for one request.
+    /// Returns the flag for concurrent requests with rounds of different lengths; empty for one
+    /// request.
     fn unified(&self) -> &'static str {
         if self.most_requests() > 1 { " --kv-unified" } else { "" }
     }
@@ -242,8 +243,9 @@ impl SettingsTable<'_> {
             text += &format!("    {key}: {num}\n");
             last = *to;
         }
-        // Above the last upper bound it does not draft anyway. A larger batch never gets more candidates, so a 0 is
-        // never followed by another number, which would find the drafter's cache stale.
+        // Above the last upper bound, the server does not draft anyway. A larger batch never gets
+        // more candidates, so drafting never resumes after a 0 with a stale KV cache of the
+        // drafter.
         if keys == ScheduleKeys::LowerBounds && last < self.most_requests() {
             text += &format!("    {}: 0\n", last + 1);
         }

@@ -1,4 +1,4 @@
-//! What settings make of recorded responses: rounds and tokens by prompt.
+//! Replays recorded responses under server settings, and counts rounds and tokens by prompt.
 
 use anyhow::Result;
 use draftsmith_theory::{
@@ -7,14 +7,14 @@ use draftsmith_theory::{
 };
 use serde::Serialize;
 
-/// How a server drafts.
+/// A setting for how a server drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Drafting {
-    /// The most candidates of a round.
+    /// The maximum number of candidates per round.
     pub num_candidates: usize,
-    /// It stops before a candidate whose probability among the ten most probable ones is lower; 0 if it does not.
+    /// The drafter's probability, among its top ten tokens, below which drafting stops; 0 if never.
     pub least_prob: f64,
-    /// Tokens that a look-up must match; null with a drafter.
+    /// The number of tokens that a lookup must match; null for a drafter.
     pub num_matched: Option<usize>,
 }
 
@@ -46,17 +46,17 @@ impl Drafting {
     }
 }
 
-/// The rounds of each prompt under each setting.
+/// The rounds of each prompt, under each setting.
 pub(super) struct Replayed {
     by_setting: Vec<(Drafting, Vec<RoundLengths>)>,
     prompt_tokens: Vec<usize>,
-    /// The tokens of each response after the first.
+    /// The number of tokens of each response, without the first token.
     later_tokens: Vec<usize>,
 }
 
 impl Replayed {
     pub(super) fn new(recordings: &Recordings, settings: &[Drafting]) -> Result<Self> {
-        // A server's first token comes from reading the prompt, and is never speculated.
+        // A server's first token comes from the prefill, and is never speculated.
         let recordings = recordings.after_first_token();
         let rounds = |setting: &Drafting| Ok((*setting, setting.rounds(&recordings)?));
         Ok(Self {
@@ -80,8 +80,8 @@ impl Replayed {
         found.map(|(_, rounds)| rounds.as_slice())
     }
 
-    /// Sums the tokens and rounds of some prompts; an index may occur twice. Without a setting every token is a
-    /// round.
+    /// Sums the tokens and rounds of the prompts at these indices, which may repeat. Without a
+    /// setting, every token takes a round.
     fn work(&self, setting: Option<Drafting>, some: &[usize]) -> Option<Work> {
         let sum = |of: &dyn Fn(usize) -> usize| some.iter().map(|at| of(*at)).sum::<usize>() as f64;
         let later = sum(&|at| self.later_tokens[at]);
@@ -101,8 +101,8 @@ impl Replayed {
         work.map_or(f64::NAN, |work| work.tokens_per_round(some.len() as f64))
     }
 
-    /// Computes the tokens per second of `batch_size` requests side by side under a setting; `None` outside of what
-    /// was measured.
+    /// Computes the tokens per second of `batch_size` concurrent requests under a setting; `None`
+    /// if the costs do not cover it.
     pub(super) fn throughput(
         &self,
         table: &RoundTable,
@@ -128,7 +128,7 @@ impl Replayed {
         Some(table.throughput(batch_size, of_server, seconds, &work))
     }
 
-    /// Computes the shares of rounds by their number of candidates.
+    /// Computes the share of rounds with each number of candidates, from 0.
     fn shares(&self, setting: Drafting, some: &[usize]) -> Option<Vec<f64>> {
         let rounds = self.rounds(setting)?;
         let mut shares = vec![0.0; setting.num_candidates + 1];

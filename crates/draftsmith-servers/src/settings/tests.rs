@@ -1,4 +1,4 @@
-//! Choices at known costs, and files held to each server's own rules.
+//! Tests of choices at known costs, and of files against each server's own rules.
 
 use draftsmith_theory::{RecordedCandidate, RecordedPlace, Recording, ServerCell};
 use serde_json::Value;
@@ -7,8 +7,9 @@ use draftsmith_recipe::exports::servers::AS_EAGLE3;
 
 use super::*;
 
-/// Draws 40 responses of 81 tokens whose candidates are accepted with probability `accepted`. The drafter gives
-/// accepted ones a probability of 0.95 or 0.6, and others 0.6 or 0.2, half of the time each.
+/// Simulates recordings of 40 responses with 81 tokens. Candidates are accepted with probability
+/// `accepted`. The drafter gives accepted candidates a probability of 0.95 or 0.6, and others 0.6
+/// or 0.2, each half of the time.
 fn recordings(accepted: f64, name: &str) -> Recordings {
     let mut draws = SeededDraws::new(1, &["servers", name]);
     let candidate = |token_id, prob| RecordedCandidate {
@@ -21,7 +22,7 @@ fn recordings(accepted: f64, name: &str) -> Recordings {
         draft_log_prob: -1.0,
         target_log_prob: -1.0,
     };
-    // Responses repeat nine tokens.
+    // Each response repeats nine tokens.
     let mut place = |at: u32| {
         let is_likely = draws.uniform() < 0.5;
         let is_accepted = draws.uniform() < accepted;
@@ -41,8 +42,8 @@ fn recordings(accepted: f64, name: &str) -> Recordings {
     }
 }
 
-/// Returns costs of 10 ms for a round of up to four rows and 2.5 ms for each further row, and 1 ms for each candidate
-/// of a request.
+/// Returns costs of 10 ms for a round of up to four rows, 2.5 ms for each further row, and 1 ms for
+/// each candidate of a request.
 fn costs(sizes: &[usize]) -> ServerCosts {
     let cell = |batch_size: usize, num_candidates: usize| {
         let rows = (batch_size * (1 + num_candidates)) as f64;
@@ -96,7 +97,7 @@ fn the_number_that_pays_falls_with_the_batch_and_speeds_are_those_of_the_formula
             let plain = seconds(row.batch_size as f64, 0);
             let expected = cell.tokens_per_round * plain / seconds(rows, num_candidates);
             assert!((cell.speedup - expected).abs() < 1e-9, "{row:?}");
-            // 1 + β + … + β^K, give or take the sample.
+            // The ideal is 1 + β + … + β^K, apart from sampling error.
             let ideal: f64 = (0..=num_candidates as i32).map(|power| 0.8_f64.powi(power)).sum();
             assert!((cell.tokens_per_round / ideal - 1.0).abs() < 0.05, "{cell:?} {ideal}");
         }
@@ -127,7 +128,7 @@ fn one_number_for_a_mixed_load_lies_between_and_its_loss_is_told() {
     let alone = settings(0.8, one_client());
     assert!(single(&mixed) < single(&alone), "{mixed:?}");
     assert!(mixed.lost_by_single > 0.01 && alone.lost_by_single < 0.01);
-    // 50 requests a second of one token are few: one at a time keeps up.
+    // At 50 tokens per second (5 requests of 10 tokens), a batch of one keeps up.
     let calm = settings(0.8, ServerLoad::Rate(5.0, 10.0));
     assert_eq!(calm.single, alone.single);
     let tuning = ServerTuning {
@@ -151,18 +152,18 @@ fn the_first_token_of_a_response_is_not_speculated() {
             .iter()
             .all(|it| it.places.len() == 80 && it.prompt.last() == Some(&10) && it.limit == 80)
     );
-    // 80 tokens in rounds of 1 + 3.
+    // The 80 later tokens take rounds of 1 + 3 tokens.
     let three = Drafting::fixed(3);
     let replayed = Replayed::new(&recordings, &[three]).expect("lengths");
     assert_eq!(replayed.tokens_per_round(three, &replayed.all()), 4.0);
-    // Without candidates: 81 tokens in 80 rounds of 10 ms.
+    // Without candidates, 81 tokens take 80 rounds of 10 ms.
     let speed = replayed.throughput(&costs(&[1]).table(), 1.0, None, &replayed.all());
     assert!((speed.expect("measured") - 81.0 / 0.8).abs() < 1e-9, "{speed:?}");
 }
 
 #[test]
 fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
-    // Rows cost much, and the probability of every second rejection is told from all acceptances.
+    // Rows are expensive, and the drafter's probability identifies every second rejection.
     let target = |rows: usize| 0.01 + 0.004 * (rows - 1) as f64;
     let cell = |batch_size: usize, num_candidates: usize| {
         let rows = batch_size * (1 + num_candidates);
@@ -202,13 +203,13 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
     let at_two = &found.rows[1].cells;
     let speed = |it: Drafting| at_two.iter().find(|cell| cell.drafting == it).map(|it| it.speedup);
     assert!(speed(single) > speed(Drafting::fixed(single.num_candidates)), "{at_two:?}");
-    // Reading prompts of ten tokens takes its share: 1 ms for each of two.
+    // Reading the prompts of ten tokens takes time too: 1 ms for each of the two.
     let fixed = at_two.iter().find(|it| it.drafting == Drafting::fixed(1)).expect("tried");
     let seconds = |rounds: f64, each: f64| 40.0 * rounds * each + 2.0 * 40.0 * 10.0 * 1e-4;
     let rounds = 80.0 / fixed.tokens_per_round;
     let expected = seconds(80.0, target(2)) / seconds(rounds, target(4) + 0.0001);
     assert!((fixed.speedup / expected - 1.0).abs() < 1e-9, "{} {expected}", fixed.speedup);
-    // Look-ups are right in all of these responses; two requests have room for four candidates each.
+    // All lookups are right here. With two requests, each has room for four candidates.
     let found = tuning.look_ups(greedy).expect("tried");
     let found = found.expect("rows were measured");
     let single = found.single.expect("it pays");
@@ -220,7 +221,7 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
     );
     let faster = tuning.fastest(greedy, &served).expect("both");
     assert_eq!(faster.single, found.single);
-    // Without rounds of as many rows neither is weighed.
+    // Without round times for that many rows, lookup is not considered.
     let few = ServerTuning { costs: costs(&[1, 2]), ..tuning.clone() };
     assert!(few.look_ups(greedy).expect("tried").is_none());
     let found = few.settings(greedy, &served).expect("settings");
@@ -235,7 +236,7 @@ const KINDS: [ServerKind; 5] = [
     ServerKind::TrtLlm(ScheduleKeys::LowerBounds),
 ];
 
-/// Reads which number of candidates the settings of a server give a batch, as the server itself does; 0 is off.
+/// Reads a batch's number of candidates from settings, as the server itself would; 0 means off.
 fn given(kind: ServerKind, files: &[SettingsFile], batch_size: usize) -> usize {
     let text =
         |name: &str| files.iter().find(|file| file.name == name).map(|file| file.text.as_str());
@@ -249,7 +250,8 @@ fn given(kind: ServerKind, files: &[SettingsFile], batch_size: usize) -> usize {
             let mut found = None;
             for entry in table {
                 let [from, to, k] = [0, 1, 2].map(|at| entry[at].as_u64().expect("a number"));
-                // Three numbers, the first range from 1, no gap or overlap, no more than the maximum.
+                // An entry has three numbers. Ranges start at 1, have no gap or overlap, and
+                // respect the maximum.
                 assert_eq!(entry.as_array().map(Vec::len), Some(3));
                 assert!(from == next && from <= to && k <= most && most > 0, "{config}");
                 next = to + 1;
@@ -348,7 +350,7 @@ fn each_server_reads_the_chosen_numbers_in_its_own_way() {
                 let expected = if takes_one { single(&found) } else { row.best };
                 assert_eq!(given(kind, &files, row.batch_size), expected, "{kind:?} {files:?}");
             }
-            // Between two measured sizes, that of the larger one.
+            // Between two measured sizes, the number of the larger one applies.
             let expected = if takes_one { single(&found) } else { found.rows[2].best };
             assert_eq!(given(kind, &files, 3), expected, "{kind:?}");
         }

@@ -1,4 +1,4 @@
-//! Costs of forwards: given by the user, or measured as in `tune`.
+//! The costs of forwards, given by the user or measured as in `tune`.
 
 use std::collections::BTreeMap;
 
@@ -13,15 +13,15 @@ use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, Costs};
 use draftsmith_tune::decoders::Decoders;
 use draftsmith_tune::sweep::lengths_under;
 
-/// Prompts that costs are measured on.
+/// The number of prompts for measuring costs.
 const NUM_PROMPTS: usize = 4;
-/// Prompts after which the target's forwards are timed one by one.
+/// The number of prompts after which the target's forwards are timed separately.
 const NUM_PROMPTS_ALONE: usize = 2;
 /// The number of times that each row count is timed after a prompt. Each pass times every row count once.
 const NUM_PASSES: usize = 8;
 
 impl Surveyor<'_> {
-    /// Returns the costs of the separate draft, as given or measured on this machine.
+    /// Returns the costs of the draft model, as given or measured on this machine.
     pub(super) fn draft_costs(
         &self,
         drafters: &LoadedDrafters,
@@ -37,7 +37,7 @@ impl Surveyor<'_> {
         Ok((CostSource::Machine, self.measure(&mut decoders, NUM_PROMPTS, &lengths)?))
     }
 
-    /// Returns the seconds of the target's forwards of 1, 2, 3 … rows, as given or measured on this machine.
+    /// Returns the seconds of target forwards over 1, 2, 3 … rows, as given or measured here.
     pub(super) fn target_costs(&self) -> Result<(CostSource, Costs)> {
         let given = self.given.and_then(|given| Costs::given_target(given).transpose());
         if let Some(costs) = given.transpose()? {
@@ -60,7 +60,7 @@ impl Surveyor<'_> {
         Ok((CostSource::Machine, costs))
     }
 
-    /// Selects at most `num_prompts` of the answers' prompts, spread evenly, to measure with.
+    /// Selects at most `num_prompts` of the answers' prompts, spread evenly, for measuring costs.
     fn cost_prompts(&self, num_prompts: usize) -> Vec<Vec<u32>> {
         let prompts = self.answers.iter().map(|answer| answer.prompt_ids.clone()).collect();
         spread(prompts, Some(num_prompts))

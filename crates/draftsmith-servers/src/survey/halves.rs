@@ -1,5 +1,4 @@
-//! Cross-validation over the two halves of a survey's answers: each half is judged by what was chosen on
-//! the other half.
+//! Cross-validation: each half of a survey's answers is scored with settings from the other half.
 
 use anyhow::Result;
 use draftsmith_report::{DecodingName, LookUps};
@@ -11,17 +10,17 @@ use draftsmith_tune::costs::Costs;
 use draftsmith_tune::judging::{Fold, speedup};
 use draftsmith_tune::sweep::{RuleChoice, best_look_ups_alone};
 
-/// What was recorded along each half of the answers.
+/// The recordings of the two halves of the answers.
 pub(super) struct Halves(pub(super) [Recordings; 2]);
 
 impl Halves {
-    /// Joins both halves, the second after the first.
+    /// Joins the recordings of both halves, in order.
     pub(super) fn together(&self) -> Recordings {
         let responses = self.0.iter().flat_map(|half| half.responses.clone()).collect();
         Recordings { responses, ..self.0[0].clone() }
     }
 
-    /// Judges each half with the settings that `choose` finds on the other half.
+    /// Scores each half with the settings that `choose` finds on the other half.
     ///
     /// # Errors
     /// If nothing was recorded.
@@ -34,19 +33,19 @@ impl Halves {
         Ok([Fold::new(other, one, costs, choose)?, Fold::new(one, other, costs, choose)?])
     }
 
-    /// Assigns the halves for a choice of server settings: the settings are chosen on the first and judged on the
+    /// Returns the recordings for server settings: chosen on the first half, evaluated on the
     /// second.
     pub(super) fn recorded(&self, decoding: Decoding, seed: u64) -> Recorded<'_> {
         let [chosen_on, judged_on] = &self.0;
         Recorded { chosen_on, judged_on, decoding: DecodingName::of(&decoding), seed }
     }
 
-    /// Returns the costs of the target without a drafter, by response.
+    /// Returns the costs of the target alone, one entry per response.
     pub(super) fn plain(&self, costs: &Costs) -> Vec<TimedCounts> {
         self.0.iter().flat_map(|half| half.plain(&costs.rounds)).collect()
     }
 
-    /// Estimates the speed of prompt lookup without a drafter by cross-validation, and chooses its setting on both
+    /// Estimates the speedup of prompt lookup alone by cross-validation, with a setting from both
     /// halves.
     ///
     /// # Errors
@@ -63,14 +62,14 @@ impl Halves {
     }
 }
 
-/// A rule and its expected speed.
+/// A stop rule and its expected speedup.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct HalfPromise {
-    /// The rule with its setting: `K = 4`.
+    /// The rule and its setting as text, such as `K = 4`.
     pub setting: String,
-    /// The rule with its setting.
+    /// The rule and its setting.
     pub config: StopRuleConfig,
-    /// Speed over plain decoding.
+    /// The speedup over plain decoding.
     pub speedup: Estimate,
 }
 

@@ -1,5 +1,5 @@
-//! Surveys a target and a draft: how often they agree, what each stop rule would gain, and how much of
-//! a perfect acceptance head's gain a trained head could reach.
+//! Surveys a target and a draft model: how often they agree, the gain of each stop rule, and the
+//! share of a perfect acceptance head's gain that a trained head could reach.
 
 use anyhow::{Context, Result};
 use draftsmith_decode::KnownResponse;
@@ -26,78 +26,78 @@ use draftsmith_tune::recorder::{RecordedDrafter, RecordedModels};
 use draftsmith_tune::rollouts::RecordedSet;
 use draftsmith_tune::sweep::{RuleChoice, best_fixed, best_of_all, cheapest};
 
-/// The survey of a pair.
+/// The findings for a pair of models.
 #[derive(Debug, Serialize)]
 pub struct PairSurvey {
     /// The share of positions at which both models' most probable tokens are the same.
     pub agreement: Estimate,
-    /// Σ min(p, q) as sampled, at temperature 1 for greedy answers: the chance that a sampled candidate
-    /// is accepted. Null for greedy answers of servers, which return no probabilities.
+    /// The mean overlap Σ min(p, q), which is the probability that a sampled candidate is accepted.
+    /// For greedy answers, it is taken at temperature 1. Null for greedy answers from servers,
+    /// which return no probabilities.
     pub overlap: Option<Estimate>,
-    /// The share of the answers' tokens that the draft proposes and the target accepts; null if nothing
-    /// is drafted.
+    /// The share of the answers' tokens that are accepted candidates; null if nothing is drafted.
     pub share_accepted: Option<f64>,
-    /// The i-th entry is the acceptance rate of candidates at position i of a round whose predecessors
-    /// were accepted; it ends before the first position with fewer than 20 such candidates.
+    /// Acceptance rates by position in a round, given that all earlier candidates were accepted.
+    /// The list ends before the first position with fewer than 20 such candidates.
     pub acceptance_by_position: Vec<f64>,
-    /// Where the costs are from.
+    /// The source of the costs.
     pub cost_source: CostSource,
-    /// The costs.
+    /// The costs of forwards.
     pub costs: Costs,
-    /// Modelled speed over plain decoding at every fixed length, on all answers.
+    /// The modelled speedup over plain decoding at every fixed candidate length, on all answers.
     pub fixed_lengths: Vec<FixedLength>,
-    /// Every rule: its best setting on all answers, its cross-validated gains. Rules that read a head
-    /// read the probes' predictions.
+    /// For every rule, its best setting on all answers and its cross-validated gains. Rules that
+    /// need an acceptance head use the probes' predictions.
     pub rules: Vec<ReplayRow>,
-    /// The oracle's gain over the best fixed length; greedy only.
+    /// The oracle's gain over the best fixed length; null for sampled answers.
     pub oracle: Option<Estimate>,
-    /// The best rule that needs no training and no fit, cross-validated.
+    /// The best rule that needs neither training nor fitting, with its cross-validated speedup.
     pub untrained: HalfPromise,
-    /// Its gain over the best fixed length.
+    /// The gain of `untrained` over the best fixed length.
     pub untrained_gain: Estimate,
-    /// Prompt lookup without the draft.
+    /// The result for prompt lookup without the draft model.
     pub look_ups: LookUps,
-    /// The prospects of an acceptance head.
+    /// The expected benefit of an acceptance head.
     pub head: HeadSurvey,
-    /// What to do.
+    /// The advice.
     pub verdict: SurveyVerdict,
-    /// The settings of a server, chosen on one half of the answers and judged on the other; null unless asked for.
+    /// A server's settings, chosen on one half of the answers and evaluated on the other, if
+    /// requested.
     pub server: Option<ServerSettings>,
 }
 
-/// The speed at a fixed length.
+/// The speedup at one fixed candidate length.
 #[derive(Debug, Serialize)]
 pub struct FixedLength {
-    /// K, candidates a round.
+    /// The number of candidates per round, K.
     pub candidate_length: usize,
-    /// The speed-up.
+    /// The modelled speedup over plain decoding.
     pub speedup: Estimate,
 }
 
-/// The prospects of an acceptance head for the pair.
+/// The expected benefit of an acceptance head for the pair.
 #[derive(Debug, Serialize)]
 pub struct HeadSurvey {
-    /// The gain over the best fixed length of a rule that reads a perfect look-ahead head; null if
-    /// servers answer for the target, which cannot be asked about every candidate.
+    /// The gain over the best fixed length of a rule with a perfect look-ahead head. Null if
+    /// servers run the target, because they cannot judge every candidate.
     pub ceiling: Option<Estimate>,
-    /// The small heads that were trained as probes; null if there were too few answers.
+    /// The small heads trained as probes; null if there were too few answers.
     pub probe: Option<Probe>,
 }
 
-/// Small heads, each trained on one half of the answers and judged on the other.
+/// Small acceptance heads, each trained on one half of the answers and scored on the other.
 #[derive(Debug, Serialize)]
 pub struct Probe {
-    /// The share of the KL of a constant prediction that the heads explain: a lower bound of what a head
-    /// could explain.
+    /// The share of a constant prediction's KL divergence that the heads explain, a lower bound.
     pub explained: Estimate,
-    /// Their scores on answers that they were not trained on.
+    /// The heads' scores on answers that they were not trained on.
     pub scores: HeadScores,
-    /// The expected gain of a head that explains that share: the same share of the ceiling. Without a
-    /// ceiling, the gain of the best rule that reads the probes.
+    /// The expected gain of a head that explains this share. It is the same share of the ceiling
+    /// or, without a ceiling, the gain of the best rule that uses the probes.
     pub outlook: HeadOutlook,
 }
 
-/// Surveys the pair.
+/// Surveys a target and a draft model.
 pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let Surveyor { ref answers, decoding, seed, watch, .. } = *surveyor;
     let progress = Progress::new(watch, "survey", "answers", 3 * answers.len() as u64);
@@ -149,15 +149,15 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     })
 }
 
-/// What was recorded of the draft.
+/// The recordings of the draft model.
 struct PairRecordings {
-    /// Along all answers, in their order, without a head.
+    /// The recordings along all answers, in order, without a head.
     whole: Recordings,
-    /// The same in halves.
+    /// The same recordings in two halves.
     halves: Halves,
-    /// Each half with the head that was trained on the other half, if there were enough answers.
+    /// Each half with predictions of a head trained on the other; `None` with too few answers.
     with_heads: Option<Halves>,
-    /// One of those heads.
+    /// The draft model with one of these heads, or without a head.
     drafters: LoadedDrafters,
 }
 
@@ -201,7 +201,8 @@ impl PairRecordings {
         })
     }
 
-    /// Estimates the prospects of a head; `untrained` is the cost of the best rule that needs no training.
+    /// Estimates the benefit of an acceptance head; `untrained` is the cost of the best untrained
+    /// rule.
     fn head_survey(
         &self,
         judging: &Judging<'_>,
@@ -257,7 +258,7 @@ fn reads_head(choice: &RuleChoice) -> bool {
     choice.config.needs().acceptance_prob
 }
 
-/// Returns whether a rule needs no training, no fit and no look-up.
+/// Returns whether a rule needs no training, no fitting and no lookup.
 fn is_settable(choice: &RuleChoice) -> bool {
     choice.lookup_first.is_none()
         && !reads_head(choice)
@@ -268,7 +269,7 @@ fn judging<'a>(halves: &'a Halves, costs: &'a Costs, seed: u64) -> Result<Judgin
     Judging::new(halves.folds(costs, best_of_all)?.into(), costs, seed)
 }
 
-/// Computes the modelled speed over plain decoding at every fixed length.
+/// Computes the modelled speedup over plain decoding at every fixed candidate length.
 fn fixed_lengths(recordings: &Recordings, costs: &Costs, seed: u64) -> Result<Vec<FixedLength>> {
     let plain = recordings.plain(&costs.rounds);
     let at = |candidate_length| -> Result<FixedLength> {
@@ -279,7 +280,7 @@ fn fixed_lengths(recordings: &Recordings, costs: &Costs, seed: u64) -> Result<Ve
     (1..=recordings.max_length).map(at).collect()
 }
 
-/// Estimates how often both models prefer the same token, and the overlap of their distributions if it is known.
+/// Estimates how often both models' top tokens agree, and their distributions' overlap if known.
 fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, Option<Estimate>)> {
     progress.message("target and draft along the answers");
     let sampling = match surveyor.decoding.choice {

@@ -1,8 +1,8 @@
-//! How much an acceptance head could predict: small heads, each briefly trained on one half of the answers
-//! and judged on the other half.
+//! Estimates how much an acceptance head could predict, with small heads that are briefly trained
+//! on one half of the answers and scored on the other.
 //!
-//! The share of a constant prediction's KL that they explain is a lower bound: a head that is trained on
-//! thousands of prompts explains more.
+//! The share of a constant prediction's KL divergence that they explain is a lower bound: a head
+//! that is trained on thousands of prompts explains more.
 
 use anyhow::{Context, Result};
 use draftsmith_data::{ResponseRow, source_of};
@@ -19,8 +19,8 @@ use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_tune::rollouts::TrainingRollouts;
 
-/// Returns the settings of the probes: the recommended form of a head, a learning rate for few steps, and the best
-/// epoch on held-out answers.
+/// Returns the training settings of the probes: the recommended form of a head, a learning rate for
+/// few steps, and the best epoch on held-out answers.
 fn settings() -> HeadTraining {
     HeadTraining {
         num_layers: 1,
@@ -41,8 +41,8 @@ fn settings() -> HeadTraining {
 }
 
 impl Surveyor<'_> {
-    /// Trains a head on the recordings along some answers, and returns the draft with it; `None` if there are too few
-    /// answers.
+    /// Trains an acceptance head on the recordings of some answers. Returns the draft model with
+    /// the head; `None` if there are too few answers.
     pub(super) fn probe(
         &self,
         some: &[usize],
@@ -67,14 +67,14 @@ impl Surveyor<'_> {
             Err(TrainError::TooFewRows { .. }) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
-        // Read back from a file, as when it is served: the trained module is slower.
+        // We read the head back from a file, because a module is slower right after training.
         let head_dir = dir.path().join("head");
         trained.model.write_dir(&head_dir, &trained.config)?;
         let head = HeadExport::read(&head_dir, draft.shape().hidden_size, self.workspace)?;
         self.draft(Some(head)).map(Some)
     }
 
-    /// Returns the draft, with a head if one is given.
+    /// Returns the draft model, with an acceptance head if one is given.
     pub(super) fn draft(&self, head: Option<HeadExport>) -> Result<LoadedDrafters> {
         let draft = self
             .workspace
@@ -84,7 +84,7 @@ impl Surveyor<'_> {
         Ok(LoadedDrafters::of_model(draft, head))
     }
 
-    /// Converts an answer to a row of data, without the target's probabilities.
+    /// Converts an answer to a training row, without the target's probabilities.
     fn row(&self, nth: usize) -> ResponseRow {
         let answer = &self.answers[nth];
         ResponseRow {
@@ -100,15 +100,15 @@ impl Surveyor<'_> {
     }
 }
 
-/// The KL of predictions by answer, beside that of a constant prediction.
+/// The KL divergence of a head's predictions and of a constant prediction, by answer.
 pub(super) struct Unexplained {
-    /// KL(label ‖ prediction) in nats, summed over the candidates of each answer: for the head, and for the
-    /// mean label of the other half.
+    /// KL(label ‖ prediction) in nats, summed over each answer's candidates: for the head, and for
+    /// a constant prediction (the other half's mean label).
     of_answers: Vec<[f64; 2]>,
 }
 
 impl Unexplained {
-    /// Compares the predictions of `judged` with the mean label of `others`.
+    /// Scores the predictions of `judged` against the mean label of `others`.
     pub(super) fn of(judged: &[Vec<JudgedPrediction>], others: &[Vec<JudgedPrediction>]) -> Self {
         let (mut labels, mut weight) = (0.0, 0.0);
         for judged in others.iter().flatten() {
@@ -122,14 +122,14 @@ impl Unexplained {
         Self { of_answers: judged.iter().map(sums).collect() }
     }
 
-    /// Joins the answers of both halves, those of `other` last.
+    /// Joins the answers of both halves; those of `other` come last.
     pub(super) fn join(mut self, other: Self) -> Self {
         self.of_answers.extend(other.of_answers);
         self
     }
 
-    /// Computes the share of the constant's KL that the head explains over some answers; negative if the constant is
-    /// better.
+    /// Computes the share of the constant prediction's KL divergence that the head explains over
+    /// some answers. Negative if the constant is better.
     pub(super) fn share(&self, some: &[usize]) -> f64 {
         let sum = |of: usize| some.iter().map(|nth| self.of_answers[*nth][of]).sum::<f64>();
         1.0 - sum(0) / sum(1)
@@ -141,7 +141,7 @@ fn kl_sum(judged: &[JudgedPrediction], predict: &dyn Fn(f64) -> f64) -> f64 {
     if weight == 0.0 { 0.0 } else { weight * scores(judged, predict).kl }
 }
 
-/// Scores predictions that `predict` has mapped.
+/// Scores predictions after `predict` has mapped each probability.
 pub(super) fn scores(judged: &[JudgedPrediction], predict: &dyn Fn(f64) -> f64) -> HeadScores {
     let mut metrics = HeadMetrics::default();
     for judged in judged {

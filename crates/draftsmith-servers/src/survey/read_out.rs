@@ -1,13 +1,14 @@
-//! Linear read-outs of what self-drafts read, mapped to the final hidden states by ridge regression; the target's LM
-//! head turns them into logits.
+//! Estimates what self-drafts could predict. A linear map (read-out), fitted by ridge regression,
+//! predicts the final hidden states from a self-draft's inputs. The target's LM head gives logits.
 //!
-//! An adapter reads a layer's states. Its map is an addition to the logit lens, the final norm of the states, and stays
-//! close to it if data are few. An EAGLE-3 drafter reads the token's embedding and three layers' states at the token
-//! before.
+//! An adapter reads the hidden states of one layer. Its map corrects the logit lens (the final norm
+//! of these states), and stays close to it with little data. An EAGLE-3 drafter reads the token's
+//! embedding and the hidden states of three layers at the token before.
 //!
-//! A map is fitted to one half of the answers and their prompts, and applied to the other half. A drafter has attention
-//! and more data, so the read-out's agreement is a lower bound; but an EAGLE-3 drafter agrees less often at the later
-//! steps of a round, where its own output takes the place of the states.
+//! A map is fitted to one half of the answers and their prompts, and applied to the other half. A
+//! real drafter has attention and more data, so the read-out's agreement is a lower bound. But an
+//! EAGLE-3 drafter agrees less often at later steps of a round, where its own output replaces the
+//! target's states.
 
 use std::borrow::Cow;
 
@@ -23,56 +24,56 @@ use draftsmith_tune::answers::TargetAnswer;
 
 /// The ridge penalty, relative to the mean of the squared inputs.
 const STRENGTH: f64 = 0.01;
-/// The most rows that a map is fitted to: all rows of answers, and rows of prompts up to this number.
+/// The maximum number of rows for a fit: all rows of answers, filled up with rows of prompts.
 const MAX_ROWS: usize = 8192;
-/// Rows whose logits are computed at once.
+/// The number of rows whose logits are computed at once.
 const CHUNK: usize = 256;
-/// The least standard deviation of a feature, so that a constant feature does not divide by zero.
+/// The minimum standard deviation of a feature, against division by zero.
 const LEAST_SPREAD: f32 = 1e-6;
 
-/// The drafts of a read-out along each answer, one entry per token.
+/// The predictions of a read-out along each answer, one entry per token.
 pub(super) struct ReadOut {
-    /// The layers before an adapter; `None` for an EAGLE-3 drafter.
+    /// The number of layers before the adapter; `None` for an EAGLE-3 drafter.
     pub(super) exit_layer: Option<usize>,
-    /// Whether the most probable token is the target's.
+    /// Whether the read-out's most probable token is the target's.
     pub(super) agrees: Vec<Vec<bool>>,
-    /// Whether the answer's token would be drafted and accepted.
+    /// Whether the read-out would draft the answer's token and the target would accept it.
     pub(super) accepted: Vec<Vec<bool>>,
 }
 
-/// Hidden states along all answers, in their order.
+/// Hidden states along all answers, in order.
 struct States {
-    /// What each self-draft reads.
+    /// The inputs of each self-draft.
     inputs: Vec<ReadOutInputs>,
-    /// After the final norm, `[rows, hidden]`.
+    /// The target's states after the final norm, `[rows, hidden]`.
     last: Tensor<2>,
-    /// The rows of each answer, those of the prompt included. A token is predicted from the row before it, so
-    /// the last rows predict the answer's tokens.
+    /// The rows of each answer, including its prompt. The row before a token predicts it, so the
+    /// last rows predict the answer's tokens.
     answers: Vec<std::ops::Range<usize>>,
 }
 
-/// What a self-draft reads.
+/// The inputs of one self-draft.
 struct ReadOutInputs {
-    /// The layers before an adapter; `None` for an EAGLE-3 drafter.
+    /// The number of layers before the adapter; `None` for an EAGLE-3 drafter.
     exit_layer: Option<usize>,
-    /// `[rows, width]`
+    /// The hidden states that the self-draft reads, `[rows, width]`.
     states: Tensor<2>,
-    /// What the map adds to, `[rows, hidden]`.
+    /// The states that the map corrects, `[rows, hidden]`.
     base: Tensor<2>,
 }
 
-/// A token of an answer, as the target predicted it.
+/// A token of an answer, with the target's prediction.
 struct AnswerToken {
     token_id: u32,
     /// The target's most probable token.
     top: u32,
-    /// Its probability as sampled; 1 for greedy answers.
+    /// The probability of `token_id` under the sampling settings; 1 for greedy answers.
     prob: f64,
-    /// A uniform draw that decides whether the token would be drafted.
+    /// A uniform random number that decides whether the token would be drafted.
     luck: f64,
 }
 
-/// A fitted map from standardised states to what is missing from a base to the final states.
+/// A fitted map from standardised inputs to the difference between the final states and the base.
 struct LinearMap {
     mean: Tensor<2>,
     spread: Tensor<2>,
@@ -80,8 +81,8 @@ struct LinearMap {
     weights: Tensor<2>,
 }
 
-/// Computes the read-outs of layers, and of an EAGLE-3 drafter if all layers that it reads are among them. Each half
-/// of the answers is read with the map of the other half.
+/// Computes the read-outs of layers, and of an EAGLE-3 drafter if all layers that it reads are
+/// among them. Each half of the answers is predicted with the map fitted to the other half.
 pub(super) fn read_outs(
     surveyor: &Surveyor<'_>,
     exit_layers: &[usize],
@@ -105,7 +106,8 @@ pub(super) fn read_outs(
             let over_base = select(&states.last, &rows) - select(&inputs.base, &rows);
             let map = LinearMap::fit(&select(&inputs.states, &rows), over_base)
                 .context("hidden states that are not finite")?;
-            // All answers of a half at once: each product reads the whole LM head.
+            // All answers of a half are processed at once, because each product reads the whole LM
+            // head.
             let places = halves[half].iter().flat_map(|nth| {
                 let (end, len) = (states.answers[*nth].end, tokens[*nth].len());
                 (0..len).map(move |at| (*nth, at, end - len + at))
@@ -134,7 +136,7 @@ pub(super) fn read_outs(
     all.collect()
 }
 
-/// Runs the target along the answers, and collects what each self-draft reads and the final states.
+/// Runs the target along the answers. Collects the self-drafts' inputs and the final states.
 fn states(
     surveyor: &Surveyor<'_>,
     target: &CausalLm,
@@ -145,7 +147,7 @@ fn states(
     let answers = &surveyor.answers;
     let num_of_answers: usize = answers.iter().map(|answer| answer.response_ids.len()).sum();
     let num_of_prompts: usize = answers.iter().map(|answer| answer.prompt_ids.len()).sum();
-    // The stride of prompt positions.
+    // The step between the prompt positions that are used.
     let step = num_of_prompts.div_ceil(MAX_ROWS.saturating_sub(num_of_answers).max(1)).max(1);
     let mut exits: Vec<Vec<Tensor<2>>> = vec![Vec::new(); exit_layers.len()];
     let of_eagle3 = Eagle3Config::default_layers(target.shape().num_layers);
@@ -165,7 +167,7 @@ fn states(
         let (of_exits, of_last) =
             target.hidden_states_at(ids, exit_layers, std::slice::from_ref(&wanted));
         let first = answer.prompt_ids.len() - 1;
-        // States at the first token of a sequence are unlike all others.
+        // The states at a sequence's first token differ from all others, so they are left out.
         let rows: Vec<usize> = (1..first).step_by(step).chain(first..seq).collect();
         let before: Vec<usize> = rows.iter().map(|row| row.saturating_sub(1)).collect();
         let kept = |state: &Tensor<3>, rows: &[usize]| {
@@ -195,7 +197,7 @@ fn states(
     Ok(States { inputs, last, answers: rows_of_answers })
 }
 
-/// Returns the tokens of every answer, as the target predicted them.
+/// Returns the tokens of every answer, with the target's predictions.
 fn answer_tokens(
     surveyor: &Surveyor<'_>,
     target: &CausalLm,
@@ -238,7 +240,8 @@ fn penalised<'l>(
 }
 
 impl LinearMap {
-    /// Fits the map to rows of states and of what final states have over the base; `None` if some are not finite.
+    /// Fits the map from rows of inputs to final states minus the base; `None` if not all are
+    /// finite.
     fn fit(exit: &Tensor<2>, over_base: Tensor<2>) -> Option<Self> {
         let (mean, offset) = (exit.clone().mean_dim(0), over_base.clone().mean_dim(0));
         let centred = exit.clone() - mean.clone();
@@ -256,7 +259,7 @@ impl LinearMap {
             vectors::tensor(values, shape, &device)
         };
         let across = inputs.clone().transpose();
-        // Primal or dual ridge regression, whichever system is smaller.
+        // We solve the primal or the dual ridge problem, whichever is smaller.
         let weights = if rows >= size {
             let gram = doubles(across.clone().matmul(inputs));
             let cross = doubles(across.matmul(wanted));
@@ -270,21 +273,21 @@ impl LinearMap {
         Some(Self { mean, spread, offset, weights })
     }
 
-    /// Predicts what the final states have over the base.
+    /// Predicts the final states minus the base.
     fn apply(&self, states: Tensor<2>) -> Tensor<2> {
         let inputs = (states - self.mean.clone()) / self.spread.clone();
         self.offset.clone() + inputs.matmul(self.weights.clone())
     }
 }
 
-/// Applies the logit lens: the final norm, to an exit's states.
+/// Applies the logit lens, which is the final norm, to the states at an exit layer.
 fn lens(target: &CausalLm, exit: Tensor<2>) -> Tensor<2> {
     let [rows, width] = exit.dims();
     let normed = target.final_norm(exit.reshape([1, rows, width]));
     normed.cast(FloatDType::F32).reshape([rows, width])
 }
 
-/// Calls `each` with the number and the logits of every row of normed states.
+/// Calls `each` with the index and the logits of every row of normalised states.
 fn each_logits(
     target: &CausalLm,
     normed: Tensor<2>,
@@ -349,7 +352,7 @@ mod tests {
             let size = |tensor: Tensor<2>| vectors::values(tensor.powi_scalar(2).mean())[0];
             size(wrong) / size(unseen.clone().matmul(truth.clone()))
         };
-        // The penalised fit explains nearly everything; with fewer rows than features, a part.
+        // A fit to many rows explains nearly everything, and one to few rows a part.
         let (many, few) = (error(numbers(400)), error(numbers(16)));
         assert!(many < 0.01, "{many}");
         assert!(few > many && few < 1.0, "{few}");

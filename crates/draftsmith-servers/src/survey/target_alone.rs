@@ -1,5 +1,5 @@
-//! Surveys a target without a draft: how well a linear read-out of each layer would draft, and one of what an EAGLE-3
-//! drafter reads. That is a lower bound of what a self-draft could learn.
+//! Surveys a target without a draft model. Linear read-outs of each layer, and of an EAGLE-3
+//! drafter's inputs, act as drafters, which gives a lower bound for what a self-draft could learn.
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::{Eagle3Config, ModelConfig, ModelShape};
@@ -19,56 +19,56 @@ use draftsmith_tune::costs::Costs;
 use draftsmith_tune::judging::{Fold, speedup};
 use draftsmith_tune::sweep::{RuleChoice, best_unread, cheapest};
 
-/// The most exit layers that are surveyed; in deeper models they are spread evenly.
+/// The maximum number of exit layers to survey. In deeper models, they are spread evenly.
 const MAX_EXITS: usize = 40;
 
-/// The size of the draft vocabulary that an adapter is assumed to have: the LM head is expensive, and most
+/// The assumed size of an adapter's draft vocabulary. The full LM head is expensive, and most
 /// tokens are rare.
 pub const DRAFT_VOCABULARY: usize = 8192;
 
-/// The survey of a target.
+/// The findings for a target without a draft model.
 #[derive(Debug, Serialize)]
 pub struct TargetSurvey {
-    /// Where the costs are from.
+    /// The source of the costs.
     pub cost_source: CostSource,
-    /// Seconds of the target's forwards of 1, 2, 3 … rows.
+    /// The seconds of target forwards over 1, 2, 3 … rows.
     pub verify_seconds: Vec<f64>,
-    /// By exit layer, then an EAGLE-3 drafter, unless the layers that it reads are not surveyed.
+    /// The results by exit layer, then for EAGLE-3 if all layers that it reads are surveyed.
     pub exits: Vec<ExitSurvey>,
-    /// The exit layer that promises most; null if an EAGLE-3 drafter does.
+    /// The most promising exit layer; null if an EAGLE-3 drafter is more promising.
     pub best_exit_layer: Option<usize>,
-    /// Its best rule; the speed is cross-validated over self-drafts and rules.
+    /// The best rule of this self-draft, with a speedup cross-validated over self-drafts and rules.
     pub best: HalfPromise,
-    /// Prompt lookup without an adapter.
+    /// The result for prompt lookup without an adapter.
     pub look_ups: LookUps,
-    /// Settings of llama.cpp's look-ups, if they were asked for.
+    /// A server's settings for llama.cpp's lookup; null if not requested.
     pub server: Option<ServerSettings>,
-    /// What to do.
+    /// The advice.
     pub verdict: SurveyVerdict,
 }
 
-/// A linear read-out as a drafter.
+/// The result for a linear read-out that acts as a drafter.
 #[derive(Debug, Serialize)]
 pub struct ExitSurvey {
-    /// Layers run before the adapter; null for an EAGLE-3 drafter.
+    /// The number of layers before the adapter; null for an EAGLE-3 drafter.
     pub exit_layer: Option<usize>,
-    /// The cost of a draft forward over that of a target forward. Unless it is given, it is the share of
-    /// weights that a draft forward reads: the layers up to the exit, one for the adapter, and the LM
-    /// head's rows of [`DRAFT_VOCABULARY`] tokens.
+    /// The cost of a draft forward relative to a target forward. Unless given, it is the share of
+    /// weights that a draft forward reads: the layers up to the exit, one for the adapter, and the
+    /// LM head's rows for [`DRAFT_VOCABULARY`] tokens.
     pub draft_share: f64,
-    /// The acceptance rate above which one candidate a round pays.
+    /// The acceptance rate above which one candidate per round pays.
     pub break_even: f64,
-    /// The share of positions at which its most probable token is the target's.
+    /// The share of positions at which the read-out's most probable token is the target's.
     pub agreement: Estimate,
-    /// The share of the answers' tokens that it would draft and the target would accept.
+    /// The share of the answers' tokens that the read-out would draft and the target would accept.
     pub accepted: Estimate,
-    /// The best rule that reads no signal.
+    /// The best rule that reads no drafter probabilities, as text.
     pub setting: String,
-    /// Modelled speed over plain decoding, cross-validated.
+    /// The modelled speedup over plain decoding, cross-validated.
     pub speedup: Estimate,
 }
 
-/// Surveys the target.
+/// Surveys a target without a draft model.
 pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let target = &surveyor.workspace.pair()?.target;
     let num_layers = target.shape().num_layers;
@@ -104,7 +104,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let exits: Vec<ExitRecordings> = exits.collect::<Result<_>>()?;
     let seed = surveyor.seed;
     let judged = exits.iter().map(|exit| exit.judge(seed)).collect::<Result<Vec<_>>>()?;
-    // Plain decoding and prompt lookup cost the same at every exit.
+    // Plain decoding and prompt lookup cost the same for every exit layer.
     let first = exits.first().context("there is an exit")?;
     let look_ups = first.halves.look_ups(&first.costs, seed)?;
     let server = surveyor.tuning.map(|tuning| {
@@ -128,20 +128,20 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     })
 }
 
-/// An exit layer, ready to be replayed.
+/// An exit layer's recordings and costs, ready for replay.
 struct ExitRecordings {
     read_out: ReadOut,
     halves: Halves,
     costs: Costs,
 }
 
-/// An exit layer with the rules that were chosen for it.
+/// An exit layer with the best stop rules found for it.
 struct JudgedExit {
     survey: ExitSurvey,
     /// The best rule on all answers.
     choice: RuleChoice,
-    /// For each half of the answers, the best rule on the other half: its modelled seconds a token there,
-    /// and what it costs on this half.
+    /// For each half of the answers, the best rule of the other half: its modelled seconds per
+    /// token there, and its costs on this half.
     halves: [(f64, Vec<TimedCounts>); 2],
 }
 
@@ -181,8 +181,8 @@ impl ExitRecordings {
     }
 }
 
-/// Finds the best exit and its expected speed: on each half, that of the exit and the rule that are best on the other
-/// half.
+/// Finds the best exit layer and its expected speedup. Each half is scored with the exit layer and
+/// rule that are best on the other half.
 fn best_of<'a>(
     exits: &'a [JudgedExit],
     plain: &[TimedCounts],
@@ -200,9 +200,9 @@ fn best_of<'a>(
     Ok((&best.survey, HalfPromise::new(&best.choice, speedup(plain, &spent, seed))))
 }
 
-/// Computes the weights that a draft forward with an exit reads, over those that a target forward reads: the layers
-/// up to the exit, one for the adapter or EAGLE-3's layer, and the LM head's rows of the draft vocabulary. Embeddings
-/// are looked up and do not count.
+/// Computes the number of weights that a draft forward reads, relative to a target forward: the
+/// layers up to the exit, one layer for the adapter or EAGLE-3 drafter, and the LM head's rows for
+/// the draft vocabulary. Embeddings do not count.
 fn share_read(config: &ModelConfig, exit_layer: Option<usize>) -> f64 {
     let read = |num_layers, vocab_size| {
         let mut config = config.clone().with_tied_embeddings(true);
@@ -214,7 +214,7 @@ fn share_read(config: &ModelConfig, exit_layer: Option<usize>) -> f64 {
     let drafter = match exit_layer {
         Some(exit_layer) => read(exit_layer + 1, num_drafted),
         None => {
-            // `fc` reads once a round.
+            // `fc` is read only once per round.
             let not_read = (vocab_size - num_drafted + 3 * hidden_size) * hidden_size;
             (Eagle3Config::new(config).num_parameters() - not_read) as f64
         }
@@ -222,8 +222,8 @@ fn share_read(config: &ModelConfig, exit_layer: Option<usize>) -> f64 {
     drafter / read(num_layers, vocab_size)
 }
 
-/// Builds the recordings of a read-out along some answers, for rules that read no signal: which token is drafted in
-/// place of an answer's token does not matter to them.
+/// Builds the recordings of a read-out along some answers, for rules that read no drafter
+/// probabilities. Such rules do not depend on which wrong token is drafted.
 fn recordings(
     surveyor: &Surveyor<'_>,
     read_out: &ReadOut,
@@ -242,7 +242,7 @@ fn recordings(
         draft_log_prob: 0.0,
         target_log_prob: 0.0,
     };
-    // Neither the answer's token nor an end token: rounds continue after a rejected candidate.
+    // The wrong token is not an end token, because rounds must continue after a rejected candidate.
     let other = |token: &u32| {
         (0..).find(|id| id != token && !eos_token_ids.contains(id)).unwrap_or_default()
     };
@@ -282,17 +282,18 @@ mod tests {
             bos_token_id: None,
             eos_token_ids: vec![0],
         };
-        // A layer has 4 · 10 · 10 + 3 · 10 · 20 weights and two norms, 1,020 in total; the LM head has
-        // 10,000 and the last norm 10.
+        // A layer has 4 · 10 · 10 + 3 · 10 · 20 weights and two norms, 1,020 in total. The LM head
+        // has 10,000 weights, and the last norm 10.
         for tied in [false, true] {
             let config = ModelConfig::llama(shape.clone(), 20).with_tied_embeddings(tied);
             let expected = (2.0 * 1020.0 + 10_010.0) / (4.0 * 1020.0 + 10_010.0);
             assert!((share_read(&config, Some(1)) - expected).abs() < 1e-12);
             assert_eq!(share_read(&config, Some(3)), 1.0);
-            // EAGLE-3's queries, keys and values read 20 numbers, and it has a third norm.
+            // The EAGLE-3 layer's queries, keys and values read 20 numbers, and it has a third
+            // norm.
             let expected = (1020.0 + 300.0 + 10.0 + 10_010.0) / (4.0 * 1020.0 + 10_010.0);
             assert!((share_read(&config, None) - expected).abs() < 1e-12);
-            // Of a large vocabulary only the draft vocabulary counts.
+            // Only the draft vocabulary of a large vocabulary counts.
             let large = ModelShape { vocab_size: 4 * DRAFT_VOCABULARY, ..shape.clone() };
             let config = ModelConfig::llama(large, 20).with_tied_embeddings(tied);
             let head = |tokens: usize| (10 * tokens + 10) as f64;

@@ -1,8 +1,8 @@
-//! The advice of a survey, in one sentence: train a head, train an adapter, set a rule that needs no
-//! training, look prompts up, or do not speculate.
+//! The advice of a survey, in one sentence: train a head, train an adapter, set a rule that needs
+//! no training, use prompt lookup, or do not speculate.
 //!
-//! Advice rests on intervals, not on point estimates: where a gain may be zero, the simpler option is
-//! advised.
+//! Advice relies on intervals, not point estimates. If a gain may be zero, we advise the simpler
+//! option.
 
 use draftsmith_report::LookUps;
 use draftsmith_theory::{Estimate, LookupFirst, StopRuleConfig};
@@ -10,49 +10,49 @@ use serde::Serialize;
 
 use super::halves::HalfPromise;
 
-/// The gain over what needs no training at which a head is worth training.
+/// The minimum gain over untrained options at which we advise to train a head.
 const WORTH_TRAINING: f64 = 0.01;
 
-/// What to do.
+/// The advised action.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Advice {
-    /// Train an acceptance head for the draft.
+    /// Train an acceptance head for the draft model.
     TrainHead,
     /// Train a self-draft adapter.
     TrainAdapter,
-    /// Set a rule that needs no training.
+    /// Use a rule that needs no training.
     JustSet,
-    /// Look prompts up, without a draft or an adapter.
+    /// Use prompt lookup, without a draft model or adapter.
     JustLookUp,
     /// Decode with the target alone.
     DoNotSpeculate,
 }
 
-/// The advice and its reason.
+/// The advice with its reason.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SurveyVerdict {
-    /// What to do.
+    /// The advised action.
     pub advice: Advice,
-    /// The rule to set, or the adapter's fixed length; null if there is none.
+    /// The rule to set, or the adapter's fixed candidate length; null if there is none.
     pub config: Option<StopRuleConfig>,
-    /// The look-ups to set; null if something else is advised.
+    /// The prompt lookup settings; null if something else is advised.
     pub look_ups: Option<LookupFirst>,
-    /// Expected speed over plain decoding, minus 1, of what is advised; of the best option if speculation
-    /// is advised against.
+    /// The expected speedup over plain decoding, minus 1, of the advised option; if speculation is
+    /// advised against, of the best option.
     pub expected_gain: Estimate,
-    /// The same in words.
+    /// The advice in words.
     pub sentence: String,
 }
 
-/// The expected gain of an acceptance head.
+/// The expected gains of an acceptance head.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct HeadOutlook {
-    /// Over the best fixed length.
+    /// The gain over the best fixed length.
     pub over_fixed: Estimate,
-    /// Over the best rule that needs no training.
+    /// The gain over the best rule that needs no training.
     pub over_untrained: Estimate,
-    /// Speed over plain decoding.
+    /// The speedup over plain decoding.
     pub speedup: Estimate,
 }
 
@@ -66,9 +66,9 @@ impl SurveyVerdict {
         Self { advice, config, look_ups: None, expected_gain, sentence }
     }
 
-    /// Advises on a pair: `fixed` is its best fixed length, `untrained` its best rule that needs no training, with
-    /// the gain over that length. `head` is the outlook of a head and `ceiling` the gain of a perfect one, if they
-    /// are known.
+    /// Advises on a pair of models. `fixed` is the best fixed length; `untrained` is the best rule
+    /// without training, and `untrained_gain` its gain over `fixed`. `head` is the outlook of a
+    /// trained head and `ceiling` a perfect head's gain, if known.
     pub(super) fn of_pair(
         fixed: &HalfPromise,
         untrained: &HalfPromise,
@@ -76,7 +76,7 @@ impl SurveyVerdict {
         head: Option<&HeadOutlook>,
         ceiling: Option<Estimate>,
     ) -> Self {
-        // A fixed length is simpler, and every runtime has it.
+        // A fixed length is simpler, and every runtime supports it.
         let is_better = untrained_gain.low > 0.0;
         let set = if is_better { untrained } else { fixed };
         let head_gain =
@@ -124,9 +124,10 @@ impl SurveyVerdict {
         Self::new(Advice::JustSet, Some(set.config.clone()), expected_gain, sentence)
     }
 
-    /// Advises on a target without a draft. `best` is the promise of the best linear read-out: of a layer or, without
-    /// one, of what an EAGLE-3 drafter reads. `accepted` is the share of tokens that it drafts correctly, and
-    /// `break_even` the share above which one candidate a round pays.
+    /// Advises on a target without a draft model. `best` is the result of the best linear read-out,
+    /// of a layer or, if `exit_layer` is `None`, of an EAGLE-3 drafter's inputs. `accepted` is the
+    /// share of tokens that it drafts correctly, and `break_even` the share above which one
+    /// candidate per round pays.
     pub(super) fn of_target(
         exit_layer: Option<usize>,
         best: &HalfPromise,
@@ -162,9 +163,9 @@ impl SurveyVerdict {
         Self::new(Advice::DoNotSpeculate, None, gain, sentence)
     }
 
-    /// Weighs the advice against prompt lookup without a drafter. Lookup is advised where its gain is
-    /// certain and larger than that of other options that need no training. Where training is advised,
-    /// lookup is mentioned as an addition.
+    /// Compares the advice with prompt lookup alone. We advise lookup if its gain is certain and
+    /// exceeds that of other untrained options. If we advise training, we mention lookup as an
+    /// addition.
     pub(super) fn beside_look_ups(self, found: &LookUps) -> Self {
         let gain = minus_one(found.speedup);
         let (look_ups, sentence) = (look_ups_text(found.look_ups), &self.sentence);
@@ -215,12 +216,12 @@ fn minus_one(speedup: Estimate) -> Estimate {
     Estimate { value: value - 1.0, low: low - 1.0, high: high - 1.0 }
 }
 
-/// Describes look-ups in words: `up to 4 candidates after a match of 2`.
+/// Describes lookup settings in words: `up to 4 candidates after a match of 2`.
 pub(super) fn look_ups_text(LookupFirst { min_match, most }: LookupFirst) -> String {
     format!("up to {most} candidates after a match of {min_match}")
 }
 
-/// Formats a gain with its interval: `+12.3 % (95 %: +8.0 to +16.1)`.
+/// Formats a gain with its interval, such as `+12.3 % (95 %: +8.0 to +16.1)`.
 pub fn gain_text(gain: Estimate) -> String {
     let plain = |share: f64| format!("{:+.1}", 100.0 * share);
     format!("{} (95 %: {} to {})", percent(gain.value), plain(gain.low), plain(gain.high))
@@ -254,8 +255,8 @@ mod tests {
         HalfPromise { setting: "eta = 0.6".into(), config, speedup }
     }
 
-    /// Returns the verdict on a pair with a speed-up of 1.2 at K = 4; `eta` is the gain of η over that, `head` that
-    /// of a head over η.
+    /// Returns the verdict on a pair with a speedup of 1.2 at K = 4. `eta` is the gain of η over K
+    /// = 4, and `head` the gain of a head over η.
     fn pair(fixed_half: f64, eta: Estimate, head: Option<Estimate>) -> SurveyVerdict {
         let of_head = head.map(|gain| HeadOutlook {
             over_fixed: Estimate {
@@ -317,7 +318,7 @@ mod tests {
         );
         assert_eq!((slow.advice, slow.config), (Advice::DoNotSpeculate, None));
         insta::assert_snapshot!(slow.sentence, @"do not speculate: the best without training, K = 4, gives -20.0 % (95 %: -25.0 to -15.0) over the target alone");
-        // A head is not trained if the draft remains slower than plain decoding.
+        // We do not advise a head if the draft model stays slower than plain decoding.
         let head = HeadOutlook {
             over_fixed: estimate(0.1, 0.02),
             over_untrained: estimate(0.1, 0.02),
@@ -369,7 +370,7 @@ mod tests {
         );
         let verdict = slow.beside_look_ups(&found(estimate(1.1, 0.05)));
         assert_eq!(verdict.advice, Advice::JustLookUp);
-        // Training is advised still, with look-ups as an addition.
+        // Training is still advised, with prompt lookup as an addition.
         let adapter = || {
             SurveyVerdict::of_target(
                 Some(2),

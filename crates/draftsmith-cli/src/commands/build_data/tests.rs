@@ -1,5 +1,5 @@
-//! Labels from a served target equal those from its weights: exactly if greedy, within the stated bound if
-//! sampled.
+//! Tests that labels from a target on servers equal those from its weights: exactly for greedy
+//! decoding, and within the stated bound for sampling.
 
 mod adapters;
 mod server_access;
@@ -19,7 +19,7 @@ use crate::loopback::{self, Deed, Loopback};
 use draftsmith_tune::labels::Labels;
 
 const SEED: u64 = 5;
-/// The target's files besides its weights.
+/// The files of the target other than its weights.
 const TEXT_SIDE: [&str; 5] = [
     "config.json",
     "generation_config.json",
@@ -27,14 +27,14 @@ const TEXT_SIDE: [&str; 5] = [
     "tokenizer_config.json",
     "chat_template.jinja",
 ];
-/// Tolerance: stored numbers are rounded, and a server's are f32.
+/// The tolerance. Stored numbers are rounded, and a server's log-probabilities are f32.
 const ROUNDING: f64 = 1e-4;
 
 fn model(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny").join(name)
 }
 
-/// Builds a recipe with every stage that works without the target's weights, with outputs in `dir`.
+/// Builds a recipe with every stage that works without the target's weights. Outputs go to `dir`.
 fn recipe(dir: &Path, name: &str, target: &Path, data: &str, of_head: &str) -> Recipe {
     let drafters = format!(
         "[drafters.draft]\nkind = 'model'\nmodel = '{}'\nmax_candidate_length = 6\n\
@@ -45,7 +45,7 @@ fn recipe(dir: &Path, name: &str, target: &Path, data: &str, of_head: &str) -> R
     of_drafters(dir, name, target, data, &drafters)
 }
 
-/// Builds the same recipe with other drafters, and writes its prompts.
+/// Builds a recipe with the given drafters, and writes its prompts.
 fn of_drafters(dir: &Path, name: &str, target: &Path, data: &str, drafters: &str) -> Recipe {
     let prompts = model("../../data/tiny/prompts/train.jsonl");
     let lines = fs::read_to_string(prompts).expect("the embedded prompts are there");
@@ -78,7 +78,7 @@ fn workspace(recipe: &Recipe) -> Workspace {
     workspace
 }
 
-/// Makes a directory with all of the target's files but its weights.
+/// Creates a directory with all files of the target except its weights.
 fn without_weights(dir: &Path) -> PathBuf {
     let target = dir.join("target");
     fs::create_dir(&target).expect("created");
@@ -99,7 +99,7 @@ fn built(recipe: &Recipe) -> DataSet {
     read_dir(&recipe.data_dir(), Incomplete::Refused).expect("whole")
 }
 
-/// Runs every stage after the data and returns the results without paths.
+/// Runs all stages after build-data, and returns the results without paths.
 fn found(recipe: &Recipe) -> (Vec<u8>, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
     train_head::run(recipe, None, &workspace, &console).expect("trains");
@@ -144,7 +144,8 @@ fn greedy_data_and_results_equal_those_from_the_weights() {
         assert_eq!(found_served.provenance.served_model.as_deref(), Some("tiny"));
         assert_ne!(found_served.provenance.target, found_own.provenance.target);
         let (of_served, mut of_own) = (found(&served), found(&own));
-        // The ceiling of a perfect head needs the target after rejected candidates.
+        // A perfect head's ceiling needs the target's output after rejected candidates, which
+        // servers do not give.
         for row in of_own.2["groups"].as_array_mut().expect("a list") {
             for row in row["rows"].as_array_mut().expect("a list") {
                 (row["ceiling"], row["share_of_ceiling"]) = (Value::Null, Value::Null);
@@ -156,7 +157,7 @@ fn greedy_data_and_results_equal_those_from_the_weights() {
     }
 }
 
-/// Labels a row's response from the weights, with the same draws.
+/// Labels a row's response with the local weights and the same random draws.
 fn labels_of_weights(recipe: &Recipe, row: &ResponseRow) -> (Vec<f32>, DraftColumns) {
     let drafts = [(DrafterId::DRAFT, &*model("draft"))];
     let pair = Workspace::new(&model("target"), &drafts, vec![Device::flex()]);
@@ -275,7 +276,7 @@ fn data_of_which_every_response_is_left_out_is_an_error() {
 fn filtered_responses_and_the_turns_after_them_are_left_out() {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = without_weights(dir.path());
-    // The conversation's first turn, or one of the single turns.
+    // The filter stops the conversation's first turn and one of the single-turn answers.
     let filter = |answer: &mut Value| {
         answer["choices"][0]["finish_reason"] = "content_filter".into();
     };
@@ -296,7 +297,7 @@ fn filtered_responses_and_the_turns_after_them_are_left_out() {
     let some = recipe(dir.path(), "some", &target, &data_of(&loopback), "");
     let kept = all.iter().enumerate().filter(|(at, _)| ![3, talk, talk + 1].contains(at));
     assert_eq!(built(&some).rows, kept.map(|(_, row)| row.clone()).collect::<Vec<_>>());
-    // The test set has both prompts too.
+    // The test set also contains both prompts.
     let groups = found(&some).2["groups"].as_array().expect("a list").len();
     assert!(groups > 0, "the rest is recorded, tuned and replayed");
     let nothing = loopback::serve(move |_, _| Deed::Change(filter));

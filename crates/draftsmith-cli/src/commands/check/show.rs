@@ -1,4 +1,4 @@
-//! The results of `check` as text: a table, and an error message.
+//! Formats the results of `check` as text: a table and an error message.
 
 use comfy_table::Table;
 use draftsmith_report::{counted, rule_label, table_text, times_text};
@@ -62,7 +62,7 @@ pub(super) fn table(checked: &CheckReport) -> String {
     )
 }
 
-/// Describes all failures in one sentence. `None` if there are none.
+/// Describes all failures in one sentence. `None` if there are no failures.
 pub(super) fn failures(checked: &CheckReport) -> Option<String> {
     let CheckReport { greedy, sampled, .. } = checked;
     let mut failures = Vec::new();

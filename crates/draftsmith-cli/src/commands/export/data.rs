@@ -1,8 +1,8 @@
-//! Responses and labels in the format of the SpecDec++ authors' data files.
+//! Exports responses and labels in the format of the SpecDec++ authors' data files.
 //!
-//! A file is a JSON list with one dictionary per response. Lists in it are strings as Python prints them
-//! (`"[1, 2]"`), which the authors read with `literal_eval`. The names of the two log-probability columns
-//! contain the sizes of the authors' models.
+//! A file is a JSON list with one dictionary per response. Its inner lists are strings in Python
+//! syntax (`"[1, 2]"`), which the authors' code parses with `literal_eval`. The names of the two
+//! log-probability columns contain the sizes of the authors' models.
 
 use std::io::Write;
 use std::path::Path;
@@ -19,7 +19,7 @@ use serde::Serialize;
 
 use super::{ExportArguments, Written};
 
-/// A response, with the authors' keys in their order.
+/// A response, with the keys of the authors' format in their order.
 #[derive(Serialize)]
 struct Item<'a> {
     /// Our row id, which the authors' scripts ignore.
@@ -28,22 +28,22 @@ struct Item<'a> {
     continuation: String,
     /// The prompt's token ids.
     prefix: String,
-    /// X.
+    /// X, the response's tokens.
     tokens: String,
-    /// Y.
+    /// Y, the draft's tokens.
     draft: String,
-    /// log q(Y), for a draft of any size.
+    /// log q(Y). The key names a 7B draft, but ours may have any size.
     log_p_7b: String,
-    /// log p(Y), for a target of any size.
+    /// log p(Y). The key names a 70B target, but ours may have any size.
     log_p_70b: String,
     p_acc: String,
-    /// Z, the training input of the first epoch at the authors' mixing ratio.
+    /// Z, the training input of the first epoch, at the authors' mixing ratio.
     mixture: String,
-    /// The labels of Z; -100 at the target's tokens, as in the authors' program.
+    /// The labels of Z, with -100 at the target's tokens as in the authors' program.
     labels: String,
 }
 
-/// Returns whether the source is data: a Parquet file, or a directory with shards.
+/// Returns whether the source is built data: a Parquet file, or a directory with shards.
 pub(super) fn is_data(source: &Path) -> bool {
     has_shards(source) || source.extension().is_some_and(|extension| extension == "parquet")
 }
@@ -51,7 +51,7 @@ pub(super) fn is_data(source: &Path) -> bool {
 /// Writes responses and labels for the SpecDec++ authors' scripts.
 ///
 /// # Errors
-/// If there are no labels, the tokenizer is not the data's, or the file exists or cannot be written.
+/// If the data has no labels or another tokenizer, or the file exists or cannot be written.
 pub(super) fn specdec_pp(
     ExportArguments { source, out, .. }: &ExportArguments,
     tokenizer: &TextTokenizer,
@@ -127,14 +127,14 @@ fn item<'a>(
     })
 }
 
-/// Formats a list as Python prints it.
+/// Formats a list in Python syntax.
 fn list<T: std::fmt::Display>(values: &[T]) -> String {
     let values: Vec<String> = values.iter().map(ToString::to_string).collect();
     format!("[{}]", values.join(", "))
 }
 
-/// Formats a list of floats in the shortest form that reads back exactly. Python has no literal for infinity, but
-/// reads a number that is too large as one.
+/// Formats floats in the shortest form that parses back exactly. Python has no literal for
+/// infinity, so we write a number that is too large for a float.
 fn floats(values: &[f32]) -> String {
     let text = |value: &f32| match value {
         value if *value == f32::NEG_INFINITY => "-1e999".to_owned(),
@@ -143,7 +143,8 @@ fn floats(values: &[f32]) -> String {
     list(&values.iter().map(text).collect::<Vec<_>>())
 }
 
-/// Lists the differences between our data and what the authors' scripts assume, one sentence each.
+/// Lists the ways in which our data differs from what the authors' scripts assume, one sentence
+/// each.
 fn ignored(provenance: &Provenance) -> Vec<String> {
     let mut ignored = vec![
         "the prompts' messages: `prompt` is the text of the ids, including the template".to_owned(),

@@ -1,4 +1,4 @@
-//! The arguments of `generate`, and the recipe that they make.
+//! The arguments of `generate`, and the recipe that is built from them.
 
 use std::path::{Path, PathBuf};
 
@@ -83,13 +83,14 @@ pub(crate) struct GenerateArguments {
 }
 
 impl GenerateArguments {
-    /// Returns the directory of a trained drafter; `None` if a recipe's drafter or another flag names it.
+    /// Returns the directory of a trained drafter; `None` if a recipe or another flag gives the
+    /// drafter.
     fn drafter_dir(&self) -> Option<&Path> {
         let named = self.drafter.as_deref().filter(|_| self.recipe.is_none());
         self.adapter.as_deref().or(named.map(Path::new))
     }
 
-    /// Returns the name of a recipe's drafter; `None` if it is to be the first.
+    /// Returns the name of the recipe's drafter to use; `None` means the first one.
     pub(super) fn drafter_name(&self) -> Result<Option<DrafterId>> {
         let named = self.drafter.as_deref().filter(|_| self.recipe.is_some());
         named
@@ -99,8 +100,8 @@ impl GenerateArguments {
     }
 }
 
-/// Checks that the directory given by a flag does not hold something else than is expected. What holds nothing known
-/// is left to its reader.
+/// Checks that the directory given by a flag does not contain an export of the wrong kind. Unknown
+/// contents are reported later, when the directory is read.
 fn check_found(
     flag: &str,
     dir: &Path,
@@ -123,7 +124,7 @@ fn check_found(
     )
 }
 
-/// Checks flags that need a file or a drafter.
+/// Checks flags that depend on another flag, a file or a drafter.
 pub(super) fn check_flags(arguments: &GenerateArguments) -> Result<()> {
     if let Some(dir) = &arguments.head {
         check_found("--head", dir, |found| found.kind.is_none(), HEAD.text)?;
@@ -151,7 +152,7 @@ pub(super) fn check_flags(arguments: &GenerateArguments) -> Result<()> {
     Ok(())
 }
 
-/// Reads the given recipe, or makes one of the target and drafters that flags name.
+/// Reads the given recipe, or builds one from the target and drafters given by flags.
 pub(super) fn recipe_of(arguments: &GenerateArguments, seed: u64) -> Result<Recipe> {
     if let Some(path) = &arguments.recipe {
         let recipe = Recipe::read(path, &Overrides { seed: Some(seed), ..Overrides::default() })?;

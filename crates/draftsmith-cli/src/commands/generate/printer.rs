@@ -1,4 +1,4 @@
-//! Prints tokens while they are decoded.
+//! Prints tokens as they are decoded.
 
 use std::ops::ControlFlow;
 
@@ -10,13 +10,14 @@ use draftsmith_recipe::watch::Watch;
 use super::show::{marked, origins};
 use crate::console::Console;
 
-/// Prints tokens as they are decoded, and stops decoding on Ctrl-C or if nobody reads the output.
+/// A printer that shows tokens as they are decoded, and stops decoding on Ctrl-C or if nobody reads
+/// the output.
 pub(super) struct Printer<'a> {
     pub(super) console: &'a Console,
     pub(super) stream: TextStream<'a>,
-    /// Whether tokens are marked by where they come from.
+    /// Whether tokens are marked by their origin.
     pub(super) is_marked: bool,
-    /// Why nothing more was printed.
+    /// The error that stopped printing, if any.
     pub(super) failure: Option<anyhow::Error>,
 }
 

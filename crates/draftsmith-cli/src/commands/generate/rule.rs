@@ -15,28 +15,29 @@ use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::kinds::loaded::LoadedDrafter;
 use draftsmith_report::DecodingName;
 
-/// A rule, and who chose it.
+/// A stop rule and its origin.
 #[derive(Debug, Clone)]
 pub(super) struct ChosenRule {
     pub(super) config: StopRuleConfig,
-    /// Look-ups before the drafter, which tuning may choose too.
+    /// Prompt lookup before the drafter, which tuning may have added.
     pub(super) lookup_first: Option<LookupFirst>,
     pub(super) chosen_by: RuleSource,
 }
 
-/// Who chose a rule.
+/// The origin of a stop rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(super) enum RuleSource {
-    /// A flag.
+    /// The rule was given by the flag `--rule`.
     Flag,
-    /// `tune`, which wrote it into the export.
+    /// `tune` wrote the rule into the export.
     Tuning,
-    /// Nobody: it is the default.
+    /// The rule is the default.
     Default,
 }
 
-/// Parses a rule of the command line. The error states only the problem, since clap repeats the text.
+/// Parses a stop rule from the command line. The error states only the problem, because clap
+/// repeats the text.
 pub(super) fn parse(text: &str) -> Result<NamedRule, String> {
     text.parse().map_err(|error| match error {
         TheoryError::NamedRule { problem, .. } => problem,
@@ -45,14 +46,14 @@ pub(super) fn parse(text: &str) -> Result<NamedRule, String> {
 }
 
 impl ChosenRule {
-    /// Creates the rule of a drafter that was not tuned.
+    /// Creates the default rule, for a drafter that was not tuned.
     pub(super) fn by_default(has_head: bool) -> Self {
         let config = StopRuleConfig::by_default(has_head);
         Self { config, lookup_first: None, chosen_by: RuleSource::Default }
     }
 
-    /// Describes the rule and who chose it, and whether it leaves a head unused:
-    /// `K = 1, tuned; this rule does not use the head`.
+    /// Describes the rule and its origin, and whether it ignores the head: `K = 1, tuned; this rule
+    /// does not use the head`.
     pub(super) fn text(&self, has_head: bool) -> String {
         let by = match self.chosen_by {
             RuleSource::Flag => "as given",
@@ -67,10 +68,11 @@ impl ChosenRule {
     }
 }
 
-/// Returns the rule of `--rule`, or else the only rule that the drafter can have. `None` without either.
+/// Returns the rule given by `--rule`, or else the only rule that the drafter supports. `None` if
+/// neither exists.
 ///
 /// # Errors
-/// If a bound is invalid, or the drafter lacks what the rule reads.
+/// If a bound is invalid, or the drafter lacks a signal that the rule reads.
 pub(super) fn asked_for(
     arguments: &GenerateArguments,
     recipe: &Recipe,
@@ -112,8 +114,8 @@ pub(super) fn asked_for(
     Ok(Some(ChosenRule { config, lookup_first: None, chosen_by: RuleSource::Flag }))
 }
 
-/// Reads the rule that was tuned for the drafter's head or adapter, with its look-ups. Returns the default rule if
-/// none was tuned.
+/// Reads the tuned rule of the drafter's head or adapter, with its prompt lookup. Returns the
+/// default rule if none was tuned.
 ///
 /// # Errors
 /// If the tuned rule cannot be read.

@@ -1,7 +1,8 @@
 //! `--show`: marks each token by its origin, and lists the rounds.
 //!
-//! Accepted candidates are unmarked (green in colour). The token that replaces a rejected candidate is
-//! `[corrected]` (yellow); the token after a round without a rejection is `<bonus>` (blue).
+//! Accepted candidates are unmarked (green on colour terminals). A token that replaces a rejected
+//! candidate is shown as `[corrected]` (yellow), and a token after a round without a rejection as
+//! `<bonus>` (blue).
 
 use comfy_table::{CellAlignment, Table};
 use draftsmith_decode::RoundTokens;
@@ -21,7 +22,7 @@ pub(super) enum TextOrigin {
 /// The meaning of the marks.
 pub(super) const LEGEND: &str = "accepted candidates unmarked, [corrected] tokens, <bonus> tokens";
 
-/// Returns the origins of a round's kept tokens, in order.
+/// Returns the origin of each token that a round keeps, in order.
 pub(super) fn origins(round: &RoundTokens<'_>) -> Vec<TextOrigin> {
     let own = if round.num_accepted < round.num_drafted {
         TextOrigin::Corrected
@@ -32,7 +33,7 @@ pub(super) fn origins(round: &RoundTokens<'_>) -> Vec<TextOrigin> {
     (0..round.kept.len()).map(origin).collect()
 }
 
-/// Adds a token's brackets to its text, and its colour if colours are on.
+/// Adds brackets to a token's text according to its origin, and a colour if `colour` is true.
 pub(super) fn marked(text: &str, origin: TextOrigin, colour: bool) -> String {
     let (open, close, code) = match origin {
         TextOrigin::Accepted => ("", "", 32),
@@ -55,7 +56,7 @@ pub(super) fn marked(text: &str, origin: TextOrigin, colour: bool) -> String {
     }
 }
 
-/// Tabulates rounds: candidates, accepted candidates, tokens and times in milliseconds.
+/// Formats a table of rounds: candidates, accepted candidates, tokens, and times in milliseconds.
 pub(super) fn table(rounds: &[Round]) -> String {
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING).force_no_tty();
@@ -94,7 +95,7 @@ mod tests {
         assert_eq!(origins(&round(&[1, 2, 3], 4, 2)), [Accepted, Accepted, Corrected]);
         assert_eq!(origins(&round(&[1, 2], 1, 1)), [Accepted, Bonus]);
         assert_eq!(origins(&round(&[1], 3, 0)), [Corrected]);
-        // Cut at the limit, without the target's token.
+        // The limit cut the round, so the target's own token is missing.
         assert_eq!(origins(&round(&[1, 2], 3, 3)), [Accepted, Accepted]);
     }
 

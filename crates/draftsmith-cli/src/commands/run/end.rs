@@ -1,6 +1,7 @@
-//! How `run` ends: what was fastest, by how much, and what to do next, in three sentences.
+//! The final three sentences of `run`: which setting was fastest, by how much, and what to do next.
 //!
-//! They are about the first dataset and way of decoding. The conclusion before the tables has all of them.
+//! They cover only the first dataset and way of decoding. The conclusion before the tables covers
+//! all of them.
 
 use draftsmith_report::{DeployAdvice, GroupVerdict, ResultRow};
 use draftsmith_theory::DrafterId;
@@ -9,7 +10,7 @@ use super::quoted;
 use draftsmith_recipe::Recipe;
 use draftsmith_tune::evaluate::Evaluation;
 
-/// Writes the sentences that end a run. `None` if nothing was drafted.
+/// Writes the final sentences of a run. `None` if no drafter was measured.
 pub(super) fn sentences(evaluation: &Evaluation, recipe: &Recipe) -> Option<String> {
     let verdict = evaluation.conclusion.verdicts.first()?;
     let setting = verdict.tuned.as_ref().or(verdict.fastest.as_ref())?;
@@ -18,12 +19,12 @@ pub(super) fn sentences(evaluation: &Evaluation, recipe: &Recipe) -> Option<Stri
     Some(format!("{} {}", verdict.found(&name(row))?, next(verdict, recipe, drafter)))
 }
 
-/// Names a setting by its drafter and rule: `draft (K = 4)`.
+/// Formats a setting's drafter and rule, such as `draft (K = 4)`.
 fn name(row: &ResultRow) -> String {
     format!("{} ({})", row.drafter.text(), row.rule_label())
 }
 
-/// Recommends what to do next, in one sentence.
+/// Recommends the next step in one sentence.
 fn next(verdict: &GroupVerdict, recipe: &Recipe, drafter: DrafterId) -> String {
     match verdict.advice {
         DeployAdvice::Deploy => match checked_dir(recipe, drafter) {
@@ -39,7 +40,8 @@ fn next(verdict: &GroupVerdict, recipe: &Recipe, drafter: DrafterId) -> String {
     }
 }
 
-/// Returns the directory of a drafter that `check` takes, quoted for a shell. `None` if it has none.
+/// Returns the directory to pass to `check` for a drafter, quoted for a shell. `None` if the
+/// drafter has no export.
 fn checked_dir(recipe: &Recipe, id: DrafterId) -> Option<String> {
     let is_trained = recipe.drafters.get(id).is_some_and(|it| it.kind.training().is_some());
     let own = is_trained.then(|| recipe.export_dir(id));

@@ -1,6 +1,6 @@
-//! What `run` checks and says before its first stage, so that a mistake in the recipe is not found after
-//! hours of training: exit layers against the target, costs against the drafters, and all prompts; then how
-//! many tokens, bytes and minutes the stages will take at most.
+//! The checks of `run` before its first stage, so that mistakes in the recipe do not surface after
+//! hours of training. They cover exit layers, costs and all prompts. Then `run` estimates the
+//! maximum number of tokens, bytes and minutes of the stages.
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::in_bytes;
@@ -18,7 +18,7 @@ use draftsmith_tune::decoders::target_speed;
 use draftsmith_tune::rollouts::{PromptSet, set_prompts};
 use draftsmith_tune::tuning::given_costs;
 
-/// Checks the recipe, and notes what its stages will take.
+/// Checks the recipe, and shows a note with the work that its stages will take.
 ///
 /// # Errors
 /// If a later stage would fail because of a key that can be checked now.
@@ -36,7 +36,8 @@ pub(super) fn check(recipe: &Recipe, workspace: &Workspace, console: &Console) -
     note_work(recipe, workspace, &datasets, console)
 }
 
-/// Checks that given costs name their drafters, and that none is missing where it cannot be measured.
+/// Checks that given costs name existing drafters, and that they are complete if costs cannot be
+/// measured.
 fn check_costs(recipe: &Recipe) -> Result<()> {
     let Some(tune) = &recipe.tune else { return Ok(()) };
     let with_steps = recipe.evaluated().filter(|(_, it)| it.kind.is_recorded());
@@ -55,7 +56,7 @@ fn check_costs(recipe: &Recipe) -> Result<()> {
     Ok(())
 }
 
-/// Reads the prompts to evaluate, which must exist and fit.
+/// Reads the evaluation prompts, which must exist and fit the models' context.
 fn evaluated_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<Dataset>> {
     let Some(evaluate) = &recipe.evaluate else { return Ok(Vec::new()) };
     let sources = read_sources(&evaluate.prompts, &recipe.reading(evaluate.split))?;
@@ -84,7 +85,7 @@ fn note_overlap(
     Ok(())
 }
 
-/// Notes the tokens, bytes and minutes that the stages take at most.
+/// Shows a note with the maximum number of tokens, bytes and minutes of the stages.
 fn note_work(
     recipe: &Recipe,
     workspace: &Workspace,
@@ -131,7 +132,7 @@ fn note_work(
     Ok(())
 }
 
-/// Estimates how many settings an evaluation measures under one way of decoding.
+/// Estimates the number of settings that an evaluation measures for one way of decoding.
 fn num_settings(recipe: &Recipe, evaluate: &EvaluateRecipe) -> usize {
     let num_trees = evaluate.trees.iter().map(|trees| trees.shapes.len()).sum::<usize>();
     let variants = 1 + num_trees + evaluate.lookup_first.len();

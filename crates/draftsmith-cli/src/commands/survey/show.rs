@@ -1,4 +1,4 @@
-//! A survey as text.
+//! Formats a survey as text.
 
 use anyhow::Result;
 use comfy_table::{Table, presets};
@@ -12,10 +12,10 @@ use draftsmith_servers::survey::{Survey, SurveyResult};
 
 use crate::commands::tune::servers;
 
-/// Formats a survey as text, beginning with the advice.
+/// Formats a survey as text that begins with the advice.
 ///
 /// # Errors
-/// If the costs have no price of a draft forward.
+/// If the costs lack the time of a draft forward.
 pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Result<String> {
     let heading = format!(
         "{}: {} prompts, {} answers, {} tokens\n",
@@ -33,8 +33,8 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
     Ok(format!("{advice}\n\n{heading}{text}\n{server}"))
 }
 
-/// Formats the server's settings, and the commands that check them. Empty if the survey has no settings of a
-/// server.
+/// Formats the server's settings, and the commands that check them. Empty if the survey has no
+/// server settings.
 fn server(survey: &Survey, width: Option<usize>) -> String {
     let found = match &survey.found {
         SurveyResult::Pair(found) => &found.server,
@@ -88,8 +88,8 @@ fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String
         gain_text(found.untrained_gain)
     );
     text += &format!("{}\n", found.look_ups.text());
-    // A rule may do worse with a perfect head than the best K, because its setting was chosen on the other
-    // half of the prompts. That is no ceiling.
+    // With a perfect head, a rule may do worse than the best K, because its setting was chosen on
+    // the other half of the prompts. That result is not an upper bound.
     if let Some(ceiling) = found.head.ceiling.filter(|ceiling| ceiling.value > 0.0) {
         text += &format!("a perfect head: {} over the best K\n", gain_text(ceiling));
     }
@@ -154,7 +154,8 @@ fn target(found: &TargetSurvey, width: Option<usize>) -> String {
     text
 }
 
-/// Formats the times of four numbers of rows: `1, 2, 4 and 8 rows 1.10, 1.21, 1.40 and 1.90 ms`.
+/// Formats the times of forwards over four row counts: `1, 2, 4 and 8 rows 1.10, 1.21, 1.40 and
+/// 1.90 ms`.
 fn rows(seconds: &dyn Fn(usize) -> f64) -> String {
     let ms = |rows: usize| format!("{:.3}", 1e3 * seconds(rows));
     format!("1, 2, 4 and 8 rows {}, {}, {} and {} ms", ms(1), ms(2), ms(4), ms(8))

@@ -1,4 +1,5 @@
-//! A survey of a served target equals a survey of its weights in everything that servers return.
+//! Tests that a survey of a target on servers equals a survey of its weights, in everything that
+//! servers return.
 
 use std::path::{Path, PathBuf};
 
@@ -23,7 +24,7 @@ fn embedded(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny").join(name)
 }
 
-/// Surveys a target's directory with the embedded draft, and returns the JSON document.
+/// Surveys a target's directory with the embedded draft model, and returns the JSON document.
 fn surveyed(target: &Path, dir: &Path, more: &[&str]) -> Result<Value, String> {
     let prompts = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../data/tiny/prompts/train.jsonl");
     let (draft, costs) = (embedded("draft"), dir.join("costs.toml"));
@@ -45,7 +46,8 @@ fn has_ceiling(survey: &Survey) -> bool {
     pair.head.ceiling.is_some_and(|ceiling| ceiling.value > 0.0)
 }
 
-/// Makes a directory with the target's text side, costs, and the server's keys.
+/// Creates a directory with the target's tokenizer and configuration, costs, and the server's
+/// settings.
 fn without_weights(url: &str) -> (tempfile::TempDir, PathBuf) {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let target = dir.path().join("target");
@@ -75,7 +77,7 @@ fn a_served_target_is_surveyed_as_its_weights_are() {
     let requests = loopback.requests();
     assert_eq!(requests.len(), 1 + 16, "the list of models, and an answer for each prompt");
     assert!(requests[1..].iter().all(|request| request.body["model"] == "tiny"));
-    // Unknown for greedy answers of servers.
+    // These are unknown for greedy answers from servers.
     assert_eq!((&served["overlap"], &served["head"]["ceiling"]), (&Value::Null, &Value::Null));
     assert!(own["overlap"].is_object() && own["head"]["ceiling"].is_object());
     let same = [
@@ -97,7 +99,7 @@ fn a_served_target_is_surveyed_as_its_weights_are() {
     let probe = |of: &Value| (of["head"]["probe"]["explained"].clone(), of["rules"].clone());
     let ((explained, rules), (own_explained, own_rules)) = (probe(&served), probe(&own));
     assert_eq!(explained, own_explained);
-    // Except for the gains with a perfect head.
+    // The gains with a perfect head are left out.
     let names = |rules: &Value| -> Vec<(Value, Value, Value)> {
         let rules = rules.as_array().expect("a list").iter();
         rules
@@ -119,7 +121,7 @@ fn a_sampled_served_target_is_surveyed_by_its_log_probabilities() {
     let own = own.expect("a survey");
     let near = |key: &str| {
         let [served, own] = [&served, &own].map(|of| of[key]["value"].as_f64().expect("a number"));
-        // Other samples for the same prompts, some 400 tokens.
+        // The samples differ for the same prompts, some 400 tokens in total.
         assert!((served - own).abs() < 0.12, "{key}: {served} and {own}");
     };
     near("agreement");

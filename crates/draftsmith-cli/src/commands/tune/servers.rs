@@ -104,7 +104,7 @@ impl LoadArguments {
         })
     }
 
-    /// Collects the server's kind, measured costs and load from the arguments.
+    /// Collects the server program, its measured costs and its load from the arguments.
     ///
     /// # Errors
     /// If an argument is missing or invalid, or the costs cannot be read.
@@ -119,7 +119,7 @@ impl LoadArguments {
     }
 }
 
-/// Runs the stage for a server.
+/// Runs the stage tune for a server.
 pub(crate) fn run(
     recipe: &Recipe,
     workspace: &Workspace,
@@ -144,9 +144,9 @@ pub(crate) fn run(
     console.document(&all)
 }
 
-/// Formats the table of speeds by load, the settings and the notes on them.
+/// Formats the table of speeds by batch size, the chosen settings and their notes.
 pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
-    // Look-ups and least probabilities are too many to show, except for the chosen one.
+    // Lookups and probability thresholds are too many to show, so we show only the chosen one.
     let is_shown = |cell: &&LoadCell| {
         let is_fixed = cell.drafting.least_prob == 0.0 && cell.drafting.num_matched.is_none();
         is_fixed || Some(cell.drafting) == settings.single

@@ -1,4 +1,4 @@
-//! The results of `tune` as text.
+//! Formats the results of `tune` as text.
 
 use anyhow::Result;
 use comfy_table::{ContentArrangement, Table, presets};
@@ -8,10 +8,11 @@ use draftsmith_theory::{Estimate, StopRuleName};
 use draftsmith_tune::tuner::baseline::RuleGain;
 use draftsmith_tune::tuner::{Tuning, TuningBasis};
 
-/// Formats the rules of one drafter as a table, with the chosen setting and the settings of other runtimes.
+/// Formats a table of one drafter's rules, with the chosen setting and the equivalent settings of
+/// other runtimes.
 ///
 /// # Errors
-/// If the costs have no price of a draft forward.
+/// If the costs lack the time of a draft forward.
 pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
     let basis = &tuning.basis;
     let costs = &basis.costs.costs;
@@ -71,7 +72,8 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
     Ok(text)
 }
 
-/// Advises against speculation if not even the best rule beats the target alone. `None` if one does.
+/// Advises against speculation if even the best rule is slower than the target alone. `None`
+/// otherwise.
 fn advice(tuning: &Tuning) -> Option<String> {
     if tuning.share_accepted == Some(0.0) {
         return Some("never accepted: do not speculate with it, or train longer".to_owned());
@@ -85,7 +87,7 @@ fn advice(tuning: &Tuning) -> Option<String> {
     })
 }
 
-/// Returns the best fixed length; NaN if fixed lengths were not tried.
+/// Returns the best fixed candidate length; NaN if no fixed length was tried.
 fn best_length(tuning: &Tuning) -> f64 {
     let is_fixed = |rule: &&RuleGain| rule.stop_rule == StopRuleName::FixedLength;
     tuning.rules.iter().find(is_fixed).map_or(f64::NAN, |rule| rule.config.parameter())
@@ -122,7 +124,7 @@ fn rules(tuning: &Tuning, width: Option<usize>) -> String {
     table_text(table, &[1, 2, 3, 4])
 }
 
-/// Says how precisely costs are known: `known to 2.0 % after 12 passes`, or `costs as given`.
+/// Describes how precise the costs are: `known to 2.0 % after 12 passes`, or `costs as given`.
 fn how_known(TuningBasis { cost_source, costs, .. }: &TuningBasis) -> String {
     match cost_source {
         CostSource::Machine => {

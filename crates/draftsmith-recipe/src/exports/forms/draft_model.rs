@@ -1,4 +1,5 @@
-//! An adapter as a draft model: a checkpoint of the target's family for any runtime with draft models.
+//! Exports an adapter as a draft model: a checkpoint of the target's architecture family, for any
+//! runtime that supports draft models.
 
 use std::path::Path;
 
@@ -12,10 +13,10 @@ use crate::exports::{AdapterExport, found_adapter_head};
 use crate::out_dir::{OutDir, copy_if_there};
 use crate::workspace::Workspace;
 
-/// The key in `config.json` that names what a draft model was made from.
+/// The key of `config.json` that records what the draft model was made from.
 const MADE_OF: &str = "draftsmith";
 
-/// Writes the draft model of the adapter in `source`.
+/// Exports the adapter in the source directory as a draft model.
 pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
     let (Exporting { source, out, .. }, workspace) = (export, (export.open)()?);
     let adapter = AdapterExport::read(source, &workspace)?;
@@ -78,7 +79,7 @@ pub(crate) const TEXT_FILES: [&str; 8] = [
     "chat_template.jinja",
 ];
 
-/// Sets keys of a JSON file.
+/// Sets keys in a JSON file.
 pub(crate) fn add_keys<'k>(
     path: &Path,
     keys: impl IntoIterator<Item = (&'k str, Value)>,
@@ -89,7 +90,7 @@ pub(crate) fn add_keys<'k>(
     Ok(write_whole(path, serde_json::to_string_pretty(&all)? + "\n")?)
 }
 
-/// Lists what runtimes cannot honour, one sentence each.
+/// Lists the properties that runtimes cannot use, one sentence each.
 fn ignored(source: &Path, config: &AdapterConfig) -> Vec<String> {
     let mut ignored = Vec::from_iter(vocabulary_ignored(config));
     if let Some(head) = found_adapter_head(source) {
@@ -101,7 +102,8 @@ fn ignored(source: &Path, config: &AdapterConfig) -> Vec<String> {
     ignored
 }
 
-/// Explains that runtimes gain no speed from an exported draft vocabulary. `None` if the adapter drafts all tokens.
+/// Explains that runtimes gain no speed from an exported draft vocabulary. `None` if the adapter
+/// drafts from the full vocabulary.
 pub(crate) fn vocabulary_ignored(config: &AdapterConfig) -> Option<String> {
     let vocabulary = config.draft_vocabulary.as_ref()?;
     Some(format!(

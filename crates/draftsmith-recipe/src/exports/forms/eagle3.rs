@@ -1,4 +1,4 @@
-//! An EAGLE-3 drafter in the part of the format that vLLM, SGLang and llama.cpp agree on.
+//! Exports an EAGLE-3 drafter in the subset of the format that vLLM, SGLang and llama.cpp share.
 
 use anyhow::Result;
 use draftsmith_model::{Eagle3, Eagle3Config};
@@ -7,7 +7,8 @@ use super::{Exporting, Written};
 use crate::exports::servers::AS_EAGLE3;
 use crate::out_dir::OutDir;
 
-/// Writes the drafter in `source` without the record of its training. Reading it checks that it is complete.
+/// Writes the drafter in the source directory without its training record. Reading the drafter
+/// first checks that it is complete.
 pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
     let (Exporting { source, out, .. }, workspace) = (export, (export.open)()?);
     let models = &workspace.models;

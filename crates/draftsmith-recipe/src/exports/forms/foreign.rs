@@ -1,4 +1,4 @@
-//! Heads and adapters in the formats of the methods' authors.
+//! Exports heads and adapters in the formats of the papers' own code.
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
@@ -14,7 +14,7 @@ use crate::exports::found_adapter_head;
 use crate::exports::tuned::Tuned;
 use crate::out_dir::OutDir;
 
-/// Writes a head for the SpecDec++ authors' class.
+/// Writes an acceptance head in the format that the SpecDec++ authors' Python class loads.
 pub(crate) fn specdec_pp(Exporting { source, out, .. }: &Exporting<'_>) -> Result<Written> {
     let config = AcceptanceHeadConfig::from_dir(source)?;
     if !config.is_authors() {
@@ -51,7 +51,7 @@ pub(crate) fn specdec_pp(Exporting { source, out, .. }: &Exporting<'_>) -> Resul
 /// Writes a trained adapter in the format that the Kangaroo authors' Python class loads.
 pub(crate) fn kangaroo(Exporting { source, out, .. }: &Exporting<'_>) -> Result<Written> {
     let AdapterConfig { exit_layer, model, .. } = AdapterConfig::from_dir(source)?;
-    // Any target with one more layer will do.
+    // Reading checks a target's shape. Any target with a layer after the exit will do.
     let target = ModelShape { num_layers: exit_layer + 1, ..model.shape };
     let (config, adapter) = Adapter::from_dir(source, &target, WeightDtype::F32, &Device::flex())?;
     let dir = OutDir::begin(out)?;
@@ -85,7 +85,7 @@ pub(crate) fn kangaroo(Exporting { source, out, .. }: &Exporting<'_>) -> Result<
     })
 }
 
-/// Describes the tuned rules, which the authors' formats cannot hold. `None` without tuned rules.
+/// Describes the tuned stop rules, which the authors' formats cannot store. `None` without any.
 fn tuned_sentence(tuned: &Tuned) -> Option<String> {
     let rules = [&tuned.greedy, &tuned.sampled];
     let rules: Vec<String> = rules

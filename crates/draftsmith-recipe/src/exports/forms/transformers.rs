@@ -1,5 +1,5 @@
-//! A draft with its acceptance head for unmodified transformers. A custom `generate` in the draft's
-//! directory ends drafting by the head.
+//! Exports a draft model with its acceptance head for unmodified transformers. A custom `generate`
+//! function in the draft's directory stops drafting when the head predicts a rejection.
 
 use std::path::Path;
 
@@ -17,23 +17,24 @@ use crate::exports::{AdapterExport, HeadExport, found_adapter_head, read_model_h
 use crate::out_dir::{OutDir, copy_if_there};
 use crate::workspace::Workspace;
 
-/// The custom `generate`.
+/// The Python source of the custom `generate` function.
 const GENERATE: &str = include_str!("python/generate.py");
-/// The head's implementation.
+/// The Python source of the acceptance head.
 pub(crate) const ACCEPTANCE_HEAD: &str = include_str!("python/acceptance_head.py");
 
-/// Writes a head's separate draft with the head.
+/// Exports an acceptance head together with the separate draft model that it was trained for.
 pub(crate) fn of_head(export: &Exporting<'_>) -> Result<Written> {
     written(export, drafted_by_head)
 }
 
-/// Writes an adapter's draft model with its head.
+/// Exports an adapter as a draft model together with its acceptance head.
 pub(crate) fn of_adapter(export: &Exporting<'_>) -> Result<Written> {
     written(export, drafted_by_adapter)
 }
 
-/// Writes a draft, given its source, models and directory, and returns its head and configuration. Adds what is not
-/// exported to the list.
+/// A function that writes a draft model and returns its acceptance head and configuration. Its
+/// arguments are the source directory, the loaded models, the output directory, and a list to which
+/// it adds everything that is not exported.
 pub(crate) type WriteDraft =
     fn(&Path, &Workspace, &Path, &mut Vec<String>) -> Result<(HeadExport, ModelConfig)>;
 
@@ -64,8 +65,7 @@ fn written(export: &Exporting<'_>, draft: WriteDraft) -> Result<Written> {
     })
 }
 
-/// Writes a draft, its head's weights and its settings into a directory, and adds what is not exported to
-/// `ignored`.
+/// Writes a draft model, its head and the stop settings. Adds what is not exported to `ignored`.
 pub(crate) fn write_with_head(
     export: &Exporting<'_>,
     draft: WriteDraft,
@@ -84,7 +84,7 @@ pub(crate) fn write_with_head(
     Ok(rule)
 }
 
-/// Copies the draft that the head in `source` was trained for.
+/// Copies the draft model that the acceptance head in `source` was trained for.
 pub(crate) fn drafted_by_head(
     source: &Path,
     workspace: &Workspace,
@@ -97,7 +97,7 @@ pub(crate) fn drafted_by_head(
     Ok((head, workspace.models.draft_model_config(id)?.clone()))
 }
 
-/// Writes the draft model of the adapter in `source`, which must have a head.
+/// Exports the adapter in `source`, which must have an acceptance head, as a draft model.
 pub(crate) fn drafted_by_adapter(
     source: &Path,
     workspace: &Workspace,
@@ -118,7 +118,7 @@ pub(crate) fn drafted_by_adapter(
     Ok((head, draft.config().clone()))
 }
 
-/// Copies a checkpoint.
+/// Copies a checkpoint directory.
 fn copy_model(from: &Path, out: &Path) -> Result<()> {
     let mut names: Vec<String> = weight_files(from)?;
     let beside = [
@@ -131,8 +131,8 @@ fn copy_model(from: &Path, out: &Path) -> Result<()> {
     names.iter().try_for_each(|name| copy_if_there(from, out, name))
 }
 
-/// Returns the head's rule with the given threshold, the tuned one, or the paper's. Adds what the export cannot
-/// honour to `ignored`.
+/// Returns the head's stop rule with the given threshold, or else the tuned threshold, or else the
+/// paper's. Adds settings that the export cannot use to `ignored`.
 fn rule_of(
     head: &HeadExport,
     given: Option<f64>,
@@ -169,7 +169,7 @@ fn rule_of(
     Ok(rule)
 }
 
-/// Writes the head's weights and settings.
+/// Writes the weights and settings of the acceptance head.
 fn write_head(
     head: &HeadExport,
     draft: &ModelConfig,

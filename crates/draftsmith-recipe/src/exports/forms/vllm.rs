@@ -1,4 +1,5 @@
-//! A draft with its acceptance head as a Python package with a proposer for vLLM.
+//! Exports a draft model with its acceptance head as a Python package with a vLLM proposer
+//! (drafter).
 
 use anyhow::{Result, bail};
 use draftsmith_files::write_whole;
@@ -9,17 +10,18 @@ use super::transformers::{
 use super::{Exporting, Written};
 use crate::out_dir::OutDir;
 
-/// The proposer, with placeholders between `@`s.
+/// The Python source of the proposer, with placeholders between `@`s.
 const PROPOSER: &str = include_str!("python/proposer.py");
 
-/// The releases of vLLM that the proposer supports. vLLM calls its proposer interface unstable.
+/// The vLLM releases that the proposer supports. vLLM calls its proposer interface unstable.
 const VERSIONS: [&str; 2] = ["0.32", "0.33"];
 
-/// Packages that the proposer imports. One of the same name would hide them.
+/// The packages that the proposer imports. An export with one of these names would shadow the
+/// import.
 const IMPORTED: [&str; 9] =
     ["vllm", "torch", "safetensors", "json", "math", "bisect", "dataclasses", "pathlib", "typing"];
 
-/// Explains why a directory's name cannot be the name of the package. `None` if it can.
+/// Explains why a directory's name cannot be a Python package name. `None` if it can.
 fn package_problem(name: &str) -> Option<String> {
     let is_letter = |c: char| c.is_ascii_alphabetic() || c == '_';
     if !name.starts_with(is_letter) {
@@ -34,12 +36,12 @@ fn package_problem(name: &str) -> Option<String> {
     })
 }
 
-/// Writes the package of a head's separate draft.
+/// Exports the package for an acceptance head and its separate draft model.
 pub(crate) fn of_head(export: &Exporting<'_>) -> Result<Written> {
     written(export, drafted_by_head)
 }
 
-/// Writes the package of an adapter's draft model.
+/// Exports the package for an adapter's draft model and acceptance head.
 pub(crate) fn of_adapter(export: &Exporting<'_>) -> Result<Written> {
     written(export, drafted_by_adapter)
 }

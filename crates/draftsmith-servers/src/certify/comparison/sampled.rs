@@ -1,11 +1,12 @@
-//! Tests of sampled answers against a reference's distribution.
+//! Tests whether sampled answers follow a reference's distribution.
 //!
-//! Many answers to one prompt, each with its own seed, form a tree of prefixes. At every prefix that enough of them
-//! reach, the tokens that follow are compared with the reference's probabilities by the likelihood ratio
-//! G = 2 Σ n ln(n / e). All prefixes of a prompt together give a second test, and the mean log-probability of tokens
-//! against its expectation a third, which finds a wrong temperature with few answers. p-values come from simulating
-//! the reference's distribution. They are judged by Holm's rule over all tests, and a test that fails is repeated with
-//! new seeds before it counts.
+//! Many answers to one prompt, each with its own seed, form a tree of prefixes. At every prefix
+//! with enough answers, we compare the next tokens with the reference's probabilities by the
+//! likelihood ratio G = 2 Σ n ln(n / e). A second test combines all prefixes of a prompt. A third
+//! compares the mean log-probability of tokens with its expectation, which finds a wrong
+//! temperature with few answers. p-values come from simulating the reference's distribution. Holm's
+//! method corrects for the number of tests, and a failed test counts only if it fails again with
+//! new seeds.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,77 +17,78 @@ use serde::Serialize;
 
 use super::{Completing, Verdict, best_after, complete_all, greedy_ask};
 
-/// The chance that a sound server is suspected, and then refuted by the repetition.
+/// The significance levels: for all first tests together, and for a repeated test (`REFUTED`).
 const SUSPECTED: f64 = 0.01;
 const REFUTED: f64 = 0.001;
-/// The fewest answers that reach a tested prefix.
+/// The minimum number of answers for a prefix to be tested.
 const LEAST_VISITS: usize = 200;
-/// The fewest expected answers of a cell; tokens with fewer are one cell.
+/// The minimum expected number of answers in a cell. Less frequent tokens share one cell.
 const LEAST_EXPECTED: f64 = 5.0;
-/// Simulated answers of a test: few, and many where the few leave doubt.
+/// The numbers of simulations per test: few at first, then many if the p-value is small.
 const NUM_SIMULATED: [usize; 2] = [400, 20_000];
-/// A p-value above this needs no further simulations.
+/// The p-value above which a test needs no more simulations.
 const UNSUSPICIOUS: f64 = 0.05;
 
-/// What is sampled.
+/// The plan of the sampled test.
 #[derive(Debug, Clone)]
 pub struct SampledPlan {
-    /// Answers to each prompt.
+    /// The number of answers to each prompt.
     pub num_draws: usize,
-    /// Candidates per round of the server: as many positions after the first are tested, and one more.
+    /// The server's number of candidates per round. The test covers one more position.
     pub num_candidates: usize,
-    /// The most prompts; those whose answers say most are taken.
+    /// The maximum number of prompts. Prompts with the most informative answers are chosen.
     pub num_prompts: usize,
-    /// The temperature.
+    /// The sampling temperature.
     pub temperature: f64,
-    /// Only this many of the most probable tokens are drawn from. From all tokens the distribution is only known at
-    /// temperature 1, from [`NUM_LOG_PROBS`](draftsmith_served::NUM_LOG_PROBS) or fewer at any.
+    /// The number of most probable tokens to sample from. `None` means all tokens, at temperature 1
+    /// only: at other temperatures, the distribution is known for at most
+    /// [`NUM_LOG_PROBS`](draftsmith_served::NUM_LOG_PROBS) tokens.
     pub top_k: Option<usize>,
-    /// Tokens that end answers: they count as one.
+    /// The tokens that end answers. They count as one token.
     pub eos_token_ids: Vec<u32>,
-    /// Seed of answers and simulations.
+    /// The seed of answers and simulations.
     pub seed: u64,
 }
 
-/// What was found.
+/// The result of the sampled test.
 #[derive(Debug, Clone, Serialize)]
 pub struct SampledReport {
-    /// Prompts.
+    /// The number of prompts.
     pub num_prompts: usize,
-    /// Answers.
+    /// The number of answers.
     pub num_draws: usize,
-    /// Prefixes that were tested.
+    /// The number of tested prefixes.
     pub num_prefixes: usize,
-    /// The smallest total variation at the most visited prefix that is found with probability 0.9.
+    /// The smallest total variation found with probability 0.9 at the most visited prefix.
     pub detectable: f64,
-    /// The tests, those with the smallest p-values first; at most 20.
+    /// The tests with the smallest p-values, at most 20, in ascending order.
     pub tests: Vec<DistributionTest>,
-    /// Whether a test failed, and failed again with new seeds.
+    /// Whether a test failed and failed again with new seeds.
     pub is_refuted: bool,
 }
 
 /// A test of one distribution.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct DistributionTest {
-    /// The prompt's number, from 0.
+    /// The index of the prompt.
     pub prompt: usize,
-    /// What was tested: tokens after a prefix, all of them together, or the mean log-probability.
+    /// What was tested.
     pub what: TestedWhat,
-    /// Tokens.
+    /// The number of tokens.
     pub num: usize,
-    /// The chance of a worse fit if the server's output is the target's.
+    /// The probability of a fit at least as bad if the server's output is the target's.
     pub p_value: f64,
-    /// The p-value with new seeds, if the first was suspicious.
+    /// The p-value with new seeds; `None` if the first test did not fail.
     pub again: Option<f64>,
 }
 
-/// What a test is about.
+/// What a test compares with the reference.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum TestedWhat {
-    /// The tokens after these.
+    /// The tokens that follow this prefix.
     After(Vec<u32>),
-    /// The tokens after all tested prefixes.
+    /// The tokens that follow all tested prefixes together.
     All,
     /// The mean log-probability of tokens.
     LogProbs,
@@ -102,7 +104,7 @@ impl SampledReport {
     }
 }
 
-/// Tests a server.
+/// Tests a server's sampled answers.
 ///
 /// # Errors
 /// If a server fails, or the listener asks to stop.
@@ -130,7 +132,8 @@ pub(super) fn test(
         listener.advance();
     }
     tests.sort_by(|one, other| one.p_value.total_cmp(&other.p_value));
-    // Holm: the smallest p-value is judged against all tests, the next against all but one, and so on.
+    // Holm's method compares the smallest p-value with the level over the number of tests, the next
+    // with the level over one test fewer, and so on.
     let num_tests = tests.len();
     let suspicious = tests.iter().enumerate();
     let suspicious =
@@ -163,7 +166,7 @@ pub(super) fn test(
     })
 }
 
-/// The reference's probabilities after prefixes.
+/// The reference's next-token probabilities, by prefix.
 type References = BTreeMap<Vec<u32>, BTreeMap<u32, f64>>;
 
 struct SampledTest<'a> {
@@ -174,19 +177,19 @@ struct SampledTest<'a> {
     listener: &'a (dyn Listener + Sync),
 }
 
-/// A tested prefix: how many answers went on in each cell, and the cells' probabilities.
+/// A tested prefix: the number of answers in each cell of next tokens, and its probability.
 struct TokenNode {
     prefix: Vec<u32>,
     counts: Vec<usize>,
     probs: Vec<f64>,
-    /// The mean log-probability of a cell's tokens.
+    /// The mean log-probability of the tokens in each cell.
     log_probs: Vec<f64>,
 }
 
 impl SampledTest<'_> {
-    /// Chooses the prompts whose answers say most: those that stay on common prefixes whose next tokens are uncertain.
-    /// The measure sums, along the most probable answer, the chance to reach each prefix times the chance to leave it
-    /// there.
+    /// Chooses the prompts with the most informative answers. These often share a prefix whose next
+    /// token is uncertain. Along the most probable answer, we sum the chance to reach each prefix
+    /// times the chance that another token follows.
     fn choose(&self, prompts: &[Vec<u32>]) -> Result<Vec<usize>, ServedError> {
         let num_tokens = self.plan.num_candidates + 2;
         let ask = |prompt| CompletionAsk { with_log_probs: true, ..greedy_ask(prompt, num_tokens) };
@@ -197,7 +200,7 @@ impl SampledTest<'_> {
             for (nth, known) in answer.known.iter().enumerate() {
                 let probs = drawn_from(known.clone(), self.plan.temperature, self.plan.top_k);
                 let best = probs.iter().map(|(_, prob)| *prob).fold(0.0, f64::max);
-                // The first token is not speculated.
+                // The first token comes from the prefill and is not speculated.
                 sum += if nth > 0 { reached * (1.0 - best) } else { 0.0 };
                 reached *= best;
             }
@@ -210,7 +213,7 @@ impl SampledTest<'_> {
         Ok(order)
     }
 
-    /// Draws the server's answers to a prompt and tests them. Returns the tests and the tested prefixes.
+    /// Samples and tests answers to a prompt. Returns the tests and the tested prefixes.
     fn tests(
         &self,
         number: usize,
@@ -222,7 +225,8 @@ impl SampledTest<'_> {
         let stream = [name, &number.to_string(), "certify"];
         let mut draws = SeededDraws::new(plan.seed, &stream);
         let seeds: Vec<u32> = (0..plan.num_draws).map(|_| (draws.uniform() * 2e9) as u32).collect();
-        // The last candidates of an answer are cut off, so it is longer than what is tested.
+        // The server cuts candidates at the end of an answer, so answers are longer than the tested
+        // part.
         let num_tokens = plan.num_candidates + 3;
         let ask = |seed: &u32| CompletionAsk {
             prompt,
@@ -253,8 +257,8 @@ impl SampledTest<'_> {
         Ok((self.judge(number, &nodes, &mut draws), nodes))
     }
 
-    /// Replaces every end token by the first, so that they count as one token: servers choose among them by their own
-    /// lists.
+    /// Replaces every end token by the first one, so that they count as one token. Servers differ
+    /// in the end token that they use.
     fn joined(&self, id: u32) -> u32 {
         let ends = &self.plan.eos_token_ids;
         if ends.contains(&id) { ends[0] } else { id }
@@ -282,7 +286,7 @@ impl SampledTest<'_> {
     ) -> Vec<DistributionTest> {
         let found: Vec<Fit> = nodes.iter().map(|node| node.fit(&node.counts)).collect();
         let total = Fit::sum(&found);
-        // How many simulations are at least as bad: by prefix, and the two totals.
+        // The number of simulations with a fit at least as bad: by prefix, then for the two totals.
         let mut num_worse = vec![0; nodes.len() + 2];
         let mut num_simulated = vec![0; nodes.len() + 2];
         for num in NUM_SIMULATED {
@@ -336,9 +340,9 @@ impl SampledTest<'_> {
     }
 }
 
-/// Computes the probabilities of tokens at a temperature from their log-probabilities at temperature 1. If only the
-/// `top_k` most probable tokens are drawn from, the last of them is left out, so that it counts among all others:
-/// rounding may exchange it with the next.
+/// Computes token probabilities at a temperature from log-probabilities at temperature 1. With
+/// `top_k`, the last of the `top_k` tokens is left out and counts as one of the rest, because
+/// rounding may swap it with the next one.
 fn drawn_from(
     mut known: Vec<(u32, f32)>,
     temperature: f64,
@@ -357,12 +361,12 @@ fn drawn_from(
     known.into_iter().map(|(id, log_prob)| (id, weight(log_prob) / total)).collect()
 }
 
-/// How counts fit probabilities.
+/// The fit of token counts to probabilities.
 #[derive(Clone, Copy, Default)]
 struct Fit {
-    /// G.
+    /// The likelihood ratio G.
     ratio: f64,
-    /// The sum of log-probabilities less its expectation.
+    /// The sum of log-probabilities minus its expectation.
     surprise: f64,
 }
 
@@ -376,8 +380,8 @@ impl Fit {
 }
 
 impl TokenNode {
-    /// Divides the tokens after a prefix into cells: tokens that are expected often enough, and all others as one.
-    /// `None` if one cell is left.
+    /// Divides the tokens after a prefix into cells: one for each frequent token, and one for all
+    /// others. `None` if there is only one cell.
     fn of(prefix: &[u32], next: &[u32], probs: &BTreeMap<u32, f64>) -> Option<Self> {
         let num = next.len() as f64;
         let mut counts: BTreeMap<u32, usize> = BTreeMap::new();
@@ -395,7 +399,8 @@ impl TokenNode {
             node.log_probs.push(prob.ln());
             rest -= prob;
         }
-        // Rounded probabilities may exceed 1, and a rest without probability may still be chosen by rounding.
+        // Rounded probabilities may sum to more than 1, and rounding may allow tokens of
+        // probability zero.
         let rest = rest.max(1e-6);
         node.counts.push(counts.into_values().sum());
         node.probs.push(rest);
@@ -422,9 +427,9 @@ impl TokenNode {
         fit
     }
 
-    /// Simulates as many tokens from the reference's distribution as the prefix has, and counts them by cell.
+    /// Redraws the prefix's next tokens from the reference's distribution, and counts them by cell.
     fn simulate(&self, draws: &mut SeededDraws) -> Vec<usize> {
-        // One cell after another, each a share of what is left.
+        // Cells are drawn one by one, each as a share of the remaining tokens.
         let (mut left, mut mass) = (self.num(), 1.0);
         let mut counts = Vec::with_capacity(self.probs.len());
         for prob in &self.probs {
@@ -434,17 +439,17 @@ impl TokenNode {
             left -= count;
             mass = (mass - prob).max(f64::MIN_POSITIVE);
         }
-        // Rounding may leave some for the last cell.
+        // Rounding may leave tokens over for the last cell.
         if let Some(last) = counts.last_mut() {
             *last += left;
         }
         counts
     }
 
-    /// Computes the total variation that a test at level 0.001 finds with probability 0.9, from the numbers of cells
-    /// and tokens.
+    /// Computes the total variation that a test at level 0.001 finds with probability 0.9, given
+    /// the numbers of cells and tokens.
     fn detectable(&self) -> f64 {
-        // λ of the non-central χ² by degrees of freedom, for this level and power.
+        // The non-centrality λ of χ² by degrees of freedom, for this level and power.
         const LAMBDA: [(f64, f64); 7] = [
             (1.0, 20.9),
             (2.0, 23.8),
@@ -469,7 +474,8 @@ mod tests {
 
     #[test]
     fn detectable_distances_are_those_of_the_table() {
-        // 3,410 answers and 10 cells: a total variation of 0.05 at level 0.001 and power 0.9.
+        // With 3,410 answers and 10 cells, a total variation of 0.05 is found at level 0.001, power
+        // 0.9.
         let node = TokenNode {
             prefix: vec![],
             counts: vec![341; 10],

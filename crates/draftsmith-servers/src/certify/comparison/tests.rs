@@ -1,4 +1,4 @@
-//! Faults that servers have had, planted into a small server whose exact distribution is enumerated.
+//! Tests with faults of real servers, planted into a mock server with a known exact distribution.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -8,11 +8,11 @@ use draftsmith_theory::{Draws, SeededDraws};
 
 use super::*;
 
-/// Tokens of the vocabulary, and candidates per round.
+/// The vocabulary size, and the number of candidates per round.
 const V: usize = 8;
 const K: usize = 2;
 
-/// What the mock server does wrong. The last three are innocent.
+/// The fault of the mock server. The last three are harmless.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Fault {
     ResidualFromTarget,
@@ -31,9 +31,9 @@ enum Fault {
     GreedyAcceptsTopTwo,
     RejectedTokenStays,
     FilterMissing,
-    /// Logits change a little with what runs beside them.
+    /// Logits change slightly with concurrent requests.
     Jitter,
-    /// Equal tokens are chosen otherwise.
+    /// Tied tokens are resolved differently.
     TiesDiffer,
     None,
 }
@@ -56,14 +56,14 @@ const FAULTS: [Fault; 15] = [
     Fault::RejectedTokenStays,
 ];
 
-/// A Markov target with its drafter: the probabilities of the next token depend on the last one.
+/// A target and a drafter that are Markov chains: the next token depends only on the last one.
 struct Mock {
     fault: Fault,
     speculates: bool,
     running: AtomicUsize,
 }
 
-/// Distributions after each token: the target's, the target's at temperature 0.7, the drafter's.
+/// The distributions after each token: the target's at temperature 1 and 0.7, and the drafter's.
 static TABLES: LazyLock<[Vec<Vec<f64>>; 3]> = LazyLock::new(|| {
     let targets = |temperature: f64| -> Vec<Vec<f64>> {
         (0..NUM_LAST).map(|last| weights("target", last, 2.4 / temperature)).collect()
@@ -76,15 +76,15 @@ static TABLES: LazyLock<[Vec<Vec<f64>>; 3]> = LazyLock::new(|| {
     [targets(1.0), targets(0.7), drafter]
 });
 
-/// Tokens that a prompt may end with.
+/// The number of tokens that a prompt may end with.
 const NUM_LAST: u32 = 16;
 
-/// The target's distribution after a token, at temperature 1 or 0.7.
+/// Returns the target's distribution after a token, at temperature 1 or 0.7.
 fn target(last: u32, temperature: f64) -> Vec<f64> {
     TABLES[usize::from(temperature < 1.0)][last as usize].clone()
 }
 
-/// How tokens are drawn.
+/// The sampling settings.
 #[derive(Debug, Clone, Copy)]
 struct Drawn {
     temperature: f64,
@@ -105,7 +105,7 @@ impl Drawn {
     }
 }
 
-/// The drafter's: not the target's, but with much in common.
+/// Returns the drafter's distribution after a token, which only resembles the target's.
 fn drafter(last: u32) -> Vec<f64> {
     TABLES[2][last as usize].clone()
 }
@@ -131,17 +131,17 @@ impl Mock {
         Self { fault, speculates, running: AtomicUsize::new(0) }
     }
 
-    /// Whether the fault acts now.
+    /// Returns whether the fault shows under this load.
     fn is(&self, fault: Fault, load: usize) -> bool {
         self.fault == fault
             || self.fault == Fault::WrongUnderLoad && load > 2 && fault == Fault::ResidualFromTarget
     }
 
-    /// Sampled tokens after a prompt.
+    /// Samples tokens after a prompt.
     fn sample(&self, ask: CompletionAsk<'_>, load: usize, draws: &mut dyn Draws) -> Vec<u32> {
         let drawn = Drawn { temperature: ask.temperature, top_k: ask.top_k };
         let (mut last, num) = (*ask.prompt.last().expect("a prompt"), ask.num_tokens);
-        // The first token comes from reading the prompt.
+        // The first token comes from the prefill.
         let mut tokens = vec![draws.categorical(&drawn.target(last)) as u32];
         while tokens.len() < num {
             last = *tokens.last().expect("one");
@@ -151,7 +151,7 @@ impl Mock {
         tokens
     }
 
-    /// A round: accepted candidates and one more token.
+    /// Decodes one round: accepted candidates and one more token.
     fn round(&self, last: u32, drawn: Drawn, load: usize, draws: &mut dyn Draws) -> Vec<u32> {
         if self.fault == Fault::ArgmaxOnly {
             return vec![argmax(&target(last, 1.0))];
@@ -173,7 +173,7 @@ impl Mock {
             } else {
                 draws.categorical(&q) as u32
             };
-            // Withholds a candidate because of its own probability.
+            // The fault drops a candidate because of the candidate's own probability.
             if self.fault == Fault::WithholdsUnsure && q[token as usize] < 0.06 {
                 break;
             }
@@ -181,7 +181,7 @@ impl Mock {
             before = token;
         }
         let (mut tokens, mut before) = (Vec::new(), last);
-        // One uniform number, in 32 steps, for all positions and for the token after a rejection.
+        // One uniform number, in 32 steps, is reused for all positions and after a rejection.
         let reused = (self.fault == Fault::UniformReused)
             .then(|| draws.categorical(&[1.0; 32]) as f64 / 32.0);
         for (nth, token) in candidates.iter().enumerate() {
@@ -214,7 +214,7 @@ impl Mock {
                 };
                 tokens.push(own);
                 if self.fault == Fault::RejectedTokenStays {
-                    // The next token is drawn after the rejected one.
+                    // The next token is drawn after the rejected one, which stays in the text.
                     tokens.push(draws.categorical(&drawn.target(*token)) as u32);
                 }
                 return tokens;
@@ -230,7 +230,7 @@ impl Mock {
         tokens
     }
 
-    /// Greedy tokens after a prompt.
+    /// Decodes greedy tokens after a prompt.
     fn greedy(&self, mut last: u32, num: usize, load: usize) -> Vec<u32> {
         let mut tokens = Vec::new();
         for nth in 0..num {
@@ -239,7 +239,7 @@ impl Mock {
             sorted.sort_by(|one, other| p[*other].total_cmp(&p[*one]));
             let drafted = argmax(&drafter(last));
             last = match self.fault {
-                // The drafter proposes the second best token now and then.
+                // Sometimes the drafter proposes the second-best token.
                 Fault::GreedyAcceptsTopTwo if nth % 7 == 3 => sorted[1] as u32,
                 Fault::SyntheticAcceptance if nth > 0 => drafted,
                 Fault::WrongUnderLoad if nth > 2 && load > 2 => sorted[1] as u32,
@@ -253,7 +253,7 @@ impl Mock {
     }
 }
 
-/// The token at which the sum of weights passes a number.
+/// Returns the index at which the cumulative weights exceed `share`.
 fn at_share(weights: &[f64], mut share: f64) -> u32 {
     let at = weights.iter().position(|weight| {
         share -= weight;
@@ -262,7 +262,7 @@ fn at_share(weights: &[f64], mut share: f64) -> u32 {
     at.unwrap_or(weights.len() - 1) as u32
 }
 
-/// Draws the most probable token twice as often as it should.
+/// Draws the most probable token twice as often as its probability.
 fn argmax_draw(q: &[f64], draws: &mut dyn Draws) -> u32 {
     let best = argmax(q) as usize;
     let mut q = q.to_vec();
@@ -274,7 +274,7 @@ impl Completing for Mock {
     fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed, ServedError> {
         let load = 1 + self.running.fetch_add(1, Ordering::SeqCst);
         if self.fault == Fault::WrongUnderLoad {
-            // Long enough for others to arrive.
+            // The pause is long enough for other requests to arrive.
             std::thread::sleep(std::time::Duration::from_micros(300));
         }
         let load = load.max(self.running.load(Ordering::SeqCst));
@@ -324,7 +324,7 @@ fn plan(num_draws: usize, drawn: Drawn, seed: u64) -> CertifyPlan {
     CertifyPlan { num_tokens: 40, concurrency: 4, least_tie: 1e-4, sampled: Some(sampled) }
 }
 
-/// One that ends with each token.
+/// Returns one prompt for each possible last token.
 fn prompts() -> Vec<Vec<u32>> {
     (0..NUM_LAST).map(|last| vec![1, (last + 3) % NUM_LAST]).collect()
 }
@@ -343,8 +343,7 @@ fn reference_fault(fault: Fault) -> Fault {
     if fault == Fault::Jitter { Fault::Jitter } else { Fault::None }
 }
 
-/// The total variation between the second token of the mock and that of the target, after the likeliest first one, by
-/// many draws.
+/// Estimates the total variation of the mock's second token, after the most probable first token.
 fn distance(fault: Fault, last: u32) -> f64 {
     const NUM: usize = 200_000;
     let mock = Mock::new(fault, true);
@@ -380,7 +379,7 @@ fn every_planted_fault_is_found() {
 fn the_mock_without_a_fault_has_the_targets_distribution() {
     for last in [1, 5, 12] {
         assert!(distance(Fault::None, last) < 0.004, "{}", distance(Fault::None, last));
-        // The planted faults that change the first token of a round are as large as the test claims to find.
+        // Faults in the first token of a round are at least as large as the test claims to detect.
         for fault in [Fault::ResidualFromTarget, Fault::AcceptsTooOften, Fault::SyntheticAcceptance]
         {
             assert!(distance(fault, last) > 0.02, "{fault:?}: {}", distance(fault, last));

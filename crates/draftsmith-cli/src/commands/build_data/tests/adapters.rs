@@ -1,4 +1,4 @@
-//! Adapters of a served target whose first layers are available locally.
+//! Tests of adapters for a target on servers whose first layers are available locally.
 
 use std::collections::BTreeMap;
 
@@ -11,8 +11,8 @@ use crate::test_support::ChangeDrafters;
 
 const EXIT: usize = 2;
 
-/// Makes a directory with the target's text side, the index of all its weights, and the weights of its first layers
-/// and of everything outside the layers.
+/// Creates a directory with the target's tokenizer and configuration, the index of all its weights,
+/// and the weights of its first layers and of everything outside the layers.
 fn first_layers(dir: &Path) -> PathBuf {
     let target = without_weights(dir);
     let bytes = fs::read(model("target").join("model.safetensors")).expect("it is committed");
@@ -46,7 +46,7 @@ fn first_layers(dir: &Path) -> PathBuf {
     target
 }
 
-/// Builds a recipe that only trains an adapter, for a served or a local target.
+/// Builds a recipe that only trains an adapter, for a target on servers or a local one.
 fn of_adapter(dir: &Path, name: &str, target: &Path, data: &str, more: &str) -> Recipe {
     let optimizer = "num_epochs = 2, learning_rate = 1e-3, validation_fraction = 0.3";
     let adapter = format!(
@@ -60,7 +60,7 @@ const WITH_HEAD: &str = "[drafters.adapter.head]\nlabels = 'rollouts'\nnum_layer
                          optimizer = { num_epochs = 1, validation_fraction = 0.3 }";
 const ADAPTER: DrafterId = DrafterId::named("adapter");
 
-/// Trains the adapter and returns its weights, and the results of later stages without paths.
+/// Trains the adapter. Returns its weights, and the results of later stages without paths.
 fn trained(recipe: &Recipe) -> (Vec<Vec<u8>>, String, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
     train_drafter::run(recipe, None, &workspace, &console).expect("trains");
@@ -69,7 +69,7 @@ fn trained(recipe: &Recipe) -> (Vec<Vec<u8>>, String, Value, Value) {
     let weights = weights.iter().filter(|path| path.exists());
     let weights = weights.map(|path| fs::read(path).expect("weights")).collect();
     let recorded = record::run(recipe, &workspace, &console).expect("records");
-    // Compared as text, because missing values are NaN.
+    // We compare the rows as text, because missing values are NaN.
     let rows = recorded.iter().map(|file| {
         let (rows, _) = read_rollouts(&file.path, None).expect("rollouts");
         format!("{rows:?}")
@@ -110,12 +110,12 @@ fn greedy_adapters_and_results_equal_those_of_the_whole_target() {
         let (of_served, of_local) = (trained(&served), trained(&local));
         assert_eq!(of_served.0.len(), 1 + usize::from(!more.is_empty()));
         assert!(of_served.0 == of_local.0, "{which}: another adapter");
-        // With a head, rollouts of the whole target also hold its probabilities.
+        // With a head, rollouts with the whole target also contain its probabilities.
         assert!(!more.is_empty() || of_served.1 == of_local.1, "other rollouts");
         assert!(of_served.1.len() > 1000);
         assert_eq!(of_served.2, of_local.2, "{which}");
         assert_eq!(of_served.3, of_local.3, "{which}");
-        // The hash of the whole target is unknown here.
+        // Without the whole target, its hash is unknown.
         let config = draftsmith_model::AdapterConfig::from_dir(&served.export_dir(ADAPTER));
         assert_eq!(config.expect("an adapter").target_hash, None);
     }
@@ -150,7 +150,7 @@ fn missing_layers_are_named() {
         let trained = train_drafter::run(recipe, None, &workspace(recipe), &Console::silent());
         format!("{:#}", trained.expect_err("refused"))
     };
-    // Initialising from the target takes one layer more than there is.
+    // Initialising from the target needs one layer more than the directory contains.
     let mut deeper = of_adapter(dir.path(), "a", &target, &data, "");
     deeper.drafters.adapter_of("adapter").initial = draftsmith_train::InitialWeights::Target;
     let error = train(&deeper);

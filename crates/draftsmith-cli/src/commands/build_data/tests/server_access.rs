@@ -1,4 +1,5 @@
-//! The token, prompts and interrupts of a job that asks servers, and data of a served target.
+//! Tests of jobs that send requests to servers: the token, the prompts, interrupts, and the
+//! resulting data.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -51,7 +52,7 @@ fn servers(url: &str) -> ServerRecipe {
     }
 }
 
-/// Opens a served target that decodes greedily, with its journal in `dir`.
+/// Opens a target on servers that decodes greedily, with its journal in `dir`.
 fn open(server: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Result<Served> {
     let access = ServerAccess { server, seed: 3, journal: dir.join("served.jsonl") };
     access.open(workspace, Decoding::GREEDY, 12, &Silent)
@@ -71,7 +72,7 @@ fn answer(
 #[test]
 fn the_bearer_token_of_the_environment_is_sent_and_never_written() {
     let (workspace, dir) = (workspace(), tempfile::tempdir().expect("a temporary directory"));
-    // Every process has this variable.
+    // Every process has the variable `PATH`.
     let (name, value) = ("PATH", std::env::var("PATH").expect("it is set"));
     let expected = format!("Bearer {}", value.trim());
     let loopback = loopback::serve(move |number, request| {
@@ -97,7 +98,8 @@ fn a_prompt_keeps_the_turns_before_a_filtered_response() {
     for prompt in &mut prompts {
         prompt.turns = vec![prompt.turns[0].clone(); 3];
     }
-    // The first conversation's second turn, then the second one's first turn.
+    // The filter stops the first conversation's second turn, then the second conversation's first
+    // turn.
     let filter = |answer: &mut Value| {
         let choice = &mut answer["choices"][0];
         (choice["text"], choice["finish_reason"]) = (json!(""), json!("content_filter"));
@@ -124,7 +126,7 @@ fn an_interrupted_request_for_responses_is_an_interrupted_job() {
     assert!(loopback.requests().is_empty());
 }
 
-/// Builds a recipe's data; `more` sets where responses come from.
+/// Builds a recipe's data; `more` sets the source of responses.
 fn built(dir: &Path, name: &str, more: &str) -> DataSet {
     let model = |name: &str| root().join("checkpoints/tiny").join(name).display().to_string();
     let lines = fs::read_to_string(root().join("data/tiny/prompts/test.jsonl")).expect("there");
@@ -164,7 +166,7 @@ fn greedy_data_is_the_same_from_a_server_and_from_weights() {
     assert_eq!(served.rows, local.rows);
     assert_eq!(served.rows.len(), 42, "one row per assistant turn");
     assert_eq!(served.provenance.served_model.as_deref(), Some("tiny"));
-    // A deleted shard is built again from the journal.
+    // A deleted shard is rebuilt from the journal, without requests.
     let num_requests = loopback.requests().len();
     let shard = fs::read(dir.path().join("served/responses-00000.parquet")).expect("there");
     fs::remove_file(dir.path().join("served/responses-00000.parquet")).expect("removed");
