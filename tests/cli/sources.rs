@@ -307,6 +307,55 @@ fn malformed_records_are_noted_and_skipped_unless_strict() {
 }
 
 #[test]
+fn a_record_that_the_chat_template_refuses_is_named_and_skipped_unless_strict() {
+    let place = place("prompts = ['chat.jsonl']");
+    place.copy_model("target", "target");
+    let template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}\
+                    {% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
+    place.write("target/chat_template.jinja", template);
+    let chat = |texts: &[(&str, &str)]| {
+        let messages = texts
+            .iter()
+            .map(|(role, content)| serde_json::json!({ "role": role, "content": content }));
+        serde_json::json!({ "messages": messages.collect::<Vec<_>>(), "tools": [{ "name": "add" }] })
+            .to_string()
+    };
+    let lines: Vec<String> = (1..=13)
+        .map(|n| match n {
+            7 => chat(&[("system", "be brief"), ("user", "What is 7 + 7?")]),
+            _ => chat(&[("user", &format!("What is {n} + {n}?"))]),
+        })
+        .collect();
+    place.write("chat.jsonl", lines.join("\n"));
+    let keys = ["models.target=target"];
+    let (data, ran) = build(&place, "some", &keys);
+    assert_eq!(data.rows.len(), 12);
+    for message in [
+        "`chat.jsonl`: 13 records have `tools`, which are not rendered",
+        "prompt `chat#6`, record 7 of its file",
+        "no system role",
+        "1 of 13 prompts are left out: 1 refused by the chat template",
+    ] {
+        assert!(ran.stderr.contains(message), "{message}: {}", ran.stderr);
+    }
+    let strict = ["build-data", "small.toml", "--set", "name=none", "--set", keys[0], "--strict"];
+    place.run(&strict).fails_naming(&["record 7 of its file", "no system role"]);
+    // Prompts of an evaluation are judged likewise.
+    let evaluate = format!(
+        "{}[drafters.draft]\nkind = 'model'\nmodel = '{}'\n[evaluate]\nprompts = ['chat.jsonl']\n\
+         max_new_tokens = 2\nrules.fixed = [1]\n",
+        "[models]\ntarget = 'target'\n",
+        model("draft").display()
+    );
+    place.write("eval.toml", evaluate);
+    let ran = place.run(&["evaluate", "eval.toml"]);
+    assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+    assert!(ran.stderr.contains("1 of 13 prompts are left out"), "{}", ran.stderr);
+    let rows = place.results("eval");
+    assert!(rows.iter().all(|row| row["num_prompts"] == 12));
+}
+
+#[test]
 fn each_turn_of_a_conversation_is_a_row_after_the_earlier_turns() {
     let place = place("prompts = ['chat.jsonl']\nresponses = 'existing'\n");
     place.write(

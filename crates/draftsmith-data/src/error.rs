@@ -83,6 +83,17 @@ pub enum DataError {
         /// The model's directory.
         path: PathBuf,
     },
+    /// A Parquet file that is compressed by a codec that this build does not have.
+    #[error(
+        "`{path}` is compressed with {codec}, which this build does not read; hint: write it with zstd, snappy or \
+         no compression"
+    )]
+    Codec {
+        /// The file.
+        path: PathBuf,
+        /// The codec's name.
+        codec: String,
+    },
     /// A text that is not a date.
     #[error("`{0}` is not a date, expected one such as `2026-01-31`")]
     Date(String),

@@ -15,6 +15,8 @@ mod table;
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use serde_json::json;
+
 use self::file::Records;
 pub use self::given_tokens::GivenTokens;
 use self::record::{PROMPT_FORMS, Problem, Record};
@@ -99,16 +101,16 @@ impl Prompt {
 /// | form | keys of a record |
 /// |---|---|
 /// | Spec-Bench `question.jsonl` | `turns` (user texts), `category` |
-/// | GSM8K | `question`, `answer` |
+/// | GSM8K and others | `question`, `answer`; `context` precedes the question; `system_prompt` (OpenOrca) is the system text of any plain form |
 /// | HumanEval | `task_id`, `prompt`; its `canonical_solution` continues the prompt and is not used as an answer |
 /// | plain | `prompt`, and `response`, `answer` or `completion`, and `category` |
 /// | SpecDec++ | `prompt` and, if tokens are kept ([`Self::keeps_tokens`]), `prefix`, `tokens`, `draft` and `p_acc` |
-/// | Alpaca | `instruction`, `input`, `output`; the prompt is the instruction, followed by `\nInput: ` and the input if there is one |
-/// | ShareGPT | `conversations` of `from` (`human`, `gpt`, `system`) and `value` |
+/// | Alpaca, Dolly | `instruction`, `input` or `context`, `output`; the prompt is the instruction, followed by `\nInput: ` and the input if there is one |
+/// | ShareGPT | `conversations` of `role` and `content`, or of `from` (`human`, `gpt`, `system`) and `value` |
 /// | chat | `messages` of `role` (`user`, `assistant`, `system`) and `content` |
 ///
-/// Records are lines of JSON, the elements of one JSON array, or the rows of a Parquet table whose
-/// text columns have the keys' names. JSON may be compressed with gzip or zstd. A byte-order mark,
+/// A plain form's answer may also be under another plain form's key. Records are lines of JSON, the
+/// elements of one JSON array, or the rows of a Parquet table whose columns have the keys' names. JSON may be compressed with gzip or zstd. A byte-order mark,
 /// blank lines and mixed line endings are accepted. The published ShareGPT files were truncated. In
 /// these, an answer at the beginning of a conversation is dropped. A conversation without a user
 /// text is dropped too, but still counts in the ids of later records. A record has at most 8 MB and
@@ -143,6 +145,8 @@ pub struct Malformed {
     pub num_records: usize,
     /// The errors of the first few skipped records.
     pub first: Vec<DataError>,
+    /// The number of records with tools, which prompts do not keep.
+    pub num_with_tools: usize,
 }
 
 /// The number of malformed records whose errors are kept.
@@ -200,7 +204,7 @@ impl Prompts {
     }
 
     /// Reads the prompt in record `index`; `None` for a conversation that was truncated to nothing.
-    fn read_prompt(&self, record: Record, index: usize) -> Result<Option<Prompt>, DataError> {
+    fn read_prompt(&mut self, record: Record, index: usize) -> Result<Option<Prompt>, DataError> {
         let Record { position, value, unread } = record;
         let content = forms::read_record(&value, self.keeps_tokens).map_err(|problem| {
             let problem = match (problem, unread) {
@@ -210,6 +214,10 @@ impl Prompts {
             problem.at(&self.path, position)
         })?;
         let Some(forms::Content { category, turns, system }) = content else { return Ok(None) };
+        let has_tools = |key: &str| {
+            value.get(key).is_some_and(|tools| *tools != json!(null) && *tools != json!([]))
+        };
+        self.malformed.num_with_tools += usize::from(has_tools("tools") || has_tools("functions"));
         let source = self.source.clone();
         let own_id = forms::own_id(&value);
         let has_tokens = turns.iter().any(|turn| turn.tokens.is_some());

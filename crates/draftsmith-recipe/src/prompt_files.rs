@@ -96,6 +96,13 @@ pub fn check_files(paths: &[PathBuf]) -> Result<()> {
 
 /// Shows a note with the malformed records that were skipped in a file.
 pub fn note_malformed(path: &Path, malformed: &Malformed, watch: &dyn Watch) {
+    if malformed.num_with_tools > 0 {
+        watch.note(format!(
+            "`{}`: {} records have `tools`, which are not rendered",
+            path.display(),
+            malformed.num_with_tools
+        ));
+    }
     if malformed.num_records == 0 {
         return;
     }

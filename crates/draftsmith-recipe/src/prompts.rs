@@ -9,7 +9,7 @@ pub mod for_data;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use draftsmith_data::{Malformed, Prompt, Prompts};
+use draftsmith_data::{DataError, Malformed, Prompt, Prompts};
 
 use self::chosen::{ChosenPlace, ChosenPrompts};
 use crate::prompt_files::{Reading, check_files, files_of, note_malformed};
@@ -65,7 +65,11 @@ impl Source {
         let mut fitting = Vec::new();
         let Self { prompts, .. } = self;
         for (place, prompt) in prompts.places.iter().zip(prompts.each(0..prompts.len())) {
-            if text.encode(&prompt?.messages(0, &[]))?.len() < text.context {
+            let prompt = prompt?;
+            // What the template refuses is left out later, with its reason.
+            let fits = text.refusal(&prompt).is_some()
+                || text.encode(&prompt.messages(0, &[]))?.len() < text.context;
+            if fits {
                 fitting.push(*place);
             }
         }
@@ -145,14 +149,47 @@ impl PromptChoice {
         for of_source in spread(places, self.num_prompts).chunk_by(is_same) {
             let places = of_source.iter().map(|(_, place)| *place).collect();
             let chosen = ChosenPrompts { places, ..of_source[0].0.prompts.clone() };
+            let mut num_refused = 0;
             for prompt in chosen.each(0..chosen.len()) {
                 let prompt = prompt?;
+                if let Some(error) = text.refusal(&prompt) {
+                    if chosen.reading.is_strict {
+                        return Err(refused(&prompt, error));
+                    }
+                    if num_refused == 0 {
+                        watch.note(format!("{:#}", refused(&prompt, error)));
+                    }
+                    num_refused += 1;
+                    continue;
+                }
                 text.check_fits(&prompt.id, &text.encode(&prompt.messages(0, &[]))?)?;
                 prompts.push(prompt);
             }
+            if num_refused > 0 {
+                watch.note(format!(
+                    "`{}`: {num_refused} of {} prompts are left out, because the chat template refuses them; hint: \
+                     `--strict` fails at the first one",
+                    of_source[0].0.path().display(),
+                    of_source.len()
+                ));
+            }
+        }
+        if prompts.is_empty() {
+            bail!(
+                "the chat template refuses every prompt; hint: choose another with `chat_template`"
+            );
         }
         Ok(prompts)
     }
+}
+
+/// Builds the error of a prompt that the chat template refuses.
+fn refused(prompt: &Prompt, error: DataError) -> anyhow::Error {
+    // The number in an id counts records from 0.
+    let record = prompt.id.rsplit_once('#').and_then(|(_, number)| number.parse::<usize>().ok());
+    let place =
+        record.map_or(String::new(), |number| format!(", record {} of its file", number + 1));
+    anyhow::Error::from(error).context(format!("prompt `{}`{place}", prompt.id))
 }
 
 /// Returns at most `num` elements, spread evenly and including the first; all if `num` is `None`.

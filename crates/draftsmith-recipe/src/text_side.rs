@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{ChatFormat, Message, Prompt, StopStrings, TextTokenizer};
+use draftsmith_data::{ChatFormat, DataError, Message, Prompt, StopStrings, TextTokenizer};
 use draftsmith_decode::Limits;
 
 /// A target's tokenizer, chat template and end markers. Clones share memory with the workspace.
@@ -32,6 +32,14 @@ impl TextSide {
     /// Encodes a conversation as token ids, up to the start of the next answer.
     pub fn encode(&self, messages: &[Message]) -> Result<Vec<u32>> {
         Ok(self.tokenizer.encode_chat(&self.chat_format, messages)?)
+    }
+
+    /// Returns the reason why the chat template refuses a prompt's first turn, such as a system text
+    /// that the model does not know; `None` if the template renders it.
+    pub fn refusal(&self, prompt: &Prompt) -> Option<DataError> {
+        let ChatFormat::Template(template) = &*self.chat_format else { return None };
+        let is_rendered = prompt.turns[0].tokens.is_none();
+        is_rendered.then(|| template.render(&prompt.messages(0, &[]), true).err()).flatten()
     }
 
     /// Returns the token ids of a prompt up to the answer of turn `number`, counted from 0.

@@ -2,7 +2,7 @@
 //! turns.
 
 use anyhow::{Context, Result};
-use draftsmith_data::Prompt;
+use draftsmith_data::{DataError, Prompt};
 
 use draftsmith_recipe::text_side::TextSide;
 
@@ -115,7 +115,11 @@ pub fn next_turn<'p>(
 ) -> Result<Option<Turn<'p>>> {
     let number = texts.len();
     let id = prompt.row_id(number);
-    let prompt_ids = text.prompt_ids(prompt, number, texts)?;
+    let prompt_ids = match text.prompt_ids(prompt, number, texts) {
+        // A template may refuse what follows, such as an empty answer. The conversation then ends.
+        Err(error) if number > 0 && error.is::<DataError>() => return Ok(None),
+        prompt_ids => prompt_ids?,
+    };
     if number == 0 {
         text.check_fits(&id, &prompt_ids)?;
     } else if prompt_ids.len() >= text.context {

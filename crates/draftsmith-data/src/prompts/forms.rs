@@ -23,6 +23,7 @@ enum MessageRole {
 }
 
 /// The keys and roles of a list of messages in one form.
+#[derive(Clone, Copy)]
 struct Dialect {
     list: &'static str,
     role: &'static str,
@@ -81,40 +82,48 @@ pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<C
         return Err(Problem::Unknown(format!("no keys (it is {})", kind(record))));
     };
     let one_turn = |user: String, response| {
+        // OpenOrca has `system_prompt`, other sets `system`.
+        let system = optional_text(record, "system_prompt")?;
         Ok(Some(Content {
             category: category(record),
             turns: vec![Turn { user, response, tokens: None }],
-            system: None,
+            system: system.or(optional_text(record, "system")?),
         }))
     };
-    for dialect in [&SHARE_GPT, &CHAT] {
-        if record.contains_key(dialect.list) {
-            return read_conversation(record, dialect);
+    for list in [SHARE_GPT.list, CHAT.list] {
+        if let Some(messages) = record.get(list) {
+            return read_conversation(record, &dialect_of(list, messages));
         }
     }
     if record.contains_key("turns") {
         read_turns(record).map(Some)
     } else if record.contains_key("instruction") {
         let mut user = user_text(record, "instruction")?;
-        if let Some(input) = optional_text(record, "input")? {
-            user = format!("{user}\nInput: {input}");
+        // Dolly's `context` is what Alpaca calls `input`.
+        for key in ["input", "context"] {
+            if let Some(input) = optional_text(record, key)? {
+                user = format!("{user}\nInput: {input}");
+            }
         }
-        one_turn(user, optional_text(record, "output")?)
+        one_turn(user, response(record, "output")?)
     } else if record.contains_key("question") {
         let question = user_text(record, "question")?;
         match record.get("choices") {
-            None | Some(Value::Null) => one_turn(question, optional_text(record, "answer")?),
+            None | Some(Value::Null) => {
+                let context = optional_text(record, "context")?;
+                let question = match context {
+                    Some(context) => format!("{context}\n{question}"),
+                    None => question,
+                };
+                one_turn(question, response(record, "answer")?)
+            }
             Some(_) => {
                 let (user, answer) = multiple_choice(record, &question)?;
                 one_turn(user, answer)
             }
         }
     } else if record.contains_key("prompt") {
-        let mut response = None;
-        for key in ["response", "answer", "completion"] {
-            response = response.or(optional_text(record, key)?);
-        }
-        let mut content = one_turn(user_text(record, "prompt")?, response)?;
+        let mut content = one_turn(user_text(record, "prompt")?, response(record, "response")?)?;
         if keeps_tokens && has_tokens(record) {
             let tokens = read_tokens(record)?;
             let turns = content.iter_mut().flat_map(|content| &mut content.turns);
@@ -124,6 +133,36 @@ pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<C
     } else {
         Err(Problem::Unknown(list_keys(record)))
     }
+}
+
+/// The keys of an answer in the plain forms.
+pub(super) const RESPONSE_KEYS: [&str; 4] = ["response", "answer", "output", "completion"];
+
+/// Reads the answer of a record in a plain form: the form's own key, or else one of another form.
+fn response(record: &Map<String, Value>, own: &str) -> Result<Option<String>, Problem> {
+    let keys = [own].into_iter().chain(RESPONSE_KEYS);
+    for key in keys {
+        // A number or a truth value is an answer too.
+        let found = match record.get(key) {
+            Some(value @ (Value::Number(_) | Value::Bool(_))) => Some(value.to_string()),
+            _ => optional_text(record, key)?,
+        };
+        if found.is_some() {
+            return Ok(found);
+        }
+    }
+    Ok(None)
+}
+
+/// Returns the form of a list of messages, by the keys of the first one. Either list may have the
+/// messages of the other form.
+fn dialect_of(list: &'static str, messages: &Value) -> Dialect {
+    let first = messages.as_array().and_then(|messages| messages.first());
+    let has = |key: &str| first.is_some_and(|message| message.get(key).is_some());
+    let own = if list == CHAT.list { CHAT } else { SHARE_GPT };
+    let other = if list == CHAT.list { SHARE_GPT } else { CHAT };
+    let is_other = has(other.role) && !has(own.role);
+    Dialect { list, ..if is_other { other } else { own } }
 }
 
 /// Finds the id in a record, a number or a string, if there is one.

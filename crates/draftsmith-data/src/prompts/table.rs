@@ -4,15 +4,18 @@ use std::fs::File;
 use std::path::{Path, PathBuf};
 
 use arrow_array::cast::AsArray;
-use arrow_array::{Array, RecordBatch};
+use arrow_array::types::{Float64Type, Int32Type, Int64Type};
+use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field};
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
 };
+use parquet::basic::Compression;
+use parquet::file::metadata::ParquetMetaData;
 use serde_json::{Map, Value};
 
-use super::forms::KEYS;
+use super::forms::{KEYS, RESPONSE_KEYS};
 use super::record::{MAX_BYTES, Problem, Record};
 use crate::columns::{check_encodings, guard};
 use crate::error::{DataError, RecordPosition};
@@ -37,13 +40,14 @@ pub(super) struct RecordTable {
 }
 
 impl RecordTable {
-    /// Opens a table. Only columns of text or of lists of text are read. A conversation as a list
-    /// of structures is supported only in JSON.
+    /// Opens a table. Columns of text, of lists and structures of text, and answers that are
+    /// numbers are read.
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
         let file = File::open(path).map_err(|e| DataError::io("read", path, e))?;
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let builder =
             guard(path, || ParquetRecordBatchReaderBuilder::try_new_with_options(file, options))?;
+        check_codecs(path, builder.metadata())?;
         let fields = builder.schema().fields().clone();
         let texts = fields.iter().enumerate().filter(|(_, field)| is_text(field));
         let texts: Vec<usize> = texts.map(|(index, _)| index).collect();
@@ -125,12 +129,38 @@ impl RecordTable {
     }
 }
 
+/// Checks that every column is compressed by a codec of this build.
+fn check_codecs(path: &Path, metadata: &ParquetMetaData) -> Result<(), DataError> {
+    let columns = metadata.row_groups().iter().flat_map(|group| group.columns());
+    let missing = |codec: &Compression| {
+        !matches!(codec, Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::ZSTD(_))
+    };
+    let Some(codec) = columns.map(|column| column.compression()).find(missing) else {
+        return Ok(());
+    };
+    let name = codec.to_string();
+    let name = name.split('(').next().unwrap_or_default().to_lowercase();
+    Err(DataError::Codec { path: path.to_path_buf(), codec: name })
+}
+
+/// Returns whether a column is read.
 fn is_text(field: &Field) -> bool {
-    match field.data_type() {
+    let is_answer = RESPONSE_KEYS.contains(&field.name().as_str());
+    is_text_type(field.data_type()) || is_answer && is_number(field.data_type())
+}
+
+/// Returns whether values of a type have a text. Fields of structures without text are left out.
+fn is_text_type(found: &DataType) -> bool {
+    match found {
         DataType::Utf8 => true,
-        DataType::List(element) => *element.data_type() == DataType::Utf8,
+        DataType::List(element) => is_text_type(element.data_type()),
+        DataType::Struct(fields) => fields.iter().any(|field| is_text_type(field.data_type())),
         _ => false,
     }
+}
+
+fn is_number(found: &DataType) -> bool {
+    matches!(found, DataType::Boolean | DataType::Int32 | DataType::Int64 | DataType::Float64)
 }
 
 fn type_problem(found: &DataType) -> String {
@@ -151,35 +181,58 @@ fn type_problem(found: &DataType) -> String {
 
 /// Counts a row's bytes of text before copying. Each list item adds the size of a JSON value.
 fn text_bytes(column: &dyn Array, row: usize) -> usize {
-    match column.as_string_opt::<i32>() {
-        Some(texts) => usize::try_from(texts.value_length(row)).unwrap_or(usize::MAX),
-        None => {
-            let texts = column.as_list::<i32>().value(row);
-            (0..texts.len()).map(|n| text_bytes(&texts, n) + size_of::<Value>()).sum()
-        }
+    if let Some(texts) = column.as_string_opt::<i32>() {
+        return usize::try_from(texts.value_length(row)).unwrap_or(usize::MAX);
     }
+    if let Some(lists) = column.as_list_opt::<i32>() {
+        let items = lists.value(row);
+        return (0..items.len()).map(|n| text_bytes(&items, n) + size_of::<Value>()).sum();
+    }
+    let Some(structure) = column.as_struct_opt() else { return size_of::<Value>() };
+    let size = |column: &ArrayRef| text_bytes(column, row) + size_of::<Value>();
+    structure.columns().iter().map(size).sum()
 }
 
 fn value(column: &dyn Array, row: usize) -> Value {
     if let Some(texts) = column.as_string_opt::<i32>() {
         return if texts.is_null(row) { Value::Null } else { texts.value(row).into() };
     }
-    let texts = column.as_list::<i32>().value(row);
-    (0..texts.len()).map(|n| value(&texts, n)).collect()
+    if let Some(lists) = column.as_list_opt::<i32>() {
+        let items = lists.value(row);
+        return (0..items.len()).map(|n| value(&items, n)).collect();
+    }
+    if let Some(structure) = column.as_struct_opt() {
+        let fields = structure.fields().iter().zip(structure.columns());
+        let given = fields
+            .filter(|(field, column)| is_text_type(field.data_type()) && !column.is_null(row));
+        let given = given.map(|(field, column)| (field.name().clone(), value(column, row)));
+        return Value::Object(given.collect());
+    }
+    number(column, row)
+}
+
+/// Returns a number or truth value; null for a column of another type.
+fn number(column: &dyn Array, row: usize) -> Value {
+    match column.data_type() {
+        DataType::Boolean => column.as_boolean().value(row).into(),
+        DataType::Int32 => column.as_primitive::<Int32Type>().value(row).into(),
+        DataType::Int64 => column.as_primitive::<Int64Type>().value(row).into(),
+        DataType::Float64 => column.as_primitive::<Float64Type>().value(row).into(),
+        _ => Value::Null,
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::Arc;
 
-    use arrow_array::types::Int32Type;
     use arrow_array::{
         ArrayRef, BinaryArray, Float64Array, Int32Array, ListArray, NullArray, StringArray,
         StructArray,
     };
     use arrow_schema::Schema;
     use parquet::arrow::ArrowWriter;
-    use parquet::basic::{Compression, ZstdLevel};
+    use parquet::basic::ZstdLevel;
     use parquet::file::properties::WriterProperties;
 
     use super::*;
@@ -235,6 +288,74 @@ mod tests {
         assert_eq!(prompts[0].turns[1].user, "b");
     }
 
+    /// A conversation as transformers' sets have it, with a column that nobody reads.
+    fn conversation(texts_of: &[(&str, &str)]) -> ArrayRef {
+        let text = |name: &str, values: Vec<&str>| {
+            let field = Arc::new(Field::new(name, DataType::Utf8, true));
+            (field, texts(values.into_iter().map(Some).collect()))
+        };
+        let ids = Arc::new(Int32Array::from_iter_values(0..texts_of.len() as i32)) as ArrayRef;
+        let messages = StructArray::from(vec![
+            text("role", texts_of.iter().map(|(role, _)| *role).collect()),
+            text("content", texts_of.iter().map(|(_, content)| *content).collect()),
+            (Arc::new(Field::new("n", DataType::Int32, true)), ids),
+        ]);
+        let offsets = arrow_buffer::OffsetBuffer::from_lengths([texts_of.len()]);
+        let field = Arc::new(Field::new("item", messages.data_type().clone(), true));
+        Arc::new(ListArray::new(field, offsets, Arc::new(messages), None))
+    }
+
+    #[test]
+    fn a_conversation_counts_in_a_table_as_in_json() {
+        let messages = [("user", "add 2 and 3"), ("assistant", "5"), ("user", "and 4")];
+        for name in ["messages", "conversations"] {
+            let columns =
+                vec![("prompt", texts(vec![Some("add 2 and 3")])), (name, conversation(&messages))];
+            let prompts = read(columns, Compression::SNAPPY).unwrap();
+            let turns: Vec<_> = prompts[0].turns.iter().map(|turn| turn.user.as_str()).collect();
+            assert_eq!(turns, ["add 2 and 3", "and 4"], "{name}");
+            assert_eq!(prompts[0].turns[0].response.as_deref(), Some("5"));
+        }
+    }
+
+    #[test]
+    fn an_answer_may_be_a_number_and_a_missing_codec_is_named() {
+        let answers: [ArrayRef; 3] = [
+            Arc::new(arrow_array::Int64Array::from(vec![Some(5), None])),
+            Arc::new(Float64Array::from(vec![Some(2.5), None])),
+            Arc::new(arrow_array::BooleanArray::from(vec![Some(true), None])),
+        ];
+        for (answer, expected) in answers.into_iter().zip(["5", "2.5", "true"]) {
+            let columns = vec![("question", texts(vec![Some("a"), Some("b")])), ("answer", answer)];
+            let prompts = read(columns, Compression::UNCOMPRESSED).unwrap();
+            let responses: Vec<_> =
+                prompts.iter().map(|prompt| prompt.turns[0].response.as_deref()).collect();
+            assert_eq!(responses, [Some(expected), None]);
+        }
+        // Nothing here writes brotli, so the codec's number in the footer is changed.
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("packed.parquet");
+        let schema = writer_schema();
+        let properties = WriterProperties::builder().set_compression(Compression::SNAPPY).build();
+        let file = std::fs::File::create(&path).unwrap();
+        let mut writer = ArrowWriter::try_new(file, Arc::clone(&schema), Some(properties)).unwrap();
+        writer.write(&RecordBatch::try_new(schema, vec![texts(vec![Some("a")])]).unwrap()).unwrap();
+        writer.close().unwrap();
+        let mut bytes = std::fs::read(&path).unwrap();
+        // In Thrift's compact protocol: field 4 of a column's metadata, an i32, zigzag: 1 is snappy, 4 is brotli.
+        let footer = bytes.len()
+            - 8
+            - u32::from_le_bytes(bytes[bytes.len() - 8..bytes.len() - 4].try_into().unwrap())
+                as usize;
+        let name = bytes[footer..].windows(6).position(|it| it == b"prompt").unwrap();
+        let last = bytes[footer..].windows(8).rposition(|it| it == b"\x18\x06prompt\x15\x02");
+        let at = footer + last.map_or_else(|| name, |at| at + 9);
+        bytes[at] = 8;
+        std::fs::write(&path, bytes).unwrap();
+        let error = Prompts::open(&path).map(drop).unwrap_err().to_string();
+        assert!(error.contains("compressed with brotli") && error.contains("zstd"), "{error}");
+    }
+
     #[test]
     fn choices_are_read_with_their_question_or_refused_by_name() {
         let mut choices =
@@ -248,7 +369,7 @@ mod tests {
         let field = Arc::new(Field::new("text", DataType::Utf8, true));
         let structs = Arc::new(StructArray::from(vec![(field, texts(vec![Some("a")]))]));
         let error = read(table(structs), Compression::UNCOMPRESSED).unwrap_err();
-        assert!(error.contains("key `choices` is a column of structures"), "{error}");
+        assert!(error.contains("key `choices` is an object, it must be an array"), "{error}");
     }
 
     #[test]
@@ -278,7 +399,7 @@ mod tests {
         check(Arc::new(NullArray::new(2)), "null");
         let field = Arc::new(Field::new("role", DataType::Utf8, true));
         let messages = StructArray::from(vec![(field, texts(vec![Some("a"), Some("b")]))]);
-        check(Arc::new(messages), "a column of structures, which are read from JSON only");
+        check(Arc::new(messages), "an object, it must be a string");
     }
 
     #[test]

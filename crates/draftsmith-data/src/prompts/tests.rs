@@ -45,6 +45,53 @@ fn check_one(line: &str, system: Option<&str>, category: Option<&str>, turns: &[
 }
 
 #[test]
+fn text_beside_the_prompt_is_kept() {
+    check_one(
+        r#"{"id": "niv.1", "system_prompt": "You are terse.", "question": "add 2 and 3", "response": "5"}"#,
+        Some("You are terse."),
+        None,
+        &[turn("add 2 and 3", Some("5"))],
+    );
+    check_one(
+        r#"{"system_prompt": "", "system": "Be brief.", "prompt": "a", "output": "b"}"#,
+        Some("Be brief."),
+        None,
+        &[turn("a", Some("b"))],
+    );
+    check_one(
+        r#"{"instruction": "Which town is named?", "context": "The train left Ulm at noon.", "response": "Ulm"}"#,
+        None,
+        None,
+        &[turn("Which town is named?\nInput: The train left Ulm at noon.", Some("Ulm"))],
+    );
+    check_one(
+        r#"{"context": "The train left Ulm.", "question": "Which town?", "answer": "Ulm"}"#,
+        None,
+        None,
+        &[turn("The train left Ulm.\nWhich town?", Some("Ulm"))],
+    );
+    for (answer, expected) in [("5", "5"), ("2.50", "2.5"), ("true", "true")] {
+        let line = format!(r#"{{"question": "2+3?", "answer": {answer}}}"#);
+        check_one(&line, None, None, &[turn("2+3?", Some(expected))]);
+    }
+    check_one(r#"{"question": "a", "response": "b"}"#, None, None, &[turn("a", Some("b"))]);
+    check_one(r#"{"instruction": "a", "completion": "b"}"#, None, None, &[turn("a", Some("b"))]);
+}
+
+#[test]
+fn either_list_may_have_the_messages_of_the_other_form() {
+    for line in [
+        r#"{"conversations": [{"role": "system", "content": "s"}, {"role": "user", "content": "add 2 and 3"},
+            {"role": "assistant", "content": "5"}]}"#,
+        r#"{"messages": [{"from": "system", "value": "s"}, {"from": "human", "value": "add 2 and 3"},
+            {"from": "gpt", "value": "5"}]}"#,
+    ] {
+        let line = line.replace('\n', " ");
+        check_one(&line, Some("s"), None, &[turn("add 2 and 3", Some("5"))]);
+    }
+}
+
+#[test]
 fn every_published_form_is_read() {
     check_one(
         r#"{"question_id": 81, "category": "writing", "turns": ["a", "b"], "reference": ["r"]}"#,

@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use draftsmith_data::{ContentHash, LengthBounds, Malformed, Prompt};
 
 use super::chosen::{ChosenPlace, ChosenPrompts};
+use super::refused;
 use crate::prompt_files::{Reading, check_files, files_of, note_malformed};
 use crate::recipe::{DataRecipe, PromptSource, Recipe, Responses};
 use crate::text_side::TextSide;
@@ -75,6 +76,9 @@ pub fn prompts_in_data(recipe: &Recipe, text: &TextSide) -> Option<HashSet<Conte
 pub fn num_known(prompts: &[Prompt], known: &HashSet<ContentHash>) -> usize {
     prompts.iter().filter(|prompt| known.contains(&prompt.content_hash(false))).count()
 }
+
+/// The reason for leaving out prompts that the chat template does not render.
+const REFUSED: &str = "refused by the chat template";
 
 /// A filter for prompts, with its state.
 struct Sieve<'a> {
@@ -173,6 +177,15 @@ impl Sieve<'_> {
         let with_answers = self.data.responses == Responses::Existing;
         if !self.data.keep_duplicates && !self.seen.insert(prompt.content_hash(with_answers)) {
             return Ok(Some("duplicates"));
+        }
+        if let Some(error) = self.text.refusal(prompt) {
+            if self.reading.is_strict {
+                return Err(refused(prompt, error));
+            }
+            if !self.left_out.contains_key(REFUSED) {
+                self.watch.note(format!("{:#}", refused(prompt, error)));
+            }
+            return Ok(Some(REFUSED));
         }
         if !self.data.skip_long_prompts && self.lengths.is_none() {
             return Ok(None);
