@@ -171,8 +171,27 @@ struct Reply<L> {
 
 #[derive(Deserialize)]
 struct ReplyUsage {
-    prompt_tokens: Option<u64>,
-    completion_tokens: Option<u64>,
+    prompt_tokens: Option<ReplyCount>,
+    completion_tokens: Option<ReplyCount>,
+}
+
+/// A number of tokens, which some servers write as a float. Anything else is as good as none.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum ReplyCount {
+    Number(f64),
+    Other(IgnoredAny),
+}
+
+impl ReplyCount {
+    fn whole(&self) -> Option<usize> {
+        match self {
+            Self::Number(number) if *number >= 0.0 && number.fract() == 0.0 => {
+                Some(*number as usize)
+            }
+            Self::Number(_) | Self::Other(_) => None,
+        }
+    }
 }
 
 /// The object `__verbose` of llama.cpp.
@@ -266,7 +285,7 @@ impl<L> Reply<L> {
         let choices = self.choices.ok_or(Unusable::Foreign("JSON without `choices`"))?;
         let choice = choices.0.ok_or_else(|| invalid("`choices` without an index 0"))?;
         let ending = match choice.finish_reason.as_deref() {
-            Some("stop" | "eos_token" | "stop_sequence") => ReplyEnding::Stop,
+            Some("stop" | "eos" | "eos_token" | "stop_sequence") => ReplyEnding::Stop,
             Some("length") => ReplyEnding::Length,
             Some("content_filter") => ReplyEnding::ContentFilter,
             Some(other) => return Err(invalid(&format!("a `finish_reason` of `{other}`"))),
@@ -285,15 +304,12 @@ impl<L> Reply<L> {
             (None, Some(text)) => Tokens::Text(checked_text(text, ask)?),
             (None, None) => return Err(invalid("neither `token_ids` nor `text`")),
         };
-        let num_in_usage = |count: fn(&ReplyUsage) -> Option<u64>| {
-            self.usage
-                .as_ref()
-                .and_then(count)
-                .map(|num| usize::try_from(num).unwrap_or(usize::MAX))
+        let num_in_usage = |count: fn(&ReplyUsage) -> &Option<ReplyCount>| {
+            self.usage.as_ref().and_then(|usage| count(usage).as_ref()?.whole())
         };
         let num_tokens = match &tokens {
             Tokens::Ids(ids) => Some(ids.len()),
-            Tokens::Text(_) => num_in_usage(|usage| usage.completion_tokens),
+            Tokens::Text(_) => num_in_usage(|usage| &usage.completion_tokens),
         };
         if let (ReplyEnding::Length, Some(num)) = (ending, num_tokens)
             && num < ask.max_tokens
@@ -312,7 +328,7 @@ impl<L> Reply<L> {
             known,
             ending,
             ended_by: ended_by.filter(|id| terms.eos_token_ids.contains(id)),
-            num_prompt_tokens: num_in_usage(|usage| usage.prompt_tokens),
+            num_prompt_tokens: num_in_usage(|usage| &usage.prompt_tokens),
             num_tokens,
             tokens,
             model: self.model,

@@ -293,7 +293,8 @@ impl Eagle3Files {
             self.config.draft_vocabulary = Some(DraftVocabulary::new(ids));
             return Ok(());
         }
-        let (kind, problem) = if tokens(&mut offsets.iter().copied()).is_some() {
+        let are_ids = tokens(&mut offsets.iter().copied()).is_some_and(|ids| ids.is_sorted());
+        let (kind, problem) = if are_ids {
             let problem = format!("tensor `{OFFSETS}` has the target's ids, where offsets belong");
             (Eagle3FaultKind::IdsForOffsets, problem)
         } else {

@@ -373,14 +373,13 @@ fn drafters_of_other_trainers_are_read() {
 }
 
 /// Writes a drafter of three of 24 tokens, whose LM head has its rows in the order of `ids`, and reads it.
-fn read_in_order(ids: [u32; 3]) -> (Eagle3Config, Eagle3) {
-    let (target, drafter) = models(false);
+fn read_in_order(target: &CausalLm, drafter: &Eagle3, ids: [u32; 3]) -> (Eagle3Config, Eagle3) {
     let sorted = [1, 2, 5];
     let config = Eagle3Config {
         draft_vocabulary: Some(DraftVocabulary::new(sorted)),
         ..Eagle3Config::new(target.config())
     };
-    let drafter = drafter.with_weights_of(&target, &config);
+    let drafter = drafter.clone().with_weights_of(target, &config);
     let mut tensors = drafter.named(&config);
     let head = tensors.iter_mut().find(|tensor| tensor.name == "lm_head.weight").unwrap();
     let rows: Vec<Vec<f32>> = head.values.chunks_exact(16).map(<[f32]>::to_vec).collect();
@@ -404,10 +403,10 @@ fn read_in_order(ids: [u32; 3]) -> (Eagle3Config, Eagle3) {
 
 #[test]
 fn a_draft_vocabulary_in_any_order_gives_the_same_logits() {
-    let (target, _) = models(false);
+    let (target, drafter) = models(false);
     let rows = target.embed_ids(&[3, 4]);
     let logits = |ids: [u32; 3]| {
-        let (config, drafter) = read_in_order(ids);
+        let (config, drafter) = read_in_order(&target, &drafter, ids);
         let vocabulary = config.draft_vocabulary.clone().unwrap();
         assert_eq!(vocabulary.ids(), ids);
         assert_eq!([1, 2, 5].map(|id| vocabulary.contains(id)), [true; 3]);

@@ -250,3 +250,21 @@ fn a_body_may_have_as_many_bytes_as_its_bound() {
     assert!(problem.contains("more than"), "{problem}");
     assert!(body.start().1, "it was cut");
 }
+
+#[test]
+fn floats_and_other_forms_of_counts_decide_nothing_that_is_not_needed() {
+    let read = |usage: &str, finish: &str| {
+        let text = format!(
+            r#"{{"choices":[{{"index":0,"text":"ab","finish_reason":"{finish}"}}],"usage":{usage}}}"#
+        );
+        read_two(text.as_bytes()).map(|found| (found.num_prompt_tokens, found.num_tokens))
+    };
+    let both = r#"{"prompt_tokens":30.0,"completion_tokens":2.0}"#;
+    assert_eq!(read(both, "stop"), Ok((Some(30), Some(2))));
+    assert_eq!(read(both, "eos"), Ok((Some(30), Some(2))), "the text's end");
+    for usage in [r#"{"prompt_tokens":"many","completion_tokens":null,"x":[1]}"#, "{}", "null"] {
+        assert_eq!(read(usage, "stop"), Ok((None, None)), "{usage}");
+    }
+    assert_eq!(read(r#"{"completion_tokens":1.5}"#, "stop"), Ok((None, None)));
+    assert!(read(both, "because").unwrap_err().contains("`because`"));
+}

@@ -226,12 +226,12 @@ impl TimedServer {
             let said = self.endpoint.quoted(&page);
             self.endpoint.failed(&format!("answered something other than JSON: {said}"), NOT_OPENAI)
         })?;
-        let Some(given) = answer["usage"]["completion_tokens"].as_u64() else {
+        let Some(given) = answer["usage"]["completion_tokens"].as_f64() else {
             return Err(self
                 .endpoint
                 .failed("answered without `usage.completion_tokens`", NOT_OPENAI));
         };
-        if given as usize != num_tokens {
+        if given != num_tokens as f64 {
             let what = format!("ended an answer after {given} of {num_tokens} tokens");
             return Err(self.endpoint.failed(
                 &what,
