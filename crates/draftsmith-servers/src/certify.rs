@@ -5,7 +5,7 @@ mod comparison;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::text_side::TextSide;
@@ -76,6 +76,12 @@ pub fn certify_server(
         Ok(TimedServer::open(url, model, secret, settings.timeout)?)
     };
     let [url, reference_url] = &settings.urls;
+    if url.trim_end_matches('/') == reference_url.trim_end_matches('/') {
+        bail!(
+            "`--server` and `--reference` are the same server, `{url}`; hint: start the target a second time without \
+             speculation and give its address as `--reference`"
+        );
+    }
     let (counted, listed) = (open(url)?, open(reference_url)?);
     let vocab_size = workspace.models.target_shape()?.vocab_size;
     let end = |url, model: &str| settings.end(url, model, text, vocab_size);

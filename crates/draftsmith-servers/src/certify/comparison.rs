@@ -145,6 +145,7 @@ pub fn certify(
     let greedy = greedy(server, reference, prompts, plan, listener)?;
     let sampled = match &plan.sampled {
         Some(sampled) => {
+            let sampled = (sampled, greedy.tie_gap);
             Some(sampled::test(server, reference, prompts, sampled, plan.concurrency, listener)?)
         }
         None => None,

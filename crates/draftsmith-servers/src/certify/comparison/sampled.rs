@@ -4,7 +4,8 @@
 //! with enough answers, we compare the next tokens with the reference's probabilities by the
 //! likelihood ratio G = 2 Σ n ln(n / e). A second test combines all prefixes of a prompt. A third
 //! compares the mean log-probability of tokens with its expectation, which finds a wrong
-//! temperature with few answers. p-values come from simulating the reference's distribution. Holm's
+//! temperature with few answers. p-values come from simulating the reference's distribution, with
+//! log-probabilities that change as much as rounding explains. Holm's
 //! method corrects for the number of tests, and a failed test counts only if it fails again with
 //! new seeds.
 
@@ -104,7 +105,8 @@ impl SampledReport {
     }
 }
 
-/// Tests a server's sampled answers.
+/// Tests a server's sampled answers. `tie_gap` is the gap between two log-probabilities that rounding explains, in
+/// nats.
 ///
 /// # Errors
 /// If a server fails, or the listener asks to stop.
@@ -112,11 +114,13 @@ pub(super) fn test(
     server: &dyn Completing,
     reference: &dyn Completing,
     prompts: &[Vec<u32>],
-    plan: &SampledPlan,
+    (plan, tie_gap): (&SampledPlan, f64),
     concurrency: usize,
     listener: &(dyn Listener + Sync),
 ) -> Result<SampledReport, ServedError> {
-    let sampling = SampledTest { server, reference, plan, concurrency, listener };
+    // A tie is a gap of two log-probabilities, of which each may change by half.
+    let rounding = tie_gap / 2.0 / plan.temperature;
+    let sampling = SampledTest { server, reference, plan, concurrency, listener, rounding };
     let mut tests = Vec::new();
     let (mut num_prefixes, mut detectable) = (0, f64::NAN);
     let chosen = sampling.choose(prompts)?;
@@ -125,7 +129,7 @@ pub(super) fn test(
         let (number, prompt, mut known) = (*number, &prompts[*number], References::new());
         let (own, nodes) = sampling.tests(number, prompt, "first", &mut known)?;
         num_prefixes += nodes.len();
-        let power = nodes.iter().map(TokenNode::detectable);
+        let power = nodes.iter().map(|node| node.detectable(rounding));
         detectable = power.fold(detectable, f64::min);
         tests.extend(own);
         references.insert(number, known);
@@ -175,6 +179,8 @@ struct SampledTest<'a> {
     plan: &'a SampledPlan,
     concurrency: usize,
     listener: &'a (dyn Listener + Sync),
+    /// The change of a log-probability that rounding explains, in nats.
+    rounding: f64,
 }
 
 /// A tested prefix: the number of answers in each cell of next tokens, and its probability.
@@ -286,57 +292,85 @@ impl SampledTest<'_> {
     ) -> Vec<DistributionTest> {
         let found: Vec<Fit> = nodes.iter().map(|node| node.fit(&node.counts)).collect();
         let total = Fit::sum(&found);
-        // The number of simulations with a fit at least as bad: by prefix, then for the two totals.
-        let mut num_worse = vec![0; nodes.len() + 2];
-        let mut num_simulated = vec![0; nodes.len() + 2];
+        // What simulations found: by prefix, then for the two totals.
+        let mut simulated: Vec<Simulated> =
+            found.iter().map(|fit| Simulated::of(fit.ratio)).collect();
+        simulated.extend([total.ratio, total.surprise.abs()].map(Simulated::of));
         for num in NUM_SIMULATED {
-            let p = |worse: usize, simulated: usize| (worse + 1) as f64 / (simulated + 1) as f64;
-            let open: Vec<bool> = num_worse
-                .iter()
-                .zip(&num_simulated)
-                .map(|(worse, simulated)| *simulated == 0 || p(*worse, *simulated) <= UNSUSPICIOUS)
-                .collect();
+            let open: Vec<bool> =
+                simulated.iter().map(|it| it.num == 0 || it.p_value() <= UNSUSPICIOUS).collect();
             if !open.contains(&true) {
                 break;
             }
             let needs_all = open[nodes.len()] || open[nodes.len() + 1];
             for _ in 0..num {
-                let fits: Vec<Option<Fit>> = nodes
-                    .iter()
-                    .zip(&open)
-                    .map(|(node, open)| {
-                        (*open || needs_all).then(|| node.fit(&node.simulate(draws)))
-                    })
-                    .collect();
-                for (at, fit) in fits.iter().enumerate() {
-                    if let Some(fit) = fit {
-                        num_worse[at] += usize::from(fit.ratio >= found[at].ratio);
-                        num_simulated[at] += 1;
-                    }
+                let mut all = Fit::default();
+                for (at, node) in nodes.iter().enumerate().filter(|(at, _)| open[*at] || needs_all)
+                {
+                    let fit = node.fit(&node.simulate(self.rounding, draws));
+                    simulated[at].add(fit.ratio);
+                    all = Fit::sum(&[all, fit]);
                 }
                 if needs_all {
-                    let all = Fit::sum(&fits.into_iter().flatten().collect::<Vec<_>>());
-                    num_worse[nodes.len()] += usize::from(all.ratio >= total.ratio);
-                    num_worse[nodes.len() + 1] +=
-                        usize::from(all.surprise.abs() >= total.surprise.abs());
-                    num_simulated[nodes.len()] += 1;
-                    num_simulated[nodes.len() + 1] += 1;
+                    simulated[nodes.len()].add(all.ratio);
+                    simulated[nodes.len() + 1].add(all.surprise.abs());
                 }
             }
         }
         let num_all: usize = nodes.iter().map(TokenNode::num).sum();
         let totals = [(TestedWhat::All, num_all), (TestedWhat::LogProbs, num_all)];
         let named = nodes.iter().map(|node| (TestedWhat::After(node.prefix.clone()), node.num()));
-        let named: Vec<(TestedWhat, usize)> =
-            named.chain(totals.into_iter().filter(|_| !nodes.is_empty())).collect();
-        named
-            .into_iter()
-            .enumerate()
-            .map(|(at, (what, num))| {
-                let p_value = (num_worse[at] + 1) as f64 / (num_simulated[at] + 1) as f64;
-                DistributionTest { prompt, what, num, p_value, again: None }
-            })
-            .collect()
+        let named = named.chain(totals.into_iter().filter(|_| !nodes.is_empty()));
+        let judged = named.zip(&simulated).map(|((what, num), simulated)| DistributionTest {
+            prompt,
+            what,
+            num,
+            p_value: simulated.p_value(),
+            again: None,
+        });
+        judged.collect()
+    }
+}
+
+/// A statistic of the answers, beside the same statistic of simulated answers.
+struct Simulated {
+    found: f64,
+    num: usize,
+    /// The number of simulations in which the statistic was at least as large.
+    num_worse: usize,
+    sum: f64,
+    sum_of_squares: f64,
+}
+
+impl Simulated {
+    fn of(found: f64) -> Self {
+        Self { found, num: 0, num_worse: 0, sum: 0.0, sum_of_squares: 0.0 }
+    }
+
+    fn add(&mut self, value: f64) {
+        self.num += 1;
+        self.num_worse += usize::from(value >= self.found);
+        self.sum += value;
+        self.sum_of_squares += value * value;
+    }
+
+    /// Computes the probability of a statistic at least as large. Where no simulation came so far,
+    /// it is the tail of a scaled χ² with the simulations' mean and variance (Satterthwaite), so
+    /// that more tests can still be told apart from chance.
+    fn p_value(&self) -> f64 {
+        let least = (self.num_worse + 1) as f64 / (self.num + 1) as f64;
+        if self.num_worse > 0 || self.num < 2 {
+            return least;
+        }
+        let mean = self.sum / self.num as f64;
+        let variance = self.sum_of_squares / self.num as f64 - mean * mean;
+        if mean <= 0.0 || variance <= 0.0 {
+            return least;
+        }
+        // Wilson and Hilferty's approximation, with 2·mean²/variance degrees of freedom.
+        let spread = variance / (9.0 * mean * mean);
+        let normal = ((self.found / mean).cbrt() - (1.0 - spread)) / spread.sqrt();
+        least.min(0.5 * libm::erfc(normal / std::f64::consts::SQRT_2))
     }
 }
 
@@ -428,11 +462,17 @@ impl TokenNode {
     }
 
     /// Redraws the prefix's next tokens from the reference's distribution, and counts them by cell.
-    fn simulate(&self, draws: &mut SeededDraws) -> Vec<usize> {
+    /// First, each log-probability changes at random by up to `rounding`, as a server's does that
+    /// rounds otherwise than the reference.
+    fn simulate(&self, rounding: f64, draws: &mut SeededDraws) -> Vec<usize> {
+        let mut change = |prob: &f64| prob * (rounding * (2.0 * draws.uniform() - 1.0)).exp();
+        let mut probs: Vec<f64> = self.probs.iter().map(&mut change).collect();
+        let total: f64 = probs.iter().sum();
+        probs.iter_mut().for_each(|prob| *prob /= total);
         // Cells are drawn one by one, each as a share of the remaining tokens.
         let (mut left, mut mass) = (self.num(), 1.0);
-        let mut counts = Vec::with_capacity(self.probs.len());
-        for prob in &self.probs {
+        let mut counts = Vec::with_capacity(probs.len());
+        for prob in &probs {
             let share = (prob / mass).clamp(0.0, 1.0);
             let count = draws.binomial(left, share);
             counts.push(count);
@@ -447,8 +487,8 @@ impl TokenNode {
     }
 
     /// Computes the total variation that a test at level 0.001 finds with probability 0.9, given
-    /// the numbers of cells and tokens.
-    fn detectable(&self) -> f64 {
+    /// the numbers of cells and tokens. What rounding explains cannot be told.
+    fn detectable(&self, rounding: f64) -> f64 {
         // The non-centrality λ of χ² by degrees of freedom, for this level and power.
         const LAMBDA: [(f64, f64); 7] = [
             (1.0, 20.9),
@@ -464,7 +504,9 @@ impl TokenNode {
         let ((low, from), (high, to)) = (LAMBDA[above.saturating_sub(1)], LAMBDA[above]);
         let share = if high > low { ((freedom - low) / (high - low)).clamp(0.0, 1.0) } else { 0.0 };
         let lambda = from + share * (to - from);
-        (lambda / (4.0 * self.num() as f64)).sqrt()
+        // A change of each probability by a share that is uniform up to the rounding.
+        let explained = rounding / 4.0;
+        (lambda / (4.0 * self.num() as f64)).sqrt() + explained
     }
 }
 
@@ -482,6 +524,7 @@ mod tests {
             probs: vec![0.1; 10],
             log_probs: vec![0.0; 10],
         };
-        assert!((node.detectable() - 0.05).abs() < 1e-3, "{}", node.detectable());
+        assert!((node.detectable(0.0) - 0.05).abs() < 1e-3, "{}", node.detectable(0.0));
+        assert!((node.detectable(0.08) - 0.07).abs() < 1e-3);
     }
 }

@@ -31,6 +31,8 @@ enum Fault {
     GreedyAcceptsTopTwo,
     RejectedTokenStays,
     FilterMissing,
+    /// Logits are rounded to bf16.
+    Bf16,
     /// Logits change slightly with concurrent requests.
     Jitter,
     /// Tied tokens are resolved differently.
@@ -105,6 +107,19 @@ impl Drawn {
     }
 }
 
+/// Returns the target's distribution after a token with logits of about 20 that are rounded to bf16.
+fn rounded(last: u32, drawn: Drawn) -> Vec<f64> {
+    let exact = drawn.target(last);
+    // Eight bits of precision: steps of 1/8 between 16 and 32.
+    let round = |prob: &f64| {
+        let logit = 22.0 + prob.ln() * drawn.temperature;
+        if *prob > 0.0 { ((logit * 8.0).round() / 8.0 / drawn.temperature).exp() } else { 0.0 }
+    };
+    let weights: Vec<f64> = exact.iter().map(round).collect();
+    let total: f64 = weights.iter().sum();
+    weights.iter().map(|weight| weight / total).collect()
+}
+
 /// Returns the drafter's distribution after a token, which only resembles the target's.
 fn drafter(last: u32) -> Vec<f64> {
     TABLES[2][last as usize].clone()
@@ -164,6 +179,10 @@ impl Mock {
             Fault::FilterMissing => Drawn { top_k: None, ..drawn },
             _ => drawn,
         };
+        let verified_target = |row: u32| match self.fault {
+            Fault::Bf16 => rounded(row, verified),
+            _ => verified.target(row),
+        };
         let mut candidates = Vec::new();
         let mut before = last;
         for _ in 0..K {
@@ -186,7 +205,7 @@ impl Mock {
             .then(|| draws.categorical(&[1.0; 32]) as f64 / 32.0);
         for (nth, token) in candidates.iter().enumerate() {
             let row = if self.fault == Fault::RowOffByOne && nth > 0 { last } else { before };
-            let (p, q) = (verified.target(row), drafter(before));
+            let (p, q) = (verified_target(row), drafter(before));
             let at = *token as usize;
             let ratio = match self.fault {
                 Fault::OneHotDraft => p[at] / q[at] * 1.0_f64.max(q[at] / p[at]).min(1.6),
@@ -222,7 +241,7 @@ impl Mock {
             tokens.push(*token);
             before = *token;
         }
-        let bonus = verified.target(before);
+        let bonus = verified_target(before);
         tokens.push(match self.fault {
             Fault::BonusIsArgmax => argmax(&bonus),
             _ => draws.categorical(&bonus) as u32,
@@ -413,4 +432,33 @@ fn innocents_are_never_refuted() {
         }
     }
     assert_eq!(certified(Fault::TiesDiffer, 1_600, 1).verdict, Verdict::NotRefuted);
+}
+
+/// Certifies with the tie of servers that compute in bf16.
+fn certified_in_bf16(fault: Fault, num_draws: usize, drawn: Drawn, seed: u64) -> Certificate {
+    let (server, reference) = (Mock::new(fault, true), Mock::new(Fault::None, false));
+    let plan = CertifyPlan { least_tie: 0.25, ..plan(num_draws, drawn, seed) };
+    certify(&server, &reference, &prompts(), &plan, &Quiet).expect("answers")
+}
+
+#[test]
+fn a_server_that_rounds_to_bf16_is_not_refuted_and_gross_faults_still_are() {
+    let cold = Drawn { temperature: 0.7, top_k: Some(5) };
+    for drawn in [Drawn::PLAIN, cold] {
+        for seed in 0..30 {
+            let found = certified_in_bf16(Fault::Bf16, 4_000, drawn, seed);
+            assert_ne!(found.verdict, Verdict::Refuted, "{seed} {drawn:?}: {found:?}");
+        }
+    }
+    for fault in FAULTS {
+        let found = certified_in_bf16(fault, 4_000, Drawn::PLAIN, 4);
+        assert_eq!(found.verdict, Verdict::Refuted, "{fault:?}: {:?}", found.sampled);
+    }
+}
+
+#[test]
+fn more_tests_leave_a_gross_fault_as_certain() {
+    // Simulations alone end at 5e-5, which Holm's method asks to be undercut from 205 tests on.
+    let found = certified(Fault::ResidualFromDraft, 16_000, 3).sampled.expect("asked for");
+    assert!(found.is_refuted && found.tests[0].p_value < 1e-8, "{:?}", found.tests.first());
 }
