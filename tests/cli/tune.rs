@@ -44,6 +44,37 @@ fn generate(place: &Place, extra: &[&str]) -> Value {
 }
 
 #[test]
+fn a_finished_run_is_not_repeated_and_changes_are_named() {
+    let place = recorded();
+    let recipe = std::fs::read_to_string(place.path("small.toml")).unwrap();
+    let first = place.run(&["run", "small.toml"]);
+    assert_eq!(first.code, Some(0), "{}", first.stderr);
+    let files = ["evaluation/results.json", "tuning/costs.json", "tuning/tuned.json"];
+    let read = |place: &Place| {
+        files.map(|name| std::fs::read(place.path(&format!("checkpoints/small/{name}"))).unwrap())
+    };
+    let before = read(&place);
+    let tuned = place.json("checkpoints/small/tuning/tuned.json")["tunings"].clone();
+    let second = place.run(&["run", "small.toml", "--json"]);
+    for part in ["tune: kept `checkpoints/small/tuning/tuned.json`", "of an earlier run are kept"] {
+        assert!(second.stderr.contains(part), "`{part}`: {}", second.stderr);
+    }
+    assert!(read(&place) == before, "the same results");
+    assert_eq!(second.json()["tune"], tuned);
+
+    // Other rules drop the measurements, and the note says so.
+    place.write("small.toml", recipe.replace("[0.5]", "[0.5, 0.6]"));
+    let third = place.run(&["run", "small.toml"]);
+    assert_eq!(third.code, Some(0), "{}", third.stderr);
+    assert!(!third.stderr.contains("tune: kept"), "{}", third.stderr);
+    let note = third.stderr.lines().find(|line| line.contains("are dropped, because"));
+    assert!(note.is_some_and(|note| note.contains("rules")), "{}", third.stderr);
+    // The command itself measures again.
+    let again = place.run(&["evaluate", "small.toml"]);
+    assert!(!again.stderr.contains("are kept"), "{}", again.stderr);
+}
+
+#[test]
 fn the_best_rule_is_written_used_and_checked() {
     let place = recorded();
     let before = place.json(&format!("{HEAD}/config.json"));

@@ -62,6 +62,20 @@ pub struct Evaluation {
 /// # Errors
 /// If a file or model is broken, or nothing was measured before a stop.
 pub fn evaluate(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Result<Evaluation> {
+    evaluate_unless_finished(recipe, workspace, false, watch)
+}
+
+/// Measures a recipe's drafters as [`evaluate`] does. With `keeps_finished`, measurements of the same evaluation that
+/// was finished before are not repeated.
+///
+/// # Errors
+/// As [`evaluate`].
+pub fn evaluate_unless_finished(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    keeps_finished: bool,
+    watch: &dyn Watch,
+) -> Result<Evaluation> {
     let evaluate = recipe
         .evaluate
         .as_ref()
@@ -80,7 +94,7 @@ pub fn evaluate(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Re
     let plans = evaluate.decodings.iter().map(|name| models.plan(*name));
     let plans: Vec<Plan> = plans.collect::<Result<_>>()?;
     let begun = ProcessorTime::now();
-    let evaluated = models.run(&datasets, &plans)?;
+    let evaluated = models.run(&datasets, &plans, keeps_finished)?;
     let foreign_load = begun.and_then(ProcessorTime::foreign_load);
     if watch.is_interrupted() && evaluated.rows.is_empty() {
         return Err(Interrupted.into());
@@ -169,7 +183,12 @@ impl MeasuredModels<'_> {
 
     /// Runs all settings on all prompts. After Ctrl-C, the results contain only the prompts that
     /// every setting has completed.
-    fn run(&self, datasets: &[Dataset], plans: &[Plan]) -> Result<EvaluationResults> {
+    fn run(
+        &self,
+        datasets: &[Dataset],
+        plans: &[Plan],
+        keeps_finished: bool,
+    ) -> Result<EvaluationResults> {
         let Self { recipe, evaluate, pair, drafters, watch, .. } = *self;
         let EvaluateRecipe { max_new_tokens, batch_size, repeats, .. } = *evaluate;
         let decoders = Decoders::with_slots(pair, drafters, max_new_tokens, batch_size);
@@ -191,7 +210,7 @@ impl MeasuredModels<'_> {
         let progress = Progress::new(watch, "evaluate", "runs", num_runs);
         let cost_by_size = cost_ratios::cost_by_size(pair, drafters);
         let roads = recipe.evaluated().map(|(id, drafter)| (id, drafter.kind.road())).collect();
-        let mut journal = RunJournal::open(self, plans)?;
+        let mut journal = RunJournal::open(self, plans, keeps_finished)?;
         if journal.num_known() > 0 {
             watch.note(format!(
                 "evaluate: {} measurements of an earlier run are kept",
@@ -238,7 +257,7 @@ impl MeasuredModels<'_> {
         }
         progress.finish();
         if !watch.is_interrupted() {
-            journal.remove();
+            journal.finish();
         }
         Ok(evaluated)
     }

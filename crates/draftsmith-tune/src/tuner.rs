@@ -12,10 +12,11 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
-use draftsmith_data::Prompt;
+use draftsmith_data::{Prompt, hash_bytes};
 use draftsmith_report::{CostSource, DecodingName, DrafterName, LookUps, shown_interval};
 use draftsmith_theory::{Decoding, Estimate, LookupFirst, Recordings, StopRuleName};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 use self::baseline::{Baseline, RuleGain};
 pub use self::runtimes::RuntimeSetting;
@@ -130,7 +131,45 @@ pub fn tune_within(
         write_keys(&dir, keys)?;
     }
     write_files(recipe, &tunings, workspace)?;
+    let made_from = made_from(recipe, workspace)?;
+    let finished = FinishedTuning { made_from, tunings: serde_json::to_value(&tunings)? };
+    TuningFile::TUNED.write(recipe, &finished)?;
     Ok(tunings)
+}
+
+/// The result of a finished tuning.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(default)]
+struct FinishedTuning {
+    /// The hash of everything that the result depends on.
+    made_from: String,
+    tunings: Value,
+}
+
+/// Reads the result of a finished tuning, as a list of [`Tuning`]. `None` if there is none with the same recordings and
+/// recipe on this machine.
+///
+/// # Errors
+/// If a file cannot be read.
+pub fn finished_tuning(recipe: &Recipe, workspace: &Workspace) -> Result<Option<Value>> {
+    let FinishedTuning { made_from: then, tunings } = TuningFile::TUNED.read(recipe)?;
+    let is_same = !then.is_empty() && then == made_from(recipe, workspace)?;
+    Ok(is_same.then_some(tunings))
+}
+
+/// Hashes everything that tuning depends on.
+fn made_from(recipe: &Recipe, workspace: &Workspace) -> Result<String> {
+    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    let cpu = cpu.lines().find(|line| line.starts_with("model name")).map(str::to_owned);
+    let threads = std::thread::available_parallelism().map(std::num::NonZeroUsize::get).ok();
+    let all = json!({
+        "version": env!("CARGO_PKG_VERSION"),
+        "recordings": RolloutFiles::of(recipe, workspace)?.provenances()?,
+        "recipe": serde_json::to_value(recipe)?,
+        "dtype": workspace.models.dtype,
+        "machine": [format!("{:?}", workspace.models.device()), format!("{cpu:?} {threads:?}")],
+    });
+    Ok(hash_bytes(all.to_string().as_bytes()))
 }
 
 /// Writes the measured costs, and the recipe beside them. Costs that the user gave are in the

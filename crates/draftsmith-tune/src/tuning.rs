@@ -58,6 +58,8 @@ impl TuningFile {
     pub const COSTS: Self = Self { name: "costs.json", command: "tune" };
     /// The comparison of a sweep's acceptance heads.
     pub const HEADS: Self = Self { name: "heads.json", command: "tune" };
+    /// The result of a finished `tune`, with the hash of what it was made from.
+    pub const TUNED: Self = Self { name: "tuned.json", command: "tune" };
     /// The results of `replay`.
     pub const REPLAY: Self = Self { name: "replay.json", command: "replay" };
 

@@ -5,13 +5,25 @@ use draftsmith_recipe::Recipe;
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{render_evaluation, render_papers};
-use draftsmith_tune::evaluate::{Evaluation, evaluate};
+use draftsmith_tune::evaluate::{Evaluation, evaluate, evaluate_unless_finished};
 
 use crate::console::Console;
 
 /// Runs the stage evaluate.
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Evaluation> {
-    let evaluation = evaluate(recipe, workspace, console)?;
+    shown(evaluate(recipe, workspace, console)?, console)
+}
+
+/// Runs the stage evaluate, unless it was finished with the same recipe, models and prompts.
+pub(crate) fn run_once(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    console: &Console,
+) -> Result<Evaluation> {
+    shown(evaluate_unless_finished(recipe, workspace, true, console)?, console)
+}
+
+fn shown(evaluation: Evaluation, console: &Console) -> Result<Evaluation> {
     console.text(text(&evaluation, console))?;
     console.document(&evaluation.rows)?;
     if evaluation.is_partial { Err(Interrupted.into()) } else { Ok(evaluation) }

@@ -18,6 +18,7 @@ use draftsmith_recipe::device::on_pool;
 use draftsmith_recipe::exports::head_within;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::build_data::DamagedShards;
+use draftsmith_tune::tuner::finished_tuning;
 
 /// Runs all stages with one workspace. Prints the table of results, the report's path, the commands
 /// to run next, and the final sentences.
@@ -56,7 +57,20 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             // The limit is half of the time so far, so measuring costs takes at most a third of the
             // total up to then.
             let time_limit = Some(begun.elapsed() / 2);
-            let tuned = on_pool(|| tune::run_within(recipe, workspace, time_limit, &quiet_stages))?;
+            let tuned = match finished_tuning(recipe, workspace)? {
+                Some(tuned) => {
+                    let file = recipe.tuning_dir().join("tuned.json");
+                    console.note(format!(
+                        "tune: kept `{}`; `draftsmith tune` tunes again",
+                        file.display()
+                    ));
+                    tuned
+                }
+                None => {
+                    let tune = || tune::run_within(recipe, workspace, time_limit, &quiet_stages);
+                    serde_json::to_value(on_pool(tune)?)?
+                }
+            };
             (Some(tuned), Some(replay::run(recipe, workspace, &quiet_stages)?))
         }
         false => (None, None),
@@ -66,7 +80,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             console.note("evaluate: skipped, because servers run the target");
             None
         }
-        Some(_) => Some(on_pool(|| evaluate::run(recipe, workspace, &quiet_stages))?),
+        Some(_) => Some(on_pool(|| evaluate::run_once(recipe, workspace, &quiet_stages))?),
         None => None,
     };
     for one in replayed.iter().flat_map(|replay| &replay.predictions) {

@@ -151,6 +151,21 @@ impl<'a> RolloutFiles<'a> {
         RecordedSet::new(&rows, &provenance)
     }
 
+    /// Lists the provenance of every file, as it would be recorded now.
+    ///
+    /// # Errors
+    /// If a prompt file cannot be read.
+    pub fn provenances(&self) -> Result<Vec<RolloutProvenance>> {
+        let sets = [PromptSet::Validation, PromptSet::Test];
+        let keys = self.drafters().into_iter().flat_map(|drafter| {
+            let decodings = self.evaluate.decodings.iter();
+            decodings.flat_map(move |decoding| {
+                sets.map(|set| RolloutKey { drafter, set, decoding: *decoding })
+            })
+        });
+        keys.map(|key| self.provenance(key)).collect()
+    }
+
     /// Builds the provenance that the file would have if it were recorded now.
     fn provenance(&self, key: RolloutKey) -> Result<RolloutProvenance> {
         let RolloutKey { drafter, set, decoding } = key;
