@@ -304,3 +304,47 @@ fn a_penalty_and_stop_strings_apply_to_every_stage() {
     assert!(!same.stderr.contains("left out"), "{}", same.stderr);
     same.ok();
 }
+
+#[test]
+fn a_directory_of_others_stays_theirs_and_its_rule_is_found_through_the_recipe() {
+    let place = Place::new();
+    let path = place.write_small_recipe();
+    let text = std::fs::read_to_string(&path).unwrap();
+    let (before, rest) = text.split_once("[drafters.draft]").unwrap();
+    let evaluate = rest.split_once("[evaluate]").unwrap().1.replace("[0.5]", "[]");
+    let drafter = place.path("theirs");
+    crate::doctor::write_drafter(&drafter, false);
+    let recipe = format!(
+        "{before}[drafters.eagle]\nkind = 'eagle3'\npath = 'theirs'\nmax_candidate_length = 3\n[evaluate]{evaluate}\
+         decodings = ['greedy']\n[tune]\nprompts = ['train.jsonl']\nnum_prompts = 4\nmax_candidate_length = 3\n\
+         costs = {{ draft_ms = 1.0, target_ms = 4.0 }}\n"
+    );
+    std::fs::write(&path, recipe).unwrap();
+    let names = || {
+        let mut all: Vec<_> = std::fs::read_dir(&drafter)
+            .unwrap()
+            .map(|entry| {
+                let path = entry.unwrap().path();
+                (path.file_name().unwrap().to_owned(), std::fs::read(&path).unwrap())
+            })
+            .collect();
+        all.sort();
+        all
+    };
+    let theirs = names();
+    place.run(&["record", "small.toml"]).ok();
+    place.run(&["tune", "small.toml"]).ok();
+    assert!(names() == theirs, "nothing is written into `theirs`");
+    let tuned = place.json("checkpoints/small/tuning/eagle/config.json");
+    let config = tuned["tuned"]["greedy"]["config"].clone();
+    assert!(config.is_object(), "{tuned}");
+    let generate = ["generate", "--recipe", "small.toml", "--drafter", "eagle", "--json"];
+    let more = ["--prompt", "What is 4 + 8?", "--max-new-tokens", "8"];
+    let shown = place.run(&[&generate[..], &more].concat());
+    assert_eq!(shown.code, Some(0), "{}", shown.stderr);
+    // An evaluation measures the rule with its promise.
+    place.run(&["evaluate", "small.toml"]).ok();
+    let summary = place.json("checkpoints/small/evaluation/summary.json");
+    assert_eq!(summary["groups"][0]["promises"].as_array().map(Vec::len), Some(1), "{summary}");
+    assert!(names() == theirs);
+}

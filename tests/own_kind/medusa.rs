@@ -96,7 +96,13 @@ impl DrafterKind for MedusaKind {
         check_trained_with(("heads", &dir), "target", config.target_hash.as_deref(), now)?;
         let sizes = vec![(id, model.num_params() as f64)];
         let parts = Arc::new(MedusaParts { model, layer: config.layer });
-        Ok(LoadedDrafter { parts: NamedParts { id, parts }, head: None, dir: Some(dir), sizes })
+        Ok(LoadedDrafter {
+            parts: NamedParts { id, parts },
+            head: None,
+            dir: Some(dir),
+            rule_dir: None,
+            sizes,
+        })
     }
 
     fn role(&self) -> Role {

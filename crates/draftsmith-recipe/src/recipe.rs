@@ -247,7 +247,9 @@ impl Recipe {
         let wanted = self.evaluated().filter(|(_, it)| all || it.kind.is_recorded());
         let read = |(id, drafter): (DrafterId, &DrafterRecipe)| {
             let loaded = drafter.kind.load(&self.loading(id, workspace));
-            loaded.with_context(|| format!("the drafter `{id}`"))
+            let mut loaded = loaded.with_context(|| format!("the drafter `{id}`"))?;
+            loaded.tuned_by(&self.export_dir(id), &self.tuning_dir());
+            Ok(loaded)
         };
         Ok(LoadedDrafters(wanted.map(read).collect::<Result<_>>()?))
     }

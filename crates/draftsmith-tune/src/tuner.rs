@@ -122,7 +122,7 @@ pub fn tune_within(
             }
             tunings.push(tuning);
         }
-        if let Some(dir) = drafters.export_of(drafter) {
+        if let Some(dir) = drafters.tuned_into(drafter) {
             tuned_exports.push((dir, vec![(Tuned::KEY, serde_json::to_value(tuned)?)]));
         }
     }
@@ -287,7 +287,7 @@ impl<'a> Tuner<'a> {
             look_ups: self.tune.lookup_first.then(|| baseline.look_ups_alone()).transpose()?,
             share_accepted,
             runtimes,
-            export: self.loaded.export_of(drafter),
+            export: self.loaded.tuned_into(drafter),
             by_source,
             basis: TuningBasis {
                 drafter,

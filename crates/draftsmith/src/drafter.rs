@@ -197,7 +197,7 @@ impl DrafterKind for OwnKind {
 
     fn load(&self, loading: &Loading<'_>) -> anyhow::Result<LoadedDrafter> {
         let parts = NamedParts { id: loading.id, parts: self.0.clone() };
-        Ok(LoadedDrafter { parts, head: None, dir: None, sizes: Vec::new() })
+        Ok(LoadedDrafter { parts, head: None, dir: None, rule_dir: None, sizes: Vec::new() })
     }
 
     fn role(&self) -> Role {

@@ -26,13 +26,15 @@ pub fn named(dir: &Path, key: &str) -> String {
     format!("key `{key}` of `{}`", dir.join("config.json").display())
 }
 
-/// Writes all keys or none into the `config.json` of the export in `dir`. Other keys keep their
-/// order.
+/// Writes all keys or none into the `config.json` in `dir`, which is made if it is missing. Other
+/// keys keep their order.
 ///
 /// # Errors
-/// If `config.json` is missing or cannot be replaced.
+/// If `config.json` cannot be read or replaced.
 pub fn write_keys(dir: &Path, keys: Vec<(&str, Value)>) -> Result<()> {
-    let mut config = read_config(dir)?;
+    let is_new = !dir.join("config.json").exists();
+    let mut config = if is_new { Map::new() } else { read_config(dir)? };
+    std::fs::create_dir_all(dir).with_context(|| format!("cannot write `{}`", dir.display()))?;
     for (key, value) in keys {
         config.insert(key.to_owned(), value);
     }

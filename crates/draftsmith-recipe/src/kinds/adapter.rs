@@ -106,7 +106,7 @@ impl DrafterKind for AdapterKind {
         };
         let parts = NamedParts { id, parts: Arc::new(parts) };
         let sizes = vec![(id, num_read(workspace.models.target_config()?, &export))];
-        Ok(LoadedDrafter { parts, head, dir: Some(dir), sizes })
+        Ok(LoadedDrafter { parts, head, dir: Some(dir), rule_dir: None, sizes })
     }
 
     fn role(&self) -> Role {

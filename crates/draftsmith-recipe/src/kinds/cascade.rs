@@ -318,7 +318,7 @@ impl DrafterKind for CascadeKind {
         let parts = Arc::new(CascadeParts { config: self.config()?, drafters });
         let parts = NamedParts { id: loading.id, parts };
         let sizes = members.into_iter().flat_map(|member| member.sizes).collect();
-        Ok(LoadedDrafter { parts, head: None, dir: None, sizes })
+        Ok(LoadedDrafter { parts, head: None, dir: None, rule_dir: None, sizes })
     }
 
     fn summaries(

@@ -102,7 +102,7 @@ impl DrafterKind for Eagle3Kind {
             head: head.as_ref().map(|head| head.head.clone()),
         });
         let parts = NamedParts { id, parts };
-        Ok(LoadedDrafter { parts, head, dir: Some(dir), sizes: vec![(id, size)] })
+        Ok(LoadedDrafter { parts, head, dir: Some(dir), rule_dir: None, sizes: vec![(id, size)] })
     }
 
     fn role(&self) -> Role {

@@ -34,6 +34,9 @@ pub struct LoadedDrafter {
     pub head: Option<HeadExport>,
     /// The directory of the drafter's export; `None` if it is not trained.
     pub dir: Option<PathBuf>,
+    /// The directory for the rule that the recipe tunes, if the drafter's own directory is not the
+    /// recipe's to write.
+    pub rule_dir: Option<PathBuf>,
     /// Number of parameters that one forward reads, by drafter; 0 for prompt lookup.
     pub sizes: Vec<(DrafterId, f64)>,
 }
@@ -44,11 +47,25 @@ impl LoadedDrafter {
         self.parts.id
     }
 
-    /// Returns the directory whose `config.json` stores the tuned rule: the head's directory, or
-    /// the drafter's if it has no head. `None` if it has neither.
+    /// Returns the directory whose `config.json` stores the tuned rule: the recipe's own, if it
+    /// tuned a drafter of others, or else the head's, or the drafter's. `None` without one.
     pub fn tuned_dir(&self) -> Option<&Path> {
+        let own = self.rule_dir.as_deref().filter(|dir| dir.join("config.json").is_file());
+        own.or(self.export_dir())
+    }
+
+    /// Returns the head's directory, or the drafter's if it has no head. `None` if it has neither.
+    fn export_dir(&self) -> Option<&Path> {
         let head = self.head.as_ref().map(|head| &*head.dir);
         head.or(self.dir.as_deref())
+    }
+
+    /// Sends tuned rules to the recipe's directory `tuning_dir`, unless the drafter is one of the recipe's
+    /// own exports in `export_dir`.
+    pub(crate) fn tuned_by(&mut self, export_dir: &Path, tuning_dir: &Path) {
+        if self.export_dir().is_some_and(|dir| !dir.starts_with(export_dir)) {
+            self.rule_dir = Some(tuning_dir.join(self.id().as_str()));
+        }
     }
 }
 
@@ -134,11 +151,12 @@ impl LoadedDrafters {
         found.with_context(|| format!("there is no drafter `{id}` to run"))
     }
 
-    /// Returns the directory whose `config.json` stores a drafter's tuned rule; `None` if it has
-    /// none.
-    pub fn export_of(&self, drafter: DrafterName) -> Option<PathBuf> {
+    /// Returns the directory into whose `config.json` a drafter's tuned rule is written. `None` for
+    /// drafters that are not tuned.
+    pub fn tuned_into(&self, drafter: DrafterName) -> Option<PathBuf> {
         let DrafterName::Of(id) = drafter else { return None };
-        self.get(id).ok()?.tuned_dir().map(Path::to_path_buf)
+        let drafter = self.get(id).ok()?;
+        drafter.rule_dir.as_deref().or(drafter.export_dir()).map(Path::to_path_buf)
     }
 }
 

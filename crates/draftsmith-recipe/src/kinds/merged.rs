@@ -77,7 +77,7 @@ impl DrafterKind for MergedKind {
         let parts = Arc::new(MergedParts { drafters, lookup: self.lookup });
         let parts = NamedParts { id: loading.id, parts };
         let sizes = members.into_iter().flat_map(|member| member.sizes).collect();
-        Ok(LoadedDrafter { parts, head: None, dir: None, sizes })
+        Ok(LoadedDrafter { parts, head: None, dir: None, rule_dir: None, sizes })
     }
 
     fn summaries(

@@ -124,6 +124,6 @@ impl LoadedDrafter {
     /// Wraps a draft model that is already in memory, with its acceptance head.
     pub fn of_model(id: DrafterId, model: &CausalLm, head: Option<HeadExport>) -> Self {
         let sizes = vec![(id, model.config().num_parameters() as f64)];
-        Self { parts: parts(id, model, head.as_ref()), head, dir: None, sizes }
+        Self { parts: parts(id, model, head.as_ref()), head, dir: None, rule_dir: None, sizes }
     }
 }

@@ -77,7 +77,7 @@ impl DrafterKind for PromptLookupKind {
         let bigrams = bigrams.as_deref().map(|path| read_bigrams(path, workspace)).transpose()?;
         let config = MaxGramConfig { searched: *searched, min_match: *min_match };
         let parts = NamedParts { id, parts: Arc::new(LookUpParts { config, bigrams }) };
-        Ok(LoadedDrafter { parts, head: None, dir: None, sizes: vec![(id, 0.0)] })
+        Ok(LoadedDrafter { parts, head: None, dir: None, rule_dir: None, sizes: vec![(id, 0.0)] })
     }
 
     fn role(&self) -> Role {
