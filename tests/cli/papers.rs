@@ -88,6 +88,26 @@ fn a_recipes_paper_is_printed_with_repeats_and_spec_benchs_averages() {
     let sampled = texts("sampled-fixed-4.jsonl");
     assert!(sampled.iter().any(|it| it.iter().any(|turns| *turns != it[0])), "{sampled:?}");
 
+    // Two evaluations of other prompts and lengths are compared with a warning.
+    place.write("bench2.jsonl", format!("{}\n", prompts[..4].join("\n")));
+    place.write("other.toml", recipe.replace("bench.jsonl", "bench2.jsonl").replace("= 12", "= 9"));
+    place.run(&["evaluate", "other.toml"]).ok();
+    let compared = |one: &str, other: &str| {
+        let ran = place.run(&["report", one, other]);
+        assert_eq!(ran.code, Some(0), "{}", ran.stderr);
+        ran.stderr
+    };
+    let said = compared("checkpoints/bench", "checkpoints/other");
+    for part in [
+        "differ in more than what is compared",
+        "prompts: 5 of `bench` and 4 of `bench2`",
+        "tokens an answer, at most: 12 and 9",
+    ] {
+        assert!(said.contains(part), "`{part}`: {said}");
+    }
+    assert!(!said.contains("target:") && !said.contains("machine:"), "{said}");
+    assert!(!compared("checkpoints/bench", "checkpoints/bench").contains("differ"));
+
     let wrong = recipe.replace("'compression_rate' }]", "'compresion_rate' }]");
     place.write("wrong.toml", wrong);
     let ran = place.run(&["evaluate", "wrong.toml"]);

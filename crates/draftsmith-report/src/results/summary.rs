@@ -1,6 +1,9 @@
 //! The schema of `summary.json`, which describes the program, machine, models, prompts and cost
 //! models of the rows in `results.json`. The `evaluate` command fills it in.
 
+use std::path::Path;
+
+use draftsmith_files::parse_json;
 use draftsmith_theory::{CostFit, Decoding, ModelSummary, Rounding, SignalNeeds};
 use serde::{Deserialize, Serialize};
 
@@ -50,6 +53,41 @@ pub struct EvaluationSummary {
     /// The tables of papers that the recipe asks for.
     #[serde(default)]
     pub papers: Vec<FilledTable>,
+}
+
+impl EvaluationSummary {
+    /// Reads the `summary.json` beside a `results.json`; `None` if there is none that this version
+    /// can read.
+    pub fn beside(results: &Path) -> Option<Self> {
+        let path = results.with_file_name("summary.json");
+        parse_json(&path, &std::fs::read(&path).ok()?).ok()
+    }
+
+    /// Lists what makes speeds of two evaluations incomparable, in words: other targets, prompts, lengths, types or
+    /// machines.
+    pub fn differences(&self, other: &Self) -> Vec<String> {
+        let target = |of: &Self| {
+            let target = of.models.iter().find(|model| model.role == "target");
+            target.map_or(String::new(), |model| format!("{} ({:.8})", model.name, model.hash))
+        };
+        let prompts = |of: &Self| {
+            let each =
+                of.datasets.iter().map(|set| format!("{} of `{}`", set.num_prompts, set.name));
+            each.collect::<Vec<_>>().join(", ")
+        };
+        type Described = fn(&EvaluationSummary) -> String;
+        let plain: [(&str, Described); 4] = [
+            ("tokens an answer, at most", |of| of.max_new_tokens.to_string()),
+            ("prompts side by side", |of| of.batch_size.to_string()),
+            ("compute type", |of| format!("{:?}", of.dtype).to_lowercase()),
+            ("machine", |of| format!("{}, {}", of.device, of.machine)),
+        ];
+        let plain = plain.map(|(what, describe)| (what, describe(self), describe(other)));
+        let own =
+            [("target", target(self), target(other)), ("prompts", prompts(self), prompts(other))];
+        let all = own.into_iter().chain(plain).filter(|(_, one, other)| one != other);
+        all.map(|(what, one, other)| format!("{what}: {one} and {other}")).collect()
+    }
 }
 
 /// A table of a paper with its figures.
