@@ -10,7 +10,7 @@ use crate::console::Console;
 /// Compares two evaluations. Each path is a `results.json`, or a directory that contains one.
 pub(crate) fn run([first, second]: [&Path; 2], console: &Console) -> Result<()> {
     let (first, second) = (file_of(first)?, file_of(second)?);
-    let summaries = EvaluationSummary::beside(&first)?.zip(EvaluationSummary::beside(&second)?);
+    let summaries = EvaluationSummary::beside(&first).zip(EvaluationSummary::beside(&second));
     let differences = summaries.map(|(one, other)| one.differences(&other)).unwrap_or_default();
     if !differences.is_empty() {
         console.note("report: the two evaluations differ in more than what is compared:");
