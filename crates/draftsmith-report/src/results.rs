@@ -36,7 +36,7 @@ pub use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, FilledBlock, FilledRow, FilledTable,
     GroupSummary, PromiseOutcome, PromiseSummary, RuleReads, Version, summary_to_json,
 };
-pub use verdict::{Conclusion, DeployAdvice, GroupVerdict, MeasuredSetting};
+pub use verdict::{Conclusion, DeployAdvice, GroupVerdict, LEAST_PROMPTS, MeasuredSetting};
 
 use crate::error::{ReportError, Result};
 use crate::text::number;

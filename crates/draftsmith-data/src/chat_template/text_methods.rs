@@ -106,9 +106,11 @@ fn lines(text: &str, keeps_ends: bool) -> Vec<&str> {
 }
 
 /// Splits a text at white space, at most `most` times from its start or its end. The rest keeps its
-/// inner white space.
+/// white space.
 fn words(text: &str, most: usize, from_end: bool) -> Vec<&str> {
-    let (mut all, mut rest) = (Vec::new(), text.trim_matches(is_space));
+    let trimmed =
+        if from_end { text.trim_end_matches(is_space) } else { text.trim_start_matches(is_space) };
+    let (mut all, mut rest) = (Vec::new(), trimmed);
     while !rest.is_empty() {
         let at = if from_end { rest.rfind(is_space) } else { rest.find(is_space) };
         let Some(at) = at.filter(|_| all.len() < most) else {

@@ -348,7 +348,7 @@ mod tests {
             - u32::from_le_bytes(bytes[bytes.len() - 8..bytes.len() - 4].try_into().unwrap())
                 as usize;
         let name = bytes[footer..].windows(6).position(|it| it == b"prompt").unwrap();
-        let last = bytes[footer..].windows(8).rposition(|it| it == b"\x18\x06prompt\x15\x02");
+        let last = bytes[footer..].windows(10).rposition(|it| it == b"\x18\x06prompt\x15\x02");
         let at = footer + last.map_or_else(|| name, |at| at + 9);
         bytes[at] = 8;
         std::fs::write(&path, bytes).unwrap();

@@ -184,24 +184,25 @@ pub struct PromiseSummary {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum PromiseOutcome {
-    /// The measured gain is at least the promised gain, or agrees with it within both intervals.
+    /// The measured gain is at least the promised gain, or agrees with it within both intervals,
+    /// and its interval excludes no gain.
     Held,
     /// The measured gain is smaller than the promised gain.
     NotHeld,
-    /// The interval of the measured gain contains both no gain and the promised gain.
+    /// The measured gain may be the promised one or none.
     TooUncertain,
 }
 
 impl PromiseOutcome {
     /// Compares a promised gain with a measured one.
     pub fn of(expected: &Estimate, measured: &Estimate) -> Self {
-        let contains = |gain: f64| (measured.low..=measured.high).contains(&gain);
-        if contains(0.0) && contains(expected.value) {
-            Self::TooUncertain
-        } else if measured.value >= expected.value || measured.agrees_with(expected) {
-            Self::Held
-        } else {
-            Self::NotHeld
+        let is_near = measured.value >= expected.value || measured.agrees_with(expected);
+        // A promised gain is not kept by what may be none.
+        let is_gain = measured.low > 0.0 || expected.value <= 0.0;
+        match (is_near, is_gain) {
+            (true, true) => Self::Held,
+            (true, false) => Self::TooUncertain,
+            (false, _) => Self::NotHeld,
         }
     }
 

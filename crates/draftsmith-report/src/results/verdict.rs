@@ -55,7 +55,13 @@ pub struct Conclusion {
     pub verdicts: Vec<GroupVerdict>,
     /// Reasons to doubt the measurements, as sentences.
     pub doubts: Vec<String>,
+    /// Whether the evaluation was stopped before its end.
+    #[serde(default)]
+    pub is_partial: bool,
 }
+
+/// The fewest prompts with an interval and advice.
+pub const LEAST_PROMPTS: usize = 4;
 
 impl MeasuredSetting {
     fn of(row: &ResultRow) -> Option<Self> {
@@ -77,14 +83,12 @@ impl GroupVerdict {
         let tuned = tuned.and_then(MeasuredSetting::of);
         let advice = match &tuned {
             None => DeployAdvice::NotTuned,
-            Some(MeasuredSetting { speedup, interval, .. }) => {
-                let [low, high] = interval.unwrap_or([*speedup; 2]);
-                match (low > 1.0, high < 1.0) {
-                    (true, _) => DeployAdvice::Deploy,
-                    (_, true) => DeployAdvice::DoNotSpeculate,
-                    _ => DeployAdvice::TooUncertain,
-                }
-            }
+            // Without an interval there were too few prompts.
+            Some(MeasuredSetting { interval, .. }) => match interval {
+                Some([low, _]) if *low > 1.0 => DeployAdvice::Deploy,
+                Some([_, high]) if *high < 1.0 => DeployAdvice::DoNotSpeculate,
+                _ => DeployAdvice::TooUncertain,
+            },
         };
         Self { group: group.name(), advice, tuned, fastest }
     }
@@ -160,14 +164,16 @@ impl Conclusion {
     /// Draws the conclusion from groups of rows. `doubts` are reasons to doubt them.
     pub(crate) fn of(groups: &[Group<'_>], doubts: Vec<String>) -> Self {
         let drafting = groups.iter().filter(|group| group.best().is_some());
-        Self { verdicts: drafting.map(GroupVerdict::of).collect(), doubts }
+        Self { verdicts: drafting.map(GroupVerdict::of).collect(), doubts, is_partial: false }
     }
 
     /// Formats the conclusion as lines for a terminal.
     pub fn lines(&self) -> Vec<String> {
         let verdicts = self.verdicts.iter().map(|it| format!("{}: {}", it.group, it.text()));
         let doubts = self.doubts.iter().map(|doubt| format!("Doubtful: {doubt}"));
-        verdicts.chain(doubts).collect()
+        let partial = "The evaluation was stopped before its end: these are only the prompts that every setting completed.";
+        let partial = self.is_partial.then(|| partial.to_owned());
+        partial.into_iter().chain(verdicts).chain(doubts).collect()
     }
 }
 

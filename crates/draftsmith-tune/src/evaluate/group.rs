@@ -7,8 +7,8 @@ use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_report::{
     ALL_CATEGORIES, Answer, Choice, CostRatios, CostSummary, DecodingName, DrafterName,
-    GroupSummary, PromiseOutcome, PromiseSummary, QuestionId, ResultRow, Road, RuleReads,
-    SpeedAtLength, answers_to_jsonl, shown_interval, tokens_per_second, waiting_time,
+    GroupSummary, LEAST_PROMPTS, PromiseOutcome, PromiseSummary, QuestionId, ResultRow, Road,
+    RuleReads, SpeedAtLength, answers_to_jsonl, shown_interval, tokens_per_second, waiting_time,
 };
 use draftsmith_theory::{
     CostModel, DrafterId, Estimate, FixedLengthConfig, Round, RoundCosts, StopRuleConfig,
@@ -172,8 +172,10 @@ impl MeasuredGroup<'_> {
             let setting = &self.plan.settings[index];
             let finite = |number: f64| Some(number).filter(|number| number.is_finite());
             let row = ResultRow::of(trace, &self.plan.decoding);
-            let interval =
-                setting.rule.as_ref().map(|_| speedup_interval(runs, &of_category[0], seed));
+            let num_prompts = by_prompt(runs).len();
+            // Resampling so few prompts says nothing about others.
+            let interval = setting.rule.as_ref().filter(|_| num_prompts >= LEAST_PROMPTS);
+            let interval = interval.map(|_| speedup_interval(runs, &of_category[0], seed));
             ResultRow {
                 dataset: self.dataset.name.clone(),
                 category: category.to_owned(),
@@ -182,7 +184,7 @@ impl MeasuredGroup<'_> {
                 stop_rule: setting.stop_rule(),
                 setting: setting.rule.as_ref().map(StopRuleConfig::parameter),
                 is_tuned: self.plan.is_tuned(setting),
-                num_prompts: by_prompt(runs).len(),
+                num_prompts,
                 speedup_over_prompts: finite(mean_speed(runs) / mean_speed(&of_category[0])),
                 speedup_sd: speedup_sd(runs, &of_category[0]),
                 speedup: finite(row.tokens_per_second / tokens_per_second(plain)),

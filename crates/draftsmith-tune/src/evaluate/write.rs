@@ -54,6 +54,7 @@ impl MeasuredModels<'_> {
             papers: Vec::new(),
         };
         let mut summary = summary.concluded(&evaluated.rows);
+        summary.conclusion.is_partial = is_partial;
         let heads: Option<HeadRace> = TuningFile::HEADS.read(recipe)?;
         let filled =
             papers.iter().map(|it| it.fill(&evaluated.rows, &summary.groups, heads.as_ref()));

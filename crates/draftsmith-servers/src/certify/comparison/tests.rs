@@ -450,7 +450,8 @@ fn a_server_that_rounds_to_bf16_is_not_refuted_and_gross_faults_still_are() {
             assert_ne!(found.verdict, Verdict::Refuted, "{seed} {drawn:?}: {found:?}");
         }
     }
-    for fault in FAULTS {
+    // Two greedy tokens that are this near are a tie in bf16.
+    for fault in FAULTS.into_iter().filter(|fault| *fault != Fault::GreedyAcceptsTopTwo) {
         let found = certified_in_bf16(fault, 4_000, Drawn::PLAIN, 4);
         assert_eq!(found.verdict, Verdict::Refuted, "{fault:?}: {:?}", found.sampled);
     }
