@@ -4,7 +4,6 @@
 //! drafters of the kind load, what they can be part of, how they are trained, which stop rules they
 //! are measured under and how much a forward reads. All other code identifies a drafter by its name
 //! and calls [`DrafterKind`] for the rest.
-//! name and asks the kind through [`DrafterKind`].
 
 pub mod adapter;
 pub mod cascade;

@@ -5,7 +5,6 @@
 //! cross-validate: each half of the answers is scored with the settings and heads chosen on the
 //! other half. A survey writes only to a temporary directory. If servers run the target, it uses
 //! only what they return.
-//! of it.
 
 mod costs;
 pub mod halves;
