@@ -239,6 +239,7 @@ fn ctrl_c_stops_cleanly_and_keeps_finished_work() {
 fn batched_prompts_get_the_same_answers_as_single_ones() {
     let place = Place::new();
     place.write_small_recipe();
+    place.write_prompts("test.jsonl", 5);
     for stage in ["build-data", "train-head"] {
         place.run(&[stage, "small.toml"]).ok();
     }
@@ -253,7 +254,7 @@ fn batched_prompts_get_the_same_answers_as_single_ones() {
         place.results("small").into_iter().map(counts).collect::<Vec<_>>()
     };
     let alone = counted("1");
-    // A batch of two, then one prompt.
+    // Two batches of two, then one prompt.
     assert_eq!(counted("2"), alone);
     assert_eq!(counted("9"), alone);
     let summary = place.json("checkpoints/small/evaluation/summary.json");

@@ -334,7 +334,8 @@ fn a_directory_of_others_stays_theirs_and_its_rule_is_found_through_the_recipe()
     let theirs = names();
     place.run(&["record", "small.toml"]).ok();
     place.run(&["tune", "small.toml"]).ok();
-    assert!(names() == theirs, "nothing is written into `theirs`");
+    let written: Vec<_> = names().into_iter().filter(|file| !theirs.contains(file)).collect();
+    assert!(written.is_empty(), "nothing is written into `theirs`: {written:?}");
     let tuned = place.json("checkpoints/small/tuning/eagle/config.json");
     let config = tuned["tuned"]["greedy"]["config"].clone();
     assert!(config.is_object(), "{tuned}");

@@ -22,7 +22,7 @@ fn the_conclusion_names_the_tuned_setting_and_seen_prompts() {
     place.write_small_recipe();
     // All test prompts are among the training prompts.
     let prompts = std::fs::read_to_string(place.path("train.jsonl")).unwrap();
-    let seen: Vec<&str> = prompts.lines().take(3).collect();
+    let seen: Vec<&str> = prompts.lines().take(4).collect();
     place.write("test.jsonl", seen.join("\n") + "\n");
     let tune = ["--set", "tune={}", "--set", "evaluate.lookup_first=['1x2']"];
     let ran = place.run(&[&["run", "small.toml"], &tune[..]].concat());
@@ -30,12 +30,12 @@ fn the_conclusion_names_the_tuned_setting_and_seen_prompts() {
     let stdout = ran.ok();
     assert!(stderr.contains("run: at most "), "{stderr}");
     assert!(stderr.contains("tokens of evaluation in about"), "{stderr}");
-    assert!(stderr.contains("run: 3 of the 3 prompts of `test`"), "{stderr}");
+    assert!(stderr.contains("run: 4 of the 4 prompts of `test`"), "{stderr}");
 
     let found = conclusion(&place, "small");
     let verdicts = found["verdicts"].as_array().unwrap();
     assert_eq!(verdicts.len(), 2, "greedy and sampled");
-    assert!(has(&found["doubts"], "3 of the 3 prompts of test"), "{found}");
+    assert!(has(&found["doubts"], "4 of the 4 prompts of test"), "{found}");
     let rows = place.json("checkpoints/small/evaluation/results.json");
     let rows: Vec<&Value> =
         rows.as_array().unwrap().iter().filter(|row| row["category"] == "all").collect();
@@ -59,7 +59,7 @@ fn the_conclusion_names_the_tuned_setting_and_seen_prompts() {
     let html = std::fs::read_to_string(html).unwrap();
     for text in [&stdout, &html] {
         let place_of = |part: &str| text.find(part).unwrap_or_else(|| panic!("`{part}`: {text}"));
-        assert!(place_of("3 of the 3 prompts of test") < place_of("A100"));
+        assert!(place_of("4 of the 4 prompts of test") < place_of("A100"));
     }
     assert!(
         stdout
@@ -89,7 +89,7 @@ fn the_conclusion_names_the_tuned_setting_and_seen_prompts() {
     let own = ["--set", "tune.prompts=['tune.jsonl']"];
     place.run(&[&["record", "small.toml"], &own[..]].concat()).ok();
     let ran = place.run(&[&["tune", "small.toml"], &own[..]].concat());
-    assert!(ran.stderr.contains("3 of 3 prompts in `tune.prompts`"), "{}", ran.stderr);
+    assert!(ran.stderr.contains("4 of 4 prompts in `tune.prompts`"), "{}", ran.stderr);
 }
 
 /// A draft whose most probable token is always one that the target never says.

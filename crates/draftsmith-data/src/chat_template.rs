@@ -2,9 +2,8 @@
 //!
 //! Rendering follows transformers: `trim_blocks` and `lstrip_blocks`, Python's string methods,
 //! `raise_exception`, a `tojson` without HTML escapes, `tools` and `documents` set to none, and the
-//! special tokens of `tokenizer_config.json` as variables. Unlike there, `strftime_now` is not
-//! defined, because a prompt that depends on the date is not reproducible. Templates that check for
-//! it then use a fixed date. Templates that do not check fail with an error.
+//! special tokens of `tokenizer_config.json` as variables. Unlike there, `strftime_now` writes a
+//! fixed date, because a prompt that depends on the day is not reproducible.
 //!
 //! A template comes with a model and is an untrusted program: `program.rs` runs it on a separate
 //! stack, within an [`Allowance`] of steps, bytes and time that exceeds the needs of any real chat.
@@ -21,22 +20,15 @@ use chrono::{NaiveDate, NaiveTime};
 use draftsmith_files::hash_bytes;
 use minijinja::value::Value;
 use minijinja::{Error, ErrorKind};
-use serde_json::Value as Json;
 
 use self::allowance::Allowance;
 use crate::error::DataError;
+use crate::tokenizer_config::TokenizerConfig;
 
 /// The file that holds only the template (transformers 5).
 const TEMPLATE_FILE: &str = "chat_template.jinja";
-/// The file that holds special tokens and, in transformers 4, the template.
-const CONFIG_FILE: &str = "tokenizer_config.json";
-/// The file that holds special tokens in transformers 4. For some models only this file has them.
-const TOKENS_FILE: &str = "special_tokens_map.json";
 /// The largest number of characters of a template's message that an error repeats.
 const MAX_PROBLEM_CHARS: usize = 400;
-/// The special tokens that templates can use.
-const SPECIAL_TOKENS: [&str; 7] =
-    ["bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token"];
 
 /// One message of a chat.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -88,17 +80,16 @@ impl ChatTemplate {
     /// If a file cannot be read, `tokenizer_config.json` is not JSON or has a key of the wrong
     /// type, or the template is not valid Jinja or is too large.
     pub fn from_model_dir(dir: &Path) -> Result<Option<Self>, DataError> {
-        let config_path = dir.join(CONFIG_FILE);
-        let config = read_json_if_present(&config_path)?;
-        let template_path = dir.join(TEMPLATE_FILE);
-        let (path, source) = match read_if_present(&template_path)? {
-            Some(source) => (template_path, source),
-            None => match template_of_config(&config_path, &config)? {
-                Some(source) => (config_path.clone(), source),
+        let config = TokenizerConfig::from_model_dir(dir)?;
+        let path = dir.join(TEMPLATE_FILE);
+        let (path, source) = match read_if_present(&path)? {
+            Some(source) => (path, source),
+            None => match config.template()? {
+                Some((path, source)) => (path.to_path_buf(), source),
                 None => return Ok(None),
             },
         };
-        Self::new(dir, path, source, &config).map(Some)
+        Self::new(path, source, config).map(Some)
     }
 
     /// Builds a template from `source`, with the special tokens of the model in `dir`.
@@ -110,21 +101,16 @@ impl ChatTemplate {
         path: &Path,
         source: String,
     ) -> Result<Self, DataError> {
-        let config = read_json_if_present(&dir.join(CONFIG_FILE))?;
-        Self::new(dir, path.to_path_buf(), source, &config)
+        Self::new(path.to_path_buf(), source, TokenizerConfig::from_model_dir(dir)?)
     }
 
-    fn new(dir: &Path, path: PathBuf, source: String, config: &Json) -> Result<Self, DataError> {
-        let tokens_path = dir.join(TOKENS_FILE);
-        let mut special_tokens =
-            special_tokens_of(&tokens_path, &read_json_if_present(&tokens_path)?)?;
-        special_tokens.extend(special_tokens_of(&dir.join(CONFIG_FILE), config)?);
+    fn new(path: PathBuf, source: String, config: TokenizerConfig) -> Result<Self, DataError> {
         program::check(&plain_source(&source)).map_err(|e| DataError::Text {
             path: path.clone(),
             action: "parse the chat template",
             problem: describe(&e),
         })?;
-        Ok(Self { path, source, special_tokens, date: DATE })
+        Ok(Self { path, source, special_tokens: config.special_tokens, date: DATE })
     }
 
     /// Sets today for a template that writes the date (`strftime_now`), as `YYYY-MM-DD`. It is 2024-07-26 by default,
@@ -192,55 +178,6 @@ fn read_if_present(path: &Path) -> Result<Option<String>, DataError> {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(DataError::io("read", path, e)),
     }
-}
-
-/// Reads a file as JSON; null if the file does not exist.
-fn read_json_if_present(path: &Path) -> Result<Json, DataError> {
-    match read_if_present(path)? {
-        None => Ok(Json::Null),
-        Some(text) => serde_json::from_str(&text).map_err(|e| DataError::json(path, 1, 1, &e)),
-    }
-}
-
-fn template_of_config(path: &Path, config: &Json) -> Result<Option<String>, DataError> {
-    let error = |problem: &str| DataError::Config {
-        path: path.to_path_buf(),
-        key: "chat_template".to_owned(),
-        problem: problem.to_owned(),
-    };
-    match config.get("chat_template") {
-        None | Some(Json::Null) => Ok(None),
-        Some(Json::String(source)) => Ok(Some(source.clone())),
-        Some(Json::Array(named)) => {
-            let default = named.iter().find(|entry| entry["name"] == "default");
-            let source = default.and_then(|entry| entry["template"].as_str());
-            source
-                .map(|source| Some(source.to_owned()))
-                .ok_or_else(|| error("is a list without a template named `default`: add one"))
-        }
-        Some(_) => Err(error("must be a template, or a list of named templates")),
-    }
-}
-
-fn special_tokens_of(
-    path: &Path,
-    config: &Json,
-) -> Result<BTreeMap<&'static str, String>, DataError> {
-    let mut tokens = BTreeMap::new();
-    for name in SPECIAL_TOKENS {
-        let token = match config.get(name) {
-            None | Some(Json::Null) => continue,
-            Some(Json::Object(token)) => token.get("content").and_then(Json::as_str),
-            Some(token) => token.as_str(),
-        };
-        let token = token.ok_or_else(|| DataError::Config {
-            path: path.to_path_buf(),
-            key: name.to_owned(),
-            problem: "must be a string, or an object with the string `content`".to_owned(),
-        })?;
-        tokens.insert(name, token.to_owned());
-    }
-    Ok(tokens)
 }
 
 /// Describes an error in one line of text, with its line number in the template. The template's own

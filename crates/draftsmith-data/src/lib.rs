@@ -33,6 +33,7 @@ mod provenance;
 mod responses;
 mod rollouts;
 mod tokenizer;
+mod tokenizer_config;
 
 pub use caught::{caught, is_panic_caught};
 pub use chat_format::ChatFormat;

@@ -6,13 +6,14 @@ mod stop_strings;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::hash_file;
+use draftsmith_files::{hash_bytes, hash_file};
 use tokenizers::Tokenizer;
 
 use crate::caught::caught;
 use crate::chat_format::ChatFormat;
 use crate::chat_template::Message;
 use crate::error::DataError;
+use crate::tokenizer_config::TokenizerConfig;
 
 pub use stop_strings::StopStrings;
 
@@ -41,14 +42,17 @@ const MAX_HELD_BACK: usize = 64;
 pub struct TextTokenizer {
     path: PathBuf,
     tokenizer: Tokenizer,
+    /// Whether `tokenizer_config.json` changes what `tokenizer.json` does.
+    is_changed: bool,
 }
 
 impl TextTokenizer {
-    /// Loads `tokenizer.json` of a checkpoint directory. The file's truncation and padding are
-    /// disabled, as in transformers by default.
+    /// Loads `tokenizer.json` of a checkpoint directory, with what `tokenizer_config.json` adds to
+    /// it or changes, as transformers 5 does. Truncation and padding are disabled, the default of
+    /// transformers.
     ///
     /// # Errors
-    /// If the file cannot be read or is not a tokenizer, or if there is only an older format.
+    /// If a file cannot be read or is not a tokenizer, or if there is only an older format.
     pub fn from_model_dir(dir: &Path) -> Result<Self, DataError> {
         let path = dir.join(TOKENIZER_FILE);
         let bytes = std::fs::read(&path).map_err(|e| {
@@ -63,17 +67,19 @@ impl TextTokenizer {
             let problem = format!("it has a text of {length} bytes, longer than any token");
             return Err(DataError::Text { path, action: "load the tokenizer", problem });
         }
-        let tokenizer = guard(&path, "load the tokenizer", || {
+        let config = TokenizerConfig::from_model_dir(dir)?;
+        let (tokenizer, is_changed) = guard(&path, "load the tokenizer", || {
             let mut tokenizer = Tokenizer::from_bytes(&bytes)?;
             tokenizer.with_padding(None).with_truncation(None)?;
-            Ok(tokenizer)
+            let is_changed = config.apply(&mut tokenizer)?;
+            Ok((tokenizer, is_changed))
         })?;
-        Ok(Self { path, tokenizer })
+        Ok(Self { path, tokenizer, is_changed })
     }
 
     /// Encodes a text as token ids. With `add_special_tokens`, the tokenizer adds its special
     /// tokens around the text, often a beginning-of-sequence token. Special tokens spelled out in
-    /// the text always become their ids.
+    /// the text become their ids, unless the model's `split_special_tokens` is true.
     ///
     /// # Errors
     /// If the tokenizer cannot encode the text.
@@ -125,13 +131,18 @@ impl TextTokenizer {
         largest.map_or(0, |id| id as usize + 1)
     }
 
-    /// Computes the SHA-256 of `tokenizer.json`, as hex. The hash covers the rules of tokenization,
-    /// not only the vocabulary.
+    /// Computes a SHA-256 of the rules of tokenization and the vocabulary, as hex: the hash of
+    /// `tokenizer.json`, or of its form after the changes of `tokenizer_config.json`.
     ///
     /// # Errors
     /// If the file cannot be read.
     pub fn hash(&self) -> Result<String, DataError> {
-        Ok(hash_file(&self.path)?)
+        if !self.is_changed {
+            return Ok(hash_file(&self.path)?);
+        }
+        let rules = guard(&self.path, "write the tokenizer", || self.tokenizer.to_string(false))?;
+        let splits = self.tokenizer.get_encode_special_tokens();
+        Ok(hash_bytes(format!("{rules}\n{splits}").as_bytes()))
     }
 
     /// Checks that target and draft have the same vocabulary.

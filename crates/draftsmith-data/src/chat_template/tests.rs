@@ -4,6 +4,7 @@ mod hostile;
 mod published;
 
 use super::*;
+use crate::tokenizer_config::CONFIG_FILE;
 
 /// The template under test is `template`; `config` is `tokenizer_config.json`.
 fn load(template: Option<&str>, config: Option<&str>) -> Result<Option<ChatTemplate>, String> {

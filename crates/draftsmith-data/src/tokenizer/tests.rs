@@ -1,6 +1,8 @@
 //! Tests with two small hand-made tokenizers: byte-level BPE (as in GPT-2 and Llama 3) and
 //! SentencePiece with byte fallback (as in Llama 2).
 
+mod config;
+
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;

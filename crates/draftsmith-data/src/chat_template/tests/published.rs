@@ -6,6 +6,7 @@ use serde_json::Value as Json;
 use super::*;
 use crate::chat_format::ChatFormat;
 use crate::tokenizer::TextTokenizer;
+use crate::tokenizer_config::SPECIAL_TOKENS_FILE;
 
 #[test]
 fn texts_and_ids_equal_those_of_transformers() {
@@ -66,8 +67,12 @@ fn built_in_templates_use_the_models_special_tokens() {
         ChatFormat::Template(template) => template.render(&[Message::user("a")], true).unwrap(),
         other => panic!("{other:?}"),
     };
-    std::fs::write(dir.path().join(TOKENS_FILE), r#"{"bos_token": "<old>"}"#).unwrap();
-    assert_eq!(render(), "<old>[INST] a [/INST]");
-    std::fs::write(dir.path().join(CONFIG_FILE), r#"{"bos_token": "<new>"}"#).unwrap();
-    assert_eq!(render(), "<new>[INST] a [/INST]");
+    let write = |file: &str, text: &str| std::fs::write(dir.path().join(file), text).unwrap();
+    write(CONFIG_FILE, r#"{"bos_token": "<config>"}"#);
+    assert_eq!(render(), "<config>[INST] a [/INST]");
+    // Without `added_tokens_decoder`, the map has precedence, as in transformers.
+    write(SPECIAL_TOKENS_FILE, r#"{"bos_token": {"content": "<map>", "lstrip": false}}"#);
+    assert_eq!(render(), "<map>[INST] a [/INST]");
+    write(CONFIG_FILE, r#"{"bos_token": "<config>", "added_tokens_decoder": {}}"#);
+    assert_eq!(render(), "<config>[INST] a [/INST]");
 }
