@@ -248,7 +248,7 @@ impl Recipe {
         let read = |(id, drafter): (DrafterId, &DrafterRecipe)| {
             let loaded = drafter.kind.load(&self.loading(id, workspace));
             let mut loaded = loaded.with_context(|| format!("the drafter `{id}`"))?;
-            loaded.tuned_by(&self.export_dir(id), &self.tuning_dir());
+            loaded.tuned_by(&self.checkpoint_dir(), &self.tuning_dir());
             Ok(loaded)
         };
         Ok(LoadedDrafters(wanted.map(read).collect::<Result<_>>()?))

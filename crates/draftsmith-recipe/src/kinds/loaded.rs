@@ -60,10 +60,10 @@ impl LoadedDrafter {
         head.or(self.dir.as_deref())
     }
 
-    /// Sends tuned rules to the recipe's directory `tuning_dir`, unless the drafter is one of the recipe's
-    /// own exports in `export_dir`.
-    pub(crate) fn tuned_by(&mut self, export_dir: &Path, tuning_dir: &Path) {
-        if self.export_dir().is_some_and(|dir| !dir.starts_with(export_dir)) {
+    /// Sends tuned rules to the recipe's directory `tuning_dir`, unless the drafter is one of the
+    /// recipe's own exports, which are in `checkpoint_dir`.
+    pub(crate) fn tuned_by(&mut self, checkpoint_dir: &Path, tuning_dir: &Path) {
+        if self.export_dir().is_some_and(|dir| !dir.starts_with(checkpoint_dir)) {
             self.rule_dir = Some(tuning_dir.join(self.id().as_str()));
         }
     }

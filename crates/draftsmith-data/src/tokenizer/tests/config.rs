@@ -6,7 +6,14 @@ use crate::tokenizer_config::{CONFIG_FILE, SPECIAL_TOKENS_FILE};
 
 /// Loads a tokenizer with other files beside it.
 fn load_with(tokenizer: &Value, files: &[(&str, Value)]) -> Result<TextTokenizer, DataError> {
-    let dir = tempfile::tempdir().unwrap();
+    load_in(&tempfile::tempdir().unwrap(), tokenizer, files)
+}
+
+fn load_in(
+    dir: &TempDir,
+    tokenizer: &Value,
+    files: &[(&str, Value)],
+) -> Result<TextTokenizer, DataError> {
     std::fs::write(dir.path().join(TOKENIZER_FILE), tokenizer.to_string()).unwrap();
     for (name, json) in files {
         std::fs::write(dir.path().join(name), json.to_string()).unwrap();
@@ -30,11 +37,14 @@ fn tokens_of_the_config_are_added() {
     assert_eq!(tokenizer.vocab_size(), 267);
     assert_eq!(tokenizer.decode(&[263, 265], true).unwrap(), "<think>");
 
-    let plain = load_with(&byte_level(), &[]).unwrap();
-    assert_ne!(tokenizer.hash().unwrap(), plain.hash().unwrap());
-    let known = json!({"added_tokens_decoder": {}, "eos_token": "<|eos|>", "legacy": false});
-    let known = load_with(&byte_level(), &[(CONFIG_FILE, known)]).unwrap();
-    assert_eq!(known.hash().unwrap(), plain.hash().unwrap());
+    let dir = tempfile::tempdir().unwrap();
+    let hash = |config: Value| {
+        load_in(&dir, &byte_level(), &[(CONFIG_FILE, config)]).unwrap().hash().unwrap()
+    };
+    let plain = hash(json!({}));
+    assert_eq!(hash(json!({"added_tokens_decoder": {}, "eos_token": "<|eos|>"})), plain);
+    assert_ne!(hash(json!({"pad_token": "<pad>"})), plain);
+    assert_ne!(hash(json!({"split_special_tokens": true})), plain);
 }
 
 #[test]
