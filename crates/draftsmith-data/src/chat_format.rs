@@ -1,5 +1,6 @@
 //! The format of a chat for a model: the model's own chat template, a chosen template, or none.
 
+use draftsmith_files::read_text;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -47,7 +48,7 @@ impl ChatFormat {
         let path = Path::new(chosen);
         let source = match BUILT_IN.iter().find(|(name, _)| *name == chosen) {
             Some((_, source)) => (*source).to_owned(),
-            None => std::fs::read_to_string(path).map_err(|source| DataError::ChosenTemplate {
+            None => read_text(path).map_err(|source| DataError::ChosenTemplate {
                 chosen: chosen.to_owned(),
                 source,
             })?,

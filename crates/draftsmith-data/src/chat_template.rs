@@ -17,7 +17,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use chrono::{NaiveDate, NaiveTime};
-use draftsmith_files::hash_bytes;
+use draftsmith_files::{hash_bytes, read_text};
 use minijinja::value::Value;
 use minijinja::{Error, ErrorKind};
 
@@ -173,7 +173,7 @@ impl ChatTemplate {
 }
 
 fn read_if_present(path: &Path) -> Result<Option<String>, DataError> {
-    match std::fs::read_to_string(path) {
+    match read_text(path) {
         Ok(text) => Ok(Some(text)),
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(DataError::io("read", path, e)),

@@ -6,7 +6,7 @@ mod stop_strings;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::{hash_bytes, hash_file};
+use draftsmith_files::{hash_bytes, hash_file, read_bytes};
 use tokenizers::Tokenizer;
 
 use crate::caught::caught;
@@ -55,7 +55,7 @@ impl TextTokenizer {
     /// If a file cannot be read or is not a tokenizer, or if there is only an older format.
     pub fn from_model_dir(dir: &Path) -> Result<Self, DataError> {
         let path = dir.join(TOKENIZER_FILE);
-        let bytes = std::fs::read(&path).map_err(|e| {
+        let bytes = read_bytes(&path).map_err(|e| {
             match OLD_FILES.into_iter().find(|old| dir.join(old).is_file()) {
                 Some(found) if e.kind() == std::io::ErrorKind::NotFound => {
                     DataError::OldTokenizer { path: dir.to_path_buf(), found }

@@ -4,6 +4,7 @@
 //! Without it, `special_tokens_map.json` has precedence over the file, and `added_tokens.json` adds
 //! tokens.
 
+use draftsmith_files::read_text;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
@@ -162,7 +163,7 @@ fn prepends_always(normalizer: Option<&NormalizerWrapper>) -> bool {
 
 /// Reads a file that is a JSON object. It has no keys if it does not exist or is null.
 fn read_object(path: &Path) -> Result<Map<String, Value>, DataError> {
-    let text = match std::fs::read_to_string(path) {
+    let text = match read_text(path) {
         Ok(text) => text,
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Map::new()),
         Err(e) => return Err(DataError::io("read", path, e)),

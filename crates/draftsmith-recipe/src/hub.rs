@@ -18,7 +18,7 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use draftsmith_files::check_room;
+use draftsmith_files::{check_room, read_text};
 use draftsmith_model::weight_files;
 
 use crate::watch::Progress;
@@ -105,7 +105,7 @@ impl Hub {
                 .join(".cache/huggingface"),
         };
         let token_file = var("HF_TOKEN_PATH").map_or_else(|| home.join("token"), PathBuf::from);
-        let saved = || Some(std::fs::read_to_string(token_file).ok()?.trim().to_owned());
+        let saved = || Some(read_text(token_file).ok()?.trim().to_owned());
         let seconds = var("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|text| text.parse().ok());
         let is_set = |value: String| {
             ["1", "true", "yes", "on"].contains(&value.to_ascii_lowercase().as_str())
@@ -143,7 +143,7 @@ impl Hub {
     /// Finds the cached snapshot of a model's revision; `None` if the cache has none.
     fn cached(&self, model: &Repo) -> Option<PathBuf> {
         let root = self.cache.join(model.folder_name());
-        let reference = std::fs::read_to_string(root.join("refs").join(&model.revision)).ok();
+        let reference = read_text(root.join("refs").join(&model.revision)).ok();
         let commit = reference.map(|text| text.trim().to_owned()).filter(|text| is_word(text));
         let dir = root.join("snapshots").join(commit.as_ref().unwrap_or(&model.revision));
         dir.is_dir().then_some(dir)

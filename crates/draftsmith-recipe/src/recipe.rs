@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use burn::tensor::Device;
-use draftsmith_files::write_whole;
+use draftsmith_files::{read_text, write_whole};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{HeadTraining, OptimizerSettings};
@@ -113,7 +113,7 @@ impl Models {
 impl Recipe {
     /// Reads a recipe, applies the command line's overrides, and checks every value.
     pub fn read(path: &Path, overrides: &Overrides<'_>) -> Result<Self> {
-        let text = std::fs::read_to_string(path)
+        let text = read_text(path)
             .with_context(|| format!("cannot read the recipe `{}`", path.display()))?;
         let named = || format!("recipe `{}`", path.display());
         let mut table: toml::Table =

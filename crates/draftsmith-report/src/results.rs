@@ -19,7 +19,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use draftsmith_files::{FileError, parse_json};
+use draftsmith_files::{FileError, parse_json, read_bytes};
 use draftsmith_theory::{
     CostModel, Counts, Decoding, DrafterId, Round, TokenChoice, Trace, expected_tokens_per_round,
     setting_text,
@@ -348,7 +348,7 @@ pub fn results_to_json(rows: &[ResultRow]) -> Result<String> {
 /// # Errors
 /// If the file cannot be read, or is not a list of rows.
 pub fn read_results(path: &Path) -> Result<Vec<ResultRow>> {
-    let text = std::fs::read(path).map_err(|error| FileError::new("read", path, error))?;
+    let text = read_bytes(path).map_err(|error| FileError::new("read", path, error))?;
     parse_json(path, &text)
         .map_err(|source| ReportError::NotRows { path: path.to_path_buf(), source })
 }

@@ -13,7 +13,7 @@ mod timing;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::{parse_json, write_whole};
+use draftsmith_files::{parse_json, read_bytes, write_whole};
 use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
 use draftsmith_report::median_of;
 use draftsmith_theory::{SeededDraws, ServerCell, ServerCosts};
@@ -104,7 +104,7 @@ impl ServerCostsFile {
     /// # Errors
     /// If the file exists but cannot be read.
     pub fn read_or_new(path: &Path) -> Result<Self> {
-        match std::fs::read(path) {
+        match read_bytes(path) {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
             text => {
                 let text = text.with_context(|| format!("cannot read `{}`", path.display()))?;

@@ -12,7 +12,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::{ChatTemplate, TextTokenizer};
-use draftsmith_files::parse_json;
+use draftsmith_files::{parse_json, read_bytes};
 use draftsmith_model::{ModelConfig, WeightReader, check_finite};
 use draftsmith_recipe::exports::HEAD;
 use draftsmith_recipe::kinds::Kinds;
@@ -228,7 +228,7 @@ pub fn diagnose(dir: &Path, target_dir: &Path) -> Result<Diagnosis> {
 
 fn config_keys(dir: &Path) -> Result<Map<String, Value>> {
     let path = dir.join("config.json");
-    let text = std::fs::read(&path).with_context(|| {
+    let text = read_bytes(&path).with_context(|| {
         format!(
             "cannot read `{}`; hint: give the directory of a drafter with its `config.json`",
             path.display()

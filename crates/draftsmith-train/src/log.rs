@@ -9,7 +9,7 @@ use std::fs::{File, OpenOptions};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::write_whole;
+use draftsmith_files::{read_text, write_whole};
 use serde::Serialize;
 
 use crate::error::{TrainError, file_error};
@@ -42,7 +42,7 @@ impl StepLog {
     /// it: a killed run logged them but did not save their state.
     pub(crate) fn open(dir: &Path, num_steps: usize) -> Result<Self, TrainError> {
         let path = dir.join(Self::NAME);
-        let text = match std::fs::read_to_string(&path) {
+        let text = match read_text(&path) {
             Ok(text) => text,
             Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
             Err(error) => return Err(file_error("read", &path)(error)),

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use draftsmith_files::{parse_json, write_whole};
+use draftsmith_files::{parse_json, read_bytes, write_whole};
 use draftsmith_model::{AcceptanceHead, DrafterModel, Rows};
 use draftsmith_report::{
     CurvePoint, DecodingName, DrafterName, HeadOnSet, HeadRace, JudgedHead, SweptHead, median_of,
@@ -60,7 +60,7 @@ pub fn install_head(
     // `config.json` comes last, because it marks a complete head.
     for name in ["scores.json", "model.safetensors", "config.json"] {
         let from = from.join(name);
-        let bytes = std::fs::read(&from);
+        let bytes = read_bytes(&from);
         let bytes = bytes.with_context(|| format!("cannot read `{}`", from.display()))?;
         write_whole(&dir.join(name), bytes)?;
     }
@@ -142,7 +142,7 @@ fn swept_heads(recipe: &Recipe, id: DrafterId, training: &HeadTraining) -> Resul
     let path = sweep_path(recipe, id);
     let hint =
         || format!("there is no sweep in `{}`; hint: run `draftsmith train-head`", path.display());
-    let rows: Vec<SweptHead> = parse_json(&path, &std::fs::read(&path).with_context(hint)?)?;
+    let rows: Vec<SweptHead> = parse_json(&path, &read_bytes(&path).with_context(hint)?)?;
     let find = |settings: HeadTraining| {
         let name = settings.name();
         let row = rows.iter().find(|row| row.name == name).cloned();

@@ -4,7 +4,7 @@
 //! Tokens are counted in text files, or in the built data's prompts and responses that training
 //! does not hold out.
 
-use std::fs::File;
+use draftsmith_files::open_regular;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
@@ -74,7 +74,7 @@ fn count_text(
 ) -> Result<()> {
     let tokenizer = workspace.text.tokenizer(&workspace.models)?;
     let named = || format!("cannot read the text `{}`", path.display());
-    let mut file = BufReader::new(File::open(path).with_context(named)?);
+    let mut file = BufReader::new(open_regular(path).with_context(named)?);
     let mut line = String::new();
     while file.read_line(&mut line).with_context(named)? > 0 {
         console.check_interrupted()?;

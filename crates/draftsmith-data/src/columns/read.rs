@@ -1,5 +1,6 @@
 //! The reader of tables, which trusts nothing in the file.
 
+use draftsmith_files::open_regular;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ pub(crate) fn guard<T>(
 
 /// Opens a file and reads its footer.
 pub(crate) fn open(path: &Path) -> Result<Builder, DataError> {
-    let file = File::open(path).map_err(|e| DataError::io("read", path, e))?;
+    let file = open_regular(path).map_err(|e| DataError::io("read", path, e))?;
     // Only Parquet's own schema is checked; the embedded Arrow schema may contradict it.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     guard(path, || Builder::try_new_with_options(file, options))
@@ -116,7 +117,7 @@ fn check_pages(
     metadata: &ParquetMetaData,
     mask: &ProjectionMask,
 ) -> Result<(), DataError> {
-    let file = Arc::new(File::open(path).map_err(|e| DataError::io("read", path, e))?);
+    let file = Arc::new(open_regular(path).map_err(|e| DataError::io("read", path, e))?);
     for (group, column) in texts(metadata, mask) {
         guard(path, || {
             let num_rows = usize::try_from(group.num_rows())?;

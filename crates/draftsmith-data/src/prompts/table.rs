@@ -1,6 +1,6 @@
 //! A reader of prompt sets in Parquet tables. Each row becomes a record of its text columns.
 
-use std::fs::File;
+use draftsmith_files::open_regular;
 use std::path::{Path, PathBuf};
 
 use arrow_array::cast::AsArray;
@@ -43,7 +43,7 @@ impl RecordTable {
     /// Opens a table. Columns of text, of lists and structures of text, and answers that are
     /// numbers are read.
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
-        let file = File::open(path).map_err(|e| DataError::io("read", path, e))?;
+        let file = open_regular(path).map_err(|e| DataError::io("read", path, e))?;
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let builder =
             guard(path, || ParquetRecordBatchReaderBuilder::try_new_with_options(file, options))?;

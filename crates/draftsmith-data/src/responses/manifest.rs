@@ -7,10 +7,11 @@
 //! `manifest.json` and then removed. So a record that still exists is newer than the manifest.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::{hash_bytes, paths_in, remove_abandoned, write_whole};
+use draftsmith_files::{
+    hash_bytes, open_regular, paths_in, read_bytes, read_text, remove_abandoned, write_whole,
+};
 use serde::{Deserialize, Serialize};
 
 use super::{SHARD_PREFIX, shard_name};
@@ -132,7 +133,7 @@ pub(super) fn write(dir: &Path, shards: Vec<ShardRecord>) -> Result<(), DataErro
         shards,
     };
     let (path, text) = (dir.join(MANIFEST), to_json(&manifest));
-    if std::fs::read_to_string(&path).ok().as_ref() != Some(&text) {
+    if read_text(&path).ok().as_ref() != Some(&text) {
         write_whole(&path, text)?;
     }
     for path in record_paths(dir)? {
@@ -185,7 +186,7 @@ fn to_json(value: &impl Serialize) -> String {
 
 /// Parses a JSON file; `None` if the file does not exist.
 fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, DataError> {
-    match std::fs::read(path) {
+    match read_bytes(path) {
         Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| {
             let problem = format!("cannot be read: {error}");
             DataError::CorruptManifest { path: path.to_path_buf(), problem }
@@ -199,6 +200,6 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Dat
 fn blake3_file(path: &Path) -> Result<(String, u64), DataError> {
     let read_error = |e| DataError::io("read", path, e);
     let mut hasher = blake3::Hasher::new();
-    hasher.update_reader(File::open(path).map_err(read_error)?).map_err(read_error)?;
+    hasher.update_reader(open_regular(path).map_err(read_error)?).map_err(read_error)?;
     Ok((hasher.finalize().to_hex().to_string(), hasher.count()))
 }

@@ -1,5 +1,6 @@
 //! The header of a safetensors file, checked against the file's length.
 
+use draftsmith_files::read_bytes;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
@@ -70,7 +71,7 @@ pub(super) fn tensors_of(
 /// # Errors
 /// If the file is truncated or malformed.
 pub fn read_metadata(path: &Path) -> Result<BTreeMap<String, String>, ModelError> {
-    let bytes = std::fs::read(path).map_err(|e| ModelError::io("read", path, e))?;
+    let bytes = read_bytes(path).map_err(|e| ModelError::io("read", path, e))?;
     let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| {
         ModelError::Safetensors { path: path.to_path_buf(), problem: e.to_string() }
     })?;

@@ -6,7 +6,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use draftsmith_files::{parse_json, parse_json_value, write_whole};
+use draftsmith_files::{parse_json, parse_json_value, read_text, write_whole};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -44,8 +44,7 @@ pub fn write_keys(dir: &Path, keys: Vec<(&str, Value)>) -> Result<()> {
 
 fn read_config(dir: &Path) -> Result<Map<String, Value>> {
     let path = dir.join("config.json");
-    let text = std::fs::read_to_string(&path)
-        .with_context(|| format!("cannot read `{}`", path.display()))?;
+    let text = read_text(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
     Ok(parse_json(&path, text.as_bytes())?)
 }
 

@@ -7,7 +7,7 @@ use crate::exports::tuned::Tuned;
 use crate::workspace::hash_dir;
 use anyhow::Result;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
-use draftsmith_files::parse_json;
+use draftsmith_files::{parse_json, read_bytes};
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
 use serde_json::{Map, Value, json};
 
@@ -78,7 +78,7 @@ pub(crate) fn adapter(dir: &Path) -> Result<Value> {
 
 pub(crate) fn eagle3(dir: &Path) -> Result<Value> {
     let path = dir.join("config.json");
-    let config: Map<String, Value> = parse_json(&path, &std::fs::read(&path)?)?;
+    let config: Map<String, Value> = parse_json(&path, &read_bytes(&path)?)?;
     let ModelConfig { shape, spec, .. } = ModelConfig::from_model_dir(dir)?;
     let weights = WeightReader::open_dir(dir)?;
     let given = |key: &str| config.get(key).cloned();

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::parse_json;
+use draftsmith_files::{parse_json, read_bytes};
 use draftsmith_theory::DrafterId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -192,7 +192,7 @@ impl Kinds {
             );
         }
         let bytes =
-            std::fs::read(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
+            read_bytes(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
         let keys: Map<String, Value> = parse_json(&path, &bytes)?;
         let of_kinds =
             self.iter().filter_map(|kind| Some((&kind.directory.as_ref()?.export, Some(kind))));

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::{Notation, plain_problem};
+use draftsmith_files::{Notation, plain_problem, read_text};
 use draftsmith_theory::{Decoding, Sampling};
 use serde::de::DeserializeOwned;
 
@@ -22,8 +22,7 @@ pub(super) fn read_keys<T: DeserializeOwned>(
     check: impl Fn(&T) -> Result<()>,
 ) -> Result<T> {
     let named = || format!("{what} `{}`", path.display());
-    let text =
-        std::fs::read_to_string(path).with_context(|| format!("cannot read the {}", named()))?;
+    let text = read_text(path).with_context(|| format!("cannot read the {}", named()))?;
     let keys: T = toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
     check(&keys).with_context(named)?;
     Ok(keys)

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use draftsmith_files::parse_json;
+use draftsmith_files::{parse_json, read_bytes};
 use draftsmith_theory::{CostFit, Decoding, ModelSummary, Rounding, SignalNeeds};
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +60,7 @@ impl EvaluationSummary {
     /// can read.
     pub fn beside(results: &Path) -> Option<Self> {
         let path = results.with_file_name("summary.json");
-        parse_json(&path, &std::fs::read(&path).ok()?).ok()
+        parse_json(&path, &read_bytes(&path).ok()?).ok()
     }
 
     /// Lists what makes speeds of two evaluations incomparable, in words: other targets, prompts, lengths, types or

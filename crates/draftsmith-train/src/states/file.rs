@@ -6,6 +6,7 @@
 //! row that was never written do not match, nor does a row whose write was interrupted, so no index
 //! is necessary.
 
+use draftsmith_files::open_regular;
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
@@ -68,7 +69,7 @@ impl FilePlan {
     /// Returns whether a file with this header and length exists.
     fn exists(&self) -> bool {
         let mut header = vec![0; self.header.len()];
-        let Ok(mut file) = File::open(&self.path) else { return false };
+        let Ok(mut file) = open_regular(&self.path) else { return false };
         let has_len = file.metadata().is_ok_and(|metadata| metadata.len() == self.num_bytes);
         has_len && file.read_exact(&mut header).is_ok() && header == self.header
     }

@@ -1,5 +1,6 @@
 //! Examination of existing shards before a build.
 
+use draftsmith_files::read_bytes;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -110,6 +111,6 @@ pub(super) fn num_rows(dir: &Path) -> Result<u64> {
     }
     let path = dir.join(MANIFEST);
     let cannot = || format!("cannot read `{}`", path.display());
-    let text = std::fs::read(&path).with_context(cannot)?;
+    let text = read_bytes(&path).with_context(cannot)?;
     Ok(serde_json::from_slice::<PresentCounts>(&text).with_context(cannot)?.num_rows)
 }

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use draftsmith_data::hash_bytes;
-use draftsmith_files::write_whole;
+use draftsmith_files::{read_text, write_whole};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -115,7 +115,7 @@ fn line(entry: &str) -> String {
 /// Reads a journal's measurements, and the names of what differs from `fingerprint`. Reading stops
 /// at a damaged line, such as one that a crash cut short.
 fn read(path: &Path, fingerprint: &Fingerprint) -> (Vec<RunEntry>, Vec<String>) {
-    let text = std::fs::read_to_string(path).unwrap_or_default();
+    let text = read_text(path).unwrap_or_default();
     let mut lines = text.lines();
     let first = lines.next().and_then(|line| serde_json::from_str::<Fingerprint>(line).ok());
     let Some(first) = first else { return (Vec::new(), Vec::new()) };

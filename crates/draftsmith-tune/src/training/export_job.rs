@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
 use draftsmith_data::{DataSet, Provenance, ResponseRow, hash_bytes, write_shard};
-use draftsmith_files::{in_bytes, write_whole};
+use draftsmith_files::{in_bytes, read_bytes, write_whole};
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{
     Ending, ExportStamp, FeatureDir, Resumption, TrainError, TrainedExport, TrainingRun,
@@ -64,7 +64,7 @@ impl Planned {
     /// Reads the existing export; `None` unless a training with the same fingerprint has finished
     /// it.
     pub(super) fn found(&self) -> Option<Exported> {
-        let read = |name: &str| std::fs::read(self.dir.join(name)).ok();
+        let read = |name: &str| read_bytes(self.dir.join(name)).ok();
         let mut config: Map<String, Value> = serde_json::from_slice(&read("config.json")?).ok()?;
         let Some(Value::Object(training)) = config.remove("training") else { return None };
         let is_same = training.get("fingerprint").is_some_and(|found| *found == self.fingerprint);

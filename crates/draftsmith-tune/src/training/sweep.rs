@@ -1,7 +1,7 @@
 //! The last step of a sweep: selects the best head and writes `sweep.json`.
 
 use anyhow::{Context, Result};
-use draftsmith_files::write_whole;
+use draftsmith_files::{read_bytes, write_whole};
 use draftsmith_report::SweptHead;
 use draftsmith_theory::{DrafterId, HeadScores};
 use draftsmith_train::HeadTraining;
@@ -27,7 +27,7 @@ pub(super) fn finish(
     let path = sweep_path(recipe, id);
     // The entries of an earlier run; empty if they have another format.
     let before: Vec<SweptHead> =
-        serde_json::from_slice(&std::fs::read(&path).unwrap_or_default()).unwrap_or_default();
+        serde_json::from_slice(&read_bytes(&path).unwrap_or_default()).unwrap_or_default();
     let scores = heads.iter().map(|(_, head)| serde_json::from_value(head.scores.clone()));
     let scores: Vec<HeadScores> = scores.collect::<Result<_, _>>()?;
     let kl = |nth: usize| scores[nth].comparable_kl();
@@ -53,7 +53,7 @@ pub(super) fn finish(
     write_whole(&path, format!("{}\n", serde_json::to_string_pretty(&rows)?))?;
     let dir = head_within(&recipe.export_dir(id));
     // `tune` may since have replaced the copy by another head of the sweep.
-    let found = std::fs::read(dir.join("config.json")).unwrap_or_default();
+    let found = read_bytes(dir.join("config.json")).unwrap_or_default();
     let found: Value = serde_json::from_slice(&found).unwrap_or_default();
     let is_tuned = found.get(Tuned::KEY).is_some();
     let fingerprint = |nth: usize| heads[nth].1.training.get("fingerprint");

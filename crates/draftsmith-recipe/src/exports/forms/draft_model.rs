@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use draftsmith_files::{parse_json, write_whole};
+use draftsmith_files::{parse_json, read_bytes, write_whole};
 use draftsmith_model::{AdapterConfig, CausalLm};
 use serde_json::{Map, Value, json};
 
@@ -84,7 +84,7 @@ pub(crate) fn add_keys<'k>(
     path: &Path,
     keys: impl IntoIterator<Item = (&'k str, Value)>,
 ) -> Result<()> {
-    let bytes = std::fs::read(path).with_context(|| format!("cannot read `{}`", path.display()))?;
+    let bytes = read_bytes(path).with_context(|| format!("cannot read `{}`", path.display()))?;
     let mut all: Map<String, Value> = parse_json(path, &bytes)?;
     all.extend(keys.into_iter().map(|(key, value)| (key.to_owned(), value)));
     Ok(write_whole(path, serde_json::to_string_pretty(&all)? + "\n")?)
