@@ -435,6 +435,17 @@ fn prompt_files_are_read_only_as_far_as_needed() {
     let ran = place.run(&[&["build-data", "small.toml", "--json"], &skip[..]].concat());
     assert!(ran.stderr.contains("`train.jsonl`: 1 of 4 prompts are left out"), "{}", ran.stderr);
     assert_eq!(ran.json()["num_prompts"], 3);
+    place.run(&[&["train-head", "small.toml"], &skip[..]].concat()).ok();
+
+    // Of six prompts, three are encoded to evaluate two.
+    place.write(
+        "test.jsonl",
+        [lines[1], lines[0], lines[2], lines[3], lines[4], lines[0]].join("\n"),
+    );
+    let two = ["--set", "evaluate.num_prompts=2", "--set", "evaluate.skip_long_prompts=true"];
+    let ran = place.run(&[&["evaluate", "small.toml"], &skip[..], &two[..]].concat());
+    assert!(ran.stderr.contains("`test.jsonl`: 1 of 3 prompts are left out"), "{}", ran.stderr);
+    ran.ok();
 
     // Two more are needed than exist, so the last line is read.
     let more = ["--set", "data.num_prompts=5", "--set", "name=more", "--strict"];

@@ -6,6 +6,7 @@
 pub mod chosen;
 pub mod for_data;
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
@@ -58,35 +59,6 @@ impl Source {
     fn path(&self) -> &Path {
         &self.prompts.files[0]
     }
-
-    /// Returns the positions of prompts whose first turn fits the models' context, and notes the
-    /// rest.
-    fn fitting(&self, text: &TextSide, watch: &dyn Watch) -> Result<Vec<ChosenPlace>> {
-        let mut fitting = Vec::new();
-        let Self { prompts, .. } = self;
-        for (place, prompt) in prompts.places.iter().zip(prompts.each(0..prompts.len())) {
-            let prompt = prompt?;
-            // What the template refuses is left out later, with its reason.
-            let fits = text.refusal(&prompt).is_some()
-                || text.encode(&prompt.messages(0, &[]))?.len() < text.context;
-            if fits {
-                fitting.push(*place);
-            }
-        }
-        let (path, context) = (self.path().display(), text.context);
-        let (num_fitting, num_all) = (fitting.len(), prompts.len());
-        if num_fitting == 0 {
-            bail!("no prompt of `{path}` fits the models' context of {context} tokens");
-        }
-        if num_fitting < num_all {
-            watch.note(format!(
-                "`{path}`: {} of {num_all} prompts are left out, because they do not fit the context of \
-                 {context} tokens",
-                num_all - num_fitting
-            ));
-        }
-        Ok(fitting)
-    }
 }
 
 /// The criteria for choosing prompts.
@@ -135,51 +107,120 @@ impl PromptChoice {
         text: &TextSide,
         watch: &dyn Watch,
     ) -> Result<Vec<Prompt>> {
-        let mut places = Vec::new();
-        for source in sources {
-            note_malformed(source.path(), &source.malformed, watch);
-            let fitting = match self.skip_long {
-                true => source.fitting(text, watch)?,
-                false => source.prompts.places.clone(),
-            };
-            places.extend(fitting.into_iter().map(|place| (source, place)));
-        }
-        let mut prompts = Vec::new();
-        let is_same = |(one, _): &(&Source, _), (next, _): &(&Source, _)| std::ptr::eq(*one, *next);
-        for of_source in spread(places, self.num_prompts).chunk_by(is_same) {
-            let places = of_source.iter().map(|(_, place)| *place).collect();
-            let chosen = ChosenPrompts { places, ..of_source[0].0.prompts.clone() };
-            let mut num_refused = 0;
-            for prompt in chosen.each(0..chosen.len()) {
-                let prompt = prompt?;
-                if let Some(error) = text.refusal(&prompt) {
-                    if chosen.reading.is_strict {
-                        return Err(refused(&prompt, error));
-                    }
-                    if num_refused == 0 {
-                        watch.note(format!("{:#}", refused(&prompt, error)));
-                    }
-                    num_refused += 1;
-                    continue;
+        sources.iter().for_each(|it| note_malformed(it.path(), &it.malformed, watch));
+        let places = |(number, source): (usize, &Source)| {
+            let places = source.prompts.places.clone().into_iter();
+            places.map(|place| (number, place)).collect::<Vec<_>>()
+        };
+        let places: Vec<_> = sources.iter().enumerate().flat_map(places).collect();
+        let num_slots = self.num_prompts.unwrap_or(places.len()).min(places.len());
+        let first_of = |slot: usize| slot * places.len() / num_slots;
+        let mut choosing = Choosing::new((text, self.skip_long), sources);
+        choosing.try_each((0..num_slots).map(|slot| (slot, places[first_of(slot)])))?;
+        let empty = (0..num_slots).filter(|slot| !choosing.chosen.contains_key(slot));
+        let others = |slot| (first_of(slot) + 1..first_of(slot + 1)).map(move |at| (slot, at));
+        let others: Vec<_> = empty.flat_map(others).map(|(slot, at)| (slot, places[at])).collect();
+        choosing.try_each(others)?;
+        choosing.finish(watch)
+    }
+}
+
+/// Prompts being chosen, at most one for each slot. Slots divide the prompts evenly, and the first
+/// usable prompt of a slot is chosen, so only as many prompts are encoded as needed.
+struct Choosing<'a> {
+    text: &'a TextSide,
+    skip_long: bool,
+    sources: &'a [Source],
+    chosen: BTreeMap<usize, Prompt>,
+    left_out: Vec<LeftOut>,
+}
+
+/// The prompts of one source that were looked at, and those that were not chosen.
+#[derive(Debug, Default)]
+struct LeftOut {
+    num_seen: usize,
+    num_long: usize,
+    num_refused: usize,
+    first_refused: Option<String>,
+}
+
+impl<'a> Choosing<'a> {
+    fn new((text, skip_long): (&'a TextSide, bool), sources: &'a [Source]) -> Self {
+        let left_out = sources.iter().map(|_| LeftOut::default()).collect();
+        Self { text, skip_long, sources, chosen: BTreeMap::new(), left_out }
+    }
+
+    /// Reads prompts in file order, each with its slot and source, for slots without a prompt.
+    fn try_each(
+        &mut self,
+        places: impl IntoIterator<Item = (usize, (usize, ChosenPlace))>,
+    ) -> Result<()> {
+        let places: Vec<_> = places.into_iter().collect();
+        for of_source in places.chunk_by(|(_, (one, _)), (_, (next, _))| one == next) {
+            let (_, (source, _)) = of_source[0];
+            let places = of_source.iter().map(|(_, (_, place))| *place).collect();
+            let prompts = ChosenPrompts { places, ..self.sources[source].prompts.clone() };
+            let mut open = None;
+            for (number, (slot, _)) in of_source.iter().enumerate() {
+                if !self.chosen.contains_key(slot) {
+                    let prompt = prompts.get(&mut open, number)?;
+                    self.try_one(prompt, *slot, source)?;
                 }
-                text.check_fits(&prompt.id, &text.encode(&prompt.messages(0, &[]))?)?;
-                prompts.push(prompt);
             }
-            if num_refused > 0 {
+        }
+        Ok(())
+    }
+
+    fn try_one(&mut self, prompt: Prompt, slot: usize, source: usize) -> Result<()> {
+        let left_out = &mut self.left_out[source];
+        left_out.num_seen += 1;
+        if let Some(error) = self.text.refusal(&prompt) {
+            let error = refused(&prompt, error);
+            if self.sources[source].prompts.reading.is_strict {
+                return Err(error);
+            }
+            left_out.num_refused += 1;
+            left_out.first_refused.get_or_insert_with(|| format!("{error:#}"));
+            return Ok(());
+        }
+        let ids = self.text.encode(&prompt.messages(0, &[]))?;
+        if self.skip_long && ids.len() >= self.text.context {
+            left_out.num_long += 1;
+            return Ok(());
+        }
+        self.text.check_fits(&prompt.id, &ids)?;
+        self.chosen.insert(slot, prompt);
+        Ok(())
+    }
+
+    fn finish(self, watch: &dyn Watch) -> Result<Vec<Prompt>> {
+        let context = self.text.context;
+        for (source, left_out) in self.sources.iter().zip(self.left_out) {
+            let LeftOut { num_seen, num_long, num_refused, first_refused } = left_out;
+            let path = source.path().display();
+            if num_seen > 0 && num_long == num_seen {
+                bail!("no prompt of `{path}` fits the models' context of {context} tokens");
+            }
+            if num_long > 0 {
                 watch.note(format!(
-                    "`{}`: {num_refused} of {} prompts are left out, because the chat template refuses them; hint: \
-                     `--strict` fails at the first one",
-                    of_source[0].0.path().display(),
-                    of_source.len()
+                    "`{path}`: {num_long} of {num_seen} prompts are left out, because they do not fit the context of \
+                     {context} tokens"
+                ));
+            }
+            if let Some(first) = first_refused {
+                watch.note(first);
+                watch.note(format!(
+                    "`{path}`: {num_refused} of {num_seen} prompts are left out, because the chat template refuses \
+                     them; hint: `--strict` fails at the first one"
                 ));
             }
         }
-        if prompts.is_empty() {
+        if self.chosen.is_empty() {
             bail!(
                 "the chat template refuses every prompt; hint: choose another with `chat_template`"
             );
         }
-        Ok(prompts)
+        Ok(self.chosen.into_values().collect())
     }
 }
 

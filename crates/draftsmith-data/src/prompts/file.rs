@@ -188,8 +188,14 @@ impl TextReader {
     }
 
     fn skip_blanks(&mut self) -> Result<(), DataError> {
+        let mut num_bytes = 0;
         while self.peek()?.is_some_and(|byte| byte.is_ascii_whitespace()) {
             self.take()?;
+            num_bytes += 1;
+            if num_bytes > MAX_BYTES {
+                let problem = format!("more than {} MB of blanks", MAX_BYTES >> 20);
+                return Err(self.error(&problem));
+            }
         }
         Ok(())
     }

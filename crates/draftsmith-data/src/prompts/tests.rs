@@ -360,6 +360,11 @@ fn long_records_and_decompression_bombs_are_refused() {
         "line 2: the record has more than 8 MB",
     );
     check(format!("[{{\"prompt\": \"a\"}},\n{long}").as_bytes(), "line 2: the record has more");
+    let blank = "\n".repeat(9 << 20);
+    check(
+        format!("{{\"prompt\": \"a\"}}{blank}").as_bytes(),
+        &format!("line {}, column 1: not JSON: more than 8 MB of blanks", (8 << 20) + 2),
+    );
     check(format!("[\"{}", "\\\"".repeat(9 << 20)).as_bytes(), "line 1: the record has more");
     // For a million values of two bytes each, the parser needs 90 MB.
     for wide in ["1,", "[],", "{},"] {

@@ -69,7 +69,7 @@ impl ChosenPrompts {
     ///
     /// # Errors
     /// If the file cannot be read, or has changed since the prompts were chosen.
-    fn get(&self, open: &mut Option<OpenFile>, number: usize) -> Result<Prompt> {
+    pub(super) fn get(&self, open: &mut Option<OpenFile>, number: usize) -> Result<Prompt> {
         let ChosenPlace { file, index, content, .. } = self.places[number];
         let path = &self.files[file];
         let (_, prompts, num_read) = match open {
@@ -98,7 +98,7 @@ impl ChosenPrompts {
 }
 
 /// An open prompt file: its index, its remaining prompts, and the number of prompts read so far.
-type OpenFile = (usize, Prompts, usize);
+pub(super) type OpenFile = (usize, Prompts, usize);
 
 const UNCHANGED: &str =
     "hint: do not change prompt files while they are read, and run the command again";
