@@ -96,7 +96,27 @@ fn findings(place: &Place, dir: &str) -> (Vec<String>, bool) {
 type Damage = (&'static str, bool, fn(&Path));
 
 /// One damage each, by its name; whether the drafter has a draft vocabulary.
-const DAMAGES: [Damage; 20] = [
+const DAMAGES: [Damage; 24] = [
+    ("other-target", false, |dir| {
+        edit_config(dir, |it| drop(it.insert("target_hash".into(), json!("0".repeat(64)))))
+    }),
+    ("other-activation", false, |dir| {
+        edit_config(dir, |it| drop(it.insert("hidden_act".into(), json!("gelu"))))
+    }),
+    ("other-dtype", false, |dir| {
+        edit_tensors(dir, |it| {
+            let range = it.range("fc.weight");
+            it.header["fc.weight"]["dtype"] = json!("F8_E4M3");
+            it.header["fc.weight"]["data_offsets"] =
+                json!([range.start, range.start + range.len() / 4]);
+        })
+    }),
+    ("unreadable", false, |dir| {
+        edit_tensors(dir, |it| {
+            let norm = it.header["midlayer.hidden_norm.weight"].clone();
+            it.header.insert("layers.0.hidden_norm.weight".into(), norm);
+        })
+    }),
     ("no-d2t", true, |dir| edit_tensors(dir, |it| drop(it.header.remove("d2t")))),
     ("surplus-d2t", true, |dir| {
         edit_config(dir, |it| drop(it.insert("draft_vocab_size".into(), json!(1024))))

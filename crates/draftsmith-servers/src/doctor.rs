@@ -11,9 +11,13 @@ mod eagle3;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_files::{parse_json, read_bytes};
-use draftsmith_model::{ModelConfig, WeightReader, check_finite};
+use draftsmith_model::{
+    AcceptanceHead, Adapter, Eagle3, ModelConfig, ModelError, WeightDtype, WeightReader,
+    check_finite, hash_model_dir,
+};
 use draftsmith_recipe::exports::HEAD;
 use draftsmith_recipe::kinds::Kinds;
 use serde::Serialize;
@@ -212,16 +216,21 @@ pub fn diagnose(dir: &Path, target_dir: &Path) -> Result<Diagnosis> {
     let mut patient = Patient { dir, keys, target_dir, target, findings: Vec::new() };
     let form = form_of(&patient)?;
     let description = (form.examine)(&mut patient)?;
-    if let Err(error) = check_finite(dir) {
+    numbers(&mut patient);
+    trained_target(&mut patient);
+    tokenizers(&mut patient)?;
+    let is_fine = |finding: &Finding| finding.severity != Severity::Breaks;
+    if patient.findings.iter().all(is_fine)
+        && let Err(error) = read(&patient, form)
+    {
         patient.find(
-            "not-finite",
+            "unreadable",
             Severity::Breaks,
             error.to_string(),
-            "all load it and draft nonsense, or stop at the first round",
-            "train it again with a smaller learning rate, and keep an earlier checkpoint",
+            "most refuse it too",
+            "export the drafter again",
         );
     }
-    tokenizers(&mut patient)?;
     patient.findings.sort_by_key(|finding| finding.severity);
     Ok(Diagnosis { form, description, findings: patient.findings })
 }
@@ -319,6 +328,59 @@ fn own_export(patient: &mut Patient<'_>) -> Result<String> {
         "run `draftsmith export --for draft-model` for an adapter, `--for transformers` or `--for vllm` for a head",
     );
     Ok(format!("width {width}"))
+}
+
+/// Checks that the weights can be read and are finite.
+fn numbers(patient: &mut Patient<'_>) {
+    match check_finite(patient.dir) {
+        Ok(()) => {}
+        Err(error @ ModelError::Dtype { .. }) => patient.find(
+            "other-dtype",
+            Severity::Breaks,
+            error.to_string(),
+            "vLLM and SGLang read quantised tensors if `quantization_config` describes them; llama.cpp's converter mostly \
+             refuses them",
+            "use the drafter before its quantisation, or convert it to bf16",
+        ),
+        Err(error) => patient.find(
+            "not-finite",
+            Severity::Breaks,
+            error.to_string(),
+            "all load it and draft nonsense, or stop at the first round",
+            "train it again with a smaller learning rate, and keep an earlier checkpoint",
+        ),
+    }
+}
+
+/// Compares the target with the one that the drafter was trained for, if the drafter names it.
+fn trained_target(patient: &mut Patient<'_>) {
+    let Some(Value::String(trained)) = patient.keys.get("target_hash") else { return };
+    // Without weights, nothing more is known of the target.
+    let Ok(hash) = hash_model_dir(patient.target_dir, &mut |_, _| {}) else { return };
+    if *trained != hash {
+        patient.find(
+            "other-target",
+            Severity::Breaks,
+            "`target_hash` is that of another target",
+            "all load it; they accept little, if the other target is no version of this one",
+            "use the target that it was trained for, or train it for this one",
+        );
+    }
+}
+
+/// Reads a drafter as the decoder does. Draft models have been read by then.
+fn read(patient: &Patient<'_>, form: &FileForm) -> Result<(), ModelError> {
+    let (dir, target) = (patient.dir, &patient.target.shape);
+    let (dtype, device) = (WeightDtype::F32, Device::flex());
+    match (form.name, form.kind) {
+        (_, Some("eagle3")) => Eagle3::from_dir(dir, target, dtype, &device).map(|_| ()),
+        (_, Some("adapter")) => Adapter::from_dir(dir, target, dtype, &device).map(|_| ()),
+        ("acceptance_head", _) => {
+            let width = patient.number("hidden_size").unwrap_or(0);
+            AcceptanceHead::from_dir(dir, width, &device).map(|_| ())
+        }
+        _ => Ok(()),
+    }
 }
 
 /// Compares the tokenizers and chat templates of drafter and target, if the drafter has its own.

@@ -332,7 +332,7 @@ impl Eagle3Files {
 
 /// Opens the tensors of a directory, under their usual names.
 fn open(dir: &Path) -> Result<WeightReader, ModelError> {
-    Ok(WeightReader::open_dir(dir)?.with_prefix(OTHER_LAYER, &format!("{LAYER}.")))
+    WeightReader::open_dir(dir)?.with_prefix(OTHER_LAYER, &format!("{LAYER}."))
 }
 
 /// Returns whether a tensor is no weight of a drafter: a part of its vocabulary, or the frequencies

@@ -105,14 +105,19 @@ impl WeightReader {
     }
 
     /// Renames tensors: replaces the prefix `from` of their names by `to`.
-    pub(crate) fn with_prefix(mut self, from: &str, to: &str) -> Self {
-        let tensors = std::mem::take(&mut self.tensors).into_iter();
-        let renamed = tensors.map(|(name, stored)| match name.strip_prefix(from) {
-            Some(rest) => (format!("{to}{rest}"), stored),
-            None => (name, stored),
-        });
-        self.tensors = renamed.collect();
-        self
+    ///
+    /// # Errors
+    /// If a tensor has both names.
+    pub(crate) fn with_prefix(mut self, from: &str, to: &str) -> Result<Self, ModelError> {
+        for (name, stored) in std::mem::take(&mut self.tensors) {
+            let renamed = name.strip_prefix(from).map(|rest| format!("{to}{rest}"));
+            let now = renamed.unwrap_or_else(|| name.clone());
+            if self.tensors.insert(now.clone(), stored).is_some() {
+                let problem = format!("it has both `{from}{}` and `{now}`", &now[to.len()..]);
+                return Err(ModelError::Safetensors { path: self.path, problem });
+            }
+        }
+        Ok(self)
     }
 
     /// Lists the names of the tensors that have not been taken yet, sorted.

@@ -2,7 +2,7 @@
 //! files. This file adds what servers do about each fault, and problems that only servers have.
 
 use anyhow::Result;
-use draftsmith_model::{Eagle3Config, Eagle3FaultKind, Eagle3Files};
+use draftsmith_model::{Activation, Eagle3Config, Eagle3FaultKind, Eagle3Files};
 use serde_json::Value;
 
 use super::{Patient, Severity};
@@ -157,6 +157,16 @@ fn serving(patient: &mut Patient<'_>, config: &Eagle3Config) {
             format!("it reads the states after layers {layers:?}, not the usual {default:?}"),
             "vLLM and llama.cpp read the key",
             "check that the trainer counted as they do: a state is the input of layer L from 0, or the output after L layers",
+        );
+    }
+    let activation = config.model.spec.mlp.activation;
+    if activation != Activation::Silu {
+        patient.find(
+            "other-activation",
+            Severity::Breaks,
+            "`hidden_act` is not `silu`",
+            "vLLM and SGLang refuse it; llama.cpp computes SiLU all the same, which loses acceptance",
+            "train with `silu`; draftsmith's decoder computes what the key says",
         );
     }
     if config.norm_before_residual {
