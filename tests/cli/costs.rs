@@ -279,6 +279,22 @@ fn servers_that_cannot_be_timed_are_refused() {
     place
         .run(&costs(&mock.url, "0", &["--key-env", "NO_SUCH_KEY"]))
         .fails_naming(&["`NO_SUCH_KEY`", "`--key-env`"]);
+    // Neither is one that the server uses as its model's name, or one in the address.
+    let named = Mock::serve(0, Fault::None);
+    let mut command = place.command(&costs(&named.url, "0", &["--key-env", "COSTS_KEY"]));
+    let output = command.env("COSTS_KEY", "mock").output().unwrap();
+    let said = String::from_utf8(output.stderr).unwrap();
+    assert!(!output.status.success() && said.contains("token as its model's name"), "{said}");
+    for end in ["?key=KEY-1234567", "#KEY-1234567"] {
+        let url = named.url.clone() + end;
+        let ran = place.run(&costs(&url, "0", &[]));
+        assert!(!ran.stderr.contains("KEY-1234567"), "{}", ran.stderr);
+        ran.fails_naming(&["`--server`", "URL"]);
+    }
+    let url = named.url.replace("http://", "http://user:KEY-1234567@");
+    let ran = place.run(&costs(&url, "0", &[]));
+    assert!(!ran.stderr.contains("KEY-1234567"), "{}", ran.stderr);
+    ran.fails_naming(&["user name or password", "`--key-env`"]);
     let closed = TcpListener::bind("127.0.0.1:0").unwrap();
     let url = format!("http://{}/v1", closed.local_addr().unwrap());
     drop(closed);

@@ -130,6 +130,11 @@ impl Endpoint {
         self.client.secret.quote(said, said.len() >= MOST_QUOTED)
     }
 
+    /// Returns whether a text of the server contains the bearer token.
+    pub fn repeats_token(&self, said: &str) -> bool {
+        self.client.secret.is_in(said)
+    }
+
     /// Creates an error from a description of what the server did and a hint.
     pub fn failed(&self, what: &str, hint: &str) -> ServedError {
         self.error(what, hint, None)

@@ -49,7 +49,7 @@ pub use error::ServedError;
 pub use http::Endpoint;
 pub use secret::Secret;
 pub use served::{Listener, Served, ServedResponse, ServedTurn, TargetSettings, Wait};
-pub use settings::{ServerLabels, ServerRecipe};
+pub use settings::{ServerLabels, ServerRecipe, check_given_url};
 
 /// The message of `expect` for locks, which are never poisoned.
 const HELD: &str = "nobody panics while holding it";

@@ -54,6 +54,12 @@ impl Secret {
         self.header.as_ref()
     }
 
+    /// Returns whether a text contains the token.
+    pub(super) fn is_in(&self, text: &str) -> bool {
+        let has = |hidden: &Vec<u8>| text.as_bytes().windows(hidden.len()).any(|it| it == hidden);
+        self.hidden.iter().any(has)
+    }
+
     /// Puts a message on one line, shortens it and masks the token in it.
     pub(super) fn clean(&self, message: &str) -> String {
         self.masked(message, false, MOST_SAID)

@@ -118,28 +118,43 @@ impl ServerRecipe {
     }
 }
 
-/// Checks a server's URL without repeating it.
+/// Checks a server's URL of a recipe without repeating it.
 fn check_url(url: &str) -> Result<(), ServedError> {
+    let token = "`data.server.api_key_env`";
+    require_server(url, token)
+        .map_err(|problem| ServedError::Setting { key: "data.server.urls", problem })
+}
+
+/// Checks a URL that a command was given by `--server` or `--reference`, without repeating it.
+///
+/// # Errors
+/// If it is not the address of a server, or contains a user name or password.
+pub fn check_given_url(url: &str) -> Result<(), ServedError> {
+    require_server(url, "`--key-env`").map_err(|problem| ServedError::Server {
+        problem: format!("`--server` or `--reference` {problem}"),
+        status: None,
+    })
+}
+
+/// Checks a server's URL. `token` is the setting that names a token's environment variable.
+fn require_server(url: &str, token: &str) -> Result<(), String> {
     let parsed = url.parse::<Uri>().ok().filter(|_| !url.contains(['?', '#']));
     let is_http = |uri: &&Uri| matches!(uri.scheme_str(), Some("http" | "https"));
     let authority = parsed.as_ref().filter(is_http).and_then(Uri::authority);
+    if authority.is_some_and(|authority| authority.as_str().contains('@')) {
+        return Err(format!(
+            "has a URL with a user name or password, which would be written beside outputs; hint: put a token \
+             into an environment variable and name it in {token}"
+        ));
+    }
     let is_server = authority.is_some_and(|authority| {
         let has_host = !authority.host().is_empty();
         let has_no_port = authority.as_str() == authority.host();
         has_host && (has_no_port || authority.port_u16().is_some_and(|port| port > 0))
     });
-    require(
-        authority.is_none_or(|authority| !authority.as_str().contains('@')),
-        "data.server.urls",
-        "has a URL with a user name or password, which would be written beside outputs; hint: put a token \
-         into an environment variable and name it in `data.server.api_key_env`",
-    )?;
-    require(
-        is_server,
-        "data.server.urls",
-        "has an entry that is not a server's URL; expected one such as `http://localhost:8000/v1`, with a \
-         port of at most 65535",
-    )
+    let problem = "has an entry that is not a server's URL; expected one such as `http://localhost:8000/v1`, with a \
+                   port of at most 65535 and nothing after the path";
+    is_server.then_some(()).ok_or_else(|| problem.to_owned())
 }
 
 /// Returns an error about `key` unless the condition `holds`.

@@ -11,7 +11,9 @@ use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::text_side::TextSide;
 use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_served::{Completer, Secret, ServedError, ServerRecipe, TargetSettings};
+use draftsmith_served::{
+    Completer, Secret, ServedError, ServerRecipe, TargetSettings, check_given_url,
+};
 use draftsmith_theory::Decoding;
 use draftsmith_tune::server_access::Asking;
 use serde::Serialize;
@@ -76,6 +78,7 @@ pub fn certify_server(
         Ok(TimedServer::open(url, model, secret, settings.timeout)?)
     };
     let [url, reference_url] = &settings.urls;
+    settings.urls.iter().try_for_each(|url| check_given_url(url))?;
     if url.trim_end_matches('/') == reference_url.trim_end_matches('/') {
         bail!(
             "`--server` and `--reference` are the same server, `{url}`; hint: start the target a second time without \

@@ -9,7 +9,7 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use draftsmith_served::{Endpoint, Secret, ServedError};
+use draftsmith_served::{Endpoint, Secret, ServedError, check_given_url};
 use serde_json::{Value, json};
 
 /// The number of tokens in a short answer.
@@ -122,13 +122,15 @@ impl TimedServer {
     /// Connects to a server by its URL up to `/v1`, for the given model or the first in its list.
     ///
     /// # Errors
-    /// If the server cannot be reached, or lists no model.
+    /// If the URL is not that of a server or contains a password, the server cannot be reached or
+    /// lists no model, or its model is named after the token.
     pub fn open(
         url: &str,
         model: Option<&str>,
         secret: Secret,
         timeout: Duration,
     ) -> Result<Self, ServedError> {
+        check_given_url(url)?;
         let endpoint = Endpoint::new(url, secret, timeout);
         let page = endpoint.get("/models")?;
         let listed: Value = serde_json::from_slice(&page).unwrap_or_default();
@@ -146,6 +148,11 @@ impl TimedServer {
             let hint = "check the address, which usually ends in `/v1`";
             return Err(endpoint.failed(&what, hint));
         };
+        if endpoint.repeats_token(name) {
+            let hint =
+                "give the server another `--served-model-name`; results would contain the token";
+            return Err(endpoint.failed("uses the token as its model's name", hint));
+        }
         Ok(Self { model: name.to_owned(), endpoint })
     }
 
