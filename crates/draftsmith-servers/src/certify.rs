@@ -101,7 +101,7 @@ pub fn certify_server(
     })?;
     progress.finish();
     let counters = before.zip(counted.counters()?).and_then(|(before, after)| after.since(&before));
-    Ok(judged(certificate, counters))
+    Ok(judged(certificate, &settings.plan, counters))
 }
 
 impl CertifySettings {
@@ -129,8 +129,36 @@ impl CertifySettings {
     }
 }
 
+/// Says what was not tested: positions of a round, longer answers and higher loads.
+fn untested(certificate: &Certificate, plan: &CertifyPlan) -> Vec<String> {
+    let mut doubts = Vec::new();
+    if let Some(sampled) = &certificate.sampled {
+        let positions = sampled.num_by_position.iter().enumerate();
+        let none: Vec<String> =
+            positions.filter(|(_, num)| **num == 0).map(|(at, _)| (at + 1).to_string()).collect();
+        if !none.is_empty() && sampled.num_prefixes > 0 {
+            doubts.push(format!(
+                "No sampled token was tested at position {} of a round of {} candidates and the token after them: raise \
+                 `--draws`.",
+                none.join(", "),
+                sampled.num_by_position.len() - 1
+            ));
+        }
+    }
+    doubts.push(format!(
+        "Not tested: tokens after the first {} of an answer (`--max-new-tokens`), and more than {} requests at a time \
+         (`--concurrency`).",
+        plan.num_tokens, plan.concurrency
+    ));
+    doubts
+}
+
 /// Adjusts the verdict by the server's speculation counters, and lists doubts.
-fn judged(mut certificate: Certificate, counters: Option<SpeculationCounters>) -> Certified {
+fn judged(
+    mut certificate: Certificate,
+    plan: &CertifyPlan,
+    counters: Option<SpeculationCounters>,
+) -> Certified {
     let mut doubts = Vec::new();
     match counters {
         None => doubts.push(
@@ -150,6 +178,7 @@ fn judged(mut certificate: Certificate, counters: Option<SpeculationCounters>) -
         ),
         Some(_) => {}
     }
+    doubts.extend(untested(&certificate, plan));
     Certified {
         certificate,
         num_drafted: counters.map(|it| it.num_drafted),

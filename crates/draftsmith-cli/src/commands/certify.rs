@@ -40,9 +40,9 @@ pub(crate) struct CertifyArguments {
     #[arg(long, value_name = "N", default_value = "16")]
     num_prompts: NonZeroUsize,
     /// Tokens of each greedy answer.
-    #[arg(long, value_name = "N", default_value = "64")]
+    #[arg(long, value_name = "N", default_value = "128")]
     max_new_tokens: NonZeroUsize,
-    /// Sampled answers to each of the two best prompts; 0: none.
+    /// Sampled answers from each of the two best places on; 0: none.
     #[arg(long, value_name = "N", default_value = "4000", value_parser = clap::value_parser!(u32).range(0..=10_000_000))]
     draws: u32,
     /// Temperature of sampled answers; other than 1 needs `--top-k`.
@@ -194,8 +194,9 @@ fn text(found: &Certified, width: Option<usize>) -> String {
         });
         for test in sampled.tests.iter().filter(|test| test.again.is_some()).take(5) {
             sentences.push(format!(
-                "Prompt {}, {:?}: p = {:.2e}, and {:.2e} with new seeds.",
+                "Prompt {} and {} of its answer, {:?}: p = {:.2e}, and {:.2e} with new seeds.",
                 test.prompt + 1,
+                counted(test.num_given, "token"),
                 test.what,
                 test.p_value,
                 test.again.unwrap_or(f64::NAN)

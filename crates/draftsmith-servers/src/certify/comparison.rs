@@ -145,7 +145,7 @@ pub fn certify(
     let greedy = greedy(server, reference, prompts, plan, listener)?;
     let sampled = match &plan.sampled {
         Some(sampled) => {
-            let sampled = (sampled, greedy.tie_gap);
+            let sampled = (sampled, greedy.tie_gap, plan.num_tokens);
             Some(sampled::test(server, reference, prompts, sampled, plan.concurrency, listener)?)
         }
         None => None,

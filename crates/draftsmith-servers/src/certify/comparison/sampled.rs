@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use draftsmith_served::{Completed, CompletionAsk, Listener, ServedError};
+use draftsmith_served::{CompletionAsk, Listener, ServedError};
 use draftsmith_theory::SeededDraws;
 use serde::Serialize;
 
@@ -37,7 +37,8 @@ pub struct SampledPlan {
     pub num_draws: usize,
     /// The server's number of candidates per round. The test covers one more position.
     pub num_candidates: usize,
-    /// The maximum number of prompts. Prompts with the most informative answers are chosen.
+    /// The maximum number of prompts, or of prompts with a part of their answer. Those with the most
+    /// informative answers are chosen.
     pub num_prompts: usize,
     /// The sampling temperature.
     pub temperature: f64,
@@ -60,6 +61,9 @@ pub struct SampledReport {
     pub num_draws: usize,
     /// The number of tested prefixes.
     pub num_prefixes: usize,
+    /// For each position of a round, from 1, the number of tested tokens. The last position is the
+    /// token that follows when all candidates are accepted.
+    pub num_by_position: Vec<usize>,
     /// The smallest total variation found with probability 0.9 at the most visited prefix.
     pub detectable: f64,
     /// The tests with the smallest p-values, at most 20, in ascending order.
@@ -73,6 +77,8 @@ pub struct SampledReport {
 pub struct DistributionTest {
     /// The index of the prompt.
     pub prompt: usize,
+    /// The number of tokens of the reference's greedy answer that were given after the prompt.
+    pub num_given: usize,
     /// What was tested.
     pub what: TestedWhat,
     /// The number of tokens.
@@ -105,8 +111,8 @@ impl SampledReport {
     }
 }
 
-/// Tests a server's sampled answers. `tie_gap` is the gap between two log-probabilities that rounding explains, in
-/// nats.
+/// Tests a server's sampled answers, from any of the first `num_tokens` tokens of greedy answers on.
+/// `tie_gap` is the gap between two log-probabilities that rounding explains, in nats.
 ///
 /// # Errors
 /// If a server fails, or the listener asks to stop.
@@ -114,7 +120,7 @@ pub(super) fn test(
     server: &dyn Completing,
     reference: &dyn Completing,
     prompts: &[Vec<u32>],
-    (plan, tie_gap): (&SampledPlan, f64),
+    (plan, tie_gap, num_tokens): (&SampledPlan, f64, usize),
     concurrency: usize,
     listener: &(dyn Listener + Sync),
 ) -> Result<SampledReport, ServedError> {
@@ -123,16 +129,18 @@ pub(super) fn test(
     let sampling = SampledTest { server, reference, plan, concurrency, listener, rounding };
     let mut tests = Vec::new();
     let (mut num_prefixes, mut detectable) = (0, f64::NAN);
-    let chosen = sampling.choose(prompts)?;
-    let mut references: BTreeMap<usize, References> = BTreeMap::new();
-    for number in &chosen {
-        let (number, prompt, mut known) = (*number, &prompts[*number], References::new());
-        let (own, nodes) = sampling.tests(number, prompt, "first", &mut known)?;
+    let mut num_by_position = vec![0; plan.num_candidates + 1];
+    let chosen = sampling.choose(prompts, num_tokens)?;
+    let mut references: BTreeMap<Origin, References> = BTreeMap::new();
+    for (origin, prompt) in &chosen {
+        let mut known = References::new();
+        let (own, nodes) = sampling.tests(*origin, prompt, "first", &mut known)?;
         num_prefixes += nodes.len();
+        nodes.iter().for_each(|node| num_by_position[node.prefix.len() - 1] += node.num());
         let power = nodes.iter().map(|node| node.detectable(rounding));
         detectable = power.fold(detectable, f64::min);
         tests.extend(own);
-        references.insert(number, known);
+        references.insert(*origin, known);
         listener.advance();
     }
     tests.sort_by(|one, other| one.p_value.total_cmp(&other.p_value));
@@ -144,14 +152,14 @@ pub(super) fn test(
         suspicious.take_while(|(nth, it)| it.p_value <= SUSPECTED / (num_tests - nth) as f64);
     let num_suspicious = suspicious.count();
     let mut is_refuted = false;
-    let mut repeated: BTreeMap<usize, Vec<DistributionTest>> = BTreeMap::new();
+    let mut repeated: BTreeMap<Origin, Vec<DistributionTest>> = BTreeMap::new();
     for it in &mut tests[..num_suspicious] {
-        let prompt = it.prompt;
-        let own = match repeated.entry(prompt) {
+        let origin = (it.prompt, it.num_given);
+        let own = match repeated.entry(origin) {
             Entry::Occupied(own) => own.into_mut(),
             Entry::Vacant(place) => {
-                let known = references.entry(prompt).or_default();
-                place.insert(sampling.tests(prompt, &prompts[prompt], "again", known)?.0)
+                let known = references.entry(origin).or_default();
+                place.insert(sampling.tests(origin, &chosen[&origin], "again", known)?.0)
             }
         };
         let again = own.iter().find(|other| other.what == it.what).map(|other| other.p_value);
@@ -164,14 +172,40 @@ pub(super) fn test(
         num_prompts: chosen.len(),
         num_draws,
         num_prefixes,
+        num_by_position,
         detectable,
         tests,
         is_refuted,
     })
 }
 
+/// Where sampled answers begin: the index of a prompt, and the number of tokens of the reference's
+/// greedy answer that are given after it.
+type Origin = (usize, usize);
+
 /// The reference's next-token probabilities, by prefix.
 type References = BTreeMap<Vec<u32>, BTreeMap<u32, f64>>;
+
+/// How informative answers are at one position.
+struct Openness {
+    /// The share of answers that have the most probable tokens up to there.
+    reached: f64,
+    /// The chance that another than the most probable token follows.
+    uncertain: f64,
+}
+
+impl Openness {
+    /// Computes the openness at each position from the probabilities of the most probable tokens.
+    /// The first token comes from the prefill and is not speculated.
+    fn along(best: &[f64]) -> Vec<Self> {
+        let reached = best.iter().scan(1.0, |reached, best| {
+            *reached *= best;
+            Some(*reached)
+        });
+        let next = best.iter().skip(1);
+        reached.zip(next).map(|(reached, best)| Self { reached, uncertain: 1.0 - best }).collect()
+    }
+}
 
 struct SampledTest<'a> {
     server: &'a dyn Completing,
@@ -193,42 +227,68 @@ struct TokenNode {
 }
 
 impl SampledTest<'_> {
-    /// Chooses the prompts with the most informative answers. These often share a prefix whose next
-    /// token is uncertain. Along the most probable answer, we sum the chance to reach each prefix
-    /// times the chance that another token follows.
-    fn choose(&self, prompts: &[Vec<u32>]) -> Result<Vec<usize>, ServedError> {
-        let num_tokens = self.plan.num_candidates + 2;
+    /// Chooses where answers begin: after a prompt and any part of the reference's greedy answer.
+    /// Answers are informative at a position if they often share a prefix up to there whose next
+    /// token is uncertain. Positions that no earlier choice tests count most.
+    fn choose(
+        &self,
+        prompts: &[Vec<u32>],
+        num_tokens: usize,
+    ) -> Result<BTreeMap<Origin, Vec<u32>>, ServedError> {
+        let num_positions = self.plan.num_candidates + 1;
+        let num_tokens = num_tokens.max(num_positions + 1);
         let ask = |prompt| CompletionAsk { with_log_probs: true, ..greedy_ask(prompt, num_tokens) };
         let asks: Vec<CompletionAsk<'_>> = prompts.iter().map(|prompt| ask(prompt)).collect();
         let answers = complete_all(self.reference, &asks, self.concurrency, self.listener)?;
-        let openness = |answer: &Completed| {
-            let (mut reached, mut sum) = (1.0, 0.0);
-            for (nth, known) in answer.known.iter().enumerate() {
-                let probs = drawn_from(known.clone(), self.plan.temperature, self.plan.top_k);
-                let best = probs.iter().map(|(_, prob)| *prob).fold(0.0, f64::max);
-                // The first token comes from the prefill and is not speculated.
-                sum += if nth > 0 { reached * (1.0 - best) } else { 0.0 };
-                reached *= best;
+        let mut candidates: Vec<(Origin, Vec<Openness>)> = Vec::new();
+        for (number, answer) in answers.iter().enumerate() {
+            let best: Vec<f64> = answer.known.iter().map(|known| self.largest(known)).collect();
+            for (num_given, best) in best.windows(num_positions + 1).enumerate() {
+                candidates.push(((number, num_given), Openness::along(best)));
             }
-            sum
-        };
-        let openness: Vec<f64> = answers.iter().map(openness).collect();
-        let mut order: Vec<usize> = (0..prompts.len()).collect();
-        order.sort_by(|one, other| openness[*other].total_cmp(&openness[*one]));
-        order.truncate(self.plan.num_prompts);
-        Ok(order)
+            if best.len() <= num_positions && !best.is_empty() {
+                candidates.push(((number, 0), Openness::along(&best)));
+            }
+        }
+        let mut is_tested = vec![false; num_positions];
+        let mut chosen = BTreeMap::new();
+        while chosen.len() < self.plan.num_prompts {
+            let worth = |open: &[Openness]| -> f64 {
+                let of = |(open, is_tested): (&Openness, &bool)| {
+                    open.reached * open.uncertain * if *is_tested { 0.1 } else { 1.0 }
+                };
+                open.iter().zip(&is_tested).map(of).sum()
+            };
+            let free = candidates.iter().filter(|(origin, _)| !chosen.contains_key(origin));
+            let best = free.max_by(|(_, one), (_, other)| worth(one).total_cmp(&worth(other)));
+            let Some((origin, open)) = best else { break };
+            for (is_tested, open) in is_tested.iter_mut().zip(open) {
+                let num = open.reached * self.plan.num_draws as f64;
+                *is_tested |= num > 2.0 * LEAST_VISITS as f64 && open.uncertain > 0.05;
+            }
+            let (number, num_given) = *origin;
+            let prompt = [&prompts[number], &answers[number].ids[..num_given]].concat();
+            chosen.insert(*origin, prompt);
+        }
+        Ok(chosen)
+    }
+
+    /// Returns the largest probability with which a token is drawn.
+    fn largest(&self, known: &[(u32, f32)]) -> f64 {
+        let probs = drawn_from(known.to_vec(), self.plan.temperature, self.plan.top_k);
+        probs.iter().map(|(_, prob)| *prob).fold(0.0, f64::max)
     }
 
     /// Samples and tests answers to a prompt. Returns the tests and the tested prefixes.
     fn tests(
         &self,
-        number: usize,
+        origin: Origin,
         prompt: &[u32],
         name: &str,
         known: &mut References,
     ) -> Result<(Vec<DistributionTest>, Vec<TokenNode>), ServedError> {
         let plan = self.plan;
-        let stream = [name, &number.to_string(), "certify"];
+        let stream = [name, &format!("{}+{}", origin.0, origin.1), "certify"];
         let mut draws = SeededDraws::new(plan.seed, &stream);
         let seeds: Vec<u32> = (0..plan.num_draws).map(|_| (draws.uniform() * 2e9) as u32).collect();
         // The server cuts candidates at the end of an answer, so answers are longer than the tested
@@ -260,7 +320,7 @@ impl SampledTest<'_> {
             }
             nodes.extend(TokenNode::of(prefix, &next, &known[prefix]));
         }
-        Ok((self.judge(number, &nodes, &mut draws), nodes))
+        Ok((self.judge(origin, &nodes, &mut draws), nodes))
     }
 
     /// Replaces every end token by the first one, so that they count as one token. Servers differ
@@ -286,7 +346,7 @@ impl SampledTest<'_> {
 
     fn judge(
         &self,
-        prompt: usize,
+        (prompt, num_given): Origin,
         nodes: &[TokenNode],
         draws: &mut SeededDraws,
     ) -> Vec<DistributionTest> {
@@ -323,6 +383,7 @@ impl SampledTest<'_> {
         let named = named.chain(totals.into_iter().filter(|_| !nodes.is_empty()));
         let judged = named.zip(&simulated).map(|((what, num), simulated)| DistributionTest {
             prompt,
+            num_given,
             what,
             num,
             p_value: simulated.p_value(),

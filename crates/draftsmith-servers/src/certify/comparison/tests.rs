@@ -19,6 +19,7 @@ enum Fault {
     ResidualFromDraft,
     OneHotDraft,
     AcceptsTooOften,
+    AcceptsLast,
     UniformReused,
     RowOffByOne,
     BonusIsArgmax,
@@ -40,11 +41,12 @@ enum Fault {
     None,
 }
 
-const FAULTS: [Fault; 15] = [
+const FAULTS: [Fault; 16] = [
     Fault::ResidualFromTarget,
     Fault::ResidualFromDraft,
     Fault::OneHotDraft,
     Fault::AcceptsTooOften,
+    Fault::AcceptsLast,
     Fault::UniformReused,
     Fault::RowOffByOne,
     Fault::BonusIsArgmax,
@@ -210,6 +212,7 @@ impl Mock {
             let ratio = match self.fault {
                 Fault::OneHotDraft => p[at] / q[at] * 1.0_f64.max(q[at] / p[at]).min(1.6),
                 Fault::AcceptsTooOften => 1.5 * p[at] / q[at],
+                Fault::AcceptsLast if nth == K - 1 => 1.0,
                 Fault::SyntheticAcceptance => 0.7,
                 _ => p[at] / q[at],
             };
@@ -429,6 +432,9 @@ fn innocents_are_never_refuted() {
             assert_eq!(found.verdict, Verdict::NotRefuted, "{seed} {fault:?}: {found:?}");
             let sampled = found.sampled.expect("asked for");
             assert!(sampled.num_prefixes > 2 && sampled.detectable < 0.25, "{sampled:?}");
+            // Every position of a round is tested, and the token after its candidates.
+            assert!(sampled.num_by_position.iter().all(|num| *num > 0), "{sampled:?}");
+            assert_eq!(sampled.num_by_position.len(), K + 1);
         }
     }
     assert_eq!(certified(Fault::TiesDiffer, 1_600, 1).verdict, Verdict::NotRefuted);
