@@ -435,15 +435,21 @@ fn prompt_files_are_read_only_as_far_as_needed() {
     let ran = place.run(&[&["build-data", "small.toml", "--json"], &skip[..]].concat());
     assert!(ran.stderr.contains("`train.jsonl`: 1 of 4 prompts are left out"), "{}", ran.stderr);
     assert_eq!(ran.json()["num_prompts"], 3);
-    place.run(&[&["train-head", "small.toml"], &skip[..]].concat()).ok();
 
     // Of six prompts, three are encoded to evaluate two.
     place.write(
         "test.jsonl",
         [lines[1], lines[0], lines[2], lines[3], lines[4], lines[0]].join("\n"),
     );
-    let two = ["--set", "evaluate.num_prompts=2", "--set", "evaluate.skip_long_prompts=true"];
-    let ran = place.run(&[&["evaluate", "small.toml"], &skip[..], &two[..]].concat());
+    let target = model("target").display().to_string();
+    place.write(
+        "two.toml",
+        format!(
+            "models.target = '{target}'\n[drafters.lookup]\nkind = 'prompt-lookup'\n[evaluate]\n\
+             prompts = ['test.jsonl']\nnum_prompts = 2\nskip_long_prompts = true\nmax_new_tokens = 4\n"
+        ),
+    );
+    let ran = place.run(&["evaluate", "two.toml"]);
     assert!(ran.stderr.contains("`test.jsonl`: 1 of 3 prompts are left out"), "{}", ran.stderr);
     ran.ok();
 
