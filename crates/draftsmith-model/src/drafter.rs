@@ -137,8 +137,8 @@ impl DrafterModel {
         Self { model, exit, eagle3, narrow_head, ..self }
     }
 
-    /// Returns the id, or 0 for a token that has no embedding. Reading another token can only lower
-    /// the acceptance probability.
+    /// Returns the id if it has an embedding, or else 0. With the wrong token the draft may be worse,
+    /// but the output stays the target's.
     fn readable(&self, id: u32) -> u32 {
         if (id as usize) < self.vocab_size() { id } else { 0 }
     }

@@ -1,5 +1,5 @@
-//! The inputs of a run: models, their text side, and the data, heads and adapters built with them.
-//! Each is read and hashed when first needed, once for all stages.
+//! The inputs of a run: models, their tokenizers and chat templates, and the data, heads and
+//! adapters built from them. Each is loaded and hashed on first use, and shared by all stages.
 //!
 //! Only this module decides how provenance identifies an input. A model is identified by the hash
 //! of its files, the text side by [`TextIdentity`], data by the hash of its rows, and a head or

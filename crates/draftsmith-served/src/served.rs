@@ -1,4 +1,5 @@
-//! The target on its servers: requests all missing responses, and writes them to a journal.
+//! Requests the missing responses from the servers that run the target, and records them in a
+//! journal.
 //!
 //! Worker threads send requests (`client.rs`), parse the answers (`reply.rs`) and convert them to
 //! responses (`response.rs`). An answer that cannot be a response of the target counts as a failed

@@ -121,8 +121,8 @@ impl RoundCosts {
         }
     }
 
-    /// Computes t_row, the mean seconds that each further row adds between one row and the largest
-    /// known number of rows; at least 0.
+    /// Computes t_row, the mean time in seconds by which one more row lengthens a forward, over the
+    /// measured numbers of rows. Never negative.
     pub fn row_seconds(&self) -> f64 {
         let known = self.verify_seconds.len();
         if known < 2 {

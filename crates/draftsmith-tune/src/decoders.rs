@@ -107,7 +107,7 @@ impl<'m> Decoders<'m> {
         })
     }
 
-    /// Decodes one prompt, with a drafter and a rule or plainly.
+    /// Decodes one prompt: speculatively with a drafter and a rule, or plainly without them.
     ///
     /// # Errors
     /// As for [`Self::decode_many`].

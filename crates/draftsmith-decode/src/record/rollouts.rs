@@ -136,7 +136,7 @@ impl<T: Target> Recorder<'_, T> {
         Ok(Some(one.candidate_at(start + num, step, Some(&row), self.options)))
     }
 
-    /// Sets the target's log-probabilities of all candidates after the first, with one forward.
+    /// Computes the target's log-probability of every candidate after the first, in one forward.
     fn label(
         &mut self,
         rollouts: &mut [Rollout],

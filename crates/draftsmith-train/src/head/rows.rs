@@ -28,7 +28,7 @@ struct MixedRow {
     prompt_ids: Vec<u32>,
     /// X, the target's tokens. `draft_ids` and `labels` have the same length.
     response_ids: Vec<u32>,
-    /// Y, the draft's tokens: drawn ones, or the most probable ones.
+    /// Y, the draft's tokens at the same positions: sampled, or the most probable ones.
     draft_ids: Vec<u32>,
     /// The label of each token of Y.
     labels: Vec<f32>,
