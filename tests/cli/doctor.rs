@@ -249,6 +249,9 @@ fn other_forms_are_recognised() {
             header.map(|(name, entry)| (name.replace("midlayer.", "layers.0."), entry)).collect();
     });
     assert_eq!(form("layers"), "eagle3_layers");
+    // The export says which weights it was written with.
+    assert_eq!(findings(&place, "layers"), (vec!["unreadable".to_owned()], false));
+    edit_config(&place.path("layers"), |it| drop(it.remove("weights_hash")));
     assert_eq!(findings(&place, "layers"), (Vec::new(), true));
     write_drafter(&place.path("speculators"), false);
     edit_config(&place.path("speculators"), |it| {
