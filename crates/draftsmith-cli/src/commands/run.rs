@@ -5,11 +5,11 @@ mod end;
 mod preflight;
 
 use std::path::Path;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use draftsmith_report::wrapped;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use crate::commands::{build_data, evaluate, record, replay, train_drafter, train_head, tune};
 use crate::console::Console;
@@ -56,21 +56,8 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         true => {
             // The limit is half of the time so far, so measuring costs takes at most a third of the
             // total up to then.
-            let time_limit = Some(begun.elapsed() / 2);
-            let tuned = match finished_tuning(recipe, workspace)? {
-                Some(tuned) => {
-                    let file = recipe.tuning_dir().join("tuned.json");
-                    console.note(format!(
-                        "tune: kept `{}`; `draftsmith tune` tunes again",
-                        file.display()
-                    ));
-                    tuned
-                }
-                None => {
-                    let tune = || tune::run_within(recipe, workspace, time_limit, &quiet_stages);
-                    serde_json::to_value(on_pool(tune)?)?
-                }
-            };
+            let time_limit = begun.elapsed() / 2;
+            let tuned = tune_once(recipe, workspace, time_limit, &quiet_stages)?;
             (Some(tuned), Some(replay::run(recipe, workspace, &quiet_stages)?))
         }
         false => (None, None),
@@ -107,6 +94,22 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         "replay": replayed,
         "evaluate": evaluation,
     }))
+}
+
+/// Tunes within a time limit, or returns a finished tuning of the same inputs.
+fn tune_once(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    time_limit: Duration,
+    console: &Console,
+) -> Result<Value> {
+    if let Some(tuned) = finished_tuning(recipe, workspace)? {
+        let file = recipe.tuning_dir().join("tuned.json");
+        console.note(format!("tune: kept `{}`; `draftsmith tune` tunes again", file.display()));
+        return Ok(tuned);
+    }
+    let tune = || tune::run_within(recipe, workspace, Some(time_limit), console);
+    Ok(serde_json::to_value(on_pool(tune)?)?)
 }
 
 /// Lists commands to run next, ready to paste, for the trained head and each trained self-draft:

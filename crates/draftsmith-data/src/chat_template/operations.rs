@@ -12,7 +12,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, filters, funct
 use minijinja_contrib::pycompat::unknown_method_callback;
 
 use super::allowance::{Allowance, refused};
-use super::text_methods;
+use super::text_methods::{self, argument};
 
 /// The names of filters that `program.rs` inserts. No template can contain these names.
 pub(super) const SETTLE: &str = "$settle";
@@ -234,18 +234,6 @@ fn length(value: Value) -> Result<usize, Error> {
     match value.is_undefined() {
         true => Ok(0),
         false => filters::length(&value),
-    }
-}
-
-/// Finds an argument by position or name.
-pub(super) fn argument(args: &[Value], index: usize, name: &str) -> Option<Value> {
-    let named = args.last().filter(|last| last.is_kwargs());
-    let positional = args.len() - usize::from(named.is_some());
-    match args.get(index) {
-        Some(value) if index < positional => Some(value.clone()),
-        _ => {
-            named.and_then(|named| named.get_attr(name).ok()).filter(|found| !found.is_undefined())
-        }
     }
 }
 

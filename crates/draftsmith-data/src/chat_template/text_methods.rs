@@ -5,8 +5,6 @@
 use minijinja::value::Value;
 use minijinja::{Error, ErrorKind};
 
-use super::operations::argument;
-
 /// Calls a method of a text; `None` if the engine has the method as Python does.
 ///
 /// # Errors
@@ -170,4 +168,16 @@ pub(super) fn title_filter(text: &str) -> String {
         is_first = is_between(c);
     }
     titled
+}
+
+/// Finds an argument by position or name.
+pub(super) fn argument(args: &[Value], index: usize, name: &str) -> Option<Value> {
+    let named = args.last().filter(|last| last.is_kwargs());
+    let positional = args.len() - usize::from(named.is_some());
+    match args.get(index) {
+        Some(value) if index < positional => Some(value.clone()),
+        _ => {
+            named.and_then(|named| named.get_attr(name).ok()).filter(|found| !found.is_undefined())
+        }
+    }
 }
