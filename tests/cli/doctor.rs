@@ -10,10 +10,10 @@ use serde_json::{Map, Value, json};
 use crate::support::{Place, model};
 
 /// A file of tensors: its header, and the bytes after it.
-struct Tensors {
+pub(crate) struct Tensors {
     path: PathBuf,
-    header: Map<String, Value>,
-    bytes: Vec<u8>,
+    pub(crate) header: Map<String, Value>,
+    pub(crate) bytes: Vec<u8>,
 }
 
 impl Tensors {
@@ -50,13 +50,13 @@ impl Tensors {
     }
 }
 
-fn edit_tensors(dir: &Path, edit: impl FnOnce(&mut Tensors)) {
+pub(crate) fn edit_tensors(dir: &Path, edit: impl FnOnce(&mut Tensors)) {
     let mut tensors = Tensors::read(dir);
     edit(&mut tensors);
     tensors.write();
 }
 
-fn edit_config(dir: &Path, edit: impl FnOnce(&mut Map<String, Value>)) {
+pub(crate) fn edit_config(dir: &Path, edit: impl FnOnce(&mut Map<String, Value>)) {
     let path = dir.join("config.json");
     let mut config: Map<String, Value> =
         serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();

@@ -1,5 +1,7 @@
 //! `generate`: text and JSON output, and drafts that change only the speed.
 
+use serde_json::json;
+
 use crate::support::{Place, model};
 
 fn paths() -> [String; 3] {
@@ -411,4 +413,34 @@ fn any_drafter_of_a_recipe_changes_the_rounds_but_not_the_text() {
     refused(&["--drafter", "vertical", "--rule", "fixed=3"], &["`--rule`", "`vertical`"]);
     refused(&["--drafter", "lookup", "--rule", "confidence=0.5"], &["`--rule`", "`lookup`"]);
     refused(&["--drafter", "draft", "--target", &target], &["--target"]);
+}
+
+#[test]
+fn logits_that_overflow_are_an_error_of_the_model() {
+    let place = Place::new();
+    for name in ["target", "draft"] {
+        place.copy_model(name, name);
+        crate::doctor::edit_tensors(&place.path(name), |it| {
+            let mut head = it.header["model.embed_tokens.weight"].clone();
+            let [from, to] = [0, 1].map(|at| head["data_offsets"][at].as_u64().unwrap());
+            head["data_offsets"] = json!([it.bytes.len(), it.bytes.len() as u64 + to - from]);
+            // The largest finite number of bf16, so that sums overflow.
+            it.bytes.extend([0x7f, 0x7f].repeat(((to - from) / 2) as usize));
+            it.header.insert("lm_head.weight".into(), head);
+        });
+        crate::doctor::edit_config(&place.path(name), |it| {
+            drop(it.insert("tie_word_embeddings".into(), json!(false)))
+        });
+    }
+    let target = model("target").display().to_string();
+    let ask = ["--prompt", "What is 4 + 8?", "--max-new-tokens", "8"];
+    for temperature in ["0", "1"] {
+        let run = |models: &[&str]| {
+            let all = [&["generate", "--temperature", temperature], models, &ask].concat();
+            place.run(&all)
+        };
+        run(&["--target", "target"]).fails_naming(&["target's logits are not finite"]);
+        run(&["--target", &target, "--draft", "draft"])
+            .fails_naming(&["draft's logits are not finite"]);
+    }
 }

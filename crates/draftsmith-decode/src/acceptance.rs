@@ -131,7 +131,7 @@ impl<'m> Acceptance<'m> {
         let mut all = Vec::with_capacity(rows.len());
         for ((nth, (step, row)), logits) in rows.into_iter().enumerate().zip(of_rows) {
             let num_read = step.at(row) + 1;
-            check_logits(&logits, role, num_read)?;
+            check_logits(&logits, logits.len(), role, num_read)?;
             let estimate = predicted
                 .next_if(|(of_row, _)| *of_row == nth)
                 .map(|(_, logit)| Self::acceptance_prob(logit, num_read))

@@ -36,7 +36,7 @@ pub enum DecodeError {
         /// The model with that vocabulary, for example `target`.
         role: &'static str,
     },
-    /// A model computed a logit that is NaN or +∞.
+    /// A model computed a logit that is NaN or +∞, or no finite logit for a token.
     #[error(
         "the {role}'s logits are not finite after {num_tokens} tokens: \
          its weights are broken, or too large for f32"

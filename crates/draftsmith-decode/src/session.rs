@@ -303,8 +303,9 @@ impl<'m> ModelSession<'m> {
     /// sync of a forward. `num_tokens`, the number of tokens read, only appears in errors.
     fn logits_of(&self, normed: &Rows, num_tokens: usize) -> Result<Logits, DecodeError> {
         let [values] = to_host([self.model.logits(normed)], self.role)?;
-        check_logits(&values, self.role, num_tokens)?;
-        Ok(Logits::new(values, self.model.shape().vocab_size))
+        let vocab_size = self.model.shape().vocab_size;
+        check_logits(&values, vocab_size, self.role, num_tokens)?;
+        Ok(Logits::new(values, vocab_size))
     }
 
     /// Checks that a prompt has only tokens of the vocabulary and leaves room for one more.
@@ -347,14 +348,18 @@ pub(crate) fn check_fits(
     Err(DecodeError::PromptTooLong { prompt: prompt.len(), context, role })
 }
 
-/// Checks that no logit is NaN or +∞, so that the logits define a distribution.
+/// Checks that rows of `vocab_size` logits define distributions: no logit is NaN or +∞, and in each
+/// row at least one is finite.
 pub(crate) fn check_logits(
     logits: &[f32],
+    vocab_size: usize,
     role: &'static str,
     num_tokens: usize,
 ) -> Result<(), DecodeError> {
     // The loop has no early exit, so that the compiler can vectorise it.
     let are_all_fine = logits.iter().fold(true, |fine, logit| fine & (*logit < f32::INFINITY));
+    let has_finite = |row: &[f32]| row.iter().any(|logit| *logit > f32::NEG_INFINITY);
+    let are_all_fine = are_all_fine && logits.chunks(vocab_size).all(has_finite);
     if are_all_fine { Ok(()) } else { Err(DecodeError::NotFinite { role, num_tokens }) }
 }
 
