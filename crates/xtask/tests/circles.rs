@@ -65,7 +65,7 @@ impl<'ast> Visit<'ast> for Paths {
     }
 }
 
-/// Finds the module that a path in `module` leads to. The root of a crate only names what others hold.
+/// Finds the module that a path in `module` leads to.
 fn target(module: &Module, path: &[String], modules: &Uses) -> Option<Module> {
     let num_supers = path.iter().take_while(|it| *it == "super").count();
     let base = match path.first()?.as_str() {
@@ -79,7 +79,7 @@ fn target(module: &Module, path: &[String], modules: &Uses) -> Option<Module> {
     };
     let rest = path.iter().filter(|it| !["crate", "super", "self"].contains(&it.as_str()));
     let full: Module = base.into_iter().chain(rest.cloned()).collect();
-    (1..=full.len()).rev().map(|len| full[..len].to_vec()).find(|it| modules.contains_key(it))
+    (0..=full.len()).rev().map(|len| full[..len].to_vec()).find(|it| modules.contains_key(it))
 }
 
 fn rust_files(dir: &Path, all: &mut Vec<PathBuf>) {
