@@ -1,8 +1,9 @@
 //! The format of a chat for a model: the model's own chat template, a chosen template, or none.
 
-use draftsmith_files::read_text;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+
+use draftsmith_files::read_text;
 
 use crate::chat_template::ChatTemplate;
 use crate::error::DataError;

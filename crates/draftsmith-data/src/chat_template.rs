@@ -17,13 +17,13 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use chrono::{NaiveDate, NaiveTime};
-use draftsmith_files::{hash_bytes, read_text};
+use draftsmith_files::hash_bytes;
 use minijinja::value::Value;
 use minijinja::{Error, ErrorKind};
 
 use self::allowance::Allowance;
 use crate::error::DataError;
-use crate::tokenizer_config::TokenizerConfig;
+use crate::tokenizer_config::{TokenizerConfig, read_if_present};
 
 /// The file that holds only the template (transformers 5).
 const TEMPLATE_FILE: &str = "chat_template.jinja";
@@ -169,14 +169,6 @@ impl ChatTemplate {
             true => hash_bytes(format!("{}\n{}", self.source, self.date).as_bytes()),
             false => hash_bytes(self.source.as_bytes()),
         }
-    }
-}
-
-fn read_if_present(path: &Path) -> Result<Option<String>, DataError> {
-    match read_text(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(DataError::io("read", path, e)),
     }
 }
 

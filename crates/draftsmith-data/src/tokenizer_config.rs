@@ -4,10 +4,10 @@
 //! Without it, `special_tokens_map.json` has precedence over the file, and `added_tokens.json` adds
 //! tokens.
 
-use draftsmith_files::read_text;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
+use draftsmith_files::read_text;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
@@ -161,13 +161,18 @@ fn prepends_always(normalizer: Option<&NormalizerWrapper>) -> bool {
         && matches!(second, NormalizerWrapper::Replace(replace) if replace.content == "▁")
 }
 
+/// Reads a text file; `None` if it does not exist.
+pub(crate) fn read_if_present(path: &Path) -> Result<Option<String>, DataError> {
+    match read_text(path) {
+        Ok(text) => Ok(Some(text)),
+        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
+        Err(e) => Err(DataError::io("read", path, e)),
+    }
+}
+
 /// Reads a file that is a JSON object. It has no keys if it does not exist or is null.
 fn read_object(path: &Path) -> Result<Map<String, Value>, DataError> {
-    let text = match read_text(path) {
-        Ok(text) => text,
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Map::new()),
-        Err(e) => return Err(DataError::io("read", path, e)),
-    };
+    let Some(text) = read_if_present(path)? else { return Ok(Map::new()) };
     let keys: Option<_> =
         serde_json::from_str(&text).map_err(|e| DataError::json(path, 1, 1, &e))?;
     Ok(keys.unwrap_or_default())

@@ -200,6 +200,12 @@ impl Patient<'_> {
         self.findings.push(Finding { name, severity, what: what.into(), servers, hint });
     }
 
+    /// Adds the finding that the decoder cannot read the drafter.
+    fn find_unreadable(&mut self, error: &ModelError) {
+        let (servers, hint) = ("most refuse it too", "export the drafter again");
+        self.find("unreadable", Severity::Breaks, error.to_string(), servers, hint);
+    }
+
     fn number(&self, key: &str) -> Option<usize> {
         usize::try_from(self.keys.get(key)?.as_u64()?).ok()
     }
@@ -223,13 +229,7 @@ pub fn diagnose(dir: &Path, target_dir: &Path) -> Result<Diagnosis> {
     if patient.findings.iter().all(is_fine)
         && let Err(error) = read(&patient, form)
     {
-        patient.find(
-            "unreadable",
-            Severity::Breaks,
-            error.to_string(),
-            "most refuse it too",
-            "export the drafter again",
-        );
+        patient.find_unreadable(&error);
     }
     patient.findings.sort_by_key(|finding| finding.severity);
     Ok(Diagnosis { form, description, findings: patient.findings })

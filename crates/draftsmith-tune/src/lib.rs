@@ -15,6 +15,7 @@ pub mod evaluate;
 pub mod heads;
 pub mod judging;
 pub mod labels;
+mod machine;
 pub mod over_online;
 pub mod record;
 pub mod recorder;

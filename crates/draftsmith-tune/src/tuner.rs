@@ -24,6 +24,7 @@ use crate::conversation::SetPrompt;
 use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts};
 use crate::decoders::Decoders;
 use crate::judging::over;
+use crate::machine::machine_text;
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, set_prompts, validation_prompts};
 use crate::sweep::{best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
@@ -159,15 +160,12 @@ pub fn finished_tuning(recipe: &Recipe, workspace: &Workspace) -> Result<Option<
 
 /// Hashes everything that tuning depends on.
 fn made_from(recipe: &Recipe, workspace: &Workspace) -> Result<String> {
-    let cpu = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let cpu = cpu.lines().find(|line| line.starts_with("model name")).map(str::to_owned);
-    let threads = std::thread::available_parallelism().map(std::num::NonZeroUsize::get).ok();
     let all = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "recordings": RolloutFiles::of(recipe, workspace)?.provenances()?,
         "recipe": serde_json::to_value(recipe)?,
         "dtype": workspace.models.dtype,
-        "machine": [format!("{:?}", workspace.models.device()), format!("{cpu:?} {threads:?}")],
+        "machine": [format!("{:?}", workspace.models.device()), machine_text()],
     });
     Ok(hash_bytes(all.to_string().as_bytes()))
 }

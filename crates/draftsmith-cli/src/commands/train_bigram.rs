@@ -4,12 +4,12 @@
 //! Tokens are counted in text files, or in the built data's prompts and responses that training
 //! does not hold out.
 
-use draftsmith_files::open_regular;
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
+use draftsmith_files::open_regular;
 use draftsmith_theory::BigramCounts;
 use draftsmith_train::is_held_out;
 use serde_json::json;

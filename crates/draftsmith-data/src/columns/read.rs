@@ -1,6 +1,5 @@
 //! The reader of tables, which trusts nothing in the file.
 
-use draftsmith_files::open_regular;
 use std::fs::File;
 use std::path::Path;
 use std::sync::Arc;
@@ -8,6 +7,7 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Float64Type, UInt32Type};
 use arrow_array::{Array, ArrowPrimitiveType, RecordBatch};
+use draftsmith_files::open_regular;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use parquet::basic::{Encoding, Type as PhysicalType};

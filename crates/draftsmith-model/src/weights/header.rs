@@ -1,11 +1,11 @@
 //! The header of a safetensors file, checked against the file's length.
 
-use draftsmith_files::read_bytes;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
+use draftsmith_files::read_bytes;
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 

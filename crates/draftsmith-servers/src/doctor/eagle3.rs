@@ -15,13 +15,7 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
     let files = match Eagle3Files::read(patient.dir, patient.target.shape.num_layers) {
         Ok(files) => files,
         Err(error) => {
-            patient.find(
-                "unreadable",
-                Severity::Breaks,
-                error.to_string(),
-                "most refuse it too",
-                "export the drafter again",
-            );
+            patient.find_unreadable(&error);
             return Ok("of unknown sizes".to_owned());
         }
     };

@@ -6,12 +6,13 @@
 //! row that was never written do not match, nor does a row whose write was interrupted, so no index
 //! is necessary.
 
-use draftsmith_files::open_regular;
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
+
+use draftsmith_files::open_regular;
 
 use super::format::FeatureFormat;
 use crate::error::{TrainError, file_error};

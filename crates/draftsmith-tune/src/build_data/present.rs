@@ -1,6 +1,5 @@
 //! Examination of existing shards before a build.
 
-use draftsmith_files::read_bytes;
 use std::collections::BTreeSet;
 use std::path::Path;
 
@@ -8,6 +7,7 @@ use anyhow::{Context, Result, bail};
 use draftsmith_data::{
     DataError, MANIFEST, Provenance, ShardSet, broken_shards, forget_manifest, has_shards,
 };
+use draftsmith_files::read_bytes;
 use serde::Deserialize;
 
 use super::DamagedShards;

@@ -13,6 +13,7 @@ use draftsmith_theory::Estimate;
 use super::group::EvaluationResults;
 use super::{Evaluation, MeasuredModels};
 use crate::agreement::rounding;
+use crate::machine::machine_text;
 use crate::tuning::TuningFile;
 use draftsmith_recipe::device::DeviceChoice;
 use draftsmith_recipe::exports::summary_of;
@@ -42,7 +43,7 @@ impl MeasuredModels<'_> {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             device: DeviceChoice::name(workspace.models.device()),
             dtype: rounding(workspace.models.dtype),
-            machine: machine(),
+            machine: machine_text(),
             foreign_load,
             versions: vec![Version { name: "burn".to_owned(), version: "0.22.1".to_owned() }],
             models: self.summaries()?,
@@ -115,19 +116,6 @@ impl MeasuredModels<'_> {
         }
         Ok(all)
     }
-}
-
-/// Describes the machine in one line: processor, cores and operating system.
-fn machine() -> String {
-    let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    let line = text.lines().find(|line| line.starts_with("model name"));
-    let processor = line.and_then(|line| Some(line.split_once(':')?.1.trim()));
-    format!(
-        "{}, {cores} cores, {}",
-        processor.unwrap_or(std::env::consts::ARCH),
-        std::env::consts::OS
-    )
 }
 
 /// Formats one line that compares a gain promised by `tune` with the measured gain.
