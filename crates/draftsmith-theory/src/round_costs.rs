@@ -112,6 +112,17 @@ impl RoundCosts {
         self
     }
 
+    /// Returns costs with each t_draft replaced by `draft(t_draft)`, and the time of each number of
+    /// rows by `verify(num_rows, seconds)`. Negative times become 0.
+    #[must_use]
+    pub fn map(mut self, draft: impl Fn(f64) -> f64, verify: impl Fn(usize, f64) -> f64) -> Self {
+        self.draft_seconds.values_mut().for_each(|seconds| *seconds = draft(*seconds).max(0.0));
+        for (nth, seconds) in self.verify_seconds.iter_mut().enumerate() {
+            *seconds = verify(nth + 1, *seconds).max(0.0);
+        }
+        self
+    }
+
     /// Returns the seconds of a verification of `num_rows` rows, at least 1.
     pub fn verify_seconds(&self, num_rows: usize) -> f64 {
         let known = self.verify_seconds.len();

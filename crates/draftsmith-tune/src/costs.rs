@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use draftsmith_recipe::GivenCosts;
 
-pub use measure::{COSTS_TIME_LIMIT, CostProbe, MeasuredCosts};
+pub use measure::{COSTS_TIME_LIMIT, CostProbe, IsSettled, LengthsUnder, MeasuredCosts};
 
 /// The round lengths to time, in candidates. A verification reads one row more than the round has
 /// candidates.
@@ -112,6 +112,12 @@ impl Costs {
         };
         let (rounds, mixed_rounds) = (renamed(self.rounds)?, renamed(self.mixed_rounds)?);
         Ok(Self { drafter, rounds, mixed_rounds, ..self })
+    }
+
+    /// Returns costs with the times of both kinds of rounds changed as by [`RoundCosts::map`].
+    fn map(self, draft: impl Fn(f64) -> f64, verify: impl Fn(usize, f64) -> f64) -> Self {
+        let rounds = self.rounds.map(&draft, &verify);
+        Self { rounds, mixed_rounds: self.mixed_rounds.map(&draft, &verify), ..self }
     }
 
     /// Returns the costs of rounds under a rule, including the signals that it reads.

@@ -102,12 +102,14 @@ pub fn choose_head(
         runs: heads.iter().map(|_| HeadRun::default()).collect(),
         recorded: Vec::new(),
     };
-    let mut cost_source = None;
-    for decoding in &evaluate.decodings {
+    let sets = evaluate.decodings.iter().map(|decoding| {
         let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
-        let sets = [read(PromptSet::Validation)?, read(PromptSet::Test)?];
-        let (source, measured) = tuner.costs(&sets[0].recordings, evaluate.decoding(*decoding))?;
-        cost_source = Some(source);
+        Ok([read(PromptSet::Validation)?, read(PromptSet::Test)?])
+    });
+    let sets = sets.collect::<Result<Vec<[RecordedSet; 2]>>>()?;
+    let validation: Vec<&Recordings> = sets.iter().map(|[set, _]| &set.recordings).collect();
+    let (source, costs) = tuner.costs(&validation, &evaluate.decodings)?;
+    for ((decoding, sets), measured) in evaluate.decodings.iter().zip(sets).zip(costs) {
         let extra: Vec<f64> = match source.is_machine() {
             true => race.extra_seconds(&now.head)?,
             false => vec![0.0; heads.len()],
@@ -128,7 +130,7 @@ pub fn choose_head(
     let (lost_by_kl, heads) = race.judged(&rows, fastest);
     let race = HeadRace {
         drafter,
-        cost_source: cost_source.context("the recipe has a way of decoding")?,
+        cost_source: source,
         head_hash: files.head_hash(drafter).context("it is there")?.to_owned(),
         lost_by_kl,
         heads,

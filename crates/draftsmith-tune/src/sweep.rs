@@ -8,10 +8,12 @@ use draftsmith_theory::{
 };
 use rayon::prelude::*;
 
-use crate::costs::Costs;
+use crate::costs::{Costs, MeasuredCosts};
 
 /// The maximum candidate lengths to try, besides the recorded maximum.
 const MAX_LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 14, 20];
+/// The share of speed that may be lost because costs are uncertain. Below it, they are precise enough.
+pub const LITTLE_LOST: f64 = 0.01;
 /// The resolution of thresholds, which are multiples of 1/50.
 const STEPS: u32 = 50;
 
@@ -219,6 +221,26 @@ pub fn best_fixed(choices: &[RuleChoice]) -> Result<&RuleChoice> {
     fixed.context("fixed lengths are among the rules")
 }
 
+/// Computes how much slower the best rule at the measured costs can be than the best at other costs
+/// within their uncertainty, as a share. `finds` lists the best settings of rules at some costs.
+///
+/// # Errors
+/// If nothing was recorded.
+pub fn most_lost(
+    recordings: &Recordings,
+    measured: &MeasuredCosts,
+    finds: fn(&Recordings, &Costs) -> Result<Vec<RuleChoice>>,
+) -> Result<f64> {
+    let choices = finds(recordings, &measured.costs)?;
+    let chosen = cheapest(&choices)?;
+    let lost = measured.ends().into_iter().map(|costs| {
+        let own = seconds_per_token(&chosen.replay(recordings, &costs)?);
+        let there = finds(recordings, &costs)?;
+        anyhow::Ok(own / cheapest(&there)?.seconds_per_token - 1.0)
+    });
+    lost.collect::<Result<Vec<f64>>>().map(|lost| lost.into_iter().fold(0.0, f64::max))
+}
+
 /// Replays the best rule that reads signals, and returns the candidate counts of its rounds in
 /// order.
 ///
@@ -243,6 +265,8 @@ pub fn per_token(spent: &[TimedCounts], some: &[usize]) -> f64 {
 
 #[cfg(test)]
 mod tests {
+    use draftsmith_theory::{DrafterId, RecordedCandidate, RecordedPlace, Recording, RoundCosts};
+
     use super::*;
 
     #[test]
@@ -258,6 +282,44 @@ mod tests {
             assert_eq!(cheapest(&choices).expect("there are some").seconds_per_token, 1.0);
         }
         assert!(cheapest(&[]).is_err());
+    }
+
+    #[test]
+    fn a_choice_is_settled_when_both_ends_of_the_costs_agree() {
+        // The first two of every four candidates are accepted.
+        let candidate = |token_id| RecordedCandidate {
+            token_id,
+            candidate_prob: 0.5,
+            confidence: 0.5,
+            confidence_of_ten: 0.5,
+            entropy: 1.0,
+            predicted_acceptance_prob: None,
+            draft_log_prob: -1.0,
+            target_log_prob: -1.0,
+        };
+        let place = |at: u32| RecordedPlace {
+            candidate: candidate(10 + at),
+            rollout: (at % 3 == 2).then(|| vec![candidate(1); 8]),
+        };
+        let recordings = Recordings {
+            drafter: DrafterId::DRAFT,
+            max_length: 8,
+            eos_token_ids: vec![0],
+            head: None,
+            responses: vec![Recording::new(vec![1; 4], (0..61).map(place).collect(), 61)],
+        };
+        let lost = |draft_seconds: f64, uncertainty: f64| {
+            let rows = vec![10e-3, 10e-3];
+            let rounds = RoundCosts::new([(DrafterId::DRAFT, draft_seconds)].into(), rows);
+            let rounds = rounds.expect("times");
+            let mixed_rounds = rounds.clone();
+            let costs = Costs { rounds, mixed_rounds, ..Costs::paper(DrafterId::DRAFT) };
+            let measured = MeasuredCosts { costs, uncertainty, num_passes: 3 };
+            most_lost(&recordings, &measured, best_unread).expect("recorded")
+        };
+        assert_eq!(lost(0.1e-3, 0.3), 0.0, "two candidates are best at both ends");
+        assert!(lost(9.5e-3, 0.4) > 0.05, "near a draw, the ends choose different lengths");
+        assert!(lost(9.5e-3, 0.0) < 1e-12);
     }
 
     #[test]

@@ -25,8 +25,13 @@ use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts};
 use crate::decoders::Decoders;
 use crate::judging::over;
 use crate::machine::machine_text;
-use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey, set_prompts, validation_prompts};
-use crate::sweep::{best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
+use crate::rollouts::{
+    PromptSet, RecordedSet, RolloutFiles, RolloutKey, set_prompts, validation_prompts,
+};
+use crate::sweep::{
+    LITTLE_LOST, RuleChoice, best_fixed, best_of_all, best_of_each, cheapest, lengths_under,
+    most_lost,
+};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use draftsmith_recipe::exports::config_keys::write_keys;
 use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
@@ -52,6 +57,9 @@ pub struct TuningBasis {
     /// The costs.
     #[serde(flatten)]
     pub costs: MeasuredCosts,
+    /// How much slower the chosen rule can be than the best rule at other costs within their
+    /// uncertainty, as a share.
+    pub lost_by_costs: f64,
     /// The number of validation prompts.
     pub num_prompts: usize,
     /// The number of response tokens.
@@ -115,8 +123,7 @@ pub fn tune_within(
     let mut tuned_exports = Vec::new();
     for drafter in files.drafters() {
         let mut tuned = Tuned::default();
-        for name in &evaluate.decodings {
-            let (tuning, rule) = tuner.tune(drafter, *name)?;
+        for (name, tuning, rule) in tuner.tune(drafter, &evaluate.decodings)? {
             match name {
                 DecodingName::Greedy => tuned.greedy = Some(rule),
                 DecodingName::Sampled => tuned.sampled = Some(rule),
@@ -214,7 +221,7 @@ impl<'a> Tuner<'a> {
         watch: &'a dyn Watch,
     ) -> Result<Self> {
         let (tune, evaluate) = recipe.need_tuning("tune")?;
-        let num_measurements = (files.drafters().len() * evaluate.decodings.len()).max(1) as u32;
+        let num_measurements = files.drafters().len().max(1) as u32;
         let share = time_limit.map_or(COSTS_TIME_LIMIT, |limit| limit / num_measurements);
         Ok(Self {
             recipe,
@@ -236,29 +243,51 @@ impl<'a> Tuner<'a> {
         })
     }
 
-    fn tune(&mut self, drafter: DrafterName, name: DecodingName) -> Result<(Tuning, TunedRule)> {
+    /// Tunes a drafter for each way of decoding.
+    fn tune(
+        &mut self,
+        drafter: DrafterName,
+        names: &[DecodingName],
+    ) -> Result<Vec<(DecodingName, Tuning, TunedRule)>> {
+        let key = |name: &DecodingName| RolloutKey {
+            drafter,
+            set: PromptSet::Validation,
+            decoding: *name,
+        };
+        let sets = names.iter().map(|name| self.files.read(key(name)));
+        let sets = sets.collect::<Result<Vec<RecordedSet>>>()?;
+        let recordings: Vec<&Recordings> = sets.iter().map(|set| &set.recordings).collect();
+        let (source, costs) = self.costs(&recordings, names)?;
+        let each = names.iter().zip(sets).zip(costs);
+        each.map(|((name, set), measured)| {
+            let (tuning, rule) = self.tune_from(drafter, *name, set, (source, measured))?;
+            Ok((*name, tuning, rule))
+        })
+        .collect()
+    }
+
+    fn tune_from(
+        &self,
+        drafter: DrafterName,
+        name: DecodingName,
+        set: RecordedSet,
+        (cost_source, measured): (CostSource, MeasuredCosts),
+    ) -> Result<(Tuning, TunedRule)> {
         let (decoding, seed) = (self.evaluate.decoding(name), self.recipe.seed);
-        let key = RolloutKey { drafter, set: PromptSet::Validation, decoding: name };
-        let set = self.files.read(key)?;
         let share_accepted = set.summary().share_accepted;
         let sources: Vec<(String, Recordings)> =
             set.by_source().into_iter().map(|(name, it)| (name.to_owned(), it)).collect();
         let recordings = set.recordings;
-        let (cost_source, measured) = self.costs(&recordings, decoding)?;
         let costs = &measured.costs;
-        let choices = match self.tune.lookup_first {
-            true => best_of_all(&recordings, costs)?,
-            false => best_of_each(&recordings, costs)?,
-        };
+        let choices = self.finds()(&recordings, costs)?;
         let (fixed, best) = (best_fixed(&choices)?, cheapest(&choices)?);
         let baseline = Baseline {
             recordings: &recordings,
-            costs,
+            measured: &measured,
             cost_source,
             decoding,
             dtype: self.workspace.models.dtype,
-            fixed_length: fixed.config.parameter() as usize,
-            fixed_spent: fixed.replay(&recordings, costs)?,
+            fixed: fixed.clone(),
             seed,
         };
         let of_source = |(source, recordings): &(String, Recordings)| {
@@ -291,6 +320,7 @@ impl<'a> Tuner<'a> {
                 drafter,
                 decoding: name,
                 cost_source,
+                lost_by_costs: most_lost(&recordings, &measured, self.finds())?,
                 costs: measured,
                 num_prompts: recordings.responses.len(),
                 num_tokens: recordings.num_tokens(),
@@ -299,16 +329,23 @@ impl<'a> Tuner<'a> {
         Ok((tuning, rule))
     }
 
-    /// Returns the costs that the recipe gives for the recorded drafter, or else measures them,
-    /// with the source of the costs.
+    /// Returns the function that lists the rules to choose from.
+    fn finds(&self) -> fn(&Recordings, &Costs) -> Result<Vec<RuleChoice>> {
+        if self.tune.lookup_first { best_of_all } else { best_of_each }
+    }
+
+    /// Returns the costs that the recipe gives for the recorded drafter, or else measures them until
+    /// the choice of a rule no longer depends on them, with the source of the costs. `recordings`
+    /// has the drafter's recordings for each way of decoding in `names`, and the result its costs.
     pub(crate) fn costs(
         &mut self,
-        recordings: &Recordings,
-        decoding: Decoding,
-    ) -> Result<(CostSource, MeasuredCosts)> {
-        let drafter = recordings.drafter;
+        recordings: &[&Recordings],
+        names: &[DecodingName],
+    ) -> Result<(CostSource, Vec<MeasuredCosts>)> {
+        let first = recordings.first().context("the recipe has a way of decoding")?;
+        let (drafter, finds) = (first.drafter, self.finds());
         if let Some(costs) = self.given.iter().find(|costs| costs.drafter == drafter) {
-            return Ok((CostSource::Given, MeasuredCosts::given(costs.clone())));
+            return Ok((CostSource::Given, vec![MeasuredCosts::given(costs.clone()); names.len()]));
         }
         let (decoders, prompts) = self.measuring.as_mut().context(
             "costs are not measured where the target is served; hint: give the table \
@@ -316,10 +353,20 @@ impl<'a> Tuner<'a> {
              measures on servers",
         )?;
         let (time_limit, watch) = (self.time_limit, self.watch);
-        let name = DecodingName::of(&decoding);
-        watch.note(format!("tune: measuring costs, {drafter}, {}", name.text()));
-        let probe = CostProbe { decoders, drafter, decoding, prompts, time_limit, watch };
-        let measured = probe.measure(&|costs| lengths_under(recordings, costs))?;
+        watch.note(format!("tune: measuring costs, {drafter}"));
+        let decodings: Vec<Decoding> =
+            names.iter().map(|name| self.evaluate.decoding(*name)).collect();
+        let decodings = &decodings;
+        let probe = CostProbe { decoders, drafter, decodings, prompts, time_limit, watch };
+        let is_settled = |measured: &[MeasuredCosts]| {
+            for (recordings, measured) in recordings.iter().zip(measured) {
+                if most_lost(recordings, measured, finds)? > LITTLE_LOST {
+                    return Ok(false);
+                }
+            }
+            Ok(true)
+        };
+        let measured = probe.measure(&|costs| lengths_under(first, costs), &is_settled)?;
         Ok((CostSource::Machine, measured))
     }
 }

@@ -11,7 +11,7 @@ use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::prompts::spread;
 use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, Costs};
 use draftsmith_tune::decoders::Decoders;
-use draftsmith_tune::sweep::lengths_under;
+use draftsmith_tune::sweep::{LITTLE_LOST, best_of_each, lengths_under, most_lost};
 
 /// The number of prompts for measuring costs.
 const NUM_PROMPTS: usize = 4;
@@ -33,8 +33,19 @@ impl Surveyor<'_> {
         }
         self.watch.note("survey: measuring costs, separate draft");
         let mut decoders = Decoders::new(self.workspace.pair()?, drafters, self.max_new_tokens);
-        let lengths = |costs: &Costs| lengths_under(recordings, costs);
-        Ok((CostSource::Machine, self.measure(&mut decoders, NUM_PROMPTS, &lengths)?))
+        let measured = CostProbe {
+            decoders: &mut decoders,
+            drafter: DrafterId::DRAFT,
+            decodings: &[self.decoding],
+            prompts: &self.cost_prompts(NUM_PROMPTS),
+            time_limit: COSTS_TIME_LIMIT,
+            watch: self.watch,
+        }
+        .measure(&|costs| lengths_under(recordings, costs), &|measured| {
+            Ok(most_lost(recordings, &measured[0], best_of_each)? <= LITTLE_LOST)
+        })
+        .context("cannot measure what forwards cost here; hint: give `--costs`")?;
+        Ok((CostSource::Machine, measured[0].costs.clone()))
     }
 
     /// Returns the seconds of target forwards over 1, 2, 3 … rows, as given or measured here.
@@ -64,25 +75,5 @@ impl Surveyor<'_> {
     fn cost_prompts(&self, num_prompts: usize) -> Vec<Vec<u32>> {
         let prompts = self.answers.iter().map(|answer| answer.prompt_ids.clone()).collect();
         spread(prompts, Some(num_prompts))
-    }
-
-    fn measure(
-        &self,
-        decoders: &mut Decoders<'_>,
-        num_prompts: usize,
-        lengths: &dyn Fn(&Costs) -> Result<Vec<usize>>,
-    ) -> Result<Costs> {
-        let prompts = self.cost_prompts(num_prompts);
-        let measured = CostProbe {
-            decoders,
-            drafter: DrafterId::DRAFT,
-            decoding: self.decoding,
-            prompts: &prompts,
-            time_limit: COSTS_TIME_LIMIT,
-            watch: self.watch,
-        }
-        .measure(lengths)
-        .context("cannot measure what forwards cost here; hint: give `--costs`")?;
-        Ok(measured.costs)
     }
 }

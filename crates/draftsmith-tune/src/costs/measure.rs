@@ -4,6 +4,9 @@
 //! Costs are measured in rounds of one fixed length, and again in rounds of the lengths that the
 //! best rule at those costs gives. Other processes on the machine can only slow rounds down, and
 //! they affect some lengths more than others. So the slower half of the passes is ignored.
+//!
+//! Greedy and sampled decoding run the same forwards. So all costs are measured under one way of
+//! decoding, and rounds of one length show how much more the other one takes.
 
 use std::time::{Duration, Instant};
 
@@ -39,6 +42,8 @@ pub const COSTS_TIME_LIMIT: Duration = Duration::from_secs(300);
 const MAX_PASSES: usize = 40;
 /// The target precision: half the 95 % interval of each cost, relative to the cost.
 const CLOSE_ENOUGH: f64 = 0.02;
+/// The time after which the minimum number of slow passes suffices.
+const LONG_ENOUGH: Duration = Duration::from_secs(20);
 /// The maximum number of new tokens per answer.
 const NUM_TOKENS: usize = 32;
 
@@ -60,8 +65,8 @@ pub struct CostProbe<'p, 'm> {
     pub decoders: &'p mut Decoders<'m>,
     /// The drafter.
     pub drafter: DrafterId,
-    /// The way of decoding, greedy or sampled.
-    pub decoding: Decoding,
+    /// The ways of decoding, at least one. Costs are measured under the first.
+    pub decodings: &'p [Decoding],
     /// The prompts, as token ids.
     pub prompts: &'p [Vec<u32>],
     /// The time after which no further pass begins, once the minimum number of passes is done.
@@ -70,45 +75,54 @@ pub struct CostProbe<'p, 'm> {
     pub watch: &'p dyn Watch,
 }
 
+/// A function that returns the round lengths, in order, under a rule that is good at some costs.
+pub type LengthsUnder<'f> = &'f dyn Fn(&Costs) -> Result<Vec<usize>>;
+/// A function that returns whether costs, one for each way of decoding, are precise enough for their
+/// purpose.
+pub type IsSettled<'f> = &'f dyn Fn(&[MeasuredCosts]) -> Result<bool>;
+
 impl CostProbe<'_, '_> {
-    /// Measures the costs in repeated passes, until they are precise enough or the time limit is
-    /// reached. The first pass only gives rough costs. `lengths_under` receives these and returns
-    /// the round lengths, in order, under a rule that is good at those costs.
+    /// Measures the costs in repeated passes, until they are precise or settled, or the time limit
+    /// is reached. The first pass only gives rough costs, for `lengths_under`. Returns the costs
+    /// under each way of decoding.
     ///
     /// # Errors
     /// If there are no prompts, a model fails, or the user presses Ctrl-C.
     pub fn measure(
         mut self,
-        lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
-    ) -> Result<MeasuredCosts> {
+        lengths_under: LengthsUnder<'_>,
+        is_settled: IsSettled<'_>,
+    ) -> Result<Vec<MeasuredCosts>> {
         if self.prompts.is_empty() {
             bail!("there is no prompt to measure costs on");
         }
         let most = self.decoders.limits.max_new_tokens;
         self.decoders.limits.max_new_tokens = most.min(NUM_TOKENS);
-        let measured = self.passes(lengths_under);
+        let measured = self.passes(lengths_under, is_settled);
         self.decoders.limits.max_new_tokens = most;
         measured
     }
 
     fn passes(
         &mut self,
-        lengths_under: &dyn Fn(&Costs) -> Result<Vec<usize>>,
-    ) -> Result<MeasuredCosts> {
+        lengths_under: LengthsUnder<'_>,
+        is_settled: IsSettled<'_>,
+    ) -> Result<Vec<MeasuredCosts>> {
         let progress = Progress::new(self.watch, "costs", "answers", 0);
         let all = self.prompts;
-        progress.set_total((all.len() * NUM_TIMINGS) as u64);
+        let num_timings = NUM_TIMINGS + self.decodings.len() - 1;
+        progress.set_total((all.len() * num_timings) as u64);
         // The first forwards of a process are slow, because they touch memory pages and select
         // kernels. Their costs suffice to estimate the lengths of rounds and the time of a pass.
         // One prompt is enough, unless its answer is too short.
         self.prompts = &all[..1];
         let mut first = self.pass(&mut MixedLengths::default(), &progress)?;
-        let mut num_answers = NUM_TIMINGS;
+        let mut num_answers = num_timings;
         let mut costs = MeasuredCosts::of(std::slice::from_ref(&first), self.drafter);
         if costs.is_err() {
             self.prompts = all;
             first = self.pass(&mut MixedLengths::default(), &progress)?;
-            num_answers += all.len() * NUM_TIMINGS;
+            num_answers += all.len() * num_timings;
             costs = MeasuredCosts::of(std::slice::from_ref(&first), self.drafter);
         }
         let of_prompt = first.duration.div_f64(self.prompts.len() as f64);
@@ -118,31 +132,42 @@ impl CostProbe<'_, '_> {
         self.prompts = &all[..num_prompts];
         let max_passes = max_passes(of_prompt.mul_f64(num_prompts as f64), self.time_limit);
         let mut lengths = MixedLengths::new(lengths_under(&costs?.costs)?, SignalNeeds::default());
-        num_answers += num_prompts * (NUM_TIMINGS + MIXED_REPEATS) * max_passes;
+        num_answers += num_prompts * (num_timings + MIXED_REPEATS) * max_passes;
         progress.set_total(num_answers as u64);
         let mut passes: Vec<Pass> = Vec::new();
+        let mut next_check = MIN_LONG_PASSES;
+        let begun = Instant::now();
         loop {
             passes.push(self.pass(&mut lengths, &progress)?);
             let num_passes = passes.len();
             if num_passes < MIN_LONG_PASSES {
                 continue;
             }
-            let measured = MeasuredCosts::of(quiet(&mut passes), self.drafter)?;
+            let quiet = quiet(&mut passes);
+            let measured = MeasuredCosts { num_passes, ..MeasuredCosts::of(quiet, self.drafter)? };
             progress.message(format!("± {:.1} %", measured.uncertainty * 100.0));
-            let min_passes = MIN_PASSES.min(max_passes);
-            let is_known = measured.uncertainty <= CLOSE_ENOUGH && num_passes >= min_passes;
-            if is_known || num_passes >= max_passes {
+            let each: Vec<MeasuredCosts> =
+                (0..self.decodings.len()).map(|nth| measured.clone().under(quiet, nth)).collect();
+            let is_long = num_passes >= MIN_PASSES || begun.elapsed() >= LONG_ENOUGH;
+            let mut is_done =
+                num_passes >= max_passes || is_long && measured.uncertainty <= CLOSE_ENOUGH;
+            if !is_done && is_long && num_passes >= next_check {
+                // A check takes a while, so the next one comes after half as many passes again.
+                next_check = num_passes + num_passes.div_ceil(2);
+                is_done = is_settled(&each)?;
+            }
+            if is_done {
                 progress.clear();
-                return Ok(MeasuredCosts { num_passes, ..measured });
+                return Ok(each);
             }
         }
     }
 
-    /// Returns the number of prompts, at least 1, with which the minimum number of passes stays
-    /// within the time limit. `of_prompt` is the time of one prompt in a pass.
+    /// Returns the number of prompts, at least 1, with which the minimum number of passes takes at
+    /// most a quarter of the time limit. `of_prompt` is the time of one prompt in a pass.
     fn num_prompts_in_time(&self, of_prompt: Duration, all: &[Vec<u32>]) -> usize {
         let passes = of_prompt.as_secs_f64() * MIN_LONG_PASSES as f64;
-        let in_time = (self.time_limit.as_secs_f64() / passes) as usize;
+        let in_time = (self.time_limit.as_secs_f64() / 4.0 / passes) as usize;
         in_time.clamp(1, all.len())
     }
 
@@ -151,22 +176,20 @@ impl CostProbe<'_, '_> {
     fn pass(&mut self, mixed: &mut MixedLengths, progress: &Progress) -> Result<Pass> {
         let begun = Instant::now();
         let none = SignalNeeds::default();
-        let mut verify_seconds = vec![median_of(self.time(0, none, progress)?.verify)];
+        let mut verify_seconds = vec![self.time(0, 0, none, progress)?.verify];
         let mut draft_seconds = Vec::new();
-        let mut plain_draft = 0.0;
+        let mut plain = RoundTimes::default();
         for length in LENGTHS {
-            let timed = self.time(length, none, progress)?;
-            verify_seconds.push(median_of(timed.verify));
-            if let Some(draft) = median_of(timed.draft) {
-                draft_seconds.push(draft);
-                if length == SIGNAL_LENGTH {
-                    plain_draft = draft;
-                }
+            let timed = self.time(length, 0, none, progress)?;
+            verify_seconds.push(timed.verify);
+            draft_seconds.extend(timed.draft);
+            if length == SIGNAL_LENGTH {
+                plain = timed;
             }
         }
         let extra = |probe: &mut Self, needs| -> Result<f64> {
-            let timed = probe.time(SIGNAL_LENGTH, needs, progress)?;
-            Ok(median_of(timed.draft).map_or(0.0, |draft| draft - plain_draft))
+            let timed = probe.time(SIGNAL_LENGTH, 0, needs, progress)?;
+            Ok(timed.more_than(&plain)[0])
         };
         let head_seconds = if self.decoders.has_head_for(self.drafter.into()) {
             extra(self, SignalNeeds { acceptance_prob: true, ..none })?
@@ -176,10 +199,15 @@ impl CostProbe<'_, '_> {
         };
         let confidence_seconds = extra(self, SignalNeeds { confidence: true, ..none })?;
         let entropy_seconds = extra(self, SignalNeeds { entropy: true, ..none })?;
+        let others = (1..self.decodings.len()).map(|nth| {
+            let timed = self.time(SIGNAL_LENGTH, nth, none, progress)?;
+            Ok(timed.more_than(&plain))
+        });
+        let others = others.collect::<Result<Vec<[f64; 2]>>>()?;
         let mut mixed_rounds = Vec::new();
         let num_repeats = if mixed.is_empty() { 0 } else { MIXED_REPEATS };
         for number in (0..num_repeats).flat_map(|_| 0..self.prompts.len()) {
-            mixed_rounds.extend(self.decode(number, Some(mixed), progress)?.rounds);
+            mixed_rounds.extend(self.decode(number, 0, Some(mixed), progress)?.rounds);
         }
         Ok(Pass {
             duration: begun.elapsed(),
@@ -188,32 +216,34 @@ impl CostProbe<'_, '_> {
             head_seconds,
             confidence_seconds,
             entropy_seconds,
+            others,
             mixed_rounds,
         })
     }
 
-    /// Times full rounds of one length, in which signals are computed and ignored. Length 0 times
-    /// plain decoding.
+    /// Times full rounds of one length under the way of decoding with this index. Signals are
+    /// computed and ignored. Length 0 times plain decoding.
     fn time(
         &mut self,
         length: usize,
+        decoding: usize,
         needs: SignalNeeds,
         progress: &Progress,
     ) -> Result<RoundTimes> {
-        let mut timed = RoundTimes::default();
+        let (mut draft, mut verify) = (Vec::new(), Vec::new());
         for number in 0..self.prompts.len() {
             let mut rule = MixedLengths::new(vec![length], needs);
             let rule = (length > 0).then_some(&mut rule);
-            let trace = self.decode(number, rule, progress)?;
+            let trace = self.decode(number, decoding, rule, progress)?;
             for round in trace.rounds.iter().filter(|round| round.num_drafted == length) {
                 let num_forwards = round.num_draft_forwards();
                 if num_forwards > 0 {
-                    timed.draft.push(round.draft_time.as_secs_f64() / num_forwards as f64);
+                    draft.push(round.draft_time.as_secs_f64() / num_forwards as f64);
                 }
-                timed.verify.push(round.verify_time.as_secs_f64());
+                verify.push(round.verify_time.as_secs_f64());
             }
         }
-        Ok(timed)
+        Ok(RoundTimes { draft: median_of(draft), verify: median_of(verify) })
     }
 
     /// Decodes the prompt with this index, with rounds of the given lengths, or plainly if
@@ -221,11 +251,13 @@ impl CostProbe<'_, '_> {
     fn decode(
         &mut self,
         number: usize,
+        decoding: usize,
         lengths: Option<&mut MixedLengths>,
         progress: &Progress,
     ) -> Result<Trace> {
         self.watch.check_interrupted()?;
-        let Self { decoders, drafter, decoding, prompts, .. } = self;
+        let Self { decoders, drafter, prompts, .. } = self;
+        let decoding = &self.decodings[decoding];
         let mut draws = SeededDraws::new(number as u64, &["costs"]);
         let (prompt, draws) = (&prompts[number], &mut draws);
         let name = lengths.as_ref().map_or(DrafterName::None, |_| (*drafter).into());
@@ -254,6 +286,29 @@ impl MeasuredCosts {
     /// Wraps costs that the user gives, which have no uncertainty.
     pub fn given(costs: Costs) -> Self {
         Self { costs, uncertainty: 0.0, num_passes: 0 }
+    }
+
+    /// Returns the costs at both ends of their uncertainty: with expensive drafts and cheap
+    /// verifications, and the other way round.
+    pub fn ends(&self) -> [Costs; 2] {
+        [self.uncertainty, -self.uncertainty].map(|share| {
+            let costs = self.costs.clone();
+            costs.map(|draft| draft * (1.0 + share), |_, verify| verify * (1.0 - share))
+        })
+    }
+
+    /// Returns the costs under the way of decoding with this index.
+    fn under(mut self, passes: &[Pass], nth: usize) -> Self {
+        let more = |of: usize| {
+            let all = passes.iter().filter_map(|pass| pass.others.get(nth.checked_sub(1)?));
+            median_of(all.map(|more| more[of])).unwrap_or(0.0)
+        };
+        let [draft_seconds, row_seconds] = [more(0), more(1)];
+        self.costs = self.costs.map(
+            |draft| draft + draft_seconds,
+            |num_rows, verify| verify + num_rows as f64 * row_seconds,
+        );
+        self
     }
 
     fn of(passes: &[Pass], drafter: DrafterId) -> Result<Self> {
@@ -315,6 +370,9 @@ struct Pass {
     /// The duration of the pass, including prefills.
     duration: Duration,
     draft_seconds: f64,
+    /// How many more seconds a draft forward and each verified row take under every way of decoding
+    /// but the first.
+    others: Vec<[f64; 2]>,
     /// The seconds of a target forward in plain decoding, then of the verification in rounds of
     /// each length; `None` if there was no such round.
     verify_seconds: Vec<Option<f64>>,
@@ -325,12 +383,25 @@ struct Pass {
     mixed_rounds: Vec<Round>,
 }
 
-/// The times in rounds of one length, in seconds.
+/// The median times in rounds of one length, in seconds; `None` without such rounds.
 #[derive(Debug, Default)]
 struct RoundTimes {
-    /// The mean seconds of a draft forward in each round.
-    draft: Vec<f64>,
-    verify: Vec<f64>,
+    /// The time of a draft forward.
+    draft: Option<f64>,
+    /// The time of a verification.
+    verify: Option<f64>,
+}
+
+impl RoundTimes {
+    /// Computes how many more seconds a draft forward and each verified row take than in `plain`.
+    /// Both times are of rounds with [`SIGNAL_LENGTH`] candidates.
+    fn more_than(&self, plain: &Self) -> [f64; 2] {
+        let more = |own: Option<f64>, plain: Option<f64>| {
+            own.zip(plain).map_or(0.0, |(own, plain)| own - plain)
+        };
+        let num_rows = (SIGNAL_LENGTH + 1) as f64;
+        [more(self.draft, plain.draft), more(self.verify, plain.verify) / num_rows]
+    }
 }
 
 #[cfg(test)]

@@ -125,11 +125,14 @@ fn rules(tuning: &Tuning, width: Option<usize>) -> String {
 }
 
 /// Describes how precise the costs are: `known to 2.0 % after 12 passes`, or `costs as given`.
-fn how_known(TuningBasis { cost_source, costs, .. }: &TuningBasis) -> String {
+fn how_known(TuningBasis { cost_source, costs, lost_by_costs, .. }: &TuningBasis) -> String {
     match cost_source {
-        CostSource::Machine => {
-            format!("known to {:.1} % after {} passes", costs.uncertainty * 100.0, costs.num_passes)
-        }
+        CostSource::Machine => format!(
+            "known to {:.1} % after {} passes; within that, another rule is at most {:.1} % faster",
+            costs.uncertainty * 100.0,
+            costs.num_passes,
+            lost_by_costs * 100.0
+        ),
         other => other.text().to_owned(),
     }
 }
