@@ -38,7 +38,7 @@ use self::loaded::{LoadedDrafter, Loading};
 use self::origin::{Origin, read_keys};
 pub use self::table::{FoundExport, KindDirectory, KindEntry, Kinds, read_kind, settings_table};
 use crate::exports::head_within;
-use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
+use crate::exports::servers::ServerFlags;
 use crate::recipe::keys::require;
 use crate::recipe::rules::RulesRecipe;
 
@@ -175,9 +175,9 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns the settings that make inference servers draft with this drafter.
-    fn served(&self) -> &'static ServerFlags {
-        &AS_DRAFT_MODEL
+    /// Returns the settings that make inference servers draft with this drafter; `None` if none can.
+    fn served(&self) -> Option<&'static ServerFlags> {
+        None
     }
 
     /// Returns the directory of a trained export, if the recipe names one; `None` otherwise.

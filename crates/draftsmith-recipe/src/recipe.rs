@@ -41,6 +41,7 @@ use self::server::check_without_weights;
 pub use self::server::read_server;
 pub use self::trees::TreesRecipe;
 pub use self::tune::TuneRecipe;
+use crate::exports::servers::{ServedDrafter, served_path};
 use crate::kinds::loaded::{LoadedDrafters, Loading};
 use crate::kinds::origin::{Origin, read_keys};
 use crate::kinds::{DrafterRecipe, DrafterRecipes, FoundExport, KindTraining, Kinds};
@@ -347,6 +348,27 @@ impl Recipe {
         });
         let fractions = trainings.map(|optimizer| optimizer.validation_fraction);
         fractions.reduce(f64::min).unwrap_or(OptimizerSettings::HEAD.validation_fraction)
+    }
+
+    /// Returns how other programs load a drafter; `None` if none can.
+    pub fn served(&self, id: DrafterId) -> Option<ServedDrafter> {
+        let kind = &self.drafters.get(id)?.kind;
+        let flags = kind.served()?;
+        let (model, export) = match kind.model() {
+            Some(model) => (served_path(model, false), None),
+            None => {
+                let source = kind.path().map_or_else(|| self.export_dir(id), Path::to_path_buf);
+                let out = served_path(Path::new(&format!("exported/{id}")), true);
+                let export = flags.export_command(&source, &out);
+                (out, Some(export))
+            }
+        };
+        Some(ServedDrafter {
+            flags,
+            target: served_path(&self.models.target, false),
+            model,
+            export,
+        })
     }
 
     /// Returns the output directory of the stages tune and replay.

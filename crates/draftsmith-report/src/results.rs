@@ -10,6 +10,7 @@ pub(crate) mod answers;
 mod group;
 mod heads;
 mod replay;
+mod serving;
 mod summary;
 #[cfg(test)]
 mod tests;
@@ -32,6 +33,7 @@ pub use heads::{CurvePoint, HeadOnSet, HeadRace, JudgedHead};
 pub use replay::{
     HeadOverOnline, HeadPredictions, LogLosses, LookUps, Replay, ReplayGroup, ReplayRow,
 };
+pub use serving::{DRAFTSMITH, ServingWay, fastest_ways, serving_text};
 pub use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, FilledBlock, FilledRow, FilledTable,
     GroupSummary, PromiseOutcome, PromiseSummary, RuleReads, Version, summary_to_json,

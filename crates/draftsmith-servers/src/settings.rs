@@ -11,29 +11,26 @@ mod replayed;
 use anyhow::{Context, Result, bail};
 use draftsmith_report::{DecodingName, DrafterName, shown_interval};
 use draftsmith_theory::{
-    DrafterId, Estimate, NgramSimple, Recordings, RoundTable, SeededDraws, ServerCosts,
+    DrafterId, Drafting, Estimate, NgramSimple, Recordings, RoundTable, SeededDraws, ServerCosts,
 };
 use serde::Serialize;
 
 use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::servers::AS_DRAFT_MODEL;
+use draftsmith_recipe::exports::servers::ServedDrafter;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::rollouts::{PromptSet, RolloutFiles, RolloutKey};
+use draftsmith_tune::tuner::{LOOK_UP_LENGTHS, LOOK_UP_MATCHES};
 
 use self::replayed::Replayed;
 
-pub(crate) use self::files::ServedDrafter;
 pub use self::files::{ScheduleKeys, ServerKind, SettingsFile};
-pub use self::replayed::Drafting;
 
 /// The maximum share of throughput that we give up for a setting with fewer candidates.
 const EQUAL_WITHIN: f64 = 0.01;
 /// The minimum gain, by the lower end of its interval, below which speculation is turned off.
 const LEAST_GAIN: f64 = 0.02;
-/// The probabilities to try below which llama.cpp stops drafting, then the lengths of its lookups.
+/// The probabilities to try below which llama.cpp stops drafting.
 const LEAST_PROBS: [f64; 5] = [0.3, 0.5, 0.7, 0.8, 0.9];
-const LOOK_UP_MATCHES: [usize; 5] = [2, 3, 4, 6, 8];
-const LOOK_UP_LENGTHS: [usize; 7] = [2, 3, 4, 6, 8, 12, 16];
 const MORE_ROWS: &str = "Settings with `--spec-draft-p-min` are not weighed at every load: that needs rounds without \
                          speculation of as many requests as rounds have rows (`draftsmith server costs --candidates 0 \
                          --concurrency 1,2,4,8,16`).";
@@ -52,6 +49,8 @@ pub enum ServerLoad {
 pub struct ServerTuning {
     /// The server program.
     pub kind: ServerKind,
+    /// The name of the file with the costs.
+    pub source: String,
     /// The measured times of the server's rounds.
     pub costs: ServerCosts,
     /// The server's load.
@@ -87,8 +86,10 @@ pub struct ServerSettings {
     pub single_speedup: Option<Estimate>,
     /// The share of speed at the load that `single` loses against the best setting per batch size.
     pub lost_by_single: f64,
-    /// The server's settings files.
+    /// The server's settings files; empty if speculation does not pay.
     pub files: Vec<SettingsFile>,
+    /// The shell commands that start the server with the settings, to be run one after another.
+    pub start: Vec<String>,
     /// Notes on what the settings cannot express and how to use them.
     pub notes: Vec<String>,
 }
@@ -137,24 +138,45 @@ pub fn tune_for_server(
             let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
             let [validation, test] = [read(PromptSet::Validation)?, read(PromptSet::Test)?];
             let id = drafter.id().context("a drafter was recorded")?;
-            let own = recipe.drafters.get(id).context("a recorded drafter is in the recipe")?;
-            let own_model = own.kind.model().map(|model| model.display().to_string());
-            let model = own_model.unwrap_or_else(|| format!("exported/{id}"));
-            let served = ServedDrafter { drafter, flags: own.kind.served(), model };
+            let served = recipe.served(id).with_context(|| {
+                format!(
+                    "no server drafts well with `{id}`; hint: leave it out of `evaluate.drafters`, or train an adapter \
+                     with an attention layer and without `draft_vocabulary`"
+                )
+            })?;
             let recorded = Recorded {
                 chosen_on: &validation.recordings,
                 judged_on: &test.recordings,
                 decoding: *decoding,
                 seed: recipe.seed,
             };
-            all.push(tuning.settings(recorded, &served)?);
+            all.push(tuning.settings(recorded, drafter, &served)?);
             // Lookup reads only the target's responses, which are the same for all drafters.
             if nth == 0 && tuning.kind == ServerKind::LlamaCpp {
-                all.extend(tuning.look_ups(recorded)?);
+                all.extend(tuning.look_ups(recorded, &served)?);
             }
         }
     }
     Ok(all)
+}
+
+impl ServerSettings {
+    /// Returns the speedup at the load; 1 if no setting pays.
+    pub fn speedup(&self) -> f64 {
+        self.single_speedup.map_or(1.0, |speedup| speedup.value)
+    }
+}
+
+/// Returns the settings that gain the most in the way of decoding in which they gain the least, so
+/// that one start serves every way. `None` if no drafter pays in all of them.
+pub fn winner(all: &[ServerSettings]) -> Option<&ServerSettings> {
+    let least_of = |drafter: DrafterName| {
+        let own = all.iter().filter(|it| it.drafter == drafter);
+        own.min_by(|one, other| one.speedup().total_cmp(&other.speedup()))
+    };
+    let least = all.iter().filter_map(|it| least_of(it.drafter));
+    let best = least.max_by(|one, other| one.speedup().total_cmp(&other.speedup()));
+    best.filter(|it| it.single.is_some())
 }
 
 impl ServerTuning {
@@ -165,6 +187,7 @@ impl ServerTuning {
     pub(crate) fn settings(
         &self,
         recorded: Recorded<'_>,
+        drafter: DrafterName,
         served: &ServedDrafter,
     ) -> Result<ServerSettings> {
         let longest = recorded.chosen_on.max_length;
@@ -183,8 +206,8 @@ impl ServerTuning {
             tried.extend(lengths.iter().copied().flat_map(of));
         }
         let choosing = self.choosing(recorded, tried)?;
-        let mut settings = choosing.settings(served.drafter, recorded.decoding)?;
-        (settings.files, settings.notes) = self.kind.write(&settings, served);
+        let mut settings = choosing.settings(drafter, recorded.decoding)?;
+        self.kind.write(&mut settings, served);
         let is_weighed = |row: &LoadRow| row.cells.iter().any(|it| it.drafting.least_prob > 0.0);
         if self.kind == ServerKind::LlamaCpp && !settings.rows.iter().all(is_weighed) {
             settings.notes.push(MORE_ROWS.to_owned());
@@ -199,15 +222,15 @@ impl ServerTuning {
     pub(crate) fn fastest(
         &self,
         recorded: Recorded<'_>,
+        drafter: DrafterName,
         served: &ServedDrafter,
     ) -> Result<ServerSettings> {
-        let drafted = self.settings(recorded, served)?;
+        let drafted = self.settings(recorded, drafter, served)?;
         if self.kind != ServerKind::LlamaCpp {
             return Ok(drafted);
         }
-        let gain = |it: &ServerSettings| it.single_speedup.map_or(1.0, |speedup| speedup.value);
-        let looked_up = self.look_ups(recorded)?;
-        Ok(looked_up.filter(|it| gain(it) > gain(&drafted)).unwrap_or(drafted))
+        let looked_up = self.look_ups(recorded, served)?;
+        Ok(looked_up.filter(|it| it.speedup() > drafted.speedup()).unwrap_or(drafted))
     }
 
     /// Chooses settings for llama.cpp's lookup. Returns `None` if the costs without speculation do
@@ -215,7 +238,11 @@ impl ServerTuning {
     ///
     /// # Errors
     /// If the costs do not cover the load.
-    pub(crate) fn look_ups(&self, recorded: Recorded<'_>) -> Result<Option<ServerSettings>> {
+    pub(crate) fn look_ups(
+        &self,
+        recorded: Recorded<'_>,
+        served: &ServedDrafter,
+    ) -> Result<Option<ServerSettings>> {
         let most_rows = self.costs.batch_sizes().last().copied().unwrap_or(1);
         let of = |num_matched| {
             let most = LOOK_UP_LENGTHS
@@ -229,8 +256,7 @@ impl ServerTuning {
         }
         let drafter: DrafterName = DrafterId::LOOK_UP.into();
         let mut settings = self.choosing(recorded, tried)?.settings(drafter, recorded.decoding)?;
-        let served = ServedDrafter { drafter, flags: &AS_DRAFT_MODEL, model: String::new() };
-        (settings.files, settings.notes) = self.kind.write(&settings, &served);
+        self.kind.write(&mut settings, served);
         Ok(Some(settings))
     }
 
@@ -309,6 +335,7 @@ impl Choosing<'_> {
             single_speedup: single.map(|it| it.1),
             lost_by_single,
             files: Vec::new(),
+            start: Vec::new(),
             notes: Vec::new(),
         })
     }

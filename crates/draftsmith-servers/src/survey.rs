@@ -30,6 +30,7 @@ use self::pair::PairSurvey;
 use self::target_alone::TargetSurvey;
 use crate::costs::TimedServer;
 use crate::settings::ServerTuning;
+use draftsmith_recipe::exports::servers::{AS_DRAFT_MODEL, ServedDrafter, served_path};
 use draftsmith_recipe::prompt_files::Reading;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::text_side::Ends;
@@ -222,6 +223,16 @@ fn check_server(server: &ServerRecipe, decoding: &Decoding) -> Result<()> {
 }
 
 impl Surveyor<'_> {
+    /// Returns how servers load the target with a draft model.
+    fn served(&self, draft: &Path) -> ServedDrafter {
+        ServedDrafter {
+            flags: &AS_DRAFT_MODEL,
+            target: served_path(self.workspace.models.target_dir(), false),
+            model: served_path(draft, false),
+            export: None,
+        }
+    }
+
     /// Shows a note with the number of tokens to decode and the approximate duration.
     fn note_duration(&self, prompts: &[Prompt]) -> Result<()> {
         let num_turns: usize = prompts.iter().map(|prompt| prompt.turns.len()).sum();

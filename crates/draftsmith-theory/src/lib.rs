@@ -14,6 +14,7 @@
 //!
 //! | module | what it owns |
 //! |---|---|
+//! | `drafting` | the settings with which inference servers draft |
 //! | `draws` | randomness: the trait `Draws` and its seeded generator |
 //! | `enumerate` | an implementation of `Draws` that visits every outcome with its exact probability |
 //! | `distribution` | softmax, entropies, the overlap and bounds on it |
@@ -21,6 +22,7 @@
 //! | `decoding` | the choice of the next token: repetition penalty, then argmax or a draw |
 //! | `sampling` | temperature, top-k, top-p and min-p (`select`: without sorting) |
 //! | `top_probs` | distributions known only by their most probable tokens |
+//! | `drafting` | the settings with which inference servers draft |
 //! | `draft_phase` | when the stop rule is asked, and when another candidate is drawn |
 //! | `drafter_id` | names of drafters, and the draft forwards of a round |
 //! | `proposal` | the tree of tokens that a drafter proposes |
@@ -50,6 +52,7 @@ mod decoding;
 mod distribution;
 mod draft_phase;
 mod drafter_id;
+mod drafting;
 mod draws;
 mod enumerate;
 mod error;
@@ -90,6 +93,7 @@ pub use distribution::{
 };
 pub use draft_phase::{CandidateSource, DraftLimits, DraftPhase, DrawnToken, EndAfter, TextEnd};
 pub use drafter_id::{DrafterId, Forwards, MAX_DRAFTERS, RoundForwards};
+pub use drafting::Drafting;
 pub use draws::{Draws, SeededDraws};
 pub use enumerate::{distribution_of, enumerate};
 pub use error::TheoryError;

@@ -23,6 +23,7 @@ pub mod replay;
 pub mod responses;
 pub mod rollouts;
 pub mod server_access;
+pub mod serving;
 pub mod sweep;
 pub mod training;
 pub mod tuner;

@@ -13,13 +13,15 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use draftsmith_data::{Prompt, hash_bytes};
-use draftsmith_report::{CostSource, DecodingName, DrafterName, LookUps, shown_interval};
+use draftsmith_report::{
+    CostSource, DecodingName, DrafterName, LookUps, ServingWay, rule_label, shown_interval,
+};
 use draftsmith_theory::{Decoding, Estimate, LookupFirst, Recordings, StopRuleName};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use self::baseline::{Baseline, RuleGain};
-pub use self::runtimes::RuntimeSetting;
+pub use self::runtimes::{LOOK_UP_LENGTHS, LOOK_UP_MATCHES};
 use crate::conversation::SetPrompt;
 use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts};
 use crate::decoders::Decoders;
@@ -82,9 +84,8 @@ pub struct Tuning {
     pub look_ups: Option<LookUps>,
     /// The share of drafted candidates that the target accepts; null if nothing was drafted.
     pub share_accepted: Option<f64>,
-    /// The best settings for inference runtimes that have no acceptance heads; empty unless the
-    /// drafter is a separate draft model.
-    pub runtimes: Vec<RuntimeSetting>,
+    /// The best way to serve the drafter in each runtime; empty if no runtime loads it.
+    pub ways: Vec<ServingWay>,
     /// The export directory whose `config.json` was written, if any.
     pub export: Option<PathBuf>,
     /// The gain of the chosen rule on the prompts of each source; empty if there is only one
@@ -301,19 +302,14 @@ impl<'a> Tuner<'a> {
         let rules = choices.iter().map(|choice| baseline.rule_gain(choice));
         let rules = rules.collect::<Result<Vec<RuleGain>>>()?;
         let rule = baseline.tuned_rule(best)?;
-        // Inference runtimes can load only a separate draft model.
-        let drafter_recipe = self.recipe.drafters.get(recordings.drafter);
-        let runtimes = match drafter_recipe.is_some_and(|it| it.kind.model().is_some()) {
-            true => runtimes::best_settings(&recordings, decoding, costs, fixed, seed)?,
-            false => Vec::new(),
-        };
+        let ways = self.ways(&baseline, &choices, best)?;
         let tuning = Tuning {
             rules,
             chosen: best.name,
             lookup_first: best.lookup_first,
             look_ups: self.tune.lookup_first.then(|| baseline.look_ups_alone()).transpose()?,
             share_accepted,
-            runtimes,
+            ways,
             export: self.loaded.tuned_into(drafter),
             by_source,
             basis: TuningBasis {
@@ -327,6 +323,33 @@ impl<'a> Tuner<'a> {
             },
         };
         Ok((tuning, rule))
+    }
+
+    /// Finds the best way to serve a drafter in each runtime.
+    fn ways(
+        &self,
+        baseline: &Baseline<'_>,
+        choices: &[RuleChoice],
+        best: &RuleChoice,
+    ) -> Result<Vec<ServingWay>> {
+        let id = baseline.recordings.drafter;
+        let Some(served) = self.recipe.served(id) else { return Ok(Vec::new()) };
+        let look_ups = best.lookup_first.map(|_| "prompt lookup".to_owned());
+        let is_head = |choice: &&RuleChoice| choice.name == StopRuleName::RejectionThreshold;
+        let rule = (best.name != StopRuleName::FixedLength)
+            .then(|| format!("the rule {}", rule_label(None, &best.config)));
+        let mut ways = runtimes::best_ways(
+            baseline,
+            &served,
+            &Vec::from_iter(look_ups.clone().into_iter().chain(rule)),
+        )?;
+        if let (Some(choice), Some(dir)) =
+            (choices.iter().find(is_head), self.loaded.tuned_into(id.into()))
+        {
+            let lost = Vec::from_iter(look_ups);
+            ways.push(runtimes::with_head(baseline, choice, &dir, lost)?);
+        }
+        Ok(ways)
     }
 
     /// Returns the function that lists the rules to choose from.

@@ -2,7 +2,7 @@
 
 mod data;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
@@ -15,8 +15,14 @@ use crate::console::Console;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::HEAD;
 use draftsmith_recipe::exports::forms::{ExportForm, Exporting, Written};
+use draftsmith_recipe::exports::servers::{
+    AS_DRAFT_MODEL, AS_EAGLE3, Runtime, ServedDrafter, served_path,
+};
 use draftsmith_recipe::kinds::{KindEntry, Kinds};
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_report::DecodingName;
+use draftsmith_theory::{DrafterId, Drafting};
+use draftsmith_tune::serving::tuned_ways;
 
 /// Arguments of `export`.
 #[derive(Debug, Args)]
@@ -73,9 +79,40 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
         recipe.open(None, WeightDtype::F32, vec![device.clone()], console)
     };
     let stop_threshold = *stop_threshold;
-    let written = write(&Exporting { source, out, stop_threshold, open: &open })?;
+    let mut written = write(&Exporting { source, out, stop_threshold, open: &open })?;
+    let (id, recipe) =
+        Recipe::of_export(source, recipe.as_deref(), None)?.only_of(found, source)?;
+    written.commands.extend(starts(&recipe, id, form, out)?);
     print(arguments, &written, console)
 }
+
+/// Returns the commands that start programs with an exported drafter, at the settings that `tune`
+/// found. Empty for formats that they do not load.
+fn starts(recipe: &Recipe, id: DrafterId, form: &str, out: &Path) -> Result<Vec<String>> {
+    let known = [&AS_DRAFT_MODEL, &AS_EAGLE3].into_iter().find(|flags| flags.form == form);
+    let Some(flags) = known else { return Ok(Vec::new()) };
+    let (target, model) = (served_path(&recipe.models.target, false), served_path(out, true));
+    let served = ServedDrafter { flags, target, model, export: None };
+    let ways = tuned_ways(recipe, DecodingName::Greedy, Some(id))?;
+    let mut lines = Vec::new();
+    for runtime in Runtime::ALL {
+        if runtime == Runtime::Transformers && !flags.in_transformers {
+            continue;
+        }
+        let way = ways.iter().find(|way| {
+            way.runtime == runtime.name() && way.drafting.is_some_and(|it| it.num_matched.is_none())
+        });
+        let drafting = way.and_then(|way| way.drafting).unwrap_or(Drafting::fixed(DEFAULT_LENGTH));
+        lines.push(way.map_or_else(|| format!("{}, not tuned:", runtime.name()), |way| way.text()));
+        lines.extend(
+            served.start(runtime, drafting, false).into_iter().map(|step| format!("  {step}")),
+        );
+    }
+    Ok(lines)
+}
+
+/// The number of candidates to start with before `tune`.
+const DEFAULT_LENGTH: usize = 3;
 
 /// The export format that also applies to data.
 const OF_DATA: &str = "specdec-pp";

@@ -1,27 +1,49 @@
-//! The settings that make inference servers draft with a drafter.
+//! The settings with which inference runtimes draft, and the commands that start them.
 //!
-//! Names are taken from vLLM 0.33 (`SpeculativeConfig`), SGLang 0.5.23 (`server_args`) and
-//! llama.cpp b11434 (`common/arg.cpp`).
+//! Names are taken from vLLM 0.33 (`SpeculativeConfig`), SGLang 0.5.23 (`server_args`), llama.cpp
+//! b11434 (`common/arg.cpp`) and transformers 5.23 (`GenerationConfig`).
+
+use std::path::{Path, absolute};
+
+use draftsmith_theory::Drafting;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 
 /// One drafter method's names and peculiarities in each server.
-#[derive(Debug)]
+#[derive(Debug, PartialEq)]
 pub struct ServerFlags {
+    /// The form of `export --for` in which servers load the drafter.
+    pub form: &'static str,
     /// The value of `method` in vLLM's speculative config.
     pub vllm_method: &'static str,
     /// A caveat about vLLM's table of candidate numbers by batch size; `None` if there is none.
     pub vllm_note: Option<&'static str>,
     /// The value of SGLang's `--speculative-algorithm`.
     pub sglang_algorithm: &'static str,
-    /// Whether SGLang accepts a table that sets the number of candidates by batch size.
+    /// Whether SGLang accepts a table that sets the number of candidates by batch size, and rejection
+    /// sampling.
     pub sglang_adapts: bool,
     /// The value of llama.cpp's `--spec-type`.
     pub llama_cpp_type: &'static str,
     /// A flag that llama.cpp needs for several requests at once, with the reason; `None` if none.
     pub llama_cpp_several: Option<(&'static str, &'static str)>,
+    /// The flag of llama.cpp's conversion that names the target; `None` if it needs no target.
+    pub llama_cpp_target: Option<&'static str>,
+    /// Whether transformers loads the drafter.
+    pub in_transformers: bool,
+}
+
+impl ServerFlags {
+    /// Returns the command that writes a trained drafter as servers load it.
+    pub fn export_command(&self, source: &Path, out: &str) -> String {
+        let source = served_path(source, true);
+        format!("draftsmith export --for {} {} {}", self.form, quoted(&source), quoted(out))
+    }
 }
 
 /// The settings for a separate draft model. Adapters can be exported as one too.
 pub static AS_DRAFT_MODEL: ServerFlags = ServerFlags {
+    form: "draft-model",
     vllm_method: "draft_model",
     vllm_note: Some(
         "vLLM's second runner drafts the greatest number with a draft model and cuts the rest, so smaller \
@@ -31,10 +53,13 @@ pub static AS_DRAFT_MODEL: ServerFlags = ServerFlags {
     sglang_adapts: false,
     llama_cpp_type: "draft-simple",
     llama_cpp_several: None,
+    llama_cpp_target: None,
+    in_transformers: true,
 };
 
 /// The settings for an EAGLE-3 drafter.
 pub static AS_EAGLE3: ServerFlags = ServerFlags {
+    form: "eagle3",
     vllm_method: "eagle3",
     vllm_note: None,
     sglang_algorithm: "EAGLE3",
@@ -45,4 +70,227 @@ pub static AS_EAGLE3: ServerFlags = ServerFlags {
         "By default the drafter samples in the backend. llama.cpp b11434 then mixes the candidates of \
          several requests up: 1.24 tokens per round instead of 1.74 with four.",
     )),
+    llama_cpp_target: Some("--target-model-dir"),
+    in_transformers: false,
 };
+
+/// A program that drafts with drafters of other programs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Runtime {
+    /// llama.cpp's llama-server.
+    #[serde(rename = "llama.cpp")]
+    LlamaCpp,
+    /// vLLM.
+    #[serde(rename = "vLLM")]
+    Vllm,
+    /// SGLang.
+    #[serde(rename = "SGLang")]
+    Sglang,
+    /// The assisted generation of Hugging Face transformers.
+    #[serde(rename = "transformers")]
+    Transformers,
+}
+
+impl Runtime {
+    /// All runtimes.
+    pub const ALL: [Self; 4] = [Self::LlamaCpp, Self::Vllm, Self::Sglang, Self::Transformers];
+
+    /// Returns the runtime's name.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::LlamaCpp => "llama.cpp",
+            Self::Vllm => "vLLM",
+            Self::Sglang => "SGLang",
+            Self::Transformers => "transformers",
+        }
+    }
+}
+
+/// A drafter as other programs load it, with its target.
+#[derive(Debug, Clone)]
+pub struct ServedDrafter {
+    /// The method's names in each server.
+    pub flags: &'static ServerFlags,
+    /// The target's directory or name.
+    pub target: String,
+    /// The directory or name of the drafter's checkpoint.
+    pub model: String,
+    /// The command that writes `model`; `None` if it exists.
+    pub export: Option<String>,
+}
+
+impl ServedDrafter {
+    /// Returns llama.cpp's flags for a setting, for greedy or sampled decoding.
+    pub fn llama_cpp_flags(&self, drafting: Drafting, is_sampled: bool) -> String {
+        let Drafting { num_candidates, least_prob, num_matched } = drafting;
+        if let Some(num_matched) = num_matched {
+            return format!(
+                "--spec-type ngram-simple --spec-ngram-simple-size-n {num_matched} --spec-ngram-simple-size-m \
+                 {num_candidates} --spec-ngram-simple-min-hits 1"
+            );
+        }
+        let sampled = if is_sampled { " --spec-draft-sampling probabilistic" } else { "" };
+        format!(
+            "--spec-type {} --spec-draft-model {} --spec-draft-n-max {num_candidates} --spec-draft-n-min 0 \
+             --spec-draft-p-min {least_prob}{sampled}",
+            self.flags.llama_cpp_type,
+            gguf(&self.model)
+        )
+    }
+
+    /// Returns vLLM's speculative config for a number of candidates.
+    pub fn vllm_config(&self, num_candidates: usize, is_sampled: bool) -> Value {
+        let mut config = json!({
+            "method": self.flags.vllm_method, "model": self.model, "num_speculative_tokens": num_candidates,
+        });
+        if is_sampled {
+            // Without this key, vLLM drafts the most probable token.
+            config["draft_sample_method"] = json!("probabilistic");
+        }
+        config
+    }
+
+    /// Returns SGLang's flags for a number of candidates.
+    pub fn sglang_flags(&self, num_candidates: usize, is_sampled: bool) -> String {
+        // SGLang refuses rejection sampling for draft models.
+        let sampled = match is_sampled && self.flags.sglang_adapts {
+            true => " --speculative-use-rejection-sampling",
+            false => "",
+        };
+        format!(
+            "--speculative-algorithm {} --speculative-draft-model-path {} --speculative-num-steps {num_candidates} \
+             --speculative-eagle-topk 1 --speculative-num-draft-tokens {}{sampled}",
+            self.flags.sglang_algorithm,
+            quoted(&self.model),
+            num_candidates + 1
+        )
+    }
+
+    /// Returns the flags of a program for a setting; for transformers, settings in Python.
+    fn flags(&self, runtime: Runtime, drafting: Drafting, is_sampled: bool) -> String {
+        let num_candidates = drafting.num_candidates;
+        match runtime {
+            Runtime::LlamaCpp => self.llama_cpp_flags(drafting, is_sampled),
+            Runtime::Vllm => {
+                let config = self.vllm_config(num_candidates, is_sampled).to_string();
+                format!("--speculative-config {}", quoted(&config))
+            }
+            Runtime::Sglang => self.sglang_flags(num_candidates, is_sampled),
+            Runtime::Transformers => format!(
+                "num_assistant_tokens={num_candidates}, num_assistant_tokens_schedule=\"constant\", \
+                 assistant_confidence_threshold={}",
+                drafting.least_prob
+            ),
+        }
+    }
+
+    /// Returns the shell commands, to be run one after another, that start a program with a setting.
+    /// For transformers, the last one is Python.
+    pub fn start(&self, runtime: Runtime, drafting: Drafting, is_sampled: bool) -> Vec<String> {
+        let flags = self.flags(runtime, drafting, is_sampled);
+        self.start_with(runtime, &flags, drafting.num_matched.is_none())
+    }
+
+    /// Returns the shell commands that start a program with these flags. `is_drafter` is false for
+    /// llama.cpp's lookup.
+    pub fn start_with(&self, runtime: Runtime, flags: &str, is_drafter: bool) -> Vec<String> {
+        let target = quoted(&self.target);
+        let mut steps: Vec<String> = self.export.iter().filter(|_| is_drafter).cloned().collect();
+        let convert = |model: &str| {
+            format!("convert_hf_to_gguf.py {} --outfile {}", quoted(model), gguf(model))
+        };
+        let last = match runtime {
+            Runtime::LlamaCpp => {
+                steps.push(convert(&self.target));
+                if is_drafter {
+                    let flag = self.flags.llama_cpp_target;
+                    let of = flag.map(|flag| format!(" {flag} {target}")).unwrap_or_default();
+                    steps.push(convert(&self.model) + &of);
+                }
+                format!("llama-server --model {} {flags}", gguf(&self.target))
+            }
+            Runtime::Vllm => format!("vllm serve {target} {flags}"),
+            Runtime::Sglang => {
+                format!("python -m sglang.launch_server --model-path {target} {flags}")
+            }
+            Runtime::Transformers => format!(
+                "assistant = AutoModelForCausalLM.from_pretrained({}); \
+                 assistant.generation_config.update({flags}); \
+                 target.generate(**inputs, assistant_model=assistant)",
+                json!(self.model)
+            ),
+        };
+        steps.push(last);
+        steps
+    }
+}
+
+/// Returns the commands that load a draft and its acceptance head into transformers: the export of
+/// `source` to `out`, then Python.
+pub fn transformers_with_head(source: &Path, out: &str) -> Vec<String> {
+    let source = served_path(source, true);
+    vec![
+        format!("draftsmith export --for transformers {} {}", quoted(&source), quoted(out)),
+        format!(
+            "target.generate(**inputs, assistant_model=AutoModelForCausalLM.from_pretrained({}, \
+             trust_remote_code=True))",
+            json!(out)
+        ),
+    ]
+}
+
+/// Returns the path of a model's GGUF file, quoted for a shell.
+fn gguf(model: &str) -> String {
+    // A model's name on the Hub becomes a file here.
+    let path = if Path::new(model).is_absolute() { model } else { &model.replace('/', "-") };
+    quoted(&format!("{path}.gguf"))
+}
+
+/// Returns a path as servers need it: absolute, or unchanged for a name on the Hugging Face Hub.
+pub fn served_path(path: &Path, is_written_later: bool) -> String {
+    let full = absolute(path).ok().filter(|full| is_written_later || full.exists());
+    full.as_deref().unwrap_or(path).display().to_string()
+}
+
+/// Quotes a text as a single word for a POSIX shell.
+pub fn quoted(text: &str) -> String {
+    let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./@+:".contains(c);
+    if !text.is_empty() && text.chars().all(is_plain) {
+        return text.to_owned();
+    }
+    format!("'{}'", text.replace('\'', "'\\''"))
+}
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_theory::NgramSimple;
+
+    use super::*;
+
+    fn served(flags: &'static ServerFlags) -> ServedDrafter {
+        let export = Some("draftsmith export --for eagle3 own /m/eagle".to_owned());
+        ServedDrafter { flags, target: "/m/t".to_owned(), model: "/m/eagle".to_owned(), export }
+    }
+
+    #[test]
+    fn every_runtime_starts_with_the_steps_that_it_needs() {
+        let start = |flags, runtime, drafting, is_sampled| {
+            served(flags).start(runtime, drafting, is_sampled).join("\n")
+        };
+        let three = Drafting::fixed(3);
+        insta::assert_snapshot!(start(&AS_EAGLE3, Runtime::LlamaCpp, three, true), @"");
+        insta::assert_snapshot!(start(&AS_EAGLE3, Runtime::Vllm, three, true), @"");
+        insta::assert_snapshot!(start(&AS_EAGLE3, Runtime::Sglang, three, true), @"");
+        insta::assert_snapshot!(start(&AS_DRAFT_MODEL, Runtime::Sglang, three, true), @"");
+        insta::assert_snapshot!(start(&AS_DRAFT_MODEL, Runtime::Transformers, three, false), @"");
+        let look_up = Drafting::look_up(NgramSimple { num_matched: 4, most: 6 });
+        insta::assert_snapshot!(start(&AS_DRAFT_MODEL, Runtime::LlamaCpp, look_up, true), @"");
+    }
+
+    #[test]
+    fn paths_are_words_of_a_shell() {
+        assert_eq!(quoted("checkpoints/tiny/head"), "checkpoints/tiny/head");
+        assert_eq!(quoted("my models/it's"), "'my models/it'\\''s'");
+        assert_eq!(gguf("org/name"), "org-name.gguf");
+    }
+}

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::{NamedParts, SelfDraftParts};
-use draftsmith_model::{AdapterConfig, CausalLm, DrafterModel, ModelConfig, WeightDtype};
+use draftsmith_model::{
+    AdapterArchitecture, AdapterConfig, CausalLm, DrafterModel, ModelConfig, WeightDtype,
+};
 use draftsmith_train::{
     AdapterScores, AdapterTraining, Ending, ExitLayers, InitialWeights, OptimizerSettings,
     Teaching, TrainError, TrainedExport, TrainingRun, train_adapters,
@@ -22,6 +24,7 @@ use super::{
     read_kind, settings_table,
 };
 use crate::exports::forms::{self, ExportForm};
+use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
 use crate::exports::{AdapterExport, ExportEntry, describe_adapter, inspected};
 use draftsmith_theory::{ModelSummary, Road};
 
@@ -73,6 +76,19 @@ impl DrafterKind for AdapterKind {
         };
         let exit = exit_layer.map(|exit_layer| format!(", exit {exit_layer}"));
         format!("self-draft{}", exit.unwrap_or_default())
+    }
+
+    fn served(&self) -> Option<&'static ServerFlags> {
+        // A draft vocabulary saves nothing in servers, so the costs measured here would mislead.
+        let is_served = |architecture, has_vocabulary: bool| {
+            architecture != AdapterArchitecture::MlpOnly && !has_vocabulary
+        };
+        let is_served = match &self.0 {
+            Origin::Training(it) => is_served(it.architecture, it.draft_vocabulary.is_some()),
+            Origin::Path(dir) => AdapterConfig::from_dir(dir)
+                .is_ok_and(|it| is_served(it.architecture, it.draft_vocabulary.is_some())),
+        };
+        is_served.then_some(&AS_DRAFT_MODEL)
     }
 
     fn road(&self) -> Road {

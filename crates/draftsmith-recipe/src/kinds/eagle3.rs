@@ -65,8 +65,8 @@ impl DrafterKind for Eagle3Kind {
         "EAGLE-3".to_owned()
     }
 
-    fn served(&self) -> &'static ServerFlags {
-        &AS_EAGLE3
+    fn served(&self) -> Option<&'static ServerFlags> {
+        Some(&AS_EAGLE3)
     }
 
     fn road(&self) -> Road {

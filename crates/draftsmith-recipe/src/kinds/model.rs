@@ -14,6 +14,7 @@ use super::loaded::{LoadedDrafter, Loading};
 use super::{
     DrafterKind, DrafterRecipes, KindDirectory, KindEntry, Role, read_kind, settings_table,
 };
+use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
 use crate::exports::{ExportEntry, HeadExport, inspected, read_model_head, summary_of};
 use draftsmith_theory::{ModelSummary, Road};
 
@@ -72,6 +73,10 @@ impl DrafterKind for ModelKind {
 
     fn role(&self) -> Role {
         Role::Steps
+    }
+
+    fn served(&self) -> Option<&'static ServerFlags> {
+        Some(&AS_DRAFT_MODEL)
     }
 
     fn model(&self) -> Option<&Path> {

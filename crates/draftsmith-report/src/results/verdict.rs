@@ -7,7 +7,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Group, ResultRow};
+use super::{Group, ResultRow, ServingWay};
 use crate::text::times_text;
 
 /// The advice on deployment.
@@ -55,6 +55,12 @@ pub struct Conclusion {
     pub verdicts: Vec<GroupVerdict>,
     /// Reasons to doubt the measurements, as sentences.
     pub doubts: Vec<String>,
+    /// The ways to serve the setting to deploy, the measured one first; empty if none is advised.
+    #[serde(default)]
+    pub serving: Vec<ServingWay>,
+    /// What was fastest and the next step, as sentences; null if nothing was drafted.
+    #[serde(default)]
+    pub last: Option<String>,
     /// Whether the evaluation was stopped before its end.
     #[serde(default)]
     pub is_partial: bool,
@@ -123,9 +129,7 @@ impl GroupVerdict {
     /// Returns the advice for the next step, as a sentence.
     pub fn next(&self) -> &'static str {
         match self.advice {
-            DeployAdvice::Deploy => {
-                "Next, run `draftsmith check` on what was trained, and serve with this setting if it passes."
-            }
+            DeployAdvice::Deploy => "Next, serve with a command above.",
             DeployAdvice::DoNotSpeculate => "Next, try another drafter, or serve the target alone.",
             DeployAdvice::TooUncertain => {
                 "Next, measure more prompts on a quiet machine: raise `evaluate.num_prompts`."
@@ -164,7 +168,7 @@ impl Conclusion {
     /// Draws the conclusion from groups of rows. `doubts` are reasons to doubt them.
     pub(crate) fn of(groups: &[Group<'_>], doubts: Vec<String>) -> Self {
         let drafting = groups.iter().filter(|group| group.best().is_some());
-        Self { verdicts: drafting.map(GroupVerdict::of).collect(), doubts, is_partial: false }
+        Self { verdicts: drafting.map(GroupVerdict::of).collect(), doubts, ..Self::default() }
     }
 
     /// Formats the conclusion as lines for a terminal.

@@ -3,12 +3,16 @@
 //! Formats follow vLLM 0.33 (`SpeculativeConfig`), SGLang 0.5.23 (`server_args`, adaptive
 //! configuration), llama.cpp b11434 (`common/arg.cpp`) and TensorRT-LLM 1.3 (`draft_len_schedule`).
 
-use draftsmith_recipe::exports::servers::ServerFlags;
-use draftsmith_report::{DecodingName, DrafterName};
+use draftsmith_recipe::exports::servers::{Runtime, ServedDrafter, ServerFlags};
+use draftsmith_report::DecodingName;
+use draftsmith_theory::Drafting;
 use serde::Serialize;
 use serde_json::json;
 
-use super::{Drafting, LoadRow, ServerSettings};
+use super::{LoadRow, ServerSettings};
+
+/// A number of concurrent requests above every server's limit.
+const ANY_NUMBER: usize = 1_000_000;
 
 /// An inference server program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -41,14 +45,6 @@ pub struct SettingsFile {
     pub text: String,
 }
 
-/// A drafter and how servers load it.
-pub(crate) struct ServedDrafter {
-    pub(crate) drafter: DrafterName,
-    pub(crate) flags: &'static ServerFlags,
-    /// The path of the drafter's checkpoint or export.
-    pub(crate) model: String,
-}
-
 /// Merges batch sizes into ranges (first size, last size, number of candidates). The first range
 /// begins at 1. Sizes between two measured ones get the number of the larger one.
 fn ranges(rows: &[LoadRow]) -> Vec<(usize, usize, usize)> {
@@ -76,17 +72,24 @@ impl ServerKind {
         }
     }
 
+    /// Returns the program as a runtime; `None` for TensorRT-LLM, which needs a settings file only.
+    fn runtime(self) -> Option<Runtime> {
+        match self {
+            Self::LlamaCpp => Some(Runtime::LlamaCpp),
+            Self::Vllm => Some(Runtime::Vllm),
+            Self::Sglang => Some(Runtime::Sglang),
+            Self::TrtLlm(_) => None,
+        }
+    }
+
     /// Returns whether the server takes a single number of candidates for all loads.
     fn takes_one(self, flags: &ServerFlags) -> bool {
         self == Self::LlamaCpp || self == Self::Sglang && !flags.sglang_adapts
     }
 
-    /// Writes the server's settings, and returns them with notes on what they cannot express.
-    pub(super) fn write(
-        self,
-        settings: &ServerSettings,
-        served: &ServedDrafter,
-    ) -> (Vec<SettingsFile>, Vec<String>) {
+    /// Writes the server's settings, and the notes on what they cannot express, into `settings`.
+    /// Without a setting that pays there are only notes.
+    pub(super) fn write(self, settings: &mut ServerSettings, served: &ServedDrafter) {
         let takes_one = self.takes_one(served.flags);
         let most = settings.rows.iter().map(|row| row.best).max().unwrap_or(0);
         let single = settings.single.unwrap_or(Drafting::fixed(0));
@@ -94,12 +97,13 @@ impl ServerKind {
             ranges: ranges(&settings.rows),
             most: if takes_one { single.num_candidates } else { most },
             single,
-            decoding: settings.decoding,
+            is_sampled: settings.decoding == DecodingName::Sampled,
             served,
         };
         if table.most == 0 {
             let off = "Speculation does not pay here: start the server without it. It must certainly gain 2 %.";
-            return (Vec::new(), vec![off.to_owned()]);
+            settings.notes.push(off.to_owned());
+            return;
         }
         let (files, mut notes) = match self {
             Self::LlamaCpp => table.llama_cpp(),
@@ -115,7 +119,16 @@ impl ServerKind {
                 100.0 * faster
             ));
         }
-        (files, notes)
+        if let Some(runtime) = self.runtime() {
+            let flags = match (self, files.first()) {
+                (Self::Vllm, Some(file)) => {
+                    format!("--speculative-config \"$(cat {})\"", file.name)
+                }
+                (_, file) => file.map_or(String::new(), |file| file.text.trim_end().to_owned()),
+            };
+            settings.start = served.start_with(runtime, &flags, single.num_matched.is_none());
+        }
+        (settings.files, settings.notes) = (files, notes);
     }
 }
 
@@ -127,7 +140,7 @@ struct SettingsTable<'a> {
     most: usize,
     /// The setting that serves all loads.
     single: Drafting,
-    decoding: DecodingName,
+    is_sampled: bool,
     served: &'a ServedDrafter,
 }
 
@@ -137,28 +150,15 @@ impl SettingsTable<'_> {
     }
 
     fn llama_cpp(&self) -> (Vec<SettingsFile>, Vec<String>) {
-        let Drafting { num_candidates, least_prob, num_matched } = self.single;
-        if let Some(num_matched) = num_matched {
-            let text = format!(
-                "--spec-type ngram-simple --spec-ngram-simple-size-n {num_matched} --spec-ngram-simple-size-m \
-                 {num_candidates} --spec-ngram-simple-min-hits 1"
-            );
+        let mut text = self.served.llama_cpp_flags(self.single, self.is_sampled);
+        if self.single.num_matched.is_some() {
             return (vec![flags(text + self.unified())], self.unified_note());
         }
-        let model = &self.served.model;
-        let form = self.served.flags.llama_cpp_type;
-        let mut text = format!(
-            "--spec-type {form} --spec-draft-model {model}.gguf --spec-draft-n-max {num_candidates} --spec-draft-n-min 0 \
-             --spec-draft-p-min {least_prob}"
-        );
-        if self.decoding == DecodingName::Sampled {
-            text += " --spec-draft-sampling probabilistic";
-        }
-        let mut notes = vec![format!(
-            "`{model}.gguf` is made of `{model}` by llama.cpp's `convert_hf_to_gguf.py`. No least length is set: with a \
-             least probability it biases sampled output."
-        )];
-        if least_prob > 0.0 {
+        let mut notes = vec![
+            "No minimum length is set: with a minimum probability it biases sampled output."
+                .to_owned(),
+        ];
+        if self.single.least_prob > 0.0 {
             text += self.unified();
             notes.extend(self.unified_note());
         }
@@ -169,6 +169,14 @@ impl SettingsTable<'_> {
             notes.push(note.to_owned());
         }
         (vec![flags(text)], notes)
+    }
+
+    fn above_note(&self) -> String {
+        format!(
+            "With more than {} concurrent requests it does not draft, because `costs` has not measured them; measure \
+             more with `--concurrency`.",
+            self.most_requests()
+        )
     }
 
     /// Returns the flag for concurrent requests with rounds of different lengths; empty for one
@@ -184,31 +192,24 @@ impl SettingsTable<'_> {
     }
 
     fn vllm(&self) -> (Vec<SettingsFile>, Vec<String>) {
-        let method = self.served.flags.vllm_method;
+        // A batch above the last range would get that range's number.
+        let above = (self.most_requests() + 1, ANY_NUMBER, 0);
         let ranges: Vec<[usize; 3]> =
-            self.ranges.iter().map(|(from, to, num)| [*from, *to, *num]).collect();
-        let config = json!({
-            "method": method, "model": self.served.model, "num_speculative_tokens": self.most,
-            "num_speculative_tokens_per_batch_size": ranges,
-        });
-        let mut notes = vec![format!(
-            "`vllm serve TARGET --max-num-seqs {} --speculative-config \"$(cat speculative.json)\"`. A batch sets what is \
-             drafted after it, one step late; with 0 candidates the drafter still reads new tokens.",
-            self.most_requests()
-        )];
+            self.ranges.iter().chain([&above]).map(|(from, to, num)| [*from, *to, *num]).collect();
+        let mut config = self.served.vllm_config(self.most, self.is_sampled);
+        config["num_speculative_tokens_per_batch_size"] = json!(ranges);
+        let mut notes = vec![
+            "A batch sets what is drafted after it, one step late; with 0 candidates the drafter still reads new \
+             tokens."
+                .to_owned(),
+            self.above_note(),
+        ];
         notes.extend(self.served.flags.vllm_note.map(str::to_owned));
         (vec![SettingsFile { name: "speculative.json", text: config.to_string() + "\n" }], notes)
     }
 
     fn sglang(&self) -> (Vec<SettingsFile>, Vec<String>) {
-        let form = self.served.flags.sglang_algorithm;
-        let (model, most) = (&self.served.model, self.most);
-        let common = format!(
-            "--speculative-algorithm {form} --speculative-draft-model-path {model} --speculative-num-steps {most} \
-             --speculative-eagle-topk 1 --speculative-num-draft-tokens {} --max-running-requests {}",
-            most + 1,
-            self.most_requests()
-        );
+        let common = self.served.sglang_flags(self.most, self.is_sampled);
         let mut notes =
             vec!["On a CPU it accepts by the most probable token even when it samples.".to_owned()];
         if !self.served.flags.sglang_adapts {
@@ -217,11 +218,12 @@ impl SettingsTable<'_> {
         let slot = |(from, _, num): &(usize, usize, usize)| {
             (from.to_string(), json!({ "candidate_steps": [num] }))
         };
+        let above = (self.most_requests() + 1, ANY_NUMBER, 0);
         let slots: serde_json::Map<String, serde_json::Value> =
-            self.ranges.iter().map(slot).collect();
+            self.ranges.iter().chain([&above]).map(slot).collect();
         let note = "It takes the slot of the next batch size that has a CUDA graph, so a batch may get the number of a \
                     larger one.";
-        notes.push(note.to_owned());
+        notes.extend([note.to_owned(), self.above_note()]);
         let adaptive = "--speculative-adaptive --speculative-adaptive-config adaptive.json";
         let files = vec![
             flags(format!("{common} {adaptive}")),

@@ -1,48 +1,13 @@
 //! Replays recorded responses under server settings, and counts rounds and tokens by prompt.
 
 use anyhow::Result;
-use draftsmith_theory::{
-    Bounds, ConfidenceThresholdConfig, DraftedBy, FixedLengthConfig, NgramSimple, Recordings,
-    RoundLengths, RoundTable, StopRuleConfig, Work,
-};
-use serde::Serialize;
+use draftsmith_theory::{DraftedBy, Drafting, Recordings, RoundLengths, RoundTable, Work};
 
-/// A setting for how a server drafts.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize)]
-pub struct Drafting {
-    /// The maximum number of candidates per round.
-    pub num_candidates: usize,
-    /// The drafter's probability, among its top ten tokens, below which drafting stops; 0 if never.
-    pub least_prob: f64,
-    /// The number of tokens that a lookup must match; null for a drafter.
-    pub num_matched: Option<usize>,
-}
-
-impl Drafting {
-    pub(crate) fn fixed(num_candidates: usize) -> Self {
-        Self { num_candidates, least_prob: 0.0, num_matched: None }
-    }
-
-    pub(crate) fn look_up(ngram: NgramSimple) -> Self {
-        Self { num_matched: Some(ngram.num_matched), ..Self::fixed(ngram.most) }
-    }
-
-    fn rounds(&self, recordings: &Recordings) -> Result<Vec<RoundLengths>> {
-        if let Some(num_matched) = self.num_matched {
-            let most = self.num_candidates;
-            return Ok(recordings.ngram_lengths(NgramSimple { num_matched, most }));
-        }
-        let candidate_length = self.num_candidates;
-        let rule: StopRuleConfig = if self.least_prob > 0.0 {
-            StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
-                confidence_threshold: self.least_prob,
-                before_draw: true,
-                bounds: Bounds { min: 0, max: candidate_length },
-            })
-        } else {
-            FixedLengthConfig { candidate_length }.into()
-        };
-        Ok(recordings.round_lengths(&rule)?)
+/// Replays each response under a setting, and counts its rounds by number of candidates.
+fn rounds(drafting: Drafting, recordings: &Recordings) -> Result<Vec<RoundLengths>> {
+    match drafting.ngram() {
+        Some(ngram) => Ok(recordings.ngram_lengths(ngram)),
+        None => Ok(recordings.round_lengths(&drafting.rule())?),
     }
 }
 
@@ -58,7 +23,7 @@ impl Replayed {
     pub(super) fn new(recordings: &Recordings, settings: &[Drafting]) -> Result<Self> {
         // A server's first token comes from the prefill, and is never speculated.
         let recordings = recordings.after_first_token();
-        let rounds = |setting: &Drafting| Ok((*setting, setting.rounds(&recordings)?));
+        let rounds = |setting: &Drafting| Ok((*setting, rounds(*setting, &recordings)?));
         Ok(Self {
             by_setting: settings.iter().map(rounds).collect::<Result<_>>()?,
             prompt_tokens: recordings.responses.iter().map(|it| it.prompt.len() - 1).collect(),

@@ -3,7 +3,7 @@
 use draftsmith_theory::{RecordedCandidate, RecordedPlace, Recording, ServerCell};
 use serde_json::Value;
 
-use draftsmith_recipe::exports::servers::AS_EAGLE3;
+use draftsmith_recipe::exports::servers::{AS_DRAFT_MODEL, AS_EAGLE3, ServerFlags};
 
 use super::*;
 
@@ -68,13 +68,22 @@ fn choosing(tuning: &ServerTuning, accepted: f64) -> Choosing<'_> {
 }
 
 fn settings(accepted: f64, load: ServerLoad) -> ServerSettings {
-    let tuning = ServerTuning { kind: ServerKind::Vllm, costs: costs(&[1, 2, 4, 8]), load };
+    let tuning = ServerTuning {
+        source: String::new(),
+        kind: ServerKind::Vllm,
+        costs: costs(&[1, 2, 4, 8]),
+        load,
+    };
     let choosing = choosing(&tuning, accepted);
     choosing.settings(DrafterId::DRAFT.into(), DecodingName::Greedy).expect("chosen")
 }
 
 fn single(settings: &ServerSettings) -> usize {
     settings.single.map_or(0, |it| it.num_candidates)
+}
+
+fn served(flags: &'static ServerFlags, model: &str) -> ServedDrafter {
+    ServedDrafter { flags, target: "t".to_owned(), model: model.to_owned(), export: None }
 }
 
 fn one_client() -> ServerLoad {
@@ -112,12 +121,10 @@ fn a_drafter_that_is_seldom_right_is_off() {
     assert!(found.rows.iter().all(|row| row.best == 0 && row.speedup.is_none()), "{found:?}");
     assert_eq!((found.single, found.single_speedup), (None, None));
     for kind in KINDS {
-        let served = ServedDrafter {
-            drafter: DrafterId::DRAFT.into(),
-            flags: &AS_EAGLE3,
-            model: "m".to_owned(),
-        };
-        let (files, notes) = kind.write(&found, &served);
+        let served = served(&AS_EAGLE3, "m");
+        let mut found = found.clone();
+        kind.write(&mut found, &served);
+        let ServerSettings { files, notes, .. } = &found;
         assert!(files.is_empty() && notes[0].contains("without it"), "{kind:?} {notes:?}");
     }
 }
@@ -132,6 +139,7 @@ fn one_number_for_a_mixed_load_lies_between_and_its_loss_is_told() {
     let calm = settings(0.8, ServerLoad::Rate(5.0, 10.0));
     assert_eq!(calm.single, alone.single);
     let tuning = ServerTuning {
+        source: String::new(),
         kind: ServerKind::Vllm,
         costs: costs(&[1, 2]),
         load: ServerLoad::Rate(1e6, 1e3),
@@ -173,19 +181,16 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
     let plain = (1..=12).map(|size| cell(size, 0));
     let cells = plain.chain([1, 2].into_iter().flat_map(|size| LENGTHS.map(|k| cell(size, k))));
     let tuning = ServerTuning {
+        source: String::new(),
         kind: ServerKind::LlamaCpp,
         costs: ServerCosts::new(cells.collect()).expect("valid"),
         load: ServerLoad::Shares(vec![(2.0, 1.0)]),
     };
     let [one, other] = ["validation", "test"].map(|name| recordings(0.7, name));
     let greedy = recorded([&one, &other]);
-    let served = ServedDrafter {
-        drafter: DrafterId::DRAFT.into(),
-        flags: &AS_EAGLE3,
-        model: "m".to_owned(),
-    };
+    let served = served(&AS_EAGLE3, "m");
     let found = tuning
-        .settings(Recorded { decoding: DecodingName::Sampled, ..greedy }, &served)
+        .settings(Recorded { decoding: DecodingName::Sampled, ..greedy }, DrafterId::DRAFT.into(), &served)
         .expect("settings");
     let single = found.single.expect("it pays");
     assert!(single.least_prob > 0.0, "{single:?}");
@@ -210,7 +215,7 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
     let expected = seconds(80.0, target(2)) / seconds(rounds, target(4) + 0.0001);
     assert!((fixed.speedup / expected - 1.0).abs() < 1e-9, "{} {expected}", fixed.speedup);
     // All lookups are right here. With two requests, each has room for four candidates.
-    let found = tuning.look_ups(greedy).expect("tried");
+    let found = tuning.look_ups(greedy, &served).expect("tried");
     let found = found.expect("rows were measured");
     let single = found.single.expect("it pays");
     assert_eq!(single.num_candidates, 4, "{found:?}");
@@ -219,12 +224,12 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
     assert!(
         flags.contains(&format!("--spec-ngram-simple-size-n {n} --spec-ngram-simple-size-m 4"))
     );
-    let faster = tuning.fastest(greedy, &served).expect("both");
+    let faster = tuning.fastest(greedy, DrafterId::DRAFT.into(), &served).expect("both");
     assert_eq!(faster.single, found.single);
     // Without round times for that many rows, lookup is not considered.
     let few = ServerTuning { costs: costs(&[1, 2]), ..tuning.clone() };
-    assert!(few.look_ups(greedy).expect("tried").is_none());
-    let found = few.settings(greedy, &served).expect("settings");
+    assert!(few.look_ups(greedy, &served).expect("tried").is_none());
+    let found = few.settings(greedy, DrafterId::DRAFT.into(), &served).expect("settings");
     assert!(found.notes.iter().any(|note| note.contains("--concurrency")), "{:?}", found.notes);
 }
 
@@ -336,12 +341,10 @@ fn each_server_reads_the_chosen_numbers_in_its_own_way() {
     let found = settings(0.8, one_client());
     for flags in [&AS_DRAFT_MODEL, &AS_EAGLE3] {
         for kind in KINDS {
-            let served = ServedDrafter {
-                drafter: DrafterId::DRAFT.into(),
-                flags,
-                model: "path/to/it".to_owned(),
-            };
-            let (files, notes) = kind.write(&found, &served);
+            let served = served(flags, "path/to/it");
+            let mut found = found.clone();
+            kind.write(&mut found, &served);
+            let ServerSettings { files, notes, .. } = &found;
             assert!(files[0].text.contains("path/to/it") || matches!(kind, ServerKind::TrtLlm(_)));
             assert!(!notes.is_empty() && !notes.concat().contains("  "), "{notes:?}");
             let takes_one =

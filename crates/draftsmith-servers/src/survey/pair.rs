@@ -15,8 +15,7 @@ use super::halves::{HalfPromise, Halves};
 use super::probe::{Unexplained, scores};
 use super::verdict::{HeadOutlook, SurveyVerdict};
 use super::{MAX_LENGTH, Surveyor};
-use crate::settings::{ServedDrafter, ServerSettings};
-use draftsmith_recipe::exports::servers::AS_DRAFT_MODEL;
+use crate::settings::ServerSettings;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::watch::Progress;
 use draftsmith_tune::costs::Costs;
@@ -124,9 +123,8 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let longest = FixedLengthConfig { candidate_length: MAX_LENGTH };
     let trace = recorded.whole.trace(&StopRuleConfig::FixedLength(longest))?;
     let server = surveyor.tuning.zip(surveyor.draft).map(|(tuning, draft)| {
-        let (drafter, model) = (DrafterId::DRAFT.into(), draft.display().to_string());
-        let served = ServedDrafter { drafter, flags: &AS_DRAFT_MODEL, model };
-        tuning.fastest(recorded.halves.recorded(decoding, seed), &served)
+        let served = surveyor.served(draft);
+        tuning.fastest(recorded.halves.recorded(decoding, seed), DrafterId::DRAFT.into(), &served)
     });
     Ok(PairSurvey {
         server: server.transpose()?,

@@ -108,7 +108,8 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let first = exits.first().context("there is an exit")?;
     let look_ups = first.halves.look_ups(&first.costs, seed)?;
     let server = surveyor.tuning.map(|tuning| {
-        tuning.look_ups(first.halves.recorded(surveyor.decoding, seed))?.context(
+        let served = surveyor.served("".as_ref());
+        tuning.look_ups(first.halves.recorded(surveyor.decoding, seed), &served)?.context(
             "the server's costs have too few rows for look-ups; hint: measure rounds without speculation for more \
              requests, with `draftsmith server costs --candidates 0 --concurrency 1,2,4,8,16`",
         )

@@ -14,6 +14,7 @@ use super::group::EvaluationResults;
 use super::{Evaluation, MeasuredModels};
 use crate::agreement::rounding;
 use crate::machine::machine_text;
+use crate::serving::concluded;
 use crate::tuning::TuningFile;
 use draftsmith_recipe::device::DeviceChoice;
 use draftsmith_recipe::exports::summary_of;
@@ -56,6 +57,7 @@ impl MeasuredModels<'_> {
         };
         let mut summary = summary.concluded(&evaluated.rows);
         summary.conclusion.is_partial = is_partial;
+        summary.conclusion = concluded(summary.conclusion, &evaluated.rows, recipe)?;
         let heads: Option<HeadRace> = TuningFile::HEADS.read(recipe)?;
         let filled =
             papers.iter().map(|it| it.fill(&evaluated.rows, &summary.groups, heads.as_ref()));

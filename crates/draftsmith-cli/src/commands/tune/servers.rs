@@ -2,19 +2,20 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use comfy_table::{Table, presets};
 use draftsmith_files::write_whole;
 use draftsmith_recipe::Recipe;
+use draftsmith_recipe::exports::servers::{quoted, served_path};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{table_text, times_text, wrapped};
 use draftsmith_servers::costs::ServerCostsFile;
 use draftsmith_servers::settings::{
-    Drafting, LoadCell, ScheduleKeys, ServerKind, ServerLoad, ServerSettings, ServerTuning,
-    tune_for_server,
+    LoadCell, ScheduleKeys, ServerKind, ServerLoad, ServerSettings, ServerTuning, tune_for_server,
+    winner,
 };
-use draftsmith_theory::Estimate;
+use draftsmith_theory::{Drafting, Estimate};
 
 use crate::console::Console;
 
@@ -115,7 +116,8 @@ impl LoadArguments {
                 "`--costs FILE` is missing: the server's rounds, which `draftsmith server costs --server URL` measures"
             );
         };
-        Ok(ServerTuning { kind, costs: ServerCostsFile::read(costs)?, load: self.load() })
+        let (source, costs) = (costs.display().to_string(), ServerCostsFile::read(costs)?);
+        Ok(ServerTuning { kind, source, costs, load: self.load() })
     }
 }
 
@@ -126,22 +128,63 @@ pub(crate) fn run(
     tuning: &ServerTuning,
     console: &Console,
 ) -> Result<()> {
-    let all = tune_for_server(recipe, workspace, tuning)?;
-    let mut written = Vec::new();
-    for settings in &all {
+    let mut all = tune_for_server(recipe, workspace, tuning)?;
+    let list = |all: Vec<usize>| all.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
+    console.text(format!(
+        "costs: {}, with {} candidates at {} requests side by side\n\n",
+        tuning.source,
+        list([0].into_iter().chain(tuning.costs.lengths()).collect()),
+        list(tuning.costs.batch_sizes())
+    ))?;
+    let (mut written, mut removed) = (Vec::new(), Vec::new());
+    for settings in &mut all {
         let name =
             format!("{}-{}-{}", tuning.kind.name(), settings.drafter, settings.decoding.text());
         let dir = recipe.tuning_dir().join(name);
-        for file in &settings.files {
-            let path = dir.join(file.name);
-            write_whole(&path, &file.text)?;
-            written.push(path);
+        if settings.files.is_empty() && dir.is_dir() {
+            std::fs::remove_dir_all(&dir)
+                .with_context(|| format!("cannot remove `{}`", dir.display()))?;
+            removed.push(dir.clone());
         }
+        write(settings, &dir)?;
+        written.extend(settings.files.iter().map(|file| dir.join(file.name)));
         console.text(text(settings, console.width()))?;
     }
-    let written = written.iter().map(|path: &PathBuf| format!("written: {}\n", path.display()));
-    console.text(written.collect::<String>())?;
+    let lines = |what: &str, paths: Vec<PathBuf>| -> String {
+        paths.iter().map(|path| format!("{what}: {}\n", path.display())).collect()
+    };
+    console
+        .text(lines("removed, because it no longer pays", removed) + &lines("written", written))?;
+    console.text(last(&all, console.width()))?;
     console.document(&all)
+}
+
+/// Writes a server's settings files, and puts their paths into the commands that start it.
+pub(crate) fn write(settings: &mut ServerSettings, dir: &Path) -> Result<()> {
+    for name in settings.files.iter().map(|file| file.name).collect::<Vec<_>>() {
+        let path = quoted(&served_path(&dir.join(name), true));
+        let texts = settings.files.iter_mut().map(|file| &mut file.text);
+        settings.start.iter_mut().chain(texts).for_each(|text| *text = text.replace(name, &path));
+    }
+    let files = settings.files.iter();
+    files.map(|file| Ok(write_whole(&dir.join(file.name), &file.text)?)).collect()
+}
+
+/// Formats the last sentences: the settings to use and the command that starts the server with them.
+fn last(all: &[ServerSettings], width: Option<usize>) -> String {
+    let Some(best) = winner(all) else {
+        let none =
+            "No drafter pays in every way of decoding at this load: serve without speculation.";
+        return format!("\n{}\n", wrapped(none, width).join("\n"));
+    };
+    let setting = best.single.map(|single| single.text()).unwrap_or_default();
+    let sentence = format!(
+        "Serve with {}, {setting}: {} in {} decoding, where it gains the least. Start the server with:",
+        best.drafter.text(),
+        times_text(best.speedup()),
+        best.decoding.text(),
+    );
+    format!("\n{}\n{}\n", wrapped(&sentence, width).join("\n"), best.start.join(" &&\n"))
 }
 
 /// Formats the table of speeds by batch size, the chosen settings and their notes.
@@ -189,7 +232,7 @@ pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
         Some((single, Estimate { value, low, high })) => {
             format!(
                 "at your load: {}, {} ({low:.2} to {high:.2})",
-                named(single),
+                single.text(),
                 times_text(value)
             )
         }
@@ -207,17 +250,6 @@ fn short_name(drafting: Drafting) -> String {
     match num_matched {
         Some(num_matched) => format!("{num_matched}x{num_candidates}"),
         None if least_prob > 0.0 => format!("K = {num_candidates}, p = {least_prob}"),
-        None => format!("K = {num_candidates}"),
-    }
-}
-
-fn named(drafting: Drafting) -> String {
-    let Drafting { num_candidates, least_prob, num_matched } = drafting;
-    match num_matched {
-        Some(num_matched) => format!("K = {num_candidates} after {num_matched} known tokens"),
-        None if least_prob > 0.0 => {
-            format!("K = {num_candidates} while probabilities reach {least_prob}")
-        }
         None => format!("K = {num_candidates}"),
     }
 }

@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 use comfy_table::{ContentArrangement, Table, presets};
-use draftsmith_report::{CostSource, DrafterName, explained, table_text, times_text};
+use draftsmith_report::{
+    CostSource, DrafterName, explained, fastest_ways, serving_text, table_text, times_text,
+};
 use draftsmith_theory::{Estimate, StopRuleName};
 
 use draftsmith_tune::tuner::baseline::RuleGain;
@@ -54,16 +56,10 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
         );
     }
     text += &advice(tuning).map(|advice| format!("\n{advice}\n")).unwrap_or_default();
-    if !tuning.runtimes.is_empty() {
-        text += "\nwithout a head, over best K:\n";
-        for setting in &tuning.runtimes {
-            text += &format!(
-                "  {:>7}  {:<12}  {}\n",
-                percent(setting.gain),
-                setting.runtime,
-                setting.setting
-            );
-        }
+    let ways = fastest_ways(&tuning.ways);
+    if !ways.is_empty() {
+        text += "\nin other programs, at the times of this machine:\n";
+        text += &serving_text(&ways, width);
     }
     text += &match &tuning.export {
         Some(dir) => format!("\nwritten to {}\n\n", dir.join("config.json").display()),

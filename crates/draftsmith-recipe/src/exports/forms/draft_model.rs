@@ -35,11 +35,7 @@ pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
             "a draft model of {num_layers} layers, {origin}, with {num_parameters} parameters"
         ),
         ignored: ignored(source, config),
-        commands: vec![format!(
-            "transformers: target.generate(**inputs, \
-             assistant_model=AutoModelForCausalLM.from_pretrained(\"{}\"))",
-            out.display()
-        )],
+        commands: Vec::new(),
     })
 }
 

@@ -1,0 +1,60 @@
+//! The settings with which inference servers draft: a number of candidates, a minimum probability, or
+//! llama.cpp's lookup.
+
+use serde::{Deserialize, Serialize};
+
+use crate::{Bounds, ConfidenceThresholdConfig, FixedLengthConfig, NgramSimple, StopRuleConfig};
+
+/// A setting for how a server drafts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub struct Drafting {
+    /// The maximum number of candidates per round.
+    pub num_candidates: usize,
+    /// The drafter's probability, among its top ten tokens, below which drafting stops; 0 if never.
+    pub least_prob: f64,
+    /// The number of tokens that a lookup must match; null for a drafter.
+    pub num_matched: Option<usize>,
+}
+
+impl Drafting {
+    /// Creates a setting that always drafts the same number of candidates.
+    pub fn fixed(num_candidates: usize) -> Self {
+        Self { num_candidates, least_prob: 0.0, num_matched: None }
+    }
+
+    /// Creates a setting for llama.cpp's lookup.
+    pub fn look_up(ngram: NgramSimple) -> Self {
+        Self { num_matched: Some(ngram.num_matched), ..Self::fixed(ngram.most) }
+    }
+
+    /// Returns the lookup; `None` for a drafter.
+    pub fn ngram(&self) -> Option<NgramSimple> {
+        Some(NgramSimple { num_matched: self.num_matched?, most: self.num_candidates })
+    }
+
+    /// Returns the stop rule of a drafter.
+    pub fn rule(&self) -> StopRuleConfig {
+        let candidate_length = self.num_candidates;
+        if self.least_prob > 0.0 {
+            StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
+                confidence_threshold: self.least_prob,
+                before_draw: true,
+                bounds: Bounds { min: 0, max: candidate_length },
+            })
+        } else {
+            FixedLengthConfig { candidate_length }.into()
+        }
+    }
+
+    /// Describes the setting in words, such as `K = 3` or `lookup 4x3`.
+    pub fn text(&self) -> String {
+        let Self { num_candidates, least_prob, num_matched } = self;
+        match num_matched {
+            Some(num_matched) => format!("lookup {num_matched}x{num_candidates}"),
+            None if *least_prob > 0.0 => {
+                format!("K = {num_candidates} while probabilities reach {least_prob}")
+            }
+            None => format!("K = {num_candidates}"),
+        }
+    }
+}
