@@ -108,6 +108,23 @@ pub struct TrainedText {
     pub properties: Map<String, Value>,
 }
 
+/// The agreement with the target below which hardly any candidate is accepted.
+const LOW_AGREEMENT: f64 = 0.2;
+
+/// Advises on a training whose agreement with the target stayed low. Empty if it did not. `training` is the record of
+/// the training in a `config.json`.
+fn low_agreement_text(agreement: f64, training: &Map<String, Value>) -> String {
+    if agreement >= LOW_AGREEMENT {
+        return String::new();
+    }
+    let rate = training.get("optimizer").and_then(|optimizer| optimizer["learning_rate"].as_f64());
+    let rate = rate.map(|rate| format!(" (it was {rate:.1e})")).unwrap_or_default();
+    format!(
+        "\nThe agreement is low, so drafting will hardly pay. Raise `optimizer.learning_rate`{rate} or \
+         `data.num_prompts`, or train more epochs."
+    )
+}
+
 impl TrainedText {
     /// Adds the draft vocabulary's size and coverage to the properties, or null without one.
     pub fn with_vocabulary(

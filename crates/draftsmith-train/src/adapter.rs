@@ -67,6 +67,8 @@ pub fn train_adapters(
     run: TrainingRun<'_>,
 ) -> Result<Ending<Vec<TrainedAdapter>>, TrainError> {
     training.validate()?;
+    let optimizer = training.optimizer.of_width(target.shape().hidden_size);
+    let training = &AdapterTraining { optimizer, ..training.clone() };
     let exit_layers = training.exit_layer.to_vec();
     let configs = exit_layers.iter().map(|layer| config_of(target, training, *layer));
     let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
@@ -83,7 +85,6 @@ pub fn train_adapters(
         .map(|config| AdapterConfig { draft_vocabulary: vocabulary.clone(), ..config })
         .collect();
     let devices = PerDevice::trained(targets.first().device(), more)?;
-    let optimizer = training.optimizer;
     let setup = Setup { loaders, devices, optimizer, label: "self-draft adapter" };
     let learners = configs.iter().enumerate().map(|(exit, config)| {
         let learner = AdapterLearner {

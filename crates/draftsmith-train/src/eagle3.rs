@@ -115,7 +115,8 @@ pub fn train_state_drafters<N: StateNetwork, C: ExportConfig<N> + Clone>(
         prepare(&targets, rows, &lessons, seed, Some(&place))?;
     let (vocabulary, coverage) = vocabulary.unzip();
     let devices = PerDevice::trained(targets.first().device(), more)?;
-    let setup = Setup { loaders, devices, optimizer: first.optimizer, label: N::KIND };
+    let optimizer = first.optimizer.of_width(target.shape().hidden_size);
+    let setup = Setup { loaders, devices, optimizer, label: N::KIND };
     let place_of = |layer: &usize| lessons.layers.binary_search(layer).ok();
     let (mut learners, mut configs) = (Vec::new(), Vec::new());
     for (nth, one) in members.iter().enumerate() {
@@ -133,8 +134,8 @@ pub fn train_state_drafters<N: StateNetwork, C: ExportConfig<N> + Clone>(
     }
     let trained = run.train(setup, learners, |nth, part, outcome| {
         let mut trained = Trained::new((part, configs[nth].clone()), outcome);
-        let training = members[nth].training;
-        let mut record = trained.record(training, &["layers"], "num_tokens", seed);
+        let training = Eagle3Training { optimizer, ..members[nth].training.clone() };
+        let mut record = trained.record(&training, &["layers"], "num_tokens", seed);
         if let Some(coverage) = coverage {
             record.insert(VOCABULARY_COVERAGE.to_owned(), coverage.into());
         }

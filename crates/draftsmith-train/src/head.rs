@@ -94,6 +94,12 @@ pub fn train_heads<'a>(
 ) -> Result<Ending<Vec<TrainedHead>>, TrainError> {
     let draft = draft.into();
     heads.iter().try_for_each(|head| head.validate())?;
+    let width = draft.hidden_size();
+    let resolved = |head: &HeadTraining| HeadTraining {
+        optimizer: head.optimizer.of_width(width),
+        ..head.clone()
+    };
+    let heads: Vec<HeadTraining> = heads.iter().map(resolved).collect();
     let shared = &heads[0];
     assert!(heads.iter().all(|head| head.shares_steps_with(shared)), "heads must share batches");
     let embedding_gain = draft.embedding_gain();
@@ -104,7 +110,6 @@ pub fn train_heads<'a>(
     let place = run.feature_dir();
     let (loaders, stored) = prepare(&drafts, data.into(), shared, seed, Some(&place))?;
     let devices = PerDevice::trained(drafts.first().device(), more)?;
-    let width = draft.hidden_size();
 
     let learner = |head: &HeadTraining| HeadLearner {
         head: initial_head(&config_of(width, head), seed, devices.first()),

@@ -24,7 +24,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let (rows, _) = read_shard(&file, Some(target.network().shape().vocab_size))?;
     let (state, adapter) = (dir.path().join("state"), dir.path().join("adapter"));
     let mut training = AdapterTraining { initial: InitialWeights::Target, ..Default::default() };
-    (training.optimizer.learning_rate, training.optimizer.num_epochs) = (1e-3, 3);
+    (training.optimizer.learning_rate, training.optimizer.num_epochs) = (Some(1e-3), 3);
     let run = TrainingRun::new(&state, "40 answers");
     let trained = train_adapters(target.network(), &rows, &training, 0, run)?.best();
     let mut trained = trained.and_then(|mut all| all.pop()).ok_or("training was stopped")?;

@@ -21,7 +21,7 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
     let dir = tempfile::tempdir()?;
     let (state, head) = (dir.path().join("state"), dir.path().join("head"));
     let mut training = HeadTraining { labels: HeadLabels::Rollouts, ..HeadTraining::default() };
-    (training.optimizer.learning_rate, training.optimizer.gradient_accumulation) = (1e-3, 1);
+    (training.optimizer.learning_rate, training.optimizer.gradient_accumulation) = (Some(1e-3), 1);
     let recorded = Some(RecordedRollouts { rows: &rollouts, is_greedy: true });
     let data = HeadData { rows: &rows, rollouts: recorded };
     let run = TrainingRun::new(&state, "60 answers");

@@ -21,7 +21,7 @@ use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::{
     DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
-    read_kind, settings_table,
+    low_agreement_text, read_kind, settings_table,
 };
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
@@ -258,7 +258,7 @@ impl KindTraining for AdapterTraining {
         };
         let lines = format!(
             "{}, {} parameters{drafted}\nvalidation over {} tokens: cross-entropy {:.4} (the target's \
-             own {:.4}), agreement {:.4}, overlap {:.4}",
+             own {:.4}), agreement {:.4}, overlap {:.4}{}",
             config.architecture,
             config.num_parameters(),
             scores.num_tokens,
@@ -266,6 +266,7 @@ impl KindTraining for AdapterTraining {
             scores.target_entropy,
             scores.agreement,
             scores.overlap,
+            low_agreement_text(scores.agreement, &config.training),
         );
         let place = format!("behind layer {}", config.exit_layer);
         let properties = [

@@ -22,7 +22,7 @@ use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::{
     DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
-    read_kind, settings_table,
+    low_agreement_text, read_kind, settings_table,
 };
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_EAGLE3, ServerFlags};
@@ -225,12 +225,13 @@ impl KindTraining for Eagle3Training {
         let shares = shares.collect::<Vec<_>>().join(" ");
         let lines = format!(
             "{} parameters{drafted}\nvalidation over {} tokens: accepted length {:.3}, agreement by step \
-             {shares}, cross-entropy {:.4}, overlap {:.4}",
+             {shares}, cross-entropy {:.4}, overlap {:.4}{}",
             config.num_parameters(),
             scores.num_tokens,
             scores.accepted_length,
             scores.cross_entropy,
             scores.overlap,
+            low_agreement_text(scores.agreement.first(), &config.training),
         );
         let place = format!("over layers {low}, {middle} and {high}");
         let properties = [

@@ -190,7 +190,11 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
     let greedy = recorded([&one, &other]);
     let served = served(&AS_EAGLE3, "m");
     let found = tuning
-        .settings(Recorded { decoding: DecodingName::Sampled, ..greedy }, DrafterId::DRAFT.into(), &served)
+        .settings(
+            Recorded { decoding: DecodingName::Sampled, ..greedy },
+            DrafterId::DRAFT.into(),
+            &served,
+        )
         .expect("settings");
     let single = found.single.expect("it pays");
     assert!(single.least_prob > 0.0, "{single:?}");

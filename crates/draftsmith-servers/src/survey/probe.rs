@@ -29,7 +29,7 @@ fn settings() -> HeadTraining {
         labels: HeadLabels::Rollouts,
         rejection_weight: 1.0,
         optimizer: OptimizerSettings {
-            learning_rate: 3e-3,
+            learning_rate: Some(3e-3),
             num_epochs: 12,
             patience: Some(3),
             gradient_accumulation: 1,

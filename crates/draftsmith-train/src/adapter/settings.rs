@@ -20,8 +20,9 @@ pub struct AdapterTraining {
     /// one adapter is trained for each. Default: 2, Kangaroo's for 7B models (3 for 13B). With 0
     /// the adapter is a small draft that shares only the target's embedding and LM head.
     pub exit_layer: ExitLayers,
-    /// The architecture of the adapter: `"attention"` (the paper's), or one of the paper's ablation
-    /// (Table 2): `"mlp-only"`, `"attention-with-head"` or `"decoder-layer"`.
+    /// The architecture of the adapter: `"decoder-layer"` (our default, which servers load without
+    /// loss), `"attention"` (the paper's), or one of the paper's other ablations (Table 2):
+    /// `"mlp-only"` or `"attention-with-head"`.
     pub architecture: AdapterArchitecture,
     /// The number of the adapter's layers, 1 to 8. Default: 1, as in the paper.
     pub num_layers: usize,
@@ -30,8 +31,8 @@ pub struct AdapterTraining {
     /// the loss covers only these tokens (FR-Spec, Zhao et al. 2025). Default: all tokens. It
     /// cannot be combined with a separate LM head.
     pub draft_vocabulary: Option<usize>,
-    /// The initial weights: `"random"`, as in the authors' code, or `"target"`, which copies the
-    /// target's layer after the exit for the parts that it has. A separate LM head starts as a copy
+    /// The initial weights: `"target"` (our default) copies the target's layer after the exit for the
+    /// parts that it has, and `"random"` draws them, as in the authors' code. A separate LM head starts as a copy
     /// of the target's.
     pub initial: InitialWeights,
     /// The teacher: `"target"`, the target's whole distributions, for which all its layers run; or
@@ -118,10 +119,10 @@ impl Default for AdapterTraining {
     fn default() -> Self {
         Self {
             exit_layer: ExitLayers::One(2),
-            architecture: AdapterArchitecture::Attention,
+            architecture: AdapterArchitecture::DecoderLayer,
             num_layers: 1,
             draft_vocabulary: None,
-            initial: InitialWeights::Random,
+            initial: InitialWeights::Target,
             teacher: Teaching::Target,
             max_len: 2048,
             loss: DistillationLoss::CrossEntropy,

@@ -23,7 +23,7 @@ fn quick() -> AdapterTraining {
         exit_layer: ExitLayers::One(1),
         loss_chunk: 5,
         optimizer: OptimizerSettings {
-            learning_rate: 1e-2,
+            learning_rate: Some(1e-2),
             num_epochs: 2,
             gradient_accumulation: 2,
             validation_fraction: 0.3,
@@ -65,7 +65,7 @@ fn an_adapter_learns_the_targets_predictions() {
     let rows = undrafted(200, 40, 21);
     let training = quick_with(|settings| (settings.num_epochs, settings.weight_decay) = (15, 0.0));
     let untrained =
-        quick_with(|settings| (settings.num_epochs, settings.learning_rate) = (1, 1e-30));
+        quick_with(|settings| (settings.num_epochs, settings.learning_rate) = (1, Some(1e-30)));
     let [trained, untrained] = [training, untrained].map(|training| {
         let dir = tempfile::tempdir().unwrap();
         train(&early_target(), &rows, &training, dir.path()).unwrap()
@@ -152,7 +152,7 @@ fn initial_weights_of_the_targets_last_layer_predict_as_the_target() {
     let training = AdapterTraining {
         architecture: AdapterArchitecture::DecoderLayer,
         initial: InitialWeights::Target,
-        ..quick_with(|settings| (settings.num_epochs, settings.learning_rate) = (1, 1e-30))
+        ..quick_with(|settings| (settings.num_epochs, settings.learning_rate) = (1, Some(1e-30)))
     };
     let dir = tempfile::tempdir().unwrap();
     let trained = train(&target, &undrafted(30, 20, 3), &training, dir.path()).unwrap();
@@ -224,7 +224,7 @@ fn the_result_is_the_adapter_of_the_best_epoch() {
     let rows = undrafted(40, 12, 4);
     // The learning rate rises to the end and becomes far too high.
     let training = quick_with(|settings| {
-        (settings.learning_rate, settings.warmup_ratio, settings.num_epochs) = (1.0, 1.0, 6);
+        (settings.learning_rate, settings.warmup_ratio, settings.num_epochs) = (Some(1.0), 1.0, 6);
     });
     let dir = tempfile::tempdir().unwrap();
     let trained = train(&target, &rows, &training, dir.path()).unwrap();

@@ -24,7 +24,7 @@ fn quick() -> Eagle3Training {
         num_steps: 3,
         loss_chunk: 7,
         optimizer: OptimizerSettings {
-            learning_rate: 1e-2,
+            learning_rate: Some(1e-2),
             num_epochs: 2,
             gradient_accumulation: 1,
             validation_fraction: 0.3,
@@ -56,7 +56,7 @@ fn a_drafter_learns_to_draft_several_tokens() {
     let training = |learning_rate, num_epochs| {
         let mut training = Eagle3Training { teacher: Teaching::Response, ..quick() };
         (training.optimizer.learning_rate, training.optimizer.num_epochs) =
-            (learning_rate, num_epochs);
+            (Some(learning_rate), num_epochs);
         train(&rows, &training).unwrap()
     };
     let (untrained, trained) = (training(1e-30, 1).scores, training(1e-2, 12));

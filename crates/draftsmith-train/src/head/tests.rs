@@ -20,7 +20,7 @@ fn quick() -> HeadTraining {
     HeadTraining {
         num_layers: 1,
         optimizer: OptimizerSettings {
-            learning_rate: 1e-2,
+            learning_rate: Some(1e-2),
             num_epochs: 2,
             gradient_accumulation: 2,
             validation_fraction: 0.3,
@@ -109,7 +109,7 @@ fn assert_result_is_of_the_best_epoch(form: HeadForm) {
     let rows = responses(40, 12, 4);
     // With such a high learning rate scores rise and fall between epochs.
     let diverging =
-        quick_with(|optimizer| (optimizer.learning_rate, optimizer.num_epochs) = (0.3, 6));
+        quick_with(|optimizer| (optimizer.learning_rate, optimizer.num_epochs) = (Some(0.3), 6));
     let training = HeadTraining { form, ..diverging };
     let dir = tempfile::tempdir().unwrap();
     let trained = train(&draft, &rows, &training, dir.path()).unwrap();

@@ -187,7 +187,7 @@ const SEED: u64 = 3;
 
 fn optimizer() -> OptimizerSettings {
     OptimizerSettings {
-        learning_rate: 1e-2,
+        learning_rate: Some(1e-2),
         num_epochs: 2,
         gradient_accumulation: 2,
         validation_fraction: 0.3,
@@ -393,7 +393,8 @@ fn unusable_data_and_settings_are_errors() {
 
 #[test]
 fn an_infinite_loss_names_epoch_and_rows() {
-    let diverging = OptimizerSettings { learning_rate: 1e38, warmup_ratio: 0.0, ..optimizer() };
+    let diverging =
+        OptimizerSettings { learning_rate: Some(1e38), warmup_ratio: 0.0, ..optimizer() };
     for subject in TRAINERS {
         let key = format!("{}.optimizer.learning_rate", subject.section);
         subject.assert_error(

@@ -43,7 +43,7 @@ fn assert_near(what: &str, found: f64, expected: f64) {
 
 fn optimizer(defaults: OptimizerSettings) -> OptimizerSettings {
     OptimizerSettings {
-        learning_rate: 1e-2,
+        learning_rate: Some(1e-2),
         num_epochs: 3,
         gradient_accumulation: 2,
         validation_fraction: 0.3,

@@ -31,7 +31,7 @@ const RATE: f64 = 0.5;
 
 fn optimizer(learning_rate: f64) -> OptimizerSettings {
     OptimizerSettings {
-        learning_rate,
+        learning_rate: Some(learning_rate),
         warmup_ratio: 1.0,
         num_epochs: NUM_EPOCHS,
         batch_size: 2,

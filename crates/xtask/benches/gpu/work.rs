@@ -66,7 +66,7 @@ pub(crate) struct Step {
 impl Timing {
     fn optimizer(&self, defaults: OptimizerSettings, accumulation: usize) -> OptimizerSettings {
         OptimizerSettings {
-            learning_rate: self.learning_rate,
+            learning_rate: Some(self.learning_rate),
             num_epochs: 1,
             batch_size: self.rows,
             gradient_accumulation: accumulation,
