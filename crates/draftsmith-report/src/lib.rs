@@ -14,7 +14,7 @@
 //! ```
 //!
 //! [`ResultRow::of`] makes rows from other measurements. [`results_to_json`] writes such rows, and
-//! [`render_html`] shows them. The module `results` owns `results.json`, `summary.json`,
+//! [`render_html`] shows them, and [`render_speed_svg`] draws them. The module `results` owns `results.json`, `summary.json`,
 //! `replay.json` and the answers. `table` renders text for terminals, `report` renders HTML, and
 //! `paper` fills in the tables of papers. This crate sees no models or tensors, measures nothing
 //! and prints nothing.
@@ -34,7 +34,7 @@ pub use error::ReportError;
 pub use paper::{PaperColumn, PaperRow, PaperSource, PaperTable, Published, render_papers};
 pub use report::data::{DataPage, ShownRow, ShownToken, SourceFigures, render_data_html};
 pub use report::lines::{Plot, PlotContent, PlotLine, bin_of, bins};
-pub use report::render_html;
+pub use report::{render_html, render_speed_svg};
 pub use results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 pub use results::{
     ALL_CATEGORIES, Conclusion, CostRatios, CostSummary, CurvePoint, DRAFTSMITH, DatasetSummary,

@@ -24,9 +24,10 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Serde;
 use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
 
+use self::look::Look;
 use crate::error::Result;
 use crate::results::FilledTable;
-use crate::results::{EvaluationSummary, Group, Replay, ResultRow, groups, in_order};
+use crate::results::{EvaluationSummary, Group, Replay, ReplayRow, ResultRow, groups, in_order};
 use crate::table::{explained, results_table, standard_table};
 use crate::text::{counted, gain, number, on_a_page, percent, sentence_case, times, typeset};
 
@@ -58,13 +59,14 @@ pub fn render_html(
     };
     let datasets = in_order(groups.iter().map(|group| group.dataset)).into_iter().map(dataset);
     let decodings = summary.groups.iter().map(|known| sections::decoding_text(&known.decoding));
+    let drafted = groups.iter().flat_map(Group::drafted).map(ResultRow::label);
+    let replayed = replay.groups.iter().flat_map(|group| &group.rows).map(ReplayRow::label);
     let page = context! {
         summary => Serde(summary), version => summary.version.as_str(),
         decodings => in_order(decodings), tie_text => summary.dtype.tie_text(),
         opening => sections::opening(&groups, &summary.conclusion),
         verdicts => sections::verdicts(&summary.conclusion),
-        symbols => explained(&groups.iter().flat_map(Group::drafted).map(ResultRow::label)
-            .collect::<Vec<_>>().join("\n"), Some(usize::MAX)),
+        symbols => symbols(drafted), replayed_symbols => symbols(replayed),
         lead => sections::lead(&groups), cards => sections::cards(&groups),
         datasets => datasets.collect::<Vec<_>>(),
         replays => replay::replays(&replay.groups),
@@ -74,7 +76,27 @@ pub fn render_html(
         costs => sections::costs(&groups, summary),
         lossless => sections::lossless(&groups, summary),
     };
-    render("page.html", page)
+    // Texts that terminals show too have backticks.
+    Ok(render("page.html", page)?.replace('`', ""))
+}
+
+/// Draws the speed chart of the first group with a drafter as an SVG file that needs no other file;
+/// `None` if nothing was drafted.
+///
+/// # Errors
+/// Never because of the data: the template belongs to the program.
+pub fn render_speed_svg(rows: &[ResultRow], summary: &EvaluationSummary) -> Result<Option<String>> {
+    let groups = groups(rows);
+    let group = groups.iter().find(|group| group.best().is_some());
+    let picture =
+        group.and_then(|group| bars::speedups(group, &summary.conclusion).picture("speed"));
+    let view = |picture| context! { picture, summary => Serde(summary) };
+    picture.map(|picture| render("speed.svg", view(picture))).transpose()
+}
+
+/// Explains the symbols in the labels of settings, in one line; `None` without symbols.
+fn symbols(labels: impl Iterator<Item = String>) -> Option<String> {
+    explained(&labels.collect::<Vec<_>>().join("\n"), Some(usize::MAX))
 }
 
 /// Renders a page of [`TEMPLATES`].
@@ -100,10 +122,13 @@ fn render(template: &str, page: Value) -> Result<String> {
 }
 
 /// The files of the pages, under the names by which they include each other.
-const TEMPLATES: [(&str, &str); 11] = [
+const TEMPLATES: [(&str, &str); 15] = [
     ("page.html", include_str!("report/page.html")),
     ("group.html", include_str!("report/group.html")),
     ("picture.html", include_str!("report/picture.html")),
+    ("elements.svg", include_str!("report/elements.svg")),
+    ("speed.svg", include_str!("report/speed.svg")),
+    ("key.html", include_str!("report/key.html")),
     ("replay.html", include_str!("report/replay.html")),
     ("heads.html", include_str!("report/heads.html")),
     ("predictions.html", include_str!("report/predictions.html")),
@@ -111,6 +136,7 @@ const TEMPLATES: [(&str, &str); 11] = [
     ("head.html", include_str!("report/head.html")),
     ("table.html", include_str!("report/table.html")),
     ("data.css", include_str!("report/data.css")),
+    ("picture.css", include_str!("report/picture.css")),
     ("style.css", include_str!("report/style.css")),
 ];
 
@@ -124,14 +150,17 @@ fn group_view(group: &Group<'_>, summary: &EvaluationSummary, id: String) -> Val
     let known = summary.group(group);
     let [ctar, acceptance, unconditional, length] =
         lines::curves(group, &id).map(|plot| plot.view());
-    let bars = bars::speedups(group);
+    let entry = |row: &ResultRow| {
+        let name = on_a_page(row.stop_rule.symbol().unwrap_or_default());
+        (sentence_case(&row.drafter.text()), Look::of(row, group), name)
+    };
     let num_settings = group.pooled().count();
     context! {
         title => sentence_case(&group.decoding_text()), name => group.name(),
         num_settings => counted(num_settings, "setting"), is_short => num_settings <= SHORT_TABLE,
         pareto => pareto::view(group, known, &format!("{id}-pareto")),
-        bars => bars.picture(&format!("{id}-bars")),
-        has_model => bars.has_ticks(), has_dots => bars.has_dots(),
+        bars => bars::speedups(group, &summary.conclusion).picture(&format!("{id}-bars")),
+        key => chart::key(group.best_of_rules().into_iter().map(entry)),
         ctar, acceptance, unconditional, length,
         standard => standard_table(group).view(),
         settings => results_table(group).view(),

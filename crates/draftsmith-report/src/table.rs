@@ -212,7 +212,7 @@ fn explained_tables<Row>(
 }
 
 /// The headings and symbols of tables with their meaning. A symbol ends with `=`, `(` or a space.
-const WORDS: [(&str, &str); 33] = [
+const WORDS: [(&str, &str); 36] = [
     ("tok/s", "tokens per second"),
     ("speed-up", "over the target alone"),
     ("gain", "modelled speed over that of the best K"),
@@ -241,11 +241,17 @@ const WORDS: [(&str, &str); 33] = [
     ("K =", "candidates per round"),
     ("h =", "the head's threshold for a rejection"),
     ("eta =", "the drafter's confidence threshold"),
+    ("joint eta =", "threshold of the product of a round's confidences"),
     ("q =", "threshold of the candidate's probability"),
     ("S =", "online acceptance: the estimated chance that a whole round is accepted"),
     ("entropy h =", "SVIP's entropy threshold"),
-    ("worth(", "tokens that a draft forward must be worth"),
-    ("lookup ", "AxB looks up to B tokens after a match of A"),
+    (
+        "worth(",
+        "tokens that a draft forward must be expected to yield, by the head, eta (confidence) or H (entropy)",
+    ),
+    ("lookup ", "4x6 proposes up to 6 tokens after a match of at least 4"),
+    ("tree ", "3-2x4x8 has 3, then 2 children, 4 nodes in a draft forward and 8 beside the chain"),
+    ("oracle", "drafts exactly what is accepted; no bound for lookup"),
 ];
 
 /// Yields explanations of the headings and symbols that a table's text contains.

@@ -1,11 +1,12 @@
 //! Pictures of horizontal bars, for the speed-up of each stop rule at its fastest setting and for
 //! the gain of each replayed rule.
 
-use minijinja::Value;
+use draftsmith_theory::rule_label;
+use minijinja::{Value, context};
 
 use super::chart::{Axis, Frame, Rect, Svg, picture, width};
 use super::look::Look;
-use crate::results::{Group, ReplayGroup, ReplayRow, ResultRow};
+use crate::results::{Conclusion, DeployAdvice, Group, ReplayGroup, ReplayRow, ResultRow};
 use crate::table::best_of;
 use crate::text::{gain, interval, on_a_page, sentence_case, signed, times, typeset};
 
@@ -14,6 +15,8 @@ const BOTTOM: f64 = 44.0;
 const ROW: f64 = 23.0;
 const BAR: f64 = 12.0;
 const CEILING: f64 = 19.0;
+/// The height of a flag below its bar, in pixels.
+const FLAG: f64 = 16.0;
 /// The half height of a whisker's ends, in pixels.
 const CAP: f64 = 4.0;
 /// The height of a drafter's name and the space above it, in pixels.
@@ -21,7 +24,7 @@ const HEADING: f64 = 28.0;
 /// The width of the column of numbers, in pixels.
 const RIGHT: f64 = 62.0;
 /// The width of the mark to the left of a label, in pixels.
-const MARK: f64 = 22.0;
+const MARK: f64 = 23.0;
 
 /// A picture of bars that begin at 0.
 pub(super) struct BarChart {
@@ -32,17 +35,19 @@ pub(super) struct BarChart {
     /// The value that bars are compared with.
     pub(super) baseline: f64,
     pub(super) bars: Vec<ShownBar>,
-    /// The value of the oracle, which no bar can exceed, and its text; None without an oracle.
+    /// The value of the oracle and its text; None without an oracle.
     pub(super) oracle: Option<(f64, String)>,
 }
 
 /// A bar with its mark, label and number.
 pub(super) struct ShownBar {
     look: Look,
-    /// The name of the drafter, shown above its first bar; may be empty.
+    /// The name of the drafter or look-up, shown above its first bar; may be empty.
     heading: String,
     label: String,
     is_best: bool,
+    /// The words below a bar that is framed; empty for others.
+    flag: &'static str,
     title: String,
     value: f64,
     text: String,
@@ -56,24 +61,22 @@ pub(super) struct ShownBar {
 }
 
 impl BarChart {
-    /// Draws the picture; `None` without bars.
+    /// Draws the picture, and says what it shows; `None` without bars.
     pub(super) fn picture(&self, id: &str) -> Option<Value> {
-        let bars = self.bars.iter().map(|bar| format!(" {}.", bar.title));
+        let text = |bar: &ShownBar| format!(" {}; {}", bar.title, bar.flag);
+        let bars = self.bars.iter().map(|bar| text(bar).trim_end_matches("; ").to_owned() + ".");
         let oracle = self.oracle.iter().map(|(_, text)| format!(" Oracle: {text}."));
         let description = format!("{}.{}", self.title, bars.chain(oracle).collect::<String>());
         let draw = |frame, svg: &mut Svg| self.draw(frame, svg);
-        let key = std::iter::empty();
-        (!self.bars.is_empty()).then(|| picture(id, &self.title, &description, key, draw))
-    }
-
-    /// Returns whether any bar has a tick.
-    pub(super) fn has_ticks(&self) -> bool {
-        self.bars.iter().any(|bar| bar.tick.is_some())
-    }
-
-    /// Returns whether any bar has dots.
-    pub(super) fn has_dots(&self) -> bool {
-        self.bars.iter().any(|bar| !bar.dots.is_empty())
+        let any = |has: fn(&ShownBar) -> bool| self.bars.iter().any(has);
+        (!self.bars.is_empty()).then(|| {
+            context! {
+                has_ticks => any(|bar| bar.tick.is_some()),
+                has_dots => any(|bar| !bar.dots.is_empty()),
+                has_flag => any(|bar| !bar.flag.is_empty()),
+                ..picture(id, &self.title, &description, draw)
+            }
+        })
     }
 
     /// Returns the axis from pixel `left` to `right`, and whether the oracle is on it.
@@ -104,20 +107,21 @@ impl BarChart {
             .iter()
             .map(|bar| {
                 let is_new = std::mem::replace(&mut heading, &bar.heading) != bar.heading;
-                bottom += ROW + if is_new { HEADING } else { 0.0 };
-                (bottom - ROW / 2.0, is_new)
+                let top = bottom + if is_new { HEADING } else { 0.0 };
+                bottom = top + ROW + if bar.flag.is_empty() { 0.0 } else { FLAG };
+                (top + ROW / 2.0, is_new)
             })
             .collect();
         let plot = Rect { left, top: TOP, right, bottom };
         svg.x_axis(&x, plot, self.unit, &self.x_name, true);
+        let baseline = x.place(self.baseline);
+        svg.line("baseline", &[(baseline, TOP), (baseline, bottom)]);
         for (bar, (middle, is_new)) in self.bars.iter().zip(places) {
             if is_new {
                 svg.text("heading", (0.0, middle - ROW / 2.0 - 7.0), "start", &bar.heading);
             }
-            bar.draw(&x, middle, frame.width - 2.0, svg);
+            bar.draw(&x, middle, frame.width, svg);
         }
-        let baseline = x.place(self.baseline);
-        svg.line("baseline", &[(baseline, TOP), (baseline, bottom)]);
         if let Some((value, text)) = &self.oracle {
             let (end, arrow) = if is_near { (x.place(*value), "") } else { (right, " \u{2192}") };
             if is_near {
@@ -131,8 +135,8 @@ impl BarChart {
 }
 
 impl ShownBar {
-    /// Draws the bar centred vertically at `middle`, and its number to the left of `text_end`.
-    fn draw(&self, x: &Axis, middle: f64, text_end: f64, svg: &mut Svg) {
+    /// Draws the bar centred vertically at `middle`, and its number at the right end of `width`.
+    fn draw(&self, x: &Axis, middle: f64, width: f64, svg: &mut Svg) {
         let class = &self.look.class;
         let best = if self.is_best { " best" } else { "" };
         let span = |value: f64, height: f64| {
@@ -142,7 +146,7 @@ impl ShownBar {
         };
         svg.open(&format!("bar {class}{best}"), &self.title);
         svg.open(&format!("series {class}"), "");
-        svg.path("", &self.look.path((8.0, middle), 4.5), "");
+        svg.path("", &self.look.path((10.0, middle), 4.5), "");
         svg.close();
         svg.text("", (MARK, middle + 4.2), "start", &self.label);
         if let Some(ceiling) = self.ceiling {
@@ -162,24 +166,43 @@ impl ShownBar {
             let caps = format!("M{low} {top}V{bottom}M{high} {top}V{bottom}");
             svg.path("whisker", &format!("M{low} {middle}H{high}{caps}"), "");
         }
-        svg.text("value", (text_end, middle + 4.2), "end", &self.text);
+        svg.text("value", (width - 6.0, middle + 4.2), "end", &self.text);
+        if !self.flag.is_empty() {
+            let (top, bottom) = (middle - ROW / 2.0, middle + ROW / 2.0 + FLAG - 2.0);
+            svg.rect("frame", Rect { left: 1.0, top, right: width - 1.0, bottom }, "");
+            svg.text("flag", (MARK, bottom - 6.0), "start", self.flag);
+        }
         svg.close();
     }
 }
 
 /// Charts the speed-ups of a group: plain decoding, and each stop rule at its fastest setting, with
-/// a tick at the cost model's speed-up and a dot for each other setting.
-pub(super) fn speedups(group: &Group<'_>) -> BarChart {
+/// a tick at the cost model's speed-up and a dot for each other setting. The setting that tuning
+/// chose takes the place of its rule's fastest and is flagged.
+pub(super) fn speedups(group: &Group<'_>, conclusion: &Conclusion) -> BarChart {
+    let tuned = group.best_tuned();
+    let shown_for = |fastest| {
+        let rule = |row: &ResultRow| (row.drafter, row.stop_rule);
+        tuned.filter(|tuned| rule(tuned) == rule(fastest)).unwrap_or(fastest)
+    };
+    let marked = tuned.or(group.best());
+    let mut verdicts = conclusion.verdicts.iter().filter(|it| it.group == group.name());
+    let flag = match verdicts.any(|it| it.advice == DeployAdvice::Deploy) {
+        true => "deploy: tuning chose it on other prompts",
+        false => "tuned on other prompts",
+    };
     let bar = |row: &ResultRow| {
         let finite = |value: Option<f64>| value.filter(|value| value.is_finite());
         let title = |row: &ResultRow| format!("{}: {}", row.label(), times(row.speedup));
         let others = group.sweep_of(row).filter(|other| other.setting != row.setting);
+        let is_best = marked.is_some_and(|marked| std::ptr::eq(marked, row));
         let dot = |other: &ResultRow| Some((finite(other.speedup)?, shown(&title(other))));
         Some(ShownBar {
             look: Look::of(row, group),
             heading: sentence_case(&row.drafter.text()),
             label: on_a_page(&row.rule_label()),
-            is_best: group.is_best_of_road(row),
+            is_best,
+            flag: if is_best && tuned.is_some() { flag } else { "" },
             title: shown(&format!("{}, modelled {}", title(row), times(row.modelled_speedup))),
             value: finite(row.speedup)?,
             text: typeset(&times(row.speedup)),
@@ -189,7 +212,7 @@ pub(super) fn speedups(group: &Group<'_>) -> BarChart {
             whisker: None,
         })
     };
-    let rows = group.plain().into_iter().chain(group.best_of_rules());
+    let rows = group.plain().into_iter().chain(group.best_of_rules().into_iter().map(shown_for));
     BarChart {
         title: format!("Speed-up over plain decoding by stop rule: {}", group.name()),
         x_name: "speed-up \u{2192}".to_owned(),
@@ -211,9 +234,10 @@ pub(super) fn gains(replay: &ReplayGroup) -> BarChart {
         let (over, range) = (gain(row.gain.value), interval(row.gain, signed));
         Some(ShownBar {
             look: Look::of_only(Some(replay.road), row.stop_rule),
-            heading: String::new(),
-            label: on_a_page(&row.label()),
+            heading: row.lookup_first.map_or_else(String::new, |it| format!("Lookup {it}")),
+            label: on_a_page(&rule_label(None, &row.config)),
             is_best: best == Some(row),
+            flag: "",
             title: shown(&format!(
                 "{}: {over} ({range}){}",
                 row.label(),

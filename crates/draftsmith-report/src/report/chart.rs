@@ -3,6 +3,7 @@
 use minijinja::{Value, context};
 
 use super::look::{Look, Place, tenth};
+use crate::results::in_order;
 use crate::text::{number, typeset};
 
 /// A straight line between two places.
@@ -92,11 +93,10 @@ impl Axis {
 }
 
 /// Draws a picture in both sizes for `picture.html`. `draw` draws one and returns its height.
-pub(super) fn picture<'a>(
+pub(super) fn picture(
     id: &str,
     title: &str,
     description: &str,
-    key: impl Iterator<Item = (String, &'a Look, String)>,
     draw: impl Fn(Frame, &mut Svg) -> f64,
 ) -> Value {
     let charts = FRAMES.map(|frame| {
@@ -104,14 +104,16 @@ pub(super) fn picture<'a>(
         let height = draw(frame, &mut svg);
         context! { frame => frame.name, width => frame.width, height, elements => svg.0 }
     });
-    let mut entries: Vec<(String, String, String, String)> = Vec::new();
-    for (heading, look, text) in key {
-        let entry = (heading, look.class.clone(), look.path((6.0, 7.0), 4.5), text);
-        if !entries.contains(&entry) {
-            entries.push(entry);
-        }
-    }
-    context! { id, title, description, charts, key => entries }
+    context! { id, title, description, charts }
+}
+
+/// Builds the legend for `key.html` from a heading, which may be empty, a look and a name for each
+/// entry.
+pub(super) fn key(entries: impl Iterator<Item = (String, Look, String)>) -> Vec<[String; 4]> {
+    in_order(entries.map(|(heading, look, name)| {
+        let outline = look.path((6.0, 7.0), 4.5);
+        [heading, look.class, outline, name]
+    }))
 }
 
 /// The elements of a picture.
@@ -150,7 +152,8 @@ impl Svg {
         self.0.push(context! { class, x => tenth(x), y => tenth(y), anchor, text });
     }
 
-    /// Adds the horizontal axis below the plot, with lines through the plot if `has_grid`.
+    /// Adds the horizontal axis below the plot, with lines through the plot if `has_grid`. A number
+    /// that would touch the one before it is left out.
     pub(super) fn x_axis(
         &mut self,
         axis: &Axis,
@@ -159,11 +162,17 @@ impl Svg {
         name: &str,
         has_grid: bool,
     ) {
+        let mut end = f64::NEG_INFINITY;
         for (x, text) in axis.ticks() {
             if has_grid {
                 self.line("grid", &[(x, plot.top), (x, plot.bottom)]);
             }
-            self.text("axis", (x, plot.bottom + 17.0), "middle", &typeset(&(text + unit)));
+            let text = typeset(&(text + unit));
+            let half = width(&text) / 2.0 + 2.0;
+            if x - half >= end {
+                self.text("axis", (x, plot.bottom + 17.0), "middle", &text);
+                end = x + half;
+            }
         }
         self.text("", (plot.right, plot.bottom + 38.0), "end", name);
     }

@@ -123,3 +123,39 @@ fn sources(page: &DataPage) -> Table<&SourceFigures> {
 pub(super) fn shade(overlap: f32) -> u8 {
     (overlap.clamp(0.0, 1.0) * 10.0).min(9.0) as u8
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::lines::PlotContent;
+    use super::*;
+
+    #[test]
+    fn each_plot_of_several_lines_has_a_legend() {
+        let plot = |id: &str, names: &[&str]| Plot {
+            id: id.to_owned(),
+            title: "Acceptance".to_owned(),
+            caption: String::new(),
+            x_name: "x",
+            y_name: "y",
+            content: PlotContent::lines(
+                names
+                    .iter()
+                    .map(|name| ((*name).to_owned(), vec![(0.0, 0.5), (1.0, 0.7)]))
+                    .collect(),
+            ),
+        };
+        let page = DataPage {
+            name: "data".to_owned(),
+            version: "0.1.0",
+            num_rows: 0,
+            num_tokens: 0,
+            sources: Vec::new(),
+            plots: vec![plot("one", &["chat"]), plot("two", &["chat", "code"])],
+            rows: Vec::new(),
+            provenance: Vec::new(),
+        };
+        let page = render_data_html(&page).expect("the page is rendered");
+        assert_eq!(page.matches("<ul class=\"key\"").count(), 1);
+        assert!(page.contains("</svg>chat</li>") && page.contains("</svg>code</li>"));
+    }
+}

@@ -53,13 +53,13 @@ fn plot(race: &HeadRace, is_it: &dyn Fn(&&HeadOnSet) -> bool, id: String, name: 
         };
         let points = curve(head).into_iter().step_by(EVERY);
         let points = points.map(|at| point(&head.name, at, radius)).collect();
-        PlotLine { look, entry: [String::new(), entry.to_owned()], name: head.name.clone(), points }
+        PlotLine { look, entry: entry.to_owned(), name: head.name.clone(), points }
     };
     let all = race.heads.iter();
     let all = all.flat_map(|head| curve(head).into_iter().map(|at| (head.name.as_str(), at)));
     let frontier = PlotLine {
         look: Look::circle("draft cost"),
-        entry: [String::new(), "no head needs less of both".to_owned()],
+        entry: "no head needs less of both".to_owned(),
         name: "frontier".to_owned(),
         points: frontier(all).into_iter().map(|(name, at)| point(name, at, 2.2)).collect(),
     };

@@ -3,7 +3,7 @@
 
 use minijinja::{Value, context};
 
-use super::chart::{Axis, Frame, Rect, Svg, picture, round_step};
+use super::chart::{Axis, Frame, Rect, Svg, key, picture, round_step};
 use super::look::{Look, family_of};
 use crate::results::{Group, ResultRow, SpeedAtLength};
 use crate::text::{number, on_a_page, percent, sentence_case, times, typeset};
@@ -56,8 +56,8 @@ pub enum PlotContent {
 #[derive(Debug, Clone)]
 pub struct PlotLine {
     pub(super) look: Look,
-    /// The line's entry in the key: a heading, which may be empty, and a name.
-    pub(super) entry: [String; 2],
+    /// The line's name in the key.
+    pub(super) entry: String,
     /// The line's name in titles.
     pub(super) name: String,
     pub(super) points: Vec<PlotPoint>,
@@ -94,8 +94,7 @@ impl PlotContent {
                 radius: RADIUS,
                 title: format!("{} at {}", number(at.1, 3), number(at.0, 2)),
             });
-            let entry = [String::new(), name.clone()];
-            PlotLine { look, entry, name, points: points.collect() }
+            PlotLine { look, entry: name.clone(), name, points: points.collect() }
         };
         Self::Lines(looks.zip(lines).map(line).collect())
     }
@@ -155,20 +154,19 @@ impl PlotContent {
 }
 
 impl Plot {
-    /// Builds the picture with its texts; `None` if there is nothing to draw.
+    /// Builds the picture with its texts and its key; `None` if there is nothing to draw.
     pub(super) fn view(&self) -> Option<Value> {
         let lines = self.content.all_lines();
         let is_empty = lines.iter().all(|line| line.points.is_empty())
             && self.content.bars().all(|(_, share, _)| share == 0.0);
         // A single line needs no key.
         let keyed = lines.iter().filter(|_| lines.len() > 1);
-        let key = keyed.map(|PlotLine { entry: [heading, name], look, .. }| {
-            (heading.clone(), look, name.clone())
-        });
+        let entries = keyed.map(|line| (String::new(), line.look.clone(), line.entry.clone()));
         let draw = |frame, svg: &mut Svg| self.draw(frame, svg);
-        let picture = || picture(&self.id, &self.title, &self.description(), key, draw);
+        let picture = || picture(&self.id, &self.title, &self.description(), draw);
         (!is_empty).then(|| {
-            context! { title => &self.title, caption => &self.caption, picture => picture() }
+            let (title, caption) = (&self.title, &self.caption);
+            context! { title, caption, picture => picture(), key => key(entries) }
         })
     }
 
@@ -299,7 +297,7 @@ fn best_of_families(
 ) -> Vec<PlotLine> {
     let line = |row: &ResultRow| PlotLine {
         look: Look::of(row, group),
-        entry: [sentence_case(&row.drafter.text()), on_a_page(&row.rule_label())],
+        entry: on_a_page(&row.label()),
         name: on_a_page(&row.label()),
         points: points(row),
     };

@@ -9,7 +9,7 @@ use super::chart::{Axis, Frame, Rect, Segment, Svg, decimals, picture, round_ste
 use super::labels::{Mark, place};
 use super::look::{Look, Place};
 use crate::results::{CostSummary, Group, GroupSummary, ResultRow};
-use crate::text::{number, on_a_page, sentence_case, times, typeset};
+use crate::text::{number, on_a_page, times, typeset};
 
 const LEFT: f64 = 44.0;
 const RIGHT: f64 = 20.0;
@@ -63,14 +63,9 @@ pub(super) fn view(group: &Group<'_>, known: Option<&GroupSummary>, id: &str) ->
     let heading = format!("Discard rate against verification rate: {}", group.name());
     let rows = rows.into_iter().map(|row| (row, Look::of(row, group)));
     let mut pareto = Pareto { group, rows: rows.collect(), is_crowded, cost };
-    let key: Vec<(&ResultRow, Look)> = pareto.rows.clone();
-    let key = key.iter().map(|(row, look)| {
-        let symbol = on_a_page(row.stop_rule.symbol().unwrap_or_default());
-        (sentence_case(&row.drafter.text()), look, symbol)
-    });
     pareto.rows.sort_by_key(|(row, _)| group.is_best_of_rule(row));
     Some(context! {
-        picture => picture(id, &heading, &description, key, |frame, svg| pareto.draw(frame, svg)),
+        picture => picture(id, &heading, &description, |frame, svg| pareto.draw(frame, svg)),
         has_lines => cost.is_some_and(|cost| cost.target_seconds > cost.draft_seconds),
         left_out => num_rows - pareto.rows.len(),
         all_add_up => cost.is_none() || !add_up.contains(&false),

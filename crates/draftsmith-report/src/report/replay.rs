@@ -78,7 +78,7 @@ fn judged(index: usize, predictions: &HeadPredictions) -> Value {
 fn reliability(predictions: &HeadPredictions, id: String, name: &str) -> Plot {
     let line = PlotLine {
         look: Look::circle("draft head"),
-        entry: [String::new(), "predictions".to_owned()],
+        entry: "predictions".to_owned(),
         name: "predictions".to_owned(),
         points: gathered(&predictions.bins).iter().map(point).collect(),
     };

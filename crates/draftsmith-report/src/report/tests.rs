@@ -116,6 +116,170 @@ fn the_page_is_well_formed_and_its_numbers_are_finite() {
     }
 }
 
+/// Yields the parts of the page that hold the pictures, the legend and the tables of a group.
+fn sections(page: &str) -> impl Iterator<Item = &str> {
+    page.split("<section class=\"group\" id=")
+        .skip(1)
+        .map(|section| section.split_once("</section>").expect("every section ends").0)
+}
+
+#[test]
+fn the_first_chart_shows_speed_and_marks_the_setting_to_deploy() {
+    let page = page();
+    for section in sections(&page) {
+        let title = section.split("<title").nth(1).expect("a chart");
+        assert!(title.contains("Speed-up over plain decoding"), "{title}");
+        let marked = section.split(r#"class="frame""#).skip(1).map(|rest| &rest[..300]);
+        let marked: Vec<&str> = marked.collect();
+        assert_eq!(marked.len(), 2, "one setting in two sizes");
+        assert!(marked.iter().all(|it| it.contains(">deploy: tuning chose it on other prompts<")));
+        // Screen readers read it too.
+        assert!(section.contains("\u{d7}; deploy: tuning chose it on other prompts. worth(H)"));
+        assert!(section.contains("Framed: the fastest setting that tuning chose."));
+    }
+}
+
+#[test]
+fn a_tuned_setting_is_marked_though_others_of_its_rule_are_faster_or_it_is_not_to_be_deployed() {
+    let (mut rows, summary) = (fixture::rows(), fixture::summary());
+    for row in rows.iter_mut().filter(|row| row.is_tuned) {
+        row.speedup_interval = Some([0.9, 1.1]);
+        (row.speedup, row.tokens_per_second) = (Some(1.0), 0.4 * row.tokens_per_second);
+    }
+    let summary = summary.concluded(&rows);
+    let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
+    assert_eq!(page.matches(">tuned on other prompts</text>").count(), 4 * 2);
+    assert!(!page.contains("deploy: tuning chose"));
+    // Without tuning, nothing is framed and the fastest of all is bold.
+    rows.iter_mut().for_each(|row| row.is_tuned = false);
+    let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
+    assert!(!page.contains(r#"class="frame""#) && !page.contains("Framed:"));
+    let bars = page.split(r#"<g class="bar "#).skip(1);
+    let bold = bars.filter(|bar| bar.split('"').next().is_some_and(|it| it.ends_with("best")));
+    assert_eq!(bold.count(), 4 * 2);
+}
+
+#[test]
+fn one_legend_serves_all_charts_of_a_section() {
+    let page = page();
+    let keys = |text: &str| text.matches(r#"<ul class="key""#).count();
+    // The heads of the sweep have their own legend.
+    assert_eq!((sections(&page).count(), keys(&page)), (4, 4 + 1));
+    for section in sections(&page) {
+        assert_eq!(keys(section), 1);
+        let (_, key) = section.split_once(r#"<ul class="key""#).expect("a legend");
+        let (key, charts) = key.split_once("</ul>").expect("charts after the legend");
+        for series in charts.split(r#"<g class="series "#).skip(1) {
+            let (class, _) = series.split_once('"').expect("a class");
+            assert!(key.contains(&format!(r#"<g class="series {class}">"#)), "{class}");
+        }
+    }
+}
+
+#[test]
+fn symbols_are_explained_before_the_first_chart_and_before_replays() {
+    let (mut rows, mut replay) = (fixture::rows(), fixture::replay());
+    let first = "4x6".parse().expect("a look-up");
+    for row in rows.iter_mut().filter(|row| row.stop_rule == StopRuleName::Heuristic) {
+        row.drafter = row.drafter.with_lookup(Some(first));
+    }
+    replay.groups[0].rows[3].lookup_first = Some(first);
+    let page = render_html(&rows, &fixture::summary(), &replay).expect("the page is rendered");
+    let (start, rest) = page.split_once("<svg class=\"wide\"").expect("a chart");
+    let (_, replays) = rest.split_once("id=\"replay\"").expect("replays");
+    let (replays, _) = replays.split_once("<svg").expect("a chart of a replay");
+    for text in [start, replays] {
+        for words in [
+            "K: candidates per round;",
+            "worth: tokens that a draft forward must be expected to yield, by the head, \u{3b7}",
+            "lookup: 4x6 proposes up to 6 tokens after a match of at least 4.",
+        ] {
+            assert!(text.contains(words), "{words}");
+        }
+    }
+}
+
+#[test]
+fn texts_for_terminals_have_no_backticks_on_the_page() {
+    let (mut rows, mut summary) = (fixture::rows(), fixture::summary());
+    assert!(summary.conclusion.verdicts[0].next().contains('`'));
+    assert!(!page().contains('`') && page().contains("run draftsmith check on"));
+    rows.iter_mut().for_each(|row| row.is_tuned = false);
+    summary = summary.concluded(&rows);
+    summary.conclusion.doubts.push("raise `evaluate.num_prompts`".to_owned());
+    let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
+    assert!(!page.contains('`') && page.contains("raise evaluate.num_prompts"));
+}
+
+/// Checks that no text of a chart leaves its picture, that ticks do not overlap, and that no
+/// caption lies in a box that scrolls sideways.
+#[test]
+fn no_text_is_cut() {
+    let mut replay = fixture::replay();
+    replay.groups[0].rows[8].lookup_first = Some("12x10".parse().expect("a look-up"));
+    let page = render_html(&fixture::rows(), &fixture::summary(), &replay).expect("a page");
+    assert!(!page.contains("<caption") && page.contains("<strong>By category, with"));
+    for chart in page.split("<svg class=\"").skip(1).filter(|chart| !chart.starts_with("mark")) {
+        let size = attribute(chart, "viewBox").expect("a size").split(' ').nth(2).expect("a width");
+        let size: f64 = size.parse().expect("a number");
+        let (chart, _) = chart.split_once("</svg>").expect("the chart ends");
+        let mut ticks = (0.0, 0.0);
+        for text in chart.split("<text").skip(1) {
+            let (attributes, text) = text.split_once('>').expect("a text");
+            let (text, _) = text.split_once("</text>").expect("the text ends");
+            let at = |name| attribute(attributes, name).expect("a place");
+            let (x, width): (f64, f64) = (at("x").parse().expect("a number"), chart::width(text));
+            let left = x - width
+                * ["start", "middle", "end"]
+                    .iter()
+                    .position(|it| *it == at("text-anchor"))
+                    .expect("an anchor") as f64
+                / 2.0;
+            assert!(left >= -1.0 && left + width <= size + 1.0, "{text}: {left} of {size}");
+            if attribute(attributes, "class") == Some("axis") {
+                let y: f64 = at("y").parse().expect("a number");
+                assert!(ticks.0 != y || ticks.1 <= left, "the ticks at {text} overlap");
+                ticks = (y, left + width);
+            }
+        }
+    }
+}
+
+#[test]
+fn the_oracle_is_not_called_the_fastest() {
+    let mut replay = fixture::replays().swap_remove(0);
+    let best = &mut replay.rows[8];
+    best.lookup_first = Some("4x6".parse().expect("a look-up"));
+    best.gain = Estimate { value: 0.4, low: 0.35, high: 0.45 };
+    let page = page_of(&[replay]);
+    assert!(page.contains("oracle +31.2\u{a0}%") && page.contains(">+40.0\u{a0}%</text>"));
+    assert!(!page.contains("no rule can be faster"));
+    assert!(page.contains("A rule can still be faster than the oracle: prompt lookup"));
+}
+
+#[test]
+fn the_picture_of_the_speeds_needs_no_other_file() {
+    let (rows, summary) = (fixture::rows(), fixture::summary());
+    let picture = render_speed_svg(&rows, &summary).expect("rendered").expect("a picture");
+    tags(&picture);
+    assert!(picture.starts_with("<svg xmlns=\"http://www.w3.org/2000/svg\" width="));
+    assert!(
+        picture.contains(
+            "<title>Speed-up over plain decoding by stop rule: spec-bench, greedy</title>"
+        )
+    );
+    assert!(
+        picture.contains("deploy: tuning chose it")
+            && picture.contains("prefers-color-scheme: dark")
+    );
+    assert!(
+        picture.contains(">Recipe tiny on 8 cores, 32 GiB, Linux x86_64, draftsmith 0.1.0</text>")
+    );
+    assert_eq!(picture.matches("http").count(), 1, "only the name of the format");
+    assert!(!picture.contains("<script") && picture.len() < 25_000, "{}", picture.len());
+    assert_eq!(render_speed_svg(&[], &summary).expect("rendered"), None);
+}
+
 #[test]
 fn the_page_makes_no_request() {
     let page = page();

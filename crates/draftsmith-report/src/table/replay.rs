@@ -161,9 +161,11 @@ mod tests {
         of the best K; 95 %: interval of the number before it; verify: target forwards
         per token; ceiling: the gain with a perfect head; reached: the share of the
         ceiling; K: candidates per round; h: the head's threshold for a rejection; eta:
-        the drafter's confidence threshold; q: threshold of the candidate's probability;
-        entropy h: SVIP's entropy threshold; worth: tokens that a draft forward must be
-        worth
+        the drafter's confidence threshold; joint eta: threshold of the product of a
+        round's confidences; q: threshold of the candidate's probability; entropy h:
+        SVIP's entropy threshold; worth: tokens that a draft forward must be expected to
+        yield, by the head, eta (confidence) or H (entropy); oracle: drafts exactly what
+        is accepted; no bound for lookup
         ");
     }
 
