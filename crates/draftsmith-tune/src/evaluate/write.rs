@@ -1,12 +1,12 @@
-//! Writing of an evaluation's files: answers, the report, the summary and, last, `results.json`.
-//! Each is written completely or not at all.
+//! Writing of an evaluation's files: answers, the report with its speed chart, the summary and,
+//! last, `results.json`. Each is written completely or not at all.
 
 use anyhow::Result;
 use draftsmith_files::write_whole;
 use draftsmith_report::{
     Conclusion, DatasetSummary, DecodingName, EvaluationSummary, GroupSummary, HeadRace,
-    ModelSummary, PaperTable, PromiseSummary, Replay, Version, render_html, results_to_json,
-    sort_rows, summary_to_json,
+    ModelSummary, PaperTable, PromiseSummary, Replay, Version, render_html, render_speed_svg,
+    results_to_json, sort_rows, summary_to_json,
 };
 use draftsmith_theory::Estimate;
 
@@ -69,6 +69,9 @@ impl MeasuredModels<'_> {
         let mut replay: Replay = TuningFile::REPLAY.read(recipe)?;
         if replay.dtype != rounding(workspace.models.dtype) {
             replay = Replay::default();
+        }
+        if let Some(picture) = render_speed_svg(&evaluated.rows, &summary)? {
+            write_whole(&dir.join("speed.svg"), picture)?;
         }
         write_whole(&report, render_html(&evaluated.rows, &summary, &replay)?)?;
         write_whole(&dir.join("summary.json"), summary_to_json(&summary)?)?;
