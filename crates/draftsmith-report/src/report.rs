@@ -29,7 +29,7 @@ use crate::error::Result;
 use crate::results::FilledTable;
 use crate::results::{EvaluationSummary, Group, Replay, ReplayRow, ResultRow, groups, in_order};
 use crate::table::{explained, results_table, standard_table};
-use crate::text::{counted, gain, number, on_a_page, percent, sentence_case, times, typeset};
+use crate::text::{counted, gain, number, percent, sentence_case, times, typeset};
 
 /// The number of settings above which a table is collapsed.
 const SHORT_TABLE: usize = 30;
@@ -64,7 +64,7 @@ pub fn render_html(
     let page = context! {
         summary => Serde(summary), version => summary.version.as_str(),
         decodings => in_order(decodings), tie_text => summary.dtype.tie_text(),
-        opening => sections::opening(&groups, &summary.conclusion),
+        serving => sections::serving(&summary.conclusion),
         verdicts => sections::verdicts(&summary.conclusion),
         symbols => symbols(drafted), replayed_symbols => symbols(replayed),
         lead => sections::lead(&groups), cards => sections::cards(&groups),
@@ -114,7 +114,6 @@ fn render(template: &str, page: Value) -> Result<String> {
     environment.add_filter("gain", |share: f64| typeset(&gain(share)));
     environment.add_filter("percent", |share: f64| typeset(&percent(share, 1)));
     environment.add_filter("counted", |count, what: &str| counted(count, what));
-    environment.add_filter("label", on_a_page);
     for (name, source) in TEMPLATES {
         environment.add_template(name, source)?;
     }
@@ -151,7 +150,7 @@ fn group_view(group: &Group<'_>, summary: &EvaluationSummary, id: String) -> Val
     let [ctar, acceptance, unconditional, length] =
         lines::curves(group, &id).map(|plot| plot.view());
     let entry = |row: &ResultRow| {
-        let name = on_a_page(row.stop_rule.symbol().unwrap_or_default());
+        let name = row.stop_rule.symbol().unwrap_or_default().to_owned();
         (sentence_case(&row.drafter.text()), Look::of(row, group), name)
     };
     let num_settings = group.pooled().count();

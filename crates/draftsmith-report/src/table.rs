@@ -11,9 +11,10 @@ mod replay;
 mod rows;
 
 use comfy_table::CellAlignment;
+use draftsmith_theory::stop_rules;
 use minijinja::{Value, context};
 
-use crate::text::{WIDTH, on_a_page, sentence_case, typeset, width_of, wrapped};
+use crate::text::{WIDTH, sentence_case, typeset, width_of, wrapped};
 
 pub(crate) use heads::head_race_table;
 pub(crate) use heads::scores_table;
@@ -170,7 +171,7 @@ impl<Row> Table<Row> {
             let best = if line.mark.is_empty() { "" } else { "best " };
             let cells: Vec<(&str, String)> = columns.iter().map(cell).collect();
             let name = match line.row {
-                Some(_) => on_a_page(name),
+                Some(_) => name.to_owned(),
                 None => sentence_case(name.trim_end_matches(':')),
             };
             context! { name, mark, class => format!("{best}{class}"), cells }
@@ -211,8 +212,8 @@ fn explained_tables<Row>(
     format!("{}\n{}\n", text(colour), wrapped(&legend.join("; "), width).join("\n"))
 }
 
-/// The headings and symbols of tables with their meaning. A symbol ends with `=`, `(` or a space.
-const WORDS: [(&str, &str); 36] = [
+/// The headings and symbols of tables with their meaning. A symbol ends with `=`, `-` or a space.
+const WORDS: [(&str, &str); 30] = [
     ("tok/s", "tokens per second"),
     ("speed-up", "over the target alone"),
     ("gain", "modelled speed over that of the best K"),
@@ -239,15 +240,9 @@ const WORDS: [(&str, &str); 36] = [
     ("epoch", "of the weights"),
     ("pass", "time of the training"),
     ("K =", "candidates per round"),
-    ("h =", "the head's threshold for a rejection"),
-    ("eta =", "the drafter's confidence threshold"),
-    ("joint eta =", "threshold of the product of a round's confidences"),
-    ("q =", "threshold of the candidate's probability"),
-    ("S =", "online acceptance: the estimated chance that a whole round is accepted"),
-    ("entropy h =", "SVIP's entropy threshold"),
     (
-        "worth(",
-        "tokens that a draft forward must be expected to yield, by the head, eta (confidence) or H (entropy)",
+        "cost-",
+        "drafts while a draft forward yields enough tokens for its time, by head, confidence or entropy",
     ),
     ("lookup ", "4x6 proposes up to 6 tokens after a match of at least 4"),
     ("tree ", "3-2x4x8 has 3, then 2 children, 4 nodes in a draft forward and 8 beside the chain"),
@@ -258,10 +253,24 @@ const WORDS: [(&str, &str); 36] = [
 fn words(text: &str) -> impl Iterator<Item = String> {
     let is_heading =
         |word: &str| text.lines().flat_map(|line| line.split("  ")).any(|cell| cell.trim() == word);
-    WORDS.iter().filter_map(move |(word, meaning)| {
-        let name = word.trim_end_matches(['=', '(', ' ']);
+    let headings = WORDS.iter().filter_map(move |(word, meaning)| {
+        let name = word.trim_end_matches(['=', '-', ' ']);
         let is_shown = if name == *word { is_heading(word) } else { text.contains(word) };
         is_shown.then(|| format!("{name}: {meaning}"))
+    });
+    let rules = stop_rules().filter_map(move |entry| {
+        let (name, meaning) = (entry.file_name, entry.grid()?.doc);
+        is_labelled(text, name).then(|| format!("{name}: {meaning}"))
+    });
+    headings.chain(rules)
+}
+
+/// Returns whether a text contains a rule's name with its setting, such as `head 0.7`.
+fn is_labelled(text: &str, name: &str) -> bool {
+    text.match_indices(name).any(|(at, _)| {
+        let is_whole = !text[..at].ends_with(|c: char| c.is_alphanumeric() || c == '-');
+        let setting = text[at + name.len()..].strip_prefix(' ');
+        is_whole && setting.is_some_and(|it| it.starts_with(|c: char| c.is_ascii_digit()))
     })
 }
 

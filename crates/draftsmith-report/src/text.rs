@@ -114,15 +114,6 @@ pub(crate) fn typeset(figure: &str) -> String {
     text.replace('%', "\u{a0}%").replace('x', "\u{d7}")
 }
 
-/// Typesets a label of a table as a page shows it, with the Greek letter η for the word `eta`.
-pub(crate) fn on_a_page(label: &str) -> String {
-    let word = |word: &str| match word.strip_prefix("eta") {
-        Some(end) if !end.starts_with(char::is_alphanumeric) => format!("η{end}"),
-        _ => word.to_owned(),
-    };
-    label.split_inclusive(|letter: char| !letter.is_alphanumeric()).map(word).collect()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -137,7 +128,6 @@ mod tests {
         assert_eq!(typeset(&times(Some(2.125))), "2.12\u{d7}");
         assert_eq!((times(None), typeset("-")), ("-".into(), "\u{2013}".into()));
         assert_eq!(number(f64::INFINITY, 2), "-");
-        assert_eq!(on_a_page("beta, worth(eta) = 1; joint eta"), "beta, worth(η) = 1; joint η");
         assert_eq!([12.3, 300.0, 9000.0].map(duration_text), ["12 s", "5 min", "2.5 h"]);
     }
 }

@@ -96,21 +96,13 @@ impl DrafterName {
         self.lookup_first().filter(|_| self.id() == Some(DrafterId::LOOK_UP))
     }
 
-    /// Describes the tree or lookup in words, such as `tree 3-2x2x8` or `lookup 2x4`.
-    fn addition(self) -> Option<String> {
-        match self {
-            Self::None | Self::Of(_) => None,
-            Self::Tree(_, shape) => Some(format!("tree {shape}")),
-            Self::After(first, _) => Some(format!("lookup {first}")),
-        }
-    }
-
     /// Returns the prefix for labels of the drafter's settings, such as `exit1`, `tree 3-2x2x8` or
-    /// `exit1, lookup 2x4`.
+    /// `lookup 2x4, then exit1`.
     pub fn prefix(self) -> Option<String> {
-        match self.id()? {
+        match self {
             // The default name is left out.
-            DrafterId::DRAFT => self.addition(),
+            Self::None | Self::Of(DrafterId::DRAFT) => None,
+            Self::Tree(DrafterId::DRAFT, shape) => Some(format!("tree {shape}")),
             _ => Some(self.text()),
         }
     }
@@ -120,25 +112,25 @@ impl DrafterName {
         format!("{}, {}", self.text(), decoding.text())
     }
 
-    /// Names the drafter in words, such as `exit1` or `exit1, lookup 2x4`. Empty without a drafter.
+    /// Names the drafter in words, such as `exit1` or `lookup 2x4, then exit1`. Empty without a
+    /// drafter.
     pub fn text(self) -> String {
-        if let Some(first) = self.as_look_ups_alone() {
-            return format!("prompt lookup {first} by itself");
+        match self {
+            Self::None => String::new(),
+            Self::Of(id) => id.to_string(),
+            Self::Tree(id, shape) => format!("{id}, tree {shape}"),
+            Self::After(first, DrafterId::LOOK_UP) => format!("prompt lookup {first} by itself"),
+            Self::After(first, id) => format!("lookup {first}, then {id}"),
         }
-        let mut text = self.id().map(|id| id.to_string()).unwrap_or_default();
-        if let Some(addition) = self.addition() {
-            text += &format!(", {addition}");
-        }
-        text
     }
 }
 
-/// Labels a stop rule and the prompt lookup before it: `K = 4` or `lookup 2x4, eta = 0.6`.
+/// Labels a stop rule and the prompt lookup before it: `K = 4` or `lookup 2x4, then confidence 0.6`.
 pub fn rule_label(lookup_first: Option<LookupFirst>, rule: &StopRuleConfig) -> String {
     let label = rule.name().label(Some(rule.parameter()));
     match lookup_first {
         None => label,
-        Some(first) => format!("lookup {first}, {label}"),
+        Some(first) => format!("lookup {first}, then {label}"),
     }
 }
 

@@ -196,9 +196,13 @@ impl StopRuleName {
         self.entry().map_or("plain", |entry| entry.file_name)
     }
 
-    /// Returns the symbol of the rule's parameter in ASCII; None for [`Self::None`].
+    /// Returns the rule's name in tables: `K` for a fixed length, as in the papers, or else its name in
+    /// recipes. None for [`Self::None`].
     pub fn symbol(self) -> Option<&'static str> {
-        self.entry().map(|entry| entry.symbol)
+        match self {
+            Self::FixedLength => Some("K"),
+            _ => self.entry().map(|entry| entry.file_name),
+        }
     }
 
     /// Returns the rule in words, for pages with room; `target alone` for [`Self::None`].
@@ -206,10 +210,12 @@ impl StopRuleName {
         self.entry().map_or("target alone", |entry| entry.text)
     }
 
-    /// Formats the rule with its setting, such as `K = 6`, `h = 0.7` or `target alone`.
+    /// Formats the rule with its setting, such as `K = 6`, `head 0.7` or `target alone`.
     pub fn label(self, setting: Option<f64>) -> String {
+        let setting = setting_text(setting);
         match self.symbol() {
-            Some(symbol) => format!("{symbol} = {}", setting_text(setting)),
+            Some(symbol) if self == Self::FixedLength => format!("{symbol} = {setting}"),
+            Some(symbol) => format!("{symbol} {setting}"),
             None => self.text().into(),
         }
     }
@@ -280,7 +286,6 @@ mod tests {
         let distinct =
             |of: fn(&StopRuleEntry) -> &str| stop_rules().map(of).collect::<BTreeSet<_>>().len();
         assert_eq!(distinct(|entry| entry.file_name), names.len());
-        assert_eq!(distinct(|entry| entry.symbol), names.len());
         assert_eq!(distinct(|entry| entry.text), names.len());
     }
 

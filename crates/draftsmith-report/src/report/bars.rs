@@ -8,7 +8,7 @@ use super::chart::{Axis, Frame, Rect, Svg, picture, width};
 use super::look::Look;
 use crate::results::{Conclusion, DeployAdvice, Group, ReplayGroup, ReplayRow, ResultRow};
 use crate::table::best_of;
-use crate::text::{gain, interval, on_a_page, sentence_case, signed, times, typeset};
+use crate::text::{gain, interval, sentence_case, signed, times, typeset};
 
 const TOP: f64 = 24.0;
 const BOTTOM: f64 = 44.0;
@@ -200,7 +200,7 @@ pub(super) fn speedups(group: &Group<'_>, conclusion: &Conclusion) -> BarChart {
         Some(ShownBar {
             look: Look::of(row, group),
             heading: sentence_case(&row.drafter.text()),
-            label: on_a_page(&row.rule_label()),
+            label: row.rule_label(),
             is_best,
             flag: if is_best && tuned.is_some() { flag } else { "" },
             title: shown(&format!("{}, modelled {}", title(row), times(row.modelled_speedup))),
@@ -235,7 +235,7 @@ pub(super) fn gains(replay: &ReplayGroup) -> BarChart {
         Some(ShownBar {
             look: Look::of_only(Some(replay.road), row.stop_rule),
             heading: row.lookup_first.map_or_else(String::new, |it| format!("Lookup {it}")),
-            label: on_a_page(&rule_label(None, &row.config)),
+            label: rule_label(None, &row.config),
             is_best: best == Some(row),
             flag: "",
             title: shown(&format!(
@@ -270,7 +270,7 @@ fn shown(title: &str) -> String {
     let (label, numbers) = title.split_once(':').unwrap_or((title, ""));
     format!(
         "{}:{}",
-        on_a_page(label),
+        label.to_owned(),
         numbers.split(' ').map(typeset).collect::<Vec<_>>().join(" ")
     )
 }

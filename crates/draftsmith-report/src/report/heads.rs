@@ -7,7 +7,7 @@ use super::lines::{Plot, PlotContent, PlotLine, PlotPoint};
 use super::look::Look;
 use crate::results::{CurvePoint, HeadOnSet, HeadRace, JudgedHead, in_order};
 use crate::table::head_race_table;
-use crate::text::{interval, number, on_a_page, times, typeset};
+use crate::text::{interval, number, times, typeset};
 
 /// The step between the thresholds of a head's curve that have a mark.
 const EVERY: usize = 5;
@@ -29,7 +29,7 @@ pub(super) fn section(race: Option<&HeadRace>) -> Option<Value> {
                 "{} ({}) with {}",
                 typeset(&times(Some(set.speedup.value))),
                 interval(set.speedup, |speedup| number(speedup, 2)),
-                on_a_page(&draftsmith_theory::rule_label(None, &set.config)),
+                draftsmith_theory::rule_label(None, &set.config),
             )),
             plot => plot(race, &is_it, format!("heads-{}", index + 1), &name).view(),
         }

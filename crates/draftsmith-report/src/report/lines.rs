@@ -6,7 +6,7 @@ use minijinja::{Value, context};
 use super::chart::{Axis, Frame, Rect, Svg, key, picture, round_step};
 use super::look::{Look, family_of};
 use crate::results::{Group, ResultRow, SpeedAtLength};
-use crate::text::{number, on_a_page, percent, sentence_case, times, typeset};
+use crate::text::{number, percent, sentence_case, times, typeset};
 
 const LEFT: f64 = 44.0;
 const RIGHT: f64 = 16.0;
@@ -297,8 +297,8 @@ fn best_of_families(
 ) -> Vec<PlotLine> {
     let line = |row: &ResultRow| PlotLine {
         look: Look::of(row, group),
-        entry: on_a_page(&row.label()),
-        name: on_a_page(&row.label()),
+        entry: row.label(),
+        name: row.label(),
         points: points(row),
     };
     let rows = group.best_by(|row| (row.drafter, family_of(row.stop_rule)));

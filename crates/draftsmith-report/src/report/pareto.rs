@@ -9,7 +9,7 @@ use super::chart::{Axis, Frame, Rect, Segment, Svg, decimals, picture, round_ste
 use super::labels::{Mark, place};
 use super::look::{Look, Place};
 use crate::results::{CostSummary, Group, GroupSummary, ResultRow};
-use crate::text::{number, on_a_page, times, typeset};
+use crate::text::{number, times, typeset};
 
 const LEFT: f64 = 44.0;
 const RIGHT: f64 = 20.0;
@@ -136,7 +136,7 @@ impl Pareto<'_> {
         let is_named = self.group.is_best_of_road(row) || bold && !self.is_crowded;
         // The key names the drafter if there are few.
         let has_few = self.group.drafters().len() <= 2;
-        let full = || on_a_page(&if has_few { row.rule_label() } else { row.label() });
+        let full = || if has_few { row.rule_label() } else { row.label() };
         let (text, radius) = match (is_named, self.is_crowded) {
             (true, _) => (Some(full()), 6.5),
             (false, false) => (Some(row.setting_text()), 4.5),
@@ -149,7 +149,7 @@ impl Pareto<'_> {
 fn title(row: &ResultRow) -> String {
     format!(
         "{}: discard rate {}, verification rate {}, speed-up {}",
-        on_a_page(&row.label()),
+        row.label(),
         number(row.discard_rate, 3),
         number(row.verification_rate, 3),
         typeset(&times(row.speedup))

@@ -8,9 +8,7 @@ use super::lines::{Plot, PlotContent, PlotLine, PlotPoint};
 use super::look::Look;
 use crate::results::{Estimate, HeadPredictions, ReplayGroup, in_order};
 use crate::table::{Line, best_of, costs_text, replay_table, scores_table};
-use crate::text::{
-    counted, gain, interval, number, on_a_page, percent, sentence_case, signed, typeset,
-};
+use crate::text::{counted, gain, interval, number, percent, sentence_case, signed, typeset};
 
 /// The radius in pixels of a point that holds all predictions.
 const WHOLE: f64 = 10.0;
@@ -47,9 +45,9 @@ fn view(index: usize, replay: &ReplayGroup) -> Value {
             counted(replay.num_test_prompts, "test prompt"),
             counted(replay.num_test_tokens, "token"),
         ),
-        fixed => fixed.map(|row| on_a_page(&row.label())),
+        fixed => fixed.map(|row| row.label()),
         best => best.map(|row| context! {
-            setting => on_a_page(&row.label()), gain => typeset(&shown(row.gain)),
+            setting => row.label(), gain => typeset(&shown(row.gain)),
         }),
         picture => gains(replay).picture(&format!("replay-{}", index + 1)),
         table => replay_table(&replay.rows, replay.oracle).view(),

@@ -9,10 +9,10 @@ use minijinja::{Value, context};
 use super::group_id;
 use crate::results::{
     Conclusion, CostSummary, DecodingName, DeployAdvice, EvaluationSummary, Group, GroupSummary,
-    GroupVerdict, PromiseSummary, ResultRow, Road, RuleReads, StopRuleName,
+    GroupVerdict, PromiseSummary, ResultRow, Road, RuleReads, ServingWay, StopRuleName,
 };
 use crate::table::{Line, Table};
-use crate::text::{counted, gain, number, on_a_page, percent, times, typeset};
+use crate::text::{counted, gain, number, percent, times, typeset};
 
 /// The kinds of drafters, each with the start of a sentence and the prefix of gains on a card.
 const ROADS: [(Road, &str, &str); 4] = [
@@ -113,14 +113,10 @@ fn speed_ratio(row: &ResultRow, over: &ResultRow) -> Option<f64> {
     ratio.is_finite().then_some(ratio)
 }
 
-/// States the fastest setting, its speed-up and the next step, for the first group with a drafter.
-/// `None` if nothing was drafted.
-pub(super) fn opening(groups: &[Group<'_>], conclusion: &Conclusion) -> Option<String> {
-    let verdict = conclusion.verdicts.first()?;
-    let row = groups.iter().find(|group| group.best().is_some())?;
-    let row = row.best_tuned().or_else(|| row.best())?;
-    let found = verdict.found(&format!("{} ({})", row.drafter.text(), row.rule_label()))?;
-    Some(on_a_page(&format!("{found} {}", verdict.next())))
+/// Returns the ways to serve the setting to deploy, with the command of each.
+pub(super) fn serving(conclusion: &Conclusion) -> Vec<Value> {
+    let way = |way: &ServingWay| context! { text => way.text(), command => way.command() };
+    conclusion.serving.iter().map(way).collect()
 }
 
 /// Returns the conclusion for each group, with its CSS class.
@@ -131,7 +127,7 @@ pub(super) fn verdicts(conclusion: &Conclusion) -> Vec<Value> {
             DeployAdvice::DoNotSpeculate => "differs",
             DeployAdvice::TooUncertain | DeployAdvice::NotTuned => "unchecked",
         };
-        let text = on_a_page(&verdict.text()).replace("x (", "\u{d7} (").replace("x.", "\u{d7}.");
+        let text = verdict.text().replace("x (", "\u{d7} (").replace("x.", "\u{d7}.");
         context! { class, group => verdict.group.as_str(), text }
     };
     conclusion.verdicts.iter().map(verdict).collect()
@@ -192,7 +188,7 @@ pub(super) fn categories(group: &Group<'_>) -> Value {
             number(value(it, group.plain(), |row| Some(row.tokens_per_second)), 1)
         });
     for (row, fixed) in settings {
-        let name = on_a_page(&row.label());
+        let name = row.label();
         let speed = |it: &str, row| value(it, Some(row), |row| Some(row.tokens_per_second));
         table = table
             .page(format!("{name}: speed-up"), |it| {
@@ -280,5 +276,5 @@ pub(super) fn decoding_text(decoding: &Decoding) -> String {
 }
 
 fn symbol(rule: StopRuleName) -> String {
-    on_a_page(rule.symbol().unwrap_or_default())
+    rule.symbol().unwrap_or_default().to_owned()
 }

@@ -3,7 +3,7 @@
 use draftsmith_theory::DrafterId;
 
 use super::*;
-use crate::results::{DrafterName, Estimate, ReplayGroup, Road, StopRuleName};
+use crate::results::{DrafterName, Estimate, ReplayGroup, Road, ServingWay, StopRuleName};
 
 /// Elements without an end tag.
 const VOID: [&str; 3] = ["meta", "link", "br"];
@@ -202,13 +202,35 @@ fn symbols_are_explained_before_the_first_chart_and_before_replays() {
 #[test]
 fn texts_for_terminals_have_no_backticks_on_the_page() {
     let (mut rows, mut summary) = (fixture::rows(), fixture::summary());
-    assert!(summary.conclusion.verdicts[0].next().contains('`'));
-    assert!(!page().contains('`') && page().contains("run draftsmith check on"));
     rows.iter_mut().for_each(|row| row.is_tuned = false);
     summary = summary.concluded(&rows);
+    summary.conclusion.last = Some("Next, run `draftsmith check DIR`.".to_owned());
     summary.conclusion.doubts.push("raise `evaluate.num_prompts`".to_owned());
     let page = render_html(&rows, &summary, &Replay::default()).expect("the page is rendered");
     assert!(!page.contains('`') && page.contains("raise evaluate.num_prompts"));
+    assert!(page.contains("Next, run draftsmith check DIR."), "the last sentences are its lead");
+}
+
+#[test]
+fn the_page_says_where_to_serve_and_how_to_start_it_there() {
+    let mut summary = fixture::summary();
+    let way = |runtime: &str, low| ServingWay {
+        runtime: runtime.to_owned(),
+        drafter: DrafterName::None,
+        setting: "K = 2".to_owned(),
+        drafting: None,
+        speedup: Estimate { value: 1.5, low, high: 1.6 },
+        is_measured: false,
+        lost: vec!["prompt lookup".to_owned()],
+        start: vec![format!("start {runtime} <x>")],
+    };
+    summary.conclusion.serving = vec![way("vLLM", 1.4), way("SGLang", 0.9)];
+    let page = render_html(&fixture::rows(), &summary, &Replay::default()).expect("a page");
+    assert!(
+        page.contains("vLLM: 1.50x (1.40 to 1.60), modelled: K = 2, without prompt lookup<pre>")
+    );
+    assert!(page.contains("start vLLM &lt;x&gt;") && !page.contains("start SGLang"));
+    assert!(page.contains("leave speculation off there"));
 }
 
 /// Checks that no text of a chart leaves its picture, that ticks do not overlap, and that no

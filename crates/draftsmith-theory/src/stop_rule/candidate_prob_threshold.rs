@@ -25,7 +25,6 @@ impl CandidateProbThresholdConfig {
     pub(super) const ENTRIES: &'static [StopRuleEntry] = &[StopRuleEntry {
         name: StopRuleName::CandidateProbThreshold,
         file_name: "candidate-prob",
-        symbol: "q",
         text: "candidate\u{2019}s probability",
         family: RuleFamily::Confidence,
         heads: &[],

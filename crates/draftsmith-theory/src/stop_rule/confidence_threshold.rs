@@ -34,7 +34,6 @@ impl ConfidenceThresholdConfig {
     pub(super) const ENTRIES: &'static [StopRuleEntry] = &[StopRuleEntry {
         name: StopRuleName::ConfidenceThreshold,
         file_name: "confidence",
-        symbol: "eta",
         text: "confidence",
         family: RuleFamily::Confidence,
         heads: &[],

@@ -97,7 +97,6 @@ impl CostOptimalConfig {
         StopRuleEntry {
             name: StopRuleName::CostOptimalHead,
             file_name: "cost-head",
-            symbol: "worth(head)",
             text: "cost-optimal, by head",
             family: RuleFamily::Cost,
             heads: &[HeadTiming::AfterRead, HeadTiming::AtDraw],
@@ -106,7 +105,6 @@ impl CostOptimalConfig {
         StopRuleEntry {
             name: StopRuleName::CostOptimalConfidence,
             file_name: "cost-confidence",
-            symbol: "worth(eta)",
             text: "cost-optimal, by confidence",
             family: RuleFamily::Cost,
             heads: &[],
@@ -115,7 +113,6 @@ impl CostOptimalConfig {
         StopRuleEntry {
             name: StopRuleName::CostOptimalEntropy,
             file_name: "cost-entropy",
-            symbol: "worth(H)",
             text: "cost-optimal, by entropy",
             family: RuleFamily::Cost,
             heads: &[],

@@ -32,7 +32,6 @@ impl EntropyThresholdConfig {
     pub(super) const ENTRIES: &'static [StopRuleEntry] = &[StopRuleEntry {
         name: StopRuleName::EntropyThreshold,
         file_name: "entropy",
-        symbol: "entropy h",
         text: "entropy",
         family: RuleFamily::Entropy,
         heads: &[],

@@ -16,8 +16,6 @@ pub struct StopRuleEntry {
     pub name: StopRuleName,
     /// The short name in recipes, flags, file names and names of random streams, such as `fixed`.
     pub file_name: &'static str,
-    /// The parameter's symbol in ASCII, such as `K`.
-    pub symbol: &'static str,
     /// The rule in words, such as `fixed length`.
     pub text: &'static str,
     /// The group of rules that the rule belongs to.

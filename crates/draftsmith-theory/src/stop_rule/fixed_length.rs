@@ -17,7 +17,6 @@ impl FixedLengthConfig {
     pub(super) const ENTRIES: &'static [StopRuleEntry] = &[StopRuleEntry {
         name: StopRuleName::FixedLength,
         file_name: "fixed",
-        symbol: "K",
         text: "fixed length",
         family: RuleFamily::Length,
         heads: &[],

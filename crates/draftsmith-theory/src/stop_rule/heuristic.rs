@@ -26,7 +26,6 @@ impl HeuristicConfig {
     pub(super) const ENTRIES: &'static [StopRuleEntry] = &[StopRuleEntry {
         name: StopRuleName::Heuristic,
         file_name: "heuristic",
-        symbol: "heuristic K",
         text: "transformers\u{2019} heuristic",
         family: RuleFamily::Length,
         heads: &[],

@@ -21,7 +21,6 @@ impl JointConfidenceConfig {
     pub(super) const ENTRIES: &'static [StopRuleEntry] = &[StopRuleEntry {
         name: StopRuleName::JointConfidence,
         file_name: "joint-confidence",
-        symbol: "joint eta",
         text: "joint confidence",
         family: RuleFamily::Confidence,
         heads: &[],

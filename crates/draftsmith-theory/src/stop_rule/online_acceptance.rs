@@ -62,7 +62,6 @@ impl OnlineAcceptanceConfig {
     pub(super) const ENTRIES: &'static [StopRuleEntry] = &[StopRuleEntry {
         name: StopRuleName::OnlineAcceptance,
         file_name: "online-acceptance",
-        symbol: "S",
         text: "online acceptance",
         family: RuleFamily::Confidence,
         heads: &[],

@@ -37,7 +37,6 @@ impl RejectionThresholdConfig {
         StopRuleEntry {
             name: StopRuleName::RejectionThreshold,
             file_name: "head",
-            symbol: "h",
             text: "acceptance head",
             family: RuleFamily::Head,
             heads: &[HeadTiming::AfterRead, HeadTiming::AtDraw],
@@ -56,7 +55,6 @@ impl RejectionThresholdConfig {
         StopRuleEntry {
             name: StopRuleName::RejectionThresholdWithoutLag,
             file_name: "head-without-lag",
-            symbol: "lagless h",
             text: "acceptance head, no lag",
             family: RuleFamily::Head,
             // With `HeadTiming::AtDraw` both forms are the same.

@@ -3,7 +3,8 @@
 use anyhow::Result;
 use comfy_table::{ContentArrangement, Table, presets};
 use draftsmith_report::{
-    CostSource, DrafterName, explained, fastest_ways, serving_text, table_text, times_text,
+    CostSource, DrafterName, explained, fastest_ways, rule_label, serving_text, table_text,
+    times_text,
 };
 use draftsmith_theory::{Estimate, StopRuleName};
 
@@ -97,27 +98,19 @@ fn rules(tuning: &Tuning, width: Option<usize>) -> String {
         table.set_width(width.try_into().unwrap_or(u16::MAX));
     }
     table.force_no_tty();
-    table.set_header(["rule", "setting", "speed-up", "over best K", "95 %", ""]);
+    table.set_header(["rule", "speed-up", "over best K", "95 %", ""]);
     for rule in &tuning.rules {
         let is_chosen = (rule.lookup_first, rule.stop_rule) == (tuning.lookup_first, tuning.chosen);
         let mark = if is_chosen { "chosen" } else { "" };
-        let symbol = rule.stop_rule.symbol().unwrap_or_default();
         table.add_row([
-            match rule.lookup_first {
-                None => symbol.to_owned(),
-                Some(first) => format!("lookup {first}, {symbol}"),
-            },
-            format!("{:.3}", rule.config.parameter())
-                .trim_end_matches('0')
-                .trim_end_matches('.')
-                .into(),
+            rule_label(rule.lookup_first, &rule.config),
             format!("{:.3}x", rule.speedup),
             percent(rule.gain.value),
             interval(&rule.gain),
             mark.to_owned(),
         ]);
     }
-    table_text(table, &[1, 2, 3, 4])
+    table_text(table, &[1, 2, 3])
 }
 
 /// Describes how precise the costs are: `known to 2.0 % after 12 passes`, or `costs as given`.
