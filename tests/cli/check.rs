@@ -72,7 +72,7 @@ fn make_noise(dir: &Path) {
 fn a_good_head_passes_and_a_broken_promise_is_reported() {
     let place = head_place();
     let stdout = place.run(&["check", "--allow-slower", HEAD]).ok();
-    for text in ["acceptance head, passed", "h = 0.7, default", "nothing promised", "pass"] {
+    for text in ["acceptance head, passed", "head 0.7, default", "nothing promised", "pass"] {
         assert!(stdout.contains(text), "`{text}` is not in: {stdout}");
     }
     let check_two = || {

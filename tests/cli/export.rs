@@ -102,7 +102,7 @@ fn unsupported_exports_as_draft_models_are_named() {
 
 #[test]
 fn the_authors_formats_round_trip_and_losses_are_named() {
-    let place = adapter_place("");
+    let place = adapter_place("architecture = 'attention'\n");
     let message = place.run(&["export", "--for", "kangaroo", ADAPTER, "theirs"]).ok();
     assert!(message.contains("an adapter for Kangaroo's class"), "{message}");
     let files = std::fs::read_dir(place.path("theirs")).unwrap();

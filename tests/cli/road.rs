@@ -27,7 +27,7 @@ fn the_pipeline_turns_prompts_into_a_report() {
     place.write_small_recipe();
     let ran = place.run(&["run", "small.toml"]);
     let stdout = ran.ok();
-    assert!(stdout.contains("K = 4") && stdout.contains("h = 0.5"), "{stdout}");
+    assert!(stdout.contains("K = 4") && stdout.contains("head 0.5"), "{stdout}");
     assert!(stdout.contains("report: checkpoints/small/evaluation/report.html"), "{stdout}");
 
     let evaluation = place.path("checkpoints/small/evaluation");

@@ -29,7 +29,7 @@ fn the_conclusion_names_the_tuned_setting_and_seen_prompts() {
     let stderr = ran.stderr.clone();
     let stdout = ran.ok();
     assert!(stderr.contains("run: at most "), "{stderr}");
-    assert!(stderr.contains("tokens of evaluation in about"), "{stderr}");
+    assert!(stderr.contains("settings and in those that tuning adds"), "{stderr}");
     assert!(stderr.contains("run: 4 of the 4 prompts of `test`"), "{stderr}");
 
     let found = conclusion(&place, "small");
@@ -67,17 +67,19 @@ fn the_conclusion_names_the_tuned_setting_and_seen_prompts() {
             .any(|line| line.trim_end().ends_with("tuned") || line.contains("tuned, fastest")),
         "{stdout}"
     );
-    for command in
-        ["draftsmith check checkpoints/small/draft/head", "draftsmith export --for transformers"]
-    {
-        assert!(stdout.contains(command), "{stdout}");
+    // It says where to serve what it advises, and how to start it there.
+    let is_advised = verdicts[0]["advice"] == "deploy";
+    for part in ["where to serve it:", "draftsmith generate --recipe ", "/checkpoints/small/draft/head`"] {
+        assert_eq!(stdout.contains(part), is_advised, "{part}: {stdout}");
     }
-    // It ends with three sentences about the first verdict.
+    assert_eq!(found["serving"].as_array().is_some_and(|ways| ways.len() > 1), is_advised);
+    // It ends with four sentences about the first verdict, one of them about the doubts.
     let end = stdout.trim_end().rsplit("\n\n").next().unwrap().replace('\n', " ");
-    assert_eq!(end.matches(". ").count(), 2, "{end}");
+    assert_eq!(end.matches(". ").count(), 3, "{end}");
+    assert!(html.contains("This is doubtful, for the reason"), "the page ends likewise");
     let speedup = verdicts[0]["tuned"]["speedup"].as_f64().unwrap();
     assert!(end.contains(&format!("decodes {speedup:.2} times as fast")), "{end}");
-    assert!(end.contains("test, greedy). Next, "), "{end}");
+    assert!(end.contains("test, greedy). This is doubtful, for the reason") && end.contains("Next, "), "{end}");
 
     // The look-ups of a drafter are measured alone too, with the target's tokens.
     let alone = rows.iter().filter(|row| row["drafter"] == "look-up+lookup_1x2");

@@ -199,7 +199,10 @@ impl<'a> Choosing<'a> {
             let LeftOut { num_seen, num_long, num_refused, first_refused } = left_out;
             let path = source.path().display();
             if num_seen > 0 && num_long == num_seen {
-                bail!("no prompt of `{path}` fits the models' context of {context} tokens");
+                bail!(
+                    "no prompt of `{path}` fits the models' context of {context} tokens; hint: give shorter prompts, or \
+                     models with a longer context"
+                );
             }
             if num_long > 0 {
                 watch.note(format!(

@@ -51,4 +51,4 @@ pub use table::{
     render_predictions, render_replay_table, render_rules, render_sweep_table, render_table,
     table_text,
 };
-pub use text::{counted, duration_text, times_text, wrapped};
+pub use text::{counted, duration_text, signed_percent, times_text, wrapped};

@@ -23,13 +23,14 @@ use draftsmith_data::Prompt;
 use draftsmith_model::WeightDtype;
 use draftsmith_report::duration_text;
 use draftsmith_served::{Secret, ServerRecipe};
-use draftsmith_theory::{Decoding, DrafterId};
+use draftsmith_theory::{Decoding, DrafterId, LookupFirst, setting_text};
 use serde::Serialize;
 
 use self::pair::PairSurvey;
 use self::target_alone::TargetSurvey;
+use self::verdict::Advice;
 use crate::costs::TimedServer;
-use crate::settings::ServerTuning;
+use crate::settings::{ServerSettings, ServerTuning};
 use draftsmith_recipe::exports::servers::{AS_DRAFT_MODEL, ServedDrafter, served_path};
 use draftsmith_recipe::prompt_files::Reading;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
@@ -114,6 +115,53 @@ pub enum SurveyResult {
     Pair(Box<PairSurvey>),
     /// The findings for a target without a draft model.
     Target(Box<TargetSurvey>),
+}
+
+impl Survey {
+    /// Returns the settings of a server, if the survey chose some.
+    pub fn server_mut(&mut self) -> Option<&mut ServerSettings> {
+        match &mut self.found {
+            SurveyResult::Pair(found) => found.server.as_mut(),
+            SurveyResult::Target(found) => found.server.as_mut(),
+        }
+    }
+
+    /// Returns the lines of a recipe that do what the survey advises; `None` if it advises against
+    /// speculation.
+    pub fn recipe_lines(&self) -> Option<String> {
+        let (verdict, exit_layer) = match &self.found {
+            SurveyResult::Pair(found) => (&found.verdict, None),
+            SurveyResult::Target(found) => (&found.verdict, found.best_exit_layer),
+        };
+        let model = self.draft.as_ref().map(|draft| {
+            let model = serde_json::json!(draft.display().to_string());
+            format!("drafters.draft = {{ kind = \"model\", model = {model}")
+        });
+        Some(match verdict.advice {
+            Advice::DoNotSpeculate => return None,
+            Advice::TrainHead => format!(
+                "{}, head = {{ form = \"look-ahead\", labels = \"rollouts\", rejection_weight = 1.0 }} }}",
+                model?
+            ),
+            Advice::TrainAdapter => match exit_layer {
+                Some(layer) => {
+                    format!("drafters.adapter = {{ kind = \"adapter\", exit_layer = {layer} }}")
+                }
+                None => "drafters.eagle = { kind = \"eagle3\" }".to_owned(),
+            },
+            Advice::JustSet => {
+                let rule = verdict.config.as_ref()?;
+                let (name, setting) = (rule.name().file_name(), rule.parameter());
+                format!("{}, rules = {{ {name} = [{setting}] }} }}", model?)
+            }
+            Advice::JustLookUp => {
+                let LookupFirst { min_match, most } = verdict.look_ups?;
+                format!(
+                    "drafters.lookup = {{ kind = \"prompt-lookup\", min_match = {min_match}, rules.fixed = [{most}] }}"
+                )
+            }
+        })
+    }
 }
 
 /// The input of a survey.
@@ -243,8 +291,9 @@ impl Surveyor<'_> {
         let seconds = SHARE_OF_ANSWERS.recip() * num_tokens as f64 / speed;
         self.watch.note(format!(
             "survey: {num_turns} answers of at most {num_tokens} tokens in all; about {} at the target's \
-             {speed:.0} tokens/s",
-            duration_text(seconds)
+             {} tokens/s",
+            duration_text(seconds),
+            setting_text(Some(speed))
         ));
         Ok(())
     }

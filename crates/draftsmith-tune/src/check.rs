@@ -8,16 +8,18 @@
 
 mod measure;
 
-use draftsmith_report::{DecodingName, DrafterName};
+use draftsmith_report::{DRAFTSMITH, DecodingName, DrafterName, ServingWay, rule_label};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use burn::tensor::Device;
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{Estimate, LookupFirst, Sampling, StopRuleConfig};
+use draftsmith_theory::{DrafterId, Estimate, LookupFirst, Sampling, StopRuleConfig};
 use serde::Serialize;
 
 use self::measure::{Bench, CheckedRule};
+use crate::serving::tuned_ways;
+use draftsmith_recipe::exports::servers::{quoted, served_path};
 use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::kinds::Kinds;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
@@ -74,6 +76,8 @@ pub struct CheckReport {
     pub sampled: DecodingCheck<SampledOutput>,
     /// The check of the speed of greedy decoding.
     pub speed: SpeedCheck,
+    /// The ways to serve the drafter, the measured one first. They hold if every check passed.
+    pub serving: Vec<ServingWay>,
 }
 
 /// The check of one way of decoding.
@@ -203,7 +207,10 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
     names.dedup();
     let speed = bench.speed(settings.allow_slower);
     let (greedy, sampled) = bench.judge(greedy, sampled)?;
+    let mut serving = vec![own_way(id, &recipe, &greedy, speed.speedup)];
+    serving.extend(tuned_ways(&recipe, DecodingName::Greedy, Some(id))?);
     Ok(CheckReport {
+        serving,
         export: dir.clone(),
         kind: found.export.text,
         drafter,
@@ -216,6 +223,38 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
         sampled,
         speed,
     })
+}
+
+/// Returns the way to decode with draftsmith, as it was checked.
+fn own_way(
+    id: DrafterId,
+    recipe: &Recipe,
+    checked: &DecodingCheck<GreedyOutput>,
+    speedup: Estimate,
+) -> ServingWay {
+    let target = quoted(&served_path(&recipe.models.target, false));
+    let drafter = match recipe.drafters.get(id) {
+        Some(it) if it.kind.model().is_some() => {
+            let of = |path: Option<PathBuf>| quoted(&served_path(&path.unwrap_or_default(), true));
+            let model = it.kind.model().map(PathBuf::from);
+            format!("--draft {} --head {}", of(model), of(recipe.head_dir(id)))
+        }
+        Some(it) => {
+            let dir = it.kind.path().map(PathBuf::from).unwrap_or_else(|| recipe.export_dir(id));
+            format!("--drafter {}", quoted(&served_path(&dir, true)))
+        }
+        None => String::new(),
+    };
+    ServingWay {
+        runtime: DRAFTSMITH.to_owned(),
+        drafter: id.into(),
+        setting: rule_label(checked.lookup_first, &checked.stop_rule),
+        drafting: None,
+        speedup,
+        is_measured: true,
+        lost: Vec::new(),
+        start: vec![format!("draftsmith generate --target {target} {drafter} --prompt TEXT")],
+    }
 }
 
 /// Returns the prompt file in `settings`, or else the prompt files and the split in the recipe's

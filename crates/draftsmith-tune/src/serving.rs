@@ -3,7 +3,7 @@
 
 use anyhow::Result;
 use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::servers::served_path;
+use draftsmith_recipe::exports::servers::{quoted, served_path};
 use draftsmith_report::{
     Conclusion, DRAFTSMITH, DecodingName, DeployAdvice, DrafterName, GroupVerdict, ResultRow,
     ServingWay, fastest_ways,
@@ -90,21 +90,57 @@ fn own_way(row: &ResultRow, id: DrafterId, recipe: &Recipe) -> Option<ServingWay
     })
 }
 
-/// Recommends the next step in one sentence, or two with doubts.
+/// Recommends the next step, after a sentence about doubts if there are any.
 fn next(verdict: &GroupVerdict, conclusion: &Conclusion, recipe: &Recipe, id: DrafterId) -> String {
-    if let Some(doubt) = conclusion.doubts.first() {
-        return format!("First settle what makes this doubtful. {doubt}");
-    }
+    let doubts = match conclusion.doubts.len() {
+        0 => "",
+        1 => "This is doubtful, for the reason given above. ",
+        _ => "This is doubtful, for the reasons given above. ",
+    };
     let is_trained = recipe.drafters.get(id).is_some_and(|it| it.kind.training().is_some());
     let own = is_trained.then(|| recipe.export_dir(id)).or_else(|| recipe.head_dir(id));
-    match (verdict.advice, own) {
+    let next = match (verdict.advice, own) {
         (DeployAdvice::Deploy, Some(dir)) => format!(
-            "Next, run `draftsmith check {}`. If it passes, serve with a command above.",
-            served_path(&dir, true)
+            "Next, run `draftsmith check {}`, and if it passes, serve with a command above.",
+            quoted(&served_path(&dir, true))
         ),
         (DeployAdvice::NotTuned, _) if recipe.tune.is_some() => {
             "Next, measure this setting on other prompts, because these chose it.".to_owned()
         }
         _ => verdict.next().to_owned(),
+    };
+    format!("{doubts}{next}")
+}
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_report::MeasuredSetting;
+
+    use super::*;
+
+    fn last(advice: DeployAdvice, recipe: &str, num_doubts: usize) -> String {
+        let recipe: Recipe = toml::from_str(recipe).expect("a recipe");
+        let (group, interval) = ("test, greedy".to_owned(), Some([1.21, 1.31]));
+        let setting = MeasuredSetting { label: "head 0.8".to_owned(), speedup: 1.26, interval };
+        let verdict = GroupVerdict { group, advice, tuned: None, fastest: Some(setting) };
+        let doubts = vec!["It is doubtful.".to_owned(); num_doubts];
+        let conclusion = Conclusion { doubts, ..Conclusion::default() };
+        let draft = recipe.draft().expect("a draft").0;
+        let text = next(&verdict, &conclusion, &recipe, draft);
+        let here = std::env::current_dir().expect("a directory");
+        text.replace(&format!("{}/", here.display()), "")
+    }
+
+    #[test]
+    fn a_run_ends_with_the_next_step_and_its_doubts() {
+        let recipe =
+            "name = 'a'\n[models]\ntarget = 't'\n[drafters.draft]\nkind = 'model'\nmodel = 'd'\n";
+        let trained = format!("{recipe}[drafters.draft.head]\n");
+        insta::assert_snapshot!(last(DeployAdvice::Deploy, &trained, 0), @"");
+        insta::assert_snapshot!(last(DeployAdvice::Deploy, recipe, 2), @"");
+        insta::assert_snapshot!(last(DeployAdvice::DoNotSpeculate, recipe, 0), @"");
+        insta::assert_snapshot!(last(DeployAdvice::TooUncertain, recipe, 1), @"");
+        insta::assert_snapshot!(last(DeployAdvice::NotTuned, recipe, 0), @"");
+        insta::assert_snapshot!(last(DeployAdvice::NotTuned, &format!("tune = {{}}\n{recipe}"), 0), @"");
     }
 }

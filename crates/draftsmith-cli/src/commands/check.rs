@@ -9,6 +9,7 @@ use anyhow::Result;
 use burn::tensor::Device;
 use clap::Args;
 use draftsmith_model::WeightDtype;
+use draftsmith_report::serving_text;
 use draftsmith_tune::check::{CheckSettings, check};
 
 use crate::console::Console;
@@ -73,6 +74,10 @@ pub(crate) fn run(
     checked.error = show::failures(&checked);
     checked.passed = checked.error.is_none();
     console.text(show::table(&checked))?;
+    if checked.passed {
+        let ways = serving_text(&checked.serving, console.width());
+        console.text(format!("\nwhere to serve it:\n{ways}"))?;
+    }
     console.document(&checked)?;
     match checked.error {
         None => Ok(()),

@@ -10,11 +10,11 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use burn::tensor::Device;
-use clap::{Arg, Args};
+use clap::{Arg, Args, ValueEnum};
 use draftsmith_model::WeightDtype;
 use draftsmith_servers::survey::{SurveySettings, survey};
 
-use crate::commands::tune::servers::{LoadArguments, TunedForm};
+use crate::commands::tune::servers::{self, LoadArguments, TunedForm};
 use crate::console::Console;
 use crate::decoding_arguments::{DecodingArguments, EndArguments};
 
@@ -104,7 +104,12 @@ pub(crate) fn run(
     dtype: WeightDtype,
     console: &Console,
 ) -> Result<()> {
-    let survey = survey(&arguments.settings(seed, dtype)?, device, console)?;
+    let mut survey = survey(&arguments.settings(seed, dtype)?, device, console)?;
+    if let Some(form) = arguments.form.and_then(|form| form.to_possible_value())
+        && let Some(settings) = survey.server_mut()
+    {
+        servers::write(settings, format!("survey-{}", form.get_name()).as_ref())?;
+    }
     console.text(show::survey(&survey, console.width(), console.colour())?)?;
     console.document(&survey)
 }

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 
 use draftsmith_recipe::watch::Bar;
+use draftsmith_theory::setting_text;
 
 use crate::console::Console;
 use crate::console::streams::eprint_line;
@@ -131,9 +132,10 @@ impl TerminalBar {
         clock.last = Instant::now();
         let left = left.map_or_else(String::new, |left| format!(", {} left", HumanDuration(left)));
         self.print(&format!(
-            "{}: {position}/{total} {}, {rate:.1}/s{left}{}",
+            "{}: {position}/{total} {}, {}/s{left}{}",
             self.name,
             self.unit,
+            setting_text(Some(rate)),
             self.bar.message()
         ));
     }
@@ -144,7 +146,8 @@ impl Bar for TerminalBar {
         let Ok(mut clock) = self.clock.lock() else { return };
         clock.position += units;
         // Fractions add up to whole units except for rounding.
-        self.bar.set_position((clock.position + 1e-6) as u64);
+        let most = self.bar.length().unwrap_or(u64::MAX);
+        self.bar.set_position(((clock.position + 1e-6) as u64).min(most));
         self.print_pace(&mut clock);
     }
 
@@ -185,13 +188,14 @@ impl Bar for TerminalBar {
 
     fn finish(&self) {
         self.bar.finish_and_clear();
-        self.print(&format!(
-            "{}: {} {} in {}",
-            self.name,
-            self.bar.position(),
-            self.unit,
-            HumanDuration(self.bar.elapsed())
-        ));
+        let (all, unit) = (self.bar.position(), self.unit);
+        let skipped = self.clock.lock().map_or(0, |clock| clock.skipped as u64);
+        let what = match skipped {
+            0 => format!("{all} {unit}"),
+            // Earlier runs did the others.
+            skipped => format!("{all} {unit}, {} of them now,", all.saturating_sub(skipped)),
+        };
+        self.print(&format!("{}: {what} in {}", self.name, HumanDuration(self.bar.elapsed())));
     }
 }
 

@@ -288,6 +288,22 @@ mod tests {
     }
 
     #[test]
+    fn the_readme_names_every_flag() {
+        let readme = include_str!("../../../../checkpoints/README.md");
+        let least = Drafting { least_prob: 0.5, ..Drafting::fixed(3) };
+        for runtime in Runtime::ALL {
+            let row = readme.lines().find(|line| line.starts_with(&format!("| {} ", runtime.name())));
+            let row = row.unwrap_or_else(|| panic!("{runtime:?} has no row"));
+            let start = served(&AS_DRAFT_MODEL).start(runtime, least, runtime != Runtime::Vllm);
+            let words = start.last().expect("a command").split([' ', '(', '=', ',', ';']);
+            let is_name = |word: &&str| word.starts_with("--") || word.contains("assistant_");
+            for word in words.filter(is_name) {
+                assert!(row.contains(word), "`{word}` is not in: {row}");
+            }
+        }
+    }
+
+    #[test]
     fn paths_are_words_of_a_shell() {
         assert_eq!(quoted("checkpoints/tiny/head"), "checkpoints/tiny/head");
         assert_eq!(quoted("my models/it's"), "'my models/it'\\''s'");

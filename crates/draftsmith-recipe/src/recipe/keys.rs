@@ -23,6 +23,13 @@ pub(super) fn read_keys<T: DeserializeOwned>(
 ) -> Result<T> {
     let named = || format!("{what} `{}`", path.display());
     let text = read_text(path).with_context(|| format!("cannot read the {}", named()))?;
+    if text.trim_start().starts_with('{') {
+        bail!(
+            "{} is JSON, and TOML was expected; hint: a file that `draftsmith server costs` wrote goes with `--for \
+             SERVER`: `tune --for SERVER --costs FILE` or `survey --for SERVER --server-costs FILE`",
+            named()
+        );
+    }
     let keys: T = toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
     check(&keys).with_context(named)?;
     Ok(keys)
@@ -32,6 +39,12 @@ pub(super) fn read_keys<T: DeserializeOwned>(
 /// types.
 pub(super) fn toml_error(error: &toml::de::Error) -> anyhow::Error {
     let message = error.message();
+    if message.starts_with("unknown field `draft`") {
+        return anyhow::anyhow!(
+            "{}; hint: a draft model is a drafter: `drafters.draft = {{ kind = \"model\", model = \"PATH\" }}`",
+            plain_problem(message, Notation::Toml)
+        );
+    }
     let text = error.to_string().replace(message, &plain_problem(message, Notation::Toml));
     anyhow::anyhow!("{}", text.trim_end().to_owned())
 }

@@ -4,7 +4,7 @@
 //! Advice relies on intervals, not point estimates. If a gain may be zero, we advise the simpler
 //! option.
 
-use draftsmith_report::LookUps;
+use draftsmith_report::{LookUps, signed_percent};
 use draftsmith_theory::{Estimate, LookupFirst, StopRuleConfig};
 use serde::Serialize;
 
@@ -114,7 +114,7 @@ impl SurveyVerdict {
         };
         let ceiling = ceiling.filter(|ceiling| ceiling.value > 0.0);
         let about_perfect = ceiling.map_or_else(String::new, |ceiling| {
-            format!("{joint} a perfect one gains {} over the best K", percent(ceiling.value))
+            format!("{joint} a perfect one gains {} over the best K", signed_percent(ceiling.value))
         });
         let sentence = format!(
             "just set {}: expect {} over the target alone; {about_heads}{about_perfect}",
@@ -223,12 +223,9 @@ pub(super) fn look_ups_text(LookupFirst { min_match, most }: LookupFirst) -> Str
 
 /// Formats a gain with its interval, such as `+12.3 % (95 %: +8.0 to +16.1)`.
 pub fn gain_text(gain: Estimate) -> String {
-    let plain = |share: f64| format!("{:+.1}", 100.0 * share);
-    format!("{} (95 %: {} to {})", percent(gain.value), plain(gain.low), plain(gain.high))
-}
-
-fn percent(share: f64) -> String {
-    format!("{:+.1} %", 100.0 * share)
+    let [value, low, high] = [gain.value, gain.low, gain.high].map(signed_percent);
+    let bare = |text: &str| text.trim_end_matches(" %").to_owned();
+    format!("{value} (95 %: {} to {})", bare(&low), bare(&high))
 }
 
 #[cfg(test)]

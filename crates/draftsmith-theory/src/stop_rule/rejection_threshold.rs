@@ -60,7 +60,7 @@ impl RejectionThresholdConfig {
             // With `HeadTiming::AtDraw` both forms are the same.
             heads: &[HeadTiming::AfterRead],
             settings: RuleSettings::Grid(Grid {
-                doc: "the same, without the paper's lag of one candidate",
+                doc: "SpecDec++'s h without the paper's lag of one candidate",
                 values: SettingKind::Probability,
                 default: &[],
                 self_draft_default: &[],

@@ -291,9 +291,9 @@ impl MeasuredCosts {
     /// Returns the costs at both ends of their uncertainty: with expensive drafts and cheap
     /// verifications, and the other way round.
     pub fn ends(&self) -> [Costs; 2] {
-        [self.uncertainty, -self.uncertainty].map(|share| {
-            let costs = self.costs.clone();
-            costs.map(|draft| draft * (1.0 + share), |_, verify| verify * (1.0 - share))
+        let factor = 1.0 + self.uncertainty;
+        [factor, factor.recip()].map(|factor| {
+            self.costs.clone().map(|draft| draft * factor, |_, verify| verify / factor)
         })
     }
 

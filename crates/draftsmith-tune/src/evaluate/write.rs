@@ -6,7 +6,7 @@ use draftsmith_files::write_whole;
 use draftsmith_report::{
     Conclusion, DatasetSummary, DecodingName, EvaluationSummary, GroupSummary, HeadRace,
     ModelSummary, PaperTable, PromiseSummary, Replay, Version, render_html, render_speed_svg,
-    results_to_json, sort_rows, summary_to_json,
+    results_to_json, signed_percent, sort_rows, summary_to_json,
 };
 use draftsmith_theory::Estimate;
 
@@ -126,7 +126,6 @@ impl MeasuredModels<'_> {
 /// Formats one line that compares a gain promised by `tune` with the measured gain.
 fn promise_text(group: &GroupSummary, promise: &PromiseSummary) -> String {
     let Estimate { value, low, high } = promise.measured_gain;
-    let percent = |share: f64| format!("{:+.1} %", share * 100.0);
     format!(
         "evaluate: {}, {}: {}{} against K = {}: tuning promised {}, measured {} (95 %: {} to {}): {}",
         group.dataset,
@@ -134,10 +133,10 @@ fn promise_text(group: &GroupSummary, promise: &PromiseSummary) -> String {
         promise.drafter.prefix().map(|prefix| prefix + ", ").unwrap_or_default(),
         promise.stop_rule.symbol().unwrap_or_default(),
         promise.best_fixed_length,
-        percent(promise.expected_gain.value),
-        percent(value),
-        percent(low),
-        percent(high),
+        signed_percent(promise.expected_gain.value),
+        signed_percent(value),
+        signed_percent(low),
+        signed_percent(high),
         promise.outcome.text(),
     )
 }

@@ -46,13 +46,13 @@ impl HeadOutcome {
     pub fn text(&self) -> String {
         let scores = &self.scores;
         format!(
-            "head: {}\nvalidation over {} labels: KL {:.4}, BCE {:.4}, AUROC {}, Brier {:.4}, ECE \
+            "head: {}\nvalidation over {} labels: KL {:.4}, BCE {:.4}{}, Brier {:.4}, ECE \
              {:.4} (mean label {:.3}, mean prediction {:.3})",
             self.head_dir.display(),
             scores.num_labels,
             scores.kl,
             scores.bce,
-            scores.auroc.map_or_else(|| "-".to_owned(), |auroc| format!("{auroc:.4}")),
+            scores.auroc.map_or_else(String::new, |auroc| format!(", AUROC {auroc:.4}")),
             scores.brier,
             scores.ece,
             scores.mean_label,

@@ -6,35 +6,31 @@ use draftsmith_theory::{Estimate, Sampling};
 
 use draftsmith_tune::check::{AcceptanceCheck, CheckReport, DecodingCheck};
 
-/// Formats the results as a table, one line per check, ending with a line break.
+/// Formats the results as a table, one line per check, ending with a line break. It fits into 80
+/// columns.
 pub(super) fn table(checked: &CheckReport) -> String {
     let CheckReport { greedy, sampled, .. } = checked;
     let mut table = Table::new();
     table.load_style(comfy_table::presets::NOTHING).force_no_tty();
-    table.set_header(["check", "stop rule", "found", "must be", ""]);
-    let (greedy_rule, sampled_rule) = (rule(greedy), rule(sampled));
+    table.set_header(["check", "found", "must be", ""]);
     table.add_row([
         "greedy output".to_owned(),
-        greedy_rule.clone(),
         greedy_output(checked),
         "plain greedy output".to_owned(),
         verdict(Some(greedy.output.holds)).to_owned(),
     ]);
     table.add_row([
-        format!("sampled output, {}", sampling(sampled)),
-        sampled_rule.clone(),
+        "sampled output".to_owned(),
         sampled_output(checked),
         format!("p at least {}", sampled.output.alpha),
         verdict(Some(sampled.output.holds)).to_owned(),
     ]);
-    for (name, rule, acceptance) in [
-        ("greedy acceptance", greedy_rule, &greedy.acceptance),
-        ("sampled acceptance", sampled_rule, &sampled.acceptance),
-    ] {
+    for (name, acceptance) in
+        [("greedy acceptance", &greedy.acceptance), ("sampled acceptance", &sampled.acceptance)]
+    {
         table.add_row([
             name.to_owned(),
-            rule,
-            format!("{} of {} candidates", rate(&acceptance.rate), acceptance.num_drafted),
+            format!("{} of {}", rate(&acceptance.rate), acceptance.num_drafted),
             acceptance.promised.as_ref().map_or_else(|| "nothing promised".to_owned(), rate),
             verdict(acceptance.holds).to_owned(),
         ]);
@@ -42,22 +38,24 @@ pub(super) fn table(checked: &CheckReport) -> String {
     let speed = &checked.speed;
     table.add_row([
         "greedy speed".to_owned(),
-        rule(greedy),
         speed_text(&speed.speedup),
         "1.00x or more".to_owned(),
-        speed.holds.map_or("uncertain", |holds| verdict(Some(holds))).to_owned(),
+        speed.holds.map_or("unsure", |holds| verdict(Some(holds))).to_owned(),
     ]);
     for (index, column) in table.column_iter_mut().enumerate() {
         column.set_padding((if index == 0 { 0 } else { 2 }, 0));
     }
     format!(
-        "{}: {}, {}\n{} of {}, up to {} new tokens a turn\n\n{}\n",
+        "{}: {}, {}\n{} of {}, up to {} new tokens a turn\ngreedy: {}\nsampled, {}: {}\n\n{}\n",
         checked.export.display(),
         checked.kind,
         if checked.passed { "passed" } else { "failed" },
         counted(checked.num_prompts, "prompt"),
         checked.prompts.join(", "),
         checked.max_new_tokens,
+        rule(greedy),
+        sampling(sampled),
+        rule(sampled),
         table_text(table, &[])
     )
 }
@@ -171,7 +169,7 @@ fn speed_text(speedup: &Estimate) -> String {
 }
 
 fn rate(estimate: &Estimate) -> String {
-    format!("{:.3} ({:.3} to {:.3})", estimate.value, estimate.low, estimate.high)
+    format!("{:.3} ({:.3}..{:.3})", estimate.value, estimate.low, estimate.high)
 }
 
 fn verdict(holds: Option<bool>) -> &'static str {

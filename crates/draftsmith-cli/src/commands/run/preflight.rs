@@ -4,7 +4,7 @@
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::in_bytes;
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{DrafterId, setting_text};
 
 use crate::console::Console;
 use draftsmith_recipe::kinds::{DrafterRecipe, Role};
@@ -12,7 +12,7 @@ use draftsmith_recipe::prompts::for_data::{choose_prompts, num_known, prompts_in
 use draftsmith_recipe::prompts::{Dataset, PromptChoice, read_sources};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe, Responses};
-use draftsmith_report::{DecodingName, DrafterName, duration_text};
+use draftsmith_report::{DecodingName, DrafterName, counted, duration_text};
 use draftsmith_tune::build_data::BYTES_PER_TOKEN;
 use draftsmith_tune::decoders::target_speed;
 use draftsmith_tune::rollouts::{PromptSet, set_prompts};
@@ -113,7 +113,9 @@ fn note_work(
         let prompts = datasets.iter().flat_map(|dataset| &dataset.prompts);
         let num_turns: usize = prompts.map(|prompt| prompt.turns.len()).sum();
         let num_tokens = num_turns * num_settings * evaluate.max_new_tokens.min(text.context);
-        parts.push(format!("{num_tokens} tokens of evaluation in about {num_settings} settings"));
+        let more = if recipe.tune.is_some() { " and in those that tuning adds" } else { "" };
+        let settings = counted(num_settings, "setting");
+        parts.push(format!("{num_tokens} tokens of evaluation in {settings}{more}"));
         num_decoded += num_tokens;
     }
     let prompt = datasets.iter().flat_map(|dataset| &dataset.prompts).next();
@@ -122,8 +124,9 @@ fn note_work(
         let pair = workspace.pair()?;
         let speed = target_speed(pair, &pair.text.encode(&prompt.messages(0, &[]))?)?;
         note += &format!(
-            "; decoding takes at most {} at the target's {speed:.0} tokens/s, training comes on top",
-            duration_text(num_decoded as f64 / speed)
+            "; decoding takes about {} at the target's {} tokens/s, and training comes on top",
+            duration_text(num_decoded as f64 / speed),
+            setting_text(Some(speed))
         );
     }
     if !parts.is_empty() {
@@ -132,7 +135,7 @@ fn note_work(
     Ok(())
 }
 
-/// Estimates the number of settings that an evaluation measures for one way of decoding.
+/// Counts the settings of the recipe that an evaluation measures for one way of decoding.
 fn num_settings(recipe: &Recipe, evaluate: &EvaluateRecipe) -> usize {
     let num_trees = evaluate.trees.iter().map(|trees| trees.shapes.len()).sum::<usize>();
     let variants = 1 + num_trees + evaluate.lookup_first.len();

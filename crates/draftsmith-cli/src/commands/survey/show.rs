@@ -28,7 +28,10 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
         SurveyResult::Pair(found) => (pair(found, width, colour)?, &found.verdict.sentence),
         SurveyResult::Target(found) => (target(found, width), &found.verdict.sentence),
     };
-    let advice = wrapped(sentence, width).join("\n");
+    let mut advice = wrapped(sentence, width).join("\n");
+    if let Some(lines) = survey.recipe_lines() {
+        advice += &format!("\n\nfor your recipe:\n  {lines}");
+    }
     let server = server(survey, width);
     Ok(format!("{advice}\n\n{heading}{text}\n{server}"))
 }
@@ -45,6 +48,7 @@ fn server(survey: &Survey, width: Option<usize>) -> String {
     if settings.files.is_empty() {
         return text;
     }
+    text += &format!("start: {}\n", settings.start.join(" &&\n"));
     let target = survey.target.display();
     let is_look_up = settings.single.is_some_and(|it| it.num_matched.is_some());
     if let Some(draft) = survey.draft.as_ref().filter(|_| !is_look_up) {
@@ -96,9 +100,9 @@ fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String
     if let Some(probe) = &found.head.probe {
         text += &format!(
             "small heads trained on half of the prompts explain {} of what a constant leaves \
-             unexplained (AUROC {}); {}: {} over the best K, and more with more data\n",
+             unexplained{}; {}: {} over the best K, and more with more data\n",
             share(probe.explained),
-            probe.scores.auroc.map_or_else(|| "-".to_owned(), |auroc| format!("{auroc:.3}")),
+            probe.scores.auroc.map_or_else(String::new, |auroc| format!(" (AUROC {auroc:.3})")),
             match found.head.ceiling {
                 Some(_) => "a head gains about that share of a perfect one's gain",
                 None => "the best rule that reads them gains",

@@ -3,8 +3,8 @@
 use anyhow::Result;
 use comfy_table::{ContentArrangement, Table, presets};
 use draftsmith_report::{
-    CostSource, DrafterName, explained, fastest_ways, rule_label, serving_text, table_text,
-    times_text,
+    CostSource, DrafterName, explained, fastest_ways, rule_label, serving_text, signed_percent, table_text,
+    times_text, wrapped,
 };
 use draftsmith_theory::{Estimate, StopRuleName};
 
@@ -30,10 +30,9 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
         basis.num_prompts,
         basis.num_tokens,
     );
-    text += &format!(
-        "a draft forward {}, a target forward of one row {}, a row more {} on average; \n\
-         with the head {} more a draft forward, confidence {}, entropy {}\n\
-         ({})\n",
+    let paragraph = format!(
+        "A draft forward takes {}, a target forward of one row {}, and each further row {} on average. The head adds \
+         {} to a draft forward, the confidence {}, the entropy {}. {}",
         micro(costs.rounds.draft_seconds(costs.drafter)?),
         micro(costs.rounds.verify_seconds(1)),
         micro(costs.rounds.row_seconds()),
@@ -42,6 +41,7 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
         micro(costs.entropy_seconds),
         how_known(basis),
     );
+    text += &(wrapped(&paragraph, width).join("\n") + "\n");
     let rules = rules(tuning, width);
     text += &format!("{rules}\n");
     text += &explained(&rules, width).map(|words| words + "\n").unwrap_or_default();
@@ -51,7 +51,7 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
             "on {}, {} prompts: {} over K = {} ({})\n",
             it.source,
             it.num_prompts,
-            percent(it.gain.value),
+            signed_percent(it.gain.value),
             best_length(tuning),
             interval(&it.gain)
         );
@@ -59,7 +59,7 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
     text += &advice(tuning).map(|advice| format!("\n{advice}\n")).unwrap_or_default();
     let ways = fastest_ways(&tuning.ways);
     if !ways.is_empty() {
-        text += "\nin other programs, at the times of this machine:\n";
+        text += &format!("\nin other programs, at {}:\n", basis.cost_source.text());
         text += &serving_text(&ways, width);
     }
     text += &match &tuning.export {
@@ -105,7 +105,7 @@ fn rules(tuning: &Tuning, width: Option<usize>) -> String {
         table.add_row([
             rule_label(rule.lookup_first, &rule.config),
             format!("{:.3}x", rule.speedup),
-            percent(rule.gain.value),
+            signed_percent(rule.gain.value),
             interval(&rule.gain),
             mark.to_owned(),
         ]);
@@ -117,19 +117,15 @@ fn rules(tuning: &Tuning, width: Option<usize>) -> String {
 fn how_known(TuningBasis { cost_source, costs, lost_by_costs, .. }: &TuningBasis) -> String {
     match cost_source {
         CostSource::Machine => format!(
-            "known to {:.1} % after {} passes; within that, another rule is at most {:.1} % faster",
+            "These times are known to {:.1} % after {} passes; within that, another rule is at most {:.1} % faster.",
             costs.uncertainty * 100.0,
             costs.num_passes,
             lost_by_costs * 100.0
         ),
-        other => other.text().to_owned(),
+        other => format!("These are {}.", other.text()),
     }
 }
 
-fn percent(share: f64) -> String {
-    format!("{:+.1} %", share * 100.0)
-}
-
 fn interval(estimate: &Estimate) -> String {
-    format!("{} to {}", percent(estimate.low), percent(estimate.high))
+    format!("{} to {}", signed_percent(estimate.low), signed_percent(estimate.high))
 }
