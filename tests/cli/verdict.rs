@@ -69,7 +69,9 @@ fn the_conclusion_names_the_tuned_setting_and_seen_prompts() {
     );
     // It says where to serve what it advises, and how to start it there.
     let is_advised = verdicts[0]["advice"] == "deploy";
-    for part in ["where to serve it:", "draftsmith generate --recipe ", "/checkpoints/small/draft/head`"] {
+    for part in
+        ["where to serve it:", "draftsmith generate --recipe ", "/checkpoints/small/draft/head`"]
+    {
         assert_eq!(stdout.contains(part), is_advised, "{part}: {stdout}");
     }
     assert_eq!(found["serving"].as_array().is_some_and(|ways| ways.len() > 1), is_advised);
@@ -79,7 +81,10 @@ fn the_conclusion_names_the_tuned_setting_and_seen_prompts() {
     assert!(html.contains("This is doubtful, for the reason"), "the page ends likewise");
     let speedup = verdicts[0]["tuned"]["speedup"].as_f64().unwrap();
     assert!(end.contains(&format!("decodes {speedup:.2} times as fast")), "{end}");
-    assert!(end.contains("test, greedy). This is doubtful, for the reason") && end.contains("Next, "), "{end}");
+    assert!(
+        end.contains("test, greedy). This is doubtful, for the reason") && end.contains("Next, "),
+        "{end}"
+    );
 
     // The look-ups of a drafter are measured alone too, with the target's tokens.
     let alone = rows.iter().filter(|row| row["drafter"] == "look-up+lookup_1x2");

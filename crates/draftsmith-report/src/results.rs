@@ -209,7 +209,7 @@ impl ResultRow {
         }
     }
 
-    /// Labels the drafter and its setting, such as `target alone`, `K = 6` or `exit1, eta = 0.6`.
+    /// Labels the drafter and its setting, such as `target alone`, `K = 6` or `exit1, confidence 0.6`.
     pub fn label(&self) -> String {
         match self.drafter.prefix() {
             Some(prefix) => format!("{prefix}, {}", self.rule_label()),

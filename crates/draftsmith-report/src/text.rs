@@ -130,7 +130,10 @@ mod tests {
         assert_eq!(typeset(&gain(0.09)), "+9.0\u{a0}%");
         assert_eq!(typeset(&gain(-0.012)), "\u{2212}1.2\u{a0}%");
         assert_eq!((gain(-0.0001), gain(f64::NAN)), ("+0.0%".into(), "-".into()));
-        assert_eq!((signed_percent(-0.0001), signed_percent(-0.09)), ("+0.0 %".into(), "-9.0 %".into()));
+        assert_eq!(
+            (signed_percent(-0.0001), signed_percent(-0.09)),
+            ("+0.0 %".into(), "-9.0 %".into())
+        );
         assert_eq!(typeset(&times(Some(2.125))), "2.12\u{d7}");
         assert_eq!((times(None), typeset("-")), ("-".into(), "\u{2013}".into()));
         assert_eq!(number(f64::INFINITY, 2), "-");

@@ -292,7 +292,8 @@ mod tests {
         let readme = include_str!("../../../../checkpoints/README.md");
         let least = Drafting { least_prob: 0.5, ..Drafting::fixed(3) };
         for runtime in Runtime::ALL {
-            let row = readme.lines().find(|line| line.starts_with(&format!("| {} ", runtime.name())));
+            let row =
+                readme.lines().find(|line| line.starts_with(&format!("| {} ", runtime.name())));
             let row = row.unwrap_or_else(|| panic!("{runtime:?} has no row"));
             let start = served(&AS_DRAFT_MODEL).start(runtime, least, runtime != Runtime::Vllm);
             let words = start.last().expect("a command").split([' ', '(', '=', ',', ';']);

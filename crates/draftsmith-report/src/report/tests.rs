@@ -134,7 +134,7 @@ fn the_first_chart_shows_speed_and_marks_the_setting_to_deploy() {
         assert_eq!(marked.len(), 2, "one setting in two sizes");
         assert!(marked.iter().all(|it| it.contains(">deploy: tuning chose it on other prompts<")));
         // Screen readers read it too.
-        assert!(section.contains("\u{d7}; deploy: tuning chose it on other prompts. worth(H)"));
+        assert!(section.contains("\u{d7}; deploy: tuning chose it on other prompts. cost-entropy"));
         assert!(section.contains("Framed: the fastest setting that tuning chose."));
     }
 }
@@ -191,7 +191,7 @@ fn symbols_are_explained_before_the_first_chart_and_before_replays() {
     for text in [start, replays] {
         for words in [
             "K: candidates per round;",
-            "worth: tokens that a draft forward must be expected to yield, by the head, \u{3b7}",
+            "cost: drafts while a draft forward yields enough tokens for its time, by head,",
             "lookup: 4x6 proposes up to 6 tokens after a match of at least 4.",
         ] {
             assert!(text.contains(words), "{words}");
@@ -439,7 +439,7 @@ fn kinds_of_drafters_and_exit_layers_look_different() {
     for heading in ["Draft", "Exit1", "Exit2"] {
         assert!(page.contains(&format!("<span>{heading}</span>")), "{heading}");
     }
-    for entry in ["lagless h", "joint \u{3b7}", "worth(H)"] {
+    for entry in ["head-without-lag", "joint-confidence", "cost-entropy"] {
         assert!(page.contains(&format!("</svg>{entry}</li>")), "{entry}");
     }
     assert!(page.contains("series self length other") && page.contains("curve self length other"));
@@ -461,7 +461,7 @@ fn replays_show_ceilings_and_intervals() {
     let replays = fixture::replays();
     let page = page_of(&replays[..1]);
     assert!(page.contains(
-        "Most is gained with <span class=\"nowrap\">worth(head) = 0.319</span>: +4.1\u{a0}% (+2.7 to +5.5) over <span class=\"nowrap\">K = 6</span>."
+        "Most is gained with <span class=\"nowrap\">cost-head 0.319</span>: +4.1\u{a0}% (+2.7 to +5.5) over <span class=\"nowrap\">K = 6</span>."
     ));
     // Three rules read the head, and the picture has two sizes.
     assert_eq!(page.matches(r#"class="ceiling""#).count(), 3 * 2);

@@ -216,7 +216,7 @@ impl ReplayRow {
         self.stop_rule == StopRuleName::FixedLength && self.lookup_first.is_none()
     }
 
-    /// Labels the rule and the prompt lookup before it: `K = 4` or `lookup 2x4, eta = 0.6`.
+    /// Labels the rule and the prompt lookup before it: `K = 4` or `lookup 2x4, then confidence 0.6`.
     pub fn label(&self) -> String {
         rule_label(self.lookup_first, &self.config)
     }

@@ -255,7 +255,7 @@ fn settings_have_few_digits() {
         (Some(12345678.5), "12345678"),
         (None, "?"),
     ] {
-        assert_eq!(shown(setting), format!("worth(head) = {text}"));
+        assert_eq!(shown(setting), format!("cost-head {text}"));
     }
     assert_eq!(StopRuleName::None.label(None), "target alone");
 }
@@ -289,7 +289,7 @@ fn rows_are_sorted_for_display() {
             "gsm8k all target alone",
             "gsm8k all K = 2",
             "gsm8k all K = 10",
-            "gsm8k all h = 0.3",
+            "gsm8k all head 0.3",
             "gsm8k writing K = 2",
             "gsm8k coding target alone",
             "alpaca all target alone",
@@ -322,10 +322,10 @@ fn kinds_of_drafters_are_sorted_one_after_the_other() {
         [
             "target alone",
             "K = 6",
-            "h = 0.5",
+            "head 0.5",
             "exit2, K = 3",
             "exit2, K = 4",
-            "exit2, eta = 0.6",
+            "exit2, confidence 0.6",
             "exit3, K = 2",
         ]
     );
@@ -373,7 +373,7 @@ fn the_best_are_the_fastest_of_their_group_over_all_prompts() {
         group.fastest(is_meant).map(ResultRow::label)
     };
     assert_eq!(best_by(&groups[0], FixedLength).as_deref(), Some("K = 4"));
-    assert_eq!(best_by(&groups[0], RejectionThreshold).as_deref(), Some("h = 0.7"));
+    assert_eq!(best_by(&groups[0], RejectionThreshold).as_deref(), Some("head 0.7"));
     assert_eq!(groups[0].sweep_of(&rows[1]).count(), 3);
     assert!(groups[0].is_best_of_road(&rows[7]) && !groups[0].is_best_of_road(&rows[6]));
     assert_eq!(groups[0].categories(), ["coding"]);
@@ -381,10 +381,10 @@ fn the_best_are_the_fastest_of_their_group_over_all_prompts() {
     assert_eq!(marks[..8], ["", "", "*", "", "", "fastest", "*", "best"]);
     assert!(groups[0].is_best_of_rule(&rows[6]) && !groups[0].is_best_of_rule(&rows[1]));
     assert_eq!(marks[8], "", "a row by category");
-    assert_eq!(label(groups[0].best()).as_deref(), Some("h = 0.7"));
+    assert_eq!(label(groups[0].best()).as_deref(), Some("head 0.7"));
     assert_eq!(
         label(groups[0].fastest(|row| row.road == Some(Road::SelfDraft))).as_deref(),
-        Some("exit1, eta = 0.6")
+        Some("exit1, confidence 0.6")
     );
     assert_eq!(groups[0].best_of_rules().len(), 4);
     assert_eq!(groups[0].in_category("coding", &rows[1]), Some(&rows[8]));

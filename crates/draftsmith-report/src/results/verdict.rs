@@ -141,7 +141,7 @@ impl GroupVerdict {
     }
 
     /// Formats the verdict as sentences, such as `Deploy K = 1: 1.15x (1.06 to 1.25). Fastest in
-    /// the sweep, not chosen: h = 0.3, 1.40x (1.29 to 1.52).`
+    /// the sweep, not chosen: head 0.3, 1.40x (1.29 to 1.52).`
     pub fn text(&self) -> String {
         let tuned = self.tuned.as_ref().map(|tuned| (&tuned.label, tuned.speed_text()));
         let mut text = match (self.advice, tuned) {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     fn text(advice: DeployAdvice, tuned: Option<MeasuredSetting>) -> String {
-        let fastest = setting("h = 0.3", 1.4, [1.29, 1.52]);
+        let fastest = setting("head 0.3", 1.4, [1.29, 1.52]);
         let group = "test, greedy".to_owned();
         GroupVerdict { group, advice, tuned, fastest }.text()
     }
@@ -198,12 +198,12 @@ mod tests {
     #[test]
     fn a_verdict_names_what_was_chosen_and_what_was_fastest() {
         let deploy = text(DeployAdvice::Deploy, setting("K = 1", 1.15, [1.06, 1.25]));
-        insta::assert_snapshot!(deploy, @"Deploy K = 1: 1.15x (1.06 to 1.25). Fastest in the sweep, not chosen: h = 0.3, 1.40x (1.29 to 1.52).");
+        insta::assert_snapshot!(deploy, @"Deploy K = 1: 1.15x (1.06 to 1.25). Fastest in the sweep, not chosen: head 0.3, 1.40x (1.29 to 1.52).");
         let slow = text(DeployAdvice::DoNotSpeculate, setting("K = 1", 0.86, [0.8, 0.92]));
-        insta::assert_snapshot!(slow, @"Do not speculate: the tuned setting, K = 1, decodes at 0.86x (0.80 to 0.92). Fastest in the sweep, not chosen: h = 0.3, 1.40x (1.29 to 1.52).");
+        insta::assert_snapshot!(slow, @"Do not speculate: the tuned setting, K = 1, decodes at 0.86x (0.80 to 0.92). Fastest in the sweep, not chosen: head 0.3, 1.40x (1.29 to 1.52).");
         let uncertain = text(DeployAdvice::TooUncertain, setting("K = 1", 1.02, [0.93, 1.72]));
-        insta::assert_snapshot!(uncertain, @"Too uncertain to tell: the tuned setting, K = 1, decodes at 1.02x (0.93 to 1.72). Measure more prompts, on a quiet machine. Fastest in the sweep, not chosen: h = 0.3, 1.40x (1.29 to 1.52).");
+        insta::assert_snapshot!(uncertain, @"Too uncertain to tell: the tuned setting, K = 1, decodes at 1.02x (0.93 to 1.72). Measure more prompts, on a quiet machine. Fastest in the sweep, not chosen: head 0.3, 1.40x (1.29 to 1.52).");
         let untuned = text(DeployAdvice::NotTuned, None);
-        insta::assert_snapshot!(untuned, @"No tuned setting was measured: run `draftsmith tune` to choose one on other prompts. Fastest in the sweep, not chosen: h = 0.3, 1.40x (1.29 to 1.52).");
+        insta::assert_snapshot!(untuned, @"No tuned setting was measured: run `draftsmith tune` to choose one on other prompts. Fastest in the sweep, not chosen: head 0.3, 1.40x (1.29 to 1.52).");
     }
 }

@@ -345,11 +345,11 @@ fn each_server_reads_the_chosen_numbers_in_its_own_way() {
     let found = settings(0.8, one_client());
     for flags in [&AS_DRAFT_MODEL, &AS_EAGLE3] {
         for kind in KINDS {
-            let served = served(flags, "path/to/it");
+            let served = served(flags, "/path/to/it");
             let mut found = found.clone();
             kind.write(&mut found, &served);
             let ServerSettings { files, notes, .. } = &found;
-            assert!(files[0].text.contains("path/to/it") || matches!(kind, ServerKind::TrtLlm(_)));
+            assert!(files[0].text.contains("/path/to/it") || matches!(kind, ServerKind::TrtLlm(_)));
             assert!(!notes.is_empty() && !notes.concat().contains("  "), "{notes:?}");
             let takes_one =
                 kind == ServerKind::LlamaCpp || kind == ServerKind::Sglang && !flags.sglang_adapts;

@@ -226,8 +226,8 @@ mod tests {
             assert_eq!(training.architecture, architecture);
             assert_eq!(read(&toml::to_string(&training).unwrap()).unwrap(), training);
         }
-        assert_eq!(read("initial = \"target\"").unwrap().initial, InitialWeights::Target);
-        assert_eq!(read("initial = \"random\"").unwrap(), AdapterTraining::default());
+        assert_eq!(read("initial = \"target\"").unwrap(), AdapterTraining::default());
+        assert_eq!(read("initial = \"random\"").unwrap().initial, InitialWeights::Random);
         for (wrong, known) in
             [("architecture = \"ffn\"", "mlp-only"), ("initial = \"draft\"", "target")]
         {

@@ -29,6 +29,8 @@ fn quick() -> AdapterTraining {
             validation_fraction: 0.3,
             ..OptimizerSettings::ADAPTER
         },
+        architecture: AdapterArchitecture::Attention,
+        initial: InitialWeights::Random,
         ..AdapterTraining::default()
     }
 }

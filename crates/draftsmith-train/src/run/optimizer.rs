@@ -336,6 +336,7 @@ mod tests {
         let first_full = |warmup_ratio, warmup_steps, num_steps| {
             let schedule = Schedule::Constant;
             let settings = OptimizerSettings { schedule, warmup_ratio, warmup_steps, ..HEAD };
+            let settings = settings.of_width(4096);
             let rates = settings.rates(num_steps);
             (0..num_steps).position(|step| Some(rates.at(step)) == settings.learning_rate)
         };

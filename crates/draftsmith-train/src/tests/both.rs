@@ -9,7 +9,7 @@ use draftsmith_data::ResponseRow;
 use serde_json::Value;
 
 use crate::adapter::learner::AdapterLearner;
-use crate::adapter::settings::{AdapterTraining, ExitLayers};
+use crate::adapter::settings::{AdapterTraining, ExitLayers, InitialWeights};
 use crate::adapter::train_adapters;
 use crate::data::RowCounts;
 use crate::data::split::is_held_out;
@@ -116,6 +116,8 @@ fn train_adapter(
         exit_layer: ExitLayers::One(1),
         loss_chunk: 5,
         optimizer,
+        architecture: draftsmith_model::AdapterArchitecture::Attention,
+        initial: InitialWeights::Random,
         ..AdapterTraining::default()
     };
     let ending = train_adapters(&tiny_draft(16, 64), rows, &settings, seed, run)?;

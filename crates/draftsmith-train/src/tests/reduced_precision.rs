@@ -3,9 +3,9 @@
 use burn::module::{Module, ModuleVisitor, Param};
 use burn::tensor::{DType, Tensor};
 
-use draftsmith_model::{HeadForm, WeightDtype};
+use draftsmith_model::{AdapterArchitecture, HeadForm, WeightDtype};
 
-use crate::adapter::settings::{AdapterTraining, ExitLayers};
+use crate::adapter::settings::{AdapterTraining, ExitLayers, InitialWeights};
 use crate::adapter::{TrainedAdapter, train_adapters};
 use crate::head::settings::HeadTraining;
 use crate::head::{TrainedHead, train_heads};
@@ -57,6 +57,8 @@ fn adapter(dtype: WeightDtype) -> TrainedAdapter {
         dtype,
         loss_chunk: 5,
         optimizer: optimizer(OptimizerSettings::ADAPTER),
+        architecture: AdapterArchitecture::Attention,
+        initial: InitialWeights::Random,
         ..AdapterTraining::default()
     };
     let dir = tempfile::tempdir().unwrap();

@@ -15,8 +15,8 @@ use crate::run::{Ending, TrainingRun};
 use crate::tests::pair::{deep_target, responses, tiny_draft};
 use crate::tests::runs::{Export, Watcher, exported, files_under, finished};
 use crate::{
-    AdapterTraining, ExitLayers, HeadTraining, OptimizerSettings, TrainError, TrainedAdapter,
-    TrainedHead, train_adapters, train_heads,
+    AdapterTraining, ExitLayers, HeadTraining, InitialWeights, OptimizerSettings, TrainError,
+    TrainedAdapter, TrainedHead, train_adapters, train_heads,
 };
 
 /// Runs a training as a new process would: only the directory is shared with earlier runs.
@@ -90,6 +90,8 @@ fn adapters(
             beta_2: 0.95,
             ..optimizer(learning_rate)
         },
+        architecture: draftsmith_model::AdapterArchitecture::Attention,
+        initial: InitialWeights::Random,
         ..AdapterTraining::default()
     };
     let ending = train_adapters(&deep_target(32, 64), &responses(40, 20, 8), &training, 3, run)?;

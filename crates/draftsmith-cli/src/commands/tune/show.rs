@@ -3,8 +3,8 @@
 use anyhow::Result;
 use comfy_table::{ContentArrangement, Table, presets};
 use draftsmith_report::{
-    CostSource, DrafterName, explained, fastest_ways, rule_label, serving_text, signed_percent, table_text,
-    times_text, wrapped,
+    CostSource, DrafterName, explained, fastest_ways, rule_label, serving_text, signed_percent,
+    table_text, times_text, wrapped,
 };
 use draftsmith_theory::{Estimate, StopRuleName};
 
