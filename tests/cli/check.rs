@@ -80,6 +80,8 @@ fn a_good_head_passes_and_a_broken_promise_is_reported() {
         let mut checked = place.run(&two).json();
         let speed = checked.as_object_mut().unwrap().remove("speed").unwrap();
         assert!(speed["speedup"]["value"].as_f64() > Some(0.0), "{speed}");
+        let serving = checked.as_object_mut().unwrap().remove("serving").unwrap();
+        assert_eq!(serving[0]["speedup"], speed["speedup"], "{serving}");
         checked
     };
     let checked = check_two();

@@ -259,7 +259,8 @@ fn words(text: &str) -> impl Iterator<Item = String> {
         is_shown.then(|| format!("{name}: {meaning}"))
     });
     let rules = stop_rules().filter_map(move |entry| {
-        let (name, meaning) = (entry.file_name, entry.grid()?.doc);
+        let (name, doc) = (entry.file_name, entry.grid()?.doc);
+        let meaning = doc.split(": ").next().unwrap_or(doc);
         is_labelled(text, name).then(|| format!("{name}: {meaning}"))
     });
     headings.chain(rules)

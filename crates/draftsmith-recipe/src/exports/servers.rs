@@ -278,13 +278,33 @@ mod tests {
             served(flags).start(runtime, drafting, is_sampled).join("\n")
         };
         let three = Drafting::fixed(3);
-        insta::assert_snapshot!(start(&AS_EAGLE3, Runtime::LlamaCpp, three, true), @"");
-        insta::assert_snapshot!(start(&AS_EAGLE3, Runtime::Vllm, three, true), @"");
-        insta::assert_snapshot!(start(&AS_EAGLE3, Runtime::Sglang, three, true), @"");
-        insta::assert_snapshot!(start(&AS_DRAFT_MODEL, Runtime::Sglang, three, true), @"");
-        insta::assert_snapshot!(start(&AS_DRAFT_MODEL, Runtime::Transformers, three, false), @"");
+        insta::assert_snapshot!(start(&AS_EAGLE3, Runtime::LlamaCpp, three, true), @r"
+        draftsmith export --for eagle3 own /m/eagle
+        convert_hf_to_gguf.py /m/t --outfile /m/t.gguf
+        convert_hf_to_gguf.py /m/eagle --outfile /m/eagle.gguf --target-model-dir /m/t
+        llama-server --model /m/t.gguf --spec-type draft-eagle3 --spec-draft-model /m/eagle.gguf --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0 --spec-draft-sampling probabilistic
+        ");
+        insta::assert_snapshot!(start(&AS_EAGLE3, Runtime::Vllm, three, true), @r#"
+        draftsmith export --for eagle3 own /m/eagle
+        vllm serve /m/t --speculative-config '{"method":"eagle3","model":"/m/eagle","num_speculative_tokens":3,"draft_sample_method":"probabilistic"}'
+        "#);
+        insta::assert_snapshot!(start(&AS_EAGLE3, Runtime::Sglang, three, true), @r"
+        draftsmith export --for eagle3 own /m/eagle
+        python -m sglang.launch_server --model-path /m/t --speculative-algorithm EAGLE3 --speculative-draft-model-path /m/eagle --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --speculative-use-rejection-sampling
+        ");
+        insta::assert_snapshot!(start(&AS_DRAFT_MODEL, Runtime::Sglang, three, true), @r"
+        draftsmith export --for eagle3 own /m/eagle
+        python -m sglang.launch_server --model-path /m/t --speculative-algorithm STANDALONE --speculative-draft-model-path /m/eagle --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4
+        ");
+        insta::assert_snapshot!(start(&AS_DRAFT_MODEL, Runtime::Transformers, three, false), @r#"
+        draftsmith export --for eagle3 own /m/eagle
+        assistant = AutoModelForCausalLM.from_pretrained("/m/eagle"); assistant.generation_config.update(num_assistant_tokens=3, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0); target.generate(**inputs, assistant_model=assistant)
+        "#);
         let look_up = Drafting::look_up(NgramSimple { num_matched: 4, most: 6 });
-        insta::assert_snapshot!(start(&AS_DRAFT_MODEL, Runtime::LlamaCpp, look_up, true), @"");
+        insta::assert_snapshot!(start(&AS_DRAFT_MODEL, Runtime::LlamaCpp, look_up, true), @r"
+        convert_hf_to_gguf.py /m/t --outfile /m/t.gguf
+        llama-server --model /m/t.gguf --spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 6 --spec-ngram-simple-min-hits 1
+        ");
     }
 
     #[test]

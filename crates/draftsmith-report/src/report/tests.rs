@@ -192,7 +192,7 @@ fn symbols_are_explained_before_the_first_chart_and_before_replays() {
         for words in [
             "K: candidates per round;",
             "cost: drafts while a draft forward yields enough tokens for its time, by head,",
-            "lookup: 4x6 proposes up to 6 tokens after a match of at least 4.",
+            "lookup: 4x6 proposes up to 6 tokens after a match of at least 4",
         ] {
             assert!(text.contains(words), "{words}");
         }

@@ -114,7 +114,14 @@ mod tests {
     #[test]
     fn a_way_says_what_to_expect_what_is_lost_and_how_to_start() {
         let ways = [way("vLLM", 1.3, 1.2), way("llama.cpp", 1.02, 0.98)];
-        insta::assert_snapshot!(serving_text(&ways, Some(60)), @"");
+        insta::assert_snapshot!(serving_text(&ways, Some(60)), @r"
+        vLLM: 1.30x (1.20 to 1.40), modelled: eagle, K = 2,
+          without prompt lookup
+            draftsmith export &&
+            vllm serve
+        llama.cpp: 1.02x (0.98 to 1.12), modelled: eagle, K = 2,
+          without prompt lookup; leave speculation off there
+        ");
         let ways = [way("vLLM", 1.3, 1.2), way("SGLang", 1.1, 1.0), way("vLLM", 1.4, 1.3)];
         let best = fastest_ways(&ways);
         let found: Vec<(&str, f64)> =

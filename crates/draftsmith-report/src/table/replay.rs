@@ -139,33 +139,35 @@ mod tests {
     #[test]
     fn a_replay_fits_80_columns() {
         let text = render_replay_table(&fixture::replays()[..1], Some(80), false);
-        insta::assert_snapshot!(text, @"
+        insta::assert_snapshot!(text, @r"
         draft, greedy, costs of this machine
         0.90 ms a draft forward, 6.20 a target forward, 0.20 a row; without prefill
         settings chosen on 120 validation prompts, judged on 240 test prompts
-        setting              speed-up    gain          95 %  verify  ceiling  reached
-        K = 6                   2.41x       -                 0.202
-        heuristic K = 5         2.31x   -4.2%    -5.6..-2.8   0.206
-        h = 0.6                 2.46x   +2.1%    +0.7..+3.5   0.200    +9.8%      21%
-        lagless h = 0.5         2.49x   +3.4%    +2.0..+4.8   0.199   +12.7%      27%
-        eta = 0.45              2.45x   +1.8%    +0.4..+3.2   0.200
-        q = 0.4                 2.44x   +1.2%    -0.2..+2.6   0.201
-        joint eta = 0.3         2.47x   +2.6%    +1.2..+4.0   0.199
-        entropy h = 0.35        2.43x   +0.8%    -0.6..+2.2   0.201
-        worth(head) = 0.319     2.51x   +4.1%    +2.7..+5.5   0.198   +15.8%      26%  *
-        worth(eta) = 0.299      2.49x   +3.3%    +1.9..+4.7   0.199
-        worth(H) = 0.285        2.48x   +2.9%    +1.5..+4.3   0.199
-        oracle                         +31.2%  +29.2..+33.2
+        setting                speed-up    gain          95 %  ceiling  reached
+        K = 6                     2.41x       -
+        heuristic 5               2.31x   -4.2%    -5.6..-2.8
+        head 0.6                  2.46x   +2.1%    +0.7..+3.5    +9.8%      21%
+        head-without-lag 0.5      2.49x   +3.4%    +2.0..+4.8   +12.7%      27%
+        confidence 0.45           2.45x   +1.8%    +0.4..+3.2
+        candidate-prob 0.4        2.44x   +1.2%    -0.2..+2.6
+        joint-confidence 0.3      2.47x   +2.6%    +1.2..+4.0
+        entropy 0.35              2.43x   +0.8%    -0.6..+2.2
+        cost-head 0.319           2.51x   +4.1%    +2.7..+5.5   +15.8%      26%  *
+        cost-confidence 0.299     2.49x   +3.3%    +1.9..+4.7
+        cost-entropy 0.285        2.48x   +2.9%    +1.5..+4.3
+        oracle                           +31.2%  +29.2..+33.2
 
         *: gains most; speed-up: over the target alone; gain: modelled speed over that
-        of the best K; 95 %: interval of the number before it; verify: target forwards
-        per token; ceiling: the gain with a perfect head; reached: the share of the
-        ceiling; K: candidates per round; h: the head's threshold for a rejection; eta:
-        the drafter's confidence threshold; joint eta: threshold of the product of a
-        round's confidences; q: threshold of the candidate's probability; entropy h:
-        SVIP's entropy threshold; worth: tokens that a draft forward must be expected to
-        yield, by the head, eta (confidence) or H (entropy); oracle: drafts exactly what
-        is accepted; no bound for lookup
+        of the best K; 95 %: interval of the number before it; ceiling: the gain with a
+        perfect head; reached: the share of the ceiling; K: candidates per round; cost:
+        drafts while a draft forward yields enough tokens for its time, by head,
+        confidence or entropy; oracle: drafts exactly what is accepted; no bound for
+        lookup; heuristic: the number in the first round of transformers' heuristic;
+        head: SpecDec++'s h; head-without-lag: SpecDec++'s h without the paper's lag of
+        one candidate; confidence: Kangaroo's η; candidate-prob: transformers'
+        `assistant_confidence_threshold`, for the candidate's own probability;
+        joint-confidence: a round ends when the product of its largest probabilities is
+        at most this; entropy: SVIP's h
         ");
     }
 
