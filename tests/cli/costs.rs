@@ -17,7 +17,8 @@ enum Fault {
     Accepts,
     AnotherLength,
     NoCounters,
-    BreaksOff,
+    /// Breaks off after this many requests.
+    BreaksOff(usize),
     NotJson,
     EndsEarly,
     /// Reports this many milliseconds per token.
@@ -133,7 +134,7 @@ fn answer(mut stream: TcpStream, length: usize, fault: Fault, state: &State, see
         }
     }
     state.running.fetch_sub(1, Ordering::SeqCst);
-    if fault == Fault::BreaksOff {
+    if matches!(fault, Fault::BreaksOff(most) if count(seen) > most) {
         let _ = stream.write_all(b"HTTP/1.1 200 OK\r\ncontent-length: 999\r\n\r\n{");
         return;
     }
@@ -252,7 +253,7 @@ fn servers_that_cannot_be_timed_are_refused() {
         (Fault::Accepts, 3, "3", &["accepted candidates", "--spec-synth-rates"][..]),
         (Fault::AnotherLength, 3, "3", &["5.0 candidates per round", "`--candidates` is 3"]),
         (Fault::None, 3, "0", &["3.0 candidates per round", "`--candidates` is 0"]),
-        (Fault::BreaksOff, 0, "0", &["hint:", "run the same command again"]),
+        (Fault::BreaksOff(0), 0, "0", &["hint:", "run the same command again"]),
         (Fault::NotJson, 0, "0", &["other than JSON", "nonsense", "`/v1`"]),
         (Fault::EndsEarly, 0, "0", &["after 20 of 25 tokens", "ignore_eos"]),
         (Fault::Refuses, 0, "0", &["answered 401", "--key-env"]),
@@ -261,7 +262,9 @@ fn servers_that_cannot_be_timed_are_refused() {
     ] {
         let mock = Mock::serve(length, fault);
         let out = format!("{candidates}-{}.json", named[0].len());
-        place.run(&costs(&mock.url, candidates, &["--out", &out])).fails_naming(named);
+        let ran = place.run(&costs(&mock.url, candidates, &["--out", &out]));
+        assert!(!ran.stderr.contains("are kept"), "there are no cells: {}", ran.stderr);
+        ran.fails_naming(named);
         if place.path(&out).exists() {
             let kept = place.json(&out);
             assert!(kept["cells"].as_array().is_some(), "{kept}");
@@ -308,6 +311,48 @@ fn servers_that_cannot_be_timed_are_refused() {
     let ran = place.run(&costs(&unknown.url, "2", &["--out", "unknown.json"]));
     assert!(ran.stderr.contains("shows no counters"), "{}", ran.stderr);
     ran.ok();
+}
+
+#[test]
+fn cells_are_kept_when_a_server_fails_between_blocks() {
+    let place = Place::new();
+    let costs = |url: &str, blocks: &str| {
+        let asked = ["server", "costs", "--server", url, "--candidates", "0", "--rounds", "24"];
+        let one = ["--concurrency", "1", "--blocks", blocks, "--out", "kept.json"];
+        place.run(&[&asked[..], &one].concat())
+    };
+    costs(&plain_server().url, "1").ok();
+    let kept = place.json("kept.json");
+    // The first block, a long and a short answer, only checks the candidates.
+    let mock = Mock::serve(0, Fault::BreaksOff(2));
+    let named = ["cells in `kept.json` are kept", "the same command measures the others"];
+    costs(&mock.url, "3").fails_naming(&named);
+    assert_eq!(place.json("kept.json"), kept);
+}
+
+#[test]
+fn a_file_that_cannot_be_written_is_refused_before_any_request() {
+    let place = Place::new();
+    let closed = TcpListener::bind("127.0.0.1:0").unwrap();
+    let url = format!("http://{}/v1", closed.local_addr().unwrap());
+    drop(closed);
+    place.write("file", "x");
+    for out in ["file/costs.json", "."] {
+        let ran = place.run(&costs(&url, "0", &["--out", out]));
+        assert!(!ran.stderr.contains("refuses connections"), "{}", ran.stderr);
+        ran.fails_naming(&["cannot", &format!("`{}`", out.trim_end_matches("/costs.json"))]);
+    }
+    // The lock of another process, which adds its cells to the same file.
+    for (out, lock) in [("a.json", ".a.json.lock"), ("new/b.json", "new/.b.json.lock")] {
+        let held = std::fs::File::create(place.write(lock, "")).unwrap();
+        held.try_lock().unwrap();
+        place.run(&costs(&url, "0", &["--out", out])).fails_naming(&[
+            &format!("`{out}` is in use by another process"),
+            "hint: wait for it to end",
+        ]);
+        drop(held);
+        place.run(&costs(&url, "0", &["--out", out])).fails_naming(&["refuses connections"]);
+    }
 }
 
 /// A survey writes the same settings without a recipe.

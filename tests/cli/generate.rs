@@ -332,6 +332,13 @@ fn bigrams_continue_lookups_and_belong_to_their_tokenizer() {
     let recipe = place.write("mine.toml", format!("[models]\ntarget = '{target}'\n"));
     let recipe = recipe.display().to_string();
     place.run(&["train-bigram", &recipe]).fails_naming(&["data/mine", "draftsmith build-data"]);
+    // A place that cannot be written is told before anything is counted.
+    let taken = place.path("checkpoints/mine/bigrams.safetensors");
+    std::fs::create_dir_all(&taken).unwrap();
+    place
+        .run(&["train-bigram", &recipe, "--text", "missing.txt"])
+        .fails_naming(&["cannot write `", "bigrams.safetensors`"]);
+    std::fs::remove_dir(&taken).unwrap();
     let text = "What is 47 + 85?\nThe answer is 132.\n".repeat(20);
     let text = place.write("text.txt", text).display().to_string();
     let counted = place.run(&["train-bigram", &recipe, "--text", &text, "--json"]).json();

@@ -1,5 +1,5 @@
-//! Locks a recipe's directories, so that only one command at a time writes them. A second command
-//! fails and names the first.
+//! Locks a recipe's directories and the file of `costs`, so that only one command at a time writes
+//! them. A second command fails and names the first.
 //!
 //! We use the operating system's file locks on `data/.NAME.lock` and `checkpoints/.NAME.lock`, so a
 //! lock ends with its process, even if that is killed. The files remain and name the last holder,
@@ -33,8 +33,8 @@ impl RecipeLock {
     }
 }
 
-/// Locks a directory against other writers; `None` if the directory is not writable anyway.
-fn lock(dir: &Path) -> Result<Option<File>> {
+/// Locks a directory or file against other writers; `None` if it is not writable anyway.
+pub(crate) fn lock(dir: &Path) -> Result<Option<File>> {
     let path = lock_path(dir);
     let Some(mut file) = open(&path)? else { return Ok(None) };
     match file.try_lock() {

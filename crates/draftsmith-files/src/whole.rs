@@ -65,6 +65,19 @@ pub fn write_whole_with<E: From<FileError>>(
     written
 }
 
+/// Checks before a long job that a file can be written, and creates its directory if necessary.
+///
+/// # Errors
+/// If it is a directory, or no file can be created there.
+pub fn check_place(path: &Path) -> Result<(), FileError> {
+    if path.is_dir() {
+        return Err(FileError::new("write", path, ErrorKind::IsADirectory.into()));
+    }
+    let place = create(path)?;
+    let _ = fs::remove_file(&place.path);
+    Ok(())
+}
+
 /// Lists the paths of everything in a directory, sorted.
 ///
 /// # Errors
@@ -148,6 +161,20 @@ mod tests {
         assert!(failed.unwrap_err().to_string().starts_with("cannot encode `"));
         assert_eq!(fs::read_to_string(&path).unwrap(), "old");
         assert_eq!(names(dir.path()), ["a.json"]);
+    }
+
+    #[test]
+    fn a_place_is_checked_without_a_trace() {
+        let dir = tempfile::tempdir().unwrap();
+        check_place(&dir.path().join("new/a.json")).unwrap();
+        assert_eq!(names(&dir.path().join("new")), [""; 0]);
+        write_whole(&dir.path().join("old"), "old").unwrap();
+        check_place(&dir.path().join("old")).unwrap();
+        assert_eq!(fs::read_to_string(dir.path().join("old")).unwrap(), "old");
+        for (name, problem) in [("old/a.json", "cannot create `"), ("new", "cannot write `")] {
+            let error = check_place(&dir.path().join(name)).unwrap_err().to_string();
+            assert!(error.starts_with(problem), "{error}");
+        }
     }
 
     #[test]

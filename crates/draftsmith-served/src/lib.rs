@@ -43,6 +43,7 @@ mod served;
 mod settings;
 #[cfg(test)]
 mod tests;
+mod threads;
 
 pub use completer::{Completed, Completer, CompletionAsk, NUM_LOG_PROBS};
 pub use error::ServedError;
@@ -50,6 +51,7 @@ pub use http::Endpoint;
 pub use secret::Secret;
 pub use served::{Listener, Served, ServedResponse, ServedTurn, TargetSettings, Wait};
 pub use settings::{ServerLabels, ServerRecipe, check_given_url};
+pub use threads::side_by_side;
 
 /// The message of `expect` for locks, which are never poisoned.
 const HELD: &str = "nobody panics while holding it";

@@ -11,7 +11,7 @@ use std::collections::{HashMap, HashSet};
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
+use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
 use draftsmith_data::{FinishReason, TextTokenizer, hash_bytes};
@@ -22,6 +22,7 @@ use super::journal::{Entry, Journal};
 use super::known::{KnownTokens, top_probs};
 use super::protocol::{Ask, Terms};
 use super::response::Received;
+use super::threads::start_all;
 use super::{HELD, Secret, ServedError, ServerRecipe};
 
 /// The interval between checks for an interrupt.
@@ -181,7 +182,7 @@ impl Served {
         next: impl Fn(&P, &[String]) -> Result<Option<ServedTurn>, E>,
         listener: &impl Listener,
     ) -> Result<(), E> {
-        let requests = self.start_threads();
+        let requests = self.start_threads()?;
         let job = Job { next, listener, sender: &requests.sender };
         let tally = self.answer_through(all.into_iter(), &requests, &job);
         self.servers.give_up();
@@ -196,18 +197,19 @@ impl Served {
         Ok(())
     }
 
-    fn start_threads(&self) -> RequestThreads {
+    fn start_threads(&self) -> Result<RequestThreads, ServedError> {
         let (sender, jobs) = channel::<Sent>();
         let (done, results) = channel::<Returned>();
         let jobs = Arc::new(Mutex::new(jobs));
         // A thread that waits for a stalled request is abandoned, because requests cannot be
         // cancelled.
-        let start = |_| {
+        let start = || {
             let (servers, terms) = (self.servers.clone(), self.terms.clone());
             let (jobs, done, target) = (jobs.clone(), done.clone(), self.target.clone());
-            std::thread::spawn(move || send_all(&servers, &terms, &target, &jobs, &done))
+            Builder::new().spawn(move || send_all(&servers, &terms, &target, &jobs, &done))
         };
-        RequestThreads { sender, results, threads: (0..self.concurrency).map(start).collect() }
+        let threads = start_all(self.concurrency, start)?;
+        Ok(RequestThreads { sender, results, threads })
     }
 
     fn answer_through<P, E: From<ServedError>>(

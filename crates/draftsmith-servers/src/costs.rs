@@ -240,7 +240,14 @@ pub fn measure_server(
         for at in (1..sizes.len()).rev() {
             sizes.swap(at, (draws.uniform() * (at + 1) as f64) as usize);
         }
-        for block in measuring.pass(&sizes)? {
+        let blocks = measuring.pass(&sizes).map_err(|error| match file.cells.is_empty() {
+            true => error,
+            false => error.context(format!(
+                "cells in `{}` are kept; the same command measures the others",
+                path.display()
+            )),
+        })?;
+        for block in blocks {
             file.sentinel_ms = beside.and(measuring.first_sentinel);
             file.add(block);
             progress.advance(1);

@@ -3,9 +3,10 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use clap::Args;
 use comfy_table::{Table, presets};
+use draftsmith_files::check_place;
 use draftsmith_report::{table_text, wrapped};
 use draftsmith_served::Secret;
 use draftsmith_servers::costs::TimedServer;
@@ -13,6 +14,7 @@ use draftsmith_servers::costs::{MeasuredCell, ServerCostsFile, ServerPlan, measu
 use draftsmith_tune::server_access::read_token;
 
 use crate::console::Console;
+use crate::lock::lock;
 
 /// Arguments of `costs`.
 #[derive(Debug, Args)]
@@ -76,6 +78,8 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
         let timeout = Duration::from_secs(arguments.timeout);
         Ok(TimedServer::open(url, arguments.model.as_deref(), secret, timeout)?)
     };
+    check_place(&arguments.out)?;
+    let _lock = lock(&arguments.out)?;
     let server = open(&arguments.server)?;
     let beside = arguments.reference.as_deref().map(open).transpose()?;
     let plan = ServerPlan {
@@ -86,13 +90,7 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
         num_blocks: arguments.blocks as usize,
         seed,
     };
-    let file = measure_server(&server, beside.as_ref(), &plan, &arguments.out, console)
-        .with_context(|| {
-            format!(
-                "cells in `{}` are kept; the same command measures the others",
-                arguments.out.display()
-            )
-        })?;
+    let file = measure_server(&server, beside.as_ref(), &plan, &arguments.out, console)?;
     console.text(table(&file))?;
     if let Some(rows) = rows_ms(&file) {
         console.text(format!("\nfor `[tune.costs]`: rows_ms = [{rows}]\n"))?;

@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use draftsmith_files::open_regular;
+use draftsmith_files::{check_place, open_regular};
 use draftsmith_theory::BigramCounts;
 use draftsmith_train::is_held_out;
 use serde_json::json;
@@ -37,6 +37,8 @@ pub(crate) fn run(
     console: &Console,
 ) -> Result<()> {
     let vocab_size = workspace.models.vocab_size()?;
+    let path = recipe.checkpoint_dir().join("bigrams.safetensors");
+    check_place(&path)?;
     let mut counts = BigramCounts::default();
     let counted = if arguments.text.is_empty() {
         let data = built_data(recipe, workspace, vocab_size)?;
@@ -55,7 +57,6 @@ pub(crate) fn run(
         bail!("found no pair of tokens to count");
     }
     let bigrams = counts.most_frequent(vocab_size);
-    let path = recipe.checkpoint_dir().join("bigrams.safetensors");
     write_bigrams(&path, &bigrams, &counted, workspace)?;
     let (num_pairs, num_known) = (counts.total(), bigrams.num_known());
     console.text(format!(

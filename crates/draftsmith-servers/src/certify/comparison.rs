@@ -11,8 +11,9 @@ mod tests;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::Builder;
 
-use draftsmith_served::{Completed, Completer, CompletionAsk, Listener, ServedError};
+use draftsmith_served::{Completed, Completer, CompletionAsk, Listener, ServedError, side_by_side};
 use serde::Serialize;
 
 pub use self::sampled::{SampledPlan, SampledReport};
@@ -169,7 +170,7 @@ pub(crate) fn complete_all(
 ) -> Result<Vec<Completed>, ServedError> {
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<Option<Completed>>> = Mutex::new(vec![None; asks.len()]);
-    let work = || -> Result<(), ServedError> {
+    let work = |(): &()| -> Result<(), ServedError> {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(ask) = asks.get(at) else { return Ok(()) };
@@ -180,13 +181,8 @@ pub(crate) fn complete_all(
             done.lock().expect(HELD)[at] = Some(completed);
         }
     };
-    std::thread::scope(|scope| {
-        let workers: Vec<_> =
-            (0..concurrency.clamp(1, asks.len().max(1))).map(|_| scope.spawn(work)).collect();
-        workers
-            .into_iter()
-            .try_for_each(|worker| worker.join().map_err(|_| ServedError::Panicked)?)
-    })?;
+    let workers = vec![(); concurrency.clamp(1, asks.len().max(1))];
+    side_by_side(Builder::new, &workers, work)?;
     let done = done.into_inner().expect(HELD);
     Ok(done.into_iter().map(Option::unwrap_or_default).collect())
 }

@@ -6,10 +6,10 @@
 //! reports (llama.cpp). With concurrent requests, that time would include the prefill of the other
 //! prompts.
 
-use std::sync::Barrier;
+use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use draftsmith_served::{Endpoint, Secret, ServedError, check_given_url};
+use draftsmith_served::{Endpoint, Secret, ServedError, check_given_url, side_by_side};
 use serde_json::{Value, json};
 
 /// The number of tokens in a short answer.
@@ -207,18 +207,8 @@ impl TimedServer {
         prompts: &[String],
         num_tokens: usize,
     ) -> Result<Vec<TimedAnswer>, ServedError> {
-        let start = Barrier::new(prompts.len());
-        std::thread::scope(|scope| {
-            let ask = |prompt: &'_ String| {
-                let (prompt, start) = (prompt.clone(), &start);
-                scope.spawn(move || {
-                    start.wait();
-                    self.answer(&prompt, num_tokens)
-                })
-            };
-            let asked: Vec<_> = prompts.iter().map(ask).collect();
-            asked.into_iter().map(|it| it.join().map_err(|_| ServedError::Panicked)?).collect()
-        })
+        let ask = |prompt: &String| self.answer(prompt, num_tokens);
+        side_by_side(Builder::new, prompts, ask)
     }
 
     fn answer(&self, prompt: &str, num_tokens: usize) -> Result<TimedAnswer, ServedError> {
