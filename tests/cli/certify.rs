@@ -25,8 +25,10 @@ enum Deed {
     Idle,
     /// Returns no ids.
     TextOnly,
-    /// Refuses requests.
-    Refuses,
+    /// Refuses requests with this status.
+    Refuses(&'static str),
+    /// Never answers requests.
+    Stalls,
 }
 
 pub(crate) struct Mock {
@@ -89,11 +91,16 @@ fn meet(stream: TcpStream, deed: Deed, rounds: &AtomicUsize) {
                 .zip(counts)
                 .map(|(name, count)| format!("vllm:spec_decode_num_{name}_total {count}\n"));
             ("200 OK", page.collect())
-        } else if line.starts_with("POST /v1/completions") && deed != Deed::Refuses {
+        } else if let Deed::Refuses(status) = deed
+            && line.starts_with("POST")
+        {
+            (status, "no".to_owned())
+        } else if line.starts_with("POST") && deed == Deed::Stalls {
+            std::thread::park();
+            return;
+        } else if line.starts_with("POST /v1/completions") {
             rounds.fetch_add(1, Ordering::SeqCst);
             ("200 OK", answer(&serde_json::from_slice(&body).unwrap(), deed).to_string())
-        } else if line.starts_with("POST") {
-            ("403 Forbidden", "no".to_owned())
         } else {
             ("404 Not Found", String::new())
         };
@@ -206,7 +213,6 @@ fn verdicts_have_their_exit_codes_and_name_what_differs() {
     let unknown = certify(Deed::Plain, &["--draws", "0"]);
     assert!(unknown.stdout.contains("no counters"), "{}", unknown.stdout);
     certify(Deed::TextOnly, &["--draws", "0"]).fails_naming(&["no token ids", "hint:"]);
-    certify(Deed::Refuses, &["--draws", "0"]).fails_naming(&["answered 403", "hint:"]);
     let gone = [
         "server",
         "certify",
@@ -220,4 +226,64 @@ fn verdicts_have_their_exit_codes_and_name_what_differs() {
     place
         .run(&[&gone[..], &["--prompts", "test.jsonl"]].concat())
         .fails_naming(&["refuses connections"]);
+}
+
+/// Asserts that a message's hints name only flags that a command has, and no key of a recipe's stages.
+#[track_caller]
+fn check_hints(place: &Place, command: &[&str], said: &str) {
+    let help = place.run(&[command, &["--help"]].concat()).ok();
+    for hint in said.split("hint: ").skip(1) {
+        let flags = hint.split(|c: char| c != '-' && !c.is_ascii_alphanumeric());
+        for flag in flags.filter(|word| word.starts_with("--")) {
+            let is_llama_cpps = flag == "--parallel";
+            assert!(is_llama_cpps || help.contains(&format!("{flag} <")), "`{flag}`: {said}");
+        }
+        for key in ["`data.", "`[data", "`evaluate.", "`tune.", "`models.target"] {
+            assert!(!said.contains(key), "`{key}`: {said}");
+        }
+    }
+}
+
+#[test]
+fn hints_name_flags_of_their_command() {
+    let place = Place::new();
+    place.write_prompts("test.jsonl", 4);
+    place.write("costs.toml", "draft_ms = 1.0\ntarget_ms = 5.0\n");
+    let [target, draft] = ["target", "draft"].map(|name| model(name).display().to_string());
+    let base = place.copy_model("target", "base");
+    std::fs::remove_file(base.join("chat_template.jinja")).unwrap();
+    let reference = Mock::serve(Deed::Plain);
+    let certify = |url: &str, target: &str, more: &[&str]| {
+        let servers = ["--server", url, "--reference", &reference.url, "--target", target];
+        let few = ["--prompts", "test.jsonl", "--num-prompts", "1", "--timeout", "1"];
+        place.run(&[&["server", "certify"], &servers[..], &few, more].concat())
+    };
+    let deeds = ["400 Bad Request", "403 Forbidden", "404 Not Found", "500 Broken"];
+    let deeds = deeds.map(Deed::Refuses).into_iter().chain([Deed::Stalls, Deed::TextOnly]);
+    let mut said: Vec<String> = deeds
+        .map(|deed| {
+            let server = Mock::serve(deed);
+            let ran = certify(&server.url, &target, &["--draws", "0"]);
+            assert!(ran.stderr.contains("hint: "), "{}", ran.stderr);
+            ran.stderr
+        })
+        .collect();
+    for found in [&said[1], &said[4]] {
+        assert!(found.contains("`--key-env`") || found.contains("`--timeout`"), "{found}");
+    }
+    said.push(certify("ftp://a", &target, &[]).stderr);
+    said.push(certify("http://me:secret@a/v1", &target, &[]).stderr);
+    said.push(certify(&reference.url, &target, &[]).stderr);
+    let untold = certify(&reference.url, "base", &[]);
+    assert!(untold.stderr.contains("no chat template"), "{}", untold.stderr);
+    let told = certify("http://127.0.0.1:9/v1", "base", &["--chat-template", "vicuna"]);
+    assert!(told.stderr.contains("refuses connections"), "{}", told.stderr);
+    said.extend([untold.stderr.replace("a recipe's `models.", ""), told.stderr]);
+    said.iter().for_each(|said| check_hints(&place, &["server", "certify"], said));
+    for deed in [Deed::Refuses("403 Forbidden"), Deed::Refuses("404 Not Found"), Deed::TextOnly] {
+        let server = Mock::serve(deed);
+        let pair = ["survey", "--target", &target, "--draft", &draft, "--costs", "costs.toml"];
+        let asked = ["--prompts", "test.jsonl", "--max-new-tokens", "4", "--server", &server.url];
+        check_hints(&place, &["survey"], &place.run(&[&pair[..], &asked].concat()).stderr);
+    }
 }

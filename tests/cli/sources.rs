@@ -295,7 +295,7 @@ fn malformed_records_are_noted_and_skipped_unless_strict() {
     for message in [
         "`train.jsonl`, line 2, column 2: not JSON",
         "`train.jsonl`, line 5: the record has keys `text`",
-        "`train.jsonl`: 2 malformed records skipped; hint: `--strict`",
+        "`train.jsonl`: 2 malformed records skipped; hint: with a recipe, `--strict`",
     ] {
         assert!(ran.stderr.contains(message), "{message}: {}", ran.stderr);
     }

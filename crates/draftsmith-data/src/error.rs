@@ -76,7 +76,7 @@ pub enum DataError {
     /// A model ships no chat template, and none was chosen.
     #[error(
         "`{path}` has no chat template, so the format of a chat is unknown; \
-         hint: choose one with `models.chat_template` or `--chat-template`: `vicuna`, `llama-2`, \
+         hint: choose one with `--chat-template` or a recipe's `models.chat_template`: `vicuna`, `llama-2`, \
          `alpaca`, a Jinja file, or `none` to encode only the last user text"
     )]
     NoTemplate {

@@ -109,7 +109,7 @@ pub fn note_malformed(path: &Path, malformed: &Malformed, watch: &dyn Watch) {
     malformed.first.iter().for_each(|problem| watch.note(problem.to_string()));
     let (path, num) = (path.display(), malformed.num_records);
     watch.note(format!(
-        "`{path}`: {num} malformed record{} skipped; hint: `--strict` fails at the first one",
+        "`{path}`: {num} malformed record{} skipped; hint: with a recipe, `--strict` fails at the first one",
         if num == 1 { "" } else { "s" }
     ));
 }

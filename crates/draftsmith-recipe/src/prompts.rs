@@ -214,13 +214,14 @@ impl<'a> Choosing<'a> {
                 watch.note(first);
                 watch.note(format!(
                     "`{path}`: {num_refused} of {num_seen} prompts are left out, because the chat template refuses \
-                     them; hint: `--strict` fails at the first one"
+                     them; hint: with a recipe, `--strict` fails at the first one"
                 ));
             }
         }
         if self.chosen.is_empty() {
             bail!(
-                "the chat template refuses every prompt; hint: choose another with `chat_template`"
+                "the chat template refuses every prompt; hint: choose another with `--chat-template` or a recipe's \
+                 `models.chat_template`"
             );
         }
         Ok(self.chosen.into_values().collect())

@@ -16,7 +16,7 @@ use super::protocol::{Ask, Terms};
 use super::reply::{BoundedBody, Unusable, most_bytes, read};
 use super::response::Received;
 use super::secret::Secret;
-use crate::settings::ServerRecipe;
+use crate::settings::{ServerHints, ServerRecipe};
 use crate::{HELD, TargetSettings};
 
 /// The maximum number of bytes to read of an error answer.
@@ -33,6 +33,7 @@ const MOST_WAIT: Duration = Duration::from_millis(if cfg!(test) { 10 } else { 30
 /// The servers that run the target.
 pub(super) struct Servers {
     client: HttpClient,
+    hints: ServerHints,
     num_retries: usize,
     /// The longest pause that a server can request.
     most_wait: Duration,
@@ -61,7 +62,7 @@ pub(super) struct ServerRest {
     pub(super) until: Instant,
     /// The failure that caused the pause.
     pub(super) why: String,
-    /// The wait that the server requested (`retry-after`), if longer than `data.server.timeout_s`.
+    /// The wait that the server requested (`retry-after`), if longer than the timeout.
     pub(super) requested: Option<Duration>,
 }
 
@@ -83,27 +84,27 @@ enum FailureKind {
     Unreadable,
 }
 
-const NONSENSE: &str = "check that `data.server.urls` name servers with OpenAI's `/v1/completions` that \
-                        serve `models.target`";
-const NO_TOKEN: &str =
-    "name the environment variable that holds a valid token in `data.server.api_key_env`";
-const NOT_FOUND: &str = "check that addresses in `data.server.urls` end before `/completions`, usually in \
-                         `/v1`, and that `/models` lists `data.server.model`";
+// Callers have different keys and flags, so these hints name none.
+const NONSENSE: &str = "check that this is the address of a server with OpenAI's `/v1/completions` that runs \
+                        the target";
+const NOT_FOUND: &str = "check that the address ends before `/completions`, usually in `/v1`, and that \
+                         `/models` lists the model's name";
 const NOT_UNDERSTOOD: &str =
-    "check `data.server.model` and the keys of `[data]` against the server's message";
+    "check the model's name and the other settings against the server's message";
 const CUT_SHORT: &str = "raise the server's context, which llama.cpp divides among `--parallel` requests, \
-                         and its limit of new tokens, or lower `data.max_new_tokens`";
+                         and its limit of new tokens, or lower the maximum of new tokens here";
 const REDIRECTED: &str = "redirects are not followed, since they could send the token elsewhere; if it is \
-                          the right one, put that address into `data.server.urls`";
+                          the right one, give that address instead";
 
 impl Servers {
-    pub(super) fn new(recipe: &ServerRecipe, secret: Secret) -> Self {
+    pub(super) fn new(recipe: &ServerRecipe, secret: Secret, hints: ServerHints) -> Self {
         let server = |url: &String| {
             let url = url.trim_end_matches('/').to_owned();
             ServerState { url, ..ServerState::default() }
         };
         Self {
             client: HttpClient::new(recipe.timeout(), secret),
+            hints,
             num_retries: recipe.retries,
             most_wait: recipe.timeout(),
             servers: Mutex::new(recipe.urls.iter().map(server).collect()),
@@ -240,7 +241,7 @@ impl Servers {
     ) -> Result<Received, Failure> {
         let body = terms.body(ask, prompt);
         let response = self.client.post(format!("{url}/completions"), &body);
-        let mut response = response.map_err(|error| unanswered(&error))?;
+        let mut response = response.map_err(|error| unanswered(&error, &self.hints))?;
         let status = response.status().as_u16();
         let header = |name: HeaderName| response.headers().get(name).map(HeaderValue::as_bytes);
         let location = header(LOCATION).map(|location| self.client.secret.quote(location, false));
@@ -261,7 +262,7 @@ impl Servers {
                 (format!("a redirect to {location}"), REDIRECTED, FailureKind::Permanent)
             }
             (400 | 422, _) => (said, NOT_UNDERSTOOD, FailureKind::Unreadable),
-            (401 | 403, _) => (said, NO_TOKEN, FailureKind::Permanent),
+            (401 | 403, _) => (said, self.hints.token, FailureKind::Permanent),
             (404 | 405, _) => (said, NOT_FOUND, FailureKind::Permanent),
             (408 | 425 | 429 | 500.., _) => (said, UNREACHABLE, FailureKind::Temporary(wait)),
             _ => (said, NOT_UNDERSTOOD, FailureKind::Permanent),
@@ -272,7 +273,7 @@ impl Servers {
     /// Describes the failure of a request whose answer is unusable.
     fn unusable<R: Read>(&self, problem: Unusable, body: &BoundedBody<R>, ask: &Ask) -> Failure {
         let (what, hint) = match problem {
-            Unusable::Broken(error) => return unanswered(&error.into()),
+            Unusable::Broken(error) => return unanswered(&error.into(), &self.hints),
             Unusable::Foreign(what) => (format!("{what}: {}", self.quote_start(body)), NONSENSE),
             Unusable::Invalid(what) => (what, NONSENSE),
             Unusable::CutShort(num) => {
@@ -339,9 +340,8 @@ fn requested_wait(value: &[u8], now: SystemTime) -> Option<Duration> {
 }
 
 /// Converts a connection error or timeout into the failure of the request.
-fn unanswered(error: &ureq::Error) -> Failure {
-    let too_slow = "raise `data.server.timeout_s`, or lower `data.server.concurrency`";
-    let (why, hint) = super::http::unanswered(error, too_slow);
+fn unanswered(error: &ureq::Error, hints: &ServerHints) -> Failure {
+    let (why, hint) = super::http::unanswered(error, hints.too_slow);
     Failure { why, hint, kind: FailureKind::Temporary(None) }
 }
 

@@ -7,7 +7,7 @@ use crate::client::Servers;
 use crate::error::ServedError;
 use crate::protocol::{Ask, Terms};
 use crate::secret::Secret;
-use crate::settings::ServerRecipe;
+use crate::settings::{ServerHints, ServerRecipe};
 
 /// The number of most probable tokens whose log-probabilities a [`Completer`] requests.
 pub const NUM_LOG_PROBS: usize = 20;
@@ -50,8 +50,13 @@ pub struct Completer {
 impl Completer {
     /// Creates the client for the server in `recipe`. `target` provides the tokenizer, the end
     /// tokens and the vocabulary size.
-    pub fn new(recipe: &ServerRecipe, secret: Secret, target: TargetSettings) -> Self {
-        Self { servers: Servers::new(recipe, secret), model: recipe.model.clone(), target }
+    pub fn new(
+        recipe: &ServerRecipe,
+        secret: Secret,
+        target: TargetSettings,
+        hints: ServerHints,
+    ) -> Self {
+        Self { servers: Servers::new(recipe, secret, hints), model: recipe.model.clone(), target }
     }
 
     /// Requests a completion.

@@ -10,6 +10,7 @@ use ureq::{Agent, Body};
 
 use crate::error::ServedError;
 use crate::secret::Secret;
+use crate::settings::ServerHints;
 
 /// The maximum number of bytes that an [`Endpoint`] reads of an answer.
 const MOST_PAGE: u64 = 8 << 20;
@@ -71,13 +72,15 @@ pub(crate) fn unanswered(error: &ureq::Error, too_slow: &'static str) -> (String
 pub struct Endpoint {
     client: HttpClient,
     url: String,
+    hints: ServerHints,
 }
 
 impl Endpoint {
     /// Creates the client of the server at `url`, which usually ends in `/v1`. `timeout` applies to
     /// each request.
-    pub fn new(url: &str, secret: Secret, timeout: Duration) -> Self {
-        Self { client: HttpClient::new(timeout, secret), url: url.trim_end_matches('/').to_owned() }
+    pub fn new(url: &str, secret: Secret, timeout: Duration, hints: ServerHints) -> Self {
+        let url = url.trim_end_matches('/').to_owned();
+        Self { client: HttpClient::new(timeout, secret), url, hints }
     }
 
     /// Sends a GET request for a path below the base URL, such as `/models`, and returns the body.
@@ -106,7 +109,7 @@ impl Endpoint {
 
     fn page(&self, response: Result<Response<Body>, ureq::Error>) -> Result<Vec<u8>, ServedError> {
         let unanswered = |error: ureq::Error| {
-            let (what, hint) = unanswered(&error, "raise `--timeout`, or measure smaller batches");
+            let (what, hint) = unanswered(&error, self.hints.too_slow);
             self.failed(&what, hint)
         };
         let mut response = response.map_err(unanswered)?;
@@ -118,7 +121,7 @@ impl Endpoint {
             return Ok(page);
         }
         let hint = match status {
-            401 | 403 => "give a valid key with `--key-env NAME`",
+            401 | 403 => self.hints.token,
             404 | 405 => "check the address, which usually ends in `/v1`",
             _ => UNREACHABLE,
         };

@@ -71,7 +71,7 @@ impl LogProbLists {
                 ));
             }
             if let Some((id, _)) = position.iter().find(|(id, _)| *id as usize >= vocab_size) {
-                return Err(format!("the token id {id}, but `models.target` has {vocab_size}"));
+                return Err(format!("the token id {id}, but the target has {vocab_size}"));
             }
         }
         Ok(known)

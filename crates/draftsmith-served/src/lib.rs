@@ -2,7 +2,9 @@
 //! kept in a journal file.
 //!
 //! ```no_run
-//! use draftsmith_served::{Listener, Secret, Served, ServedError, ServedTurn, ServerRecipe, TargetSettings};
+//! use draftsmith_served::{
+//!     Listener, Secret, Served, ServedError, ServedTurn, ServerHints, ServerRecipe, TargetSettings,
+//! };
 //!
 //! fn ask(target: TargetSettings, listener: &impl Listener) -> Result<(), ServedError> {
 //!     let server = ServerRecipe {
@@ -10,7 +12,8 @@
 //!         model: "org/target".to_owned(),
 //!         ..ServerRecipe::default()
 //!     };
-//!     let mut served = Served::open(&server, Secret::default(), target, "served.jsonl".as_ref())?;
+//!     let (token, hints) = (Secret::default(), ServerHints::OF_RECIPE);
+//!     let mut served = Served::open(&server, token, target, "served.jsonl".as_ref(), hints)?;
 //!     let (id, prompt_ids) = ("prompts#0".to_owned(), vec![0, 17, 42]);
 //!     let turn = ServedTurn { id: id.clone(), prompt_ids: prompt_ids.clone() };
 //!     // A conversation's next turn after the given answers; here there is only one.
@@ -50,7 +53,7 @@ pub use error::ServedError;
 pub use http::Endpoint;
 pub use secret::Secret;
 pub use served::{Listener, Served, ServedResponse, ServedTurn, TargetSettings, Wait};
-pub use settings::{ServerLabels, ServerRecipe, check_given_url};
+pub use settings::{ServerHints, ServerLabels, ServerRecipe, check_given_url};
 pub use threads::side_by_side;
 
 /// The message of `expect` for locks, which are never poisoned.

@@ -341,7 +341,7 @@ fn checked_ids(ids: Vec<u32>, vocab_size: usize) -> Result<Vec<u32>, Unusable> {
     match ids.iter().find(|id| **id as usize >= vocab_size) {
         None => Ok(ids),
         Some(id) => Err(Unusable::Invalid(format!(
-            "the token id {id}, but `models.target` has {vocab_size}: it serves another model"
+            "the token id {id}, but the target has {vocab_size}: it serves another model"
         ))),
     }
 }

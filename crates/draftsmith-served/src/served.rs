@@ -23,7 +23,7 @@ use super::known::{KnownTokens, top_probs};
 use super::protocol::{Ask, Terms};
 use super::response::Received;
 use super::threads::start_all;
-use super::{HELD, Secret, ServedError, ServerRecipe};
+use super::{HELD, Secret, ServedError, ServerHints, ServerRecipe};
 
 /// The interval between checks for an interrupt.
 const TICK: Duration = Duration::from_millis(100);
@@ -72,7 +72,7 @@ pub struct Wait {
     pub why: String,
     /// The time until the next request.
     pub length: Duration,
-    /// The wait that the server requested (`retry-after`), if longer than `data.server.timeout_s`.
+    /// The wait that the server requested (`retry-after`), if longer than the timeout.
     pub requested: Option<Duration>,
 }
 
@@ -145,6 +145,7 @@ impl Served {
         secret: Secret,
         target: TargetSettings,
         journal: &Path,
+        hints: ServerHints,
     ) -> Result<Self, ServedError> {
         let terms = Terms {
             model: server.model.clone(),
@@ -158,7 +159,7 @@ impl Served {
             target: Arc::new(target),
             terms: Arc::new(terms),
             concurrency: server.concurrency,
-            servers: Arc::new(Servers::new(server, secret)),
+            servers: Arc::new(Servers::new(server, secret, hints)),
             journal: Journal::open(journal)?,
             filtered: HashSet::new(),
         })
@@ -398,7 +399,7 @@ impl Tally {
         {
             listener.note(&format!(
                 "a server calls its model `{other}`, and `{model}` was requested; check that it is \
-                 `models.target`"
+                 the target"
             ));
             self.other_models.push(other.clone());
         }
@@ -415,7 +416,7 @@ impl Tally {
         if *num_other_prompts > 0 {
             listener.note(&format!(
                 "the servers counted another number of tokens in {num_other_prompts} of {num_new} \
-                 prompts: their tokenizer differs from that of `models.target`, or adds tokens"
+                 prompts: their tokenizer differs from the target's, or adds tokens"
             ));
         }
     }

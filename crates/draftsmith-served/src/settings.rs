@@ -42,6 +42,26 @@ pub struct ServerRecipe {
     pub max_outside_mass: f64,
 }
 
+/// The hints for failures that a key or flag mends, which the caller knows.
+#[derive(Debug, Clone, Copy)]
+pub struct ServerHints {
+    /// The name of the key or flag with the servers' addresses.
+    pub url: &'static str,
+    /// The hint for a missing or invalid token.
+    pub token: &'static str,
+    /// The hint for requests that time out.
+    pub too_slow: &'static str,
+}
+
+impl ServerHints {
+    /// The hints for a recipe.
+    pub const OF_RECIPE: Self = Self {
+        url: "`data.server.urls`",
+        token: "name the environment variable that holds a valid token in `data.server.api_key_env`",
+        too_slow: "raise `data.server.timeout_s`, or lower `data.server.concurrency`",
+    };
+}
+
 /// The source of the labels of served responses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -120,31 +140,29 @@ impl ServerRecipe {
 
 /// Checks a server's URL of a recipe without repeating it.
 fn check_url(url: &str) -> Result<(), ServedError> {
-    let token = "`data.server.api_key_env`";
-    require_server(url, token)
+    require_server(url, ServerHints::OF_RECIPE.token)
         .map_err(|problem| ServedError::Setting { key: "data.server.urls", problem })
 }
 
-/// Checks a URL that a command was given by `--server` or `--reference`, without repeating it.
+/// Checks a URL that a flag gave to a command, without repeating it.
 ///
 /// # Errors
 /// If it is not the address of a server, or contains a user name or password.
-pub fn check_given_url(url: &str) -> Result<(), ServedError> {
-    require_server(url, "`--key-env`").map_err(|problem| ServedError::Server {
-        problem: format!("`--server` or `--reference` {problem}"),
+pub fn check_given_url(url: &str, hints: &ServerHints) -> Result<(), ServedError> {
+    require_server(url, hints.token).map_err(|problem| ServedError::Server {
+        problem: format!("{} {problem}", hints.url),
         status: None,
     })
 }
 
-/// Checks a server's URL. `token` is the setting that names a token's environment variable.
-fn require_server(url: &str, token: &str) -> Result<(), String> {
+/// Checks a server's URL. `hint` says how to give a token.
+fn require_server(url: &str, hint: &str) -> Result<(), String> {
     let parsed = url.parse::<Uri>().ok().filter(|_| !url.contains(['?', '#']));
     let is_http = |uri: &&Uri| matches!(uri.scheme_str(), Some("http" | "https"));
     let authority = parsed.as_ref().filter(is_http).and_then(Uri::authority);
     if authority.is_some_and(|authority| authority.as_str().contains('@')) {
         return Err(format!(
-            "has a URL with a user name or password, which would be written beside outputs; hint: put a token \
-             into an environment variable and name it in {token}"
+            "has a URL with a user name or password, which would be written beside outputs; hint: {hint}"
         ));
     }
     let is_server = authority.is_some_and(|authority| {

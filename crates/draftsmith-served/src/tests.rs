@@ -116,7 +116,8 @@ fn served_with(
     target: TargetSettings,
     dir: &Path,
 ) -> Served {
-    Served::open(server, secret, target, &dir.join("served.jsonl")).expect("opens")
+    let (journal, hints) = (dir.join("served.jsonl"), ServerHints::OF_RECIPE);
+    Served::open(server, secret, target, &journal, hints).expect("opens")
 }
 
 /// The next turn of a conversation.
@@ -201,7 +202,7 @@ fn a_lasting_failure_is_one_error_with_a_hint() {
     check(
         Deed::Say(200, "", "hello"),
         as_it_is,
-        &["answered something other than JSON: `hello`", "urls"],
+        &["answered something other than JSON: `hello`", "the address"],
         3,
     );
     let strange = r#"{"choices":[{"token_ids":[777777],"finish_reason":"stop"}]}"#;
@@ -220,7 +221,7 @@ fn a_lasting_failure_is_one_error_with_a_hint() {
     check(moved, as_it_is, &expected, 1);
     check(Deed::Say(304, "", ""), as_it_is, &["answered 304: ``"], 1);
     check(Deed::Say(401, "", "who?"), as_it_is, &["answered 401: `who?`", "api_key_env"], 1);
-    check(Deed::Say(404, "", "what?"), as_it_is, &["answered 404", "`data.server.model`"], 1);
+    check(Deed::Say(404, "", "what?"), as_it_is, &["answered 404", "the model's name"], 1);
     // Once with token ids, once as text.
     check(Deed::Say(400, "", "too long"), as_it_is, &["answered 400: `too long`"], 2);
     let impatient = |recipe: &mut ServerRecipe| (recipe.timeout_s, recipe.retries) = (0.2, 0);

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use draftsmith_recipe::Recipe;
+use draftsmith_recipe::prompt_files::Reading;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::text_side::TextSide;
 use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
@@ -18,7 +18,7 @@ use draftsmith_theory::Decoding;
 use draftsmith_tune::server_access::Asking;
 use serde::Serialize;
 
-use crate::costs::{SpeculationCounters, TimedServer};
+use crate::costs::{SERVER_FLAGS, SpeculationCounters, TimedServer};
 
 pub use self::comparison::{
     Certificate, CertifyPlan, Completing, Difference, GreedyReport, SampledPlan, SampledReport,
@@ -56,18 +56,17 @@ pub struct Certified {
     pub doubts: Vec<String>,
 }
 
-/// Certifies a server. `recipe` names the target, whose tokenizer and sizes are read.
+/// Certifies a server. Of the target in `workspace`, the tokenizer and sizes are read.
 ///
 /// # Errors
 /// If prompts cannot be read, or a server fails.
 pub fn certify_server(
     settings: &CertifySettings,
-    recipe: &Recipe,
     workspace: &Workspace,
     watch: &dyn Watch,
 ) -> Result<Certified> {
     let text = workspace.text_side()?;
-    let sources = read_sources(std::slice::from_ref(&settings.prompts.0), &recipe.reading(None))?;
+    let sources = read_sources(std::slice::from_ref(&settings.prompts.0), &Reading::default())?;
     let choice = PromptChoice { num_prompts: Some(settings.prompts.1), skip_long: true };
     let datasets = choice.of_each(sources, text, watch)?;
     let prompts = datasets.iter().flat_map(|dataset| &dataset.prompts);
@@ -75,10 +74,10 @@ pub fn certify_server(
         prompts.map(|prompt| text.prompt_ids(prompt, 0, &[])).collect::<Result<Vec<Vec<u32>>>>()?;
     let open = |url: &String| -> Result<TimedServer> {
         let (model, secret) = (settings.model.as_deref(), (settings.secret)()?);
-        Ok(TimedServer::open(url, model, secret, settings.timeout)?)
+        Ok(TimedServer::open(url, model, secret, settings.timeout, SERVER_FLAGS)?)
     };
     let [url, reference_url] = &settings.urls;
-    settings.urls.iter().try_for_each(|url| check_given_url(url))?;
+    settings.urls.iter().try_for_each(|url| check_given_url(url, &SERVER_FLAGS))?;
     if url.trim_end_matches('/') == reference_url.trim_end_matches('/') {
         bail!(
             "`--server` and `--reference` are the same server, `{url}`; hint: start the target a second time without \
@@ -125,7 +124,7 @@ impl CertifySettings {
             max_new_tokens: self.plan.num_tokens,
             seed: 0,
         };
-        Ok(Completer::new(&server, (self.secret)()?, target))
+        Ok(Completer::new(&server, (self.secret)()?, target, SERVER_FLAGS))
     }
 }
 

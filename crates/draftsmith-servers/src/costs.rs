@@ -19,7 +19,7 @@ use draftsmith_report::median_of;
 use draftsmith_theory::{SeededDraws, ServerCell, ServerCosts};
 use serde::{Deserialize, Serialize};
 
-pub use self::timing::{SpeculationCounters, TimedRounds, TimedServer};
+pub use self::timing::{SERVER_FLAGS, SpeculationCounters, TimedRounds, TimedServer};
 
 /// The maximum relative change of the sentinel during a block.
 const MOST_DRIFT: f64 = 0.1;

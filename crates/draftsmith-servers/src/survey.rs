@@ -22,7 +22,7 @@ use burn::tensor::Device;
 use draftsmith_data::Prompt;
 use draftsmith_model::WeightDtype;
 use draftsmith_report::duration_text;
-use draftsmith_served::{Secret, ServerRecipe};
+use draftsmith_served::{Secret, ServerHints, ServerRecipe};
 use draftsmith_theory::{Decoding, DrafterId, LookupFirst, setting_text};
 use serde::Serialize;
 
@@ -53,6 +53,13 @@ const MIN_ANSWERS: usize = 4;
 
 /// The approximate share of a survey's time that the target's answers take.
 const SHARE_OF_ANSWERS: f64 = 0.15;
+
+/// The hints of a survey, whose `--server` can also name a file with keys.
+const SURVEY_FLAGS: ServerHints = ServerHints {
+    url: "`--server`",
+    token: "give a file with `--server` whose `api_key_env` names the environment variable that holds a valid token",
+    too_slow: "give a file with `--server` that has a longer `timeout_s`, or a lower `concurrency`",
+};
 
 /// The settings of a survey.
 #[derive(Debug)]
@@ -203,7 +210,7 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
         None => RecordedModels::Pair(workspace.pair()?),
         Some(server) => {
             let journal = dir.path().join("served.jsonl");
-            let access = ServerAccess { server, seed, journal };
+            let access = ServerAccess { server, seed, journal, hints: SURVEY_FLAGS };
             RecordedModels::served(&workspace, access)?
         }
     };
@@ -249,7 +256,7 @@ fn server_of(given: &str) -> Result<ServerRecipe> {
     }
     let usual = ServerRecipe { urls: vec![given.to_owned()], ..ServerRecipe::default() };
     let timeout = Duration::from_secs_f64(usual.timeout_s);
-    let opened = TimedServer::open(given, None, Secret::default(), timeout)?;
+    let opened = TimedServer::open(given, None, Secret::default(), timeout, SURVEY_FLAGS)?;
     Ok(ServerRecipe { model: opened.model, ..usual })
 }
 

@@ -7,7 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use draftsmith_served::{
-    Listener, Secret, Served, ServedError, ServedTurn, ServerRecipe, TargetSettings, Wait,
+    Listener, Secret, Served, ServedError, ServedTurn, ServerHints, ServerRecipe, TargetSettings,
+    Wait,
 };
 use draftsmith_theory::Decoding;
 use indicatif::HumanDuration;
@@ -31,6 +32,8 @@ pub struct ServerAccess<'a> {
     pub seed: u64,
     /// The path of the journal of responses.
     pub journal: PathBuf,
+    /// The hints for failed requests.
+    pub hints: ServerHints,
 }
 
 impl<'a> ServerAccess<'a> {
@@ -44,6 +47,7 @@ impl<'a> ServerAccess<'a> {
             server: server.context("`data.responses` is `server`")?,
             seed: recipe.seed,
             journal: recipe.data_dir().join("served.jsonl"),
+            hints: ServerHints::OF_RECIPE,
         })
     }
 
@@ -73,7 +77,8 @@ impl<'a> ServerAccess<'a> {
             max_new_tokens,
             seed: self.seed,
         };
-        let served = Served::open(self.server, secret.unwrap_or_default(), target, &self.journal)?;
+        let (secret, journal) = (secret.unwrap_or_default(), &self.journal);
+        let served = Served::open(self.server, secret, target, journal, self.hints)?;
         if served.num_broken() > 0 {
             watch.note(format!(
                 "{} lines of `{}` cannot be read; their responses are requested again",
@@ -173,7 +178,7 @@ impl Listener for Asking<'_> {
         if length >= LONG_WAIT || requested.is_some() {
             let requested = requested.map_or_else(String::new, |requested| {
                 format!(
-                    " and requested a wait of {}, more than `data.server.timeout_s`",
+                    " and requested a wait of {}, more than the timeout",
                     HumanDuration(requested)
                 )
             });

@@ -7,8 +7,6 @@ use std::time::Duration;
 use anyhow::Result;
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::kinds::DrafterRecipes;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{counted, wrapped};
 use draftsmith_served::{NUM_LOG_PROBS, Secret};
@@ -60,10 +58,13 @@ pub(crate) struct CertifyArguments {
     /// The type that the servers compute in, by which two tokens count as equally good.
     #[arg(long, value_name = "TYPE", default_value = "bf16")]
     server_dtype: ServerDtype,
-    /// The model's name on the servers [default: the first].
+    /// `vicuna`, `llama-2`, `alpaca` or a Jinja file.
+    #[arg(long, value_name = "NAME")]
+    chat_template: Option<String>,
+    /// The model's name there [default: the first].
     #[arg(long, value_name = "NAME")]
     model: Option<String>,
-    /// The environment variable that holds the servers' key.
+    /// The environment variable with the servers' key.
     #[arg(long, value_name = "NAME")]
     key_env: Option<String>,
     /// The longest wait for an answer, in seconds.
@@ -103,10 +104,10 @@ pub(crate) fn run(arguments: &CertifyArguments, seed: u64, console: &Console) ->
          temperatures can be tested among so many, as with `--top-k {NUM_LOG_PROBS}`",
         arguments.temperature
     );
-    let recipe = Recipe::of_drafters(arguments.target.clone(), None, DrafterRecipes::default());
     let devices = vec![Device::flex()];
     let served_as = Some(arguments.model.as_deref().unwrap_or("served"));
-    let workspace = Workspace::open(&arguments.target, served_as, &[], None, devices, console)?;
+    let template = arguments.chat_template.as_deref();
+    let workspace = Workspace::open(&arguments.target, served_as, &[], template, devices, console)?;
     let eos_token_ids = workspace.text_side()?.eos_token_ids.clone();
     let sampled = SampledPlan {
         num_draws: arguments.draws as usize,
@@ -134,7 +135,7 @@ pub(crate) fn run(arguments: &CertifyArguments, seed: u64, console: &Console) ->
             sampled: (arguments.draws > 0).then_some(sampled),
         },
     };
-    let found = certify_server(&settings, &recipe, &workspace, console)?;
+    let found = certify_server(&settings, &workspace, console)?;
     console.text(text(&found, console.width()))?;
     console.document(&found)?;
     match found.certificate.verdict {

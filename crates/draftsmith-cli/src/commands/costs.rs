@@ -9,8 +9,9 @@ use comfy_table::{Table, presets};
 use draftsmith_files::check_place;
 use draftsmith_report::{table_text, wrapped};
 use draftsmith_served::Secret;
-use draftsmith_servers::costs::TimedServer;
-use draftsmith_servers::costs::{MeasuredCell, ServerCostsFile, ServerPlan, measure_server};
+use draftsmith_servers::costs::{
+    MeasuredCell, SERVER_FLAGS, ServerCostsFile, ServerPlan, TimedServer, measure_server,
+};
 use draftsmith_tune::server_access::read_token;
 
 use crate::console::Console;
@@ -76,7 +77,7 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
             arguments.key_env.as_deref().map(|name| read_token(name, "--key-env")).transpose()?;
         let secret: Secret = secret.unwrap_or_default();
         let timeout = Duration::from_secs(arguments.timeout);
-        Ok(TimedServer::open(url, arguments.model.as_deref(), secret, timeout)?)
+        Ok(TimedServer::open(url, arguments.model.as_deref(), secret, timeout, SERVER_FLAGS)?)
     };
     check_place(&arguments.out)?;
     let _lock = lock(&arguments.out)?;

@@ -37,6 +37,9 @@ pub(crate) struct DoctorArguments {
     /// The most tokens of an answer.
     #[arg(long, value_name = "N", default_value = "128", requires = "prompts")]
     max_new_tokens: NonZeroUsize,
+    /// `vicuna`, `llama-2`, `alpaca`, `none` or a Jinja file.
+    #[arg(long, value_name = "NAME", requires = "prompts")]
+    chat_template: Option<String>,
 }
 
 /// The document that `--json` prints.
@@ -59,7 +62,8 @@ pub(crate) fn run(
     console.text(text(&diagnosis, console.width()))?;
     let acceptance = match &arguments.prompts {
         Some(prompts) if num_breaks == 0 => {
-            let recipe = recipe_of(diagnosis.form, &arguments.drafter, &arguments.target)?;
+            let mut recipe = recipe_of(diagnosis.form, &arguments.drafter, &arguments.target)?;
+            recipe.models.chat_template.clone_from(&arguments.chat_template);
             let workspace = recipe.open(None, dtype, vec![device.clone()], console)?;
             let plan = AcceptancePlan {
                 prompts: std::slice::from_ref(prompts),

@@ -77,7 +77,7 @@ impl TextSource {
             if let Some(id) = eos_token_ids.iter().find(|id| **id as usize >= embedded) {
                 bail!(
                     "end token {id} is not in the target's vocabulary of {embedded} tokens; hint: see \
-                     `models.eos_token_ids` or `--eos-token-id`"
+                     `eos_token_id` in its `config.json`, or the end tokens that you chose"
                 );
             }
             let strings = &self.ends.stop_strings;

@@ -9,13 +9,22 @@
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use draftsmith_served::{Endpoint, Secret, ServedError, check_given_url, side_by_side};
+use draftsmith_served::{
+    Endpoint, Secret, ServedError, ServerHints, check_given_url, side_by_side,
+};
 use serde_json::{Value, json};
 
 /// The number of tokens in a short answer.
 const NUM_SHORT: usize = 8;
 /// The minimum ratio of the shortest to the longest response time of concurrent requests.
 const FIRST_OF_LAST: f64 = 0.7;
+
+/// The hints of `server costs` and `server certify`.
+pub const SERVER_FLAGS: ServerHints = ServerHints {
+    url: "`--server` or `--reference`",
+    token: "name the environment variable that holds a valid key with `--key-env`",
+    too_slow: "raise `--timeout`, or lower `--concurrency`",
+};
 
 /// A server whose rounds are timed.
 pub struct TimedServer {
@@ -129,9 +138,10 @@ impl TimedServer {
         model: Option<&str>,
         secret: Secret,
         timeout: Duration,
+        hints: ServerHints,
     ) -> Result<Self, ServedError> {
-        check_given_url(url)?;
-        let endpoint = Endpoint::new(url, secret, timeout);
+        check_given_url(url, &hints)?;
+        let endpoint = Endpoint::new(url, secret, timeout, hints);
         let page = endpoint.get("/models")?;
         let listed: Value = serde_json::from_slice(&page).unwrap_or_default();
         let listed = listed["data"].as_array().cloned().unwrap_or_default();

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result};
 use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, Kinds};
+use draftsmith_recipe::prompt_files::Reading;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{Recipe, watch::Watch};
@@ -67,7 +68,7 @@ pub fn expected_acceptance(
     watch: &dyn Watch,
 ) -> Result<ExpectedAcceptance> {
     let pair = workspace.pair()?;
-    let sources = read_sources(plan.prompts, &recipe.reading(None))?;
+    let sources = read_sources(plan.prompts, &Reading::default())?;
     let choice = PromptChoice { num_prompts: Some(plan.num_prompts), skip_long: true };
     let prompts = choice.of_each(sources, &pair.text, watch)?;
     let loaded = recipe.load_drafters(workspace, true)?;

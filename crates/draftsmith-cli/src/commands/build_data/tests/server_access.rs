@@ -15,7 +15,7 @@ use draftsmith_data::Prompt;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::watch::{Interrupted, Progress, Silent, Watch};
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_served::{Served, ServerRecipe};
+use draftsmith_served::{Served, ServerHints, ServerRecipe};
 use draftsmith_theory::Decoding;
 use draftsmith_tune::answers::unfiltered;
 use draftsmith_tune::build_data::DamagedShards;
@@ -54,7 +54,8 @@ fn servers(url: &str) -> ServerRecipe {
 
 /// Opens a target on servers that decodes greedily, with its journal in `dir`.
 fn open(server: &ServerRecipe, workspace: &Workspace, dir: &Path) -> Result<Served> {
-    let access = ServerAccess { server, seed: 3, journal: dir.join("served.jsonl") };
+    let (journal, hints) = (dir.join("served.jsonl"), ServerHints::OF_RECIPE);
+    let access = ServerAccess { server, seed: 3, journal, hints };
     access.open(workspace, Decoding::GREEDY, 12, &Silent)
 }
 
