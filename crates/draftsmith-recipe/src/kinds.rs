@@ -39,7 +39,7 @@ use self::origin::{Origin, read_keys};
 pub use self::table::{FoundExport, KindDirectory, KindEntry, Kinds, read_kind, settings_table};
 use crate::exports::head_within;
 use crate::exports::servers::ServerFlags;
-use crate::recipe::keys::require;
+use crate::recipe::keys::{require, require_few};
 use crate::recipe::rules::RulesRecipe;
 
 /// The kind of a drafter, with its settings.
@@ -497,6 +497,7 @@ impl DrafterRecipes {
     /// # Errors
     /// If a setting is invalid.
     pub fn check(&self) -> Result<()> {
+        require_few(self.0.len(), "drafters")?;
         let draft = self.models().first().map(|(id, _)| *id);
         for (id, drafter) in self.iter() {
             let key = format!("drafters.{id}");
@@ -590,9 +591,11 @@ pub fn check_members(
     )
 }
 
-/// Joins the names of drafters with commas.
-pub fn names_text(ids: &[DrafterId]) -> String {
-    ids.iter().map(DrafterId::to_string).collect::<Vec<_>>().join(", ")
+/// Joins the first 12 names with commas, and counts the others.
+pub fn names_text(names: &[impl fmt::Display]) -> String {
+    let (shown, more) = names.split_at(names.len().min(12));
+    let text = shown.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    if more.is_empty() { text } else { format!("{text} and {} more", more.len()) }
 }
 
 #[cfg(test)]
@@ -617,6 +620,14 @@ mod tests {
 
     fn unreadable(text: &str) -> String {
         toml::from_str::<DrafterRecipes>(text).expect_err("refused").to_string()
+    }
+
+    #[test]
+    fn many_names_are_cut() {
+        let text = |num: usize| names_text(&(0..num).collect::<Vec<_>>());
+        assert_eq!(text(3), "0, 1, 2");
+        assert!(text(12).ends_with("10, 11"));
+        assert!(text(256).ends_with("10, 11 and 244 more"));
     }
 
     #[test]
@@ -666,6 +677,16 @@ mod tests {
             let message = message(kind, keys);
             assert!(message.contains(problem), "{message}");
         }
+        let many = |num: usize| {
+            let tables = (0..num).map(|n| format!("[d{n}]\nkind = 'prompt-lookup'\n"));
+            toml::from_str::<DrafterRecipes>(&tables.collect::<String>()).expect("reads").check()
+        };
+        many(256).expect("as many as allowed");
+        let message = many(10_000).expect_err("refused").to_string();
+        assert!(message.starts_with("key `drafters` has 10000 entries, expected"), "{message}");
+        let values = format!("model = 'x'\nrules = {{ fixed = {:?} }}", [1; 257]);
+        let message = self::tests::message("model", &values);
+        assert!(message.starts_with("key `drafters.it.rules.fixed` has 257 entries"), "{message}");
         let second = toml::from_str::<DrafterRecipes>(
             "[a]\nkind = 'model'\nmodel = 'x'\n[b]\nkind = 'model'\nmodel = 'y'\nhead = {}\n",
         );

@@ -15,6 +15,16 @@ pub(crate) fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
     if holds { Ok(()) } else { bail!("key `{key}` {problem}") }
 }
 
+/// Checks that a table of drafters or a list of settings has at most 256 entries. Reports compare
+/// all with all, which takes hours for thousands.
+///
+/// # Errors
+/// If it has more. The message names the key.
+pub(crate) fn require_few(num: usize, key: &str) -> Result<()> {
+    let expected = "expected at most 256; hint: divide them among several recipes";
+    require(num <= 256, key, &format!("has {num} entries, {expected}"))
+}
+
 /// Reads and checks the keys of a table in its own file. Error messages call the file `what`.
 pub(super) fn read_keys<T: DeserializeOwned>(
     what: &str,

@@ -8,7 +8,7 @@ use draftsmith_theory::{Bounds, Grid, StopRuleConfig, StopRuleEntry, stop_rules}
 use serde::{Deserialize, Serialize};
 use serde_json::Number;
 
-use super::keys::require;
+use super::keys::{require, require_few};
 
 /// The settings of each rule that a recipe lists, such as `fixed = [1, 2]`, without defaults.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -83,6 +83,7 @@ impl RuleRecipe {
     fn check(&self, name: &str, key: &str) -> Result<()> {
         let grid = Grid::of(name).map_err(|problem| anyhow!("key `{key}` {problem}"))?;
         let (values, options) = self.numbers();
+        require_few(values.len(), key)?;
         let problem = values.into_iter().find_map(|value| grid.values.problem(value));
         require(problem.is_none(), key, problem.unwrap_or_default())?;
         let options = grid.with_options(options).map(drop);

@@ -6,7 +6,7 @@ use draftsmith_data::{DataSet, Provenance};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::{built_data, fingerprint};
 use draftsmith_recipe::kinds::loaded::check_known;
-use draftsmith_recipe::kinds::{DrafterRecipe, KindTraining};
+use draftsmith_recipe::kinds::{DrafterRecipe, KindTraining, names_text};
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_theory::DrafterId;
@@ -128,7 +128,7 @@ impl<'a> DrafterStage<'a> {
         let names: Vec<String> = missing.iter().map(|one| format!("`{}`", one.id)).collect();
         let together = if names.len() > 1 { ", in one pass" } else { "" };
         let text = first.drafter.kind.entry().directory.as_ref().map_or("", |it| it.export.text);
-        watch.line(&format!("{COMMAND}: {} ({text}){together}", names.join(", ")));
+        watch.line(&format!("{COMMAND}: {} ({text}){together}", names_text(&names)));
         let job = self.job(first)?;
         let all: Vec<&dyn KindTraining> = missing.iter().map(|one| one.training).collect();
         let (rows, seed) = (&self.data.rows, recipe.seed);
