@@ -121,6 +121,38 @@ impl CausalLm {
         Ok(Self { weights, config, stored, num_here })
     }
 
+    /// Describes the LM head that [`CausalLm::load`] ignores, because `config.json` ties the head to
+    /// the embeddings; `None` if the checkpoint stores none, or the same numbers. Of a large
+    /// vocabulary some 4096 rows are compared.
+    ///
+    /// # Errors
+    /// If a file is missing or broken.
+    pub fn ignored_head(dir: &Path, config: &ModelConfig) -> Result<Option<String>, ModelError> {
+        let ModelConfig { shape, spec, .. } = config;
+        let (names, shape) = (&spec.names, [shape.vocab_size, shape.hidden_size]);
+        let both = [names.lm_head, names.embedding].map(|name| format!("{name}.weight"));
+        let mut reader = WeightReader::open_dir_of(dir, |name| both.iter().any(|it| it == name))?;
+        if !spec.tie_word_embeddings || reader.shape(&both[0]).is_none() {
+            return Ok(None);
+        }
+        let every = shape[0].div_ceil(4096).max(1);
+        let [head, embedding] = both.each_ref().map(|name| {
+            let (mut values, rows) = (Vec::new(), (0..shape[0]).step_by(every));
+            let rows = rows.map(|row| row..row + 1);
+            reader.take_rows(name, &shape, rows, |_, row| values.extend_from_slice(row)).ok()?;
+            Some(values)
+        });
+        let [head_name, embedding_name] = &both;
+        Ok((head != embedding).then(|| {
+            format!(
+                "`{}` ties its LM head (`tie_word_embeddings`), but `{head_name}` has other numbers than \
+                 `{embedding_name}`: the embeddings are used, as in vLLM, while transformers 5 uses the stored head; \
+                 hint: set `tie_word_embeddings` to false to use it here too",
+                dir.display()
+            )
+        }))
+    }
+
     /// Writes `config.json`, `generation_config.json` and `model.safetensors`, each under a
     /// temporary name first.
     ///

@@ -52,6 +52,11 @@ impl ModelDir {
         get_or_read(&self.config, || Ok(ModelConfig::from_model_dir(&self.dir)?))
     }
 
+    /// Returns whether the weights have not been read in any dtype.
+    pub(super) fn is_unread(&self) -> bool {
+        self.f32.get().or(self.bf16.get()).is_none()
+    }
+
     /// Returns the weights for computing in `dtype`, read by `load` at the first call.
     pub(super) fn weights(
         &self,

@@ -10,6 +10,10 @@ use crate::watch::Silent;
 struct Reads(Arc<Mutex<Vec<String>>>);
 
 impl Watch for Reads {
+    fn line(&self, text: &str) {
+        self.reads(text);
+    }
+
     fn reads(&self, what: &str) {
         self.0.lock().expect("nobody panics").push(what.to_owned());
     }
@@ -64,6 +68,51 @@ fn rewritten_exports_are_read_again() {
     write(2);
     assert_eq!(num_layers(), 2);
     assert_ne!(hash(), first);
+}
+
+/// Copies a model whose head is tied, and stores a head beside: the embeddings with their last byte
+/// changed by `change`.
+fn with_head(name: &str, change: u8) -> tempfile::TempDir {
+    let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../checkpoints/tiny").join(name);
+    let to = tempfile::tempdir().expect("a temporary directory");
+    for file in ["config.json", "tokenizer.json"] {
+        std::fs::copy(from.join(file), to.path().join(file)).expect("copied");
+    }
+    let bytes = std::fs::read(from.join("model.safetensors")).expect("there");
+    let (header, data) = bytes[8..].split_at(bytes[0] as usize + 256 * bytes[1] as usize);
+    let mut header: serde_json::Value = serde_json::from_slice(header).expect("a header");
+    let mut head = header["model.embed_tokens.weight"].clone();
+    let place = |at: usize| head["data_offsets"][at].as_u64().expect("an offset") as usize;
+    let mut own = data[place(0)..place(1)].to_vec();
+    *own.last_mut().expect("numbers") ^= change;
+    head["data_offsets"] = serde_json::json!([data.len(), data.len() + own.len()]);
+    header["lm_head.weight"] = head;
+    let header = header.to_string();
+    let size = (header.len() as u64).to_le_bytes();
+    let file = [&size, header.as_bytes(), data, &own].concat();
+    std::fs::write(to.path().join("model.safetensors"), file).expect("written");
+    to
+}
+
+#[test]
+fn a_stored_head_that_is_not_used_is_noted_once() {
+    for (target, draft, num_notes) in [(0, 0, 0), (1, 0, 1), (1, 1, 2)] {
+        let (target, draft) = (with_head("target", target), with_head("draft", draft));
+        let drafts = [(DrafterId::DRAFT, draft.path())];
+        let mut workspace = Workspace::new(target.path(), &drafts, vec![Device::flex()]);
+        let seen = Reads::default();
+        workspace.models.watch = seen.share();
+        for dtype in [WeightDtype::F32, WeightDtype::Bf16, WeightDtype::F32] {
+            workspace.models.target_in(dtype).expect("reads");
+            workspace.models.draft_in(dtype).expect("reads");
+        }
+        let seen = seen.0.lock().expect("nobody panics");
+        let notes: Vec<_> = seen.iter().filter(|line| line.contains("`lm_head.weight`")).collect();
+        assert_eq!(notes.len(), num_notes, "{notes:?}");
+        for note in notes {
+            assert!(note.contains("tie_word_embeddings") && note.contains("hint: "), "{note}");
+        }
+    }
 }
 
 #[test]
