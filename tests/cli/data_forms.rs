@@ -169,6 +169,10 @@ fn errors_in_specdec_pp_data_name_file_and_item() {
         &[first.clone(), item(", \"id\": \"x#1\", \"prompt\": \"c\"")],
         &["`x#1`", "two prompts"],
     );
-    refused(&["{\"prompt\": \"a\"}".to_owned()], &["`theirs#0`", "no response"]);
+    let named = ["`theirs#0` has no response", "`response`, `answer`, `output`", "keys `prompt`"];
+    refused(&["{\"prompt\": \"a\"}".to_owned()], &named);
+    let half = r#"{"id": 3, "messages": [{"role": "user", "content": "c"}]}"#.to_owned();
+    let named = ["`theirs#1` has no response", "user text of `messages`", "keys `id`, `messages`"];
+    refused(&[first.clone(), half], &named);
     refused(&["{\"text\": \"a\"}".to_owned()], &["`theirs.json`, line 1 (item 1)"]);
 }

@@ -42,7 +42,7 @@ pub use draftsmith_files::{hash_bytes, hash_file};
 pub use error::{DataError, RecordPosition};
 pub use prompts::{
     ContentHash, GivenTokens, LengthBounds, Malformed, Prompt, Prompts, SourceWeight, SplitRange,
-    Turn, source_of,
+    Turn, missing_answer, source_of,
 };
 pub use provenance::{FieldDifference, PromptFile, Provenance, is_no_penalty, no_penalty};
 pub use responses::{

@@ -230,6 +230,21 @@ impl Prompts {
     }
 }
 
+/// Says which keys of an answer were looked for in record `index` of a prompt file that lacks one,
+/// and which keys the record has.
+pub fn missing_answer(path: &Path, index: usize) -> String {
+    let looked_for = forms::RESPONSE_KEYS.map(|key| format!("`{key}`")).join(", ");
+    let keys = || {
+        let mut records = Records::open(path).ok()?;
+        (0..index).try_for_each(|_| records.next().ok()?.map(drop))?;
+        Some(forms::list_keys(records.next().ok()??.ok()?.value.as_object()?))
+    };
+    let found = keys().map_or(String::new(), |keys| format!(", and the record has {keys}"));
+    format!(
+        "looked for {looked_for}, or an answer to each user text of `messages` or `conversations`{found}"
+    )
+}
+
 impl fmt::Debug for Prompts {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Prompts").field("path", &self.path).finish_non_exhaustive()

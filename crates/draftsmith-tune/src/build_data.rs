@@ -299,13 +299,14 @@ fn check_prompts(
 ) -> Result<()> {
     let takes_existing = data.responses == Responses::Existing;
     let mut ids = HashSet::new();
-    for prompt in prompts.each(0..prompts.len()) {
+    for (number, prompt) in prompts.each(0..prompts.len()).enumerate() {
         let prompt = prompt?;
         if takes_existing && !prompt.turns.iter().all(draftsmith_data::Turn::has_response) {
             bail!(
-                "prompt `{}` has no response in its file; \
+                "prompt `{}` has no response in its file: {}; \
                  hint: set `data.responses = \"generate\"` to generate them with the target",
-                prompt.id
+                prompt.id,
+                prompts.missing_answer(number, &prompt)
             );
         }
         text.check_fits(&prompt.id, &text.prompt_ids(&prompt, 0, &[])?)?;

@@ -329,7 +329,7 @@ fn non_empty(text: String, key: &str) -> Result<String, Problem> {
     Ok(text)
 }
 
-fn list_keys(record: &Map<String, Value>) -> String {
+pub(super) fn list_keys(record: &Map<String, Value>) -> String {
     if record.is_empty() {
         return "no keys".to_owned();
     }
