@@ -24,6 +24,15 @@ pub enum DataError {
         /// The parser's message.
         problem: String,
     },
+    /// A prompt file begins like plain text or CSV.
+    #[error(
+        "`{path}` looks like plain text or CSV; hint: give prompts as JSON, one `{{\"prompt\": \"...\"}}` per line, or \
+         as Parquet"
+    )]
+    PlainText {
+        /// The file.
+        path: PathBuf,
+    },
     /// The prompt file holds no prompt.
     #[error("`{path}` holds no prompts: give one JSON object per line with {forms}")]
     NoPrompts {

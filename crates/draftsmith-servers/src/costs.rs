@@ -25,6 +25,10 @@ pub use self::timing::{SERVER_FLAGS, SpeculationCounters, TimedRounds, TimedServ
 const MOST_DRIFT: f64 = 0.1;
 /// The maximum number of times that a block is repeated because of drift.
 const MOST_AGAIN: usize = 3;
+/// How to start each server so that it accepts no candidate.
+pub const ACCEPT_NOTHING: &str = "llama.cpp: `--spec-synth-rates 0,0,…`, vLLM: `\"rejection_sample_method\": \"synthetic\", \
+                                  \"synthetic_acceptance_rates\": [0, 0, …]`, SGLang: `SGLANG_SIMULATE_ACC_LEN=1.0`";
+
 /// The maximum tokens per round for which a round's time equals the time between two tokens.
 const MOST_TOKENS_PER_ROUND: f64 = 1.02;
 /// The allowed relative difference between the server's and the given number of candidates. The
@@ -359,8 +363,7 @@ impl Measuring<'_> {
         if let Some(tokens) = tokens.filter(|tokens| *tokens > MOST_TOKENS_PER_ROUND) {
             bail!(
                 "the server accepted candidates: {tokens:.2} tokens per round, but rounds are timed at 1; hint: start it \
-                 with an acceptance of 0 (llama.cpp: `--spec-synth-rates 0,0,…`, vLLM: `synthetic_acceptance_rates` of \
-                 0, SGLang: `SGLANG_SIMULATE_ACC_LEN=1.0`), or with an untrained drafter"
+                 with an acceptance of 0 ({ACCEPT_NOTHING}), or with an untrained drafter"
             );
         }
         let prompt_token_ms = timed.prompt_tokens.map(|num| 1e3 * timed.prompt / num);

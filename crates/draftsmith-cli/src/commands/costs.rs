@@ -10,7 +10,8 @@ use draftsmith_files::check_place;
 use draftsmith_report::{table_text, wrapped};
 use draftsmith_served::Secret;
 use draftsmith_servers::costs::{
-    MeasuredCell, SERVER_FLAGS, ServerCostsFile, ServerPlan, TimedServer, measure_server,
+    ACCEPT_NOTHING, MeasuredCell, SERVER_FLAGS, ServerCostsFile, ServerPlan, TimedServer,
+    measure_server,
 };
 use draftsmith_tune::server_access::read_token;
 
@@ -100,8 +101,8 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
         false => "Next, start the server without speculation and measure it with `--candidates 0`."
             .to_owned(),
         true => format!(
-            "Next, start it with another number of candidates and run this again, or run `draftsmith tune --for SERVER \
-             --costs {} RECIPE`.",
+            "Next, start it with another number of candidates, of which it accepts none ({ACCEPT_NOTHING}), and run this \
+             again, or run `draftsmith tune --for SERVER --costs {} RECIPE`.",
             arguments.out.display()
         ),
     };

@@ -269,8 +269,13 @@ impl TextReader {
             let problem = format!("holds more than {MAX_VALUES} values");
             return Err(Problem::Large(problem).at(&self.path, position));
         }
-        let value = serde_json::from_slice(bytes)
-            .map_err(|e| DataError::json(&self.path, line, column, &e))?;
+        let value = serde_json::from_slice(bytes).map_err(|e| {
+            let is_json_like = bytes.first().is_none_or(|byte| b"{[\"".contains(byte));
+            match (line, column) == (1, 1) && !is_json_like {
+                true => DataError::PlainText { path: self.path.clone() },
+                false => DataError::json(&self.path, line, column, &e),
+            }
+        })?;
         Ok(Record { position, value, unread: None })
     }
 

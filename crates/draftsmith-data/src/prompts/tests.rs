@@ -270,6 +270,9 @@ fn mistakes_are_reported_with_file_and_line() {
     check("", "`set.json` holds no prompts: give one JSON object per line with `turns`");
     check("\u{feff} \r\n", "holds no prompts");
     check("[]", "holds no prompts");
+    for text in ["What is a draft?\n", "prompt,answer\nWhat,that\n", "- one\n"] {
+        check(text, "`set.json` looks like plain text or CSV; hint: ");
+    }
     check("{\"prompt\": \"a\"}\nhello\n", "`set.json`, line 2, column 1: not JSON: expected");
     check("{\"prompt\": \"a\"}\r\n\r\n{\"prompt\": \"b\"", "line 3, column 14: not JSON: EOF");
     check("{\"prompt\": \"a\"} {\"prompt\": \"b\"}", "line 1, column 17: not JSON: trailing");
