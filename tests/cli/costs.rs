@@ -258,7 +258,7 @@ fn servers_that_cannot_be_timed_are_refused() {
         (Fault::EndsEarly, 0, "0", &["after 20 of 25 tokens", "ignore_eos"]),
         (Fault::Refuses, 0, "0", &["answered 401", "--key-env"]),
         (Fault::Restarts, 3, "3", &["counters fell", "started again"]),
-        (Fault::OneAtATime, 0, "0", &["side by side", "--parallel"]),
+        (Fault::OneAtATime, 0, "0", &["concurrent requests", "--parallel"]),
     ] {
         let mock = Mock::serve(length, fault);
         let out = format!("{candidates}-{}.json", named[0].len());
@@ -430,7 +430,7 @@ fn settings_of_each_server_follow_from_costs_and_recordings() {
         json!({ "model": "mock", "num_words": 150, "cells": cells }).to_string(),
     );
     fn tune<'a>(more: &[&'a str]) -> Vec<&'a str> {
-        [&["tune", "small.toml", "--costs", "costs.json", "--for"], more].concat()
+        [&["tune", "small.toml", "--server-costs", "costs.json", "--for"], more].concat()
     }
     for (server, more, file, part) in [
         ("llama.cpp", &[][..], "flags.txt", "--spec-type draft-simple"),
@@ -465,7 +465,7 @@ fn settings_of_each_server_follow_from_costs_and_recordings() {
     place.run(&tune(&["trtllm"])).fails_naming(&["`draft_len_schedule`", "--schedule-keys"]);
     place
         .run(&["tune", "small.toml", "--for", "vllm"])
-        .fails_naming(&["`--costs FILE`", "draftsmith server costs"]);
+        .fails_naming(&["`--server-costs FILE`", "draftsmith server costs"]);
     place.run(&tune(&["vllm", "--concurrency", "9"])).fails_naming(&["outside of the batch sizes"]);
     place.run(&tune(&["vllm", "--load", "4"])).fails_naming(&["--load", "4=0.3"]);
     let drafting: Vec<Value> =

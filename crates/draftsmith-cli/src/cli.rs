@@ -201,8 +201,8 @@ struct TuneArguments {
     #[arg(long = "for", value_name = "FORM", hide_possible_values = true)]
     form: Option<TunedForm>,
     /// The server's rounds, as `server costs` measured them.
-    #[arg(long, value_name = "FILE", requires = "form")]
-    costs: Option<PathBuf>,
+    #[arg(long, alias = "costs", value_name = "FILE", requires = "form")]
+    server_costs: Option<PathBuf>,
     #[command(flatten)]
     load: LoadArguments,
 }
@@ -463,7 +463,7 @@ impl CommandSetup<'_> {
 
     /// Chooses stop rules for our own decoder, or settings for a server.
     fn tune(&self, a: &ReadingData<TuneArguments>) -> Result<()> {
-        let costs = a.arguments.costs.as_deref();
+        let costs = a.arguments.server_costs.as_deref();
         let (recipe, incomplete) = (&a.arguments.recipe, a.incomplete());
         let Some(form) = a.arguments.form else {
             return self.run_on_pool(recipe, incomplete, commands::tune::run);

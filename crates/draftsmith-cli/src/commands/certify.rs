@@ -52,7 +52,7 @@ pub(crate) struct CertifyArguments {
     /// The server's candidates per round: as many positions are tested, and one more.
     #[arg(long, value_name = "K", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=64))]
     candidates: u16,
-    /// Requests side by side under load.
+    /// Concurrent requests under load.
     #[arg(long, value_name = "N", default_value = "4", alias = "streams", value_parser = clap::value_parser!(u16).range(2..=256))]
     concurrency: u16,
     /// The type that the servers compute in, by which two tokens count as equally good.

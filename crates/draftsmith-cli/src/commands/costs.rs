@@ -30,7 +30,7 @@ pub(crate) struct CostsArguments {
     /// The number of candidates that it runs now, accepting none; 0: it does not speculate.
     #[arg(long, value_name = "K")]
     candidates: usize,
-    /// Numbers of requests side by side.
+    /// Numbers of concurrent requests.
     #[arg(
         long,
         value_name = "LIST",
@@ -102,7 +102,7 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
             .to_owned(),
         true => format!(
             "Next, start it with another number of candidates, of which it accepts none ({ACCEPT_NOTHING}), and run this \
-             again, or run `draftsmith tune --for SERVER --costs {} RECIPE`.",
+             again, or run `draftsmith tune --for SERVER --server-costs {} RECIPE`.",
             arguments.out.display()
         ),
     };
@@ -134,7 +134,7 @@ fn table(file: &ServerCostsFile) -> String {
     let sizes = distinct(|cell| cell.concurrency);
     let mut table = Table::new();
     table.load_style(presets::NOTHING);
-    let heading = sizes.iter().map(|size| format!("{size} at once"));
+    let heading = sizes.iter().map(|size| format!("{size} concurrent"));
     table.set_header(["ms per round".to_owned()].into_iter().chain(heading));
     for length in distinct(|cell| cell.num_candidates) {
         let name = if length == 0 { "no speculation".to_owned() } else { format!("K = {length}") };

@@ -36,7 +36,7 @@ pub(super) fn read_keys<T: DeserializeOwned>(
     if text.trim_start().starts_with('{') {
         bail!(
             "{} is JSON, and TOML was expected; hint: a file that `draftsmith server costs` wrote goes with `--for \
-             SERVER`: `tune --for SERVER --costs FILE` or `survey --for SERVER --server-costs FILE`",
+             SERVER`: `tune --for SERVER --server-costs FILE` or `survey --for SERVER --server-costs FILE`",
             named()
         );
     }

@@ -181,7 +181,7 @@ impl TimedServer {
             |answers: &[TimedAnswer]| answers.iter().map(|it| it.elapsed).max().unwrap_or_default();
         let least = long.iter().map(|it| it.elapsed).min().unwrap_or_default();
         if least.as_secs_f64() < FIRST_OF_LAST * most(&long).as_secs_f64() {
-            let what = format!("did not answer {} requests side by side", prompts.len());
+            let what = format!("did not answer {} concurrent requests", prompts.len());
             return Err(self.endpoint.failed(
                 &what,
                 "raise its batch size (llama.cpp: `--parallel`, vLLM: `--max-num-seqs`) or measure smaller batches",

@@ -36,10 +36,10 @@ pub(crate) enum TunedForm {
 /// Arguments about a server's load.
 #[derive(Debug, Args)]
 pub(crate) struct LoadArguments {
-    /// For a server: the number of requests side by side, kept up by as many clients.
+    /// For a server: the number of concurrent requests, kept up by as many clients.
     #[arg(long, value_name = "N", default_value = "1", alias = "clients", conflicts_with_all = ["load", "rate"])]
     concurrency: u16,
-    /// Or shares of the tokens by requests side by side, as in `1=0.7,4=0.3`.
+    /// Or shares of the tokens by concurrent requests, as in `1=0.7,4=0.3`.
     #[arg(long, value_name = "LIST", value_delimiter = ',', value_parser = share, conflicts_with = "rate")]
     load: Vec<(f64, f64)>,
     /// Or requests per second and tokens per request, as in `2,300`.
@@ -74,7 +74,7 @@ fn share(text: &str) -> Result<(f64, f64), String> {
         let is_valid = both.0 >= 1.0 && both.1 > 0.0 && both.0.is_finite() && both.1.is_finite();
         is_valid.then_some(both)
     };
-    read().ok_or_else(|| "expected requests side by side and their share, as in `4=0.3`".to_owned())
+    read().ok_or_else(|| "expected concurrent requests and their share, as in `4=0.3`".to_owned())
 }
 
 impl LoadArguments {
@@ -113,7 +113,7 @@ impl LoadArguments {
         let kind = self.kind(form)?;
         let Some(costs) = costs else {
             bail!(
-                "`--costs FILE` is missing: the server's rounds, which `draftsmith server costs --server URL` measures"
+                "`--server-costs FILE` is missing: the server's rounds, which `draftsmith server costs --server URL` measures"
             );
         };
         let (source, costs) = (costs.display().to_string(), ServerCostsFile::read(costs)?);
@@ -131,7 +131,7 @@ pub(crate) fn run(
     let mut all = tune_for_server(recipe, workspace, tuning)?;
     let list = |all: Vec<usize>| all.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     console.text(format!(
-        "costs: {}, with {} candidates at {} requests side by side\n\n",
+        "costs: {}, with {} candidates at {} concurrent requests\n\n",
         tuning.source,
         list([0].into_iter().chain(tuning.costs.lengths()).collect()),
         list(tuning.costs.batch_sizes())
@@ -218,7 +218,7 @@ pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
         .collect();
     let mut lines = vec![
         format!(
-            "{}, {}, {} test prompts: speed by requests side by side, over the server without speculation",
+            "{}, {}, {} test prompts: speed by concurrent requests, over the server without speculation",
             settings.drafter.text(),
             settings.decoding.text(),
             settings.num_prompts
