@@ -142,8 +142,8 @@ fn a_requested_wait_that_is_too_long_is_said() {
         _ => ("200 X".to_owned(), ANSWER.to_owned()),
     });
     let ran = build(&Place::new(), &server, "timeout_s = 2");
-    let expected = "answered 429: `later` and requested a wait of 31709791984 years, more than \
-                    `data.server.timeout_s`; the next request follows in 2 seconds";
+    let expected = "answered 429: `later` and requested a wait of 31709791984 years, more than the \
+                    timeout; the next request follows in 2 seconds";
     assert!(ran.stderr.contains(expected), "{}", ran.stderr);
     ran.ok();
     assert_eq!(server.num_requests(), 3);

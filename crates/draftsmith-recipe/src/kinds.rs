@@ -511,6 +511,16 @@ impl DrafterRecipes {
                  drafter first, or name a trained head with `path`",
             )?;
         }
+        let trained = self.iter().filter_map(|(id, it)| Some((id, it.kind.training()?.settings())));
+        let trained: Vec<(DrafterId, Value)> = trained.collect();
+        for (at, (id, settings)) in trained.iter().enumerate() {
+            if let Some((other, _)) = trained[..at].iter().find(|(_, known)| known == settings) {
+                bail!(
+                    "the drafters `{other}` and `{id}` would be trained to the same weights; hint: train one, and give \
+                     the other its directory as `path`"
+                );
+            }
+        }
         Ok(())
     }
 }

@@ -135,6 +135,11 @@ fn messages_name_misspelt_missing_and_invalid_keys() {
     assert!(message(RECIPE, &["drafters.draft.head.layers=2"]).contains("`layers`"));
     assert!(message(RECIPE, &["drafters.draft.head.optimizer.rate=2"]).contains("`rate`"));
     assert!(message(RECIPE, &["drafters.draft.head.learning_rate=1"]).contains("`learning_rate`"));
+    for kind in ["kind = 'adapter', exit_layer = 1", "kind = 'eagle3'"] {
+        let twice = ["a", "b"].map(|name| format!("drafters.{name}={{ {kind} }}"));
+        let twice = message(RECIPE, &[&*twice[0], &*twice[1]]);
+        assert!(twice.contains("`a` and `b` would be trained to the same weights"), "{twice}");
+    }
     assert!(message(RECIPE, &["data.temperature=-1"]).contains("data"));
     for section in ["data", "evaluate"] {
         let none = message(RECIPE, &[&format!("{section}.top_k=0")]);
