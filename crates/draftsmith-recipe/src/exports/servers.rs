@@ -248,7 +248,8 @@ fn gguf(model: &str) -> String {
 
 /// Returns a path as servers need it: absolute, or unchanged for a name on the Hugging Face Hub.
 pub fn served_path(path: &Path, is_written_later: bool) -> String {
-    let full = absolute(path).ok().filter(|full| is_written_later || full.exists());
+    let later = || is_written_later.then(|| absolute(path).ok()).flatten();
+    let full = path.canonicalize().ok().or_else(later);
     full.as_deref().unwrap_or(path).display().to_string()
 }
 

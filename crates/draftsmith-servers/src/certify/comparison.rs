@@ -8,6 +8,7 @@
 mod sampled;
 #[cfg(test)]
 mod tests;
+mod token_counts;
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
