@@ -100,7 +100,7 @@ fn a_good_head_passes_and_a_broken_promise_is_reported() {
     };
     set(WIDE, WIDE);
     let stdout = place.run(&["check", "--allow-slower", HEAD]).ok();
-    for text in ["K = 3, tuned", "T = 0.8", "0.500 (0.000 to 1.000)"] {
+    for text in ["K = 3, tuned", "T = 0.8", "0.500 (0.000..1.000)"] {
         assert!(stdout.contains(text), "`{text}` is not in: {stdout}");
     }
     place.run(&["inspect", HEAD]).ok();

@@ -77,7 +77,7 @@ impl TextSource {
             if let Some(id) = eos_token_ids.iter().find(|id| **id as usize >= embedded) {
                 bail!(
                     "end token {id} is not in the target's vocabulary of {embedded} tokens; hint: see \
-                     `eos_token_id` in its `config.json`, or the end tokens that you chose"
+                     `eos_token_id` in its `config.json`, or the end tokens that you chose (`--eos-token-id`, or `models.eos_token_ids` in a recipe)"
                 );
             }
             let strings = &self.ends.stop_strings;
