@@ -101,7 +101,7 @@ fn next(verdict: &GroupVerdict, conclusion: &Conclusion, recipe: &Recipe, id: Dr
     let own = is_trained.then(|| recipe.export_dir(id)).or_else(|| recipe.head_dir(id));
     let next = match (verdict.advice, own) {
         (DeployAdvice::Deploy, Some(dir)) => format!(
-            "Next, run `draftsmith check {}`, and if it passes, serve with a command above.",
+            "Next, run `draftsmith check {}`, and if it passes, serve with one of the commands given.",
             quoted(&served_path(&dir, true))
         ),
         (DeployAdvice::NotTuned, _) if recipe.tune.is_some() => {
@@ -136,8 +136,8 @@ mod tests {
         let recipe =
             "name = 'a'\n[models]\ntarget = 't'\n[drafters.draft]\nkind = 'model'\nmodel = 'd'\n";
         let trained = format!("{recipe}[drafters.draft.head]\n");
-        insta::assert_snapshot!(last(DeployAdvice::Deploy, &trained, 0), @"Next, run `draftsmith check checkpoints/a/draft/head`, and if it passes, serve with a command above.");
-        insta::assert_snapshot!(last(DeployAdvice::Deploy, recipe, 2), @"This is doubtful, for the reasons given above. Next, serve with a command above.");
+        insta::assert_snapshot!(last(DeployAdvice::Deploy, &trained, 0), @"Next, run `draftsmith check checkpoints/a/draft/head`, and if it passes, serve with one of the commands given.");
+        insta::assert_snapshot!(last(DeployAdvice::Deploy, recipe, 2), @"This is doubtful, for the reasons given above. Next, serve with one of the commands given.");
         insta::assert_snapshot!(last(DeployAdvice::DoNotSpeculate, recipe, 0), @"Next, try another drafter, or serve the target alone.");
         insta::assert_snapshot!(last(DeployAdvice::TooUncertain, recipe, 1), @"This is doubtful, for the reason given above. Next, measure more prompts on a quiet machine: raise `evaluate.num_prompts`.");
         insta::assert_snapshot!(last(DeployAdvice::NotTuned, recipe, 0), @"Next, add `tune = {}` to the recipe and run it again, which chooses a setting on other prompts.");

@@ -105,7 +105,7 @@ impl HeadOverOnline {
         let advice = match self.pays() {
             true => "The head beats vLLM's online estimator, which needs no training.",
             false => {
-                "The head does not beat vLLM's online estimator, which needs no training: serve without it."
+                "The head does not beat vLLM's online estimator, which needs no training: prefer rules that do not read it."
             }
         };
         format!(

@@ -10,6 +10,9 @@ use crate::text::{times_text, wrapped};
 /// The name of our own decoder among the runtimes.
 pub const DRAFTSMITH: &str = "draftsmith";
 
+/// The name of the runtime that is started from Python.
+const TRANSFORMERS: &str = "transformers";
+
 /// The best setting that a runtime can run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ServingWay {
@@ -62,7 +65,9 @@ impl ServingWay {
 
     /// Returns the commands as one command for a shell; `None` if speculation does not pay there.
     pub fn command(&self) -> Option<String> {
-        (self.pays() && !self.start.is_empty()).then(|| self.start.join(" &&\n"))
+        // The last step of transformers is Python.
+        let joint = if self.runtime == TRANSFORMERS { "\n" } else { " &&\n" };
+        (self.pays() && !self.start.is_empty()).then(|| self.start.join(joint))
     }
 }
 

@@ -129,7 +129,7 @@ impl GroupVerdict {
     /// Returns the advice for the next step, as a sentence.
     pub fn next(&self) -> &'static str {
         match self.advice {
-            DeployAdvice::Deploy => "Next, serve with a command above.",
+            DeployAdvice::Deploy => "Next, serve with one of the commands given.",
             DeployAdvice::DoNotSpeculate => "Next, try another drafter, or serve the target alone.",
             DeployAdvice::TooUncertain => {
                 "Next, measure more prompts on a quiet machine: raise `evaluate.num_prompts`."

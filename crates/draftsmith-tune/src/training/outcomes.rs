@@ -69,7 +69,7 @@ impl HeadOutcome {
                      their speed"
             }
             false => {
-                "does not predict better than vLLM's online estimator, which needs no training: serve without it"
+                "does not predict better than vLLM's online estimator, which needs no training"
             }
         };
         Some(format!("On held-out responses the head {verdict}. {}.", losses.text()))

@@ -166,8 +166,10 @@ pub(crate) fn write(settings: &mut ServerSettings, dir: &Path) -> Result<()> {
         let texts = settings.files.iter_mut().map(|file| &mut file.text);
         settings.start.iter_mut().chain(texts).for_each(|text| *text = text.replace(name, &path));
     }
-    let files = settings.files.iter();
-    files.map(|file| Ok(write_whole(&dir.join(file.name), &file.text)?)).collect()
+    for file in &settings.files {
+        write_whole(&dir.join(file.name), &file.text)?;
+    }
+    Ok(())
 }
 
 /// Formats the last sentences: the settings to use and the command that starts the server with them.
