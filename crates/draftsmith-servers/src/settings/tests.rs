@@ -355,11 +355,11 @@ fn each_server_reads_the_chosen_numbers_in_its_own_way() {
                 kind == ServerKind::LlamaCpp || kind == ServerKind::Sglang && !flags.sglang_adapts;
             for row in &found.rows {
                 let expected = if takes_one { single(&found) } else { row.best };
-                assert_eq!(given(kind, &files, row.batch_size), expected, "{kind:?} {files:?}");
+                assert_eq!(given(kind, files, row.batch_size), expected, "{kind:?} {files:?}");
             }
             // Between two measured sizes, the number of the larger one applies.
             let expected = if takes_one { single(&found) } else { found.rows[2].best };
-            assert_eq!(given(kind, &files, 3), expected, "{kind:?}");
+            assert_eq!(given(kind, files, 3), expected, "{kind:?}");
         }
     }
 }
