@@ -221,7 +221,7 @@ const WORDS: [(&str, &str); 30] = [
     ("95 %", "interval of the number before it"),
     ("B/A", "tokens per second of the second over the first"),
     ("A speed-up", "over the target alone"),
-    ("A100", "speed-up of the same rounds at the SpecDec++ paper's costs, where rows are free"),
+    ("7B/70B", "speed-up of these rounds at SpecDec++'s costs of a 7B draft and a 70B target"),
     ("model", "speed-up at average costs"),
     ("discard", "discarded candidates per token"),
     ("verify", "target forwards per token"),

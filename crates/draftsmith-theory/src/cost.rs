@@ -1,7 +1,7 @@
 //! The cost model of SpecDec++ (Eq. 2.1–2.3), which predicts seconds from counts, with an added
 //! term for verified rows.
 //!
-//! Eq. 2.1: T = t_draft·N_draft + t_target·N_target. Eq. 2.2: N_draft + N_target = N + N_discarded.
+//! Eq. 2.1: T = t_draft·N_draft + t_target·N_target. And N_draft + N_target = N + N_discarded.
 //! Together, Eq. 2.3: T/N = t_draft·(1 + discard_rate) + (t_target − t_draft)·verification_rate.
 //! The model adds t_row·N_verified, because on some machines the time of a forward of K + 1 rows
 //! depends on K. It covers decoding without prefill.
@@ -57,8 +57,12 @@ pub struct CostFit {
 }
 
 impl CostModel {
-    /// The costs in SpecDec++ (§5): a 7B draft and a 70B target on A100s, with free verified rows.
+    /// The costs of speculative rounds in SpecDec++ (§4.2): a 7B draft and a 70B target on A100s, with
+    /// free verified rows.
     pub const PAPER: Self = Self { draft_seconds: 0.0234, target_seconds: 0.112, row_seconds: 0.0 };
+
+    /// The seconds of a forward of the same target by itself in SpecDec++ (§4.2).
+    pub const PAPER_ALONE: f64 = 0.108;
 
     /// Predicts the seconds that a run with these counts takes (Eq. 2.1, plus the term for rows).
     pub fn seconds(&self, counts: &Counts) -> f64 {

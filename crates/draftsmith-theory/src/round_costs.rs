@@ -80,6 +80,19 @@ impl RoundCosts {
         Self::new(draft_seconds, vec![verify(1.0), verify(2.0)])
     }
 
+    /// Creates the costs of SpecDec++ (§4.2) with these costs of draft forwards. A verification of
+    /// several rows takes [`CostModel::PAPER`]'s time, and one of a single row
+    /// [`CostModel::PAPER_ALONE`].
+    ///
+    /// # Panics
+    /// If a cost is negative or not finite.
+    pub fn paper(draft_seconds: BTreeMap<DrafterId, f64>) -> Self {
+        // Beyond these rows, each further one would add a little.
+        let mut verify_seconds = vec![CostModel::PAPER.target_seconds; 1024];
+        verify_seconds[0] = CostModel::PAPER_ALONE;
+        Self::new(draft_seconds, verify_seconds).expect("the paper's costs are times")
+    }
+
     /// Estimates costs from timed rounds: the mean time of a verification for each number of rows,
     /// and the mean time of a draft forward. If several drafters ran, least squares over the rounds
     /// gives the time of each. None without rounds, or if the rounds do not separate the drafters'

@@ -125,7 +125,7 @@ impl Process {
     }
 }
 
-/// Processes of all kinds, every fifth with SpecDec++'s fitted times (§5).
+/// Processes of all kinds, every fifth with SpecDec++'s fitted times (§4.2).
 fn processes(num_levels: usize, max: usize) -> impl Iterator<Item = Process> {
     let mut draws = SeededDraws::new(1, &["threshold-policy"]);
     (0..80).map(move |case| {

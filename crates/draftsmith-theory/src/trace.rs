@@ -214,7 +214,7 @@ impl Counts {
         self.num_drafted + self.num_target_forwards
     }
 
-    /// Checks N_draft + N_target = N + N_discarded (SpecDec++, Eq. 2.2), on which Eq. 2.3 depends.
+    /// Checks N_draft + N_target = N + N_discarded (SpecDec++, section 2.1), on which Eq. 2.3 depends.
     ///
     /// The identity holds if every draft forward makes one candidate, as with a separate draft
     /// model or a self-draft.
@@ -301,7 +301,7 @@ mod tests {
         for _ in 0..300 {
             let counts = random_trace(&mut draws).counts();
             assert_eq!(counts.check_forward_identity(), Ok(()));
-            // Eq. 2.2 divided by N, in f64.
+            // The identity divided by N, in f64.
             let per_token = (counts.num_draft_forwards + counts.num_target_forwards) as f64
                 / counts.num_tokens as f64;
             assert!((per_token - 1.0 - counts.discard_rate()).abs() < 1e-12);

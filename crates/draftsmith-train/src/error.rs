@@ -27,8 +27,8 @@ pub enum TrainError {
     Room(#[from] NoRoom),
     /// A row has no draft columns.
     #[error(
-        "row `{id}` has no draft columns: the data was built without a drafter; hint: set \
-         `models.draft` and build the data again"
+        "row `{id}` has no draft columns: the data was built without a drafter; hint: add \
+         a table `[drafters.NAME]` with `kind = \"model\"`, and build the data again"
     )]
     NoDraftColumns {
         /// The id of the row.

@@ -44,11 +44,11 @@ pub struct Costs {
 }
 
 impl Costs {
-    /// Returns the costs of the SpecDec++ paper (§5), fitted on an A100 to a 7B draft model and a
+    /// Returns the costs of the SpecDec++ paper (§4.2), fitted on A100s to a 7B draft model and a
     /// 70B target. Signals and additional rows cost nothing.
     pub fn paper(drafter: DrafterId) -> Self {
-        let line = CostModel::PAPER;
-        Self::of_all(drafter, RoundCosts::from_line(drafter, line).expect("the paper's are times"))
+        let draft_seconds = CostModel::PAPER.draft_seconds;
+        Self::of_all(drafter, RoundCosts::paper([(drafter, draft_seconds)].into()))
     }
 
     /// Returns the costs that the user gives for a drafter of a recipe with `num_drafters`

@@ -1,4 +1,4 @@
-//! The choice of the acceptance head of a sweep that decodes fastest (SpecDec++, §4.2). Every head
+//! The choice of the acceptance head of a sweep that decodes fastest (SpecDec++, §4.3). Every head
 //! predicts along the recordings of its drafter, and the stop rules that read the head are
 //! replayed.
 //!

@@ -57,8 +57,10 @@ pub fn replay(recipe: &Recipe, workspace: &Workspace, watch: &dyn Watch) -> Resu
                 .find(|it| (it.measured.costs.drafter, it.decoding) == (test.drafter, *decoding))
                 .map(|entry| (CostSource::Machine, entry.measured.costs.clone()));
             let own = given.map(|costs| (CostSource::Given, costs.clone())).or(machine);
-            let paper = (CostSource::Paper, Costs::paper(test.drafter));
-            for (source, costs) in own.into_iter().chain([paper]) {
+            // The paper's costs are those of a separate draft model.
+            let paper = (road == Road::SeparateDraft)
+                .then(|| (CostSource::Paper, Costs::paper(test.drafter)));
+            for (source, costs) in own.into_iter().chain(paper) {
                 let sets = ReplaySets {
                     drafter,
                     road,

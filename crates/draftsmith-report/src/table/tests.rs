@@ -43,7 +43,7 @@ fn tables_are_aligned_and_fit_80_columns() {
     let greedy = text.split("\n\n").next().expect("a table");
     insta::assert_snapshot!(greedy, @r"
     gsm8k, greedy, 20 prompts
-    setting                tok/s  speed-up        95 %   A100  lossless
+    setting                tok/s  speed-up        95 %7B/70B  lossless
     target alone           158.7     1.00x           -  1.00x       yes
     draft:
     K = 1                  258.1     1.63x  1.56..1.71  1.56x       yes

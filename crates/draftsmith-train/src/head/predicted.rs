@@ -64,7 +64,7 @@ fn predicted(
     heads.iter().map(predicted).collect()
 }
 
-/// The training input that a head gets for a row in the first epoch (SpecDec++, section 3.2).
+/// The training input that a head gets for a row in the first epoch (SpecDec++, section 3.3).
 #[derive(Debug, Clone, PartialEq)]
 pub struct TrainingInput {
     /// The mixed sequence Z: some tokens of the target's response X are kept, the others are

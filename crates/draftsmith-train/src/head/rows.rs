@@ -249,7 +249,7 @@ mod tests {
         row.draft = None;
         let refused = TrainingRow::new(&row, 10, MixedLabels::Sampled);
         let message = refused.unwrap_err().to_string();
-        for part in ["`set#3`", "without a drafter", "models.draft"] {
+        for part in ["`set#3`", "without a drafter", "kind = \"model\""] {
             assert!(message.contains(part), "{message}");
         }
     }

@@ -197,7 +197,7 @@ fn error(rows: &[ResponseRow], training: &HeadTraining) -> String {
 fn unusable_data_is_an_error() {
     let mut rows = responses(20, 10, 6);
     rows[7].draft = None;
-    assert_contains(&error(&rows, &quick()), &["`set#7`", "models.draft"]);
+    assert_contains(&error(&rows, &quick()), &["`set#7`", "kind = \"model\""]);
     let recorded = HeadTraining { labels: HeadLabels::Rollouts, ..quick() };
     assert_contains(
         &error(&responses(20, 10, 6), &recorded),

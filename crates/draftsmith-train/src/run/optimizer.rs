@@ -1,4 +1,4 @@
-//! The tables `[head.optimizer]`, `[adapter.optimizer]` and `[adapter_head.optimizer]` of a recipe.
+//! The tables `optimizer` of heads and drafters in a recipe.
 //!
 //! All have the same keys. The defaults follow the authors of each system, so missing keys are taken
 //! from the defaults of the section.

@@ -5,10 +5,11 @@ use draftsmith_report::{CostRatios, DrafterName};
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use draftsmith_theory::{DrafterId, Round, RoundCosts, StopRuleName};
+use draftsmith_theory::{CostModel, DrafterId, Round, RoundCosts, StopRuleName};
 
 use super::measure::PromptRun;
 use super::settings::Setting;
+use draftsmith_recipe::Recipe;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::pair::Pair;
 
@@ -18,6 +19,21 @@ pub(super) fn cost_by_size(pair: &Pair, drafters: &LoadedDrafters) -> CostRatios
     let target = pair.target.config().num_parameters() as f64;
     let read = drafters.iter().flat_map(|drafter| drafter.sizes.iter().copied());
     read.chain([(DrafterId::LOOK_UP, 0.0)]).map(|(id, read)| (id, read / target)).collect()
+}
+
+/// Prices each drafter's forward at the SpecDec++ paper's costs. The largest separate draft has the
+/// paper's price, a smaller one its share of that, and any other drafter its share of a target
+/// forward by size. `by_size` comes from [`cost_by_size`].
+pub(super) fn paper_costs(recipe: &Recipe, by_size: &CostRatios) -> RoundCosts {
+    let CostModel { draft_seconds, target_seconds, .. } = CostModel::PAPER;
+    let is_model = |id| recipe.drafters.get(id).is_some_and(|it| it.kind.model().is_some());
+    let models = by_size.iter().filter(|(id, _)| is_model(**id));
+    let largest = models.map(|(_, share)| *share).fold(0.0, f64::max);
+    let price = |(id, share): (&DrafterId, &f64)| match is_model(*id) && largest > 0.0 {
+        true => (*id, draft_seconds * share / largest),
+        false => (*id, target_seconds * share),
+    };
+    RoundCosts::paper(by_size.iter().map(price).collect())
 }
 
 /// Computes for each drafter the time of its forward, divided by the time of a target forward over

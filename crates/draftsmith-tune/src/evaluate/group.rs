@@ -16,7 +16,7 @@ use draftsmith_theory::{
 };
 
 use super::Plan;
-use super::cost_ratios::cost_by_time;
+use super::cost_ratios::{cost_by_time, paper_costs};
 use super::measure::{Bench, PromptRun};
 use super::promise::Promise;
 use super::settings::Setting;
@@ -197,6 +197,7 @@ impl MeasuredGroup<'_> {
                     let plain = modelled_tokens_per_second(plain, costs)?;
                     finite(modelled_tokens_per_second(trace, costs)? / plain)
                 }),
+                speedup_at_paper_costs: speedup_at(trace, costs.paper),
                 improvement_by_size: improvement(trace, costs.by_size),
                 improvement_by_time: improvement(trace, costs.by_time),
                 // Sampled answers are random and cannot be compared with the plain answer.
@@ -238,6 +239,8 @@ struct GroupCosts<'a> {
     of_rounds: &'a [Option<RoundCosts>],
     by_size: &'a CostRatios,
     by_time: &'a CostRatios,
+    /// The SpecDec++ paper's costs.
+    paper: &'a RoundCosts,
 }
 
 impl GroupCosts<'_> {
@@ -247,6 +250,13 @@ impl GroupCosts<'_> {
             None => drafter.id().and_then(|id| self.roads.get(&id).copied()),
         }
     }
+}
+
+/// Computes the speed-up of rounds at some costs over decoding with the target by itself; NaN if the
+/// cost of a drafter is unknown.
+fn speedup_at(trace: &Trace, costs: &RoundCosts) -> f64 {
+    let plain = trace.num_tokens as f64 * costs.verify_seconds(1);
+    costs.seconds(&trace.rounds).map_or(f64::NAN, |seconds| plain / seconds)
 }
 
 /// Computes CS-Drafting's standardised walltime improvement with these cost ratios; `None` without
@@ -390,7 +400,8 @@ impl EvaluationResults {
         let by_time = cost_by_time(settings, &group.runs, &of_rounds);
         let by_size = &self.cost_by_size;
         let roads = &self.roads;
-        let costs = GroupCosts { roads, of_rounds: &of_rounds, by_size, by_time: &by_time };
+        let paper = &paper_costs(recipe, by_size);
+        let costs = GroupCosts { roads, of_rounds: &of_rounds, by_size, by_time: &by_time, paper };
         self.rows.extend(group.rows(recipe.seed, &costs));
         self.groups.push(GroupSummary {
             dataset: group.dataset.name.clone(),

@@ -199,7 +199,7 @@ fn accepted_lengths(drafted: &[&DraftColumns]) -> Plot {
 }
 
 /// Plots the overlap, its lower bounds and SVIP's estimate at all positions, in the order of the overlap (SVIP,
-/// Figures 4 and 8). Empty unless tokens are sampled from the models' raw distributions, to which divergences
+/// Figure 4 and Appendix B). Empty unless tokens are sampled from the models' raw distributions, to which divergences
 /// refer.
 fn bounds(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
     let scale = entropy_ratio(drafted).map_or(0.0, |it| it.fitted_scale);
@@ -237,7 +237,7 @@ fn bounds(drafted: &[&DraftColumns], provenance: &Provenance) -> Plot {
         title: "How near SVIP\u{2019}s estimate and the bounds are to the overlap".to_owned(),
         caption: format!(
             "Positions in the order of their overlap; means of {NUM_BINS} parts. The estimate takes c = \
-             {scale:.2}, fitted (SVIP, Figures 4 and 8)."
+             {scale:.2}, fitted (SVIP, Figure 4 and Appendix B)."
         ),
         x_name: "share of positions \u{2192}",
         y_name: "\u{2191} acceptance probability",
