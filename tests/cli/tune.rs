@@ -234,7 +234,7 @@ fn given_costs_replace_measurements() {
     // The paper's costs, whose results replay shows as well.
     let more = "decodings = ['greedy']\n\
                 [tune]\nprompts = ['train.jsonl']\nnum_prompts = 12\nmax_candidate_length = 6\n\
-                [tune.costs]\ndraft_ms = 23.4\ntarget_ms = 112\n";
+                [tune.costs]\ndraft_ms = 23.4\nrows_ms = [108, 112, 112, 112, 112, 112, 112]\n";
     std::fs::write(&path, text[..head].to_owned() + &text[evaluate..] + more).unwrap();
     place.run(&["record", "small.toml"]).ok();
     let replay = place.run(&["replay", "small.toml", "--json"]).json();
@@ -257,7 +257,7 @@ fn given_costs_replace_measurements() {
     assert_eq!(best_fixed_length(&tunings[0]["rules"])["config"], row["config"]);
     let set = |key: &str| place.run(&["replay", "small.toml", "--set", key]);
     set("tune.costs.draft_ms=-1").fails_naming(&["`tune.costs.draft_ms`", "not above 0"]);
-    set("tune.costs.target_ms=-1").fails_naming(&["`tune.costs.target_ms`"]);
+    set("tune.costs.rows_ms=[-1]").fails_naming(&["`tune.costs.rows_ms`"]);
     set("tune.costs.draft_ms={ adapter = 2.0 }").fails_naming(&["`adapter`", "those are draft"]);
     let of_one_token =
         |command| place.run(&[command, "small.toml", "--set", "evaluate.max_new_tokens=1"]);

@@ -22,8 +22,7 @@ use std::time::Duration;
 
 use draftsmith_files::{FileError, parse_json, read_bytes};
 use draftsmith_theory::{
-    CostModel, Counts, Decoding, DrafterId, Round, TokenChoice, Trace, expected_tokens_per_round,
-    setting_text,
+    Counts, Decoding, DrafterId, Round, TokenChoice, Trace, expected_tokens_per_round, setting_text,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -183,7 +182,8 @@ pub struct SpeedAtLength {
 
 impl ResultRow {
     /// Builds a row from the merged `trace` of its prompts, without a drafter, a rule or a
-    /// comparison. The caller fills in the prompts, and the drafter and rule if there are any.
+    /// comparison. The caller fills in the prompts, the speed-ups, and the drafter and rule if there
+    /// are any.
     pub fn of(trace: &Trace, decoding: &Decoding) -> Self {
         let counts = trace.counts();
         let ctar = (1..=CTAR_LEN).map(|num_tokens| trace.ctar(num_tokens));
@@ -204,7 +204,6 @@ impl ResultRow {
             acceptance_by_position: acceptance_by_position(trace),
             unconditional_acceptance: unconditional_acceptance(trace),
             tokens_per_second: tokens_per_second(trace),
-            speedup_at_paper_costs: f64::NAN,
             ..Self::default()
         }
     }

@@ -81,3 +81,45 @@ pub(super) fn cost_by_time(
     }
     ratios
 }
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use draftsmith_theory::{Forwards, Trace};
+
+    use super::*;
+
+    #[test]
+    fn drafters_have_the_papers_price_by_their_size_and_look_ups_none() {
+        let text = "name = 'a'\nmodels.target = 't'\ndrafters.draft = { kind = 'model', model = 'd' }\n\
+                    drafters.small = { kind = 'model', model = 's' }\n\
+                    drafters.exit = { kind = 'adapter', exit_layer = 2 }\n\
+                    drafters.lookup = { kind = 'prompt-lookup' }\n";
+        let recipe: Recipe = toml::from_str(text).expect("a recipe");
+        let id = DrafterId::named;
+        let sizes = [("draft", 0.25), ("small", 0.125), ("exit", 0.0625), ("lookup", 0.0)];
+        let by_size = sizes.map(|(name, share)| (id(name), share)).into();
+        let costs = paper_costs(&recipe, &by_size);
+        for (name, seconds) in
+            [("draft", 0.0234), ("small", 0.0117), ("exit", 0.007), ("lookup", 0.0)]
+        {
+            assert!(
+                (costs.draft_seconds(id(name)).expect("a price") - seconds).abs() < 1e-12,
+                "{name}"
+            );
+        }
+        assert_eq!([1, 2, 40].map(|rows| costs.verify_seconds(rows)), [0.108, 0.112, 0.112]);
+        // A horizontal cascade of two drafted and four looked-up tokens takes 1.42 target forwards.
+        let mut forwards = Forwards::of(id("draft"), 2);
+        forwards.add(id("lookup"), 4);
+        let round =
+            Round { num_drafted: 6, depth: 6, forwards, num_accepted: 2, ..Round::default() };
+        let trace =
+            Trace { rounds: vec![round; 2], num_tokens: 6, prefill_time: Duration::default() };
+        let seconds = costs.seconds(&trace.rounds).expect("prices") / 2.0;
+        assert!((seconds / 0.112 - 1.418).abs() < 1e-3, "{seconds}");
+        let speedup = super::super::group::speedup_at(&trace, &costs);
+        assert!((speedup - 3.0 * 0.108 / seconds).abs() < 1e-12, "{speedup}");
+    }
+}

@@ -254,7 +254,7 @@ impl GroupCosts<'_> {
 
 /// Computes the speed-up of rounds at some costs over decoding with the target by itself; NaN if the
 /// cost of a drafter is unknown.
-fn speedup_at(trace: &Trace, costs: &RoundCosts) -> f64 {
+pub(super) fn speedup_at(trace: &Trace, costs: &RoundCosts) -> f64 {
     let plain = trace.num_tokens as f64 * costs.verify_seconds(1);
     costs.seconds(&trace.rounds).map_or(f64::NAN, |seconds| plain / seconds)
 }
