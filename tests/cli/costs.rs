@@ -369,6 +369,7 @@ fn survey_ends_in_settings(place: &Place) {
     let flags = settings["files"][0]["text"].as_str().unwrap();
     assert!(flags.contains(&format!("--spec-draft-n-max {best} ")), "{flags}");
     let shown = survey(&["--server-costs", "costs.json", "--concurrency", "1"]).ok();
+    assert!(place.path("survey-llama.cpp/flags.txt").is_file());
     for part in [
         flags.trim_end(),
         "at your load: ",
@@ -460,8 +461,35 @@ fn settings_of_each_server_follow_from_costs_and_recordings() {
         let path = format!("checkpoints/small/tuning/{server}-draft-greedy/{file}");
         let text = std::fs::read_to_string(place.path(&path)).unwrap();
         assert!(text.contains(part) && shown.contains(&path), "{text}{shown}");
+        // It names its costs and one drafter, and leaves the server's own limits alone.
+        assert!(
+            shown.starts_with("costs: costs.json, with 0, 1, 3, 5 candidates at 1, 2, 4"),
+            "{shown}"
+        );
+        assert!(shown.contains("\nServe with draft, ") && !shown.contains("--max-"), "{shown}");
+        if server == "vllm" {
+            assert!(text.contains("[5,1000000,0]"), "{text}");
+            let start = format!("{}/{path}", place.path("").canonicalize().unwrap().display());
+            assert!(shown.contains(&format!("$(cat {start})")), "{shown}");
+        }
     }
     survey_ends_in_settings(&place);
+    // Settings that no longer pay are removed.
+    let dear = |cell: &Value| {
+        let ms = if cell["num_candidates"] == 0 { 10.0 } else { 100.0 };
+        json!({ "concurrency": cell["concurrency"], "num_candidates": cell["num_candidates"],
+            "block_ms": [ms, ms], "tokens_per_round": null })
+    };
+    let dear: Vec<Value> = cells.iter().map(dear).collect();
+    place.write("dear.json", json!({ "model": "m", "num_words": 1, "cells": dear }).to_string());
+    let shown =
+        place.run(&["tune", "small.toml", "--for", "vllm", "--server-costs", "dear.json"]).ok();
+    assert!(
+        shown.contains("removed, because it no longer pays: checkpoints/small/tuning/vllm-draft"),
+        "{shown}"
+    );
+    assert!(shown.contains("No drafter pays in every way of decoding"), "{shown}");
+    assert!(!place.path("checkpoints/small/tuning/vllm-draft-greedy").exists());
     place.run(&tune(&["trtllm"])).fails_naming(&["`draft_len_schedule`", "--schedule-keys"]);
     place
         .run(&["tune", "small.toml", "--for", "vllm"])
