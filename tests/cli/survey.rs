@@ -151,6 +151,31 @@ fn without_a_draft_every_layer_of_the_target_is_tried() {
 }
 
 #[test]
+fn advice_ends_with_lines_that_a_recipe_reads() {
+    let place = place();
+    let draft = model("draft").display().to_string();
+    for (costs, draft, expected) in [
+        ("draft_ms = 0.01\ntarget_ms = 10\n", Some(&draft), "rules = { "),
+        ("draft_ms = 50\ntarget_ms = 10\n", Some(&draft), "kind = \"prompt-lookup\""),
+        ("draft_ms = { exit2 = 0.01 }\ntarget_ms = 10\n", None, "exit_layer = 2"),
+    ] {
+        place.write("costs.toml", costs);
+        let draft = draft.map(|draft| ["--draft", draft.as_str()]);
+        let draft = draft.as_ref().map_or(&[][..], |draft| draft);
+        let shown = run(&place, &[&["--costs", "costs.toml"], draft].concat()).ok();
+        let (_, lines) = shown.split_once("for your recipe:\n  ").expect("lines");
+        let line = lines.lines().next().expect("a line");
+        assert!(line.contains(expected), "{line}");
+        place.write("pasted.toml", format!("models.target = 't'\n{line}\n"));
+        // The recipe is read, and lacks only what an evaluation needs.
+        place.run(&["evaluate", "pasted.toml"]).fails_naming(&["`[evaluate]`"]);
+    }
+    place.write("costs.toml", "draft_ms = 50\nrows_ms = [10, 20, 30]\n");
+    let shown = run(&place, &["--draft", &draft, "--costs", "costs.toml"]).ok();
+    assert!(!shown.contains("for your recipe"), "{shown}");
+}
+
+#[test]
 fn invalid_input_of_a_survey_is_reported() {
     let place = place();
     let fails = |more: &[&str], named: &[&str]| run(&place, more).fails_naming(named);
