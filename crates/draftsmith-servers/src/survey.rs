@@ -3,7 +3,8 @@
 //! The target answers some prompts, the draft model is recorded along the answers as in `record`,
 //! and every stop rule is replayed at given or measured costs. With so few prompts we
 //! cross-validate: each half of the answers is scored with the settings and heads chosen on the
-//! other half. A survey writes only to a temporary directory. If servers run the target, it uses
+//! other half. A survey writes only to a temporary directory; the command writes a server's settings,
+//! if it chose some, to `survey-SERVER/`. If servers run the target, it uses
 //! only what they return.
 
 mod costs;
