@@ -8,6 +8,8 @@
 mod files;
 mod replayed;
 
+use std::collections::BTreeSet;
+
 use anyhow::{Context, Result, bail};
 use draftsmith_report::{DecodingName, DrafterName, shown_interval};
 use draftsmith_theory::{
@@ -132,18 +134,17 @@ pub fn tune_for_server(
 ) -> Result<Vec<ServerSettings>> {
     let (_, evaluate) = recipe.need_tuning("tune")?;
     let files = RolloutFiles::of(recipe, workspace)?;
-    let mut all = Vec::new();
+    let (mut all, mut left_out) = (Vec::new(), BTreeSet::new());
     for decoding in &evaluate.decodings {
-        for (nth, drafter) in files.drafters().into_iter().enumerate() {
+        let mut has_look_ups = false;
+        for drafter in files.drafters() {
             let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
             let [validation, test] = [read(PromptSet::Validation)?, read(PromptSet::Test)?];
             let id = drafter.id().context("a drafter was recorded")?;
-            let served = recipe.served(id).with_context(|| {
-                format!(
-                    "no server drafts well with `{id}`; hint: leave it out of `evaluate.drafters`, or train an adapter \
-                     with an attention layer and without `draft_vocabulary`"
-                )
-            })?;
+            let Some(served) = recipe.served(id) else {
+                left_out.insert(id);
+                continue;
+            };
             let recorded = Recorded {
                 chosen_on: &validation.recordings,
                 judged_on: &test.recordings,
@@ -152,10 +153,22 @@ pub fn tune_for_server(
             };
             all.push(tuning.settings(recorded, drafter, &served)?);
             // Lookup reads only the target's responses, which are the same for all drafters.
-            if nth == 0 && tuning.kind == ServerKind::LlamaCpp {
+            if !has_look_ups && tuning.kind == ServerKind::LlamaCpp {
                 all.extend(tuning.look_ups(recorded, &served)?);
+                has_look_ups = true;
             }
         }
+    }
+    let notes = left_out.iter().map(|id| {
+        format!(
+            "No server drafts well with `{id}`, so it is left out; hint: train an adapter with an attention layer and \
+             without `draft_vocabulary`."
+        )
+    });
+    let notes: Vec<String> = notes.collect();
+    match all.last_mut() {
+        Some(last) => last.notes.extend(notes),
+        None => bail!("{}", notes.join(" ")),
     }
     Ok(all)
 }
