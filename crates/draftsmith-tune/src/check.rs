@@ -251,7 +251,7 @@ fn own_way(
         setting: rule_label(checked.lookup_first, &checked.stop_rule),
         drafting: None,
         speedup,
-        is_measured: true,
+        costs: None,
         lost: Vec::new(),
         start: vec![format!("draftsmith generate --target {target} {drafter} --prompt TEXT")],
     }

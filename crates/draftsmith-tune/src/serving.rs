@@ -81,7 +81,7 @@ fn own_way(row: &ResultRow, id: DrafterId, recipe: &Recipe) -> Option<ServingWay
         setting: row.rule_label(),
         drafting: None,
         speedup: Estimate { value: row.speedup?, low, high },
-        is_measured: true,
+        costs: None,
         lost: Vec::new(),
         start: vec![format!(
             "draftsmith generate --recipe {} --drafter {id} --prompt TEXT",

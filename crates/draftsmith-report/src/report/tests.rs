@@ -1,6 +1,6 @@
 //! The page is well formed, complete and escaped, and makes no request.
 
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{CostSource, DrafterId};
 
 use super::*;
 use crate::results::{DrafterName, Estimate, ReplayGroup, Road, ServingWay, StopRuleName};
@@ -220,7 +220,7 @@ fn the_page_says_where_to_serve_and_how_to_start_it_there() {
         setting: "K = 2".to_owned(),
         drafting: None,
         speedup: Estimate { value: 1.5, low, high: 1.6 },
-        is_measured: false,
+        costs: Some(CostSource::Machine),
         lost: vec!["prompt lookup".to_owned()],
         start: vec![format!("start {runtime} <x>")],
     };

@@ -1,7 +1,7 @@
 //! The ways to serve a setting: here and in other programs, with the speed to expect there, what is
 //! lost, and how to start it.
 
-use draftsmith_theory::{Drafting, Estimate};
+use draftsmith_theory::{CostSource, Drafting, Estimate};
 use serde::{Deserialize, Serialize};
 
 use super::DrafterName;
@@ -26,8 +26,8 @@ pub struct ServingWay {
     pub drafting: Option<Drafting>,
     /// The speed relative to the target alone, with its 95 % interval.
     pub speedup: Estimate,
-    /// Whether the speed was measured. Otherwise it is modelled from rounds and this machine's times.
-    pub is_measured: bool,
+    /// The costs at which the speed was modelled; null if it was measured.
+    pub costs: Option<CostSource>,
     /// What draftsmith would use and the runtime cannot.
     pub lost: Vec<String>,
     /// The shell commands that start it, to be run one after another.
@@ -44,7 +44,11 @@ impl ServingWay {
     /// without prompt lookup`.
     pub fn text(&self) -> String {
         let Estimate { value, low, high } = self.speedup;
-        let basis = if self.is_measured { "measured" } else { "modelled" };
+        let basis = match self.costs {
+            None => "measured".to_owned(),
+            Some(CostSource::Machine) => "modelled".to_owned(),
+            Some(other) => format!("modelled at {}", other.text()),
+        };
         let interval = match low.is_finite() && high.is_finite() {
             true => format!(" ({low:.2} to {high:.2})"),
             false => String::new(),
@@ -110,7 +114,7 @@ mod tests {
             setting: "K = 2".to_owned(),
             drafting: None,
             speedup: Estimate { value, low, high: value + 0.1 },
-            is_measured: false,
+            costs: Some(CostSource::Machine),
             lost: vec!["prompt lookup".to_owned()],
             start: vec!["draftsmith export".to_owned(), "vllm serve".to_owned()],
         }
@@ -127,6 +131,8 @@ mod tests {
         llama.cpp: 1.02x (0.98 to 1.12), modelled: eagle, K = 2,
           without prompt lookup; leave speculation off there
         ");
+        let given = ServingWay { costs: Some(CostSource::Given), ..way("vLLM", 1.3, 1.2) };
+        assert!(given.text().contains("modelled at costs as given: eagle"), "{}", given.text());
         let ways = [way("vLLM", 1.3, 1.2), way("SGLang", 1.1, 1.0), way("vLLM", 1.4, 1.3)];
         let best = fastest_ways(&ways);
         let found: Vec<(&str, f64)> =

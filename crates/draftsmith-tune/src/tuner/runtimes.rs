@@ -126,7 +126,7 @@ fn way(
         setting: drafting.text(),
         drafting: Some(drafting),
         speedup: speedup(baseline, &spent),
-        is_measured: false,
+        costs: Some(baseline.cost_source),
         lost: lost.to_vec(),
         start: served.start(runtime, drafting, !baseline.decoding.is_greedy()),
     }
@@ -149,7 +149,7 @@ pub(super) fn with_head(
         setting: rule_label(None, &choice.config),
         drafting: None,
         speedup: speedup(baseline, &spent),
-        is_measured: false,
+        costs: Some(baseline.cost_source),
         lost,
         start: transformers_with_head(dir, &out),
     })
