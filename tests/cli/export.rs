@@ -71,6 +71,25 @@ fn an_adapter_and_its_exported_draft_model_draft_the_same() {
     }
     let config = place.json("draft/config.json");
     assert_eq!(config["draftsmith"]["draft_model_of"]["exit_layer"], 2);
+
+    // Each runtime has a start, and after `tune` the best setting with the speed to expect.
+    let runtimes = ["llama.cpp", "vLLM", "SGLang", "transformers"];
+    for runtime in runtimes {
+        assert!(message.contains(&format!("{runtime}, not tuned:\n")), "{message}");
+    }
+    for stage in ["record", "tune"] {
+        place.run(&[stage, "road.toml"]).ok();
+    }
+    let message = place.run(&["export", "--for", "draft-model", ADAPTER, "tuned"]).ok();
+    for runtime in runtimes {
+        let line = message.lines().find(|line| line.starts_with(&format!("{runtime}: ")));
+        assert!(
+            line.is_some_and(|line| line.contains("x, modelled: adapter, K = ")
+                || line.contains("), modelled: adapter, K = ")),
+            "{message}"
+        );
+    }
+    assert!(!message.contains("ngram-simple"), "{message}");
 }
 
 #[test]

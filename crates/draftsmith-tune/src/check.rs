@@ -8,7 +8,9 @@
 
 mod measure;
 
-use draftsmith_report::{DRAFTSMITH, DecodingName, DrafterName, ServingWay, rule_label};
+use draftsmith_report::{
+    DRAFTSMITH, DecodingName, DrafterName, ServingWay, fastest_ways, rule_label,
+};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -208,7 +210,7 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
     let speed = bench.speed(settings.allow_slower);
     let (greedy, sampled) = bench.judge(greedy, sampled)?;
     let mut serving = vec![own_way(id, &recipe, &greedy, speed.speedup)];
-    serving.extend(tuned_ways(&recipe, DecodingName::Greedy, Some(id))?);
+    serving.extend(fastest_ways(&tuned_ways(&recipe, DecodingName::Greedy, Some(id))?));
     Ok(CheckReport {
         serving,
         export: dir.clone(),

@@ -28,8 +28,8 @@ struct TunedFile {
     tunings: Vec<TunedWays>,
 }
 
-/// Reads the fastest way of each runtime that `tune` found, for one drafter or for all of them.
-/// Empty before `tune`.
+/// Reads the ways that `tune` found, for one drafter or for all of them. llama.cpp may have two: with
+/// the drafter, and with its lookup. Empty before `tune`.
 ///
 /// # Errors
 /// If the file exists but cannot be read.
@@ -42,7 +42,8 @@ pub fn tuned_ways(
     let is_meant = |tuned: &&TunedWays| {
         tuned.decoding == decoding && drafter.is_none_or(|id| tuned.drafter.id() == Some(id))
     };
-    Ok(fastest_ways(file.tunings.iter().filter(is_meant).flat_map(|tuned| &tuned.ways)))
+    let tunings = file.tunings.iter().filter(is_meant);
+    Ok(tunings.flat_map(|tuned| tuned.ways.iter().cloned()).collect())
 }
 
 /// Adds the ways to serve and the last sentences to a conclusion. They cover its first dataset and
@@ -66,7 +67,7 @@ pub fn concluded(
     let next = next(verdict, &conclusion, recipe, id);
     if verdict.advice == DeployAdvice::Deploy {
         conclusion.serving.extend(own_way(row, id, recipe));
-        conclusion.serving.extend(tuned_ways(recipe, row.decoding, None)?);
+        conclusion.serving.extend(fastest_ways(&tuned_ways(recipe, row.decoding, None)?));
     }
     conclusion.last = Some(format!("{found} {next}"));
     Ok(conclusion)
