@@ -34,12 +34,12 @@ impl RecipeLock {
 }
 
 /// Locks a directory or file against other writers; `None` if it is not writable anyway.
-pub(crate) fn lock(dir: &Path) -> Result<Option<File>> {
-    let path = lock_path(dir);
+pub(crate) fn lock(output: &Path) -> Result<Option<File>> {
+    let path = lock_path(output);
     let Some(mut file) = open(&path)? else { return Ok(None) };
     match file.try_lock() {
         Ok(()) => {}
-        Err(TryLockError::WouldBlock) => bail!("{}", in_use(dir, &mut file)),
+        Err(TryLockError::WouldBlock) => bail!("{}", in_use(output, &mut file)),
         // This file system does not support locks, so we continue without one.
         Err(TryLockError::Error(error)) if error.kind() == ErrorKind::Unsupported => {
             return Ok(None);
@@ -56,7 +56,7 @@ pub(crate) fn lock(dir: &Path) -> Result<Option<File>> {
     Ok(Some(file))
 }
 
-/// Returns the path of a directory's lock file: `data/.NAME.lock` for `data/NAME`.
+/// Returns the path of the lock file of a directory or file: `data/.NAME.lock` for `data/NAME`.
 fn lock_path(dir: &Path) -> PathBuf {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
     dir.with_file_name(format!(".{name}.lock"))

@@ -111,8 +111,8 @@ pub struct TrainedText {
 /// The agreement with the target below which hardly any candidate is accepted.
 const LOW_AGREEMENT: f64 = 0.2;
 
-/// Advises on a training whose agreement with the target stayed low. Empty if it did not. `training` is the record of
-/// the training in a `config.json`.
+/// Advises on a drafter whose agreement with its target stayed low; empty for any other. `training`
+/// is the `training` object of its `config.json`.
 fn low_agreement_text(agreement: f64, training: &Map<String, Value>) -> String {
     if agreement >= LOW_AGREEMENT {
         return String::new();

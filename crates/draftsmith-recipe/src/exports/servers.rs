@@ -74,7 +74,7 @@ pub static AS_EAGLE3: ServerFlags = ServerFlags {
     in_transformers: false,
 };
 
-/// A program that drafts with drafters of other programs.
+/// An inference program that can decode with a drafter trained elsewhere.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Runtime {
     /// llama.cpp's llama-server.

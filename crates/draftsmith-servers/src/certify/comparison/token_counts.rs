@@ -39,9 +39,9 @@ impl Simulated {
         self.sum_of_squares += value * value;
     }
 
-    /// Computes the probability of a statistic at least as large. Where no simulation came so far,
-    /// it is the tail of a scaled χ² with the simulations' mean and variance (Satterthwaite), so
-    /// that more tests can still be told apart from chance.
+    /// Computes the probability of a statistic at least as large. If no simulation reached it, we
+    /// take the tail of a scaled χ² with the simulations' mean and variance (Satterthwaite). Such a
+    /// p-value can be small enough to stay significant when many tests share one error rate.
     pub(super) fn p_value(&self) -> f64 {
         let least = (self.num_worse + 1) as f64 / (self.num + 1) as f64;
         if self.num_worse > 0 || self.num < 2 {
