@@ -31,19 +31,21 @@ pub use draftsmith_theory::{
     CostSource, DecodingName, DrafterName, ModelSummary, Road, rule_label,
 };
 pub use error::ReportError;
-pub use paper::{PaperColumn, PaperRow, PaperSource, PaperTable, Published, render_papers};
+pub use paper::{
+    Measured, PaperColumn, PaperRow, PaperSource, PaperTable, Published, render_papers,
+};
 pub use report::data::{DataPage, ShownRow, ShownToken, SourceFigures, render_data_html};
 pub use report::lines::{Plot, PlotContent, PlotLine, bin_of, bins};
 pub use report::{render_html, render_speed_svg};
 pub use results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
 pub use results::{
-    ALL_CATEGORIES, Conclusion, CostRatios, CostSummary, CurvePoint, DRAFTSMITH, DatasetSummary,
-    DeployAdvice, EvaluationSummary, FilledBlock, FilledRow, FilledTable, GroupSummary,
-    GroupVerdict, HeadOnSet, HeadOverOnline, HeadPredictions, HeadRace, JudgedHead, LEAST_PROMPTS,
-    LogLosses, LookUps, MeasuredSetting, PromiseOutcome, PromiseSummary, Replay, ReplayGroup,
-    ReplayRow, ResultRow, RuleReads, ServingWay, SpeedAtLength, Version, acceptance_by_position,
-    fastest_ways, in_order, read_results, results_to_json, serving_text, sort_rows,
-    summary_to_json, tokens_per_second, waiting_time,
+    ALL_CATEGORIES, Algorithm2, Conclusion, CostRatios, CostSummary, CurvePoint, DRAFTSMITH,
+    DatasetSummary, DeployAdvice, EvaluationSummary, FilledBlock, FilledRow, FilledTable,
+    GroupSummary, GroupVerdict, HeadOnSet, HeadOverOnline, HeadPredictions, HeadRace, JudgedHead,
+    LEAST_PROMPTS, LogLosses, LookUps, MeasuredSetting, OracleResult, PromiseOutcome,
+    PromiseSummary, Replay, ReplayGroup, ReplayRow, ResultRow, RuleReads, ServingWay,
+    SpeedAtLength, Version, acceptance_by_position, fastest_ways, in_order, read_results,
+    results_to_json, serving_text, sort_rows, summary_to_json, tokens_per_second, waiting_time,
 };
 pub use statistics::{median_of, promise_interval, shown_interval};
 pub use table::{

@@ -1,22 +1,24 @@
 //! Tables in the layout of papers, which show figures from our results above the published ones.
 //!
 //! A recipe describes a table by its rows and columns. Each row and column names conditions on the
-//! keys of `results.json`, `summary.json` or `heads.json`. A cell shows the value of a key in the
-//! entry that meets the conditions of its row and column.
+//! keys of `results.json`, `summary.json`, `heads.json` or `replay.json`. A cell shows the value of
+//! a key in the entry that meets the conditions of its row and column, with its 95 % interval if
+//! the entry has one.
 
 mod shown;
 mod trend;
 
 use std::collections::BTreeMap;
 
+use draftsmith_theory::{DecodingName, Estimate};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use self::trend::trend;
 use crate::error::{ReportError, Result};
 use crate::results::{
-    ALL_CATEGORIES, FilledBlock, FilledRow, FilledTable, GroupSummary, HeadRace, ResultRow,
-    in_order,
+    ALL_CATEGORIES, FilledBlock, FilledRow, FilledTable, GroupSummary, HeadRace, ReplayGroup,
+    ResultRow, in_order,
 };
 
 pub use self::shown::render_papers;
@@ -67,6 +69,21 @@ pub enum PaperSource {
     Costs,
     /// The heads of a sweep in `heads.json`.
     Heads,
+    /// The rules of `replay.json`, and the oracle among them.
+    Replay,
+}
+
+/// The measurements that fill tables.
+#[derive(Debug, Clone, Copy)]
+pub struct Measured<'a> {
+    /// The rows of `results.json`.
+    pub rows: &'a [ResultRow],
+    /// The groups of `summary.json`, which have the costs.
+    pub groups: &'a [GroupSummary],
+    /// The content of `heads.json`, if there is a sweep.
+    pub heads: Option<&'a HeadRace>,
+    /// The groups of `replay.json`; empty without a replay.
+    pub replays: &'a [ReplayGroup],
 }
 
 /// A row of a paper's table.
@@ -148,13 +165,8 @@ impl PaperTable {
     }
 
     /// Fills the table with measured figures from results, beside the published ones.
-    pub fn fill(
-        &self,
-        rows: &[ResultRow],
-        groups: &[GroupSummary],
-        heads: Option<&HeadRace>,
-    ) -> FilledTable {
-        let entries = self.source.entries(rows, groups, heads);
+    pub fn fill(&self, measured: Measured<'_>) -> FilledTable {
+        let entries = self.source.entries(measured);
         let is_mentioned = |key: &str| {
             let conditions = self.rows.iter().map(|row| &row.r#where);
             let columns = self.columns.iter().map(|column| &column.r#where);
@@ -200,7 +212,7 @@ impl PaperTable {
                 let fits = entries.iter().filter(|entry| meets(entry, &all));
                 let speed = |entry: &Value| number_at(entry, &self.best).unwrap_or(f64::MIN);
                 let best = fits.reduce(|best, it| if speed(it) > speed(best) { it } else { best });
-                number_at(best?, value)
+                estimate_at(best?, value)
             };
             FilledRow { name, figures: columns.iter().map(figure).collect() }
         };
@@ -225,7 +237,7 @@ impl PaperTable {
         let own = || self.rows.iter().map(|row| row.name.clone()).collect();
         let names: Vec<String> = it.rows.clone().unwrap_or_else(own);
         let rows = names.into_iter().zip(&it.figures).map(|(name, figures)| {
-            let figures = figures.iter().map(|it| Some(*it).filter(|it| it.is_finite()));
+            let figures = figures.iter().map(|it| it.is_finite().then(|| exact(*it)));
             FilledRow { name, figures: figures.collect() }
         });
         let own = || self.columns.iter().map(|column| column.name.clone()).collect();
@@ -241,6 +253,7 @@ impl PaperSource {
             Self::Results => "`results.json`",
             Self::Costs => "the costs in `summary.json`",
             Self::Heads => "`heads.json`",
+            Self::Replay => "`replay.json`",
         }
     }
 
@@ -277,30 +290,35 @@ impl PaperSource {
                 "config",
                 "speedup",
                 "gain",
+                "algorithm_2",
                 "curve",
+            ],
+            Self::Replay => &[
+                "dataset",
+                "decoding",
+                "drafter",
+                "stop_rule",
+                "config",
+                "speedup",
+                "gain",
+                "verification_rate",
+                "discard_rate",
+                "tokens_per_second",
+                "ceiling",
+                "share_of_ceiling",
             ],
         };
         names.iter().map(|name| (*name).to_owned()).collect()
     }
 
-    fn entries(
-        self,
-        rows: &[ResultRow],
-        groups: &[GroupSummary],
-        heads: Option<&HeadRace>,
-    ) -> Vec<Value> {
-        let merged = |mut into: Value, from: Value| {
-            if let (Some(into), Value::Object(from)) = (into.as_object_mut(), from) {
-                into.extend(from);
-            }
-            into
-        };
+    fn entries(self, measured: Measured<'_>) -> Vec<Value> {
+        let Measured { rows, groups, heads, replays } = measured;
         match self {
             Self::Results => rows.iter().map(|row| json!(row)).collect(),
             Self::Costs => groups
                 .iter()
                 .flat_map(|group| {
-                    let decoding = draftsmith_theory::DecodingName::of(&group.decoding);
+                    let decoding = DecodingName::of(&group.decoding);
                     let of = json!({ "dataset": group.dataset, "decoding": decoding });
                     group.costs.iter().map(move |cost| merged(of.clone(), json!(cost)))
                 })
@@ -314,8 +332,57 @@ impl PaperSource {
                     head.sets.iter().map(move |set| merged(own.clone(), json!(set)))
                 })
                 .collect(),
+            Self::Replay => replays.iter().flat_map(ReplayGroup::paper_entries).collect(),
         }
     }
+}
+
+impl ReplayGroup {
+    /// Lists the rules without look-ups, the oracle and the target by itself as entries of paper
+    /// tables. The stop
+    /// rules of the last two are `oracle` and `none`. Speeds are modelled at the group's costs.
+    fn paper_entries(&self) -> Vec<Value> {
+        let of = json!({
+            "dataset": self.dataset.as_deref().unwrap_or(ALL_CATEGORIES),
+            "decoding": self.decoding,
+            "drafter": self.drafter,
+        });
+        let plain = json!({
+            "stop_rule": "none",
+            "speedup": exact(1.0),
+            "verification_rate": 1.0,
+            "discard_rate": 0.0,
+        });
+        let oracle = self.oracle.map(|oracle| {
+            json!({
+                "stop_rule": "oracle",
+                "speedup": oracle.speedup,
+                "gain": oracle.gain,
+                "verification_rate": oracle.verification_rate.value,
+                "discard_rate": 0.0,
+            })
+        });
+        let rules = self.rows.iter().filter(|row| row.lookup_first.is_none());
+        let rules = rules.map(|row| json!(row));
+        let entry = |own: Value| {
+            let mut entry = merged(of.clone(), own);
+            let speed = |end: &str| {
+                Some(number_at(&entry, &format!("speedup/{end}"))? / self.plain_seconds)
+            };
+            let [value, low, high] = ["value", "low", "high"].map(speed);
+            entry["tokens_per_second"] = json!({ "value": value, "low": low, "high": high });
+            entry
+        };
+        [plain].into_iter().chain(rules).chain(oracle).map(entry).collect()
+    }
+}
+
+/// Adds the keys of one object to another.
+fn merged(mut into: Value, from: Value) -> Value {
+    if let (Some(into), Value::Object(from)) = (into.as_object_mut(), from) {
+        into.extend(from);
+    }
+    into
 }
 
 /// Returns the name and conditions of a row or column. With `each`, returns such a pair for each
@@ -353,6 +420,22 @@ fn number_at(entry: &Value, key: &str) -> Option<f64> {
     entry.pointer(&format!("/{key}"))?.as_f64()
 }
 
+/// Reads a figure with its 95 % interval. The interval is in the keys `low` and `high` beside
+/// `value`, or in the key with `_interval` at its end. Without one, both ends equal the value.
+fn estimate_at(entry: &Value, key: &str) -> Option<Estimate> {
+    let value = number_at(entry, key)?;
+    let beside = |end| number_at(entry, &format!("{}/{end}", key.strip_suffix("/value")?));
+    let interval = |at: usize| number_at(entry, &format!("{key}_interval/{at}"));
+    let low = beside("low").or_else(|| interval(0)).unwrap_or(value);
+    let high = beside("high").or_else(|| interval(1)).unwrap_or(value);
+    Some(Estimate { value, low: low.min(value), high: high.max(value) })
+}
+
+/// Makes an estimate of a figure without an interval.
+fn exact(value: f64) -> Estimate {
+    Estimate { value, low: value, high: value }
+}
+
 fn value_text(value: &Value) -> String {
     match (value.as_str(), value.as_f64()) {
         (Some(text), _) => text.to_owned(),
@@ -382,7 +465,8 @@ mod tests {
         let mut spec = table(&spec.replace("null", "0.5"));
         spec.published[0].figures[1][1] = f64::NAN;
         spec.check().expect("a table of known keys");
-        let filled = spec.fill(&rows, &summary.groups, None);
+        let filled =
+            spec.fill(Measured { rows: &rows, groups: &summary.groups, heads: None, replays: &[] });
         let best = |name: &str| {
             let own = rows.iter().filter(|row| {
                 row.dataset == name
@@ -400,7 +484,9 @@ mod tests {
                 .and_then(|it| it.strip_suffix(", greedy"))
                 .expect("greedy"),
         );
-        assert_eq!(first.rows[0].figures, [row.speedup, Some(row.ctar[2])]);
+        let [low, high] = row.speedup_interval.expect("an interval");
+        let speedup = row.speedup.map(|value| Estimate { value, low, high });
+        assert_eq!(first.rows[0].figures, [speedup, Some(exact(row.ctar[2]))]);
         assert_eq!(first.rows.len(), 3, "a row for each of the two settings");
         let text = render_papers(&[filled], Some(60));
         assert!(text.lines().all(|line| line.chars().count() <= 60), "{text}");
@@ -433,14 +519,19 @@ mod tests {
     fn the_keys_of_each_source_are_those_of_its_entries() {
         let (rows, summary) = (fixture::rows(), fixture::summary());
         let race = fixture::head_race();
-        for source in [PaperSource::Results, PaperSource::Costs, PaperSource::Heads] {
-            let entries = source.entries(&rows, &summary.groups, Some(&race));
-            let mut found: Vec<String> =
-                entries[0].as_object().expect("an object").keys().cloned().collect();
-            let mut known = source.keys();
-            found.sort();
-            known.sort();
-            assert_eq!(found, known);
+        let replay = fixture::replay();
+        let measured = Measured {
+            rows: &rows,
+            groups: &summary.groups,
+            heads: Some(&race),
+            replays: &replay.groups,
+        };
+        use PaperSource::{Costs, Heads, Replay, Results};
+        for source in [Results, Costs, Heads, Replay] {
+            let entries = source.entries(measured);
+            let keys = entries.iter().flat_map(|it| it.as_object().expect("an object").keys());
+            let found: std::collections::BTreeSet<String> = keys.cloned().collect();
+            assert_eq!(found, source.keys().into_iter().collect());
         }
     }
 }

@@ -28,9 +28,10 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use draftsmith_theory::{Estimate, StopRuleName};
 pub(crate) use group::{Group, groups};
-pub use heads::{CurvePoint, HeadOnSet, HeadRace, JudgedHead};
+pub use heads::{Algorithm2, CurvePoint, HeadOnSet, HeadRace, JudgedHead};
 pub use replay::{
-    HeadOverOnline, HeadPredictions, LogLosses, LookUps, Replay, ReplayGroup, ReplayRow,
+    HeadOverOnline, HeadPredictions, LogLosses, LookUps, OracleResult, Replay, ReplayGroup,
+    ReplayRow,
 };
 pub use serving::{DRAFTSMITH, ServingWay, fastest_ways, serving_text};
 pub use summary::{

@@ -64,6 +64,25 @@ impl CostModel {
     /// The seconds of a forward of the same target by itself in SpecDec++ (§4.2).
     pub const PAPER_ALONE: f64 = 0.108;
 
+    /// Returns c₁ and c₂ of SpecDec++'s Theorem 3.1 in seconds. A round of K candidates costs
+    /// c₁·(K + 1) + c₂.
+    pub fn theorem_costs(&self) -> [f64; 2] {
+        [self.draft_seconds + self.row_seconds, self.target_seconds - self.draft_seconds]
+    }
+
+    /// Returns the threshold of SpecDec++'s Theorem 3.1, (c₂ + Δ)/(c₁ + c₂ + Δ). To stop is optimal
+    /// if a rejection among the candidates is at least as probable. Δ is in seconds.
+    pub fn rejection_threshold(&self, delta: f64) -> f64 {
+        let [c1, c2] = self.theorem_costs();
+        (c2 + delta) / (c1 + c2 + delta)
+    }
+
+    /// Returns the seconds Δ at which a threshold below 1 is that of Theorem 3.1.
+    pub fn implied_delta(&self, threshold: f64) -> f64 {
+        let [c1, c2] = self.theorem_costs();
+        c1 * threshold / (1.0 - threshold) - c2
+    }
+
     /// Predicts the seconds that a run with these counts takes (Eq. 2.1, plus the term for rows).
     pub fn seconds(&self, counts: &Counts) -> f64 {
         let coefficients = [self.draft_seconds, self.target_seconds, self.row_seconds];

@@ -13,12 +13,12 @@ use anyhow::{Context, Result};
 use draftsmith_files::{parse_json, read_bytes, write_whole};
 use draftsmith_model::{AcceptanceHead, DrafterModel, Rows};
 use draftsmith_report::{
-    CurvePoint, DecodingName, DrafterName, HeadOnSet, HeadRace, JudgedHead, SweptHead, median_of,
-    shown_interval,
+    Algorithm2, CurvePoint, DecodingName, DrafterName, HeadOnSet, HeadRace, JudgedHead, SweptHead,
+    median_of, shown_interval,
 };
 use draftsmith_theory::{
-    Counts, DrafterId, Estimate, HeadTiming, Recording, Recordings, StopRuleConfig, TimedCounts,
-    seconds_per_token,
+    Counts, DrafterId, Estimate, HeadTiming, Recording, Recordings, StopRuleConfig, StopRuleName,
+    TimedCounts, seconds_per_token,
 };
 use draftsmith_train::{HeadTraining, predictions_along};
 use rayon::prelude::*;
@@ -234,7 +234,12 @@ impl Race<'_> {
             let head_seconds = (costs.head_seconds + extra[nth]).max(0.0);
             let costs = Costs { head_seconds, ..costs.clone() };
             let own = validation.recordings.with_head(timing, &on_validation[nth]);
-            let best = best_reading(&own, &costs)?;
+            let tried = tried_reading(&own, &costs)?;
+            let best = cheapest(&tried)?;
+            let is_algorithm_2 = |it: &&RuleChoice| it.name == StopRuleName::RejectionThreshold;
+            let algorithm_2: Vec<RuleChoice> =
+                tried.iter().filter(is_algorithm_2).cloned().collect();
+            let algorithm_2 = cheapest(&algorithm_2).ok();
             self.runs[nth].spent.extend(best.replay(&own, &costs)?);
             let set = RecordedSet {
                 ids: test.ids.clone(),
@@ -243,7 +248,7 @@ impl Race<'_> {
             for (dataset, test) in set.by_source() {
                 let judged =
                     OnSet { decoding, dataset, test: &test, costs: &costs, seed: self.seed };
-                self.runs[nth].sets.push(judged.judge(&best, &fixed)?);
+                self.runs[nth].sets.push(judged.judge(best, algorithm_2, &fixed)?);
             }
         }
         let drafter = DrafterName::Of(self.id);
@@ -286,12 +291,15 @@ impl Race<'_> {
         let by_kl = |one: &usize, other: &usize| kl(one).total_cmp(&kl(other));
         let lowest = (0..rows.len()).min_by(by_kl).unwrap_or(0);
         let best_on = |set: usize| {
-            let speeds = self.runs.iter().map(|run| run.sets[set].speedup.value);
-            speeds.fold(f64::NEG_INFINITY, f64::max)
+            let curves = self.runs.iter().flat_map(|run| &run.sets[set].curve);
+            curves.map(|at| at.speedup).fold(f64::NEG_INFINITY, f64::max)
         };
         let heads = rows.iter().enumerate().map(|(nth, row)| {
             let HeadRun { spent, sets } = &self.runs[nth];
-            let shares = (0..sets.len()).map(|set| sets[set].speedup.value / best_on(set));
+            let shares = sets
+                .iter()
+                .enumerate()
+                .filter_map(|(nth, set)| Some(set.algorithm_2?.speedup.value / best_on(nth)));
             JudgedHead {
                 name: row.name.clone(),
                 num_layers: row.num_layers,
@@ -312,16 +320,14 @@ impl Race<'_> {
     }
 }
 
-/// Finds the fastest rule that reads the head, among rules whose maximum candidate length is the
-/// recorded one.
-fn best_reading(recordings: &Recordings, costs: &Costs) -> Result<RuleChoice> {
+/// Replays every rule that reads the head and whose maximum candidate length is the recorded one.
+fn tried_reading(recordings: &Recordings, costs: &Costs) -> Result<Vec<RuleChoice>> {
     let tried = reading(recordings).into_par_iter().map(|config| {
         let spent = recordings.replay(&config, &costs.of_rule(&config))?;
         let seconds_per_token = seconds_per_token(&spent);
         Ok(RuleChoice { lookup_first: None, name: config.name(), config, seconds_per_token })
     });
-    let tried = tried.collect::<Result<Vec<RuleChoice>>>()?;
-    Ok(cheapest(&tried)?.clone())
+    tried.collect()
 }
 
 /// Lists the settings of rules that read the head and whose maximum candidate length is the
@@ -346,27 +352,47 @@ struct OnSet<'a> {
 }
 
 impl OnSet<'_> {
-    /// Compares the rule that was best on the validation prompts with the best fixed length there,
-    /// and computes the rule's curve over thresholds.
-    fn judge(&self, best: &RuleChoice, fixed: &RuleChoice) -> Result<HeadOnSet> {
+    /// Compares the rule that was best on the validation prompts, and the best one of Algorithm 2,
+    /// with the best fixed length there, and computes the curve of Algorithm 2 over thresholds.
+    fn judge(
+        &self,
+        best: &RuleChoice,
+        algorithm_2: Option<&RuleChoice>,
+        fixed: &RuleChoice,
+    ) -> Result<HeadOnSet> {
         let Self { decoding, dataset, test, costs, seed } = *self;
-        let (plain, own) = (test.plain(&costs.rounds), best.replay(test, costs)?);
+        let plain = test.plain(&costs.rounds);
+        let plain_seconds = seconds_per_token(&plain);
         let fixed = fixed.replay(test, costs)?;
-        let same_rule = reading(test).into_par_iter().filter(|config| config.name() == best.name);
-        let curve = same_rule.map(|config| {
-            let counts: Counts = test.replay_counts(&config)?.into_iter().sum();
+        let judged = |choice: &RuleChoice| -> Result<[Estimate; 2]> {
+            let own = choice.replay(test, costs)?;
+            let gain = shown_interval(own.len(), seed, |some| over(&fixed, &own, some));
+            Ok([speedup(&plain, &own, seed), gain])
+        };
+        let [of_best, gain] = judged(best)?;
+        let algorithm_2 = algorithm_2.map(|choice| {
+            let [speedup, gain] = judged(choice)?;
+            anyhow::Ok(Algorithm2 { threshold: choice.config.parameter(), speedup, gain })
+        });
+        let is_algorithm_2 =
+            |config: &StopRuleConfig| config.name() == StopRuleName::RejectionThreshold;
+        let curve = reading(test).into_par_iter().filter(is_algorithm_2).map(|config| {
+            let spent = test.replay(&config, &costs.of_rule(&config))?;
+            let counts: Counts = spent.iter().map(|it| it.counts).sum();
             Ok(CurvePoint {
                 threshold: config.parameter(),
                 discard_rate: counts.discard_rate(),
                 verification_rate: counts.verification_rate(),
+                speedup: plain_seconds / seconds_per_token(&spent),
             })
         });
         Ok(HeadOnSet {
             decoding,
             dataset: dataset.to_owned(),
             config: best.config.clone(),
-            speedup: speedup(&plain, &own, seed),
-            gain: shown_interval(own.len(), seed, |some| over(&fixed, &own, some)),
+            speedup: of_best,
+            gain,
+            algorithm_2: algorithm_2.transpose()?,
             curve: curve.collect::<Result<_>>()?,
         })
     }

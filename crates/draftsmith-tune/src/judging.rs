@@ -8,7 +8,7 @@
 use std::borrow::Cow;
 
 use anyhow::{Context, Result};
-use draftsmith_report::{ReplayRow, shown_interval};
+use draftsmith_report::{OracleResult, ReplayRow, shown_interval};
 use draftsmith_theory::{Counts, Estimate, Recordings, TimedCounts};
 
 use crate::costs::Costs;
@@ -151,16 +151,24 @@ impl<'a> Judging<'a> {
         })
     }
 
-    /// Estimates the gain of the oracle (SpecDec++, Lemma 2.1) over the best fixed length.
+    /// Replays the oracle (SpecDec++, Lemma 2.1).
     ///
     /// # Errors
     /// If the cost of a draft forward is unknown.
-    pub fn oracle(&self) -> Result<Estimate> {
+    pub fn oracle(&self) -> Result<OracleResult> {
         let mut oracle = Vec::new();
         for fold in &self.folds {
             oracle.extend(fold.judged_on.replay_oracle(&self.costs.mixed_rounds)?);
         }
-        Ok(self.estimate(&|some| over(&self.fixed, &oracle, some)))
+        let verified = |some: &[usize]| {
+            let counts: Counts = some.iter().map(|at| oracle[*at].counts).sum();
+            counts.verification_rate()
+        };
+        Ok(OracleResult {
+            speedup: self.speedup(&oracle),
+            gain: self.estimate(&|some| over(&self.fixed, &oracle, some)),
+            verification_rate: self.estimate(&verified),
+        })
     }
 
     /// Returns the costs of each fold's cheapest choice for which `belongs` is true, one entry per

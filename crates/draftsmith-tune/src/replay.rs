@@ -162,6 +162,7 @@ impl ReplaySets<'_> {
             num_test_prompts: test.responses.len(),
             num_test_tokens: test.num_tokens(),
             rows: judging.rows(&judging.folds[0].choices)?,
+            plain_seconds: self.costs.rounds.verify_seconds(1),
             oracle,
             look_ups: Some(look_ups),
         })

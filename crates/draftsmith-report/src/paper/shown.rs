@@ -1,5 +1,6 @@
 //! The rendering of filled tables as text and for the page.
 
+use draftsmith_theory::Estimate;
 use minijinja::context;
 
 use crate::results::{FilledBlock, FilledRow, FilledTable};
@@ -24,18 +25,18 @@ impl FilledTable {
 }
 
 impl FilledBlock {
-    /// Formats the figures of a row. Ours have three digits, and the paper's have the largest
-    /// number of decimals in their column.
+    /// Formats the figures of a row. Ours have three digits and half the width of their 95 %
+    /// interval. The paper's have the largest number of decimals in their column.
     fn texts<'a>(&'a self, row: &'a FilledRow) -> impl Iterator<Item = String> + use<'a> {
         let decimals = |at: usize| {
             let printed = self.rows.iter().filter_map(|row| row.figures[at]);
-            let decimals =
-                printed.map(|it| it.to_string().split_once('.').map_or(0, |(_, it)| it.len()));
+            let printed = printed.map(|it| it.value.to_string());
+            let decimals = printed.map(|it| it.split_once('.').map_or(0, |(_, it)| it.len()));
             decimals.max().unwrap_or(0)
         };
         row.figures.iter().enumerate().map(move |(at, figure)| match figure {
             None => "-".to_owned(),
-            Some(figure) if self.is_published => format!("{figure:.*}", decimals(at)),
+            Some(figure) if self.is_published => format!("{:.*}", decimals(at), figure.value),
             Some(figure) => three_digits(*figure),
         })
     }
@@ -71,10 +72,15 @@ impl FilledBlock {
     }
 }
 
-fn three_digits(figure: f64) -> String {
-    let magnitude = if figure == 0.0 { 0.0 } else { figure.abs().log10().floor() };
+/// Formats a figure with three digits, as in `1.42`, or `1.42 ±0.05` with an interval.
+fn three_digits(figure: Estimate) -> String {
+    let Estimate { value, low, high } = figure;
+    let magnitude = if value == 0.0 { 0.0 } else { value.abs().log10().floor() };
     let decimals = (2.0 - magnitude).clamp(0.0, 9.0) as usize;
-    format!("{figure:.decimals$}")
+    match low < high {
+        true => format!("{value:.decimals$} ±{:.decimals$}", (high - low) / 2.0),
+        false => format!("{value:.decimals$}"),
+    }
 }
 
 /// Renders tables as text, with a final line break.
@@ -105,10 +111,19 @@ mod tests {
     #[test]
     fn wide_tables_continue_below() {
         let columns = (1..=9).map(|nth| format!("category {nth}")).collect::<Vec<_>>();
-        let rows = vec![FilledRow { name: "a".into(), figures: vec![Some(0.04213); 9] }];
+        let figure = Estimate { value: 0.04213, low: 0.04213, high: 0.04213 };
+        let rows = vec![FilledRow { name: "a".into(), figures: vec![Some(figure); 9] }];
         let block = FilledBlock { name: "here".into(), is_published: false, columns, rows };
         let lines = block.lines(6, 40);
         assert_eq!(lines.iter().filter(|line| line.starts_with("here")).count(), 5);
         assert!(lines.iter().all(|line| line.len() <= 40) && lines[1].contains("0.0421"));
+    }
+
+    #[test]
+    fn figures_have_three_digits_and_half_their_interval() {
+        let text = |value, low, high| three_digits(Estimate { value, low, high });
+        assert_eq!(text(1.4213, 1.37, 1.47), "1.42 ±0.05");
+        assert_eq!(text(134.4, 130.0, 139.0), "134 ±4");
+        assert_eq!(text(0.5, 0.5, 0.5), "0.500");
     }
 }

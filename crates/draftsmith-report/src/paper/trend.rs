@@ -1,34 +1,53 @@
 //! A sentence that says whether measured figures show the same trends as the published ones.
 
+use draftsmith_theory::Estimate;
+
 use crate::results::FilledBlock;
 
-/// The relative difference below which figures count as equal.
+/// The relative difference up to which two rows count as equal.
 const EQUAL_WITHIN: f64 = 0.01;
+
+/// A comparison of two rows that all published figures put in the same order.
+struct Comparison {
+    /// Whether the rows differ by more than 1 % and by more than their 95 % intervals allow.
+    is_decided: bool,
+    /// The share by which our figures are in the opposite order; negative if they agree.
+    off: f64,
+    /// The difference from the paper, in words.
+    text: String,
+}
 
 /// States how many comparisons of two rows have the same order as in all published figures. Empty
 /// if nothing can be compared.
 pub(super) fn trend(blocks: &[FilledBlock]) -> String {
     let (published, measured): (Vec<_>, Vec<_>) = blocks.iter().partition(|it| it.is_published);
     let comparisons = measured.iter().flat_map(|block| block.comparisons(&published));
-    let (same, differing): (Vec<_>, Vec<_>) =
-        comparisons.partition(|(off, _)| *off <= EQUAL_WITHIN);
-    let num_all = same.len() + differing.len();
-    match differing.into_iter().max_by(|(one, _), (other, _)| one.total_cmp(other)) {
-        None if num_all == 0 => String::new(),
-        None => format!("All {num_all} comparisons of rows come out as in the paper."),
-        Some((_, most)) => format!(
-            "{} of {num_all} comparisons of rows come out as in the paper. The largest difference: {most}.",
-            same.len()
+    let (decided, open): (Vec<Comparison>, Vec<_>) = comparisons.partition(|it| it.is_decided);
+    let (num, num_open) = (decided.len(), open.len());
+    let differing: Vec<Comparison> = decided.into_iter().filter(|it| it.off > 0.0).collect();
+    let num_same = num - differing.len();
+    let most = differing.into_iter().max_by(|one, other| one.off.total_cmp(&other.off));
+    let decided = match most {
+        None if num + num_open == 0 => return String::new(),
+        None if num == 0 => "No comparison of rows is decided.".to_owned(),
+        None => format!("All {num} decided comparisons of rows come out as in the paper."),
+        Some(Comparison { text, .. }) => format!(
+            "{num_same} of {num} decided comparisons of rows come out as in the paper. The largest difference: {text}."
+        ),
+    };
+    match num_open {
+        0 => decided,
+        _ => format!(
+            "{decided} Undecided: {num_open}, which differ by at most 1 % or no more than their 95 % intervals allow."
         ),
     }
 }
 
 impl FilledBlock {
-    /// Compares every two rows that all published figures put in the same order. Returns the share
-    /// by which our figures are in the opposite order, which is negative if they agree, and a
-    /// description of the difference. Rows are compared in the columns that the paper has too. If
-    /// it has none of them, they are compared by the mean of their ratios over all columns.
-    fn comparisons(&self, published: &[&Self]) -> Vec<(f64, String)> {
+    /// Compares every two rows that all published figures put in the same order. Rows are compared
+    /// in the columns that the paper has too. If it has none of them, they are compared by the mean
+    /// of their ratios over all columns.
+    fn comparisons(&self, published: &[&Self]) -> Vec<Comparison> {
         let is_shared = |name: &&String| published.iter().any(|it| it.columns.contains(name));
         let shared: Vec<Option<&str>> =
             self.columns.iter().filter(is_shared).map(|name| Some(name.as_str())).collect();
@@ -39,9 +58,10 @@ impl FilledBlock {
                 self.rows[nth + 1..].iter().flat_map(|row| columns.iter().map(move |it| (row, it)))
             {
                 let over = |it: &Self| it.ratio(&first.name, &second.name, *column);
-                let theirs: Vec<f64> = published.iter().filter_map(|it| over(it)).collect();
+                let theirs = published.iter().filter_map(|it| over(it));
+                let theirs: Vec<f64> = theirs.map(|(ratio, _)| ratio).collect();
                 let are = |is: fn(&f64) -> bool| !theirs.is_empty() && theirs.iter().all(is);
-                let Some(ours) = over(self) else { continue };
+                let Some((ours, slack)) = over(self) else { continue };
                 let (off, [here, there]) = match (are(|it| *it > 1.0), are(|it| *it < 1.0)) {
                     (true, _) => (1.0 / ours - 1.0, ["lower", "higher"]),
                     (_, true) => (ours - 1.0, ["higher", "lower"]),
@@ -53,22 +73,68 @@ impl FilledBlock {
                     "in \"{}\", {what} of {first} is {here} than of {second}, and {there} in the paper",
                     self.name
                 );
-                all.push((off, text));
+                let is_decided = (ours - 1.0).abs() > slack.max(EQUAL_WITHIN);
+                all.push(Comparison { is_decided, off, text });
             }
         }
         all
     }
 
     /// Divides the figure of a row by that of another in a column, or averages the ratios over all
-    /// columns that have both figures. Returns `None` if a row is missing or the result is not
+    /// columns that have both figures. Returns the ratio and half the width of its 95 % interval,
+    /// as if all figures were independent. Returns `None` if a row is missing or the ratio is not
     /// finite.
-    fn ratio(&self, first: &str, second: &str, column: Option<&str>) -> Option<f64> {
+    fn ratio(&self, first: &str, second: &str, column: Option<&str>) -> Option<(f64, f64)> {
         let row = |name: &str| self.rows.iter().find(|row| row.name == name);
         let pairs = row(first)?.figures.iter().zip(&row(second)?.figures).zip(&self.columns);
         let pairs = pairs.filter(|(_, name)| column.is_none_or(|wanted| wanted == *name));
-        let ratios: Vec<f64> =
-            pairs.filter_map(|((first, second), _)| Some((*first)? / (*second)?)).collect();
-        let mean = ratios.iter().sum::<f64>() / ratios.len() as f64;
-        Some(mean).filter(|ratio| ratio.is_finite())
+        let ratio = |first: Estimate, second: Estimate| {
+            let half = |it: Estimate| (it.high - it.low) / 2.0 / it.value;
+            let ratio = first.value / second.value;
+            (ratio, ratio * half(first).hypot(half(second)))
+        };
+        let ratios: Vec<(f64, f64)> =
+            pairs.filter_map(|((first, second), _)| Some(ratio((*first)?, (*second)?))).collect();
+        let num = ratios.len() as f64;
+        let mean = ratios.iter().map(|(ratio, _)| ratio).sum::<f64>() / num;
+        let slack = ratios.iter().map(|(_, slack)| slack.powi(2)).sum::<f64>().sqrt() / num;
+        Some((mean, slack)).filter(|(ratio, _)| ratio.is_finite())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::results::FilledRow;
+
+    fn block(is_published: bool, figures: [[f64; 2]; 3]) -> FilledBlock {
+        let rows = figures.iter().zip(["a", "b", "c"]).map(|([value, half], name)| FilledRow {
+            name: name.to_owned(),
+            figures: vec![Some(Estimate { value: *value, low: value - half, high: value + half })],
+        });
+        let columns = vec!["speed-up".to_owned()];
+        FilledBlock { name: "here".into(), is_published, columns, rows: rows.collect() }
+    }
+
+    #[test]
+    fn only_differences_beyond_chance_are_counted() {
+        let paper = block(true, [[1.0, 0.0], [1.5, 0.0], [2.0, 0.0]]);
+        let text = |figures| trend(&[block(false, figures), paper.clone()]);
+        let sure = text([[1.0, 0.02], [1.4, 0.02], [1.2, 0.02]]);
+        assert!(sure.starts_with("2 of 3 decided comparisons"), "{sure}");
+        assert!(
+            sure.contains("speed-up of b is higher than of c, and lower in the paper"),
+            "{sure}"
+        );
+        let unsure = text([[1.0, 0.02], [1.4, 0.2], [1.3, 0.2]]);
+        assert_eq!(
+            unsure,
+            "All 2 decided comparisons of rows come out as in the paper. Undecided: 1, which differ by at most 1 % or no more than their 95 % intervals allow."
+        );
+        let equal = text([[1.0, 0.0], [1.005, 0.0], [0.999, 0.0]]);
+        assert!(
+            equal.starts_with("No comparison of rows is decided. Undecided: 3, which"),
+            "{equal}"
+        );
     }
 }

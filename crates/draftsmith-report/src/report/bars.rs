@@ -254,7 +254,7 @@ pub(super) fn gains(replay: &ReplayGroup) -> BarChart {
     let fixed = replay.rows.iter().find(|row| row.is_best_fixed());
     let fixed = fixed.map_or_else(|| "the best fixed length".to_owned(), ReplayRow::label);
     let name = replay.drafter.under(replay.decoding);
-    let oracle = replay.oracle.and_then(|oracle| finite(oracle.value));
+    let oracle = replay.oracle.and_then(|oracle| finite(oracle.gain.value));
     BarChart {
         title: format!("Gain over {fixed}: {name}, {}", replay.cost_source.text()),
         x_name: format!("gain over {fixed} \u{2192}"),

@@ -77,7 +77,7 @@ fn plot(race: &HeadRace, is_it: &dyn Fn(&&HeadOnSet) -> bool, id: String, name: 
 }
 
 fn point(head: &str, at: CurvePoint, radius: f64) -> PlotPoint {
-    let CurvePoint { threshold, discard_rate, verification_rate } = at;
+    let CurvePoint { threshold, discard_rate, verification_rate, .. } = at;
     let [h, discard, verify] = [(threshold, 2), (discard_rate, 3), (verification_rate, 3)]
         .map(|(x, digits)| number(x, digits));
     let title = format!("{head}, h = {h}: discard rate {discard}, verification rate {verify}");
@@ -107,6 +107,7 @@ mod tests {
     #[test]
     fn the_frontier_has_the_points_that_nothing_beats() {
         let at = |discard_rate, verification_rate| CurvePoint {
+            speedup: 1.0,
             threshold: 0.5,
             discard_rate,
             verification_rate,

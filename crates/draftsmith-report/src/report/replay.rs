@@ -49,6 +49,7 @@ fn view(index: usize, replay: &ReplayGroup) -> Value {
         best => best.map(|row| context! {
             setting => row.label(), gain => typeset(&shown(row.gain)),
         }),
+        theorem => replay.theorem_text(),
         picture => gains(replay).picture(&format!("replay-{}", index + 1)),
         table => replay_table(&replay.rows, replay.oracle).view(),
     }

@@ -475,7 +475,10 @@ fn replays_show_ceilings_and_intervals() {
 
     // A distant oracle does not compress the bars.
     let mut far = replays[0].clone();
-    far.oracle = far.oracle.map(|oracle| Estimate { value: 5.0, ..oracle });
+    far.oracle = far.oracle.map(|oracle| crate::OracleResult {
+        gain: Estimate { value: 5.0, ..oracle.gain },
+        ..oracle
+    });
     assert!(page_of(&[far]).contains("oracle +500.0\u{a0}% \u{2192}"));
 }
 

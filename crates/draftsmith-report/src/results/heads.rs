@@ -68,8 +68,9 @@ pub struct JudgedHead {
     pub speedup: f64,
     /// The speed on the same prompts relative to the best fixed lengths, minus 1.
     pub gain: Estimate,
-    /// The lowest speed of the head on the test prompts of any source, relative to the fastest head
-    /// there (SpecDec++, §4.3).
+    /// The lowest speed of the head on the test prompts of any source, relative to the fastest of
+    /// all heads and thresholds there (SpecDec++, §4.3). The head's own threshold is the same for
+    /// all sources, and all run Algorithm 2.
     pub least_share: f64,
     /// The head's results on the test prompts of each way of decoding and source.
     pub sets: Vec<HeadOnSet>,
@@ -89,11 +90,26 @@ pub struct HeadOnSet {
     pub speedup: Estimate,
     /// The speed relative to the best fixed length, minus 1.
     pub gain: Estimate,
-    /// The work per token at each threshold of the rule.
+    /// The result of SpecDec++'s own rule; null if it was not replayed.
+    pub algorithm_2: Option<Algorithm2>,
+    /// The work and speed at each threshold of Algorithm 2.
     pub curve: Vec<CurvePoint>,
 }
 
-/// The work per token at one threshold.
+/// The result of SpecDec++'s Algorithm 2, at the threshold h that was best on the validation
+/// prompts.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Algorithm2 {
+    /// The threshold h.
+    pub threshold: f64,
+    /// The speed relative to plain decoding.
+    pub speedup: Estimate,
+    /// The speed relative to the best fixed length, minus 1.
+    pub gain: Estimate,
+}
+
+/// The work per token and the speed at one threshold.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CurvePoint {
@@ -103,4 +119,6 @@ pub struct CurvePoint {
     pub discard_rate: f64,
     /// The number of target forwards per token.
     pub verification_rate: f64,
+    /// The speed relative to plain decoding.
+    pub speedup: f64,
 }

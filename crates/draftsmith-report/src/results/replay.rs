@@ -143,12 +143,26 @@ pub struct ReplayGroup {
     pub num_test_tokens: usize,
     /// The rows, one for each rule in the order of rules, including the best fixed length.
     pub rows: Vec<ReplayRow>,
-    /// The gain of an oracle that knows which candidates are accepted (SpecDec++, Lemma 2.1);
-    /// greedy only.
-    pub oracle: Option<Estimate>,
+    /// The modelled seconds per token of the target by itself.
+    pub plain_seconds: f64,
+    /// The result of an oracle that knows which candidates are accepted; greedy only.
+    pub oracle: Option<OracleResult>,
     /// The result of prompt lookup alone; null without look-ups.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub look_ups: Option<LookUps>,
+}
+
+/// The result of an oracle that drafts exactly the candidates that are accepted (SpecDec++,
+/// Lemma 2.1).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OracleResult {
+    /// The modelled speed relative to plain decoding.
+    pub speedup: Estimate,
+    /// The modelled speed relative to the best fixed length, minus 1.
+    pub gain: Estimate,
+    /// The number of target forwards per token, N_target/N.
+    pub verification_rate: Estimate,
 }
 
 /// The result of prompt lookup without another drafter, at the setting that was best on the
@@ -171,6 +185,25 @@ impl ReplayGroup {
             Some(dataset) => format!("{name}, {dataset}"),
             None => name,
         }
+    }
+
+    /// States SpecDec++'s Theorem 3.1 at the group's costs, with the Δ that the best threshold of
+    /// the head implies; `None` if no threshold of the head was replayed.
+    pub(crate) fn theorem_text(&self) -> Option<String> {
+        let is_algorithm_2 = |row: &&ReplayRow| {
+            row.stop_rule == StopRuleName::RejectionThreshold && row.lookup_first.is_none()
+        };
+        let h = self.rows.iter().find(is_algorithm_2)?.config.parameter();
+        let milliseconds = |seconds: f64| number(1e3 * seconds, 2);
+        let [c1, c2] = self.costs.theorem_costs();
+        Some(format!(
+            "SpecDec++, Theorem 3.1: c1 = {} ms, c2 = {} ms; with Δ = 0 the threshold is {}, and h = {} implies Δ = {} ms",
+            milliseconds(c1),
+            milliseconds(c2),
+            number(self.costs.rejection_threshold(0.0), 2),
+            number(h, 2),
+            milliseconds(self.costs.implied_delta(h)),
+        ))
     }
 }
 

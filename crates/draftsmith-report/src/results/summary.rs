@@ -122,8 +122,9 @@ pub struct FilledBlock {
 pub struct FilledRow {
     /// The name of the row.
     pub name: String,
-    /// The figures by column; null where there is none.
-    pub figures: Vec<Option<f64>>,
+    /// The figures by column, with their 95 % intervals. Both ends equal the figure if it has no
+    /// interval; null where there is no figure.
+    pub figures: Vec<Option<Estimate>>,
 }
 
 /// A library or driver and its version.

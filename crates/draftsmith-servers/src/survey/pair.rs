@@ -3,7 +3,9 @@
 
 use anyhow::{Context, Result};
 use draftsmith_decode::KnownResponse;
-use draftsmith_report::{CostSource, LookUps, ReplayRow, acceptance_by_position, shown_interval};
+use draftsmith_report::{
+    CostSource, LookUps, OracleResult, ReplayRow, acceptance_by_position, shown_interval,
+};
 use draftsmith_theory::{
     Decoding, DrafterId, Draws, Estimate, FixedLengthConfig, HeadScores, HeadTiming, Recording,
     Recordings, Sampling, SeededDraws, StopRuleConfig, TimedCounts, TokenChoice,
@@ -48,8 +50,8 @@ pub struct PairSurvey {
     /// For every rule, its best setting on all answers and its cross-validated gains. Rules that
     /// need an acceptance head use the probes' predictions.
     pub rules: Vec<ReplayRow>,
-    /// The oracle's gain over the best fixed length; null for sampled answers.
-    pub oracle: Option<Estimate>,
+    /// The oracle's result; null for sampled answers.
+    pub oracle: Option<OracleResult>,
     /// The best rule that needs neither training nor fitting, with its cross-validated speedup.
     pub untrained: HalfPromise,
     /// The gain of `untrained` over the best fixed length.

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use draftsmith_files::write_whole;
 use draftsmith_report::{
-    Conclusion, DatasetSummary, DecodingName, EvaluationSummary, GroupSummary, HeadRace,
+    Conclusion, DatasetSummary, DecodingName, EvaluationSummary, GroupSummary, HeadRace, Measured,
     ModelSummary, PaperTable, PromiseSummary, Replay, Version, render_html, render_speed_svg,
     results_to_json, signed_percent, sort_rows, summary_to_json,
 };
@@ -58,10 +58,6 @@ impl MeasuredModels<'_> {
         let mut summary = summary.concluded(&evaluated.rows);
         summary.conclusion.is_partial = is_partial;
         summary.conclusion = concluded(summary.conclusion, &evaluated.rows, recipe)?;
-        let heads: Option<HeadRace> = TuningFile::HEADS.read(recipe)?;
-        let filled =
-            papers.iter().map(|it| it.fill(&evaluated.rows, &summary.groups, heads.as_ref()));
-        summary.papers = filled.collect();
         for (name, text) in &evaluated.answers {
             write_whole(&dir.join(name), text)?;
         }
@@ -70,6 +66,14 @@ impl MeasuredModels<'_> {
         if replay.dtype != rounding(workspace.models.dtype) {
             replay = Replay::default();
         }
+        let heads: Option<HeadRace> = TuningFile::HEADS.read(recipe)?;
+        let measured = Measured {
+            rows: &evaluated.rows,
+            groups: &summary.groups,
+            heads: heads.as_ref(),
+            replays: &replay.groups,
+        };
+        summary.papers = papers.iter().map(|it| it.fill(measured)).collect();
         if let Some(picture) = render_speed_svg(&evaluated.rows, &summary)? {
             write_whole(&dir.join("speed.svg"), picture)?;
         }
