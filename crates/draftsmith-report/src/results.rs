@@ -136,6 +136,9 @@ pub struct ResultRow {
     /// The speed-up by Spec-Bench's rule: the mean over prompts of tokens per second, relative to
     /// that of plain decoding.
     pub speedup_over_prompts: Option<f64>,
+    /// The 95 % interval of `speedup_over_prompts`, bootstrapped over prompts.
+    #[serde(default)]
+    pub speedup_over_prompts_interval: Option<[f64; 2]>,
     /// The standard deviation of `speedup` over repeats; null without repeats.
     pub speedup_sd: Option<f64>,
     /// The speed over the first 32, 64, 128 and so on tokens of answers, if at least three answers
@@ -160,6 +163,10 @@ pub struct ResultRow {
     /// The standardised improvement where a draft forward counts as its time relative to a target
     /// forward of one row.
     pub improvement_by_time: Option<f64>,
+    /// The standardised improvement at each set of the recipe's `evaluate.cost_ratios`, by the
+    /// set's name.
+    #[serde(default)]
+    pub improvement_at: BTreeMap<String, Option<f64>>,
     /// Whether all tokens equal plain decoding's, except after forgiven ties. Null if not checked.
     pub lossless: Option<bool>,
     /// The number of prompts whose tokens first differ from plain decoding at a tie, a position

@@ -1,5 +1,6 @@
 //! The section `[evaluate]`: what is measured, and on which prompts.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
@@ -56,6 +57,9 @@ pub struct EvaluateRecipe {
     pub rules: RulesRecipe,
     /// Trees of candidates to measure; none if the table is absent.
     pub trees: Option<TreesRecipe>,
+    /// Named sets of the cost of each drafter's forward relative to a target forward, for
+    /// CS-Drafting's standardised improvement.
+    pub cost_ratios: BTreeMap<String, BTreeMap<DrafterId, f64>>,
 }
 
 impl Default for EvaluateRecipe {
@@ -78,6 +82,7 @@ impl Default for EvaluateRecipe {
             lookup_first: Vec::new(),
             rules: RulesRecipe::default(),
             trees: None,
+            cost_ratios: BTreeMap::new(),
         }
     }
 }
@@ -110,13 +115,22 @@ impl EvaluateRecipe {
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
         self.rules.check("evaluate.rules")?;
         self.trees.iter().try_for_each(|trees| trees.check())?;
-        for id in self.drafters.iter().flatten() {
+        let priced = self.cost_ratios.values().flat_map(BTreeMap::keys);
+        let priced = priced.map(|id| (id, "evaluate.cost_ratios"));
+        let named = self.drafters.iter().flatten().map(|id| (id, "evaluate.drafters"));
+        for (id, key) in named.chain(priced) {
             require(
                 drafters.get(*id).is_some(),
-                "evaluate.drafters",
+                key,
                 &format!("names the drafter `{id}`; hint: add a table `[drafters.{id}]`"),
             )?;
         }
+        let mut ratios = self.cost_ratios.values().flat_map(BTreeMap::values);
+        require(
+            ratios.all(|ratio| *ratio >= 0.0 && ratio.is_finite()),
+            "evaluate.cost_ratios",
+            "has a ratio below 0, expected the share of a target forward, such as 0.04",
+        )?;
         for name in &self.decodings {
             self.decoding(*name).validate().context("section `evaluate`")?;
         }

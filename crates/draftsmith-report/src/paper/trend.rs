@@ -44,20 +44,18 @@ pub(super) fn trend(blocks: &[FilledBlock]) -> String {
 }
 
 impl FilledBlock {
-    /// Compares every two rows that all published figures put in the same order. Rows are compared
-    /// in the columns that the paper has too. If it has none of them, they are compared by the mean
-    /// of their ratios over all columns.
+    /// Compares every two rows that all published figures put in the same order, in each column
+    /// that the paper has too.
     fn comparisons(&self, published: &[&Self]) -> Vec<Comparison> {
         let is_shared = |name: &&String| published.iter().any(|it| it.columns.contains(name));
-        let shared: Vec<Option<&str>> =
-            self.columns.iter().filter(is_shared).map(|name| Some(name.as_str())).collect();
-        let columns = if shared.is_empty() { vec![None] } else { shared };
+        let columns: Vec<&String> = self.columns.iter().filter(is_shared).collect();
         let mut all = Vec::new();
         for (nth, first) in self.rows.iter().enumerate() {
             for (second, column) in
                 self.rows[nth + 1..].iter().flat_map(|row| columns.iter().map(move |it| (row, it)))
             {
-                let over = |it: &Self| it.ratio(&first.name, &second.name, *column);
+                let [first, second] = [&first.name, &second.name];
+                let over = |it: &Self| it.ratio(first, second, column);
                 let theirs = published.iter().filter_map(|it| over(it));
                 let theirs: Vec<f64> = theirs.map(|(ratio, _)| ratio).collect();
                 let are = |is: fn(&f64) -> bool| !theirs.is_empty() && theirs.iter().all(is);
@@ -67,10 +65,8 @@ impl FilledBlock {
                     (_, true) => (ours - 1.0, ["higher", "lower"]),
                     _ => continue,
                 };
-                let (what, [first, second]) =
-                    (column.unwrap_or("the mean"), [&first.name, &second.name]);
                 let text = format!(
-                    "in \"{}\", {what} of {first} is {here} than of {second}, and {there} in the paper",
+                    "in \"{}\", {column} of {first} is {here} than of {second}, and {there} in the paper",
                     self.name
                 );
                 let is_decided = (ours - 1.0).abs() > slack.max(EQUAL_WITHIN);
@@ -80,25 +76,16 @@ impl FilledBlock {
         all
     }
 
-    /// Divides the figure of a row by that of another in a column, or averages the ratios over all
-    /// columns that have both figures. Returns the ratio and half the width of its 95 % interval,
-    /// as if all figures were independent. Returns `None` if a row is missing or the ratio is not
-    /// finite.
-    fn ratio(&self, first: &str, second: &str, column: Option<&str>) -> Option<(f64, f64)> {
-        let row = |name: &str| self.rows.iter().find(|row| row.name == name);
-        let pairs = row(first)?.figures.iter().zip(&row(second)?.figures).zip(&self.columns);
-        let pairs = pairs.filter(|(_, name)| column.is_none_or(|wanted| wanted == *name));
-        let ratio = |first: Estimate, second: Estimate| {
-            let half = |it: Estimate| (it.high - it.low) / 2.0 / it.value;
-            let ratio = first.value / second.value;
-            (ratio, ratio * half(first).hypot(half(second)))
-        };
-        let ratios: Vec<(f64, f64)> =
-            pairs.filter_map(|((first, second), _)| Some(ratio((*first)?, (*second)?))).collect();
-        let num = ratios.len() as f64;
-        let mean = ratios.iter().map(|(ratio, _)| ratio).sum::<f64>() / num;
-        let slack = ratios.iter().map(|(_, slack)| slack.powi(2)).sum::<f64>().sqrt() / num;
-        Some((mean, slack)).filter(|(ratio, _)| ratio.is_finite())
+    /// Divides the figure of a row by that of another in a column. Returns the ratio and half the
+    /// width of its 95 % interval, as if the figures were independent. Returns `None` if a figure is
+    /// missing or the ratio is not finite.
+    fn ratio(&self, first: &str, second: &str, column: &str) -> Option<(f64, f64)> {
+        let at = self.columns.iter().position(|name| name == column)?;
+        let figure = |name: &str| self.rows.iter().find(|row| row.name == name)?.figures[at];
+        let half = |it: Estimate| (it.high - it.low) / 2.0 / it.value;
+        let (first, second) = (figure(first)?, figure(second)?);
+        let ratio = first.value / second.value;
+        Some((ratio, ratio * half(first).hypot(half(second)))).filter(|_| ratio.is_finite())
     }
 }
 

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Columns in the order of the file.
-const COLUMNS: [&str; 39] = [
+const COLUMNS: [&str; 41] = [
     "dataset",
     "category",
     "drafter",
@@ -41,6 +41,7 @@ const COLUMNS: [&str; 39] = [
     "tokens_per_second",
     "speedup",
     "speedup_over_prompts",
+    "speedup_over_prompts_interval",
     "speedup_sd",
     "by_length",
     "speedup_interval",
@@ -48,6 +49,7 @@ const COLUMNS: [&str; 39] = [
     "speedup_at_paper_costs",
     "improvement_by_size",
     "improvement_by_time",
+    "improvement_at",
     "lossless",
     "num_forgiven_ties",
 ];

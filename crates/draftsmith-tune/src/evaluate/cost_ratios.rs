@@ -21,6 +21,17 @@ pub(super) fn cost_by_size(pair: &Pair, drafters: &LoadedDrafters) -> CostRatios
     read.chain([(DrafterId::LOOK_UP, 0.0)]).map(|(id, read)| (id, read / target)).collect()
 }
 
+/// Returns the recipe's sets of cost ratios by name. Drafters that read no parameters cost nothing.
+pub(super) fn given_ratios(recipe: &Recipe, by_size: &CostRatios) -> BTreeMap<String, CostRatios> {
+    let free = || by_size.iter().filter(|(_, share)| **share == 0.0);
+    let sets = recipe.evaluate.iter().flat_map(|evaluate| &evaluate.cost_ratios);
+    let priced = sets.map(|(name, ratios)| {
+        let all = free().chain(ratios).map(|(id, ratio)| (*id, *ratio));
+        (name.clone(), all.collect())
+    });
+    priced.collect()
+}
+
 /// Prices each drafter's forward at the SpecDec++ paper's costs. The largest separate draft has the
 /// paper's price, a smaller one its share of that, and any other drafter its share of a target
 /// forward by size. `by_size` comes from [`cost_by_size`].
@@ -95,7 +106,8 @@ mod tests {
         let text = "name = 'a'\nmodels.target = 't'\ndrafters.draft = { kind = 'model', model = 'd' }\n\
                     drafters.small = { kind = 'model', model = 's' }\n\
                     drafters.exit = { kind = 'adapter', exit_layer = 2 }\n\
-                    drafters.lookup = { kind = 'prompt-lookup' }\n";
+                    drafters.lookup = { kind = 'prompt-lookup' }\nevaluate.prompts = ['p']\n\
+                    evaluate.cost_ratios.pw = { draft = 0.04, small = 0.02 }\n";
         let recipe: Recipe = toml::from_str(text).expect("a recipe");
         let id = DrafterId::named;
         let sizes = [("draft", 0.25), ("small", 0.125), ("exit", 0.0625), ("lookup", 0.0)];
@@ -109,6 +121,9 @@ mod tests {
                 "{name}"
             );
         }
+        let given = &given_ratios(&recipe, &by_size)["pw"];
+        let named = [("draft", 0.04), ("small", 0.02), ("lookup", 0.0)];
+        assert_eq!(*given, named.map(|(name, ratio)| (id(name), ratio)).into());
         assert_eq!([1, 2, 40].map(|rows| costs.verify_seconds(rows)), [0.108, 0.112, 0.112]);
         // A horizontal cascade of two drafted and four looked-up tokens takes 1.42 target forwards.
         let mut forwards = Forwards::of(id("draft"), 2);

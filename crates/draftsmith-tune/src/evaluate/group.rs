@@ -16,7 +16,7 @@ use draftsmith_theory::{
 };
 
 use super::Plan;
-use super::cost_ratios::{cost_by_time, paper_costs};
+use super::cost_ratios::{cost_by_time, given_ratios, paper_costs};
 use super::measure::{Bench, PromptRun};
 use super::promise::Promise;
 use super::settings::Setting;
@@ -24,8 +24,9 @@ use crate::agreement::Agreement;
 use draftsmith_recipe::prompts::Dataset;
 use draftsmith_recipe::{EvaluateRecipe, Recipe};
 
-/// The shortest prefix of answers for which a speed is reported, in tokens.
-const SHORTEST: usize = 32;
+/// The lengths of prefixes of answers for which a speed is reported, in tokens. SVIP's Tables 2 and
+/// 6 have those from 128 on.
+const LENGTHS: [usize; 10] = [32, 64, 128, 256, 512, 1024, 2048, 4096, 6144, 8192];
 /// The minimum number of answers for which a speed by length is reported.
 const MIN_ANSWERS: usize = 3;
 
@@ -175,7 +176,10 @@ impl MeasuredGroup<'_> {
             let num_prompts = by_prompt(runs).len();
             // Resampling so few prompts says nothing about others.
             let interval = setting.rule.as_ref().filter(|_| num_prompts >= LEAST_PROMPTS);
-            let interval = interval.map(|_| speedup_interval(runs, &of_category[0], seed));
+            let intervals = interval.map(|_| speedup_intervals(runs, &of_category[0], seed));
+            let interval_of = |mean: usize| {
+                intervals.map(|all| all[mean]).filter(|ends| ends.iter().all(|it| it.is_finite()))
+            };
             ResultRow {
                 dataset: self.dataset.name.clone(),
                 category: category.to_owned(),
@@ -186,13 +190,14 @@ impl MeasuredGroup<'_> {
                 is_tuned: self.plan.is_tuned(setting),
                 num_prompts,
                 speedup_over_prompts: finite(mean_speed(runs) / mean_speed(&of_category[0])),
+                speedup_over_prompts_interval: interval_of(1),
                 speedup_sd: speedup_sd(runs, &of_category[0]),
                 speedup: finite(row.tokens_per_second / tokens_per_second(plain)),
                 by_length: match category == ALL_CATEGORIES {
                     true => by_length(runs, &of_category[0]),
                     false => Vec::new(),
                 },
-                speedup_interval: interval.filter(|ends| ends.iter().all(|it| it.is_finite())),
+                speedup_interval: interval_of(0),
                 modelled_speedup: costs.of_rounds[index].as_ref().and_then(|costs| {
                     let plain = modelled_tokens_per_second(plain, costs)?;
                     finite(modelled_tokens_per_second(trace, costs)? / plain)
@@ -200,6 +205,11 @@ impl MeasuredGroup<'_> {
                 speedup_at_paper_costs: speedup_at(trace, costs.paper),
                 improvement_by_size: improvement(trace, costs.by_size),
                 improvement_by_time: improvement(trace, costs.by_time),
+                improvement_at: costs
+                    .given
+                    .iter()
+                    .map(|(name, ratios)| (name.clone(), improvement(trace, ratios)))
+                    .collect(),
                 // Sampled answers are random and cannot be compared with the plain answer.
                 lossless: (self.plan.decoding.is_greedy())
                     .then_some(num_of(Agreement::Different) == 0),
@@ -239,6 +249,8 @@ struct GroupCosts<'a> {
     of_rounds: &'a [Option<RoundCosts>],
     by_size: &'a CostRatios,
     by_time: &'a CostRatios,
+    /// The recipe's sets of cost ratios.
+    given: &'a BTreeMap<String, CostRatios>,
     /// The SpecDec++ paper's costs.
     paper: &'a RoundCosts,
 }
@@ -265,8 +277,8 @@ fn improvement(trace: &Trace, ratios: &CostRatios) -> Option<f64> {
     trace.standard_improvement(|id| ratios.get(&id).copied())
 }
 
-/// Computes the speed over the first 32, 64, 128 … tokens of answers, up to the longest prefix that
-/// enough answers have.
+/// Computes the speed over the first tokens of answers, up to the longest of [`LENGTHS`] that enough
+/// answers have.
 fn by_length(own: &[&PromptRun], plain: &[&PromptRun]) -> Vec<SpeedAtLength> {
     let turns =
         || own.iter().zip(plain).flat_map(|(own, plain)| own.turns.iter().zip(&plain.turns));
@@ -283,11 +295,12 @@ fn by_length(own: &[&PromptRun], plain: &[&PromptRun]) -> Vec<SpeedAtLength> {
             speedup: fast / slow,
         })
     };
-    std::iter::successors(Some(SHORTEST), |length| Some(2 * length)).map_while(at_length).collect()
+    LENGTHS.into_iter().map_while(at_length).collect()
 }
 
-/// Computes the 95 % interval of a speed-up by resampling prompts.
-fn speedup_interval(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [f64; 2] {
+/// Computes the 95 % intervals of a speed-up by resampling prompts. The first is of the speed-up of
+/// all prompts together, and the second of the speed-up by the mean over prompts.
+fn speedup_intervals(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [[f64; 2]; 2] {
     // The tokens and seconds of each prompt are summed once, not for each resample.
     let [own, plain] = [own, plain].map(|runs| {
         let of_prompt = |runs: Vec<&PromptRun>| tokens_and_seconds(&runs);
@@ -299,9 +312,16 @@ fn speedup_interval(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [f64
         });
         tokens as f64 / seconds
     };
-    let speedup = |some: &[usize]| per_second(&own, some) / per_second(&plain, some);
-    let Estimate { low, high, .. } = shown_interval(own.len(), seed, speedup);
-    [low, high]
+    let mean = |runs: &[(usize, f64)], some: &[usize]| -> f64 {
+        some.iter().map(|index| runs[*index].0 as f64 / runs[*index].1).sum()
+    };
+    let pooled = |some: &[usize]| per_second(&own, some) / per_second(&plain, some);
+    let over_prompts = |some: &[usize]| mean(&own, some) / mean(&plain, some);
+    let ends = |Estimate { low, high, .. }: Estimate| [low, high];
+    [
+        ends(shown_interval(own.len(), seed, pooled)),
+        ends(shown_interval(own.len(), seed, over_prompts)),
+    ]
 }
 
 /// Groups runs by the index of their prompt. Each group is in the order of repeats.
@@ -401,7 +421,14 @@ impl EvaluationResults {
         let by_size = &self.cost_by_size;
         let roads = &self.roads;
         let paper = &paper_costs(recipe, by_size);
-        let costs = GroupCosts { roads, of_rounds: &of_rounds, by_size, by_time: &by_time, paper };
+        let costs = GroupCosts {
+            roads,
+            of_rounds: &of_rounds,
+            by_size,
+            by_time: &by_time,
+            given: &given_ratios(recipe, by_size),
+            paper,
+        };
         self.rows.extend(group.rows(recipe.seed, &costs));
         self.groups.push(GroupSummary {
             dataset: group.dataset.name.clone(),
