@@ -163,6 +163,15 @@ mod tests {
 
     const PAPER: CostModel = CostModel::PAPER;
 
+    #[test]
+    fn a_threshold_implies_the_delta_that_gives_it() {
+        assert!((PAPER.rejection_threshold(0.0) - 0.0886 / 0.112).abs() < 1e-12);
+        for threshold in [0.3, 0.7, 0.9] {
+            let delta = PAPER.implied_delta(threshold);
+            assert!((PAPER.rejection_threshold(delta) - threshold).abs() < 1e-12);
+        }
+    }
+
     /// Simulates prompts that are decoded with several candidate lengths and timed by `model`, with
     /// relative noise up to `noise`.
     fn runs(

@@ -60,6 +60,10 @@ fn only_evaluated_drafters_are_measured_and_an_exports_recipe_has_one() {
     let asked = read(&both, &["evaluate.drafters=['exit2']"]).expect("reads");
     assert_eq!(ids(&asked), ["exit2"]);
     assert!(message(RECIPE, &["evaluate.drafters=['exit2']"]).contains("`[drafters.exit2]`"));
+    let ratios = ["evaluate.cost_ratios.pw={ exit2 = 0.04 }"];
+    assert!(message(RECIPE, &ratios).contains("`evaluate.cost_ratios` names the drafter `exit2`"));
+    let below = message(&both, &["evaluate.cost_ratios.pw={ exit2 = -1.0 }"]);
+    assert!(below.contains("`evaluate.cost_ratios` has a ratio below 0"), "{below}");
     let dir = tempfile::tempdir().expect("a temporary directory");
     asked.write_of(DrafterId::named("exit2"), dir.path()).expect("written");
     let alone = Recipe::read(&dir.path().join("recipe.toml"), &Overrides::default());
