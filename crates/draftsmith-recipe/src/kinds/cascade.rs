@@ -519,10 +519,13 @@ mod tests {
         let cascade = read(&format!("{keys}\nlenient_lookup = true"));
         assert!(cascade.to_string().ends_with("lenience 2 for look-ups too"), "{cascade}");
         assert_eq!(cascade.config().expect("valid").lenience, lenience.with_look_ups());
-        assert_eq!(cascade.config().expect("valid").num_first_tokens, 1);
+        let chain = cascade;
+        assert_eq!(chain.config().expect("valid").num_first_tokens, 1);
         let cascade = read(&format!("{keys}\nnum_first_tokens = 8"));
         assert!(cascade.to_string().ends_with("lenience 2, 8 first tokens"), "{cascade}");
         assert_eq!(cascade.config().expect("valid").num_first_tokens, 8);
-        assert_eq!(cascade.longest(DecodingName::Greedy), 18);
+        let greedy = DecodingName::Greedy;
+        assert_eq!(cascade.longest(greedy), chain.longest(greedy));
+        assert_eq!(cascade.own_rule(greedy), chain.own_rule(greedy));
     }
 }
