@@ -4,9 +4,8 @@
 //! waits for runs once, for all rounds that wait for it.
 //!
 //! The siblings of the first token need no forward, because they come from the distribution of that
-//! token. To keep the output exact, their number does not depend on the tokens drawn, unless the
-//! distribution has no more tokens, and the look-ups after a sibling depend only on the text up to
-//! it.
+//! token. There are always as many as the settings ask for, unless the distribution has no more
+//! tokens: leaving one out for its value would bias the output.
 
 use std::iter;
 
@@ -293,7 +292,8 @@ impl<T: Target> Cascade<'_, T> {
     }
 
     /// Adds siblings of the chain's first token to a round's proposal, after the chain. Each is
-    /// followed by up to `room` looked-up tokens, but no more than the target's row asks for.
+    /// followed by up to `room` looked-up tokens, but no more than the target's row asks for. They
+    /// depend only on the text up to the sibling.
     pub(super) fn propose_siblings(
         &mut self,
         siblings: Vec<(u32, DrawnFrom)>,
@@ -305,7 +305,7 @@ impl<T: Target> Cascade<'_, T> {
         let num_after = self.config.lengths(decoding)[0].get(self.models.len());
         let num_after = num_after.map_or(0, |length| room.min(*length));
         let mut lookup = self.lookup.as_mut().filter(|_| num_after > 0);
-        // Prompt lookup has read the chain, and then each sibling.
+        // Prompt lookup may have read the chain.
         lookup.iter_mut().for_each(|it| it.commit(*slot, num_standing, &[]));
         let mut text = tokens[..num_standing].to_vec();
         for (rank, (token_id, drawn_from)) in (1..).zip(siblings) {
@@ -332,8 +332,8 @@ impl<T: Target> Cascade<'_, T> {
     }
 }
 
-/// Draws `num` siblings of a chain's first token, or as many as there are. `logits` are those that the
-/// token was chosen from.
+/// Draws `num` siblings of a chain's first token, or as many as there are. The token was chosen from
+/// `logits`.
 fn siblings(
     first: &CascadeCandidate,
     logits: &[f32],

@@ -1,7 +1,9 @@
 //! Cascades that propose several first tokens preserve the target's distribution, whatever ends
 //! their rounds and chains, lenient or not.
 
-use draftsmith_theory::{Decoding, DrafterId, Lenience, SeededDraws, StopRule};
+use draftsmith_theory::{
+    Decoding, DrafterId, Lenience, MaxGramConfig, Proposal, SeededDraws, StopRule,
+};
 
 use super::cascade::{
     ONE_AND_LOOKUP, TWO_AND_LOOKUP, distribution, fixed, leniences, lenient, matrix, of_drafts,
@@ -10,6 +12,8 @@ use super::cascade::{
 use super::many::{assert_each_as_alone, assert_independent, members};
 use super::tables::{Advanced, Anew, Asked, StopMap};
 use super::{Case, STOPS, assert_same_distribution, penalised, warped};
+use crate::drafter::{DraftRound, Drafter, LookUp};
+use crate::max_gram::MaxGramDraft;
 use crate::session::tests::greedy_plain;
 
 /// The paper's matrix: one candidate of the draft, which reviews one look-up, then three look-ups.
@@ -107,6 +111,49 @@ fn a_small_draft_vocabulary_leaves_the_targets_distribution() {
             assert_exact(&case, &lengths, Lenience::NONE, 3, &|| fixed(9));
         }
     }
+}
+
+#[test]
+fn each_sibling_comes_after_the_chain_with_what_is_looked_up_after_it_alone() {
+    let (prompt, mut num_found) = ([0, 1, 2, 0, 2, 1, 1, 0], 0);
+    for seed in 0..20 {
+        let mut case = Case::new(3, 9, None, 3600 + seed);
+        case.draft.never = 0.0;
+        let target = &mut case.target.clone();
+        let mut cascade = of_drafts(&case, &matrix(PAPERS), Lenience::NONE).with_first_tokens(3);
+        cascade.begin(target, 0, &prompt).expect("tables do not fail");
+        let (mut tokens, mut proposal) = (prompt.to_vec(), Proposal::default());
+        let round = DraftRound {
+            slot: 0,
+            tokens: &mut tokens,
+            proposal: &mut proposal,
+            rule: &mut *fixed(4),
+            limits: case.limits.of_drafts(4),
+            decoding: &Decoding::GREEDY,
+            draws: &mut SeededDraws::new(0, &["unused"]),
+        };
+        cascade.propose(target, &mut [round]).expect("tables do not fail");
+        let proposed = tokens.split_off(prompt.len());
+        let nodes = proposal.nodes();
+        assert!(proposed.iter().eq(nodes.iter().map(|node| &node.token_id)));
+        let is_root = |at: &usize| nodes[*at].parent.is_none();
+        let roots: Vec<usize> = (0..nodes.len()).filter(is_root).collect();
+        assert_eq!(roots.len(), 3);
+        for (nth, root) in roots.iter().enumerate() {
+            let end = roots.get(nth + 1).map_or(nodes.len(), |next| *next);
+            assert_eq!(nodes[*root].rank, nth);
+            assert!((root + 1..end).all(|at| nodes[at].parent == Some(at - 1)));
+            if nth > 0 {
+                let mut alone = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
+                Drafter::begin(&mut alone, &mut (), 0, &prompt).expect("it does not fail");
+                let mut text = [&prompt[..], &[proposed[*root]]].concat();
+                let found = LookUp::<()>::look_up(&mut alone, 0, &mut text, 3, &[]);
+                assert_eq!(proposed[root + 1..end], found);
+                num_found += found.len();
+            }
+        }
+    }
+    assert!(num_found > 50, "{num_found}");
 }
 
 #[test]
