@@ -77,7 +77,8 @@ impl CascadeConfig {
     }
 }
 
-/// A drafter that proposes one chain by several drafters together, and other first tokens beside it.
+/// A drafter that proposes one chain by several drafters together, and any other first tokens
+/// beside it.
 pub(crate) struct Cascade<'m, T> {
     id: DrafterId,
     config: CascadeConfig,

@@ -332,8 +332,8 @@ impl<T: Target> Cascade<'_, T> {
     }
 }
 
-/// Draws `num` siblings of a chain's first token, or as many as there are. The token was chosen from
-/// `logits`.
+/// Draws `num` siblings of a chain's first token, or as many as there are. The first token was
+/// chosen from `logits`.
 fn siblings(
     first: &CascadeCandidate,
     logits: &[f32],

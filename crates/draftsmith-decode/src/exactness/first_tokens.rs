@@ -1,5 +1,5 @@
-//! Cascades that propose several first tokens preserve the target's distribution, whatever ends
-//! their rounds and chains, lenient or not.
+//! Cascades that propose several first tokens preserve the target's distribution. The tests cover
+//! lenient and exact review, and every stop map.
 
 use draftsmith_theory::{
     Decoding, DrafterId, Lenience, MaxGramConfig, Proposal, SeededDraws, StopRule,
