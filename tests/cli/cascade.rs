@@ -32,7 +32,9 @@ fn cascades_are_measured_and_change_no_token() {
     let cascades = "[drafters.two]\nkind = 'cascade'\ndrafters = ['draft', 'lookup']\n\
         lengths = [[3, 2], [0, 4]]\n\
         [drafters.three]\nkind = 'cascade'\ndrafters = ['draft', 'small', 'lookup']\n\
-        lengths = [[2, 1, 0], [0, 2, 0], [0, 0, 3]]\nlenience = 3.0\nlenient_lookup = true\n";
+        lengths = [[2, 1, 0], [0, 2, 0], [0, 0, 3]]\nlenience = 3.0\nlenient_lookup = true\n\
+        [drafters.tree]\nkind = 'cascade'\ndrafters = ['draft', 'lookup']\n\
+        lengths = [[1, 3], [0, 1]]\nnum_first_tokens = 8\n";
     let recipe = write_recipe(&place, &(drafts() + cascades), "");
     place.run(&["evaluate", &recipe]).ok();
     let all = place.json("checkpoints/mine/evaluation/results.json");
@@ -43,6 +45,7 @@ fn cascades_are_measured_and_change_no_token() {
         ("lookup", Some(4.0)),
         ("two", Some(7.0)),
         ("three", Some(7.0)),
+        ("tree", Some(4.0)),
     ] {
         for decoding in ["greedy", "sampled"] {
             let row =
@@ -58,6 +61,13 @@ fn cascades_are_measured_and_change_no_token() {
                 assert!(row["num_draft_forwards"].as_u64() > row["num_drafted"].as_u64(), "{row}");
                 assert!(row["compression_rate"].as_f64().unwrap() > 1.5, "{row}");
             }
+            if drafter == "tree" {
+                // Every proposal has at least the chain's first token and its seven siblings.
+                let [drafted, rounds] =
+                    ["num_drafted", "num_target_forwards"].map(|key| row[key].as_f64().unwrap());
+                assert!(drafted > 7.0 * rounds, "{row}");
+                assert!(row["compression_rate"].as_f64().unwrap() > 1.5, "{row}");
+            }
         }
     }
     let summary = place.json("checkpoints/mine/evaluation/summary.json");
@@ -68,6 +78,7 @@ fn cascades_are_measured_and_change_no_token() {
     assert!(described("small").contains("layers"));
     assert!(described("three").contains("draft, small, lookup; lengths [[2, 1, 0]"));
     assert!(described("three").contains("lenience 3 for look-ups too"));
+    assert!(described("tree").contains("lenience 1, 8 first tokens"));
 
     // Prompts in a batch share forwards and have the same rounds as alone.
     let recipe = write_recipe(&place, &(drafts() + cascades), "batch_size = 3\n");
@@ -92,6 +103,8 @@ fn a_drafter_of_the_targets_states_changes_no_token_inside_another_drafter() {
         [drafters.look]\nkind = 'prompt-lookup'\nrules.fixed = [4]\n\
         [drafters.alone]\nkind = 'cascade'\ndrafters = ['e', 'look']\nlengths = [[3, 0], [0, 0]]\n\
         [drafters.reviewing]\nkind = 'cascade'\ndrafters = ['e', 'look']\nlengths = [[2, 1], [0, 4]]\n\
+        [drafters.tree]\nkind = 'cascade'\ndrafters = ['e', 'look']\nlengths = [[1, 3], [0, 1]]\n\
+        num_first_tokens = 8\n\
         [drafters.both]\nkind = 'merged'\ndrafters = ['e']\nlookup = '2x4'\n";
     let recipe = write_recipe(&place, drafters, "");
     let generate = |extra: &[&str]| {
@@ -99,13 +112,13 @@ fn a_drafter_of_the_targets_states_changes_no_token_inside_another_drafter() {
         place.run(&[&arguments[..], &["--max-new-tokens", "40"], extra].concat()).json()
     };
     let plain = generate(&["--target", &model("target").display().to_string()]);
-    for drafter in ["e", "alone", "reviewing", "both"] {
+    for drafter in ["e", "alone", "reviewing", "tree", "both"] {
         let found = generate(&["--recipe", &recipe, "--drafter", drafter]);
         assert_eq!(found["token_ids"], plain["token_ids"], "{drafter}");
     }
     place.run(&["evaluate", &recipe]).ok();
     let all = place.json("checkpoints/mine/evaluation/results.json");
-    for drafter in ["e", "alone", "reviewing", "both"] {
+    for drafter in ["e", "alone", "reviewing", "tree", "both"] {
         let is_it = |row: &&Value| row["drafter"] == drafter && row["decoding"] == "greedy";
         let row = all.as_array().unwrap().iter().find(is_it).expect("it was measured");
         assert_eq!((&row["lossless"], &row["num_forgiven_ties"]), (&true.into(), &0.into()));
@@ -134,4 +147,11 @@ fn a_cascade_with_missing_drafters_is_refused() {
         "`lenient_lookup`",
         "`lenience` above 1",
     ]);
+    evaluate(drafters, &format!("{two}\nnum_first_tokens = 1")).fails_naming(&[
+        "`drafters.mix`",
+        "`num_first_tokens`",
+        "such as 8",
+    ]);
+    evaluate(drafters, &format!("{two}\nnum_first_tokens = 99999"))
+        .fails_naming(&["`num_first_tokens = 99999`", "such as 8"]);
 }

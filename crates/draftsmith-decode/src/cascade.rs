@@ -17,6 +17,10 @@
 //! A chain may have a stop rule that ends it before that length. An inner drafter then hands over
 //! to its reviewer according to its acceptance head, confidence or entropy, as SpecDec++ hands over
 //! to the target. The round's stop rule may also end the chain that the target reads.
+//!
+//! The target may also read other first tokens, the siblings of the chain's first token. Each
+//! sibling is followed by looked-up tokens. This is the authors' tree attention, for which they
+//! published settings but no code.
 
 mod chain_rules;
 mod drafting;
@@ -50,14 +54,18 @@ pub struct CascadeConfig {
     /// Missing entries and `None` mean no stop rule. A rule that reads probabilities requires a
     /// chain without prompt lookup.
     pub rules: Vec<Option<StopRuleConfig>>,
+    /// The number of first tokens of a proposal, including the chain's; 1 proposes a chain. Each of
+    /// the others is followed by up to as many looked-up tokens as the target's row of the matrix
+    /// has. If the chain begins with a looked-up token, there are no others.
+    pub num_first_tokens: usize,
 }
 
 impl CascadeConfig {
     /// Creates settings with the same matrix for greedy and sampled decoding, exact review and no
-    /// stop rules.
+    /// stop rules. The cascade proposes a chain.
     pub fn new(lengths: CascadeLengths) -> Self {
         let (sampled, lenience, rules) = (lengths.clone(), Lenience::NONE, Vec::new());
-        Self { greedy: lengths, sampled, lenience, rules }
+        Self { greedy: lengths, sampled, lenience, rules, num_first_tokens: 1 }
     }
 
     /// Returns the matrix K for greedy or sampled decoding.
@@ -69,7 +77,8 @@ impl CascadeConfig {
     }
 }
 
-/// A drafter that proposes one chain by several drafters together.
+/// A drafter that proposes one chain by several drafters together, and any other first tokens
+/// beside it.
 pub(crate) struct Cascade<'m, T> {
     id: DrafterId,
     config: CascadeConfig,
@@ -88,7 +97,8 @@ impl<'m, T: Target> Cascade<'m, T> {
     /// lookup.
     ///
     /// # Panics
-    /// If a matrix does not have one row and one column per drafter, or a rule is invalid.
+    /// If a matrix does not have one row and one column per drafter, a rule is invalid, or the
+    /// number of first tokens is 0.
     pub(crate) fn new(
         id: DrafterId,
         config: CascadeConfig,
@@ -100,6 +110,7 @@ impl<'m, T: Target> Cascade<'m, T> {
             let is_square = lengths.iter().all(|row| row.len() == num_drafters);
             assert!(is_square && lengths.len() == num_drafters, "a row and a column for each");
         }
+        assert!(config.num_first_tokens > 0, "the chain has a first token");
         let rules = config.rules.clone();
         let init_rules = Box::new(move || ChainRules::new(&rules).expect("the rules are valid"));
         let mut cascade = Self { id, config, models, lookup, init_rules, rules: Vec::new() };
@@ -116,6 +127,13 @@ impl<'m, T: Target> Cascade<'m, T> {
     ) -> Self {
         self.init_rules = Box::new(move || ChainRules::of(rules()));
         self.begin_rules(0);
+        self
+    }
+
+    /// Sets the number of first tokens.
+    #[cfg(test)]
+    pub(crate) fn with_first_tokens(mut self, num_first_tokens: usize) -> Self {
+        self.config.num_first_tokens = num_first_tokens;
         self
     }
 
@@ -193,19 +211,23 @@ impl<T: Target> Drafter<T> for Cascade<'_, T> {
             rooms.push(most.min(limits.room));
         }
         for drafting in self.draft(target, rounds.iter_mut().zip(rooms))? {
-            let CascadeRound { round, forwards, drafted, .. } = drafting;
+            let CascadeRound { round, room, forwards, drafted, siblings, .. } = drafting;
             let proposal = &mut round.proposal;
             drafted.into_iter().for_each(|it| proposal.push_next(it.token_id, it.drawn_from));
             proposal.forwards = forwards;
+            if !siblings.is_empty() {
+                self.propose_siblings(siblings, room - 1, round);
+            }
         }
         Ok(())
     }
 
-    /// Keeps the accepted tokens in all drafters, and reports the round's outcome to the stop rule
-    /// of the chain that the target read.
+    /// Keeps the accepted tokens of the chain in all drafters, and reports them to the chain's stop
+    /// rule. Models have not read the tokens beside the chain, which come after it in the proposal.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        self.forget(slot, num_standing, path);
-        let end = RoundEnd { num_accepted: path.len(), num_kept: path.len() + 1 };
+        let num_in_chain = path.iter().enumerate().take_while(|(at, node)| at == *node).count();
+        self.forget(slot, num_standing, &path[..num_in_chain]);
+        let end = RoundEnd { num_accepted: num_in_chain, num_kept: path.len() + 1 };
         self.rules[slot].reviewed(0, end);
     }
 

@@ -11,6 +11,7 @@
 
 mod cascade;
 mod chain_rules;
+mod first_tokens;
 mod lookup_first;
 mod many;
 mod max_gram;

@@ -2,10 +2,16 @@
 //!
 //! Each round proceeds until it needs a model's forward. Then the smallest model that any round
 //! waits for runs once, for all rounds that wait for it.
+//!
+//! The siblings of the first token need no forward, because they come from the distribution of that
+//! token. There are always as many as the settings ask for, unless the distribution has no more
+//! tokens: leaving one out for its value would bias the output.
+
+use std::iter;
 
 use draftsmith_theory::{
-    CascadeCandidate, DraftSignals, DrawnFrom, Forwards, RoundEnd, SoftmaxSummary, TokenChoice,
-    review_greedy, review_sampled,
+    CascadeCandidate, Children, DraftSignals, DrawnFrom, Draws, Forwards, Node, RoundEnd,
+    SoftmaxSummary, TokenChoice, review_greedy, review_sampled,
 };
 
 use super::Cascade;
@@ -17,6 +23,8 @@ use crate::target::Target;
 /// The state of one round while its chain is drafted.
 pub(super) struct CascadeRound<'c, 'r> {
     pub(super) round: &'c mut DraftRound<'r>,
+    /// The maximum length of the target's chain.
+    pub(super) room: usize,
     pub(super) forwards: Forwards,
     /// The stack of unfinished chains: first the chain that the target will read, last the chain
     /// that is drafted now.
@@ -25,6 +33,8 @@ pub(super) struct CascadeRound<'c, 'r> {
     waits_for: Option<usize>,
     /// The chain for the target, once it is complete; empty before.
     pub(super) drafted: Vec<CascadeCandidate>,
+    /// The siblings of that chain's first token, each with the distribution it was drawn from.
+    pub(super) siblings: Vec<(u32, DrawnFrom)>,
 }
 
 /// An unfinished chain, which a reviewer will read.
@@ -67,9 +77,10 @@ impl Chain {
 }
 
 impl<'c, 'r> CascadeRound<'c, 'r> {
-    fn begin(round: &'c mut DraftRound<'r>) -> Self {
-        let (chains, drafted) = (Vec::new(), Vec::new());
-        Self { round, forwards: Forwards::default(), chains, waits_for: None, drafted }
+    fn begin(round: &'c mut DraftRound<'r>, room: usize) -> Self {
+        let (chains, drafted, siblings) = (Vec::new(), Vec::new(), Vec::new());
+        let forwards = Forwards::default();
+        Self { round, room, forwards, chains, waits_for: None, drafted, siblings }
     }
 
     /// Returns the chain that is drafted now.
@@ -128,7 +139,7 @@ impl<T: Target> Cascade<'_, T> {
         'r: 'c,
     {
         let begin = |(round, room)| {
-            let mut drafting = CascadeRound::begin(round);
+            let mut drafting = CascadeRound::begin(round, room);
             self.begin_chain(&mut drafting, 0, room);
             self.go_on(&mut drafting);
             drafting
@@ -235,6 +246,14 @@ impl<T: Target> Cascade<'_, T> {
                 review_sampled(&proposed, probs_after, lenience, &mut *round.draws)
             }
         };
+        let num_siblings = self.config.num_first_tokens - 1;
+        if let Some(first) = stands.first()
+            && num_siblings > 0
+            && chain.row == 0
+            && chain.drafted.is_empty()
+        {
+            drafting.siblings = siblings(first, rows[0].logits(), num_siblings, &mut *round.draws);
+        }
         let num_accepted = stands.len().saturating_sub(1);
         round.tokens.truncate(num_standing);
         for (row, (token, drafted)) in stands.iter().zip(rows).enumerate() {
@@ -272,12 +291,58 @@ impl<T: Target> Cascade<'_, T> {
         Ok(())
     }
 
+    /// Adds siblings of the chain's first token to a round's proposal, after the chain. Each is
+    /// followed by up to `room` looked-up tokens, but no more than the target's row asks for. They
+    /// depend only on the text up to the sibling.
+    pub(super) fn propose_siblings(
+        &mut self,
+        siblings: Vec<(u32, DrawnFrom)>,
+        room: usize,
+        round: &mut DraftRound<'_>,
+    ) {
+        let DraftRound { slot, tokens, proposal, limits, decoding, .. } = round;
+        let num_standing = tokens.len() - proposal.len();
+        let num_after = self.config.lengths(decoding)[0].get(self.models.len());
+        let num_after = num_after.map_or(0, |length| room.min(*length));
+        let mut lookup = self.lookup.as_mut().filter(|_| num_after > 0);
+        // Prompt lookup may have read the chain.
+        lookup.iter_mut().for_each(|it| it.commit(*slot, num_standing, &[]));
+        let mut text = tokens[..num_standing].to_vec();
+        for (rank, (token_id, drawn_from)) in (1..).zip(siblings) {
+            text.push(token_id);
+            let mut last = proposal.push(Node { parent: None, token_id, drawn_from, rank });
+            if let Some(lookup) = lookup.as_mut().filter(|_| !limits.is_end(&text)) {
+                let found = lookup.look_up(*slot, &mut text, num_after, limits.eos_token_ids);
+                lookup.commit(*slot, num_standing, &[]);
+                proposal.forwards.add(lookup.id(), found.len());
+                for token_id in found {
+                    let (parent, drawn_from) = (Some(last), DrawnFrom::OneHot);
+                    last = proposal.push(Node { parent, token_id, drawn_from, rank: 0 });
+                }
+            }
+            tokens.extend(text.drain(num_standing..));
+        }
+    }
+
     /// Rolls all drafters back to the first `num_standing` tokens and the accepted candidates on
     /// `path`.
     pub(super) fn forget(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
         self.models.iter_mut().for_each(|model| model.commit(slot, num_standing, path));
         self.lookup.iter_mut().for_each(|it| it.commit(slot, num_standing, path));
     }
+}
+
+/// Draws `num` siblings of a chain's first token, or as many as there are. The first token was
+/// chosen from `logits`.
+fn siblings(
+    first: &CascadeCandidate,
+    logits: &[f32],
+    num: usize,
+    draws: &mut dyn Draws,
+) -> Vec<(u32, DrawnFrom)> {
+    let mut siblings = Children::beside(first.token_id, &first.drawn_from, logits, num);
+    let next = iter::from_fn(|| siblings.next(draws)).take(num);
+    next.map(|(token, drawn_from, _)| (token, drawn_from)).collect()
 }
 
 /// Returns the probability of a token under the distribution that it was drawn from. For a greedy

@@ -68,11 +68,18 @@ fn every_stop_map_of_every_chain_leaves_the_targets_distribution_lenient_or_not(
     // A model reviews another model, look-ups, or both, and look-ups follow its candidates.
     let two = [VERTICAL[0], TWO_AND_LOOKUP[0], TWO_AND_LOOKUP[2], TWO_AND_LOOKUP[3]].map(matrix);
     let one = [ONE_AND_LOOKUP[0], ONE_AND_LOOKUP[1]].map(matrix);
-    assert_every_stop_map_is_exact(&[&two[..], &one].concat());
+    assert_every_stop_map_is_exact(&[&two[..], &one].concat(), 1);
 }
 
-/// Compares cascades under every stop map of one chain, and of two.
-fn assert_every_stop_map_is_exact(matrices: &[Vec<Vec<usize>>]) {
+#[test]
+fn every_stop_map_of_every_chain_beside_siblings_leaves_the_targets_distribution() {
+    // Look-ups follow the candidates of one model, and of two that review each other.
+    let matrices = [matrix(ONE_AND_LOOKUP[1]), matrix(TWO_AND_LOOKUP[2])];
+    assert_every_stop_map_is_exact(&matrices, 2);
+}
+
+/// Compares cascades with `num_first_tokens` under every stop map of one chain, and of two.
+fn assert_every_stop_map_is_exact(matrices: &[Vec<Vec<usize>>], num_first_tokens: usize) {
     for (lengths, lenience) in
         matrices.iter().flat_map(|lengths| leniences(3.0).map(|lenience| (lengths, lenience)))
     {
@@ -90,11 +97,12 @@ fn assert_every_stop_map_is_exact(matrices: &[Vec<Vec<usize>>]) {
                     (0..num_chains).map(|row| of(row).map(boxed)).collect()
                 }
             };
-            let drafts = || of_drafts(&case, lengths, lenience);
+            let drafts = || of_drafts(&case, lengths, lenience).with_first_tokens(num_first_tokens);
             let drafter = || drafts().ending_chains_by(of_chains());
             let found = distribution(&case, &case.target, &drafter, &|| fixed(5));
             assert_same_distribution(&found, &expected);
-            let drafts = || of_self_draft(&case, lengths, lenience);
+            let drafts =
+                || of_self_draft(&case, lengths, lenience).with_first_tokens(num_first_tokens);
             let drafter = || drafts().ending_chains_by(of_chains());
             let found = distribution(&case, &advanced, &drafter, &|| fixed(5));
             assert_same_distribution(&found, &expected);

@@ -47,6 +47,8 @@ const TREE_ROUNDING: f64 = 1e-6;
 const CAPACITY: usize = 48;
 const WIDTH: usize = 8;
 const LOOKUP: &str = "look";
+const BRANCHING: DrafterId = DrafterId::named("branching");
+const MERGED: DrafterId = DrafterId::named("merged");
 /// Drafters of each kind with a model, and a second one of the kind that reads the target's states.
 const STEPPING: [&str; 4] = ["model", "adapter", "eagle", "other"];
 
@@ -194,6 +196,16 @@ impl Networks {
         self.cascade(&names, CascadeConfig::new(matrix(lengths)))
     }
 
+    /// Builds a cascade with two first tokens.
+    fn branching_cascade<const N: usize>(
+        &self,
+        names: [&str; N],
+        lengths: [[usize; N]; N],
+    ) -> NamedParts {
+        let config = CascadeConfig { num_first_tokens: 2, ..CascadeConfig::new(matrix(lengths)) };
+        NamedParts { id: BRANCHING, ..self.cascade(&names, config) }
+    }
+
     fn merged(&self, names: &[&str], lookup: Option<LookupFirst>) -> NamedParts {
         named("merged", MergedParts { drafters: self.of(names), lookup })
     }
@@ -272,7 +284,7 @@ fn assert_exact(
         let rule = &mut *rule();
         decode(&mut drafters, drafter, around, text.request(rule, draws)).token_ids
     }));
-    if matches!(around, Around::Tree(_)) || drafter.id == DrafterId::named("merged") {
+    if matches!(around, Around::Tree(_)) || [BRANCHING, MERGED].contains(&drafter.id) {
         assert!(found.keys().eq(expected.keys()), "{drafter:?}");
         for (tokens, prob) in expected {
             let difference = (found[tokens] - prob).abs();
@@ -309,6 +321,7 @@ fn composites(networks: &Networks) -> Vec<NamedParts> {
         for lengths in [[[3, 0], [0, 0]], [[2, 0], [0, 2]], [[1, 2], [0, 1]]] {
             all.push(networks.plain_cascade([model, LOOKUP], lengths));
         }
+        all.push(networks.branching_cascade([model, LOOKUP], [[1, 2], [0, 1]]));
     }
     for pair in [
         ["eagle", "model"],
@@ -321,11 +334,13 @@ fn composites(networks: &Networks) -> Vec<NamedParts> {
         for lengths in [[[2, 0], [0, 2]], [[1, 1], [0, 0]], [[1, 1], [0, 2]]] {
             all.push(networks.plain_cascade(pair, lengths));
         }
+        all.push(networks.branching_cascade(pair, [[1, 1], [0, 1]]));
     }
     for three in [["adapter", "eagle", LOOKUP], ["eagle", "model", LOOKUP]] {
         for lengths in [[[1, 1, 1], [0, 1, 1], [0, 0, 1]], [[2, 0, 0], [0, 1, 0], [0, 0, 2]]] {
             all.push(networks.plain_cascade(three, lengths));
         }
+        all.push(networks.branching_cascade(three, [[1, 1, 1], [0, 1, 1], [0, 0, 1]]));
     }
     let lookup = Some(LookupFirst { min_match: 1, most: 2 });
     all.push(networks.merged(&["adapter", "eagle"], lookup));

@@ -45,6 +45,9 @@ pub struct CascadeKind {
     /// The rules that can end a chain early, at most one per reviewer.
     #[serde(default)]
     pub chain_rules: Vec<ChainRuleRecipe>,
+    /// The number of first tokens of a proposal, including the chain's; `None` for a chain.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub num_first_tokens: Option<usize>,
 }
 
 /// The matrix K of candidate lengths, for both ways of decoding.
@@ -103,7 +106,8 @@ impl CascadeKind {
             rules[row] = Some(rule.config(greedy.max(sampled))?);
         }
         let [greedy, sampled] = self.lengths.all().map(Clone::clone);
-        Ok(CascadeConfig { greedy, sampled, lenience, rules })
+        let num_first_tokens = self.num_first_tokens.unwrap_or(1);
+        Ok(CascadeConfig { greedy, sampled, lenience, rules, num_first_tokens })
     }
 
     /// Returns the matrix row of the chain that a rule ends; `None` if its reviewer reviews no
@@ -164,6 +168,26 @@ impl CascadeKind {
         check(
             lengths[0].iter().any(|length| *length > 0),
             "has a first row of `lengths` that is 0: the target would review nothing",
+        )
+    }
+
+    /// Checks that the first token of every proposal comes from a model, which gives it siblings.
+    fn check_first_tokens(&self, key: &str, has_look_ups: bool) -> Result<()> {
+        let Some(num) = self.num_first_tokens else { return Ok(()) };
+        require(
+            num > 1,
+            key,
+            "has a `num_first_tokens` of 0 or 1, which is a chain: give a larger number such as 8, \
+             or leave it out",
+        )?;
+        let num_models = self.drafters.len() - usize::from(has_look_ups);
+        let begins_with_model =
+            |lengths: &CascadeLengths| lengths[0][..num_models].iter().any(|length| *length > 0);
+        require(
+            self.lengths.all().into_iter().all(begins_with_model),
+            key,
+            "has `num_first_tokens`, but its first candidate is looked up and has no siblings: in \
+             the first row of `lengths`, give a drafter with a model a length above 0",
         )
     }
 
@@ -280,11 +304,19 @@ impl DrafterKind for CascadeKind {
             key,
             "has `lenient_lookup` but no prompt lookup, or no `lenience` above 1: leave it out",
         )?;
+        self.check_first_tokens(key, has_look_ups)?;
         self.check_rules(key, has_look_ups)?;
         self.config().map(drop).with_context(|| format!("key `{key}`"))
     }
 
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
+        let vocab_size = loading.workspace.models.vocab_size()?;
+        if let Some(num) = self.num_first_tokens.filter(|num| *num > vocab_size) {
+            bail!(
+                "it has `num_first_tokens = {num}`, but the vocabulary has {vocab_size} tokens; hint: \
+                 give fewer, such as 8"
+            );
+        }
         let members = self.drafters.iter().map(|id| loading.member(*id));
         let members: Vec<LoadedDrafter> = members.collect::<Result<_>>()?;
         let mut drafters: Vec<NamedParts> = members.iter().map(|it| it.parts.clone()).collect();
@@ -352,7 +384,10 @@ impl fmt::Display for CascadeKind {
             let symbol = rule.stop_rule.symbol().unwrap_or("K");
             write!(formatter, ", for {reviewer} {symbol} = {}", rule.setting)?;
         }
-        Ok(())
+        match self.num_first_tokens {
+            Some(num) => write!(formatter, ", {num} first tokens"),
+            None => Ok(()),
+        }
     }
 }
 
@@ -456,6 +491,17 @@ mod tests {
               { stop_rule = 'joint_confidence', setting = 0.6 }]",
                 "two rules",
             ),
+            ("drafters = ['draft']\nlengths = [[2]]\nnum_first_tokens = 0", "is a chain"),
+            ("drafters = ['draft']\nlengths = [[2]]\nnum_first_tokens = 1", "is a chain"),
+            (
+                "drafters = ['draft', 'lookup']\nlengths = [[0, 4], [0, 0]]\nnum_first_tokens = 8",
+                "is looked up",
+            ),
+            (
+                "drafters = ['draft', 'lookup']\nnum_first_tokens = 8\n\
+              lengths = { greedy = [[1, 3], [0, 1]], sampled = [[0, 4], [0, 0]] }",
+                "is looked up",
+            ),
         ] {
             let message = message("cascade", keys);
             assert!(message.contains("`drafters.it"), "{message}");
@@ -473,5 +519,13 @@ mod tests {
         let cascade = read(&format!("{keys}\nlenient_lookup = true"));
         assert!(cascade.to_string().ends_with("lenience 2 for look-ups too"), "{cascade}");
         assert_eq!(cascade.config().expect("valid").lenience, lenience.with_look_ups());
+        let chain = cascade;
+        assert_eq!(chain.config().expect("valid").num_first_tokens, 1);
+        let cascade = read(&format!("{keys}\nnum_first_tokens = 8"));
+        assert!(cascade.to_string().ends_with("lenience 2, 8 first tokens"), "{cascade}");
+        assert_eq!(cascade.config().expect("valid").num_first_tokens, 8);
+        let greedy = DecodingName::Greedy;
+        assert_eq!(cascade.longest(greedy), chain.longest(greedy));
+        assert_eq!(cascade.own_rule(greedy), chain.own_rule(greedy));
     }
 }

@@ -27,6 +27,26 @@ impl Children {
         Self(RemainingChildren::Drawn(probs))
     }
 
+    /// Creates the siblings of a first child that is already proposed. `drawn_from` is the
+    /// distribution that it was drawn from. If it was certain, its siblings are up to `num` of the
+    /// most probable other tokens. Otherwise they are drawn without replacement from the rest of
+    /// that distribution.
+    pub fn beside(first: u32, drawn_from: &DrawnFrom, logits: &[f32], num: usize) -> Self {
+        match drawn_from {
+            DrawnFrom::OneHot => {
+                let mut others = most_probable(logits, num + 1);
+                others.retain(|(token, _)| *token != first);
+                others.truncate(num);
+                Self(RemainingChildren::Top(others.into_iter()))
+            }
+            DrawnFrom::Probs(probs) => {
+                let mut left = probs.clone();
+                left[first as usize] = 0.0;
+                Self::drawn(left)
+            }
+        }
+    }
+
     /// Returns whether the children are drawn, so that all must be proposed.
     pub(super) fn are_drawn(&self) -> bool {
         matches!(self.0, RemainingChildren::Drawn(_))
@@ -73,8 +93,24 @@ mod tests {
     }
 
     #[test]
-    fn drawn_children_are_drawn_without_those_before() {
-        let drawn = all(Children::drawn(vec![0.0, 0.0, 0.125, 0.375]), 9);
+    fn the_siblings_of_a_certain_child_are_the_most_probable_other_tokens() {
+        let logits = [0.5, 2.0, f32::NEG_INFINITY, 1.0, -3.0];
+        let beside = |first, num| -> Vec<u32> {
+            let siblings = Children::beside(first, &DrawnFrom::OneHot, &logits, num);
+            all(siblings, 9).into_iter().map(|(token, _)| token).collect()
+        };
+        assert_eq!(beside(1, 2), [3, 0]);
+        // A lenient reviewer may have accepted a token that is not the most probable one.
+        assert_eq!(beside(4, 2), [1, 3]);
+        assert_eq!(beside(2, 2), [1, 3]);
+        assert_eq!(beside(1, 8), [3, 0, 4]);
+        assert_eq!(beside(1, 0), [0; 0]);
+    }
+
+    #[test]
+    fn the_siblings_of_a_drawn_child_are_drawn_without_those_before() {
+        let probs = DrawnFrom::Probs(vec![0.5, 0.0, 0.125, 0.375]);
+        let drawn = all(Children::beside(0, &probs, &[], 9), 9);
         let [(first, of_first), (second, of_second)] = &drawn[..] else {
             panic!("two tokens are left: {drawn:?}")
         };

@@ -1,4 +1,5 @@
-//! Cascades of models: greedy output is plain greedy output.
+//! Cascades of models, with and without siblings of the first token: greedy output is plain greedy
+//! output.
 
 use draftsmith_theory::{DrafterId, MaxGramConfig};
 
@@ -19,10 +20,12 @@ fn greedy_output_of_cascades_is_plain_greedy_output_in_every_family() {
             let session = &mut ModelSession::new(&model, context, "target");
             let plain = greedy_plain(session, prompt, &limits);
             let mut session = session_with_exit(&model, exit_layer, context);
-            for lengths in [
-                vec![vec![1, 3], vec![0, 1]],
-                vec![vec![2, 0], vec![0, 3]],
-                vec![vec![2, 1, 2], vec![0, 1, 1], vec![0, 0, 1]],
+            for (lengths, num_first_tokens) in [
+                (vec![vec![1, 3], vec![0, 1]], 1),
+                (vec![vec![1, 3], vec![0, 1]], 8),
+                (vec![vec![2, 0], vec![0, 3]], 1),
+                (vec![vec![2, 1, 2], vec![0, 1, 1], vec![0, 0, 1]], 1),
+                (vec![vec![2, 1, 2], vec![0, 1, 1], vec![0, 0, 1]], 8),
             ] {
                 let self_draft = SelfDraft::new(&model, &own, exit_layer, None, context, 1);
                 let separate = SeparateDraft::new(&model, None, 96, context, 1);
@@ -31,13 +34,14 @@ fn greedy_output_of_cascades_is_plain_greedy_output_in_every_family() {
                 if lengths.len() > 2 {
                     models.push(Box::new(separate));
                 }
-                let config = CascadeConfig::new(lengths.clone());
+                let message = format!("{name} {lengths:?} {num_first_tokens}");
+                let config = CascadeConfig { num_first_tokens, ..CascadeConfig::new(lengths) };
                 let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
                 let id = DrafterId::named("cascade");
                 let drafter = &mut Cascade::new(id, config, models, Some(Box::new(lookup)));
                 let rule = &mut FixedLengthConfig { candidate_length: 9 };
                 let found = greedy(&mut session, drafter, rule, prompt, &limits);
-                assert_eq!(found.token_ids, plain.token_ids, "{name} {lengths:?}");
+                assert_eq!(found.token_ids, plain.token_ids, "{message}");
             }
         }
     }
