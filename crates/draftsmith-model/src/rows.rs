@@ -152,6 +152,19 @@ pub(crate) struct HostRows {
     pub(crate) width: usize,
 }
 
+impl HostRows {
+    /// Joins the rows of several matrices: each row of the first with the same row of the others.
+    pub(crate) fn side_by_side(parts: &[&Self]) -> Vec<f32> {
+        let mut joined = Vec::with_capacity(parts.iter().map(|part| part.values.len()).sum());
+        for row in 0..parts[0].values.len() / parts[0].width {
+            for Self { values, width } in parts {
+                joined.extend_from_slice(&values[row * width..][..*width]);
+            }
+        }
+        joined
+    }
+}
+
 impl From<HostRows> for RowData {
     fn from(rows: HostRows) -> Self {
         Self::Host(rows)
@@ -222,6 +235,22 @@ impl Rows {
 
     pub(crate) fn into_parts(self) -> (RowData, Slots) {
         (self.place, self.slots)
+    }
+
+    /// Adds the numbers of `other`, which has as many rows, in the same place and with the same
+    /// padding.
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        match (&self.place, &other.place) {
+            (RowData::Device(one), RowData::Device(other)) => {
+                let sum = |own: Tensor<3>| own + Tensor::clone(&other.tensor);
+                self.with_place(one.clone().map(sum))
+            }
+            (one, other) => {
+                let (mut one, other) = (one.clone().into_host(), other.host());
+                one.values.iter_mut().zip(&other.values).for_each(|(own, added)| *own += added);
+                self.with_place(one)
+            }
+        }
     }
 
     /// Returns rows with the same runs and other numbers.

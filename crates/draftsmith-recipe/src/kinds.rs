@@ -6,6 +6,7 @@
 //! and calls [`DrafterKind`] for the rest.
 
 pub mod adapter;
+pub mod block;
 pub mod cascade;
 pub mod eagle3;
 pub mod loaded;
