@@ -29,6 +29,7 @@ mod files;
 mod packed_block;
 #[cfg(test)]
 mod tests;
+mod training;
 
 use std::path::Path;
 use std::sync::Arc;
@@ -143,6 +144,9 @@ pub struct BlockDrafter {
     /// The Markov head's projection to logits. Set if the drafter was loaded for decoding.
     #[module(skip)]
     narrow_markov: Option<NarrowHead>,
+    /// The embedding of the mask token, for training.
+    #[module(skip)]
+    mask: Option<Vec<f32>>,
     #[module(skip)]
     shape: ModelShape,
     #[module(skip)]
@@ -337,6 +341,7 @@ impl BlockDrafterConfig {
             packed: None,
             narrow_head: None,
             narrow_markov: None,
+            mask: None,
             shape: shape.clone(),
             form: self.form(),
         })

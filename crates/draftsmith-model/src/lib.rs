@@ -74,7 +74,7 @@ pub use spec::{
     Activation, AttentionSpec, DecoderSpec, MlpSpec, ModelShape, NormForm, NormSpec, RopeConfig,
     RopeScaling, WindowSpec,
 };
-pub use state_network::{StateNetwork, StepNetwork};
+pub use state_network::{StateNetwork, StepNetwork, UnrolledInputs};
 pub use trained_with::{check_trained_with, hash_adapter_dir, hash_export};
 pub use weights::{
     NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, check_finite, hash_first_layers,

@@ -4,7 +4,9 @@
 use std::collections::BTreeMap;
 
 use super::*;
+use crate::buckets::Lengths;
 use crate::fixtures::{FIXTURES, expected, load};
+use crate::state_network::{StateNetwork, UnrolledInputs};
 use crate::weights::{NamedTensor, write_with_ids};
 
 const VOCAB: usize = 24;
@@ -650,4 +652,70 @@ fn switched_off_heads_are_ignored() {
     assert_eq!(config.confidence, ConfidenceHead::Absent);
     assert!(!found.has_confidence());
     assert!(config.num_parameters() < models.config.num_parameters());
+}
+
+#[test]
+fn the_blocks_of_a_training_equal_those_of_decoding() {
+    const SEQ: usize = 11;
+    let ids = text(SEQ as u32);
+    for form in [OURS, FORMS[3], Form { markov_rank: 0, confidence: ConfidenceHead::OfRow, ..OURS }]
+    {
+        let models = models(form);
+        let (target, num_steps) = (&models.target, models.config.block_size);
+        let drafter = models.tensors.clone().with_mask_of(target);
+        let device = Device::flex();
+        let of_text = states(target, &models.config.target_layers, &ids);
+        let of_text = of_text.into_iter().map(|rows| {
+            let state = rows.into_tensor(&device).narrow(1, 0, SEQ - 1);
+            Tensor::cat(vec![state.clone(), state], 0)
+        });
+        let of_text: Vec<Tensor<3>> = of_text.collect();
+        let next: Vec<i32> = [&ids[1..], &ids[1..]].concat().iter().map(|id| *id as i32).collect();
+        let next = Tensor::<2, Int>::from_data(TensorData::new(next, [2, SEQ - 1]), &device);
+        let head = drafter.own_head().unwrap_or_else(|| target.lm_head_weight());
+        let head = Tensor::cat([head].into_iter().chain(drafter.more_head()).collect(), 0);
+        for (begun, lengths) in [
+            ([0..0, 0..SEQ - 1], Lengths::AsGiven),
+            ([0..SEQ - 1, 3..8], Lengths::AsGiven),
+            ([3..8, 0..SEQ - 1], Lengths::InBuckets),
+        ] {
+            let steps = drafter.unrolled(UnrolledInputs {
+                states: of_text.clone(),
+                next_ids: next.clone(),
+                embedded: target.embed(next.clone()),
+                begun: &begun,
+                num_steps,
+                lengths,
+            });
+            let mut first = 0;
+            for begun in &begun {
+                for start in begun.clone() {
+                    let num = num_steps.min(begun.end - start);
+                    let tokens = &ids[start + 1..start + 1 + num];
+                    let decoded = block(&models, &drafter, (&ids[..=start], &[]), (tokens, num));
+                    for (step, trained) in steps[..num].iter().enumerate() {
+                        let what = format!("block {start}, row {step}");
+                        let row = first + start - begun.start + step;
+                        let trained = trained.clone().narrow(0, row, 1);
+                        let of_row =
+                            |all: &[f32], width: usize| all[step * width..][..width].to_vec();
+                        let normed = trained.clone().narrow(1, 0, WIDTH).into_data();
+                        let normed: Vec<f32> = normed.iter::<f32>().collect();
+                        assert_near(&normed, &of_row(&decoded[0], WIDTH), &what);
+                        let logits = trained.matmul(head.clone()).into_data();
+                        let logits: Vec<f32> = logits.iter::<f32>().collect();
+                        let expected = of_row(&decoded[1], VOCAB);
+                        let expected = match &models.config.draft_vocabulary {
+                            Some(all) => {
+                                all.ids().iter().map(|id| expected[*id as usize]).collect()
+                            }
+                            None => expected,
+                        };
+                        assert_near(&logits, &expected, &what);
+                    }
+                }
+                first += begun.len();
+            }
+        }
+    }
 }

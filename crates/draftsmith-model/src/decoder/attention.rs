@@ -37,7 +37,7 @@ use crate::spec::ModelShape;
 use crate::spec::{AttentionNames, AttentionSpec, LayerSpec};
 use crate::weights::NamedTensor;
 
-pub(crate) use unrolled::{Drafts, UnrolledAttention, delayed};
+pub(crate) use unrolled::{DraftPlan, Drafts, UnrolledAttention, delayed};
 
 const CACHE: &str = "positions that continue a cache come with it";
 
