@@ -19,7 +19,7 @@
 mod tests;
 
 use draftsmith_model::{BlockDrafter, BlockStart, CausalLm, KvCache, Rows};
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{DrafterId, HeadTiming};
 
 use crate::acceptance::Acceptance;
 use crate::chain::propose_chain;
@@ -295,6 +295,10 @@ impl DrafterParts for BlockDraftParts {
         kept.sort_unstable();
         kept.dedup();
         TargetLayers { exit: None, kept }
+    }
+
+    fn own_head(&self) -> Option<HeadTiming> {
+        self.network.has_confidence().then_some(HeadTiming::AtDraw)
     }
 
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {

@@ -35,10 +35,9 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::nn::{Initializer, Linear};
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::Device;
 use serde_json::{Map, Value};
 
-use crate::buckets::padded_rows;
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
 use crate::decoder::layer::DecoderLayer;
@@ -144,19 +143,7 @@ pub struct BlockDrafter {
     #[module(skip)]
     narrow_markov: Option<NarrowHead>,
     #[module(skip)]
-    shape: ModelShape,
-    #[module(skip)]
-    form: BlockForm,
-}
-
-/// The settings of a drafter that its forwards need.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct BlockForm {
-    block_size: usize,
-    mask_token_id: u32,
-    is_anchor_first: bool,
-    is_causal: bool,
-    confidence: ConfidenceHead,
+    config: Arc<BlockDrafterConfig>,
 }
 
 impl BlockDrafterConfig {
@@ -198,7 +185,12 @@ impl BlockDrafterConfig {
 
     /// Returns the greatest number of candidates in a round.
     pub fn num_candidates(&self) -> usize {
-        self.form().num_candidates()
+        self.block_size - self.num_rows_before()
+    }
+
+    /// Counts the rows of a block that predict nothing.
+    fn num_rows_before(&self) -> usize {
+        usize::from(!self.is_anchor_first)
     }
 
     /// Counts the tokens that the drafter may draft.
@@ -215,16 +207,6 @@ impl BlockDrafterConfig {
         linears.map(|linear| linear.num_parameters()).sum::<usize>()
             + shape.num_layers * spec.layer(0).num_parameters(shape)
             + 2 * spec.norm.num_parameters(shape.hidden_size)
-    }
-
-    fn form(&self) -> BlockForm {
-        BlockForm {
-            block_size: self.block_size,
-            mask_token_id: self.mask_token_id,
-            is_anchor_first: self.is_anchor_first,
-            is_causal: self.is_causal,
-            confidence: self.confidence,
-        }
     }
 
     fn fc(&self) -> LinearSpec {
@@ -337,20 +319,8 @@ impl BlockDrafterConfig {
             packed: None,
             narrow_head: None,
             narrow_markov: None,
-            shape: shape.clone(),
-            form: self.form(),
+            config: Arc::new(self.clone()),
         })
-    }
-}
-
-impl BlockForm {
-    fn num_candidates(&self) -> usize {
-        self.block_size - self.num_rows_before()
-    }
-
-    /// Counts the rows of a block that predict nothing.
-    fn num_rows_before(&self) -> usize {
-        usize::from(!self.is_anchor_first)
     }
 }
 
@@ -366,17 +336,17 @@ impl BlockDrafter {
 
     /// Returns the longest sequence, in tokens.
     pub fn context(&self) -> usize {
-        self.shape.context
+        self.config.model.shape.context
     }
 
     /// Returns the greatest number of candidates in a round.
     pub fn num_candidates(&self) -> usize {
-        self.form.num_candidates()
+        self.config.num_candidates()
     }
 
     /// Returns the greatest number of rows of a block.
     pub fn block_size(&self) -> usize {
-        self.form.block_size
+        self.config.block_size
     }
 
     /// Returns whether the drafter predicts the acceptance of its candidates.
@@ -392,7 +362,7 @@ impl BlockDrafter {
             Some(_) => CachePlace::Host,
             None => CachePlace::Device(&device, self.fc.weight.val().dtype().into()),
         };
-        KvCache::new(&self.shape, capacity + self.form.block_size, num_slots, place)
+        KvCache::new(&self.config.model.shape, capacity + self.config.block_size, num_slots, place)
     }
 
     /// Computes the contexts of some positions from the target's states there, in the order of the
@@ -408,14 +378,8 @@ impl BlockDrafter {
         if let Some(packed) = &self.packed {
             return states[0].with_place(packed.contexts(states));
         }
-        let device = self.device();
-        let parts = states.iter().map(|rows| rows.place.clone().into_device(&device));
-        let parts: Vec<DeviceRows> = parts.collect();
-        let num_rows = parts[0].num_rows;
-        let tensors = parts.into_iter().map(|rows| *rows.tensor).collect();
-        let fused = self.fc.forward(Tensor::cat(tensors, 2));
-        let tensor = Box::new(self.context_norm.forward(fused));
-        states[0].with_place(DeviceRows { tensor, num_rows })
+        let read = DeviceRows::side_by_side(states, &self.device());
+        states[0].with_place(read.map(|read| self.context_norm.forward(self.fc.forward(read))))
     }
 
     /// Writes the keys and values of contexts, which follow their sequences' contexts in the cache.
@@ -448,13 +412,13 @@ impl BlockDrafter {
         blocks: &[BlockStart],
         cache: &mut KvCache,
     ) -> Rows {
-        let num_before = self.form.num_rows_before();
+        let num_before = self.config.num_rows_before();
         let nums: Vec<usize> = blocks.iter().map(|block| self.num_rows_of(block)).collect();
         let tokens: Vec<Vec<u32>> = blocks
             .iter()
             .zip(&nums)
             .map(|(block, num_rows)| {
-                let mut tokens = vec![self.form.mask_token_id; num_before + num_rows];
+                let mut tokens = vec![self.config.mask_token_id; num_before + num_rows];
                 tokens[0] = block.anchor;
                 tokens
             })
@@ -462,7 +426,7 @@ impl BlockDrafter {
         let runs: Vec<(usize, &[u32])> =
             blocks.iter().zip(&tokens).map(|(block, tokens)| (block.slot, &**tokens)).collect();
         let lens = blocks.iter().map(|block| cache.len(block.slot, 0)).collect::<Vec<usize>>();
-        if !self.form.is_causal {
+        if !self.config.is_causal {
             for ((slot, tokens), len) in runs.iter().zip(&lens) {
                 cache.begin_block(*slot, *len, tokens.len());
             }
@@ -472,7 +436,7 @@ impl BlockDrafter {
             Some(packed) => RowData::from(packed.forward(place.into_host(), slots.runs(), cache)),
             None => {
                 let rows = place.into_device(&self.device());
-                let all = 0..self.shape.num_layers;
+                let all = 0..self.stack.layers.len();
                 let rows = self.stack.forward_cached(all, rows, slots.runs(), cache);
                 rows.map(|rows| self.stack.norm.forward(rows)).into()
             }
@@ -487,7 +451,7 @@ impl BlockDrafter {
     /// rows depend on their number.
     pub fn num_rows_of(&self, block: &BlockStart) -> usize {
         let all = self.num_candidates();
-        if self.form.is_causal { block.num_candidates } else { all.max(block.num_candidates) }
+        if self.config.is_causal { block.num_candidates } else { all.max(block.num_candidates) }
     }
 
     /// Computes the logits U of candidates over the target's vocabulary, without the Markov head.
@@ -523,16 +487,13 @@ impl BlockDrafter {
     /// - output: `[rows, 1]`
     pub fn confidence_logits(&self, normed: &Rows, tokens: &[u32]) -> Option<Rows> {
         let head = self.confidence.as_ref()?;
-        let reads_token = self.form.confidence == ConfidenceHead::OfRowAndToken;
+        let reads_token = self.config.confidence == ConfidenceHead::OfRowAndToken;
         let vectors = reads_token.then(|| self.vectors_of(normed, tokens)).flatten();
         if let Some(packed) = &self.packed {
             return Some(normed.with_place(packed.confidence_logits(normed, vectors.as_ref())));
         }
-        let device = self.device();
-        let rows = normed.place.clone().into_device(&device);
-        let vectors = vectors.map(|rows| *rows.place.into_device(&device).tensor);
-        let read = |rows| Tensor::cat([rows].into_iter().chain(vectors).collect(), 2);
-        Some(normed.with_place(rows.map(|rows| head.forward(read(rows)))))
+        let read = DeviceRows::side_by_side([normed].into_iter().chain(&vectors), &self.device());
+        Some(normed.with_place(read.map(|read| head.forward(read))))
     }
 
     /// Looks up the Markov head's vectors of tokens, one for each row of `rows`; `None` without a
@@ -543,17 +504,13 @@ impl BlockDrafter {
         if let Some(packed) = &self.packed {
             return Some(rows.with_place(packed.vectors_of(tokens)));
         }
-        let mut ids: Vec<i32> = tokens.iter().map(|id| *id as i32).collect();
-        ids.resize(padded_rows(tokens.len()), 0);
-        let shape = [ids.len()];
-        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, shape), &self.device());
-        let vectors = table.weight.val().transpose().select(0, ids);
-        let tensor = Box::new(vectors.unsqueeze::<3>());
-        Some(rows.with_place(DeviceRows { tensor, num_rows: tokens.len() }))
+        let table = table.weight.val().transpose();
+        Some(rows.with_place(DeviceRows::looked_up(table, tokens.iter())))
     }
 
     /// Combines the drafter's own matrices that give logits with the tokens that it may draft.
-    fn with_narrow_heads(mut self, config: &BlockDrafterConfig) -> Self {
+    fn with_narrow_heads(mut self) -> Self {
+        let config = &self.config;
         let vocab_size = config.model.shape.vocab_size;
         let all = || DraftVocabulary::new((0..vocab_size as u32).collect::<Vec<u32>>());
         let vocabulary = config.draft_vocabulary.clone().unwrap_or_else(all);

@@ -118,10 +118,7 @@ impl Drafter {
         let loaded =
             kind.load(&Loading { id, drafters: &drafters, home, workspace: &workspace })?;
         let tuned = loaded.tuned_dir().map(Tuned::read).transpose()?.flatten();
-        let head = loaded.head.as_ref().map(|head| match head.config.reads.looks_ahead() {
-            true => HeadTiming::AtDraw,
-            false => HeadTiming::AfterRead,
-        });
+        let head = loaded.head_timing();
         Ok(OpenedDrafter {
             parts: loaded.parts,
             context: workspace.models.context()?,

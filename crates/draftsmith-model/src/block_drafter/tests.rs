@@ -3,6 +3,8 @@
 
 use std::collections::BTreeMap;
 
+use burn::tensor::Tensor;
+
 use super::*;
 use crate::fixtures::{FIXTURES, expected, load};
 use crate::weights::{NamedTensor, write_with_ids};
@@ -81,7 +83,7 @@ fn models(form: Form) -> Models {
     config.init(&Device::flex()).write_dir(dir.path(), &config).unwrap();
     let (found, packed) = read(dir.path(), target.shape()).unwrap();
     assert_eq!(found, config, "it is written as it is read");
-    let tensors = packed.to_tensors(&config);
+    let tensors = packed.to_tensors();
     Models { target, config, packed, tensors }
 }
 
@@ -144,7 +146,7 @@ fn block(
     let states = (!ids.is_empty())
         .then(|| states(&models.target, &models.config.target_layers, ids))
         .map(|states| drafter.contexts(&states));
-    for contexts in states {
+    if let Some(contexts) = states {
         for end in cuts.iter().copied().chain([ids.len()]) {
             if end > start {
                 drafter.read_contexts(contexts.slice(start..end), &mut cache);
@@ -424,8 +426,7 @@ fn contexts_of_targets_of_every_family_are_read() {
         config.init(&Device::flex()).write_dir(dir.path(), &config).unwrap();
         let (found, packed) = read(dir.path(), target.shape()).unwrap();
         assert_eq!(found, config, "{name}");
-        let both =
-            [(target.clone(), packed.clone()), (target.to_tensors(), packed.to_tensors(&config))];
+        let both = [(target.clone(), packed.clone()), (target.to_tensors(), packed.to_tensors())];
         let [host, tensors] = both.map(|(target, drafter)| {
             let mut cache = drafter.new_cache(ids.len(), 1);
             let contexts = drafter.contexts(&states(&target, &config.target_layers, &ids));
@@ -566,6 +567,10 @@ fn drafters_that_cannot_be_computed_and_damaged_ones_are_refused_by_name() {
         (
             json!({ "layer_types": ["full_attention", "sliding_attention"] }),
             ["layer_types", "sliding"],
+        ),
+        (
+            json!({ "use_sliding_window": true, "sliding_window": 8, "max_window_layers": 0, "layer_types": null }),
+            ["sliding_window", "all contexts"],
         ),
         (json!({ "mask_token_id": null }), ["mask_token_id", "missing"]),
         (json!({ "mask_token_id": 24 }), ["mask_token_id", "below 24"]),

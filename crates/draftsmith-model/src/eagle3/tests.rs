@@ -1,6 +1,7 @@
 //! Training reads what decoding computes.
 
 use super::*;
+use crate::buckets::padded_rows;
 use crate::drafter::DrafterModel;
 use crate::weights::NamedTensor;
 use crate::weights::write_with_ids;

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Result, ensure};
 use draftsmith_decode::{BlockDraftParts, NamedParts};
 use draftsmith_model::{BlockDrafter, BlockDrafterConfig, ConfidenceHead, check_trained_with};
-use draftsmith_theory::{ModelSummary, Road, RoundForwards};
+use draftsmith_theory::{HeadTiming, ModelSummary, Road, RoundForwards};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
@@ -118,6 +118,11 @@ impl DrafterKind for BlockKind {
 
     fn round_forwards(&self) -> RoundForwards {
         RoundForwards::Once
+    }
+
+    fn own_head(&self) -> Option<HeadTiming> {
+        let config = BlockDrafterConfig::from_dir(&self.path).ok()?;
+        (config.confidence != ConfidenceHead::Absent).then_some(HeadTiming::AtDraw)
     }
 
     fn path(&self) -> Option<&Path> {
