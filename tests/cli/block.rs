@@ -83,7 +83,9 @@ fn a_block_drafter_goes_through_every_stage_but_training() {
         assert_eq!((&row["lossless"], count("num_forgiven_ties")), (&lossless, 0), "{row}");
         let (num_tokens, num_forwards) = (count("num_tokens"), count("num_target_forwards"));
         assert_eq!(count("num_drafted") + num_forwards, num_tokens + count("num_discarded"));
-        assert!(count("num_draft_forwards") <= num_forwards, "one forward a round: {row}");
+        // Looked-up tokens are counted as draft forwards too.
+        let is_alone = row["drafter"] == "it";
+        assert!(!is_alone || count("num_draft_forwards") <= num_forwards, "{row}");
     }
     for rule in ["fixed_length", "confidence_threshold", "rejection_threshold"] {
         assert!(rows.iter().any(|row| row["stop_rule"] == rule), "{rule}");

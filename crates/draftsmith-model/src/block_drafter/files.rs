@@ -20,11 +20,9 @@ use draftsmith_files::parse_json_value;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::config::{CONFIDENCE, CONTEXT_NORM, LM_HEAD, NORM, layer_name};
 use super::packed_block::PackedBlock;
-use super::{
-    BlockDrafter, BlockDrafterConfig, CONFIDENCE, CONTEXT_NORM, ConfidenceHead, LM_HEAD, NORM,
-    layer_name,
-};
+use super::{BlockDrafter, BlockDrafterConfig, ConfidenceHead};
 use crate::config::ModelConfig;
 use crate::decoder::source::{CheckpointSource, named_linears};
 use crate::draft_vocabulary::{DraftVocabulary, OFFSETS};
@@ -198,7 +196,7 @@ impl BlockKeys {
     }
 }
 
-/// Returns whether the name of a class or method contains `part`, whatever its case.
+/// Returns whether the name of a class or method contains `part`, in any case.
 fn is_class(name: &str, part: &str) -> bool {
     name.to_ascii_lowercase().contains(part)
 }

@@ -2,12 +2,17 @@
 //! form give the same drafter.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 
 use burn::tensor::Tensor;
+use serde_json::{Map, Value};
 
 use super::*;
+use crate::config::ModelConfig;
+use crate::error::ModelError;
 use crate::fixtures::{FIXTURES, expected, load};
-use crate::weights::{NamedTensor, write_with_ids};
+use crate::spec::ModelShape;
+use crate::weights::{NamedTensor, WeightDtype, write_with_ids};
 
 const VOCAB: usize = 24;
 const WIDTH: usize = 16;
