@@ -142,6 +142,9 @@ impl BlockDrafter {
 
     /// Writes the keys and values of contexts, which follow their sequences' contexts in the cache.
     ///
+    /// # Shapes
+    /// - contexts: `[rows, hidden]`
+    ///
     /// # Panics
     /// If a slot is full, or its rows come in several runs.
     pub fn read_contexts(&self, contexts: Rows, cache: &mut KvCache) {

@@ -44,8 +44,8 @@ impl Drafter {
     }
 
     /// Recognises the drafter in a directory by its `config.json`: an adapter (Kangaroo), an
-    /// EAGLE-3 drafter, a block drafter, a draft model, or another built-in kind. Uses the acceptance head in the
-    /// subdirectory `head` and the stop rule written by `draftsmith tune`, if they exist.
+    /// EAGLE-3 drafter, a block drafter, a draft model, or another built-in kind. Uses the acceptance
+    /// head in the subdirectory `head` and the stop rule written by `draftsmith tune`, if they exist.
     ///
     /// # Errors
     /// If the directory contains no known drafter, or only an acceptance head.
