@@ -19,7 +19,7 @@
 mod tests;
 
 use draftsmith_model::{BlockDrafter, BlockStart, CausalLm, KvCache, Rows};
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{DrafterId, HeadTiming};
 
 use crate::acceptance::Acceptance;
 use crate::chain::propose_chain;
@@ -41,22 +41,22 @@ pub struct BlockDraft<'m> {
     layers: &'m [usize],
     /// The keys and values of contexts.
     cache: KvCache,
-    slots: Vec<Slot>,
+    slots: Vec<BlockSlot>,
 }
 
 /// The drafter's state for one sequence.
 #[derive(Debug, Default)]
-struct Slot {
+struct BlockSlot {
     /// The block of the current round; `None` before its first step.
-    block: Option<Block>,
+    block: Option<RunBlock>,
     /// The confidence head's predictions for the rows of the last step; empty if not requested.
     predicted: Vec<f64>,
 }
 
 /// The rows of one block.
 #[derive(Debug)]
-struct Block {
-    /// The number of final tokens, of which the last is the anchor.
+struct RunBlock {
+    /// The number of final tokens. The last is the anchor.
     num_standing: usize,
     normed: Rows,
     /// The logits without the Markov head's part.
@@ -81,7 +81,7 @@ impl<'m> BlockDraft<'m> {
         num_slots: usize,
     ) -> Self {
         let cache = network.new_cache(capacity.min(network.context()), num_slots);
-        let slots = std::iter::repeat_with(Slot::default).take(num_slots).collect();
+        let slots = std::iter::repeat_with(BlockSlot::default).take(num_slots).collect();
         Self { id: DrafterId::DRAFT, network, target, layers, cache, slots }
     }
 
@@ -119,7 +119,7 @@ impl<'m> BlockDraft<'m> {
         let are_new = steps.iter().zip(num_rows).map(|(step, num_rows)| {
             let (num_standing, block) =
                 (target.num_standing(step.slot), &self.slots[step.slot].block);
-            let is_enough = |block: &Block| {
+            let is_enough = |block: &RunBlock| {
                 block.num_standing == num_standing && block.normed.num_rows() >= *num_rows
             };
             !block.as_ref().is_some_and(is_enough)
@@ -146,7 +146,7 @@ impl<'m> BlockDraft<'m> {
             start = rows.end;
             let num_standing = target.num_standing(start_of_block.slot);
             let (normed, logits) = (normed.slice(rows.clone()), logits.slice(rows));
-            self.slots[start_of_block.slot].block = Some(Block { num_standing, normed, logits });
+            self.slots[start_of_block.slot].block = Some(RunBlock { num_standing, normed, logits });
         }
         are_new
     }
@@ -158,7 +158,7 @@ impl<'m> BlockDraft<'m> {
         rows: &[BlockRow],
         predicts: bool,
     ) -> Result<(Vec<f32>, Option<Vec<f32>>), DecodeError> {
-        let select = |part: fn(&Block) -> &Rows| {
+        let select = |part: fn(&RunBlock) -> &Rows| {
             Rows::cat(rows.iter().map(|row| {
                 let block = self.slots[row.slot].block.as_ref().expect("the round has a block");
                 part(block).slice(row.number..row.number + 1)
@@ -185,7 +185,7 @@ impl<'m> Drafter<ModelSession<'m>> for BlockDraft<'m> {
     ) -> Result<(), DecodeError> {
         check_fits(prompt, self.context(), ROLE)?;
         self.cache.truncate(slot, 0);
-        self.slots[slot] = Slot::default();
+        self.slots[slot] = BlockSlot::default();
         Ok(())
     }
 
@@ -295,6 +295,10 @@ impl DrafterParts for BlockDraftParts {
         kept.sort_unstable();
         kept.dedup();
         TargetLayers { exit: None, kept }
+    }
+
+    fn own_head(&self) -> Option<HeadTiming> {
+        self.network.has_confidence().then_some(HeadTiming::AtDraw)
     }
 
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {

@@ -22,91 +22,31 @@
 //! candidates of a shorter block are a prefix of those of a longer one. Bidirectional drafters of
 //! others always run a block of their whole size, so this holds for them too.
 //!
-//! Embeddings and LM head are the target's, except that a drafter of a part of the vocabulary has
-//! an LM head of its own.
+//! Embeddings and LM head are the target's, with its scale of embeddings and its soft cap of U. A
+//! drafter of a part of the vocabulary has an LM head of its own.
 
+mod config;
 mod files;
 mod packed_block;
 #[cfg(test)]
 mod tests;
 mod training;
 
-use std::path::Path;
 use std::sync::Arc;
 
 use burn::module::Module;
-use burn::nn::{Initializer, Linear};
-use burn::tensor::{Device, Int, Tensor, TensorData};
-use serde_json::{Map, Value};
+use burn::nn::Linear;
+use burn::tensor::Device;
 
-use crate::buckets::padded_rows;
 use crate::causal_lm::CausalLm;
-use crate::config::ModelConfig;
-use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
-use crate::decoder::source::{RandomSource, WeightSource};
 use crate::decoder::stack::LayerStack;
 use crate::draft_vocabulary::{DraftVocabulary, NarrowHead};
-use crate::error::ModelError;
 use crate::kv_cache::{CachePlace, KvCache};
-use crate::rope::Reach;
 use crate::rows::{DeviceRows, RowData, Rows};
-use crate::spec::{LinearSpec, ModelShape};
-use crate::weights::WeightDtype;
 use packed_block::PackedBlock;
 
-/// The names of the tensors in published drafters.
-const FC: &str = "fc";
-const CONTEXT_NORM: &str = "hidden_norm";
-const NORM: &str = "norm";
-const LAYERS: &str = "layers";
-const LM_HEAD: &str = "lm_head";
-const MARKOV_IN: &str = "markov_head.markov_w1";
-const MARKOV_OUT: &str = "markov_head.markov_w2";
-const CONFIDENCE: &str = "confidence_head.proj";
-
-/// A drafter's shape and provenance: `config.json` of its directory.
-#[derive(Debug, Clone, PartialEq)]
-pub struct BlockDrafterConfig {
-    /// For each hidden state that the drafter reads, the number of the target's layers before it.
-    /// The order is that of the inputs of `fc`.
-    pub target_layers: Vec<usize>,
-    /// The number of the target's layers, if known.
-    pub num_target_layers: Option<usize>,
-    /// A model with the drafter's layers, and the target's width and vocabulary.
-    pub model: ModelConfig,
-    /// The tokens that the drafter may draft; `None` for all.
-    pub draft_vocabulary: Option<DraftVocabulary>,
-    /// The greatest number of rows of a block.
-    pub block_size: usize,
-    /// The token in all rows but the anchor's.
-    pub mask_token_id: u32,
-    /// Whether row i predicts the token after its position, and not the token at its position.
-    pub is_anchor_first: bool,
-    /// Whether rows attend only to earlier rows of the block.
-    pub is_causal: bool,
-    /// The rank of the Markov head; 0 for none, as in DFlash.
-    pub markov_rank: usize,
-    /// The inputs of the confidence head.
-    pub confidence: ConfidenceHead,
-    /// The type of the weights in the drafter's file.
-    pub dtype: WeightDtype,
-    /// The SHA-256 of the target that the drafter was trained for, if known.
-    pub target_hash: Option<String>,
-    /// The record of the training, without the settings above.
-    pub training: Map<String, Value>,
-}
-
-/// The confidence head of a block drafter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ConfidenceHead {
-    /// No confidence head.
-    Absent,
-    /// A head that reads only the row of a candidate.
-    OfRow,
-    /// A head that reads the row of a candidate and the Markov head's vector of the token before it.
-    OfRowAndToken,
-}
+pub use config::{BlockDrafterConfig, ConfidenceHead};
 
 /// The beginning of a block.
 #[derive(Debug, Clone, Copy)]
@@ -148,220 +88,7 @@ pub struct BlockDrafter {
     #[module(skip)]
     mask: Option<Vec<f32>>,
     #[module(skip)]
-    shape: ModelShape,
-    #[module(skip)]
-    form: BlockForm,
-}
-
-/// The settings of a drafter that its forwards need.
-#[derive(Debug, Clone, Copy, PartialEq)]
-struct BlockForm {
-    block_size: usize,
-    mask_token_id: u32,
-    is_anchor_first: bool,
-    is_causal: bool,
-    confidence: ConfidenceHead,
-}
-
-impl BlockDrafterConfig {
-    /// Returns the default of [`Self::target_layers`] for a draft of `num_layers` layers: the outputs
-    /// of as many layers, spread evenly from the second to the last but two, as in DFlash.
-    pub fn default_layers(num_layers: usize, num_target_layers: usize) -> Vec<usize> {
-        let (first, last) = (1, num_target_layers.saturating_sub(3).max(1));
-        if num_layers == 1 {
-            return vec![(num_target_layers / 2 + 1).min(num_target_layers)];
-        }
-        let at = |nth: usize| (2 * nth * (last - first) + num_layers - 1) / (2 * (num_layers - 1));
-        (0..num_layers).map(|nth| (first + at(nth) + 1).min(num_target_layers)).collect()
-    }
-
-    /// Configures an anchor-first, causal drafter of the target's width with `num_layers` Qwen 3
-    /// layers, no Markov head and no confidence head.
-    pub fn new(target: &ModelConfig, num_layers: usize, mask_token_id: u32) -> Self {
-        let ModelConfig { shape, spec, .. } = target;
-        let mut model =
-            ModelConfig::qwen3(ModelShape { num_layers, ..shape.clone() }, spec.mlp.width);
-        model.spec.norm.epsilon = spec.norm.epsilon;
-        model.spec.rope.theta = spec.rope.theta;
-        Self {
-            target_layers: Self::default_layers(num_layers, shape.num_layers),
-            num_target_layers: Some(shape.num_layers),
-            model,
-            draft_vocabulary: None,
-            block_size: 7,
-            mask_token_id,
-            is_anchor_first: true,
-            is_causal: true,
-            markov_rank: 0,
-            confidence: ConfidenceHead::Absent,
-            dtype: WeightDtype::F32,
-            target_hash: None,
-            training: Map::new(),
-        }
-    }
-
-    /// Returns the greatest number of candidates in a round.
-    pub fn num_candidates(&self) -> usize {
-        self.form().num_candidates()
-    }
-
-    /// Counts the tokens that the drafter may draft.
-    pub fn num_draft_tokens(&self) -> usize {
-        let all = self.model.shape.vocab_size;
-        self.draft_vocabulary.as_ref().map_or(all, |vocabulary| vocabulary.ids().len())
-    }
-
-    /// Counts the parameters of the drafter, with its own LM head if it has one.
-    pub fn num_parameters(&self) -> usize {
-        let ModelConfig { shape, spec, .. } = &self.model;
-        let linears = [Some(self.fc()), self.own_head(), self.confidence()].into_iter().flatten();
-        let linears = linears.chain(self.markov().into_iter().flatten());
-        linears.map(|linear| linear.num_parameters()).sum::<usize>()
-            + shape.num_layers * spec.layer(0).num_parameters(shape)
-            + 2 * spec.norm.num_parameters(shape.hidden_size)
-    }
-
-    fn form(&self) -> BlockForm {
-        BlockForm {
-            block_size: self.block_size,
-            mask_token_id: self.mask_token_id,
-            is_anchor_first: self.is_anchor_first,
-            is_causal: self.is_causal,
-            confidence: self.confidence,
-        }
-    }
-
-    fn fc(&self) -> LinearSpec {
-        let width = self.model.shape.hidden_size;
-        LinearSpec::matrix(FC, self.target_layers.len() * width, width)
-    }
-
-    fn own_head(&self) -> Option<LinearSpec> {
-        let (width, num_tokens) = (self.model.shape.hidden_size, self.num_draft_tokens());
-        self.draft_vocabulary.as_ref().map(|_| LinearSpec::matrix(LM_HEAD, width, num_tokens))
-    }
-
-    fn markov(&self) -> Option<[LinearSpec; 2]> {
-        let (rank, vocab_size) = (self.markov_rank, self.model.shape.vocab_size);
-        let both = || {
-            [
-                LinearSpec::matrix(MARKOV_IN, rank, vocab_size),
-                LinearSpec::matrix(MARKOV_OUT, rank, self.num_draft_tokens()),
-            ]
-        };
-        (rank > 0).then(both)
-    }
-
-    fn confidence(&self) -> Option<LinearSpec> {
-        let width = self.model.shape.hidden_size;
-        let inputs = match self.confidence {
-            ConfidenceHead::Absent => return None,
-            ConfidenceHead::OfRow => width,
-            ConfidenceHead::OfRowAndToken => width + self.markov_rank,
-        };
-        Some(LinearSpec { has_bias: true, ..LinearSpec::matrix(CONFIDENCE, inputs, 1) })
-    }
-
-    /// Checks that the drafter in `dir` fits a target.
-    ///
-    /// # Errors
-    /// If the width or the vocabulary differs, the target lacks a layer that the drafter reads, or
-    /// its context is longer.
-    pub fn check_target(&self, dir: &Path, target: &ModelShape) -> Result<(), ModelError> {
-        let own = &self.model.shape;
-        let fail =
-            |key, problem| Err(ModelError::Config { path: dir.join("config.json"), key, problem });
-        for (key, found, expected) in [
-            ("hidden_size", own.hidden_size, target.hidden_size),
-            ("vocab_size", own.vocab_size, target.vocab_size),
-        ] {
-            if found != expected {
-                let problem = format!(
-                    "is {found}, but the target's is {expected}: the drafter was made for another target; hint: \
-                     use a drafter that was trained for this target"
-                );
-                return fail(key, problem);
-            }
-        }
-        if let Some(layer) = self.target_layers.iter().find(|layer| **layer > target.num_layers) {
-            let problem = format!(
-                "names the output of layer {}, counted from 0, but the target has {} layers",
-                layer - 1,
-                target.num_layers
-            );
-            return fail("target_layer_ids", problem);
-        }
-        if own.context < target.context {
-            let problem = format!(
-                "is {}, but the target reads {} tokens: raise it to that",
-                own.context, target.context
-            );
-            return fail("max_position_embeddings", problem);
-        }
-        Ok(())
-    }
-
-    /// Initialises random weights with burn's random numbers: linear layers are uniform within
-    /// ±1/√inputs (torch's default for `nn.Linear`), and norms are ones.
-    pub fn init(&self, device: &Device) -> BlockDrafter {
-        let matrix = |linear: &LinearSpec| {
-            let bound = 1.0 / (linear.inputs as f64).sqrt();
-            let uniform = Initializer::Uniform { min: -bound, max: bound };
-            uniform.init([linear.inputs, linear.outputs], device)
-        };
-        let Ok(drafter) = self.build(&mut RandomSource { device, matrix });
-        drafter
-    }
-
-    /// Builds the drafter with the weights of `source`.
-    fn build<S: WeightSource>(&self, source: &mut S) -> Result<BlockDrafter, S::Error> {
-        let ModelConfig { shape, spec, .. } = &self.model;
-        let mut norm = |name| source.norm("", name, shape.hidden_size, &spec.norm);
-        let (context_norm, last_norm) = (norm(CONTEXT_NORM)?, norm(NORM)?);
-        let mut linear = |linear: LinearSpec| source.linear("", &linear);
-        let fc = linear(self.fc())?;
-        let lm_head = self.own_head().map(&mut linear).transpose()?;
-        let markov = match self.markov() {
-            Some([token_in, out]) => Some([linear(token_in)?, linear(out)?]),
-            None => None,
-        };
-        let confidence = self.confidence().map(&mut linear).transpose()?;
-        let layers = (0..shape.num_layers).map(|number| {
-            DecoderLayer::build(&spec.layer(number), shape, &layer_name(number), source)
-        });
-        let layers = layers.collect::<Result<_, _>>()?;
-        let reaches = Reach::all_of(spec, shape);
-        Ok(BlockDrafter {
-            fc,
-            context_norm,
-            stack: LayerStack { layers, norm: last_norm, reaches },
-            lm_head,
-            markov,
-            confidence,
-            packed: None,
-            narrow_head: None,
-            narrow_markov: None,
-            mask: None,
-            shape: shape.clone(),
-            form: self.form(),
-        })
-    }
-}
-
-impl BlockForm {
-    fn num_candidates(&self) -> usize {
-        self.block_size - self.num_rows_before()
-    }
-
-    /// Counts the rows of a block that predict nothing.
-    fn num_rows_before(&self) -> usize {
-        usize::from(!self.is_anchor_first)
-    }
-}
-
-/// Returns the prefix of a layer's tensors.
-fn layer_name(number: usize) -> String {
-    format!("{LAYERS}.{number}")
+    config: Arc<BlockDrafterConfig>,
 }
 
 impl BlockDrafter {
@@ -371,17 +98,17 @@ impl BlockDrafter {
 
     /// Returns the longest sequence, in tokens.
     pub fn context(&self) -> usize {
-        self.shape.context
+        self.config.model.shape.context
     }
 
     /// Returns the greatest number of candidates in a round.
     pub fn num_candidates(&self) -> usize {
-        self.form.num_candidates()
+        self.config.num_candidates()
     }
 
     /// Returns the greatest number of rows of a block.
     pub fn block_size(&self) -> usize {
-        self.form.block_size
+        self.config.block_size
     }
 
     /// Returns whether the drafter predicts the acceptance of its candidates.
@@ -397,7 +124,7 @@ impl BlockDrafter {
             Some(_) => CachePlace::Host,
             None => CachePlace::Device(&device, self.fc.weight.val().dtype().into()),
         };
-        KvCache::new(&self.shape, capacity + self.form.block_size, num_slots, place)
+        KvCache::new(&self.config.model.shape, capacity + self.config.block_size, num_slots, place)
     }
 
     /// Computes the contexts of some positions from the target's states there, in the order of the
@@ -413,17 +140,14 @@ impl BlockDrafter {
         if let Some(packed) = &self.packed {
             return states[0].with_place(packed.contexts(states));
         }
-        let device = self.device();
-        let parts = states.iter().map(|rows| rows.place.clone().into_device(&device));
-        let parts: Vec<DeviceRows> = parts.collect();
-        let num_rows = parts[0].num_rows;
-        let tensors = parts.into_iter().map(|rows| *rows.tensor).collect();
-        let fused = self.fc.forward(Tensor::cat(tensors, 2));
-        let tensor = Box::new(self.context_norm.forward(fused));
-        states[0].with_place(DeviceRows { tensor, num_rows })
+        let read = DeviceRows::side_by_side(states, &self.device());
+        states[0].with_place(read.map(|read| self.context_norm.forward(self.fc.forward(read))))
     }
 
     /// Writes the keys and values of contexts, which follow their sequences' contexts in the cache.
+    ///
+    /// # Shapes
+    /// - contexts: `[rows, hidden]`
     ///
     /// # Panics
     /// If a slot is full, or its rows come in several runs.
@@ -453,13 +177,13 @@ impl BlockDrafter {
         blocks: &[BlockStart],
         cache: &mut KvCache,
     ) -> Rows {
-        let num_before = self.form.num_rows_before();
+        let num_before = self.config.num_rows_before();
         let nums: Vec<usize> = blocks.iter().map(|block| self.num_rows_of(block)).collect();
         let tokens: Vec<Vec<u32>> = blocks
             .iter()
             .zip(&nums)
             .map(|(block, num_rows)| {
-                let mut tokens = vec![self.form.mask_token_id; num_before + num_rows];
+                let mut tokens = vec![self.config.mask_token_id; num_before + num_rows];
                 tokens[0] = block.anchor;
                 tokens
             })
@@ -467,7 +191,7 @@ impl BlockDrafter {
         let runs: Vec<(usize, &[u32])> =
             blocks.iter().zip(&tokens).map(|(block, tokens)| (block.slot, &**tokens)).collect();
         let lens = blocks.iter().map(|block| cache.len(block.slot, 0)).collect::<Vec<usize>>();
-        if !self.form.is_causal {
+        if !self.config.is_causal {
             for ((slot, tokens), len) in runs.iter().zip(&lens) {
                 cache.begin_block(*slot, *len, tokens.len());
             }
@@ -477,7 +201,7 @@ impl BlockDrafter {
             Some(packed) => RowData::from(packed.forward(place.into_host(), slots.runs(), cache)),
             None => {
                 let rows = place.into_device(&self.device());
-                let all = 0..self.shape.num_layers;
+                let all = 0..self.stack.layers.len();
                 let rows = self.stack.forward_cached(all, rows, slots.runs(), cache);
                 rows.map(|rows| self.stack.norm.forward(rows)).into()
             }
@@ -492,7 +216,7 @@ impl BlockDrafter {
     /// rows depend on their number.
     pub fn num_rows_of(&self, block: &BlockStart) -> usize {
         let all = self.num_candidates();
-        if self.form.is_causal { block.num_candidates } else { all.max(block.num_candidates) }
+        if self.config.is_causal { block.num_candidates } else { all.max(block.num_candidates) }
     }
 
     /// Computes the logits U of candidates over the target's vocabulary, without the Markov head.
@@ -528,16 +252,13 @@ impl BlockDrafter {
     /// - output: `[rows, 1]`
     pub fn confidence_logits(&self, normed: &Rows, tokens: &[u32]) -> Option<Rows> {
         let head = self.confidence.as_ref()?;
-        let reads_token = self.form.confidence == ConfidenceHead::OfRowAndToken;
+        let reads_token = self.config.confidence == ConfidenceHead::OfRowAndToken;
         let vectors = reads_token.then(|| self.vectors_of(normed, tokens)).flatten();
         if let Some(packed) = &self.packed {
             return Some(normed.with_place(packed.confidence_logits(normed, vectors.as_ref())));
         }
-        let device = self.device();
-        let rows = normed.place.clone().into_device(&device);
-        let vectors = vectors.map(|rows| *rows.place.into_device(&device).tensor);
-        let read = |rows| Tensor::cat([rows].into_iter().chain(vectors).collect(), 2);
-        Some(normed.with_place(rows.map(|rows| head.forward(read(rows)))))
+        let read = DeviceRows::side_by_side([normed].into_iter().chain(&vectors), &self.device());
+        Some(normed.with_place(read.map(|read| head.forward(read))))
     }
 
     /// Looks up the Markov head's vectors of tokens, one for each row of `rows`; `None` without a
@@ -548,17 +269,13 @@ impl BlockDrafter {
         if let Some(packed) = &self.packed {
             return Some(rows.with_place(packed.vectors_of(tokens)));
         }
-        let mut ids: Vec<i32> = tokens.iter().map(|id| *id as i32).collect();
-        ids.resize(padded_rows(tokens.len()), 0);
-        let shape = [ids.len()];
-        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, shape), &self.device());
-        let vectors = table.weight.val().transpose().select(0, ids);
-        let tensor = Box::new(vectors.unsqueeze::<3>());
-        Some(rows.with_place(DeviceRows { tensor, num_rows: tokens.len() }))
+        let table = table.weight.val().transpose();
+        Some(rows.with_place(DeviceRows::looked_up(table, tokens.iter())))
     }
 
     /// Combines the drafter's own matrices that give logits with the tokens that it may draft.
-    fn with_narrow_heads(mut self, config: &BlockDrafterConfig) -> Self {
+    fn with_narrow_heads(mut self) -> Self {
+        let config = &self.config;
         let vocab_size = config.model.shape.vocab_size;
         let all = || DraftVocabulary::new((0..vocab_size as u32).collect::<Vec<u32>>());
         let vocabulary = config.draft_vocabulary.clone().unwrap_or_else(all);

@@ -27,7 +27,6 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use serde_json::{Map, Value};
 
 use crate::adapter::VOCABULARY_COVERAGE;
-use crate::buckets::padded_rows;
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
 use crate::decoder::attention::{DraftPlan, Drafts, Positions, UnrolledAttention, delayed};
@@ -455,14 +454,8 @@ impl StepNetwork for Eagle3 {
             return slots_of(runs).rows(rows);
         }
         let Some(table) = &self.embedding else { return target.embed_runs(runs) };
-        let mut ids: Vec<i32> =
-            runs.iter().flat_map(|(_, ids)| *ids).map(|id| *id as i32).collect();
-        let num_rows = ids.len();
-        ids.resize(padded_rows(num_rows), 0);
-        let shape = [ids.len()];
-        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, shape), &self.device());
-        let tensor = Box::new(table.val().select(0, ids).unsqueeze::<3>());
-        slots_of(runs).rows(DeviceRows { tensor, num_rows })
+        let ids = runs.iter().flat_map(|(_, ids)| *ids);
+        slots_of(runs).rows(DeviceRows::looked_up(table.val(), ids))
     }
 
     fn features(&self, states: &[Rows]) -> Rows {
@@ -470,13 +463,8 @@ impl StepNetwork for Eagle3 {
         if let Some(packed) = &self.packed {
             return states[0].with_place(packed.features(states));
         }
-        let device = self.device();
-        let parts = states.iter().map(|rows| rows.place.clone().into_device(&device));
-        let parts: Vec<DeviceRows> = parts.collect();
-        let num_rows = parts[0].num_rows;
-        let tensors = parts.into_iter().map(|rows| *rows.tensor).collect();
-        let tensor = Box::new(self.fc.forward(Tensor::cat(tensors, 2)));
-        states[0].with_place(DeviceRows { tensor, num_rows })
+        let read = DeviceRows::side_by_side(states, &self.device());
+        states[0].with_place(read.map(|read| self.fc.forward(read)))
     }
 
     fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {

@@ -83,6 +83,28 @@ impl DeviceRows {
         self.tensor.dims()[1] - self.num_rows
     }
 
+    /// Looks up rows of a table, `[numbers, width]`.
+    pub(crate) fn looked_up<'a>(table: Tensor<2>, ids: impl Iterator<Item = &'a u32>) -> Self {
+        let mut ids: Vec<i32> = ids.map(|id| *id as i32).collect();
+        let num_rows = ids.len();
+        ids.resize(padded_rows(num_rows), 0);
+        let ids = TensorData::new(ids, [padded_rows(num_rows)]);
+        let ids = Tensor::<1, Int>::from_data(ids, &table.device());
+        Self { tensor: Box::new(table.select(0, ids).unsqueeze()), num_rows }
+    }
+
+    /// Joins the rows of several matrices: each row of the first with the same row of the others.
+    pub(crate) fn side_by_side<'a>(
+        parts: impl IntoIterator<Item = &'a Rows>,
+        device: &Device,
+    ) -> Self {
+        let parts = parts.into_iter().map(|rows| rows.place.clone().into_device(device));
+        let parts: Vec<Self> = parts.collect();
+        let num_rows = parts[0].num_rows;
+        let tensors = parts.into_iter().map(|rows| *rows.tensor).collect();
+        Self { tensor: Box::new(Tensor::cat(tensors, 2)), num_rows }
+    }
+
     /// Applies a function to all rows, including padding.
     ///
     /// # Shapes

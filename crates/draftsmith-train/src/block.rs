@@ -184,7 +184,7 @@ pub fn train_blocks(
             let drawn = config.init_from(target, &device, || draws.uniform());
             let drafter = match training.common.initial {
                 InitialWeights::Random => drawn,
-                InitialWeights::Target => drawn.with_weights_of(target, &config),
+                InitialWeights::Target => drawn.with_weights_of(target),
             };
             (drafter, config)
         }),

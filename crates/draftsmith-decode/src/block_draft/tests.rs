@@ -85,10 +85,10 @@ impl Models {
         let target = CausalLm::from_model_dir(&dir, &device).expect("reads");
         drafter.init(&device).write_dir(&dir, &drafter).expect("written");
         let read = BlockDrafter::from_dir(&dir, &config.shape, WeightDtype::F32, &device);
-        let (drafter, packed) = read.expect("reads");
+        let (_, packed) = read.expect("reads");
         std::fs::remove_dir_all(&dir).expect("removed");
         let parts = |network| BlockDraftParts { network, layers: vec![5, 0, 2] };
-        let tensors = Self { target: on_tensors, parts: parts(packed.to_tensors(&drafter)) };
+        let tensors = Self { target: on_tensors, parts: parts(packed.to_tensors()) };
         [tensors, Self { target, parts: parts(packed) }]
     }
 

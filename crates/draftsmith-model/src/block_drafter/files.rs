@@ -12,7 +12,7 @@
 //! recurrent Markov heads, DFlash2, sliding windows and mask embeddings beside the weights are
 //! refused by name.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType};
@@ -20,11 +20,9 @@ use draftsmith_files::parse_json_value;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::config::{CONFIDENCE, CONTEXT_NORM, LM_HEAD, NORM, layer_name};
 use super::packed_block::PackedBlock;
-use super::{
-    BlockDrafter, BlockDrafterConfig, CONFIDENCE, CONTEXT_NORM, ConfidenceHead, LM_HEAD, NORM,
-    layer_name,
-};
+use super::{BlockDrafter, BlockDrafterConfig, ConfidenceHead};
 use crate::config::ModelConfig;
 use crate::decoder::source::{CheckpointSource, named_linears};
 use crate::draft_vocabulary::{DraftVocabulary, OFFSETS};
@@ -57,7 +55,10 @@ const MASK_EMBEDDING: &str = "mask_embedding.pt";
 
 /// The keys of a drafter's `config.json` that a model does not have.
 #[derive(Deserialize)]
-struct OwnKeys {
+struct BlockKeys {
+    /// The file, for messages.
+    #[serde(skip)]
+    path: PathBuf,
     target_layer_ids: Option<Vec<i64>>,
     aux_hidden_state_layer_ids: Option<Vec<i64>>,
     num_target_layers: Option<usize>,
@@ -84,20 +85,14 @@ struct OwnKeys {
     training: Map<String, Value>,
 }
 
-/// Keys whose values are checked, with the file for messages.
-struct Keys<'a> {
-    path: &'a Path,
-    own: OwnKeys,
-}
-
-impl Keys<'_> {
+impl BlockKeys {
     fn fail<T>(&self, key: &'static str, problem: impl Into<String>) -> Result<T, ModelError> {
-        Err(ModelError::Config { path: self.path.to_path_buf(), key, problem: problem.into() })
+        Err(ModelError::Config { path: self.path.clone(), key, problem: problem.into() })
     }
 
     /// Refuses drafters that are not computed here.
     fn check_known(&self) -> Result<(), ModelError> {
-        let OwnKeys { architectures, speculators_model_type, markov_head_type, .. } = &self.own;
+        let Self { architectures, speculators_model_type, markov_head_type, .. } = self;
         if architectures.iter().chain(speculators_model_type).any(|it| is_class(it, "dflash2")) {
             let key = if speculators_model_type.is_some() { METHOD } else { "architectures" };
             let problem = "names DFlash2, whose convolutions and candidate selector are not computed; hint: use \
@@ -113,8 +108,12 @@ impl Keys<'_> {
             );
             return self.fail(MARKOV_TYPE, problem);
         }
+        if self.markov_rank() > MOST_RANK {
+            let problem = format!("is {}, expected at most {MOST_RANK}", self.markov_rank());
+            return self.fail("markov_rank", problem);
+        }
         let is_other = |form: &&String| *form != "full_attention";
-        if let Some(other) = self.own.layer_types.iter().flatten().find(is_other) {
+        if let Some(other) = self.layer_types.iter().flatten().find(is_other) {
             let problem = format!(
                 "lists `{other}`, and draft layers must attend to all contexts: `full_attention`"
             );
@@ -130,17 +129,17 @@ impl Keys<'_> {
     }
 
     fn markov_rank(&self) -> usize {
-        self.own.markov_rank.unwrap_or(0)
+        self.markov_rank.unwrap_or(0)
     }
 
     /// Returns whether row i predicts the token after its position. Only z-lab's form and DSpark in
     /// DeepSpec's form have a default on which all runtimes agree.
     fn is_anchor_first(&self, is_z_labs: bool) -> Result<bool, ModelError> {
-        let is_speculators = self.own.speculators_model_type.is_some();
-        match self.own.sample_from_anchor {
+        let is_speculators = self.speculators_model_type.is_some();
+        match self.sample_from_anchor {
             Some(is_anchor_first) => Ok(is_anchor_first),
             None if is_z_labs => Ok(false),
-            None if self.own.markov_rank.is_some() && !is_speculators => Ok(true),
+            None if self.markov_rank.is_some() && !is_speculators => Ok(true),
             None => self.fail(
                 LAYOUT,
                 "is missing, and runtimes take it differently; hint: set it to true if the anchor's row predicts \
@@ -151,15 +150,13 @@ impl Keys<'_> {
 
     /// Reads for each state the number of the target's layers before it.
     fn target_layers(&self) -> Result<Vec<usize>, ModelError> {
-        let (key, first, ids) =
-            match (&self.own.target_layer_ids, &self.own.aux_hidden_state_layer_ids) {
-                (Some(ids), _) => (LAYER_IDS, 1, ids),
-                (None, Some(ids)) => (INPUT_IDS, 0, ids),
-                (None, None) => {
-                    return self
-                        .fail(LAYER_IDS, "is missing, expected a list of the target's layers");
-                }
-            };
+        let (key, first, ids) = match (&self.target_layer_ids, &self.aux_hidden_state_layer_ids) {
+            (Some(ids), _) => (LAYER_IDS, 1, ids),
+            (None, Some(ids)) => (INPUT_IDS, 0, ids),
+            (None, None) => {
+                return self.fail(LAYER_IDS, "is missing, expected a list of the target's layers");
+            }
+        };
         let layer = |id: &i64| usize::try_from(id.checked_add(first)?).ok();
         match ids.iter().map(layer).collect::<Option<Vec<usize>>>() {
             Some(layers) if !layers.is_empty() && layers.len() <= MOST_ROWS => Ok(layers),
@@ -170,7 +167,7 @@ impl Keys<'_> {
     /// Reads the number of rows of a block and the mask token.
     fn block(&self, is_anchor_first: bool, vocab_size: usize) -> Result<(usize, u32), ModelError> {
         let least = if is_anchor_first { 1 } else { 2 };
-        let block_size = match self.own.block_size {
+        let block_size = match self.block_size {
             Some(size) if (least..=MOST_ROWS).contains(&size) => size,
             Some(size) => {
                 let problem = format!("is {size}, expected {least} to {MOST_ROWS} rows");
@@ -178,7 +175,7 @@ impl Keys<'_> {
             }
             None => return self.fail("block_size", "is missing, expected the rows of a block"),
         };
-        match self.own.mask_token_id {
+        match self.mask_token_id {
             Some(id) if (id as usize) < vocab_size => Ok((block_size, id)),
             Some(id) => {
                 self.fail("mask_token_id", format!("is {id}, expected an id below {vocab_size}"))
@@ -189,8 +186,8 @@ impl Keys<'_> {
 
     fn confidence(&self, reader: &WeightReader) -> ConfidenceHead {
         let has_tensor = reader.shape(&format!("{CONFIDENCE}.weight")).is_some();
-        let is_enabled = self.own.enable_confidence_head.unwrap_or(has_tensor);
-        let reads_token = self.own.confidence_head_with_markov.unwrap_or(true);
+        let is_enabled = self.enable_confidence_head.unwrap_or(has_tensor);
+        let reads_token = self.confidence_head_with_markov.unwrap_or(true);
         match (is_enabled, reads_token && self.markov_rank() > 0) {
             (false, _) => ConfidenceHead::Absent,
             (true, false) => ConfidenceHead::OfRow,
@@ -199,7 +196,7 @@ impl Keys<'_> {
     }
 }
 
-/// Returns whether the name of a class or method contains `part`, whatever its case.
+/// Returns whether the name of a class or method contains `part`, in any case.
 fn is_class(name: &str, part: &str) -> bool {
     name.to_ascii_lowercase().contains(part)
 }
@@ -242,21 +239,19 @@ impl BlockDrafterConfig {
         let path = &dir.join("config.json");
         let keys = plain_keys(read_json(path)?);
         let is_z_labs = keys.contains_key(DFLASH);
-        let own: OwnKeys = parse_json_value(path, "", Value::Object(keys.clone()))?;
-        let keys_of_own = Keys { path, own };
-        keys_of_own.check_known()?;
+        let own = parse_json_value(path, "", Value::Object(keys.clone()))?;
+        let own = BlockKeys { path: path.clone(), ..own };
+        own.check_known()?;
         let model = ModelConfig::from_keys(path, &keys)?;
-        let vocab_size = model.shape.vocab_size;
-        let is_anchor_first = keys_of_own.is_anchor_first(is_z_labs)?;
-        let (block_size, mask_token_id) = keys_of_own.block(is_anchor_first, vocab_size)?;
-        let markov_rank = keys_of_own.markov_rank();
-        if markov_rank > MOST_RANK {
-            let problem = format!("is {markov_rank}, expected at most {MOST_RANK}");
-            return keys_of_own.fail("markov_rank", problem);
+        if model.spec.window.is_some() {
+            return own
+                .fail("sliding_window", "is set, and draft layers must attend to all contexts");
         }
-        let (target_layers, confidence) =
-            (keys_of_own.target_layers()?, keys_of_own.confidence(reader));
-        let Keys { own, .. } = keys_of_own;
+        let vocab_size = model.shape.vocab_size;
+        let is_anchor_first = own.is_anchor_first(is_z_labs)?;
+        let (block_size, mask_token_id) = own.block(is_anchor_first, vocab_size)?;
+        let (target_layers, confidence) = (own.target_layers()?, own.confidence(reader));
+        let markov_rank = own.markov_rank();
         let size = own.draft_vocab_size.filter(|size| *size < vocab_size);
         let vocabulary = size.map(|size| DraftVocabulary::take_offsets(reader, size, vocab_size));
         Ok(Self {
@@ -350,14 +345,13 @@ impl BlockDrafter {
         reader.ignore(|name| config.is_beside(name));
         reader.finish()?;
         check_weights(dir)?;
-        let drafter = drafter.with_narrow_heads(&config);
-        Ok((config, drafter))
+        Ok((config, drafter.with_narrow_heads()))
     }
 
     /// Returns the same drafter with its weights as tensors, for comparison.
     #[must_use]
-    pub fn to_tensors(&self, config: &BlockDrafterConfig) -> Self {
-        Self { packed: None, ..self.clone() }.with_narrow_heads(config)
+    pub fn to_tensors(&self) -> Self {
+        Self { packed: None, ..self.clone() }.with_narrow_heads()
     }
 
     /// Writes `model.safetensors` in the configuration's type, then `config.json`, each under a temporary name

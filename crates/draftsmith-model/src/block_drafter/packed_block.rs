@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::{BlockDrafterConfig, CONTEXT_NORM, NORM, layer_name};
+use super::BlockDrafterConfig;
+use super::config::{CONTEXT_NORM, NORM, layer_name};
 use crate::config::ModelConfig;
 use crate::error::ModelError;
 use crate::kv_cache::KvCache;

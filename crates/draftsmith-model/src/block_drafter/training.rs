@@ -10,6 +10,7 @@ use crate::causal_lm::CausalLm;
 use crate::decoder::attention::{DraftPlan, Drafts};
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::source::RandomSource;
+use crate::decoder::stack::LayerStack;
 use crate::draft_vocabulary::narrowed;
 use crate::eagle3::passing_last;
 use crate::precision::{cast_parameters, copied};
@@ -47,15 +48,16 @@ impl BlockDrafterConfig {
 impl BlockDrafter {
     /// Keeps the target's embedding of the mask token, which training needs.
     pub(super) fn with_mask_of(self, target: &CausalLm) -> Self {
-        let (place, _) = target.embed_ids(&[self.form.mask_token_id]).into_parts();
-        let mask = place.into_host().values[..self.shape.hidden_size].to_vec();
+        let (place, _) = target.embed_ids(&[self.config.mask_token_id]).into_parts();
+        let mask = place.into_host().values[..self.config.model.shape.hidden_size].to_vec();
         Self { mask: Some(mask), ..self }
     }
 
     /// Replaces the weights of the draft layers by trainable copies of the target's last layers,
     /// where they fit. `fc` passes on the deepest state, plus a tenth of its previous output. The
     /// norm and the LM head are the target's, the latter for the tokens that the drafter may draft.
-    pub fn with_weights_of(self, target: &CausalLm, config: &BlockDrafterConfig) -> Self {
+    #[must_use]
+    pub fn with_weights_of(self, target: &CausalLm) -> Self {
         let device = self.device();
         let (own, num_layers) = (self.stack.layers.len(), target.shape().num_layers);
         let first = num_layers.saturating_sub(own);
@@ -71,11 +73,12 @@ impl BlockDrafter {
             None => copied(last_norm, &device),
             Some(_) => self.stack.norm,
         };
-        let lm_head = self.lm_head.zip(config.draft_vocabulary.as_ref()).map(|(_, vocabulary)| {
-            let weight = Param::from_tensor(narrowed(target.lm_head_weight(), vocabulary));
-            copied(Linear { weight, bias: None }, &device)
-        });
-        let stack = crate::decoder::stack::LayerStack { layers, norm, ..self.stack };
+        let lm_head =
+            self.lm_head.zip(self.config.draft_vocabulary.as_ref()).map(|(_, vocabulary)| {
+                let weight = Param::from_tensor(narrowed(target.lm_head_weight(), vocabulary));
+                copied(Linear { weight, bias: None }, &device)
+            });
+        let stack = LayerStack { layers, norm, ..self.stack };
         Self { fc: passing_last(&self.fc, &device), stack, lm_head, ..self }
     }
 }

@@ -4,6 +4,7 @@ use std::ops::Range;
 
 use super::*;
 use crate::buckets::Lengths;
+use crate::buckets::padded_rows;
 use crate::drafter::DrafterModel;
 use crate::weights::NamedTensor;
 use crate::weights::write_with_ids;

@@ -1,54 +1,54 @@
 //! The kind `block`: a drafter that proposes all candidates of a round in one forward (DFlash, DSpark).
 
-use std::path::{Path, PathBuf};
+use std::any::Any;
+use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use draftsmith_data::ResponseRow;
 use draftsmith_decode::{BlockDraftParts, NamedParts};
-use draftsmith_model::{BlockDrafter, BlockDrafterConfig, ConfidenceHead, check_trained_with};
-use draftsmith_theory::{ModelSummary, Road, RoundForwards};
+use draftsmith_model::{
+    BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, VOCABULARY_COVERAGE, WeightDtype,
+    check_trained_with,
+};
+use draftsmith_theory::{HeadTiming, ModelSummary, Road, RoundForwards};
+use draftsmith_train::{
+    BlockTraining, Eagle3Scores, Ending, OptimizerSettings, Teaching, TrainError, TrainedExport,
+    TrainingRun, train_blocks,
+};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::loaded::{LoadedDrafter, Loading};
+use super::origin::Origin;
 use super::{
-    DrafterKind, DrafterRecipes, Kind, KindDirectory, KindEntry, Role, read_kind, settings_table,
+    DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
+    low_agreement_text, read_kind, settings_table,
 };
 use crate::exports::{ExportEntry, inspected};
 
 /// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry = KindEntry {
     name: "block",
-    read,
+    read: read_kind::<BlockKind>,
     directory: Some(KindDirectory {
         key: "path",
         export: ExportEntry {
             text: "block drafter",
             known_by: "sample_from_anchor",
             is_of: BlockDrafterConfig::is_of,
-            command: None,
+            command: Some("train-drafter"),
             forms: &[],
             inspect,
         },
     }),
 };
 
-/// The directory of a trained drafter.
+/// The drafter's training settings, or the directory of a trained one in DeepSpec's, z-lab's or the
+/// speculators library's form.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct BlockKind {
-    /// The directory, in DeepSpec's, z-lab's or the speculators library's form.
-    pub path: PathBuf,
-}
-
-/// Parses the settings.
-fn read(keys: toml::Table) -> Result<Kind, String> {
-    if keys.contains_key("path") {
-        return read_kind::<BlockKind>(keys);
-    }
-    Err("it has no `path`: block drafters are not trained here yet; hint: name the directory of a trained one"
-        .to_owned())
-}
+#[serde(transparent)]
+pub struct BlockKind(pub Origin<BlockTraining>);
 
 /// Describes the drafter in a directory.
 fn inspect(dir: &Path) -> Result<Value> {
@@ -88,8 +88,9 @@ impl DrafterKind for BlockKind {
         Road::SelfDraft
     }
 
-    fn check(&self, _key: &str, _all: &DrafterRecipes) -> Result<()> {
-        Ok(())
+    fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
+        let Origin::Training(training) = &self.0 else { return Ok(()) };
+        training.validate().with_context(|| format!("section `[{key}]`"))
     }
 
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
@@ -120,8 +121,17 @@ impl DrafterKind for BlockKind {
         RoundForwards::Once
     }
 
+    fn own_head(&self) -> Option<HeadTiming> {
+        let config = BlockDrafterConfig::from_dir(self.0.path()?).ok()?;
+        (config.confidence != ConfidenceHead::Absent).then_some(HeadTiming::AtDraw)
+    }
+
     fn path(&self) -> Option<&Path> {
-        Some(&self.path)
+        self.0.path()
+    }
+
+    fn training(&self) -> Option<&dyn KindTraining> {
+        self.0.training().map(|training| training as _)
     }
 
     /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers.
@@ -131,7 +141,12 @@ impl DrafterKind for BlockKind {
 
     /// Returns the number of candidates for which the drafter was trained. It proposes no more.
     fn max_candidate_length(&self) -> usize {
-        BlockDrafterConfig::from_dir(&self.path).map_or(1, |config| config.num_candidates())
+        match &self.0 {
+            Origin::Training(training) => training.shape.block_size,
+            Origin::Path(path) => {
+                BlockDrafterConfig::from_dir(path).map_or(1, |config| config.num_candidates())
+            }
+        }
     }
 
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
@@ -162,6 +177,70 @@ impl DrafterKind for BlockKind {
             config.num_draft_tokens()
         );
         Ok(vec![loading.dir_summary(loading.id.as_str(), &dir, description)?])
+    }
+}
+
+impl KindTraining for BlockTraining {
+    fn optimizer(&self) -> &OptimizerSettings {
+        &self.common.optimizer
+    }
+
+    fn dtype(&self) -> WeightDtype {
+        self.common.dtype
+    }
+
+    fn teacher(&self) -> Teaching {
+        self.common.teacher
+    }
+
+    fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
+        Self::check_layers(self, num_layers)
+    }
+
+    fn settings(&self) -> Value {
+        json!(self)
+    }
+
+    fn pass(&self) -> Value {
+        json!(self.common.of_pass())
+    }
+
+    fn shown(&self) -> &'static [&'static str] {
+        &["accepted length", "agreement", "cross-entropy"]
+    }
+
+    fn train(
+        &self,
+        all: &[&dyn KindTraining],
+        target: &CausalLm,
+        rows: &[ResponseRow],
+        seed: u64,
+        run: TrainingRun<'_>,
+    ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
+        let trainings = all.iter().filter_map(|one| (*one as &dyn Any).downcast_ref::<Self>());
+        let trainings: Vec<Self> = trainings.cloned().collect();
+        Ok(train_blocks(target, rows, &trainings, seed, run)?.into_exports())
+    }
+
+    fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {
+        let config = BlockDrafterConfig::from_dir(dir)?;
+        let scores: Eagle3Scores = serde_json::from_value(scores.clone())?;
+        let layers: Vec<String> = config.target_layers.iter().map(ToString::to_string).collect();
+        let lines = format!(
+            "{} parameters\n{}{}",
+            config.num_parameters(),
+            scores.text(),
+            low_agreement_text(scores.agreement.first(), &config.training),
+        );
+        let properties = [
+            ("layers", json!(config.target_layers)),
+            ("num_parameters", json!(config.num_parameters())),
+        ];
+        let properties =
+            properties.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
+        let coverage = config.training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64);
+        Ok(TrainedText { place: format!("over layers {}", layers.join(", ")), lines, properties }
+            .with_vocabulary(config.draft_vocabulary.as_ref(), coverage))
     }
 }
 
