@@ -5,6 +5,8 @@
 mod adapter;
 #[path = "cli/bad_input.rs"]
 mod bad_input;
+#[path = "cli/block.rs"]
+mod block;
 #[path = "cli/cascade.rs"]
 mod cascade;
 #[path = "cli/certify.rs"]

@@ -5,7 +5,6 @@
 //! head. Everything here uses public API only.
 
 use std::any::Any;
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -20,7 +19,7 @@ use draftsmith_decode::{
 };
 use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::{
-    CausalLm, Lengths, ModelError, NamedTensor, StateNetwork, WeightDtype, WeightReader,
+    CausalLm, ModelError, NamedTensor, StateNetwork, UnrolledInputs, WeightDtype, WeightReader,
     check_trained_with, write_safetensors,
 };
 use draftsmith_recipe::exports::ExportEntry;
@@ -328,14 +327,8 @@ impl StateNetwork for Medusa {
         Some(self.lm_head.val())
     }
 
-    fn unrolled(
-        &self,
-        states: Vec<Tensor<3>>,
-        _embedded: Tensor<3>,
-        begun: &[Range<usize>],
-        num_steps: usize,
-        lengths: Lengths,
-    ) -> Vec<Tensor<2>> {
+    fn unrolled(&self, inputs: UnrolledInputs<'_>) -> Vec<Tensor<2>> {
+        let UnrolledInputs { states, begun, num_steps, lengths, .. } = inputs;
         let [batch, seq, width] = states[0].dims();
         let all = states[0].clone().reshape([batch * seq, width]);
         let output = |step: usize| {

@@ -243,7 +243,7 @@ impl<'m> Acceptance<'m> {
     }
 
     /// Converts an acceptance logit into a probability. `num_tokens` only appears in the error.
-    fn acceptance_prob(logit: f32, num_tokens: usize) -> Result<f64, DecodeError> {
+    pub(crate) fn acceptance_prob(logit: f32, num_tokens: usize) -> Result<f64, DecodeError> {
         let prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
         if prob.is_nan() {
             return Err(DecodeError::NotFinite { role: "acceptance head", num_tokens });

@@ -17,13 +17,16 @@ pub fn propose_chain<T>(
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
 ) -> Result<(), DecodeError> {
-    let begin = |round: &mut DraftRound<'_>| DraftPhase::begin(round.rule, round.limits);
+    let most = drafter.max_candidates();
+    let begin = |round: &mut DraftRound<'_>| DraftPhase::begin(round.rule, round.limits.upto(most));
     let mut phases: Vec<DraftPhase> = rounds.iter_mut().map(begin).collect();
     loop {
         let pairs = rounds.iter().zip(&phases).filter(|(_, phase)| phase.needs_step());
         let steps = pairs.map(|(round, phase)| {
             let (num_candidates, needs) = (phase.num_candidates(), phase.needs());
-            DraftStep::in_chain(round.slot, round.tokens, num_candidates, needs, round.decoding)
+            let DraftRound { slot, tokens, decoding, .. } = round;
+            let step = DraftStep::in_chain(*slot, tokens, num_candidates, needs, decoding);
+            DraftStep { most: phase.num_left(), ..step }
         });
         let steps: Vec<DraftStep<'_>> = steps.collect();
         if steps.is_empty() {

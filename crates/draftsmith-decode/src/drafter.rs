@@ -112,6 +112,12 @@ pub trait StepDrafter<T>: Drafter<T> + Send {
         steps: &[DraftStep<'_>],
     ) -> Result<Vec<DraftRow>, DecodeError>;
 
+    /// Returns the greatest number of candidates in a chain that this drafter proposes alone. A draft
+    /// phase ends there.
+    fn max_candidates(&self) -> usize {
+        usize::MAX
+    }
+
     /// Returns whether the candidates depend on the position where the round began. If so, a
     /// recording drafts a whole new round at every position of a response.
     fn drafts_by_round(&self) -> bool {
@@ -194,6 +200,9 @@ pub struct DraftStep<'a> {
     /// The number of rows of logits to return, one after each of the last `num_rows` tokens. It is
     /// 1 when a chain is drafted.
     pub num_rows: usize,
+    /// The greatest number of candidates that can follow, this step's included. A drafter that
+    /// computes several at once need not compute more.
+    pub most: usize,
     /// The signals that the stop rule reads.
     pub needs: SignalNeeds,
     /// The choice of candidates: greedy or sampled, and any repetition penalty.
@@ -201,7 +210,8 @@ pub struct DraftStep<'a> {
 }
 
 impl<'a> DraftStep<'a> {
-    /// Creates a step that returns one row, after the last token of a chain.
+    /// Creates a step that returns one row, after the last token of a chain that can grow without
+    /// limit.
     pub fn in_chain(
         slot: usize,
         tokens: &'a [u32],
@@ -209,7 +219,8 @@ impl<'a> DraftStep<'a> {
         needs: SignalNeeds,
         decoding: &'a Decoding,
     ) -> Self {
-        Self { slot, tokens, num_candidates, parents: &[], num_rows: 1, needs, decoding }
+        let most = usize::MAX;
+        Self { slot, tokens, num_candidates, parents: &[], num_rows: 1, most, needs, decoding }
     }
 
     /// Returns the number of tokens before the tree, or of all tokens for a chain.

@@ -33,6 +33,7 @@
 //! ```
 
 mod acceptance;
+mod block_draft;
 mod cascade;
 mod chain;
 mod decode;
@@ -56,6 +57,7 @@ mod target;
 mod text_draft;
 mod tree_draft;
 
+pub use block_draft::{BlockDraft, BlockDraftParts};
 pub use cascade::{CascadeConfig, CascadeLengths, CascadeParts};
 pub use chain::propose_chain;
 pub use decode::{decode_many, decode_on, decode_plain, decode_speculative};

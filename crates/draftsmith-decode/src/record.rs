@@ -240,7 +240,8 @@ impl<T: Target> Recorder<'_, T> {
             enter(predicted, &mut candidate);
             // The last token within the limit is always the target's own, so no candidate is
             // drafted for it.
-            let room = one.limit.saturating_sub(one.at() + 1).min(self.options.max_length);
+            let most = self.options.max_length.min(self.drafter.max_candidates());
+            let room = one.limit.saturating_sub(one.at() + 1).min(most);
             let drafted = (room > 0)
                 .then(|| one.candidate_at(one.at(), &step, target_logits.as_deref(), self.options));
             let drafted = drafted.filter(|drafted| by_round || *drafted != one.token());

@@ -9,7 +9,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use draftsmith_model::CausalLm;
-use draftsmith_theory::{DrafterId, Recording};
+use draftsmith_theory::{DrafterId, HeadTiming, Recording};
 
 use crate::drafter::ModelDrafter;
 use crate::error::DecodeError;
@@ -23,6 +23,12 @@ pub trait DrafterParts: fmt::Debug + Send + Sync {
     /// Returns the target layers whose hidden states the drafter reads. The default is none.
     fn target_layers(&self) -> TargetLayers {
         TargetLayers::default()
+    }
+
+    /// Returns when an acceptance head predicts that is a part of the drafter's own network; `None`
+    /// without one, which is the default. It has no effect on heads that are given beside it.
+    fn own_head(&self) -> Option<HeadTiming> {
+        None
     }
 
     /// Builds the drafter and names it `id`.

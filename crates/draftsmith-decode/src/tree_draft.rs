@@ -71,6 +71,7 @@ impl Growing {
             num_candidates: self.parents.len(),
             parents: &self.parents,
             num_rows: self.num_unread.max(1),
+            most: self.phase.num_left(),
             needs: self.phase.needs(),
             decoding: round.decoding,
         }
@@ -85,8 +86,9 @@ fn propose_trees<T>(
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
 ) -> Result<(), DecodeError> {
+    let most = drafter.max_candidates();
     let begin = |round: &mut DraftRound<'_>| Growing {
-        phase: DraftPhase::begin(round.rule, round.limits),
+        phase: DraftPhase::begin(round.rule, round.limits.upto(most)),
         growth: TreeGrowth::new(shape),
         chain: Vec::new(),
         parents: Vec::new(),

@@ -132,6 +132,14 @@ impl ModelConfig {
         Self { architecture: Architecture::Llama, shape, spec }
     }
 
+    /// Configures a Qwen 3 as [`Self::llama`] configures a Llama.
+    pub fn qwen3(shape: ModelShape, mlp_width: usize) -> Self {
+        let mut config = Self::llama(shape, mlp_width);
+        config.architecture = Architecture::Qwen3;
+        config.spec.attention.names.head_norms = families::HEAD_NORMS;
+        config
+    }
+
     /// Sets whether the LM head and the embedding share one matrix.
     #[must_use]
     pub fn with_tied_embeddings(mut self, tied: bool) -> Self {

@@ -7,6 +7,7 @@
 //!
 //! The token set is part of a drafter's identity in rollouts and tuned rules.
 
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use burn::tensor::{Int, Tensor, TensorData};
@@ -23,6 +24,9 @@ use crate::weights::WeightReader;
 /// The name of the tensor that lists the tokens as 64-bit integers, and of an adapter's key for the
 /// number of tokens.
 pub(crate) const DRAFT_VOCABULARY: &str = "draft_vocabulary";
+
+/// The tensor with the offsets of a draft vocabulary in published drafters.
+pub(crate) const OFFSETS: &str = "d2t";
 
 /// The logit of a token that is never drawn. Softmax turns it into exactly 0 at any temperature,
 /// and sums with it do not become NaN.
@@ -99,6 +103,43 @@ impl DraftVocabulary {
             });
         }
         Ok(Self::new(ids))
+    }
+
+    /// Lists each token's id minus its index, the content of the tensor [`OFFSETS`].
+    pub(crate) fn offsets(&self) -> Vec<i64> {
+        (0..).zip(&*self.ids).map(|(at, id)| i64::from(*id) - at).collect()
+    }
+
+    /// Reads the vocabulary of `size` tokens from the tensor [`OFFSETS`], which may list the tokens
+    /// in any order.
+    ///
+    /// # Errors
+    /// If the tensor is missing, has another length, or does not give different ids below
+    /// `vocab_size`. The error comes with whether the tensor has ids in place of offsets.
+    pub(crate) fn take_offsets(
+        reader: &mut WeightReader,
+        size: usize,
+        vocab_size: usize,
+    ) -> Result<Self, (bool, ModelError)> {
+        let offsets = reader.take_integers(OFFSETS, size).map_err(|error| (false, error))?;
+        let tokens = |ids: &mut dyn Iterator<Item = i64>| -> Option<Vec<u32>> {
+            let known = |id: i64| u32::try_from(id).ok().filter(|id| (*id as usize) < vocab_size);
+            let ids = ids.map(known).collect::<Option<Vec<u32>>>()?;
+            let is_distinct = ids.iter().collect::<BTreeSet<_>>().len() == ids.len();
+            (is_distinct && !ids.is_empty()).then_some(ids)
+        };
+        let mut added = (0..).zip(&offsets).map(|(at, offset)| offset.saturating_add(at));
+        if let Some(ids) = tokens(&mut added) {
+            return Ok(Self::new(ids));
+        }
+        let are_ids = tokens(&mut offsets.iter().copied()).is_some_and(|ids| ids.is_sorted());
+        let problem = match are_ids {
+            true => format!("tensor `{OFFSETS}` has the target's ids, where offsets belong"),
+            false => format!(
+                "tensor `{OFFSETS}` has offsets that do not lead to different target ids below {vocab_size}"
+            ),
+        };
+        Err((are_ids, ModelError::Safetensors { path: reader.path.clone(), problem }))
     }
 
     /// Computes the fraction of counted tokens that are in the vocabulary; 1 if no token was

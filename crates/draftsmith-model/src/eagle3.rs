@@ -18,7 +18,6 @@ mod packed_eagle3;
 #[cfg(test)]
 mod tests;
 
-use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -28,10 +27,9 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use serde_json::{Map, Value};
 
 use crate::adapter::VOCABULARY_COVERAGE;
-use crate::buckets::{Lengths, padded_rows};
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
-use crate::decoder::attention::{Drafts, Positions, UnrolledAttention, delayed};
+use crate::decoder::attention::{DraftPlan, Drafts, Positions, UnrolledAttention, delayed};
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
 use crate::decoder::source::{RandomSource, WeightSource};
@@ -44,7 +42,7 @@ use crate::rows::{DeviceRows, HostRows, RowData, Rows, Slots};
 use crate::spec::{
     AttentionNames, AttentionSpec, LayerSpec, LinearSpec, ModelShape, RopeConfig, RopeScaling,
 };
-use crate::state_network::{StateNetwork, StepNetwork};
+use crate::state_network::{StateNetwork, StepNetwork, UnrolledInputs};
 use crate::weights::WeightDtype;
 use packed_eagle3::PackedEagle3;
 
@@ -340,19 +338,13 @@ impl Eagle3 {
             None => target.lm_head_weight(),
         };
         let head = copied(Linear { weight: Param::from_tensor(head), bias: None }, &device);
-        let drawn = self.fc.weight.val();
-        let [inputs, outputs] = drawn.dims();
-        let mut weight = values_of(drawn * 0.1);
-        for (row, column) in (inputs - outputs..inputs).zip(0..outputs) {
-            weight[row * outputs + column] += 1.0;
-        }
-        let weight = Param::from_data(TensorData::new(weight, [inputs, outputs]), &device);
+        let fc = passing_last(&self.fc, &device);
         let norm = match last_norm.beta() {
             None => copied(last_norm, &device),
             Some(_) => self.norm,
         };
         let lm_head = self.lm_head.map(|_| head);
-        Self { fc: Linear { weight, bias: None }, layer, norm, lm_head, ..self }
+        Self { fc, layer, norm, lm_head, ..self }
     }
 
     /// Computes the input of the projections to queries, keys and values, and the beginning of the
@@ -377,6 +369,19 @@ impl Eagle3 {
     }
 }
 
+/// Returns a projection of several states to one that passes on the last of them, plus a tenth of
+/// what `fc` gives.
+pub(crate) fn passing_last(fc: &Linear, device: &Device) -> Linear {
+    let drawn = fc.weight.val();
+    let [inputs, outputs] = drawn.dims();
+    let mut weight = values_of(drawn * 0.1);
+    for (row, column) in (inputs - outputs..inputs).zip(0..outputs) {
+        weight[row * outputs + column] += 1.0;
+    }
+    let weight = Param::from_data(TensorData::new(weight, [inputs, outputs]), device);
+    Linear { weight, bias: None }
+}
+
 impl StateNetwork for Eagle3 {
     const KIND: &'static str = "eagle3";
 
@@ -396,19 +401,14 @@ impl StateNetwork for Eagle3 {
         self.lm_head.as_ref().map(|head| head.weight.val())
     }
 
-    fn unrolled(
-        &self,
-        states: Vec<Tensor<3>>,
-        embedded: Tensor<3>,
-        begun: &[Range<usize>],
-        num_steps: usize,
-        lengths: Lengths,
-    ) -> Vec<Tensor<2>> {
+    fn unrolled(&self, inputs: UnrolledInputs<'_>) -> Vec<Tensor<2>> {
+        let UnrolledInputs { states, embedded, begun, num_steps, lengths, .. } = inputs;
         let (attention, mlp) =
             self.layer.attention.as_ref().zip(self.layer.mlp.as_ref()).expect(BOTH_PARTS);
         let [_, seq, _] = embedded.dims();
         let place = (embedded.dtype().into(), &self.device());
-        let drafts = Drafts::new(begun, seq, num_steps, lengths, &self.reaches[0], place);
+        let plan = DraftPlan { begun, seq, num_steps, rows_ahead: 0, lengths };
+        let drafts = Drafts::new(plan, &self.reaches[0], place);
         let known = |x: Tensor<3>| {
             let [batch, seq, width] = x.dims();
             x.reshape([batch * seq, width]).select(0, drafts.known.clone())
@@ -454,14 +454,8 @@ impl StepNetwork for Eagle3 {
             return slots_of(runs).rows(rows);
         }
         let Some(table) = &self.embedding else { return target.embed_runs(runs) };
-        let mut ids: Vec<i32> =
-            runs.iter().flat_map(|(_, ids)| *ids).map(|id| *id as i32).collect();
-        let num_rows = ids.len();
-        ids.resize(padded_rows(num_rows), 0);
-        let shape = [ids.len()];
-        let ids = Tensor::<1, Int>::from_data(TensorData::new(ids, shape), &self.device());
-        let tensor = Box::new(table.val().select(0, ids).unsqueeze::<3>());
-        slots_of(runs).rows(DeviceRows { tensor, num_rows })
+        let ids = runs.iter().flat_map(|(_, ids)| *ids);
+        slots_of(runs).rows(DeviceRows::looked_up(table.val(), ids))
     }
 
     fn features(&self, states: &[Rows]) -> Rows {
@@ -469,13 +463,8 @@ impl StepNetwork for Eagle3 {
         if let Some(packed) = &self.packed {
             return states[0].with_place(packed.features(states));
         }
-        let device = self.device();
-        let parts = states.iter().map(|rows| rows.place.clone().into_device(&device));
-        let parts: Vec<DeviceRows> = parts.collect();
-        let num_rows = parts[0].num_rows;
-        let tensors = parts.into_iter().map(|rows| *rows.tensor).collect();
-        let tensor = Box::new(self.fc.forward(Tensor::cat(tensors, 2)));
-        states[0].with_place(DeviceRows { tensor, num_rows })
+        let read = DeviceRows::side_by_side(states, &self.device());
+        states[0].with_place(read.map(|read| self.fc.forward(read)))
     }
 
     fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {

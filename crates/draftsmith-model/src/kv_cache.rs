@@ -150,6 +150,12 @@ impl KvCache {
         self.trees[slot].set(num_standing, parents.iter().copied());
     }
 
+    /// Declares the next `num_nodes` tokens of `slot`, after the first `num_standing`, to be a block.
+    /// Each of them attends to all of them. [`Self::truncate`] drops the block.
+    pub(crate) fn begin_block(&mut self, slot: usize, num_standing: usize, num_nodes: usize) {
+        self.trees[slot].set_block(num_standing, num_nodes);
+    }
+
     /// Keeps the first `num_standing` tokens of a slot and the tree nodes on `path`, as far as each
     /// layer has read them. Drops the other nodes.
     ///

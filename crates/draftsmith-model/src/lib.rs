@@ -1,5 +1,5 @@
 //! Decoder language models with their KV cache, acceptance heads, self-draft adapters, EAGLE-3
-//! drafters, and their weight files.
+//! drafters, block drafters, and their weight files.
 //!
 //! This is the lowest crate with tensors. It knows nothing of datasets, prompts or decoding loops,
 //! and chooses no device: callers pass one.
@@ -23,6 +23,7 @@
 
 mod acceptance_head;
 mod adapter;
+mod block_drafter;
 mod buckets;
 mod causal_lm;
 mod config;
@@ -55,6 +56,7 @@ pub use acceptance_head::{
 pub use adapter::{
     Adapter, AdapterArchitecture, AdapterConfig, KANGAROO_ROPE_THETA, VOCABULARY_COVERAGE,
 };
+pub use block_drafter::{BlockDrafter, BlockDrafterConfig, BlockStart, ConfidenceHead};
 pub use buckets::Lengths;
 pub use causal_lm::CausalLm;
 pub use config::{Architecture, ModelConfig};
@@ -72,7 +74,7 @@ pub use spec::{
     Activation, AttentionSpec, DecoderSpec, MlpSpec, ModelShape, NormForm, NormSpec, RopeConfig,
     RopeScaling, WindowSpec,
 };
-pub use state_network::{StateNetwork, StepNetwork};
+pub use state_network::{StateNetwork, StepNetwork, UnrolledInputs};
 pub use trained_with::{check_trained_with, hash_adapter_dir, hash_export};
 pub use weights::{
     NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, check_finite, hash_first_layers,

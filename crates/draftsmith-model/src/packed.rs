@@ -188,7 +188,8 @@ pub(crate) fn forward_layers<'a>(
     if num_rows > MAX_ROWS_A_BLOCK {
         return scratch.blocks.forward_layers(layers, x, rows, caches, reaches);
     }
-    if scratch.sharing.shares(layers, x) {
+    // The first of two threads does not wait for the keys of later rows.
+    if !rows.attend_ahead() && scratch.sharing.shares(layers, x) {
         return scratch.sharing.forward_layers(layers, x, rows, caches, reaches);
     }
     scratch.in_team(num_rows * layers.len() * layers[0].num_weights(), |scratch| {

@@ -38,6 +38,11 @@ impl<'a> PlacedRows<'a> {
         self.trees.get(slot).filter(|tree| !tree.is_chain())
     }
 
+    /// Returns whether some rows attend to later rows, as the nodes of a block do.
+    pub(crate) fn attend_ahead(&self) -> bool {
+        self.runs().any(|run| self.tree(run.slot).is_some_and(TokenTree::is_block))
+    }
+
     /// Returns the position in the text of cache entry `entry` of a slot.
     #[inline(always)]
     pub(crate) fn position(&self, slot: usize, entry: usize) -> usize {

@@ -83,6 +83,28 @@ impl DeviceRows {
         self.tensor.dims()[1] - self.num_rows
     }
 
+    /// Looks up rows of a table, `[numbers, width]`.
+    pub(crate) fn looked_up<'a>(table: Tensor<2>, ids: impl Iterator<Item = &'a u32>) -> Self {
+        let mut ids: Vec<i32> = ids.map(|id| *id as i32).collect();
+        let num_rows = ids.len();
+        ids.resize(padded_rows(num_rows), 0);
+        let ids = TensorData::new(ids, [padded_rows(num_rows)]);
+        let ids = Tensor::<1, Int>::from_data(ids, &table.device());
+        Self { tensor: Box::new(table.select(0, ids).unsqueeze()), num_rows }
+    }
+
+    /// Joins the rows of several matrices: each row of the first with the same row of the others.
+    pub(crate) fn side_by_side<'a>(
+        parts: impl IntoIterator<Item = &'a Rows>,
+        device: &Device,
+    ) -> Self {
+        let parts = parts.into_iter().map(|rows| rows.place.clone().into_device(device));
+        let parts: Vec<Self> = parts.collect();
+        let num_rows = parts[0].num_rows;
+        let tensors = parts.into_iter().map(|rows| *rows.tensor).collect();
+        Self { tensor: Box::new(Tensor::cat(tensors, 2)), num_rows }
+    }
+
     /// Applies a function to all rows, including padding.
     ///
     /// # Shapes
@@ -150,6 +172,19 @@ impl RowData {
 pub(crate) struct HostRows {
     pub(crate) values: Vec<f32>,
     pub(crate) width: usize,
+}
+
+impl HostRows {
+    /// Joins the rows of several matrices: each row of the first with the same row of the others.
+    pub(crate) fn side_by_side(parts: &[&Self]) -> Vec<f32> {
+        let mut joined = Vec::with_capacity(parts.iter().map(|part| part.values.len()).sum());
+        for row in 0..parts[0].values.len() / parts[0].width {
+            for Self { values, width } in parts {
+                joined.extend_from_slice(&values[row * width..][..*width]);
+            }
+        }
+        joined
+    }
 }
 
 impl From<HostRows> for RowData {
@@ -222,6 +257,22 @@ impl Rows {
 
     pub(crate) fn into_parts(self) -> (RowData, Slots) {
         (self.place, self.slots)
+    }
+
+    /// Adds the numbers of `other`, which has as many rows, in the same place and with the same
+    /// padding.
+    pub(crate) fn plus(&self, other: &Self) -> Self {
+        match (&self.place, &other.place) {
+            (RowData::Device(one), RowData::Device(other)) => {
+                let sum = |own: Tensor<3>| own + Tensor::clone(&other.tensor);
+                self.with_place(one.clone().map(sum))
+            }
+            (one, other) => {
+                let (mut one, other) = (one.clone().into_host(), other.host());
+                one.values.iter_mut().zip(&other.values).for_each(|(own, added)| *own += added);
+                self.with_place(one)
+            }
+        }
     }
 
     /// Returns rows with the same runs and other numbers.

@@ -40,26 +40,42 @@ pub trait StateNetwork: Module + ModuleDisplay + Sync + 'static {
         None
     }
 
-    /// Computes the LM head's inputs in `num_steps` steps of drafts that begin at some positions of whole sequences,
-    /// as decoding does (training-time test; EAGLE-3, section 3.2).
-    ///
-    /// The output's rows are the positions of `begun`, one sequence after another, then padding if `lengths` asks for
-    /// it. Step k at a position belongs to the draft that began k positions before, so the first k rows of each
-    /// sequence belong to no draft.
+    /// Returns further rows of the LM head, its own or the target's, for inputs that follow the hidden states in
+    /// [`Self::unrolled`]; `None` if there are no such inputs.
     ///
     /// # Shapes
-    /// - states: `[batch, seq, target_hidden]` for each layer that the network reads
-    /// - embedded: `[batch, seq, hidden]`, of the token after each position
-    /// - begun: `batch` ranges of positions
-    /// - output: `[rows, hidden]` for each step, normed
-    fn unrolled(
-        &self,
-        states: Vec<Tensor<3>>,
-        embedded: Tensor<3>,
-        begun: &[Range<usize>],
-        num_steps: usize,
-        lengths: Lengths,
-    ) -> Vec<Tensor<2>>;
+    /// - output: `[more, draft tokens]`
+    fn more_head(&self) -> Option<Tensor<2>> {
+        None
+    }
+
+    /// Computes the LM head's inputs in the steps of drafts that begin at some positions of whole sequences, as
+    /// decoding does (training-time test; EAGLE-3, section 3.2).
+    ///
+    /// The output's rows are the positions at which drafts begin, one sequence after another, then padding if the
+    /// lengths ask for it. Step k at a position belongs to the draft that began k positions before, so the first k rows
+    /// of each sequence belong to no draft.
+    ///
+    /// # Shapes
+    /// - output: `[rows, hidden + more]` for each step, normed
+    fn unrolled(&self, inputs: UnrolledInputs<'_>) -> Vec<Tensor<2>>;
+}
+
+/// The inputs of the drafts of a batch of whole sequences.
+#[derive(Debug, Clone)]
+pub struct UnrolledInputs<'a> {
+    /// The target's hidden states for each layer that the network reads: `[batch, seq, target_hidden]`.
+    pub states: Vec<Tensor<3>>,
+    /// The token after each position: `[batch, seq]`.
+    pub next_ids: Tensor<2, Int>,
+    /// The embeddings of these tokens: `[batch, seq, hidden]`.
+    pub embedded: Tensor<3>,
+    /// The positions at which drafts begin, one range for each sequence.
+    pub begun: &'a [Range<usize>],
+    /// The number of steps of each draft.
+    pub num_steps: usize,
+    /// The kind of padding that the batch's tensors have.
+    pub lengths: Lengths,
 }
 
 /// A network that drafts from its target's hidden states step by step.

@@ -3,6 +3,9 @@
 //! A cache stores a tree like a chain: nodes one after the other. A node's position depends on its
 //! depth, so siblings share a position. A node attends only to its ancestors and the tokens before
 //! the tree (SpecInfer's tree attention, Miao et al. 2023, section 4.2).
+//!
+//! A block is a chain whose nodes attend to later nodes too, as in drafters that were trained without
+//! a causal mask.
 
 /// The tree of the last tokens in a cache slot. Without nodes the tokens are a chain.
 #[derive(Debug, Clone, Default)]
@@ -15,6 +18,8 @@ pub(crate) struct TokenTree {
     /// For each node and each earlier node, whether the earlier one is an ancestor. This is a lower
     /// triangle, stored row by row.
     follows: Vec<bool>,
+    /// Whether the nodes are a block, which attend to all nodes.
+    is_block: bool,
 }
 
 impl TokenTree {
@@ -29,6 +34,7 @@ impl TokenTree {
         parents: impl Iterator<Item = Option<usize>>,
     ) {
         self.num_standing = num_standing;
+        self.is_block = false;
         let mut num_nodes = 0;
         for parent in parents {
             if self.parents.get(num_nodes) != Some(&parent) {
@@ -38,6 +44,23 @@ impl TokenTree {
             num_nodes += 1;
         }
         self.truncate(num_nodes);
+    }
+
+    /// Sets the number of tokens before a block, and the number of its nodes.
+    pub(crate) fn set_block(&mut self, num_standing: usize, num_nodes: usize) {
+        self.set(num_standing, (0..num_nodes).map(|node| node.checked_sub(1)));
+        self.is_block = true;
+    }
+
+    /// Returns whether the nodes are a block, which attend to all nodes.
+    pub(crate) fn is_block(&self) -> bool {
+        self.is_block
+    }
+
+    /// Returns the end of the cache entries that `entry` may attend to.
+    pub(crate) fn end_seen(&self, entry: usize) -> usize {
+        let end = if self.is_block { self.num_standing + self.num_nodes() } else { 0 };
+        end.max(entry + 1)
     }
 
     fn push(&mut self, parent: Option<usize>) {
@@ -63,6 +86,7 @@ impl TokenTree {
     /// Removes all nodes, so that the tokens are a chain.
     pub(crate) fn clear(&mut self) {
         self.truncate(0);
+        self.is_block = false;
     }
 
     pub(crate) fn is_chain(&self) -> bool {
@@ -136,6 +160,22 @@ mod tests {
         assert_eq!(all, expected);
         // A window that starts inside the tree hides some ancestors too.
         assert_eq!(hidden(&tree, 14, 11), [10, 12, 13]);
+    }
+
+    #[test]
+    fn the_nodes_of_a_block_are_a_chain_that_sees_its_end() {
+        let mut tree = TokenTree::default();
+        tree.set_block(10, 4);
+        let positions: Vec<usize> = (9..15).map(|entry| tree.position(entry)).collect();
+        assert_eq!(positions, [9, 10, 11, 12, 13, 14]);
+        let ends: Vec<usize> = (10..16).map(|entry| tree.end_seen(entry)).collect();
+        assert_eq!(ends, [14, 14, 14, 14, 15, 16]);
+        assert!((10..14).all(|entry| hidden(&tree, entry, 0).is_empty()));
+        tree.set(10, PARENTS.into_iter());
+        assert_eq!((tree.is_block(), tree.end_seen(11)), (false, 12));
+        tree.set_block(10, 4);
+        tree.clear();
+        assert!(tree.is_chain() && !tree.is_block());
     }
 
     #[test]

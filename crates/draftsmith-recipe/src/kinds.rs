@@ -6,6 +6,7 @@
 //! and calls [`DrafterKind`] for the rest.
 
 pub mod adapter;
+pub mod block;
 pub mod cascade;
 pub mod eagle3;
 pub mod loaded;
@@ -24,7 +25,7 @@ use anyhow::{Context, Result, bail};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::NamedParts;
 use draftsmith_model::{CausalLm, DraftVocabulary, DrafterModel, HeadForm, WeightDtype};
-use draftsmith_theory::{Bounds, DrafterId, RoundForwards, StopRuleConfig};
+use draftsmith_theory::{Bounds, DrafterId, HeadTiming, RoundForwards, StopRuleConfig};
 use draftsmith_theory::{DecodingName, ModelSummary, Road};
 use draftsmith_train::{
     Ending, HeadLabels, HeadTraining, OptimizerSettings, Teaching, TrainError, TrainedExport,
@@ -180,6 +181,12 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     /// Returns the number of draft forwards in a round: one per candidate or one in all.
     fn round_forwards(&self) -> RoundForwards {
         RoundForwards::EachStep
+    }
+
+    /// Returns when an acceptance head predicts that is a part of the drafter's own files; `None`
+    /// without one.
+    fn own_head(&self) -> Option<HeadTiming> {
+        None
     }
 
     /// Returns whether stop rules may read the drafter's probabilities.

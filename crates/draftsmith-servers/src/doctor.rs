@@ -15,8 +15,8 @@ use burn::tensor::Device;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_files::{parse_json, read_bytes};
 use draftsmith_model::{
-    AcceptanceHead, Adapter, Eagle3, ModelConfig, ModelError, WeightDtype, WeightReader,
-    check_finite, hash_model_dir,
+    AcceptanceHead, Adapter, BlockDrafter, BlockDrafterConfig, Eagle3, ModelConfig, ModelError,
+    WeightDtype, WeightReader, check_finite, hash_model_dir,
 };
 use draftsmith_recipe::exports::HEAD;
 use draftsmith_recipe::kinds::Kinds;
@@ -83,7 +83,14 @@ impl Files {
 }
 
 /// The known formats. The first match wins. The draft model matches any files, so it comes last.
-static FORMS: [FileForm; 7] = [
+static FORMS: [FileForm; 8] = [
+    FileForm {
+        name: "block",
+        text: "a block drafter",
+        kind: Some("block"),
+        is_of: |files| files.is_of_kind("block"),
+        examine: block,
+    },
     FileForm {
         name: "eagle3_speculators",
         text: "an EAGLE-3 drafter in the speculators library's form",
@@ -303,6 +310,32 @@ fn medusa(patient: &mut Patient<'_>) -> Result<String> {
     Ok(format!("{num_heads} heads"))
 }
 
+/// Describes a block drafter. What servers do with its files is not examined yet.
+fn block(patient: &mut Patient<'_>) -> Result<String> {
+    patient.find(
+        "servers-not-examined",
+        Severity::Note,
+        "its files were read as this program reads them, and not as servers do",
+        "llama.cpp, vLLM and SGLang load block drafters, some only in one form",
+        "compare the server's counters by position with those of `generate --drafter`",
+    );
+    let config = match BlockDrafterConfig::from_dir(patient.dir) {
+        Ok(config) => config,
+        Err(error) => {
+            patient.find_unreadable(&error);
+            return Ok("of unknown sizes".to_owned());
+        }
+    };
+    Ok(format!(
+        "width {}, {} layers, {} candidates, drafts {} of {} tokens",
+        config.model.shape.hidden_size,
+        config.model.shape.num_layers,
+        config.num_candidates(),
+        config.num_draft_tokens(),
+        config.model.shape.vocab_size
+    ))
+}
+
 /// Examines an acceptance head or adapter of this program, which servers cannot load directly.
 fn own_export(patient: &mut Patient<'_>) -> Result<String> {
     let is_adapter = patient.keys.contains_key("exit_layer");
@@ -374,6 +407,7 @@ fn read(patient: &Patient<'_>, form: &FileForm) -> Result<(), ModelError> {
     let (dtype, device) = (WeightDtype::F32, Device::flex());
     match (form.name, form.kind) {
         (_, Some("eagle3")) => Eagle3::from_dir(dir, target, dtype, &device).map(|_| ()),
+        (_, Some("block")) => BlockDrafter::from_dir(dir, target, dtype, &device).map(|_| ()),
         (_, Some("adapter")) => Adapter::from_dir(dir, target, dtype, &device).map(|_| ()),
         ("acceptance_head", _) => {
             let width = patient.number("hidden_size").unwrap_or(0);

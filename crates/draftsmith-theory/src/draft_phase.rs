@@ -76,6 +76,12 @@ pub struct DraftLimits<'a> {
 }
 
 impl DraftLimits<'_> {
+    /// Returns these limits with room for at most `most` candidates.
+    #[must_use]
+    pub fn upto(self, most: usize) -> Self {
+        Self { room: self.room.min(most), ..self }
+    }
+
     /// Returns whether the last of `tokens` ends the response.
     pub fn is_end(&self, tokens: &[u32]) -> bool {
         tokens.last().is_some_and(|last| self.eos_token_ids.contains(last))
@@ -120,6 +126,11 @@ impl DraftPhase {
     /// Returns the number of candidates so far.
     pub fn num_candidates(&self) -> usize {
         self.num_candidates
+    }
+
+    /// Returns the greatest number of candidates that can still be drawn.
+    pub fn num_left(&self) -> usize {
+        self.max - self.num_candidates
     }
 
     /// Returns the number of steps so far.

@@ -29,13 +29,15 @@
 //! | `data` | the rows of each batch and step, and the thread that prepares them |
 //! | `head` | acceptance heads: settings, sweep, mixtures, rollouts, features, loss |
 //! | `adapter` | self-draft adapters: settings, batches, distillation losses, scores |
-//! | `eagle3` | EAGLE-3 drafters: settings, unrolled steps, accepted lengths |
+//! | `block` | block drafters: settings, first weights |
+//! | `eagle3` | EAGLE-3 and other drafters on states: settings, unrolled steps, accepted lengths |
 //! | `run` | the training loop, its members, devices, optimizer and learning rate, and the saved state |
 //! | `log` | `metrics.jsonl`, and [`renderer`], the display with burn-train |
 //! | `states` | hidden states of frozen models on the disk |
 //! | `ranges` | the ranges of numeric settings |
 
 mod adapter;
+mod block;
 mod data;
 mod eagle3;
 mod error;
@@ -51,6 +53,7 @@ pub use adapter::distillation::DistillationLoss;
 pub use adapter::learner::AdapterScores;
 pub use adapter::settings::{AdapterTraining, ExitLayers, InitialWeights, Teaching};
 pub use adapter::{TrainedAdapter, adapter_examples, first_adapter, train_adapters};
+pub use block::{BlockShape, BlockTraining, TrainedBlock, train_blocks};
 pub use data::split::is_held_out;
 pub use data::{Example, RowCounts, StepExamples};
 pub use eagle3::scores::{Eagle3Scores, MAX_STEPS, StepShares};

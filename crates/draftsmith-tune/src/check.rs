@@ -189,7 +189,7 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
     let drafter = DrafterName::Of(id);
     let tuned_dir = loaded.tuned_dir().context("it was read just now")?;
     let tuned = Tuned::read_for(tuned_dir, dtype, None, watch)?;
-    let has_head = loaded.head.is_some();
+    let has_head = loaded.head_timing().is_some();
     let rule = |name| CheckedRule::new(&tuned, name, drafter, has_head, tuned_dir);
     let (mut greedy, mut sampled) = (rule(DecodingName::Greedy)?, rule(DecodingName::Sampled)?);
     let of_evaluate = recipe.evaluate.as_ref().map(|evaluate| evaluate.max_new_tokens);

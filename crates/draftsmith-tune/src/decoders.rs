@@ -65,7 +65,7 @@ impl<'m> Decoders<'m> {
             dtype: pair.target.dtype(),
             with_heads: drafters
                 .iter()
-                .filter(|it| it.head.is_some())
+                .filter(|it| it.head_timing().is_some())
                 .map(LoadedDrafter::id)
                 .collect(),
             drafters: Drafters::new(drafters.iter().map(|it| &it.parts), sizes),

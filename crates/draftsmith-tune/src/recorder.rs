@@ -226,7 +226,7 @@ impl AnswerRecorder<'_> {
             .then(|| workspace.models.target_of_adapters(workspace.models.dtype))
             .transpose()?;
         let target = AnsweringTarget { answers, layers, vocab_size };
-        let options = self.options(drafter.decoding, loaded.head.is_some(), false);
+        let options = self.options(drafter.decoding, loaded.head_timing().is_some(), false);
         self.record_watched(responses, |requests, observe| {
             let recorded = parts.record_elsewhere(target, &options, requests, observe);
             Ok(recorded.context(NO_STEPS)??)

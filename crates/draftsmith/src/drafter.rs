@@ -44,8 +44,8 @@ impl Drafter {
     }
 
     /// Recognises the drafter in a directory by its `config.json`: an adapter (Kangaroo), an
-    /// EAGLE-3 drafter, a draft model, or another built-in kind. Uses the acceptance head in the
-    /// subdirectory `head` and the stop rule written by `draftsmith tune`, if they exist.
+    /// EAGLE-3 drafter, a block drafter, a draft model, or another built-in kind. Uses the acceptance
+    /// head in the subdirectory `head` and the stop rule written by `draftsmith tune`, if they exist.
     ///
     /// # Errors
     /// If the directory contains no known drafter, or only an acceptance head.
@@ -118,10 +118,7 @@ impl Drafter {
         let loaded =
             kind.load(&Loading { id, drafters: &drafters, home, workspace: &workspace })?;
         let tuned = loaded.tuned_dir().map(Tuned::read).transpose()?.flatten();
-        let head = loaded.head.as_ref().map(|head| match head.config.reads.looks_ahead() {
-            true => HeadTiming::AtDraw,
-            false => HeadTiming::AfterRead,
-        });
+        let head = loaded.head_timing();
         Ok(OpenedDrafter {
             parts: loaded.parts,
             context: workspace.models.context()?,

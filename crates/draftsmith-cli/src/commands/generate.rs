@@ -97,7 +97,7 @@ pub(crate) fn run(
         draws: &mut SeededDraws::new(seed, &["generate"]),
     };
     let is_speculative = loaded.is_some();
-    let has_head = loaded.as_ref().is_some_and(|loaded| loaded.head.is_some());
+    let has_head = loaded.as_ref().is_some_and(|loaded| loaded.head_timing().is_some());
     let name = asked.map_or(DrafterName::None, |id| {
         match (arguments.tree, arguments.lookup_first.or(chosen.lookup_first)) {
             (Some(shape), _) => DrafterName::Tree(id, shape),

@@ -12,9 +12,9 @@ use std::sync::Arc;
 
 use burn::tensor::Device;
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, Eagle3, Eagle3Config,
-    HeadForm, HeadInput, HeadReads, KvCache, ModelConfig, ModelShape, Rows, StepNetwork,
-    WeightDtype,
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, BlockDrafter, BlockDrafterConfig,
+    CausalLm, ConfidenceHead, Eagle3, Eagle3Config, HeadForm, HeadInput, HeadReads, KvCache,
+    ModelConfig, ModelShape, Rows, StepNetwork, WeightDtype,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, DrafterId, Draws, FixedLengthConfig,
@@ -25,6 +25,7 @@ use draftsmith_theory::{
 use super::assert_same_distribution;
 use super::cascade::{lenient, matrix};
 use super::tables::{Asked, StopMap};
+use crate::block_draft::BlockDraftParts;
 use crate::cascade::{CascadeConfig, CascadeParts};
 use crate::decode::{decode_many, decode_on, decode_plain, decode_speculative};
 use crate::drafter::Drafter;
@@ -49,8 +50,9 @@ const WIDTH: usize = 8;
 const LOOKUP: &str = "look";
 const BRANCHING: DrafterId = DrafterId::named("branching");
 const MERGED: DrafterId = DrafterId::named("merged");
-/// Drafters of each kind with a model, and a second one of the kind that reads the target's states.
-const STEPPING: [&str; 4] = ["model", "adapter", "eagle", "other"];
+/// Drafters of each kind with a model, a second one of the kind that reads the target's states, and a second block
+/// drafter: fill-in and bidirectional, as those of others.
+const STEPPING: [&str; 6] = ["model", "adapter", "eagle", "other", "block", "dflash"];
 
 /// A network that reads one state of the target.
 #[derive(Debug)]
@@ -167,12 +169,35 @@ impl Networks {
             layers: vec![3],
             head: head("other"),
         };
+        let block = |name: &str, is_ours: bool| {
+            let own = BlockDrafterConfig {
+                block_size: 3,
+                is_anchor_first: is_ours,
+                is_causal: is_ours,
+                markov_rank: if is_ours { 2 } else { 0 },
+                confidence: ConfidenceHead::OfRowAndToken,
+                target_layers: vec![1, 4],
+                ..BlockDrafterConfig::new(&of_target, 2, 0)
+            };
+            let read = |dir: &Path| {
+                BlockDrafter::from_dir(dir, &of_target.shape, WeightDtype::F32, device)
+            };
+            let network = from_files(
+                &of(name),
+                |dir| own.init(device).write_dir(dir, &own).expect("written"),
+                |dir| read(dir).expect("reads").1,
+            );
+            BlockDraftParts { network, layers: own.target_layers }
+        };
+        let (own_block, dflash) = (block("block", true), block("dflash", false));
         let draft = model(&config(2), &of("model"));
         let drafters = vec![
             named("model", DraftModelParts { model: draft, head: head("model") }),
             named("adapter", SelfDraftParts { exit_layer: 1, adapter, head: head("adapter") }),
             named("eagle", eagle3),
             named("other", other),
+            named("block", own_block),
+            named("dflash", dflash),
             named(LOOKUP, LookUpParts { config: MaxGramConfig::default(), bigrams: None }),
         ];
         Self { target, drafters }
@@ -330,6 +355,10 @@ fn composites(networks: &Networks) -> Vec<NamedParts> {
         ["eagle", "adapter"],
         ["eagle", "other"],
         ["model", "adapter"],
+        ["block", "model"],
+        ["model", "block"],
+        ["adapter", "dflash"],
+        ["block", "eagle"],
     ] {
         for lengths in [[[2, 0], [0, 2]], [[1, 1], [0, 0]], [[1, 1], [0, 2]]] {
             all.push(networks.plain_cascade(pair, lengths));
@@ -346,6 +375,8 @@ fn composites(networks: &Networks) -> Vec<NamedParts> {
     all.push(networks.merged(&["adapter", "eagle"], lookup));
     all.push(networks.merged(&["model", "eagle"], lookup));
     all.push(networks.merged(&["eagle", "other"], None));
+    all.push(networks.merged(&["adapter", "block"], lookup));
+    all.push(networks.merged(&["dflash", "block"], None));
     all
 }
 
@@ -450,7 +481,12 @@ fn chains_of_networks_that_rules_end_leave_the_targets_distribution() {
         let networks = &Networks::new(seed, 3, &HeadReads::new(form, &[HeadInput::Entropy]));
         for_texts(networks, |text| {
             for rule in chain_rules() {
-                for pair in [["eagle", "model"], ["adapter", "eagle"], ["model", "other"]] {
+                for pair in [
+                    ["eagle", "model"],
+                    ["adapter", "eagle"],
+                    ["model", "other"],
+                    ["block", "model"],
+                ] {
                     for lenience in [Lenience::NONE, lenient(3.0)] {
                         let rules = vec![Some(rule.clone()); 2];
                         let lengths = matrix([[2, 0], [0, 2]]);
@@ -491,7 +527,7 @@ fn conversations_of_every_drafter_go_on_with_the_targets_greedy_output() {
     let networks = &Networks::new(30, 5, &HeadReads::default());
     let limits = &Limits::new(7, vec![1]);
     let unused = || SeededDraws::new(0, &["unused"]);
-    let alone = networks.of(&["model", "adapter", "eagle", "other", LOOKUP]);
+    let alone = networks.of(&[&STEPPING[..], &[LOOKUP]].concat());
     for named in alone.into_iter().chain(composites(networks)) {
         let mut drafters = networks.built(&named, 1);
         let (mut so_far, mut num_kept) = (Vec::new(), 0);

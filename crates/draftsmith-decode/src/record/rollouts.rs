@@ -84,7 +84,9 @@ impl<T: Target> Recorder<'_, T> {
                 .map(|rollout| {
                     let phase = &rollout.phase;
                     let (num_candidates, needs) = (phase.num_candidates(), phase.needs());
-                    running[rollout.number].step(num_candidates, needs, &self.options.decoding)
+                    let one = &running[rollout.number];
+                    let step = one.step(num_candidates, needs, &self.options.decoding);
+                    DraftStep { most: phase.num_left(), ..step }
                 })
                 .collect();
             for (step, rollout) in self.step(&steps)?.into_iter().zip(&mut going_on) {

@@ -122,7 +122,7 @@ const GPT_NEOX: Family = Family {
     ..LLAMA
 };
 
-const HEAD_NORMS: Option<[&str; 2]> = Some(["self_attn.q_norm", "self_attn.k_norm"]);
+pub(super) const HEAD_NORMS: Option<[&str; 2]> = Some(["self_attn.q_norm", "self_attn.k_norm"]);
 
 impl Architecture {
     fn family(self) -> Family {

@@ -37,7 +37,7 @@ use crate::spec::ModelShape;
 use crate::spec::{AttentionNames, AttentionSpec, LayerSpec};
 use crate::weights::NamedTensor;
 
-pub(crate) use unrolled::{Drafts, UnrolledAttention, delayed};
+pub(crate) use unrolled::{DraftPlan, Drafts, UnrolledAttention, delayed};
 
 const CACHE: &str = "positions that continue a cache come with it";
 
@@ -445,17 +445,24 @@ impl Attention {
         attention(q.swap_dims(1, 2), repeated(k), repeated(v), None, None, options)
     }
 
-    /// Writes the keys and values of new tokens without computing their attention.
+    /// Writes the keys and values of new tokens without computing their attention. Applies the norm
+    /// to x first, unless `is_normed` is true.
     ///
     /// # Shapes
     /// - x: `[1, rows, hidden]`
-    pub(crate) fn fill(&self, x: Tensor<3>, positions: &Positions, cache: &mut LayerCache) {
+    pub(crate) fn fill(
+        &self,
+        (x, is_normed): (Tensor<3>, bool),
+        positions: &Positions,
+        cache: &mut LayerCache,
+    ) {
         if let Some(few) = positions.few.as_ref().zip(self.joined.as_ref()) {
-            self.added_few((x.clone(), x), false, few, cache);
+            self.added_few((x.clone(), x), is_normed, few, cache);
             return;
         }
         let View { rope, .. } = &positions.views[self.form.reach];
-        let new = self.keys_and_values(self.norm.forward(x), rope);
+        let x = if is_normed { x } else { self.norm.forward(x) };
+        let new = self.keys_and_values(x, rope);
         let following = positions.following.as_ref().expect("positions that continue a cache");
         cache.append(following, new);
     }

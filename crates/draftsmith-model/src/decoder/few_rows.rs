@@ -13,6 +13,7 @@ use crate::kv_cache::LayerCache;
 use crate::packed::AttentionForm;
 use crate::placed::PlacedRows;
 use crate::rope::Reach;
+use crate::token_tree::TokenTree;
 
 /// The maximum number of nodes in a tree, each of which takes a bit in two words.
 const MOST_NODES: usize = 64;
@@ -32,7 +33,7 @@ pub(crate) struct FewRows {
 
 impl FewRows {
     /// Collects the data about a forward's rows, including padding, that the kernels need. `None`
-    /// if there are too many rows for kernels in this type, or if a tree is too large.
+    /// if there are too many rows for kernels in this type, if a tree is too large, or for a block.
     pub(crate) fn new(
         kernels: Kernels,
         reaches: &[Reach],
@@ -41,7 +42,8 @@ impl FewRows {
     ) -> Option<Self> {
         let num_rows = rows.runs().map(|run| run.num_rows).sum();
         let mut trees = rows.runs().filter_map(|run| rows.tree(run.slot));
-        if !Kernels::suit(num_rows, dtype) || trees.any(|tree| tree.num_nodes() > MOST_NODES) {
+        let is_unsuited = |tree: &TokenTree| tree.is_block() || tree.num_nodes() > MOST_NODES;
+        if !Kernels::suit(num_rows, dtype) || trees.any(is_unsuited) {
             return None;
         }
         let (mut places, mut ropes, mut end) = (Vec::new(), vec![Vec::new(); reaches.len()], 0);

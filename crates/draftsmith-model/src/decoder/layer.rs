@@ -159,8 +159,14 @@ impl DecoderLayer {
         mlp.added_to(hidden.clone(), hidden, positions.kernels())
     }
 
-    /// Writes the keys and values of new tokens, and computes nothing else.
-    pub(crate) fn fill(&self, hidden: Tensor<3>, positions: &Positions, cache: &mut LayerCache) {
+    /// Writes the keys and values of new tokens, and computes nothing else. The norm is applied
+    /// first, unless `is_normed` is true.
+    pub(crate) fn fill(
+        &self,
+        hidden: (Tensor<3>, bool),
+        positions: &Positions,
+        cache: &mut LayerCache,
+    ) {
         if let Some(attention) = &self.attention {
             attention.fill(hidden, positions, cache);
         }

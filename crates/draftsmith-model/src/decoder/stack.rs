@@ -55,7 +55,21 @@ impl LayerStack {
     ) {
         let last = self.layers.len() - 1;
         let positions = self.positions(last..last + 1, &hidden, runs, cache);
-        self.layers[last].fill(*hidden.tensor, &positions, cache.layer_mut(last));
+        self.layers[last].fill((*hidden.tensor, false), &positions, cache.layer_mut(last));
+    }
+
+    /// Writes the keys and values of new tokens into the cache of every layer. All layers read the
+    /// same rows, which are after the norm.
+    pub(crate) fn fill_each(
+        &self,
+        read: DeviceRows,
+        runs: impl Iterator<Item = Run>,
+        cache: &mut KvCache,
+    ) {
+        let positions = self.positions(0..self.layers.len(), &read, runs, cache);
+        for (number, layer) in self.layers.iter().enumerate() {
+            layer.fill((Tensor::clone(&read.tensor), true), &positions, cache.layer_mut(number));
+        }
     }
 
     fn positions(

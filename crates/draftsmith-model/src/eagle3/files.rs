@@ -9,7 +9,6 @@
 //! with the keys of the speculators library, which nests the layer's keys in
 //! `transformer_layer_config`.
 
-use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -22,9 +21,10 @@ use super::packed_eagle3::PackedEagle3;
 use super::{
     EMBEDDING, EMBEDDING_NORM, Eagle3, Eagle3Config, FC, LAYER, LM_HEAD, NORM, NUM_TARGET_STATES,
 };
+use crate::block_drafter::BlockDrafterConfig;
 use crate::config::ModelConfig;
 use crate::decoder::source::{CheckpointSource, ShapeSource, named_linears, parameter};
-use crate::draft_vocabulary::{DraftVocabulary, NarrowHead};
+use crate::draft_vocabulary::{DraftVocabulary, NarrowHead, OFFSETS};
 use crate::error::{ModelError, read_json};
 use crate::packed;
 use crate::spec::ModelShape;
@@ -39,8 +39,7 @@ const OTHER_LAYER: &str = "layers.0.";
 /// The keys of the speculators library: the drafting method, and the keys of the layer.
 const METHOD: &str = "speculators_model_type";
 const LAYER_KEYS: &str = "transformer_layer_config";
-/// The tensor with the offsets of the draft vocabulary, and a mask that some files also contain.
-const OFFSETS: &str = "d2t";
+/// A mask of the draft vocabulary, which some files also contain.
 const MASK: &str = "t2d";
 
 /// The keys of a drafter's `config.json` that a Llama does not have.
@@ -74,7 +73,7 @@ struct NestedKeys {
 impl Eagle3Config {
     /// Returns whether a `config.json` belongs to an EAGLE-3 drafter.
     pub fn is_of(config: &Map<String, Value>) -> bool {
-        config.contains_key("draft_vocab_size")
+        config.contains_key("draft_vocab_size") && !BlockDrafterConfig::is_of(config)
     }
 
     /// Reads the configuration of a drafter for a target of `num_layers` layers.
@@ -272,39 +271,23 @@ impl Eagle3Files {
             self.fault(Eagle3FaultKind::NoHead, KEY, problem);
         }
         // Any tokens of that number give the LM head its shape.
-        let any = || DraftVocabulary::new((0..size as u32).collect::<Vec<u32>>());
+        let any = || DraftVocabulary::new((0..size.max(1) as u32).collect::<Vec<u32>>());
         self.config.draft_vocabulary.get_or_insert_with(any);
     }
 
     /// Reads the draft vocabulary from its offsets, which may be in any order of tokens.
     fn read_offsets(&mut self, size: usize) -> Result<(), Eagle3Fault> {
         let vocab_size = self.config.model.shape.vocab_size;
-        let read = self.reader.take_integers(OFFSETS, size);
-        let offsets =
-            read.map_err(|error| Eagle3Fault { kind: Eagle3FaultKind::WrongOffsets, error })?;
-        let tokens = |ids: &mut dyn Iterator<Item = i64>| -> Option<Vec<u32>> {
-            let known = |id: i64| u32::try_from(id).ok().filter(|id| (*id as usize) < vocab_size);
-            let ids = ids.map(known).collect::<Option<Vec<u32>>>()?;
-            let is_distinct = ids.iter().collect::<BTreeSet<_>>().len() == ids.len();
-            is_distinct.then_some(ids)
-        };
-        let mut added = (0..).zip(&offsets).map(|(at, offset)| offset.saturating_add(at));
-        if let Some(ids) = tokens(&mut added) {
-            self.config.draft_vocabulary = Some(DraftVocabulary::new(ids));
-            return Ok(());
-        }
-        let are_ids = tokens(&mut offsets.iter().copied()).is_some_and(|ids| ids.is_sorted());
-        let (kind, problem) = if are_ids {
-            let problem = format!("tensor `{OFFSETS}` has the target's ids, where offsets belong");
-            (Eagle3FaultKind::IdsForOffsets, problem)
-        } else {
-            let problem = format!(
-                "tensor `{OFFSETS}` has offsets that do not lead to different target ids below {vocab_size}"
-            );
-            (Eagle3FaultKind::WrongOffsets, problem)
-        };
-        let path = self.reader.path.clone();
-        Err(Eagle3Fault { kind, error: ModelError::Safetensors { path, problem } })
+        let read = DraftVocabulary::take_offsets(&mut self.reader, size, vocab_size);
+        let vocabulary = read.map_err(|(are_ids, error)| {
+            let kind = match are_ids {
+                true => Eagle3FaultKind::IdsForOffsets,
+                false => Eagle3FaultKind::WrongOffsets,
+            };
+            Eagle3Fault { kind, error }
+        })?;
+        self.config.draft_vocabulary = Some(vocabulary);
+        Ok(())
     }
 
     /// Finds everything for which the drafter is not read beside a target of this shape.
@@ -423,9 +406,7 @@ impl Eagle3 {
     /// # Errors
     /// If the directory cannot be written.
     pub fn write_dir(&self, dir: &Path, config: &Eagle3Config) -> Result<(), ModelError> {
-        let vocabulary = config.draft_vocabulary.as_ref();
-        let offset = |(at, id): (i64, &u32)| i64::from(*id) - at;
-        let offsets = vocabulary.map(|all| (0..).zip(all.ids()).map(offset).collect());
+        let offsets = config.draft_vocabulary.as_ref().map(DraftVocabulary::offsets);
         let lists: Vec<(&str, Vec<i64>)> =
             offsets.into_iter().map(|offsets| (OFFSETS, offsets)).collect();
         let path = dir.join("model.safetensors");

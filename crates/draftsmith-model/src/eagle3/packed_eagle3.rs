@@ -64,15 +64,9 @@ impl PackedEagle3 {
     /// Computes g of some positions from the target's hidden states there.
     pub(super) fn features(&self, states: &[Rows]) -> HostRows {
         let states: Vec<_> = states.iter().map(|rows| rows.place.host()).collect();
-        let width = states[0].width;
-        let mut read = Vec::with_capacity(self.fc.inputs * states[0].values.len() / width);
-        for row in 0..states[0].values.len() / width {
-            for part in &states {
-                read.extend_from_slice(&part.values[row * width..(row + 1) * width]);
-            }
-        }
+        let parts: Vec<&HostRows> = states.iter().map(|rows| &**rows).collect();
         let mut values = Vec::new();
-        self.fc.multiply(&read, &mut values, &Threads::All);
+        self.fc.multiply(&HostRows::side_by_side(&parts), &mut values, &Threads::All);
         HostRows { values, width: self.norm.width() }
     }
 
@@ -86,14 +80,10 @@ impl PackedEagle3 {
     ) -> HostRows {
         let width = self.norm.width();
         self.embedding_norm.forward(&mut embedded.values);
-        let mut normed = features.values.clone();
-        self.layer.attention.norm.forward(&mut normed);
-        let mut read = Vec::with_capacity(2 * normed.len());
-        for (embedding, g) in embedded.values.chunks_exact(width).zip(normed.chunks_exact(width)) {
-            read.extend_from_slice(embedding);
-            read.extend_from_slice(g);
-        }
-        let mut x = if self.norm_before_residual { normed } else { features.values };
+        let mut normed = features.clone();
+        self.layer.attention.norm.forward(&mut normed.values);
+        let read = HostRows::side_by_side(&[&embedded, &normed]);
+        let mut x = if self.norm_before_residual { normed.values } else { features.values };
         let (placed, mut memory, scratch) = cache.extend_packed(0..1, runs);
         let slots = memory.next().expect("its cache has a layer");
         packed::forward_reading(

@@ -1,6 +1,10 @@
 //! Training reads what decoding computes.
 
+use std::ops::Range;
+
 use super::*;
+use crate::buckets::Lengths;
+use crate::buckets::padded_rows;
 use crate::drafter::DrafterModel;
 use crate::weights::NamedTensor;
 use crate::weights::write_with_ids;
@@ -64,7 +68,14 @@ fn unrolled_steps_equal_those_of_decoding() {
             ([3..7, 0..SEQ], Lengths::InBuckets),
         ] {
             let embedded = target.embed(tokens.clone());
-            let unrolled = drafter.unrolled(states.to_vec(), embedded, &begun, STEPS, lengths);
+            let unrolled = drafter.unrolled(UnrolledInputs {
+                states: states.to_vec(),
+                next_ids: tokens.clone(),
+                embedded,
+                begun: &begun,
+                num_steps: STEPS,
+                lengths,
+            });
             let mut first = 0;
             for (row, begun) in begun.iter().enumerate() {
                 let trained: Vec<Vec<Vec<f32>>> = unrolled
@@ -160,9 +171,15 @@ fn a_heads_states_are_those_of_training() {
     let tokens = Tensor::<2, Int>::from_data(TensorData::new(tokens, [1, 9]), &Device::flex());
     let states = target.exit_states_at(tokens.clone(), &LAYERS, std::slice::from_ref(&(0..9)));
     let states = states.into_iter().map(|state| state.narrow(1, 0, 8)).collect();
-    let embedded = target.embed(tokens).narrow(1, 1, 8);
-    let everywhere = std::slice::from_ref(&(0..8));
-    let steps = drafter.unrolled(states, embedded, everywhere, 4, Lengths::AsGiven);
+    let embedded = target.embed(tokens.clone()).narrow(1, 1, 8);
+    let steps = drafter.unrolled(UnrolledInputs {
+        states,
+        next_ids: tokens.narrow(1, 1, 8),
+        embedded,
+        begun: std::slice::from_ref(&(0..8)),
+        num_steps: 4,
+        lengths: Lengths::AsGiven,
+    });
     let rounds = [(2, &ids[2..5]), (5, &ids[5..8])];
     let found = DrafterModel::eagle3(target, drafter, LAYERS).round_states(&ids, &rounds);
     let found = values(found.into_tensor(&Device::flex()));

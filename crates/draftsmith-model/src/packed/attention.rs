@@ -59,6 +59,21 @@ impl AttentionForm {
 }
 
 impl PackedAttention {
+    /// Writes keys and values as [`Self::fill`] does, from rows after the norm.
+    pub(crate) fn fill_read(
+        &self,
+        read: &[f32],
+        rows: PlacedRows<'_>,
+        slots: &mut [PackedLayerCache],
+        reaches: &[Reach],
+        scratch: &mut Scratch,
+    ) {
+        let mut projected = std::mem::take(&mut scratch.projected);
+        self.project_read(read, rows, reaches, scratch, &mut projected);
+        self.write(&projected, rows, slots);
+        scratch.projected = projected;
+    }
+
     /// Writes the keys and values of new tokens without computing their attention. `slots` contains
     /// the layer's cache, one entry per slot.
     pub(crate) fn fill(
@@ -230,7 +245,9 @@ impl WithSimd for Mix<'_> {
             let tree = rows.tree(slot);
             let lowest = tree.map_or(start, |tree| start.min(tree.num_standing));
             let before = reach.first_seen(lowest) / LINE * LINE;
-            let all = (start + num_rows).next_multiple_of(LINE) - before;
+            let end = start + num_rows;
+            let end = tree.map_or(end, |tree| tree.end_seen(end - 1));
+            let all = end.next_multiple_of(LINE) - before;
             let group = num_heads / kv_heads;
             for kv_head in 0..kv_heads {
                 // These are the queries that share this head's keys, row by row.
@@ -286,7 +303,7 @@ fn softmax_in_tree(
     let first_seen = reach.first_seen(tree.position(entry));
     let hidden = || tree.hidden_from(entry, first_seen).map(|other| other - before);
     hidden().for_each(|other| scores[other] = f32::NEG_INFINITY);
-    softmax(scores, first_seen.min(tree.num_standing) - before, entry + 1 - before);
+    softmax(scores, first_seen.min(tree.num_standing) - before, tree.end_seen(entry) - before);
     // Hidden nodes must have probability 0 exactly, where softmax may leave a tiny number.
     hidden().for_each(|other| scores[other] = 0.0);
 }

@@ -79,16 +79,30 @@ pub(crate) fn adapter(dir: &Path) -> Result<Value> {
 pub(crate) fn eagle3(dir: &Path) -> Result<Value> {
     let path = dir.join("config.json");
     let config: Map<String, Value> = parse_json(&path, &read_bytes(&path)?)?;
-    let ModelConfig { shape, spec, .. } = ModelConfig::from_model_dir(dir)?;
-    let weights = WeightReader::open_dir(dir)?;
     let given = |key: &str| config.get(key).cloned();
-    Ok(json!({
-        "kind": "EAGLE-3 drafter",
+    let own = json!({
         // The value is null for the default layers, which depend on the target.
         "layers": given("eagle_aux_hidden_state_layer_ids"),
         "draft_vocabulary": given("draft_vocab_size"),
         "norm_before_residual": given("norm_before_residual").unwrap_or(false.into()),
         "target_hidden_size": given("target_hidden_size"),
+        "target_hash": given("target_hash"),
+        "training": given("training"),
+    });
+    state_network("EAGLE-3 drafter", dir, &ModelConfig::from_model_dir(dir)?, own)
+}
+
+/// Describes a drafter that reads the target's hidden states, with the keys of its kind in `own`.
+pub(crate) fn state_network(
+    kind: &str,
+    dir: &Path,
+    model: &ModelConfig,
+    own: Value,
+) -> Result<Value> {
+    let ModelConfig { shape, spec, .. } = model;
+    let weights = WeightReader::open_dir(dir)?;
+    let mut described = json!({
+        "kind": kind,
         "hidden_size": shape.hidden_size,
         "intermediate_size": spec.mlp.width,
         "num_attention_heads": shape.num_heads,
@@ -97,11 +111,13 @@ pub(crate) fn eagle3(dir: &Path) -> Result<Value> {
         "vocab_size": shape.vocab_size,
         "num_parameters": num_stored_parameters(&weights),
         "stored_dtype": weights.dtype(),
-        "target_hash": given("target_hash"),
-        "training": given("training"),
         "tuned": Tuned::read(dir)?,
         "hash": hash_dir(dir, &Silent)?,
-    }))
+    });
+    if let (Value::Object(described), Value::Object(own)) = (&mut described, own) {
+        described.extend(own);
+    }
+    Ok(described)
 }
 
 pub(crate) fn head(dir: &Path) -> Result<Value> {

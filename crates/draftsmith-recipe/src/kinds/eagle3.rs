@@ -221,16 +221,10 @@ impl KindTraining for Eagle3Training {
             ),
             None => String::new(),
         };
-        let shares = scores.agreement.as_slice().iter().map(|share| format!("{share:.3}"));
-        let shares = shares.collect::<Vec<_>>().join(" ");
         let lines = format!(
-            "{} parameters{drafted}\nvalidation over {} tokens: accepted length {:.3}, agreement by step \
-             {shares}, cross-entropy {:.4}, overlap {:.4}{}",
+            "{} parameters{drafted}\n{}{}",
             config.num_parameters(),
-            scores.num_tokens,
-            scores.accepted_length,
-            scores.cross_entropy,
-            scores.overlap,
+            scores.text(),
             low_agreement_text(scores.agreement.first(), &config.training),
         );
         let place = format!("over layers {low}, {middle} and {high}");

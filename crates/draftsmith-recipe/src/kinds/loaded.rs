@@ -5,8 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::NamedParts;
 use draftsmith_model::CausalLm;
-use draftsmith_theory::DrafterId;
-use draftsmith_theory::{DrafterName, ModelSummary};
+use draftsmith_theory::{DrafterId, DrafterName, HeadTiming, ModelSummary};
 
 use super::{DrafterRecipe, DrafterRecipes, names_text};
 use crate::exports::{HEAD, HeadExport, describe_head, found_adapter_head};
@@ -45,6 +44,16 @@ impl LoadedDrafter {
     /// Returns the drafter's name.
     pub fn id(&self) -> DrafterId {
         self.parts.id
+    }
+
+    /// Returns when the drafter's acceptance head predicts: the head beside it, or one that is a part
+    /// of its own network. `None` without a head.
+    pub fn head_timing(&self) -> Option<HeadTiming> {
+        let beside = self.head.as_ref().map(|head| match head.config.reads.looks_ahead() {
+            true => HeadTiming::AtDraw,
+            false => HeadTiming::AfterRead,
+        });
+        beside.or(self.parts.parts.own_head())
     }
 
     /// Returns the directory whose `config.json` stores the tuned rule: the recipe's own, if it

@@ -15,7 +15,7 @@ use serde_json::{Map, Value};
 
 use super::origin::read_keys;
 use super::{DrafterKind, DrafterRecipe, Kind};
-use super::{adapter, cascade, eagle3, merged, model, prompt_lookup};
+use super::{adapter, block, cascade, eagle3, merged, model, prompt_lookup};
 use crate::exports::{ExportEntry, HEAD};
 
 /// The definition of a kind of drafter.
@@ -92,7 +92,10 @@ pub struct Kinds(Vec<&'static KindEntry>);
 
 impl Default for Kinds {
     fn default() -> Self {
+        // A directory is of the first kind that matches, and a model matches every drafter that is
+        // not trained here.
         Self(vec![
+            &block::ENTRY,
             &model::ENTRY,
             &adapter::ENTRY,
             &eagle3::ENTRY,

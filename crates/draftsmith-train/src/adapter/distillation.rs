@@ -211,6 +211,11 @@ impl LmHead {
         Self { weight: target.lm_head_weight(), soft_cap, students_soft_cap: soft_cap }
     }
 
+    /// Returns the weights, `[hidden, vocab]`.
+    pub(crate) fn weight(&self) -> Tensor<2> {
+        self.weight.clone()
+    }
+
     /// Removes the logit soft cap for drafters' own LM heads.
     pub(crate) fn with_uncapped_students(self) -> Self {
         Self { students_soft_cap: None, ..self }

@@ -5,7 +5,7 @@ use std::ops::Range;
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor};
-use draftsmith_model::StateNetwork;
+use draftsmith_model::{StateNetwork, UnrolledInputs};
 
 use super::scores::{Eagle3Scores, Eagle3Tally};
 use crate::adapter::batches::AdapterBatch;
@@ -44,8 +44,8 @@ pub(crate) struct Eagle3Output {
 }
 
 impl<N: StateNetwork> StateLearner<N> {
-    /// Computes the drafter's outputs at the supervised positions in each step. Also returns the
-    /// drafter's own LM head, if it has one. Position p of the batch's rows predicts token p + 1.
+    /// Computes the LM head's inputs at the supervised positions in each step. Also returns the LM
+    /// head that reads them, unless it is the target's. Position p of the batch's rows predicts token p + 1.
     /// The drafter makes this prediction at its position p − 1, from the target's hidden states at
     /// p − 1 and the embedding of token p.
     fn outputs(&self, batch: &AdapterBatch) -> (Vec<Tensor<2>>, Option<Tensor<2>>) {
@@ -53,7 +53,8 @@ impl<N: StateNetwork> StateLearner<N> {
         let [_, seq] = batch.ids.dims();
         let states = self.states.iter();
         let states = states.map(|nth| batch.features[*nth].clone().narrow(1, 0, seq - 1));
-        let embedded = match drafter.own_embedding(batch.ids.clone().narrow(1, 1, seq - 1)) {
+        let next_ids = batch.ids.clone().narrow(1, 1, seq - 1);
+        let embedded = match drafter.own_embedding(next_ids.clone()) {
             Some(embedded) => embedded,
             None => {
                 let all = batch.embedded.clone().expect("the batch has embeddings");
@@ -65,9 +66,22 @@ impl<N: StateNetwork> StateLearner<N> {
             false => wanted.start - 1..wanted.end - 1,
         });
         let begun: Vec<Range<usize>> = begun.collect();
-        let (states, lengths) = (states.collect(), batch.lengths);
-        let outputs = drafter.unrolled(states, embedded, &begun, self.num_steps, lengths);
-        (outputs, drafter.own_head())
+        let outputs = drafter.unrolled(UnrolledInputs {
+            states: states.collect(),
+            next_ids,
+            embedded,
+            begun: &begun,
+            num_steps: self.num_steps,
+            lengths: batch.lengths,
+        });
+        let own_head = match drafter.more_head() {
+            Some(more) => {
+                let head = drafter.own_head().unwrap_or_else(|| batch.lm_head.weight());
+                Some(Tensor::cat(vec![head, more], 0))
+            }
+            None => drafter.own_head(),
+        };
+        (outputs, own_head)
     }
 }
 

@@ -24,6 +24,22 @@ pub struct Eagle3Scores {
     pub accepted_length: f64,
 }
 
+impl Eagle3Scores {
+    /// Formats the scores as one line.
+    pub fn text(&self) -> String {
+        let shares = self.agreement.as_slice().iter().map(|share| format!("{share:.3}"));
+        format!(
+            "validation over {} tokens: accepted length {:.3}, agreement by step {}, cross-entropy {:.4}, \
+             overlap {:.4}",
+            self.num_tokens,
+            self.accepted_length,
+            shares.collect::<Vec<_>>().join(" "),
+            self.cross_entropy,
+            self.overlap,
+        )
+    }
+}
+
 /// A fraction for each unrolled step.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(into = "Vec<f64>", try_from = "Vec<f64>")]

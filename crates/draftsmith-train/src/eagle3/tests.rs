@@ -4,7 +4,7 @@
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::tensor::activation::{log_softmax, softmax};
-use draftsmith_model::Lengths;
+use draftsmith_model::{Lengths, UnrolledInputs};
 
 use super::*;
 use crate::adapter::batches::{AdapterSource, FrozenTarget};
@@ -110,8 +110,14 @@ fn gradients_are_those_of_the_weighted_loss() {
             let embedded = batch.embedded.clone().unwrap().narrow(1, 1, seq - 1);
             // Drafts begin everywhere, and only those of the responses count.
             let everywhere = vec![0..seq - 1; batch.wanted.len()];
-            let outputs =
-                learner.drafter.unrolled(states, embedded, &everywhere, 3, Lengths::AsGiven);
+            let outputs = learner.drafter.unrolled(UnrolledInputs {
+                states,
+                next_ids: batch.ids.clone().narrow(1, 1, seq - 1),
+                embedded,
+                begun: &everywhere,
+                num_steps: 3,
+                lengths: Lengths::AsGiven,
+            });
             let mut direct: Option<Tensor<1>> = None;
             let mut num_tokens = 0;
             for (nth, output) in outputs.into_iter().enumerate() {

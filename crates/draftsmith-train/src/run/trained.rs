@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, Eagle3, Eagle3Config, ModelError,
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, BlockDrafter, BlockDrafterConfig,
+    Eagle3, Eagle3Config, ModelError,
 };
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -145,6 +146,20 @@ impl ExportConfig<Adapter> for AdapterConfig {
     }
 
     fn write(&self, model: &Adapter, dir: &Path) -> Result<(), ModelError> {
+        model.write_dir(dir, self)
+    }
+}
+
+impl ExportConfig<BlockDrafter> for BlockDrafterConfig {
+    fn training(&mut self) -> &mut Map<String, Value> {
+        &mut self.training
+    }
+
+    fn set_hashes(&mut self, _: Option<String>, target: Option<String>) {
+        self.target_hash = target;
+    }
+
+    fn write(&self, model: &BlockDrafter, dir: &Path) -> Result<(), ModelError> {
         model.write_dir(dir, self)
     }
 }

@@ -36,7 +36,7 @@ impl Setting {
         let mut all = vec![Self::PLAIN];
         for (id, drafter) in recipe.evaluated() {
             let loaded = drafters.get(id).ok();
-            let has_head = loaded.is_some_and(|loaded| loaded.head.is_some());
+            let has_head = loaded.is_some_and(|loaded| loaded.head_timing().is_some());
             let has_steps = drafter.kind.role() == Role::Steps;
             let mut rules = drafter.stop_rules(&evaluate.rules, decoding, has_head);
             for promised in promised.iter().filter(|promised| promised.over == id) {

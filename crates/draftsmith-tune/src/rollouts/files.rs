@@ -10,7 +10,7 @@ use draftsmith_data::{
     rollouts_path, write_rollouts,
 };
 use draftsmith_model::AcceptanceHeadConfig;
-use draftsmith_theory::{DrafterId, Recording, RoundForwards, TokenChoice};
+use draftsmith_theory::{DrafterId, HeadTiming, Recording, RoundForwards, TokenChoice};
 use draftsmith_train::rows_of_recording;
 use serde::Serialize;
 use serde_json::json;
@@ -224,7 +224,13 @@ fn drafters(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<HashedDrafter>
         let loading = recipe.loading(id, workspace);
         let hash = drafter.kind.recorded_hash(&loading)?;
         let head_dir = loading.head_dir()?;
-        let head = head_dir.as_deref().map(|dir| rollout_head(dir, workspace)).transpose()?;
+        let beside = head_dir.as_deref().map(|dir| rollout_head(dir, workspace)).transpose()?;
+        // A head in the drafter's own files has the drafter's hash.
+        let own = drafter.kind.own_head().map(|timing| RolloutHead {
+            hash: hash.clone(),
+            looks_ahead: timing == HeadTiming::AtDraw,
+        });
+        let head = beside.or(own);
         let (name, forwards) = (DrafterName::Of(id), drafter.kind.round_forwards());
         Ok(HashedDrafter { name, hash, head, forwards, head_dir })
     };

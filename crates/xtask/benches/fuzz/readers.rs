@@ -16,8 +16,9 @@ use draftsmith_data::{
 };
 use draftsmith_decode::{Limits, ModelSession, decode_plain};
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, Eagle3, Eagle3Config,
-    HeadForm, HeadInput, HeadReads, ModelConfig, WeightDtype, WeightReader, read_metadata,
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, BlockDrafter, BlockDrafterConfig,
+    CausalLm, ConfidenceHead, Eagle3, Eagle3Config, HeadForm, HeadInput, HeadReads, ModelConfig,
+    WeightDtype, WeightReader, read_metadata,
 };
 use draftsmith_servers::costs::ServerCostsFile;
 use draftsmith_servers::doctor::diagnose;
@@ -52,7 +53,7 @@ impl Reader {
 }
 
 /// All readers.
-pub(crate) const READERS: [Reader; 21] = [
+pub(crate) const READERS: [Reader; 22] = [
     Reader {
         name: "weights",
         file: "model.safetensors",
@@ -202,6 +203,19 @@ pub(crate) const READERS: [Reader; 21] = [
             let diagnosis = diagnose(dir, &fixture(MODEL));
             let device = Device::flex();
             Eagle3::from_dir(dir, &target.shape, WeightDtype::F32, &device)?;
+            diagnosis?;
+            draftsmith_cli::readers::inspect(dir)
+        },
+    },
+    Reader {
+        name: "block",
+        file: "config.json",
+        prepare: block_weights,
+        read: |dir| {
+            let target = ModelConfig::from_model_dir(&fixture(MODEL))?;
+            let diagnosis = diagnose(dir, &fixture(MODEL));
+            let device = Device::flex();
+            BlockDrafter::from_dir(dir, &target.shape, WeightDtype::F32, &device)?;
             diagnosis?;
             draftsmith_cli::readers::inspect(dir)
         },
@@ -368,6 +382,18 @@ fn head_weights(dir: &Path) -> Result<()> {
 
 fn eagle3_weights(dir: &Path) -> Result<()> {
     let config = Eagle3Config::new(&ModelConfig::from_model_dir(&fixture(MODEL))?);
+    Ok(config.init(&Device::flex()).write_dir(dir, &config)?)
+}
+
+/// A block drafter with every part.
+pub(crate) fn block_config() -> Result<BlockDrafterConfig> {
+    let target = ModelConfig::from_model_dir(&fixture(MODEL))?;
+    let confidence = ConfidenceHead::OfRowAndToken;
+    Ok(BlockDrafterConfig { markov_rank: 2, confidence, ..BlockDrafterConfig::new(&target, 2, 0) })
+}
+
+fn block_weights(dir: &Path) -> Result<()> {
+    let config = block_config()?;
     Ok(config.init(&Device::flex()).write_dir(dir, &config)?)
 }
 

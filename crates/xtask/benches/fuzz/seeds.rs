@@ -21,7 +21,7 @@ use parquet::file::properties::{WriterProperties, WriterVersion};
 use serde_json::json;
 
 use crate::mutation::{Form, Seed};
-use crate::readers::{MODEL, Reader, TORCH_MODEL, fixture, state};
+use crate::readers::{MODEL, Reader, TORCH_MODEL, block_config, fixture, state};
 
 /// The material for a reader's inputs.
 pub(crate) struct Seeds {
@@ -78,6 +78,7 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
         "head" => heads(),
         "adapter" => adapters()?,
         "eagle3" => eagles()?,
+        "block" => blocks()?,
         "server-costs" => vec![Seed::new(Form::Json, SERVER_COSTS)],
         "state" => vec![Seed::new(Form::State, state::trained()?)],
         name => unreachable!("`{name}` has seeds"),
@@ -117,6 +118,7 @@ fn words(reader: &Reader) -> &'static str {
         "head" => include_str!("words/head.txt"),
         "adapter" => include_str!("words/adapter.txt"),
         "eagle3" => include_str!("words/eagle3.txt"),
+        "block" => include_str!("words/block.txt"),
         "server-costs" => include_str!("words/server-costs.txt"),
         "state" => include_str!("words/state.txt"),
         name => unreachable!("`{name}` has words"),
@@ -428,6 +430,20 @@ fn eagles() -> Result<Vec<Seed>> {
     other["norm_before_residual"] = json!(true);
     other["tuned"] = tuned("eagle");
     Ok([text, other.to_string()].map(|text| Seed::new(Form::Json, text)).to_vec())
+}
+
+/// A drafter's configuration in our form, in z-lab's and in the speculators library's.
+fn blocks() -> Result<Vec<Seed>> {
+    let mut ours = block_config()?.to_json();
+    let text = ours.to_string();
+    let mut z_labs = ours.clone();
+    z_labs["dflash_config"] = json!({ "target_layer_ids": [-1], "mask_token_id": 1 });
+    let nested = ours.clone();
+    ours["speculators_model_type"] = json!("dspark");
+    ours["transformer_layer_config"] = nested;
+    ours["aux_hidden_state_layer_ids"] = json!([0, 1]);
+    let texts = [text, z_labs.to_string(), ours.to_string()];
+    Ok(texts.map(|text| Seed::new(Form::Json, text)).to_vec())
 }
 
 /// Rounds of a server, measured at two loads.

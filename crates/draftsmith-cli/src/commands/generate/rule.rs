@@ -101,7 +101,8 @@ pub(super) fn asked_for(
         );
     }
     let beside = || drafter.kind.path().and_then(found_adapter_head);
-    if needs.acceptance_prob && recipe.head_dir(id).or_else(beside).is_none() {
+    let has_head = || recipe.head_dir(id).or_else(beside).is_some();
+    if needs.acceptance_prob && drafter.kind.own_head().is_none() && !has_head() {
         bail!(
             "flag `--rule`: `{name}` needs an acceptance head; hint: give `--head DIR`, or an adapter \
              whose directory has a `head` in it"
@@ -134,6 +135,6 @@ pub(super) fn tuned(
             lookup_first: tuned.drafter.lookup_first(),
             chosen_by: RuleSource::Tuning,
         },
-        None => ChosenRule::by_default(drafter.head.is_some()),
+        None => ChosenRule::by_default(drafter.head_timing().is_some()),
     })
 }

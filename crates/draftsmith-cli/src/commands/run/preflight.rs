@@ -140,7 +140,7 @@ fn num_settings(recipe: &Recipe, evaluate: &EvaluateRecipe) -> usize {
     let num_trees = evaluate.trees.iter().map(|trees| trees.shapes.len()).sum::<usize>();
     let variants = 1 + num_trees + evaluate.lookup_first.len();
     let of_drafter = |(_, drafter): (DrafterId, &DrafterRecipe)| {
-        let has_head = drafter.head.is_some();
+        let has_head = drafter.head.is_some() || drafter.kind.own_head().is_some();
         let rules = drafter.stop_rules(&evaluate.rules, DecodingName::Greedy, has_head).len();
         rules * if drafter.kind.role() == Role::Steps { variants } else { 1 }
     };

@@ -111,6 +111,7 @@ fn assert_nodes_are_their_paths<T: Target>(
             num_candidates,
             parents,
             num_rows,
+            most: usize::MAX,
             needs,
             decoding,
         };

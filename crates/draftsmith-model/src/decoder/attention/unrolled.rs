@@ -2,8 +2,9 @@
 //! training-time test, Li et al. 2025, section 3.2).
 //!
 //! Step k, from 0, at position q attends to the same keys as decoding does in a round that began k
-//! positions earlier. These are the keys of step 0 up to position q − k, the key of step i at
-//! position q − k + i for each i between 0 and k, and its own key.
+//! positions earlier. These are the known keys up to position q − k, and the key of step i at
+//! position q − k + i for each step i up to k. The known keys are those of step 0 in EAGLE-3, which
+//! then has no others, and those of contexts in a block drafter.
 //!
 //! Queries and the keys of later steps are needed only where drafts are trained. Products run over
 //! rows: the positions of all sequences, one after another, without padding between them. Only the
@@ -29,6 +30,7 @@ pub(crate) struct Drafts {
     /// The positions at which drafts begin, as rows of `[known]`. Shape: `[tokens]`.
     pub(crate) begun: Tensor<1, Int>,
     rope_of_known: RopeWindow,
+    /// The rotation of the drafts' rows, which belongs to the position that they are given.
     rope_of_begun: RopeWindow,
     /// Each sequence's positions as rows of `[known]`, padded. Shape: `[batch · keys]`.
     keys: Tensor<1, Int>,
@@ -44,17 +46,28 @@ pub(crate) struct Drafts {
     dims: [usize; 3],
 }
 
+/// The plan of a batch's drafts.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct DraftPlan<'b> {
+    /// The positions at which drafts begin, one range for each sequence.
+    pub(crate) begun: &'b [Range<usize>],
+    /// The number of positions of each sequence.
+    pub(crate) seq: usize,
+    /// The number of steps of each draft.
+    pub(crate) num_steps: usize,
+    /// The number of positions by which the rotation of a draft's rows is ahead of the known keys'.
+    pub(crate) rows_ahead: usize,
+    pub(crate) lengths: Lengths,
+}
+
 impl Drafts {
-    /// Prepares drafts of `num_steps` steps that begin at the positions `begun`, one range for each
-    /// sequence of `seq` positions. Later positions are not read.
+    /// Prepares the drafts of a plan. Positions after the last draft are not read.
     pub(crate) fn new(
-        begun: &[Range<usize>],
-        seq: usize,
-        num_steps: usize,
-        lengths: Lengths,
+        plan: DraftPlan<'_>,
         reach: &Reach,
         (dtype, device): (FloatDType, &Device),
     ) -> Self {
+        let DraftPlan { begun, seq, num_steps, rows_ahead, lengths } = plan;
         let longest = |len: fn(&Range<usize>) -> usize| begun.iter().map(len).max().unwrap_or(0);
         let num_keys = lengths.padded(longest(|one| one.end)).min(seq);
         let num_queries = lengths.padded(longest(Range::len)).min(seq);
@@ -89,7 +102,7 @@ impl Drafts {
                 mask.extend(seen);
             }
         }
-        let rope = |positions: fn(&Range<usize>) -> Range<usize>, num_rows: usize| {
+        let rope = |positions: &dyn Fn(&Range<usize>) -> Range<usize>, num_rows: usize| {
             let runs = begun.iter().map(positions).filter(|positions| !positions.is_empty());
             let mut runs: Vec<PlacedRun> =
                 runs.map(|at| PlacedRun { slot: 0, start: at.start, num_rows: at.len() }).collect();
@@ -99,8 +112,9 @@ impl Drafts {
         };
         let of_known = |begun: &Range<usize>| if begun.is_empty() { 0..0 } else { 0..begun.end };
         let (num_known, num_tokens) = (known.len(), places.len());
-        let rope_of_known = rope(of_known, num_known);
-        let rope_of_begun = rope(Range::clone, num_tokens);
+        let rope_of_known = rope(&of_known, num_known);
+        let rope_of_begun =
+            rope(&|begun| begun.start + rows_ahead..begun.end + rows_ahead, num_tokens);
         for (rows, len) in
             [(&mut known, num_known), (&mut places, num_tokens), (&mut tokens, num_tokens)]
         {
@@ -126,6 +140,102 @@ impl Drafts {
             num_steps,
             dims: [num_sequences, num_queries, num_keys],
         }
+    }
+}
+
+/// The attention of drafts over one batch, step by step. Queries attend to known keys and to the
+/// keys of the same draft's steps.
+struct DraftAttention<'a> {
+    attention: &'a Attention,
+    drafts: &'a Drafts,
+    /// The transposed keys and the values of known positions: `[batch, kv_heads, head_dim, keys]`
+    /// and `[batch, kv_heads, keys, head_dim]`.
+    known: [Tensor<4>; 2],
+    /// The keys and values of steps, `[tokens, kv_heads, 1, head_dim]` each.
+    steps: Vec<[Tensor<4>; 2]>,
+    /// The number of steps that are done.
+    num_done: usize,
+}
+
+impl<'a> DraftAttention<'a> {
+    /// Prepares the attention from the projections of known positions to keys and values,
+    /// `[known, width]` each.
+    fn new(attention: &'a Attention, drafts: &'a Drafts, [keys, values]: [Tensor<2>; 2]) -> Self {
+        let AttentionForm { num_kv_heads, head_dim, .. } = attention.form;
+        let Drafts { keys: of_sequences, dims: [batch, _, num_keys], .. } = drafts;
+        let keys = attention.rotated_keys(keys, &drafts.rope_of_known);
+        let [num_known, width] = values.dims();
+        let by_sequence = |rows: Tensor<2>| {
+            let rows = rows.select(0, of_sequences.clone());
+            rows.reshape([*batch, *num_keys, num_kv_heads, head_dim])
+        };
+        let known = [
+            by_sequence(keys.reshape([num_known, width])).permute([0, 2, 3, 1]),
+            by_sequence(values).swap_dims(1, 2),
+        ];
+        Self { attention, drafts, known, steps: Vec::new(), num_done: 0 }
+    }
+
+    /// Computes the next step from its projection to queries, and to keys and values if its rows
+    /// are keys too.
+    ///
+    /// # Shapes
+    /// - q, k, v: `[tokens, width]`
+    /// - output: `[tokens, hidden]`
+    fn step(&mut self, q: Tensor<2>, own: Option<[Tensor<2>; 2]>) -> Tensor<2> {
+        let AttentionForm { num_heads, num_kv_heads, head_dim, scale, .. } = self.attention.form;
+        let Drafts { rope_of_begun: rope, queries, tokens, mask, dims, .. } = self.drafts;
+        let [batch, num_queries, num_keys] = *dims;
+        let groups = num_heads / num_kv_heads;
+        let lag = self.num_done;
+        self.num_done += 1;
+        let [num_tokens, _] = q.dims();
+        let (dtype, by_group) =
+            (FloatDType::from(q.dtype()), [num_tokens, num_kv_heads, groups, head_dim]);
+        let q = self.attention.heads_of(q, num_heads);
+        let q = rope.rotate(self.attention.normed(0, q), scale).reshape(by_group);
+        if let Some([k, v]) = own {
+            let shape = [num_tokens, num_kv_heads, 1, head_dim];
+            let k = self.attention.rotated_keys(k, rope);
+            self.steps.push([k.reshape(shape), v.reshape(shape)]);
+        }
+        let num_own = self.steps.len();
+        // These functions convert rows to sequences and back, with `width` numbers for each head of
+        // queries.
+        let rows = groups * num_queries;
+        let to_sequences = |x: Tensor<4>, width: usize| {
+            let x = x.reshape([num_tokens, num_heads * width]).select(0, queries.clone());
+            let x = x.reshape([batch, num_queries, num_kv_heads, groups, width]);
+            x.permute([0, 2, 3, 1, 4]).reshape([batch, num_kv_heads, rows, width])
+        };
+        let to_rows = |x: Tensor<4>, width: usize| {
+            let x = x.reshape([batch, num_kv_heads, groups, num_queries, width]);
+            let x = x.permute([0, 3, 1, 2, 4]).reshape([batch * num_queries, num_heads * width]);
+            x.select(0, tokens.clone()).reshape([num_tokens, num_kv_heads, groups, width])
+        };
+        let [known_keys, known_values] = self.known.clone();
+        let seen = to_sequences(q.clone(), head_dim).matmul(known_keys);
+        let mask = mask.clone().narrow(2, self.drafts.num_steps - 1 - lag, num_queries);
+        let seen = seen.reshape([batch, num_heads, num_queries, num_keys]) + mask;
+        let seen = seen.reshape([batch, num_kv_heads, rows, num_keys]);
+        let own =
+            |step: usize, nth: usize| delayed(self.steps[step][nth].clone(), num_own - 1 - step);
+        let scores = (0..num_own).map(|step| (q.clone() * own(step, 0)).sum_dim(3));
+        let scores: Vec<Tensor<4>> = scores.collect();
+        let scores = match num_own {
+            0 => seen,
+            _ => Tensor::cat(vec![seen, to_sequences(Tensor::cat(scores, 3), num_own)], 3),
+        };
+        let weights = weights_of(scores).cast(dtype);
+        let of_known = weights.clone().narrow(3, 0, num_keys).matmul(known_values);
+        let mut mixed = to_rows(of_known, head_dim);
+        if num_own > 0 {
+            let weights = to_rows(weights.narrow(3, num_keys, num_own), num_own);
+            for step in 0..num_own {
+                mixed = mixed + weights.clone().narrow(3, step, 1) * own(step, 1);
+            }
+        }
+        self.attention.output.forward(mixed.reshape([num_tokens, num_heads * head_dim]))
     }
 }
 
@@ -163,25 +273,18 @@ impl Divided {
     }
 }
 
-/// The attention over one batch, step by step.
+/// The attention of a layer that reads embeddings and features, concatenated. The keys of step 0 are
+/// known, and those of later steps belong to their drafts.
 pub(crate) struct UnrolledAttention<'a> {
-    attention: &'a Attention,
-    drafts: &'a Drafts,
     /// The projections to queries, keys and values.
     projections: [Divided; 3],
     /// The parts of queries, keys and values that come from embeddings, `[tokens, width]` each.
     of_embedded: [Tensor<2>; 3],
-    /// The transposed keys and the values of step 0: `[batch, kv_heads, head_dim, keys]` and
-    /// `[batch, kv_heads, keys, head_dim]`.
-    known: [Tensor<4>; 2],
-    /// The keys and values of later steps, `[tokens, kv_heads, 1, head_dim]` each.
-    steps: Vec<[Tensor<4>; 2]>,
-    /// The number of steps that are done.
-    num_done: usize,
+    inner: DraftAttention<'a>,
 }
 
 impl<'a> UnrolledAttention<'a> {
-    /// Prepares the attention of a layer that reads embeddings and features, concatenated.
+    /// Prepares the attention.
     ///
     /// # Shapes
     /// - embedded, features: `[known, hidden]`, after their norms
@@ -191,27 +294,17 @@ impl<'a> UnrolledAttention<'a> {
         embedded: Tensor<2>,
         features: Tensor<2>,
     ) -> Self {
-        let AttentionForm { num_kv_heads, head_dim, .. } = attention.form;
-        let Drafts { begun, keys, dims: [batch, _, num_keys], .. } = drafts;
         let projections = [&attention.query, &attention.key, &attention.value].map(Divided::new);
         let [query, key, value] = &projections;
-        let of_query = query.embedded(embedded.clone().select(0, begun.clone()));
+        let of_begun = |share: Tensor<2>| share.select(0, drafts.begun.clone());
+        let of_query = query.embedded(of_begun(embedded.clone()));
         let [key_share, value_share] = [key, value].map(|it| it.embedded(embedded.clone()));
-        let of_keys = key_share.clone() + key.features(features.clone());
-        let of_keys = attention.rotated_keys(of_keys, &drafts.rope_of_known);
-        let of_values = value_share.clone() + value.features(features);
-        let [num_known, width] = of_values.dims();
-        let by_sequence = |rows: Tensor<2>| {
-            let rows = rows.select(0, keys.clone());
-            rows.reshape([*batch, *num_keys, num_kv_heads, head_dim])
-        };
         let known = [
-            by_sequence(of_keys.reshape([num_known, width])).permute([0, 2, 3, 1]),
-            by_sequence(of_values).swap_dims(1, 2),
+            key_share.clone() + key.features(features.clone()),
+            value_share.clone() + value.features(features),
         ];
-        let of_begun = |share: Tensor<2>| share.select(0, begun.clone());
         let of_embedded = [of_query, of_begun(key_share), of_begun(value_share)];
-        Self { attention, drafts, projections, of_embedded, known, steps: Vec::new(), num_done: 0 }
+        Self { projections, of_embedded, inner: DraftAttention::new(attention, drafts, known) }
     }
 
     /// Computes the next step: each token attends to the keys of step 0 and of the steps up to this
@@ -221,70 +314,43 @@ impl<'a> UnrolledAttention<'a> {
     /// - features: `[tokens, hidden]`, after the norm
     /// - output: `[tokens, hidden]`
     pub(crate) fn step(&mut self, features: Tensor<2>) -> Tensor<2> {
-        let AttentionForm { num_heads, num_kv_heads, head_dim, scale, .. } = self.attention.form;
-        let Drafts { rope_of_begun: rope, queries, tokens, mask, dims, .. } = self.drafts;
-        let [batch, num_queries, num_keys] = *dims;
-        let groups = num_heads / num_kv_heads;
-        let lag = self.num_done;
-        self.num_done += 1;
-        let [q, k, v] = [0, 1, 2].map(|nth| {
-            let is_needed = nth == 0 || lag > 0;
-            is_needed.then(|| {
-                let share = self.of_embedded[nth].clone();
-                share + self.projections[nth].features(features.clone())
-            })
-        });
-        let q = q.expect("every step has queries");
-        let [num_tokens, _] = q.dims();
-        let (dtype, by_group) =
-            (FloatDType::from(q.dtype()), [num_tokens, num_kv_heads, groups, head_dim]);
-        let q = self.attention.heads_of(q, num_heads);
-        let q = rope.rotate(self.attention.normed(0, q), scale).reshape(by_group);
-        if let (Some(k), Some(v)) = (k, v) {
-            let shape = [num_tokens, num_kv_heads, 1, head_dim];
-            let k = self.attention.rotated_keys(k, rope);
-            self.steps.push([k.reshape(shape), v.reshape(shape)]);
-        }
-        // These functions convert rows to sequences and back, with `width` numbers for each head of
-        // queries.
-        let rows = groups * num_queries;
-        let to_sequences = |x: Tensor<4>, width: usize| {
-            let x = x.reshape([num_tokens, num_heads * width]).select(0, queries.clone());
-            let x = x.reshape([batch, num_queries, num_kv_heads, groups, width]);
-            x.permute([0, 2, 3, 1, 4]).reshape([batch, num_kv_heads, rows, width])
+        let projected = |nth: usize| {
+            let share: Tensor<2> = self.of_embedded[nth].clone();
+            share + self.projections[nth].features(features.clone())
         };
-        let to_rows = |x: Tensor<4>, width: usize| {
-            let x = x.reshape([batch, num_kv_heads, groups, num_queries, width]);
-            let x = x.permute([0, 3, 1, 2, 4]).reshape([batch * num_queries, num_heads * width]);
-            x.select(0, tokens.clone()).reshape([num_tokens, num_kv_heads, groups, width])
-        };
-        let [known_keys, known_values] = self.known.clone();
-        let seen = to_sequences(q.clone(), head_dim).matmul(known_keys);
-        let mask = mask.clone().narrow(2, self.drafts.num_steps - 1 - lag, num_queries);
-        let seen = seen.reshape([batch, num_heads, num_queries, num_keys]) + mask;
-        let seen = seen.reshape([batch, num_kv_heads, rows, num_keys]);
-        let later =
-            |step: usize, nth: usize| delayed(self.steps[step][nth].clone(), lag - 1 - step);
-        let scores = (0..lag).map(|step| (q.clone() * later(step, 0)).sum_dim(3));
-        let scores: Vec<Tensor<4>> = scores.collect();
-        let scores = match lag {
-            0 => seen,
-            _ => Tensor::cat(vec![seen, to_sequences(Tensor::cat(scores, 3), lag)], 3),
-        };
-        let weights = weights_of(scores).cast(dtype);
-        let of_known = weights.clone().narrow(3, 0, num_keys).matmul(known_values);
-        let mut mixed = to_rows(of_known, head_dim);
-        if lag > 0 {
-            let weights = to_rows(weights.narrow(3, num_keys, lag), lag);
-            for step in 0..lag {
-                mixed = mixed + weights.clone().narrow(3, step, 1) * later(step, 1);
-            }
-        }
-        self.attention.output.forward(mixed.reshape([num_tokens, num_heads * head_dim]))
+        let own = (self.inner.num_done > 0).then(|| [projected(1), projected(2)]);
+        let query = projected(0);
+        self.inner.step(query, own)
     }
 }
 
 impl Attention {
+    /// Computes the attention of blocks. Row k of a block attends to the contexts before the block
+    /// and to the block's rows up to its own.
+    ///
+    /// # Shapes
+    /// - rows: `[steps · tokens, hidden]`, step by step, after the norm
+    /// - contexts: `[known, hidden]`
+    /// - output: `[steps · tokens, hidden]`
+    pub(crate) fn of_blocks(
+        &self,
+        rows: Tensor<2>,
+        contexts: Tensor<2>,
+        drafts: &Drafts,
+    ) -> Tensor<2> {
+        let [num_rows, _] = rows.dims();
+        let num_tokens = num_rows / drafts.num_steps;
+        let known = [self.key.forward(contexts.clone()), self.value.forward(contexts)];
+        let mut attending = DraftAttention::new(self, drafts, known);
+        let projected = [&self.query, &self.key, &self.value].map(|it| it.forward(rows.clone()));
+        let steps = (0..drafts.num_steps).map(|step| {
+            let of_step = |all: Tensor<2>| all.narrow(0, step * num_tokens, num_tokens);
+            let [q, k, v] = projected.clone().map(of_step);
+            attending.step(q, Some([k, v]))
+        });
+        Tensor::cat(steps.collect(), 0)
+    }
+
     /// Splits rows into heads, `[1, rows, heads, head_dim]`.
     fn heads_of(&self, rows: Tensor<2>, num_heads: usize) -> Tensor<4> {
         let [num_rows, _] = rows.dims();

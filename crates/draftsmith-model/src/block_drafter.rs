@@ -1,0 +1,300 @@
+//! Block drafters (DFlash, and DSpark with its Markov and confidence heads): a few layers that
+//! propose all candidates of a round in one forward.
+//!
+//! The drafter reads the target's hidden states after some of its layers, fused to one *context*
+//! for each token t:
+//! ```text
+//! c(t) = norm(fc · [h_1(t); …; h_F(t)])
+//! ```
+//! Contexts become keys and values of every draft layer. They pass through no layer themselves. The
+//! rows of a *block* are tokens: the *anchor*, which is the newest token of the text, then mask
+//! tokens, at the positions from the anchor's on. They attend to the contexts of all tokens before
+//! the anchor and to the block. The LM head turns the rows into logits U. The logits of a candidate
+//! also depend on the token before it:
+//! ```text
+//! logits_i = U_i + w2 · w1[x_{i-1}]        (Markov head, of any rank; x_0 is the anchor)
+//! c_i = σ(w · [h_i; w1[x_{i-1}]] + b)      (confidence head: P(x_i is accepted))
+//! ```
+//! In the *anchor-first* layout, row i predicts the token after its position. In the *fill-in*
+//! layout it predicts the token at its position, so the anchor's row predicts nothing.
+//!
+//! We write anchor-first drafters whose rows attend only to earlier rows of the block. Then the
+//! candidates of a shorter block are a prefix of those of a longer one. Bidirectional drafters of
+//! others always run a block of their whole size, so this holds for them too.
+//!
+//! Embeddings and LM head are the target's, with its scale of embeddings and its soft cap of U. A
+//! drafter of a part of the vocabulary has an LM head of its own.
+
+mod config;
+mod files;
+mod packed_block;
+#[cfg(test)]
+mod tests;
+mod training;
+
+use std::sync::Arc;
+
+use burn::module::Module;
+use burn::nn::Linear;
+use burn::tensor::Device;
+
+use crate::causal_lm::CausalLm;
+use crate::decoder::norm::Norm;
+use crate::decoder::stack::LayerStack;
+use crate::draft_vocabulary::{DraftVocabulary, NarrowHead};
+use crate::kv_cache::{CachePlace, KvCache};
+use crate::rows::{DeviceRows, RowData, Rows};
+use packed_block::PackedBlock;
+
+pub use config::{BlockDrafterConfig, ConfidenceHead};
+
+/// The beginning of a block.
+#[derive(Debug, Clone, Copy)]
+pub struct BlockStart {
+    /// The sequence's slot in the cache.
+    pub slot: usize,
+    /// The newest token of the text.
+    pub anchor: u32,
+    /// The number of candidates to compute, at least 1. A bidirectional drafter always computes all.
+    pub num_candidates: usize,
+}
+
+/// A block drafter.
+#[derive(Module, Debug)]
+pub struct BlockDrafter {
+    /// The projection of the target's hidden states, concatenated.
+    fc: Linear,
+    context_norm: Norm,
+    /// The draft layers and the norm of their output.
+    stack: LayerStack,
+    /// The LM head, whose outputs are the tokens of the draft vocabulary. `None` to use the
+    /// target's.
+    lm_head: Option<Linear>,
+    /// The Markov head: the vector of each token, `[rank, vocab]`, and the projection of vectors to
+    /// logits of the draft vocabulary.
+    markov: Option<[Linear; 2]>,
+    confidence: Option<Linear>,
+    /// The same weights in packed form, for decoding on the CPU.
+    #[module(skip)]
+    packed: Option<Arc<PackedBlock>>,
+    /// The LM head together with the draft vocabulary. Set if the drafter has a head of its own and
+    /// was loaded for decoding.
+    #[module(skip)]
+    narrow_head: Option<NarrowHead>,
+    /// The Markov head's projection to logits. Set if the drafter was loaded for decoding.
+    #[module(skip)]
+    narrow_markov: Option<NarrowHead>,
+    /// The embedding of the mask token, for training.
+    #[module(skip)]
+    mask: Option<Vec<f32>>,
+    #[module(skip)]
+    config: Arc<BlockDrafterConfig>,
+}
+
+impl BlockDrafter {
+    fn device(&self) -> Device {
+        self.stack.norm.gamma().device()
+    }
+
+    /// Returns the longest sequence, in tokens.
+    pub fn context(&self) -> usize {
+        self.config.model.shape.context
+    }
+
+    /// Returns the greatest number of candidates in a round.
+    pub fn num_candidates(&self) -> usize {
+        self.config.num_candidates()
+    }
+
+    /// Returns the greatest number of rows of a block.
+    pub fn block_size(&self) -> usize {
+        self.config.block_size
+    }
+
+    /// Returns whether the drafter predicts the acceptance of its candidates.
+    pub fn has_confidence(&self) -> bool {
+        self.confidence.is_some()
+    }
+
+    /// Creates a cache for `num_slots` sequences, with room for contexts of up to `capacity` tokens
+    /// each and for a block after them.
+    pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
+        let device = self.device();
+        let place = match &self.packed {
+            Some(_) => CachePlace::Host,
+            None => CachePlace::Device(&device, self.fc.weight.val().dtype().into()),
+        };
+        KvCache::new(&self.config.model.shape, capacity + self.config.block_size, num_slots, place)
+    }
+
+    /// Computes the contexts of some positions from the target's states there, in the order of the
+    /// layers that the drafter reads.
+    ///
+    /// # Shapes
+    /// - states: `[rows, hidden]` for each layer
+    /// - output: `[rows, hidden]`
+    ///
+    /// # Panics
+    /// If the number of states is not the number of layers, or the states differ in rows.
+    pub fn contexts(&self, states: &[Rows]) -> Rows {
+        if let Some(packed) = &self.packed {
+            return states[0].with_place(packed.contexts(states));
+        }
+        let read = DeviceRows::side_by_side(states, &self.device());
+        states[0].with_place(read.map(|read| self.context_norm.forward(self.fc.forward(read))))
+    }
+
+    /// Writes the keys and values of contexts, which follow their sequences' contexts in the cache.
+    ///
+    /// # Shapes
+    /// - contexts: `[rows, hidden]`
+    ///
+    /// # Panics
+    /// If a slot is full, or its rows come in several runs.
+    pub fn read_contexts(&self, contexts: Rows, cache: &mut KvCache) {
+        let (place, slots) = contexts.into_parts();
+        match &self.packed {
+            Some(packed) => packed.read_contexts(&place.into_host(), slots.runs(), cache),
+            None => {
+                let rows = place.into_device(&self.device());
+                self.stack.fill_each(rows, slots.runs(), cache);
+            }
+        }
+    }
+
+    /// Runs a block in each of some slots, whose caches hold the contexts of all tokens before the
+    /// anchor, in one forward. Returns the rows of the candidates, slot by slot, after the last norm.
+    /// The cache keeps nothing of a block.
+    ///
+    /// # Shapes
+    /// - output: `[candidates of all blocks, hidden]`; [`Self::num_rows_of`] counts those of a block
+    ///
+    /// # Panics
+    /// If a slot has two blocks, or more candidates than [`Self::num_candidates`] do not fit it.
+    pub fn forward_blocks(
+        &self,
+        target: &CausalLm,
+        blocks: &[BlockStart],
+        cache: &mut KvCache,
+    ) -> Rows {
+        let num_before = self.config.num_rows_before();
+        let nums: Vec<usize> = blocks.iter().map(|block| self.num_rows_of(block)).collect();
+        let tokens: Vec<Vec<u32>> = blocks
+            .iter()
+            .zip(&nums)
+            .map(|(block, num_rows)| {
+                let mut tokens = vec![self.config.mask_token_id; num_before + num_rows];
+                tokens[0] = block.anchor;
+                tokens
+            })
+            .collect();
+        let runs: Vec<(usize, &[u32])> =
+            blocks.iter().zip(&tokens).map(|(block, tokens)| (block.slot, &**tokens)).collect();
+        let lens = blocks.iter().map(|block| cache.len(block.slot, 0)).collect::<Vec<usize>>();
+        if !self.config.is_causal {
+            for ((slot, tokens), len) in runs.iter().zip(&lens) {
+                cache.begin_block(*slot, *len, tokens.len());
+            }
+        }
+        let (place, slots) = target.embed_runs(&runs).into_parts();
+        let normed = match &self.packed {
+            Some(packed) => RowData::from(packed.forward(place.into_host(), slots.runs(), cache)),
+            None => {
+                let rows = place.into_device(&self.device());
+                let all = 0..self.stack.layers.len();
+                let rows = self.stack.forward_cached(all, rows, slots.runs(), cache);
+                rows.map(|rows| self.stack.norm.forward(rows)).into()
+            }
+        };
+        for (block, len) in blocks.iter().zip(lens) {
+            cache.truncate(block.slot, len);
+        }
+        slots.rows(normed).last_of_each(nums.into_iter())
+    }
+
+    /// Counts the rows of a block's candidates. A bidirectional drafter computes all, because its
+    /// rows depend on their number.
+    pub fn num_rows_of(&self, block: &BlockStart) -> usize {
+        let all = self.num_candidates();
+        if self.config.is_causal { block.num_candidates } else { all.max(block.num_candidates) }
+    }
+
+    /// Computes the logits U of candidates over the target's vocabulary, without the Markov head.
+    ///
+    /// # Shapes
+    /// - normed: `[rows, hidden]`
+    /// - output: `[rows, vocab]`
+    pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
+        match &self.narrow_head {
+            Some(head) => head.logits(normed),
+            None => target.logits(normed),
+        }
+    }
+
+    /// Adds the Markov head's part to the logits of candidates, given the token before each.
+    ///
+    /// # Shapes
+    /// - logits, output: `[rows, vocab]`
+    ///
+    /// # Panics
+    /// If a token is not in the vocabulary, or the drafter was not loaded for decoding.
+    pub fn after_tokens(&self, logits: Rows, tokens: &[u32]) -> Rows {
+        let Some(vectors) = self.vectors_of(&logits, tokens) else { return logits };
+        let head = self.narrow_markov.as_ref().expect("it was loaded for decoding");
+        logits.plus(&head.logits(&vectors))
+    }
+
+    /// Computes the logits of the probabilities that candidates will be accepted, before they are
+    /// drawn, given the token before each; `None` without a confidence head.
+    ///
+    /// # Shapes
+    /// - normed: `[rows, hidden]`
+    /// - output: `[rows, 1]`
+    pub fn confidence_logits(&self, normed: &Rows, tokens: &[u32]) -> Option<Rows> {
+        let head = self.confidence.as_ref()?;
+        let reads_token = self.config.confidence == ConfidenceHead::OfRowAndToken;
+        let vectors = reads_token.then(|| self.vectors_of(normed, tokens)).flatten();
+        if let Some(packed) = &self.packed {
+            return Some(normed.with_place(packed.confidence_logits(normed, vectors.as_ref())));
+        }
+        let read = DeviceRows::side_by_side([normed].into_iter().chain(&vectors), &self.device());
+        Some(normed.with_place(read.map(|read| head.forward(read))))
+    }
+
+    /// Looks up the Markov head's vectors of tokens, one for each row of `rows`; `None` without a
+    /// Markov head.
+    fn vectors_of(&self, rows: &Rows, tokens: &[u32]) -> Option<Rows> {
+        let [table, _] = self.markov.as_ref()?;
+        assert_eq!(rows.num_rows(), tokens.len(), "a token before each row");
+        if let Some(packed) = &self.packed {
+            return Some(rows.with_place(packed.vectors_of(tokens)));
+        }
+        let table = table.weight.val().transpose();
+        Some(rows.with_place(DeviceRows::looked_up(table, tokens.iter())))
+    }
+
+    /// Combines the drafter's own matrices that give logits with the tokens that it may draft.
+    fn with_narrow_heads(mut self) -> Self {
+        let config = &self.config;
+        let vocab_size = config.model.shape.vocab_size;
+        let all = || DraftVocabulary::new((0..vocab_size as u32).collect::<Vec<u32>>());
+        let vocabulary = config.draft_vocabulary.clone().unwrap_or_else(all);
+        let of = |packed: Option<_>, linear: Option<&Linear>| match (packed, linear) {
+            (Some(packed), _) => {
+                Some(NarrowHead::of_packed(packed, vocabulary.clone(), vocab_size))
+            }
+            (None, Some(linear)) => {
+                let weight = linear.weight.val();
+                Some(NarrowHead::of_tensor(weight, vocabulary.clone(), vocab_size))
+            }
+            (None, None) => None,
+        };
+        let packed = self.packed.as_deref();
+        let narrow_head =
+            of(packed.and_then(|packed| packed.lm_head.clone()), self.lm_head.as_ref());
+        let out = self.markov.as_ref().map(|[_, out]| out);
+        let narrow_markov = of(packed.and_then(|packed| packed.markov_out.clone()), out);
+        (self.narrow_head, self.narrow_markov) = (narrow_head, narrow_markov);
+        self
+    }
+}

@@ -1,0 +1,256 @@
+//! The kind `block`: a drafter that proposes all candidates of a round in one forward (DFlash, DSpark).
+
+use std::any::Any;
+use std::path::Path;
+use std::sync::Arc;
+
+use anyhow::{Context, Result, ensure};
+use draftsmith_data::ResponseRow;
+use draftsmith_decode::{BlockDraftParts, NamedParts};
+use draftsmith_model::{
+    BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, VOCABULARY_COVERAGE, WeightDtype,
+    check_trained_with,
+};
+use draftsmith_theory::{HeadTiming, ModelSummary, Road, RoundForwards};
+use draftsmith_train::{
+    BlockTraining, Eagle3Scores, Ending, OptimizerSettings, Teaching, TrainError, TrainedExport,
+    TrainingRun, train_blocks,
+};
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use super::loaded::{LoadedDrafter, Loading};
+use super::origin::Origin;
+use super::{
+    DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
+    low_agreement_text, read_kind, settings_table,
+};
+use crate::exports::{ExportEntry, inspected};
+
+/// The entry of this kind in the table of kinds.
+pub static ENTRY: KindEntry = KindEntry {
+    name: "block",
+    read: read_kind::<BlockKind>,
+    directory: Some(KindDirectory {
+        key: "path",
+        export: ExportEntry {
+            text: "block drafter",
+            known_by: "sample_from_anchor",
+            is_of: BlockDrafterConfig::is_of,
+            command: Some("train-drafter"),
+            forms: &[],
+            inspect,
+        },
+    }),
+};
+
+/// The drafter's training settings, or the directory of a trained one in DeepSpec's, z-lab's or the
+/// speculators library's form.
+#[derive(Debug, Clone, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct BlockKind(pub Origin<BlockTraining>);
+
+/// Describes the drafter in a directory.
+fn inspect(dir: &Path) -> Result<Value> {
+    let config = BlockDrafterConfig::from_dir(dir)?;
+    let BlockDrafterConfig { target_layers, block_size, is_anchor_first, is_causal, .. } = &config;
+    let own = json!({
+        "layers": target_layers,
+        "num_layers": config.model.shape.num_layers,
+        "block_size": block_size,
+        "num_candidates": config.num_candidates(),
+        "anchor_first": is_anchor_first,
+        "causal": is_causal,
+        "mask_token_id": config.mask_token_id,
+        "markov_rank": config.markov_rank,
+        "confidence_head": config.confidence != ConfidenceHead::Absent,
+        "draft_vocabulary": config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
+        "target_hash": config.target_hash,
+        "training": config.training,
+    });
+    inspected::state_network("block drafter", dir, &config.model, own)
+}
+
+impl DrafterKind for BlockKind {
+    fn entry(&self) -> &'static KindEntry {
+        &ENTRY
+    }
+
+    fn settings(&self) -> toml::Table {
+        settings_table(self)
+    }
+
+    fn text(&self) -> String {
+        "block drafter".to_owned()
+    }
+
+    fn road(&self) -> Road {
+        Road::SelfDraft
+    }
+
+    fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
+        let Origin::Training(training) = &self.0 else { return Ok(()) };
+        training.validate().with_context(|| format!("section `[{key}]`"))
+    }
+
+    fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
+        let (models, id, dir) = (&loading.workspace.models, loading.id, loading.export_dir());
+        ENTRY.need(&dir)?;
+        ensure!(
+            loading.head_dir()?.is_none(),
+            "the drafter `{id}` is of the kind `block`, which can have no acceptance head beside its own; hint: \
+             remove `head`"
+        );
+        let (shape, dtype) = (models.target_shape()?, models.dtype);
+        let (config, network) = BlockDrafter::from_dir(&dir, shape, dtype, models.device())?;
+        let now = || models.target_hash().map(str::to_owned);
+        let then = config.target_hash.as_deref();
+        check_trained_with(("drafter", &dir), "target", then, now)?;
+        let size = num_read(&config);
+        let parts = Arc::new(BlockDraftParts { network, layers: config.target_layers });
+        let parts = NamedParts { id, parts };
+        let (dir, sizes) = (Some(dir), vec![(id, size)]);
+        Ok(LoadedDrafter { parts, head: None, dir, rule_dir: None, sizes })
+    }
+
+    fn role(&self) -> Role {
+        Role::Steps
+    }
+
+    fn round_forwards(&self) -> RoundForwards {
+        RoundForwards::Once
+    }
+
+    fn own_head(&self) -> Option<HeadTiming> {
+        let config = BlockDrafterConfig::from_dir(self.0.path()?).ok()?;
+        (config.confidence != ConfidenceHead::Absent).then_some(HeadTiming::AtDraw)
+    }
+
+    fn path(&self) -> Option<&Path> {
+        self.0.path()
+    }
+
+    fn training(&self) -> Option<&dyn KindTraining> {
+        self.0.training().map(|training| training as _)
+    }
+
+    /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers.
+    fn num_first_layers(&self) -> usize {
+        usize::MAX
+    }
+
+    /// Returns the number of candidates for which the drafter was trained. It proposes no more.
+    fn max_candidate_length(&self) -> usize {
+        match &self.0 {
+            Origin::Training(training) => training.shape.block_size,
+            Origin::Path(path) => {
+                BlockDrafterConfig::from_dir(path).map_or(1, |config| config.num_candidates())
+            }
+        }
+    }
+
+    fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        let dir = loading.export_dir();
+        ENTRY.need(&dir)?;
+        let own = BlockDrafterConfig::from_dir(&dir)?;
+        let shape = BlockDrafterConfig { target_hash: None, training: Map::new(), ..own };
+        loading.workspace.artifacts.export_hash(&dir, &shape.to_json().to_string())
+    }
+
+    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        self.recorded_hash(loading)
+    }
+
+    fn summaries(
+        &self,
+        loading: &Loading<'_>,
+        _loaded: &LoadedDrafter,
+    ) -> Result<Vec<ModelSummary>> {
+        let dir = loading.export_dir();
+        let config = BlockDrafterConfig::from_dir(&dir)?;
+        let layers = config.target_layers.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let description = format!(
+            "block drafter of {} layers over layers {}, {} parameters, drafts {} tokens",
+            config.model.shape.num_layers,
+            layers.join(", "),
+            config.num_parameters(),
+            config.num_draft_tokens()
+        );
+        Ok(vec![loading.dir_summary(loading.id.as_str(), &dir, description)?])
+    }
+}
+
+impl KindTraining for BlockTraining {
+    fn optimizer(&self) -> &OptimizerSettings {
+        &self.common.optimizer
+    }
+
+    fn dtype(&self) -> WeightDtype {
+        self.common.dtype
+    }
+
+    fn teacher(&self) -> Teaching {
+        self.common.teacher
+    }
+
+    fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
+        Self::check_layers(self, num_layers)
+    }
+
+    fn settings(&self) -> Value {
+        json!(self)
+    }
+
+    fn pass(&self) -> Value {
+        json!(self.common.of_pass())
+    }
+
+    fn shown(&self) -> &'static [&'static str] {
+        &["accepted length", "agreement", "cross-entropy"]
+    }
+
+    fn train(
+        &self,
+        all: &[&dyn KindTraining],
+        target: &CausalLm,
+        rows: &[ResponseRow],
+        seed: u64,
+        run: TrainingRun<'_>,
+    ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
+        let trainings = all.iter().filter_map(|one| (*one as &dyn Any).downcast_ref::<Self>());
+        let trainings: Vec<Self> = trainings.cloned().collect();
+        Ok(train_blocks(target, rows, &trainings, seed, run)?.into_exports())
+    }
+
+    fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {
+        let config = BlockDrafterConfig::from_dir(dir)?;
+        let scores: Eagle3Scores = serde_json::from_value(scores.clone())?;
+        let layers: Vec<String> = config.target_layers.iter().map(ToString::to_string).collect();
+        let lines = format!(
+            "{} parameters\n{}{}",
+            config.num_parameters(),
+            scores.text(),
+            low_agreement_text(scores.agreement.first(), &config.training),
+        );
+        let properties = [
+            ("layers", json!(config.target_layers)),
+            ("num_parameters", json!(config.num_parameters())),
+        ];
+        let properties =
+            properties.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
+        let coverage = config.training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64);
+        Ok(TrainedText { place: format!("over layers {}", layers.join(", ")), lines, properties }
+            .with_vocabulary(config.draft_vocabulary.as_ref(), coverage))
+    }
+}
+
+/// Counts the parameters that a draft forward reads: the drafter's without the Markov head's vectors,
+/// plus the target's LM head if the drafter has none.
+fn num_read(config: &BlockDrafterConfig) -> f64 {
+    let shape = &config.model.shape;
+    let head = match config.draft_vocabulary {
+        Some(_) => 0,
+        None => shape.hidden_size * shape.vocab_size,
+    };
+    (config.num_parameters() - config.markov_rank * shape.vocab_size + head) as f64
+}

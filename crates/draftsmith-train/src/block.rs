@@ -1,0 +1,193 @@
+//! Block drafters (DFlash, DSpark): from rows and a frozen target to trained drafters.
+//!
+//! The training is that of [`train_eagle3`](crate::train_eagle3): every position of the responses is
+//! an anchor, and the rows of all blocks are computed in one forward, in which each block attends to
+//! the contexts before its anchor and to its own earlier rows. Row k is step k of a draft.
+
+use draftsmith_data::ResponseRow;
+use draftsmith_model::{BlockDrafter, BlockDrafterConfig, CausalLm};
+use draftsmith_theory::SeededDraws;
+use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value, json};
+
+use crate::adapter::settings::InitialWeights;
+use crate::eagle3::settings::Eagle3Training;
+use crate::eagle3::{StateMember, TrainedState, train_state_drafters};
+use crate::error::TrainError;
+use crate::run::{Ending, TrainingRun};
+
+/// A trained drafter.
+pub type TrainedBlock = TrainedState<BlockDrafter, BlockDrafterConfig>;
+
+/// The settings of [`train_blocks`]. Every key is optional.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(try_from = "Map<String, Value>", into = "Map<String, Value>")]
+pub struct BlockTraining {
+    /// The drafter's shape.
+    pub shape: BlockShape,
+    /// The keys that EAGLE-3 has too. Its `num_steps` is the block size, and it has no `layers`.
+    pub common: Eagle3Training,
+}
+
+/// The keys of a block drafter's shape.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct BlockShape {
+    /// The number of draft layers, 1 to 64. Default: 2.
+    pub num_layers: usize,
+    /// The number of candidates of a round, 1 to 8. Default: 7, as in DSpark.
+    pub block_size: usize,
+    /// The rank of the Markov head; 0 for none, as in DFlash. Default: 32 (DSpark's has 256).
+    pub markov_rank: usize,
+    /// For each hidden state that the drafter reads, the number of the target's layers before it, in
+    /// rising order. Default: three, spread from the second layer to the last but two.
+    pub layers: Option<Vec<usize>>,
+    /// The token in all rows but the anchor's. Text should not contain it. Default: the last token
+    /// of the vocabulary.
+    pub mask_token_id: Option<u32>,
+}
+
+impl Default for BlockShape {
+    fn default() -> Self {
+        Self { num_layers: 2, block_size: 7, markov_rank: 32, layers: None, mask_token_id: None }
+    }
+}
+
+impl Default for BlockTraining {
+    fn default() -> Self {
+        Self::try_from(Map::new()).expect("all keys have a default")
+    }
+}
+
+impl TryFrom<Map<String, Value>> for BlockTraining {
+    type Error = String;
+
+    fn try_from(mut keys: Map<String, Value>) -> Result<Self, String> {
+        if keys.contains_key("num_steps") {
+            return Err("unknown key `num_steps`: a block drafter has `block_size`".to_owned());
+        }
+        let names: Map<String, Value> =
+            json!(BlockShape::default()).as_object().cloned().unwrap_or_default();
+        let own = names.keys().filter_map(|name| Some((name.clone(), keys.remove(name)?)));
+        let own: Map<String, Value> = own.collect();
+        let problem = |error: serde_json::Error| error.to_string();
+        let shape: BlockShape = serde_json::from_value(own.into()).map_err(problem)?;
+        keys.insert("num_steps".to_owned(), shape.block_size.into());
+        let common = serde_json::from_value(keys.into()).map_err(problem)?;
+        Ok(Self { shape, common })
+    }
+}
+
+impl From<BlockTraining> for Map<String, Value> {
+    fn from(BlockTraining { shape, common }: BlockTraining) -> Self {
+        let (mut keys, own) = (json!(common), json!(shape));
+        let mut keys = std::mem::take(keys.as_object_mut().expect("settings are an object"));
+        keys.remove("num_steps");
+        keys.extend(own.as_object().cloned().unwrap_or_default());
+        keys
+    }
+}
+
+impl BlockTraining {
+    /// Checks every setting's range. It does not check that the target has the layers.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] with the first key that is out of range.
+    pub fn validate(&self) -> Result<(), TrainError> {
+        let BlockShape { num_layers, block_size, layers, .. } = &self.shape;
+        let invalid = |key, value, expected| {
+            Err(TrainError::Setting { section: "block", key, value, expected })
+        };
+        if !(1..=64).contains(num_layers) {
+            return invalid("num_layers", num_layers.to_string(), "1 to 64");
+        }
+        if !(1..=crate::MAX_STEPS).contains(block_size) {
+            return invalid("block_size", block_size.to_string(), "1 to 8");
+        }
+        let rise =
+            |layers: &Vec<usize>| !layers.is_empty() && layers.is_sorted_by(|one, next| one < next);
+        if let Some(layers) = layers.as_ref().filter(|layers| !rise(layers)) {
+            return invalid("layers", format!("{layers:?}"), "numbers that rise");
+        }
+        self.common.validate()
+    }
+
+    /// Checks that a target of `num_layers` layers has the layers that the drafter reads.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] if the target lacks one of them.
+    pub fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
+        match &self.shape.layers {
+            Some(layers) if layers.iter().any(|layer| !(1..=num_layers).contains(layer)) => {
+                Err(TrainError::Setting {
+                    section: "block",
+                    key: "layers",
+                    value: format!("{layers:?}"),
+                    expected: "numbers from 1 to the target's number of layers",
+                })
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn config(&self, target: &CausalLm) -> Result<BlockDrafterConfig, TrainError> {
+        let BlockShape { num_layers, block_size, markov_rank, layers, mask_token_id } = &self.shape;
+        let shape = target.shape();
+        self.check_layers(shape.num_layers)?;
+        let mask = mask_token_id.unwrap_or(shape.vocab_size as u32 - 1);
+        if mask as usize >= shape.vocab_size {
+            return Err(TrainError::Setting {
+                section: "block",
+                key: "mask_token_id",
+                value: mask.to_string(),
+                expected: "a token of the target's vocabulary",
+            });
+        }
+        let default = || BlockDrafterConfig::default_layers(3, shape.num_layers);
+        let mut target_layers = layers.clone().unwrap_or_else(default);
+        target_layers.dedup();
+        Ok(BlockDrafterConfig {
+            target_layers,
+            block_size: *block_size,
+            markov_rank: *markov_rank,
+            dtype: target.stored_dtype(),
+            ..BlockDrafterConfig::new(target.config(), *num_layers, mask)
+        })
+    }
+}
+
+/// Trains a drafter for each of `trainings`, as [`train_eagle3`](crate::train_eagle3) does.
+///
+/// # Errors
+/// As [`train_eagle3`](crate::train_eagle3).
+///
+/// # Panics
+/// As [`train_eagle3`](crate::train_eagle3).
+pub fn train_blocks(
+    target: &CausalLm,
+    rows: &[ResponseRow],
+    trainings: &[BlockTraining],
+    seed: u64,
+    run: TrainingRun<'_>,
+) -> Result<Ending<Vec<TrainedBlock>>, TrainError> {
+    trainings.iter().try_for_each(BlockTraining::validate)?;
+    let configs = trainings.iter().map(|training| training.config(target));
+    let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
+    let members = trainings.iter().zip(&configs).map(|(training, config)| StateMember {
+        training: &training.common,
+        layers: config.target_layers.clone(),
+        initial: Box::new(move |vocabulary| {
+            let config =
+                BlockDrafterConfig { draft_vocabulary: vocabulary.cloned(), ..config.clone() };
+            let mut draws = SeededDraws::new(seed, &["block"]);
+            let device = target.device().autodiff();
+            let drawn = config.init_from(target, &device, || draws.uniform());
+            let drafter = match training.common.initial {
+                InitialWeights::Random => drawn,
+                InitialWeights::Target => drawn.with_weights_of(target),
+            };
+            (drafter, config)
+        }),
+    });
+    train_state_drafters(target, rows, &members.collect::<Vec<_>>(), seed, run)
+}

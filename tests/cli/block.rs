@@ -1,0 +1,123 @@
+//! Block drafters of others: generated with, recorded, tuned and measured like any drafter, at one draft forward a
+//! round.
+
+use std::path::Path;
+
+use burn::tensor::Device;
+use draftsmith_model::{BlockDrafterConfig, ConfidenceHead, ModelConfig};
+use serde_json::Value;
+
+use crate::support::{Place, model};
+
+/// The number of candidates of the drafter that tests write.
+const NUM_CANDIDATES: u64 = 3;
+
+/// Writes a fill-in, bidirectional drafter of the embedded target with random weights.
+fn write_drafter(dir: &Path) {
+    let target = ModelConfig::from_model_dir(&model("target")).unwrap();
+    let config = BlockDrafterConfig {
+        block_size: NUM_CANDIDATES as usize + 1,
+        is_anchor_first: false,
+        is_causal: false,
+        markov_rank: 4,
+        confidence: ConfidenceHead::OfRowAndToken,
+        ..BlockDrafterConfig::new(&target, 2, 0)
+    };
+    std::fs::create_dir_all(dir).unwrap();
+    let device = Device::flex();
+    device.seed(7);
+    config.init(&device).write_dir(dir, &config).unwrap();
+}
+
+fn recipe(place: &Place, drafter: &str) -> String {
+    place.write_prompts("test.jsonl", 4);
+    let text = format!(
+        "[models]\ntarget = '{}'\n[drafters.it]\n{drafter}\n\
+         [data]\nprompts = ['test.jsonl']\nmax_new_tokens = 16\n\
+         [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 16\ntrees = {{ shapes = ['2x2x3'] }}\n\
+         [evaluate.rules]\nfixed = [2]\nconfidence = [0.01]\n\
+         [tune]\nprompts = ['test.jsonl']\nnum_prompts = 4\nmax_candidate_length = 3\n\
+         costs = {{ draft_ms = 1.0, target_ms = 4.0 }}\n",
+        model("target").display()
+    );
+    place.write("mine.toml", text).display().to_string()
+}
+
+#[test]
+fn a_block_drafter_changes_no_token_and_proposes_no_more_than_it_was_trained_for() {
+    let place = Place::new();
+    write_drafter(&place.path("block"));
+    let target = model("target").display().to_string();
+    let generate = |extra: &[&str]| {
+        let arguments = ["generate", "--target", &target, "--max-new-tokens", "40", "--json"];
+        let prompt = ["--prompt", "What is 47 + 85? Show the steps."];
+        place.run(&[&arguments[..], &prompt, extra].concat()).json()
+    };
+    let plain = generate(&[]);
+    for rule in ["fixed=2", "fixed=9", "confidence=0.01", "head=0.6"] {
+        for lookup in [&[][..], &["--lookup-first", "2x4"]] {
+            let found = generate(&[&["--drafter", "block", "--rule", rule], lookup].concat());
+            assert_eq!(found["token_ids"], plain["token_ids"], "{rule} {lookup:?}");
+        }
+    }
+    let rounds = generate(&["--drafter", "block", "--rule", "fixed=9"])["rounds"].clone();
+    assert_eq!(rounds[0]["num_drafted"], NUM_CANDIDATES, "no more than it was trained for");
+}
+
+#[test]
+fn a_block_drafter_goes_through_every_stage_but_training() {
+    let place = Place::new();
+    write_drafter(&place.path("block"));
+    let recipe = recipe(&place, "kind = 'block'\npath = 'block'");
+    place.run(&["record", &recipe]).ok();
+    place.run(&["tune", &recipe]).ok();
+    let tuned = place.json("checkpoints/mine/tuning/it/config.json");
+    assert!(tuned["tuned"]["greedy"]["config"].is_object(), "{tuned}");
+    place.run(&["evaluate", &recipe]).ok();
+    let rows = place.json("checkpoints/mine/evaluation/results.json");
+    let rows = rows.as_array().unwrap().iter().filter(|row| row["drafter"] != "none");
+    let rows: Vec<&Value> = rows.collect();
+    for row in &rows {
+        let count = |key: &str| row[key].as_u64().unwrap();
+        let lossless = if row["decoding"] == "greedy" { true.into() } else { Value::Null };
+        assert_eq!((&row["lossless"], count("num_forgiven_ties")), (&lossless, 0), "{row}");
+        let (num_tokens, num_forwards) = (count("num_tokens"), count("num_target_forwards"));
+        assert_eq!(count("num_drafted") + num_forwards, num_tokens + count("num_discarded"));
+        // Looked-up tokens are counted as draft forwards too.
+        let is_alone = row["drafter"] == "it";
+        assert!(!is_alone || count("num_draft_forwards") <= num_forwards, "{row}");
+    }
+    for rule in ["fixed_length", "confidence_threshold", "rejection_threshold"] {
+        assert!(rows.iter().any(|row| row["stop_rule"] == rule), "{rule}");
+    }
+    let shown = place.run(&["inspect", "block", "--json"]).json();
+    assert_eq!((&shown["kind"], &shown["markov_rank"]), (&"block drafter".into(), &4.into()));
+    assert_eq!(shown["num_candidates"], NUM_CANDIDATES);
+    let target = model("target").display().to_string();
+    let found = place.run(&["server", "doctor", "block", "--target", &target, "--json"]).json();
+    assert_eq!(found["form"], "block");
+    assert_eq!(found["findings"].as_array().unwrap().len(), 1, "{found}");
+}
+
+#[test]
+fn errors_name_what_a_block_drafter_cannot_have() {
+    let place = Place::new();
+    write_drafter(&place.path("block"));
+    let record = |drafter: &str| place.run(&["record", &recipe(&place, drafter)]);
+    record("kind = 'block'").fails_naming(&["no block drafter", "train-drafter"]);
+    record("kind = 'block'\nnum_steps = 2").fails_naming(&["drafters", "`block_size`"]);
+    record("kind = 'block'\nblock_size = 9").fails_naming(&["drafters.it", "block_size", "1 to 8"]);
+    record("kind = 'block'\npath = 'block'\nlayers = 2").fails_naming(&["drafters", "layers"]);
+    record("kind = 'block'\npath = 'absent'").fails_naming(&["no block drafter", "absent"]);
+    place.write("head/config.json", "{}");
+    record("kind = 'block'\npath = 'block'\nhead = { path = 'head' }").fails_naming(&[
+        "`it`",
+        "`block`",
+        "no acceptance head",
+    ]);
+    let path = place.path("block").join("config.json");
+    let mut config: Value = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
+    config["markov_head_type"] = "gated".into();
+    std::fs::write(&path, config.to_string()).unwrap();
+    record("kind = 'block'\npath = 'block'").fails_naming(&["markov_head_type", "`gated`"]);
+}
