@@ -107,7 +107,8 @@ fn errors_name_what_a_block_drafter_cannot_have() {
     record("kind = 'block'").fails_naming(&["no block drafter", "train-drafter"]);
     record("kind = 'block'\nnum_steps = 2").fails_naming(&["drafters", "`block_size`"]);
     record("kind = 'block'\nblock_size = 9").fails_naming(&["drafters.it", "block_size", "1 to 8"]);
-    record("kind = 'block'\npath = 'block'\nlayers = 2").fails_naming(&["drafters", "layers"]);
+    record("kind = 'block'\npath = 'block'\nlayers = [2]")
+        .fails_naming(&["drafters", "no other keys"]);
     record("kind = 'block'\npath = 'absent'").fails_naming(&["no block drafter", "absent"]);
     place.write("head/config.json", "{}");
     record("kind = 'block'\npath = 'block'\nhead = { path = 'head' }").fails_naming(&[
@@ -120,4 +121,31 @@ fn errors_name_what_a_block_drafter_cannot_have() {
     config["markov_head_type"] = "gated".into();
     std::fs::write(&path, config.to_string()).unwrap();
     record("kind = 'block'\npath = 'block'").fails_naming(&["markov_head_type", "`gated`"]);
+}
+
+#[test]
+fn a_trained_block_drafter_is_tuned_and_changes_no_token() {
+    let place = Place::new();
+    let training = "kind = 'block'\nblock_size = 3\nnum_layers = 1\nmarkov_rank = 4\ndraft_vocabulary = 300\n\
+                    optimizer = { num_epochs = 2, validation_fraction = 0.3 }";
+    let recipe = recipe(&place, training);
+    place.run(&["build-data", &recipe]).ok();
+    let export = place.path("checkpoints/mine/it");
+    let bytes = || {
+        ["model.safetensors", "config.json"].map(|name| std::fs::read(export.join(name)).unwrap())
+    };
+    let trained = place.run(&["train-drafter", &recipe, "--json"]).json();
+    assert_eq!(trained[0]["kind"], "block", "{trained}");
+    let whole = bytes();
+    std::fs::remove_dir_all(&export).unwrap();
+    place.run(&["train-drafter", &recipe]).ok();
+    assert!(whole == bytes(), "another training of the same data has the same bytes");
+    let shown = place.run(&["inspect", "checkpoints/mine/it", "--json"]).json();
+    assert_eq!((&shown["num_candidates"], &shown["causal"]), (&3.into(), &true.into()), "{shown}");
+    for stage in ["record", "tune", "evaluate"] {
+        place.run(&[stage, &recipe]).ok();
+    }
+    let rows = place.results("mine");
+    assert!(rows.iter().any(|row| row["drafter"] == "it" && row["lossless"] == true), "{rows:?}");
+    assert!(rows.iter().all(|row| row["lossless"] != false), "{rows:?}");
 }

@@ -66,8 +66,7 @@ impl TryFrom<Map<String, Value>> for BlockTraining {
         if keys.contains_key("num_steps") {
             return Err("unknown key `num_steps`: a block drafter has `block_size`".to_owned());
         }
-        let names: Map<String, Value> =
-            json!(BlockShape::default()).as_object().cloned().unwrap_or_default();
+        let names = json!(BlockShape::default()).as_object().cloned().unwrap_or_default();
         let own = names.keys().filter_map(|name| Some((name.clone(), keys.remove(name)?)));
         let own: Map<String, Value> = own.collect();
         let problem = |error: serde_json::Error| error.to_string();
@@ -80,12 +79,22 @@ impl TryFrom<Map<String, Value>> for BlockTraining {
 
 impl From<BlockTraining> for Map<String, Value> {
     fn from(BlockTraining { shape, common }: BlockTraining) -> Self {
-        let (mut keys, own) = (json!(common), json!(shape));
-        let mut keys = std::mem::take(keys.as_object_mut().expect("settings are an object"));
+        let mut keys = given_keys(&common);
         keys.remove("num_steps");
-        keys.extend(own.as_object().cloned().unwrap_or_default());
+        keys.extend(given_keys(&shape));
         keys
     }
+}
+
+/// Returns settings as keys, without those that have no value.
+fn given_keys(settings: &impl Serialize) -> Map<String, Value> {
+    let keys = json!(settings).as_object().cloned().unwrap_or_default();
+    let given = keys.into_iter().filter(|(_, value)| !value.is_null());
+    let tables = given.map(|(name, value)| match value.is_object() {
+        true => (name, given_keys(&value).into()),
+        false => (name, value),
+    });
+    tables.collect()
 }
 
 impl BlockTraining {
@@ -190,4 +199,72 @@ pub fn train_blocks(
         }),
     });
     train_state_drafters(target, rows, &members.collect::<Vec<_>>(), seed, run)
+}
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_model::StateNetwork;
+
+    use super::*;
+    use crate::run::optimizer::OptimizerSettings;
+    use crate::tests::pair::{patterned, random_model};
+
+    fn quick(keys: Value) -> BlockTraining {
+        let mut training: BlockTraining = serde_json::from_value(keys).expect("settings");
+        training.common.optimizer = OptimizerSettings {
+            learning_rate: Some(1e-2),
+            num_epochs: 10,
+            validation_fraction: 0.2,
+            ..OptimizerSettings::EAGLE3
+        };
+        training
+    }
+
+    #[test]
+    fn settings_are_keys_of_one_table() {
+        let keys =
+            json!({ "block_size": 3, "markov_rank": 4, "layers": [1, 2], "step_weight": 0.5 });
+        let training: BlockTraining = serde_json::from_value(keys).expect("settings");
+        assert_eq!((training.common.num_steps, training.common.step_weight), (3, 0.5));
+        let written = serde_json::to_value(&training).expect("JSON");
+        assert!(written.get("num_steps").is_none() && written["block_size"] == 3, "{written}");
+        assert!(toml::Table::try_from(&training).is_ok(), "no key is null");
+        let read: BlockTraining = serde_json::from_value(written).expect("settings");
+        assert_eq!(read, training);
+        for (keys, named) in
+            [(json!({ "num_steps": 3 }), "block_size"), (json!({ "ranks": 3 }), "ranks")]
+        {
+            let error =
+                serde_json::from_value::<BlockTraining>(keys).expect_err("unknown").to_string();
+            assert!(error.contains(named), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_trained_drafter_predicts_patterns_with_each_row_and_one_pass_equals_two() {
+        let rows = patterned(40);
+        let target = random_model(5, 16, 64);
+        let train = |trainings: &[BlockTraining]| {
+            let dir = tempfile::tempdir().expect("a directory");
+            let run = TrainingRun::new(dir.path(), "");
+            match train_blocks(&target, &rows, trainings, 3, run).expect("it trains") {
+                Ending::Finished(trained) => trained,
+                Ending::Stopped { .. } => panic!("nothing stops it"),
+            }
+        };
+        let response = json!({ "block_size": 3, "markov_rank": 4, "teacher": "response" });
+        let wide =
+            json!({ "block_size": 2, "markov_rank": 0, "num_layers": 1, "teacher": "response" });
+        let trainings = [quick(response), quick(wide)];
+        let together = train(&trainings);
+        for (training, together) in trainings.iter().zip(&together) {
+            let alone = train(std::slice::from_ref(training)).remove(0);
+            assert_eq!(alone.scores, together.scores);
+            let BlockShape { block_size, markov_rank, .. } = training.shape;
+            assert_eq!(together.scores.agreement.as_slice().len(), block_size);
+            assert!(together.scores.accepted_length > 0.2, "{:?}", together.scores);
+            assert_eq!(together.model.more_head().is_some(), markov_rank > 0);
+            assert_eq!(together.config.block_size, block_size);
+        }
+    }
 }

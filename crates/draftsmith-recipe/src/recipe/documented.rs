@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 
+use draftsmith_train::BlockShape;
 use serde_json::Value;
 
 use super::Recipe;
@@ -19,7 +20,7 @@ const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['require
                       prompts = ['required']\n[evaluate.trees]\n";
 
 /// The trainings with a table `optimizer`, in the order of the README's columns. There, keys of
-/// drafters begin with `head`, `adapter`, `eagle3` or `lookup` instead of the drafter's name.
+/// drafters begin with `head`, `adapter`, `eagle3`, `block` or `lookup` instead of the drafter's name.
 const OPTIMIZERS: [&str; 3] = ["head", "adapter", "eagle3"];
 
 /// Default values by full key.
@@ -104,6 +105,8 @@ fn the_readme_lists_every_key_with_its_default() {
         ("head", head.expect("the draft has a head")),
         ("adapter", Ok(trained("adapter").expect("there is an adapter"))),
         ("eagle3", Ok(trained("eagle3").expect("there is an EAGLE-3 drafter"))),
+        // The other keys of a block drafter are those of EAGLE-3.
+        ("block", serde_json::to_value(BlockShape::default())),
         ("lookup", serde_json::to_value(PromptLookupKind::default())),
     ] {
         add(&mut keys, table, value.expect("settings are JSON"));

@@ -47,7 +47,7 @@ pub(super) fn share(recipe: &mut Table, kinds: &Kinds) -> Result<bool> {
         num_trained += 1;
     }
     if num_trained == 0 {
-        bail!("`[training]` has keys, but no adapter or EAGLE-3 drafter is trained");
+        bail!("`[training]` has keys, but no adapter, EAGLE-3 or block drafter is trained");
     }
     Ok(true)
 }

@@ -15,7 +15,7 @@ use crate::data::BatchSource;
 use crate::run::member::Trainee;
 use crate::run::optimizer::OptimizerSettings;
 use crate::states::Features;
-use crate::tests::pair::{deep_target, gradients_of, random_model, response_row, responses};
+use crate::tests::pair::{deep_target, gradients_of, patterned, random_model, responses};
 use crate::tests::runs::{assert_contains, only};
 
 fn quick() -> Eagle3Training {
@@ -38,16 +38,6 @@ fn train(rows: &[ResponseRow], training: &Eagle3Training) -> Result<TrainedEagle
     let dir = tempfile::tempdir().unwrap();
     let run = TrainingRun::new(dir.path(), "");
     train_eagle3(&deep_target(16, 64), rows, std::slice::from_ref(training), 3, run).map(only)
-}
-
-/// Responses that continue a pattern: each token is the one before plus the first token.
-fn patterned(num_rows: usize) -> Vec<ResponseRow> {
-    let row = |n: usize| {
-        let step = 1 + n as u32 % 5;
-        let tokens: Vec<u32> = (0..24).map(|at| (step * (at + 1)) % 48).collect();
-        response_row(&format!("set#{n}"), &tokens[..4], &tokens[4..], &[], &[])
-    };
-    (0..num_rows).map(|n| ResponseRow { draft: None, ..row(n) }).collect()
 }
 
 #[test]

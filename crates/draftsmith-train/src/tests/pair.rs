@@ -154,3 +154,13 @@ impl ModuleVisitor for Collect<'_> {
         self.all.extend(to_host(grad).unwrap());
     }
 }
+
+/// Responses that continue a pattern: each token is the one before plus the first token.
+pub(crate) fn patterned(num_rows: usize) -> Vec<ResponseRow> {
+    let row = |n: usize| {
+        let step = 1 + n as u32 % 5;
+        let tokens: Vec<u32> = (0..24).map(|at| (step * (at + 1)) % 48).collect();
+        response_row(&format!("set#{n}"), &tokens[..4], &tokens[4..], &[], &[])
+    };
+    (0..num_rows).map(|n| ResponseRow { draft: None, ..row(n) }).collect()
+}
