@@ -153,4 +153,25 @@ fn a_trained_block_drafter_is_tuned_and_changes_no_token() {
         assert!(row["num_draft_forwards"].as_u64() <= row["num_target_forwards"].as_u64(), "{row}");
     }
     assert!(drafted.iter().any(|row| row["lossless"] == true), "{rows}");
+
+    // Servers read the same drafter, without the record of its training.
+    let exported =
+        place.run(&["export", "--for", "dspark", "checkpoints/mine/it", "served", "--json"]).json();
+    let commands = exported["commands"].to_string();
+    for part in ["draft-dspark", "--target-model-dir", "DSPARK", "dspark-block-size"] {
+        assert!(commands.contains(part), "`{part}`: {commands}");
+    }
+    assert!(exported["ignored"].to_string().contains("draft vocabulary, in SGLang"), "{exported}");
+    let served = place.json("served/config.json");
+    assert_eq!((&served["training"], &served["target_hash"]), (&Value::Null, &Value::Null));
+    let target = model("target").display().to_string();
+    let generate = |drafter: &str| {
+        let prompt = ["--prompt", "What is 47 + 85?", "--rule", "fixed=3", "--json"];
+        place
+            .run(&[&["generate", "--target", &target, "--drafter", drafter], &prompt[..]].concat())
+            .json()
+    };
+    let [own, other] = ["checkpoints/mine/it", "served"].map(generate);
+    assert_eq!(own["token_ids"], other["token_ids"]);
+    assert_eq!(own["num_accepted"], other["num_accepted"], "{own}");
 }

@@ -16,7 +16,7 @@ use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::HEAD;
 use draftsmith_recipe::exports::forms::{ExportForm, Exporting, Written};
 use draftsmith_recipe::exports::servers::{
-    AS_DRAFT_MODEL, AS_EAGLE3, Runtime, ServedDrafter, served_path,
+    AS_DRAFT_MODEL, AS_DSPARK, AS_EAGLE3, Runtime, ServedDrafter, served_path,
 };
 use draftsmith_recipe::kinds::{KindEntry, Kinds};
 use draftsmith_recipe::workspace::Workspace;
@@ -89,7 +89,8 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
 /// Returns the commands that start programs with an exported drafter, at the settings that `tune`
 /// found. Empty for formats that they do not load.
 fn starts(recipe: &Recipe, id: DrafterId, form: &str, out: &Path) -> Result<Vec<String>> {
-    let known = [&AS_DRAFT_MODEL, &AS_EAGLE3].into_iter().find(|flags| flags.form == form);
+    let known =
+        [&AS_DRAFT_MODEL, &AS_EAGLE3, &AS_DSPARK].into_iter().find(|flags| flags.form == form);
     let Some(flags) = known else { return Ok(Vec::new()) };
     let (target, model) = (served_path(&recipe.models.target, false), served_path(out, true));
     let served = ServedDrafter { flags, target, model, export: None };

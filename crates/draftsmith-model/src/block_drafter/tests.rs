@@ -729,3 +729,48 @@ fn the_blocks_of_a_training_equal_those_of_decoding() {
         }
     }
 }
+
+#[test]
+fn a_drafter_as_servers_read_it_has_a_markov_head_and_proposes_the_same() {
+    let ids = text(9);
+    for form in FORMS {
+        let models = models(form);
+        let (dspark, config) = models.packed.clone().as_dspark(&models.config);
+        let dir = tempfile::tempdir().unwrap();
+        dspark.write_dir(dir.path(), &config).unwrap();
+        let (found, read) = read(dir.path(), models.target.shape()).unwrap();
+        assert_eq!(found, config);
+        assert!(config.markov_rank > 0 && config.confidence != ConfidenceHead::OfRow, "{form:?}");
+        let keys: Map<String, Value> =
+            crate::error::read_json(&dir.path().join("config.json")).unwrap();
+        for key in [
+            "architectures",
+            "attention_bias",
+            "block_size",
+            "confidence_head_with_markov",
+            "enable_confidence_head",
+            "head_dim",
+            "is_causal",
+            "layer_types",
+            "markov_head_type",
+            "markov_rank",
+            "mask_token_id",
+            "max_position_embeddings",
+            "model_type",
+            "num_target_layers",
+            "rms_norm_eps",
+            "rope_theta",
+            "sample_from_anchor",
+            "target_layer_ids",
+            "tie_word_embeddings",
+        ] {
+            assert!(keys.contains_key(key), "`{key}`: {keys:?}");
+        }
+        let tokens = [3, 5, 1, 2, 5];
+        let num = models.config.num_candidates();
+        let of = |drafter: &BlockDrafter| block(&models, drafter, (&ids, &[]), (&tokens, num));
+        for (before, after) in of(&models.packed).iter().zip(of(&read)) {
+            assert_near(&after, before, &format!("{form:?}"));
+        }
+    }
+}

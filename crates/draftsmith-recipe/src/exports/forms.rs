@@ -1,6 +1,7 @@
 //! The formats in which other programs load acceptance heads and drafters.
 
 pub mod draft_model;
+pub mod dspark;
 pub mod eagle3;
 pub mod foreign;
 pub mod transformers;

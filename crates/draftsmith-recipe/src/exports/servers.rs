@@ -31,6 +31,8 @@ pub struct ServerFlags {
     pub llama_cpp_target: Option<&'static str>,
     /// Whether transformers loads the drafter.
     pub in_transformers: bool,
+    /// Whether the drafter proposes all candidates in one forward.
+    pub is_block: bool,
 }
 
 impl ServerFlags {
@@ -55,6 +57,7 @@ pub static AS_DRAFT_MODEL: ServerFlags = ServerFlags {
     llama_cpp_several: None,
     llama_cpp_target: None,
     in_transformers: true,
+    is_block: false,
 };
 
 /// The settings for an EAGLE-3 drafter.
@@ -72,6 +75,21 @@ pub static AS_EAGLE3: ServerFlags = ServerFlags {
     )),
     llama_cpp_target: Some("--target-model-dir"),
     in_transformers: false,
+    is_block: false,
+};
+
+/// The settings for a block drafter, exported as a DSpark.
+pub static AS_DSPARK: ServerFlags = ServerFlags {
+    form: "dspark",
+    vllm_method: "dspark",
+    vllm_note: None,
+    sglang_algorithm: "DSPARK",
+    sglang_adapts: false,
+    llama_cpp_type: "draft-dspark",
+    llama_cpp_several: None,
+    llama_cpp_target: Some("--target-model-dir"),
+    in_transformers: false,
+    is_block: true,
 };
 
 /// An inference program that can decode with a drafter trained elsewhere.
@@ -129,7 +147,9 @@ impl ServedDrafter {
                  {num_candidates} --spec-ngram-simple-min-hits 1"
             );
         }
-        let sampled = if is_sampled { " --spec-draft-sampling probabilistic" } else { "" };
+        // Block drafters always propose their most probable tokens there.
+        let draws = is_sampled && !self.flags.is_block;
+        let sampled = if draws { " --spec-draft-sampling probabilistic" } else { "" };
         format!(
             "--spec-type {} --spec-draft-model {} --spec-draft-n-max {num_candidates} --spec-draft-n-min 0 \
              --spec-draft-p-min {least_prob}{sampled}",
@@ -152,6 +172,14 @@ impl ServedDrafter {
 
     /// Returns SGLang's flags for a number of candidates.
     pub fn sglang_flags(&self, num_candidates: usize, is_sampled: bool) -> String {
+        if self.flags.is_block {
+            return format!(
+                "--speculative-algorithm {} --speculative-draft-model-path {} --speculative-dspark-block-size \
+                 {num_candidates}",
+                self.flags.sglang_algorithm,
+                quoted(&self.model)
+            );
+        }
         // SGLang refuses rejection sampling for draft models.
         let sampled = match is_sampled && self.flags.sglang_adapts {
             true => " --speculative-use-rejection-sampling",
@@ -301,6 +329,10 @@ mod tests {
         draftsmith export --for eagle3 own /m/eagle
         assistant = AutoModelForCausalLM.from_pretrained("/m/eagle"); assistant.generation_config.update(num_assistant_tokens=3, num_assistant_tokens_schedule="constant", assistant_confidence_threshold=0); target.generate(**inputs, assistant_model=assistant)
         "#);
+        insta::assert_snapshot!(start(&AS_DSPARK, Runtime::Sglang, three, true), @r"
+        draftsmith export --for eagle3 own /m/eagle
+        python -m sglang.launch_server --model-path /m/t --speculative-algorithm DSPARK --speculative-draft-model-path /m/eagle --speculative-dspark-block-size 3
+        ");
         let look_up = Drafting::look_up(NgramSimple { num_matched: 4, most: 6 });
         insta::assert_snapshot!(start(&AS_DRAFT_MODEL, Runtime::LlamaCpp, look_up, true), @r"
         convert_hf_to_gguf.py /m/t --outfile /m/t.gguf

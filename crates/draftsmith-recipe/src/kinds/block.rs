@@ -25,6 +25,7 @@ use super::{
     DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
     low_agreement_text, read_kind, settings_table,
 };
+use crate::exports::forms::{self, ExportForm};
 use crate::exports::{ExportEntry, inspected};
 
 /// The entry of this kind in the table of kinds.
@@ -38,7 +39,7 @@ pub static ENTRY: KindEntry = KindEntry {
             known_by: "sample_from_anchor",
             is_of: BlockDrafterConfig::is_of,
             command: Some("train-drafter"),
-            forms: &[],
+            forms: &[ExportForm::new("dspark", forms::dspark::export)],
             inspect,
         },
     }),

@@ -92,13 +92,11 @@ pub struct Kinds(Vec<&'static KindEntry>);
 
 impl Default for Kinds {
     fn default() -> Self {
-        // A directory is of the first kind that matches, and a model matches every drafter that is
-        // not trained here.
         Self(vec![
-            &block::ENTRY,
             &model::ENTRY,
             &adapter::ENTRY,
             &eagle3::ENTRY,
+            &block::ENTRY,
             &prompt_lookup::ENTRY,
             &cascade::ENTRY,
             &merged::ENTRY,
