@@ -197,6 +197,22 @@ impl RoundCosts {
             row_seconds,
         })
     }
+
+    /// Returns the linear cost model of rounds with candidates: t_draft, t_target and t_row. It is
+    /// exact at two rows and at the most rows, and ignores the forward of one row.
+    ///
+    /// # Errors
+    /// If t_draft is unknown.
+    pub fn drafting_line(&self, drafter: DrafterId) -> Result<CostModel, TheoryError> {
+        let [_, second, .., last] = self.verify_seconds[..] else { return self.line(drafter) };
+        let num_more = self.verify_seconds.len() - 2;
+        let row_seconds = ((last - second) / num_more as f64).max(0.0);
+        Ok(CostModel {
+            draft_seconds: self.draft_seconds(drafter)?,
+            target_seconds: (second - 2.0 * row_seconds).max(0.0),
+            row_seconds,
+        })
+    }
 }
 
 /// Estimates the seconds of a forward of each drafter in these rounds; None if the rounds do not
@@ -262,8 +278,12 @@ mod tests {
             close(costs.round_seconds(forwards, num_drafted).expect("a known drafter"), expected);
         }
         let line = costs.line(DrafterId::DRAFT).expect("a known drafter");
-        close(line.target_seconds, 0.1);
-        close(line.row_seconds, 0.03);
+        for line in [line, costs.drafting_line(DrafterId::DRAFT).expect("a known drafter")] {
+            close(line.target_seconds, 0.1);
+            close(line.row_seconds, 0.03);
+        }
+        let paper = RoundCosts::paper(draft(0.0234)).drafting_line(DrafterId::DRAFT);
+        assert_eq!(paper.expect("a known drafter"), CostModel::PAPER);
     }
 
     #[test]

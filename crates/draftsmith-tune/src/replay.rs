@@ -157,7 +157,7 @@ impl ReplaySets<'_> {
             decoding: self.decoding,
             dataset: dataset.map(str::to_owned),
             cost_source: self.cost_source,
-            costs: self.costs.rounds.line(self.costs.drafter)?,
+            costs: self.costs.rounds.drafting_line(self.costs.drafter)?,
             num_validation_prompts: self.num_validation_prompts,
             num_test_prompts: test.responses.len(),
             num_test_tokens: test.num_tokens(),

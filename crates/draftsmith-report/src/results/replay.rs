@@ -133,7 +133,8 @@ pub struct ReplayGroup {
     pub dataset: Option<String>,
     /// The source of the costs.
     pub cost_source: CostSource,
-    /// The costs for rules that read no signal, with the average time per verified row.
+    /// The costs of rounds with candidates for rules that read no signal, with the average time per
+    /// verified row.
     pub costs: CostModel,
     /// The number of validation prompts.
     pub num_validation_prompts: usize,
