@@ -231,6 +231,12 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         20
     }
 
+    /// Returns the number of candidates beyond which the drafter proposes none, in rounds of fixed
+    /// lengths too; `None` without such a limit.
+    fn most_candidates(&self) -> Option<usize> {
+        None
+    }
+
     /// Returns the only stop rule to measure the drafter under; `None` if the recipe's rules apply.
     fn own_rule(&self, _decoding: DecodingName) -> Option<StopRuleConfig> {
         None

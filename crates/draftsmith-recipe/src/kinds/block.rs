@@ -140,13 +140,15 @@ impl DrafterKind for BlockKind {
         usize::MAX
     }
 
-    /// Returns the number of candidates for which the drafter was trained. It proposes no more.
     fn max_candidate_length(&self) -> usize {
+        self.most_candidates().unwrap_or(1)
+    }
+
+    /// Returns the number of candidates for which the drafter was trained.
+    fn most_candidates(&self) -> Option<usize> {
         match &self.0 {
-            Origin::Training(training) => training.shape.block_size,
-            Origin::Path(path) => {
-                BlockDrafterConfig::from_dir(path).map_or(1, |config| config.num_candidates())
-            }
+            Origin::Training(training) => Some(training.shape.block_size),
+            Origin::Path(path) => Some(BlockDrafterConfig::from_dir(path).ok()?.num_candidates()),
         }
     }
 

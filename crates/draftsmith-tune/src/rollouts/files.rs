@@ -62,6 +62,8 @@ struct HashedDrafter {
     hash: String,
     head: Option<RolloutHead>,
     forwards: RoundForwards,
+    /// The number of candidates beyond which the drafter proposes none.
+    most_candidates: Option<usize>,
     head_dir: Option<PathBuf>,
 }
 
@@ -197,12 +199,14 @@ impl<'a> RolloutFiles<'a> {
             let log_probs = server.and_then(|server| server.log_probs(&decoding));
             responses.served_log_probs = log_probs.map(|num| num as u32);
         }
+        let most = self.tune.max_candidate_length;
+        let max_length = drafting.most_candidates.map_or(most, |own| own.min(most));
         Ok(RolloutProvenance {
             responses,
             drafter: drafter.to_string(),
             set: set.name().to_owned(),
             head: drafting.head.clone(),
-            max_length: self.tune.max_candidate_length as u32,
+            max_length: max_length as u32,
             context: self.context as u32,
             forwards: drafting.forwards,
             data: None,
@@ -232,7 +236,8 @@ fn drafters(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<HashedDrafter>
         });
         let head = beside.or(own);
         let (name, forwards) = (DrafterName::Of(id), drafter.kind.round_forwards());
-        Ok(HashedDrafter { name, hash, head, forwards, head_dir })
+        let most_candidates = drafter.kind.most_candidates();
+        Ok(HashedDrafter { name, hash, head, forwards, most_candidates, head_dir })
     };
     recorded.map(hashed).collect()
 }
