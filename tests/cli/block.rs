@@ -5,7 +5,7 @@ use std::path::Path;
 
 use burn::tensor::Device;
 use draftsmith_model::{BlockDrafterConfig, CausalLm, ConfidenceHead, ModelConfig};
-use draftsmith_theory::{Draws, SeededDraws};
+use draftsmith_theory::SeededDraws;
 use serde_json::Value;
 
 use crate::support::{Place, model};
