@@ -291,10 +291,7 @@ pub struct BlockDraftParts {
 
 impl DrafterParts for BlockDraftParts {
     fn target_layers(&self) -> TargetLayers {
-        let mut kept = self.layers.clone();
-        kept.sort_unstable();
-        kept.dedup();
-        TargetLayers { exit: None, kept }
+        TargetLayers::kept(&self.layers)
     }
 
     fn own_head(&self) -> Option<HeadTiming> {

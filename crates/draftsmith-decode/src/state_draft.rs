@@ -279,8 +279,7 @@ pub struct StateDraftParts<N> {
 
 impl<N: StepNetwork + Send> DrafterParts for StateDraftParts<N> {
     fn target_layers(&self) -> TargetLayers {
-        let kept = TargetLayers { exit: None, kept: self.layers.clone() };
-        TargetLayers::default().and(kept)
+        TargetLayers::kept(&self.layers)
     }
 
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {

@@ -147,6 +147,14 @@ impl TargetLayers {
         Self { exit: layer.into(), kept: Vec::new() }
     }
 
+    /// Selects the hidden states after each number of layers, in any order, to keep for all tokens.
+    pub fn kept(layers: &[usize]) -> Self {
+        let mut kept = layers.to_vec();
+        kept.sort_unstable();
+        kept.dedup();
+        Self { exit: None, kept }
+    }
+
     /// Merges the layers that two drafters read. At most one of the two may have an exit.
     #[must_use]
     pub fn and(mut self, other: Self) -> Self {

@@ -98,6 +98,11 @@ pub trait KindTraining: Any {
     fn describe(&self, dir: &Path, num_layers: usize, scores: &Value) -> Result<TrainedText>;
 }
 
+/// Selects the trainings of one kind.
+fn trainings_of<'t, T: KindTraining>(all: &'t [&dyn KindTraining]) -> impl Iterator<Item = &'t T> {
+    all.iter().filter_map(|one| (*one as &dyn Any).downcast_ref())
+}
+
 /// The description of a trained drafter that a command shows.
 #[derive(Debug, Clone)]
 pub struct TrainedText {

@@ -339,8 +339,8 @@ impl PaperSource {
 
 impl ReplayGroup {
     /// Lists the rules without look-ups, the oracle and the target by itself as entries of paper
-    /// tables. The stop
-    /// rules of the last two are `oracle` and `none`. Speeds are modelled at the group's costs.
+    /// tables. The stop rules of the last two are `oracle` and `none`. Speeds are modelled at the
+    /// group's costs.
     fn paper_entries(&self) -> Vec<Value> {
         let of = json!({
             "dataset": self.dataset.as_deref().unwrap_or(ALL_CATEGORIES),

@@ -53,12 +53,6 @@ impl Default for BlockShape {
     }
 }
 
-impl Default for BlockTraining {
-    fn default() -> Self {
-        Self::try_from(Map::new()).expect("all keys have a default")
-    }
-}
-
 impl TryFrom<Map<String, Value>> for BlockTraining {
     type Error = String;
 

@@ -1,6 +1,5 @@
 //! The kind `adapter` (Kangaroo): a drafter made of the target's first layers and an adapter.
 
-use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -21,7 +20,7 @@ use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::{
     DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
-    low_agreement_text, read_kind, settings_table,
+    low_agreement_text, read_kind, settings_table, trainings_of,
 };
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
@@ -235,8 +234,7 @@ impl KindTraining for AdapterTraining {
         seed: u64,
         run: TrainingRun<'_>,
     ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
-        let exit_layers =
-            all.iter().filter_map(|one| (*one as &dyn Any).downcast_ref::<Self>().map(exit_layer));
+        let exit_layers = trainings_of(all).map(exit_layer);
         let exit_layer = ExitLayers::Many(exit_layers.collect());
         let settings = Self { exit_layer, ..self.clone() };
         Ok(train_adapters(target, rows, &settings, seed, run)?.into_exports())

@@ -1,6 +1,5 @@
 //! The kind `block`: a drafter that proposes all candidates of a round in one forward (DFlash, DSpark).
 
-use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -9,7 +8,6 @@ use draftsmith_data::ResponseRow;
 use draftsmith_decode::{BlockDraftParts, NamedParts};
 use draftsmith_model::{
     BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, VOCABULARY_COVERAGE, WeightDtype,
-    check_trained_with,
 };
 use draftsmith_theory::{HeadTiming, ModelSummary, Road, RoundForwards};
 use draftsmith_train::{
@@ -23,7 +21,7 @@ use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::{
     DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
-    low_agreement_text, read_kind, settings_table,
+    low_agreement_text, read_kind, settings_table, trainings_of,
 };
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::{ExportEntry, inspected};
@@ -104,9 +102,7 @@ impl DrafterKind for BlockKind {
         );
         let (shape, dtype) = (models.target_shape()?, models.dtype);
         let (config, network) = BlockDrafter::from_dir(&dir, shape, dtype, models.device())?;
-        let now = || models.target_hash().map(str::to_owned);
-        let then = config.target_hash.as_deref();
-        check_trained_with(("drafter", &dir), "target", then, now)?;
+        loading.check_target(&dir, config.target_hash.as_deref())?;
         let size = num_read(&config);
         let parts = Arc::new(BlockDraftParts { network, layers: config.target_layers });
         let parts = NamedParts { id, parts };
@@ -171,11 +167,10 @@ impl DrafterKind for BlockKind {
     ) -> Result<Vec<ModelSummary>> {
         let dir = loading.export_dir();
         let config = BlockDrafterConfig::from_dir(&dir)?;
-        let layers = config.target_layers.iter().map(ToString::to_string).collect::<Vec<_>>();
         let description = format!(
-            "block drafter of {} layers over layers {}, {} parameters, drafts {} tokens",
+            "block drafter of {} layers {}, {} parameters, drafts {} tokens",
             config.model.shape.num_layers,
-            layers.join(", "),
+            place_text(&config),
             config.num_parameters(),
             config.num_draft_tokens()
         );
@@ -220,15 +215,13 @@ impl KindTraining for BlockTraining {
         seed: u64,
         run: TrainingRun<'_>,
     ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
-        let trainings = all.iter().filter_map(|one| (*one as &dyn Any).downcast_ref::<Self>());
-        let trainings: Vec<Self> = trainings.cloned().collect();
+        let trainings: Vec<Self> = trainings_of(all).cloned().collect();
         Ok(train_blocks(target, rows, &trainings, seed, run)?.into_exports())
     }
 
     fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {
         let config = BlockDrafterConfig::from_dir(dir)?;
         let scores: Eagle3Scores = serde_json::from_value(scores.clone())?;
-        let layers: Vec<String> = config.target_layers.iter().map(ToString::to_string).collect();
         let lines = format!(
             "{} parameters\n{}{}",
             config.num_parameters(),
@@ -242,9 +235,15 @@ impl KindTraining for BlockTraining {
         let properties =
             properties.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
         let coverage = config.training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64);
-        Ok(TrainedText { place: format!("over layers {}", layers.join(", ")), lines, properties }
+        Ok(TrainedText { place: place_text(&config), lines, properties }
             .with_vocabulary(config.draft_vocabulary.as_ref(), coverage))
     }
+}
+
+/// Names the target's layers whose states the drafter reads, as in `over layers 2, 4, 6`.
+fn place_text(config: &BlockDrafterConfig) -> String {
+    let layers: Vec<String> = config.target_layers.iter().map(ToString::to_string).collect();
+    format!("over layers {}", layers.join(", "))
 }
 
 /// Counts the parameters that a draft forward reads: the drafter's without the Markov head's vectors,

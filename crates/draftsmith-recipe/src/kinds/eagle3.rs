@@ -1,15 +1,12 @@
 //! The kind `eagle3`: a drafter that reads the target's hidden states after three of its layers.
 
-use std::any::Any;
 use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::{NamedParts, StateDraftParts};
-use draftsmith_model::{
-    CausalLm, DrafterModel, Eagle3, Eagle3Config, WeightDtype, check_trained_with,
-};
+use draftsmith_model::{CausalLm, DrafterModel, Eagle3, Eagle3Config, WeightDtype};
 use serde::{Deserialize, Serialize};
 
 use draftsmith_train::{
@@ -22,7 +19,7 @@ use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::{
     DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
-    low_agreement_text, read_kind, settings_table,
+    low_agreement_text, read_kind, settings_table, trainings_of,
 };
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_EAGLE3, ServerFlags};
@@ -84,9 +81,7 @@ impl DrafterKind for Eagle3Kind {
         ENTRY.need(&dir)?;
         let (shape, dtype) = (models.target_shape()?, models.dtype);
         let (config, network) = Eagle3::from_dir(&dir, shape, dtype, models.device())?;
-        let now = || models.target_hash().map(str::to_owned);
-        let then = config.target_hash.as_deref();
-        check_trained_with(("drafter", &dir), "target", then, now)?;
+        loading.check_target(&dir, config.target_hash.as_deref())?;
         let head = match loading.head_dir()? {
             Some(head) => {
                 check_width(&dir, &config)?;
@@ -202,8 +197,7 @@ impl KindTraining for Eagle3Training {
         seed: u64,
         run: TrainingRun<'_>,
     ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
-        let trainings = all.iter().filter_map(|one| (*one as &dyn Any).downcast_ref::<Self>());
-        let trainings: Vec<Self> = trainings.cloned().collect();
+        let trainings: Vec<Self> = trainings_of(all).cloned().collect();
         Ok(train_eagle3(target, rows, &trainings, seed, run)?.into_exports())
     }
 
