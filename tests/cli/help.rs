@@ -152,7 +152,7 @@ fn bash_completes_commands_flags_and_values() {
     };
     assert_eq!(
         completed("draftsmith train-"),
-        "train-head train-drafter train-adapter train-bigram "
+        "train-head train-drafter train-adapter train-confidence train-bigram "
     );
     assert_eq!(completed("draftsmith generate --max-n"), "--max-new-tokens ");
     assert_eq!(completed("draftsmith export --for k"), "kangaroo ");

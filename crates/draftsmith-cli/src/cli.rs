@@ -27,6 +27,7 @@ use crate::commands::import::ImportArguments;
 use crate::commands::inspect::PageArguments;
 use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
+use crate::commands::train_confidence::ConfidenceArguments;
 use crate::commands::tune::servers::{LoadArguments, TunedForm};
 use crate::console::Console;
 use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
@@ -89,6 +90,8 @@ enum Command {
     /// Train drafters that read the target: adapters, EAGLE-3.
     #[command(visible_alias = "train-adapter")]
     TrainDrafter(ReadingData<DrafterTraining>),
+    /// Train the acceptance head of a block drafter.
+    TrainConfidence(ReadingData<TrainConfidenceArguments>),
     /// Count which token follows which, for prompt lookup.
     TrainBigram(ReadingData<TrainBigramArguments>),
     /// Record what drafters propose along responses.
@@ -181,6 +184,15 @@ struct BuildDataArguments {
     /// Build damaged shards again.
     #[arg(long)]
     repair: bool,
+}
+
+/// Arguments of `train-confidence`.
+#[derive(Debug, Args)]
+struct TrainConfidenceArguments {
+    #[command(flatten)]
+    recipe: RecipeArguments,
+    #[command(flatten)]
+    head: ConfidenceArguments,
 }
 
 /// Arguments of `train-bigram`.
@@ -362,6 +374,12 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         }
         Command::TrainHead(a) => setup.train_drafter(&a, commands::train_head::run),
         Command::TrainDrafter(a) => setup.train_drafter(&a, commands::train_drafter::run),
+        Command::TrainConfidence(a) => {
+            let TrainConfidenceArguments { recipe, head } = &a.arguments;
+            setup.run_on_pool(recipe, a.incomplete(), |recipe, workspace, console| {
+                commands::train_confidence::run(head, recipe, workspace, console)
+            })
+        }
         Command::TrainBigram(a) => {
             let TrainBigramArguments { recipe, counted } = &a.arguments;
             setup.run(recipe, a.incomplete(), |recipe, workspace, console| {

@@ -19,6 +19,7 @@ pub(crate) mod survey;
 #[cfg(test)]
 mod tests;
 pub(crate) mod train_bigram;
+pub(crate) mod train_confidence;
 pub(crate) mod train_drafter;
 pub(crate) mod train_head;
 pub(crate) mod tune;

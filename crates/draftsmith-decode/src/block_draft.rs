@@ -12,14 +12,14 @@
 //! stored block serves a whole round. How many rows are computed is decided before the forward, by
 //! the length limit and the stop rule's bounds.
 //!
-//! The confidence head predicts the acceptance of a candidate before it is drawn. Its prediction is
-//! given as that of a look-ahead head, when the candidate is drawn.
+//! The confidence head predicts the acceptance of a candidate before it is drawn, so a rule may end
+//! the draft phase there by its prediction.
 
 #[cfg(test)]
 mod tests;
 
 use draftsmith_model::{BlockDrafter, BlockStart, CausalLm, KvCache, Rows};
-use draftsmith_theory::{DrafterId, HeadTiming};
+use draftsmith_theory::{DrafterId, HeadEstimate, HeadTiming};
 
 use crate::acceptance::Acceptance;
 use crate::chain::propose_chain;
@@ -49,8 +49,6 @@ pub struct BlockDraft<'m> {
 struct BlockSlot {
     /// The block of the current round; `None` before its first step.
     block: Option<RunBlock>,
-    /// The confidence head's predictions for the rows of the last step; empty if not requested.
-    predicted: Vec<f64>,
 }
 
 /// The rows of one block.
@@ -246,26 +244,17 @@ impl<'m> StepDrafter<ModelSession<'m>> for BlockDraft<'m> {
         let mut confidence = confidence.into_iter().flatten();
         let mut all = Vec::with_capacity(rows.len());
         for (step, is_new) in steps.iter().zip(are_new) {
-            let of_rows = confidence.by_ref().take(step.num_rows);
             let num_read = step.tokens.len();
-            let predicted = of_rows.map(|logit| Acceptance::acceptance_prob(logit, num_read));
-            self.slots[step.slot].predicted = predicted.collect::<Result<_, _>>()?;
             for (row, logits) in step.rows().zip(logits.by_ref()) {
                 check_logits(logits, logits.len(), ROLE, num_read)?;
-                let drafted = DraftRow::new(row, logits.to_vec(), None);
+                let predicted = confidence.next();
+                let predicted = predicted.map(|logit| Acceptance::acceptance_prob(logit, num_read));
+                let predicted = predicted.transpose()?.map(HeadEstimate::OfDrawn);
+                let drafted = DraftRow::new(row, logits.to_vec(), predicted);
                 all.push(if is_new { drafted } else { drafted.without_forward() });
             }
         }
         Ok(all)
-    }
-
-    fn predict_acceptance(
-        &mut self,
-        (slot, row): (usize, usize),
-        _logits: &[f32],
-        _candidate: u32,
-    ) -> Result<Option<f64>, DecodeError> {
-        Ok(self.slots[slot].predicted.get(row).copied())
     }
 }
 
@@ -295,7 +284,7 @@ impl DrafterParts for BlockDraftParts {
     }
 
     fn own_head(&self) -> Option<HeadTiming> {
-        self.network.has_confidence().then_some(HeadTiming::AtDraw)
+        self.network.has_confidence().then_some(HeadTiming::BeforeDraw)
     }
 
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {

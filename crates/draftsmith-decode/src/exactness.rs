@@ -43,7 +43,7 @@ use crate::target::Target;
 const TOLERANCE: f64 = 1e-12;
 
 /// Both kinds of acceptance heads, by the time at which they predict.
-const HEADS: [HeadTiming; 2] = [HeadTiming::AfterRead, HeadTiming::AtDraw];
+const HEADS: [HeadTiming; 3] = [HeadTiming::AfterRead, HeadTiming::AtDraw, HeadTiming::BeforeDraw];
 
 struct Case {
     target: Table,
@@ -229,6 +229,7 @@ fn rules(depth: usize) -> Vec<StopRuleConfig> {
             StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
                 confidence_threshold,
                 before_draw,
+                by_head: false,
                 bounds: Bounds { min: usize::from(!before_draw), ..bounds },
             })
         }));
@@ -272,10 +273,20 @@ fn rules(depth: usize) -> Vec<StopRuleConfig> {
 }
 
 /// Returns all rules for the first kind of head, and only the rules that read a head for the other
-/// kind.
+/// kinds.
 fn rules_with(head: HeadTiming, depth: usize) -> Vec<StopRuleConfig> {
     let mut rules = rules(depth);
     rules.retain(|config| head == HEADS[0] || config.needs().acceptance_prob);
+    if head == HeadTiming::BeforeDraw {
+        rules.extend([0.3, 0.6].map(|confidence_threshold| {
+            StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
+                confidence_threshold,
+                before_draw: true,
+                by_head: true,
+                bounds: Bounds { min: 0, max: depth },
+            })
+        }));
+    }
     rules
 }
 

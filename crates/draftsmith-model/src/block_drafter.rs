@@ -25,6 +25,7 @@
 //! Embeddings and LM head are the target's, with its scale of embeddings and its soft cap of U. A
 //! drafter of a part of the vocabulary has an LM head of its own.
 
+mod confidence;
 mod config;
 mod files;
 mod packed_block;
@@ -46,6 +47,7 @@ use crate::kv_cache::{CachePlace, KvCache};
 use crate::rows::{DeviceRows, RowData, Rows};
 use packed_block::PackedBlock;
 
+pub use confidence::ConfidenceWeights;
 pub use config::{BlockDrafterConfig, ConfidenceHead};
 
 /// The beginning of a block.

@@ -56,7 +56,9 @@ pub use acceptance_head::{
 pub use adapter::{
     Adapter, AdapterArchitecture, AdapterConfig, KANGAROO_ROPE_THETA, VOCABULARY_COVERAGE,
 };
-pub use block_drafter::{BlockDrafter, BlockDrafterConfig, BlockStart, ConfidenceHead};
+pub use block_drafter::{
+    BlockDrafter, BlockDrafterConfig, BlockStart, ConfidenceHead, ConfidenceWeights,
+};
 pub use buckets::Lengths;
 pub use causal_lm::CausalLm;
 pub use config::{Architecture, ModelConfig};

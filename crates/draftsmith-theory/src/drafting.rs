@@ -3,14 +3,17 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Bounds, ConfidenceThresholdConfig, FixedLengthConfig, NgramSimple, StopRuleConfig};
+use crate::{
+    Bounds, ConfidenceThresholdConfig, FixedLengthConfig, HeadTiming, NgramSimple, StopRuleConfig,
+};
 
 /// A setting for how a server drafts.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 pub struct Drafting {
     /// The maximum number of candidates per round.
     pub num_candidates: usize,
-    /// The drafter's probability, among its top ten tokens, below which drafting stops; 0 if never.
+    /// The probability below which drafting stops: the drafter's largest among its top ten tokens, or
+    /// its confidence head's. 0 if never.
     pub least_prob: f64,
     /// The number of tokens that a lookup must match; null for a drafter.
     pub num_matched: Option<usize>,
@@ -32,13 +35,14 @@ impl Drafting {
         Some(NgramSimple { num_matched: self.num_matched?, most: self.num_candidates })
     }
 
-    /// Returns the stop rule of a drafter.
-    pub fn rule(&self) -> StopRuleConfig {
+    /// Returns the stop rule of a drafter whose acceptance head predicts at `head`.
+    pub fn rule(&self, head: Option<HeadTiming>) -> StopRuleConfig {
         let candidate_length = self.num_candidates;
         if self.least_prob > 0.0 {
             StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
                 confidence_threshold: self.least_prob,
                 before_draw: true,
+                by_head: head == Some(HeadTiming::BeforeDraw),
                 bounds: Bounds { min: 0, max: candidate_length },
             })
         } else {

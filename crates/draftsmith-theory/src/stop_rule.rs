@@ -122,7 +122,7 @@ stop_rules! {
     FixedLength(FixedLengthConfig): FixedLength;
     Heuristic(HeuristicConfig): Heuristic;
     RejectionThreshold(RejectionThresholdConfig): RejectionThreshold, RejectionThresholdWithoutLag;
-    ConfidenceThreshold(ConfidenceThresholdConfig): ConfidenceThreshold;
+    ConfidenceThreshold(ConfidenceThresholdConfig): ConfidenceThreshold, ConfidenceHead;
     CandidateProbThreshold(CandidateProbThresholdConfig): CandidateProbThreshold;
     JointConfidence(JointConfidenceConfig): JointConfidence;
     OnlineAcceptance(OnlineAcceptanceConfig): OnlineAcceptance;

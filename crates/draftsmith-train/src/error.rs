@@ -72,6 +72,18 @@ pub enum TrainError {
         /// trainings.
         mixing_ratio: Option<f64>,
     },
+    /// There are too few rows to train, calibrate and judge a confidence head.
+    #[error(
+        "{} places train the confidence head, {} calibrate and {} judge it, of {num_rows} rows: at least one of each is \
+         necessary; hint: build more data",
+        nums[0], nums[1], nums[2]
+    )]
+    TooFewPlaces {
+        /// The number of rows in the input.
+        num_rows: usize,
+        /// The numbers of places for training, calibration and judging.
+        nums: [usize; 3],
+    },
     /// The target has no layer after the exit layer.
     #[error(
         "`adapter.exit_layer` is {exit_layer}, but the target has {num_layers} layers: expected 1 to \

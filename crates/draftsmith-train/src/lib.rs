@@ -30,6 +30,7 @@
 //! | `head` | acceptance heads: settings, sweep, mixtures, rollouts, features, loss |
 //! | `adapter` | self-draft adapters: settings, batches, distillation losses, scores |
 //! | `block` | block drafters: settings, first weights |
+//! | `confidence` | confidence heads of finished block drafters |
 //! | `eagle3` | EAGLE-3 and other drafters on states: settings, unrolled steps, accepted lengths |
 //! | `run` | the training loop, its members, devices, optimizer and learning rate, and the saved state |
 //! | `log` | `metrics.jsonl`, and [`renderer`], the display with burn-train |
@@ -38,6 +39,7 @@
 
 mod adapter;
 mod block;
+mod confidence;
 mod data;
 mod eagle3;
 mod error;
@@ -54,6 +56,9 @@ pub use adapter::learner::AdapterScores;
 pub use adapter::settings::{AdapterTraining, ExitLayers, InitialWeights, Teaching};
 pub use adapter::{TrainedAdapter, adapter_examples, first_adapter, train_adapters};
 pub use block::{BlockShape, BlockTraining, TrainedBlock, train_blocks};
+pub use confidence::{
+    ConfidenceTraining, FrozenBlock, JudgedPlace, TrainedConfidence, train_confidence,
+};
 pub use data::split::is_held_out;
 pub use data::{Example, RowCounts, StepExamples};
 pub use eagle3::scores::{Eagle3Scores, MAX_STEPS, StepShares};

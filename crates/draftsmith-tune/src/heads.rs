@@ -259,10 +259,8 @@ impl Race<'_> {
     }
 
     fn timing(&self) -> HeadTiming {
-        match self.heads.first().is_some_and(|head| head.head.reads().looks_ahead()) {
-            true => HeadTiming::AtDraw,
-            false => HeadTiming::AfterRead,
-        }
+        let looks_ahead = self.heads.first().is_some_and(|head| head.head.reads().looks_ahead());
+        HeadTiming::of_reader(looks_ahead)
     }
 
     /// Returns the index of the head with the fewest seconds per token on the validation prompts.

@@ -8,6 +8,7 @@ pub mod agreement;
 pub mod answers;
 pub mod build_data;
 pub mod check;
+pub mod confidence;
 pub mod conversation;
 pub mod costs;
 pub mod decoders;

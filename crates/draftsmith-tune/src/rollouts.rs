@@ -10,7 +10,7 @@ mod training;
 
 use anyhow::{Result, bail};
 use draftsmith_data::{RolloutProvenance, RolloutRow, source_of};
-use draftsmith_theory::{HeadTiming, Recording, Recordings};
+use draftsmith_theory::{Recording, Recordings};
 use draftsmith_train::recordings_of;
 use serde::Serialize;
 
@@ -75,10 +75,7 @@ impl RecordedSet {
             drafter: provenance.drafter.parse()?,
             max_length: provenance.max_length as usize,
             eos_token_ids: provenance.responses.eos_token_ids.clone(),
-            head: provenance.head.as_ref().map(|head| match head.looks_ahead {
-                true => HeadTiming::AtDraw,
-                false => HeadTiming::AfterRead,
-            }),
+            head: provenance.head.as_ref().map(|head| head.timing),
             responses: responses
                 .into_iter()
                 .map(|response| response.with_forwards(provenance.forwards))

@@ -61,6 +61,13 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
                 .after(BUILD_DATA),
             CommandHelp::new("train-drafter", "draftsmith train-drafter recipes/tiny.toml")
                 .after(BUILD_DATA),
+            CommandHelp::new(
+                "train-confidence",
+                "export BLOCK='drafters.block.kind=\"block\"'
+  draftsmith train-drafter recipes/tiny.toml block --set $BLOCK
+  draftsmith train-confidence recipes/tiny.toml with-head --set $BLOCK",
+            )
+            .after(BUILD_DATA),
             CommandHelp::new("train-bigram", "draftsmith train-bigram recipes/tiny.toml")
                 .after(BUILD_DATA),
         ],

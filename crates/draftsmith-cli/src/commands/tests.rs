@@ -123,7 +123,16 @@ fn rule(row: &ResultRow) -> StopRuleConfig {
             StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
                 confidence_threshold,
                 before_draw: false,
+                by_head: false,
                 bounds,
+            })
+        }
+        StopRuleName::ConfidenceHead => {
+            StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
+                confidence_threshold,
+                before_draw: true,
+                by_head: true,
+                bounds: Bounds { min: 0, ..bounds },
             })
         }
         StopRuleName::CandidateProbThreshold => {

@@ -1,7 +1,7 @@
 //! The provenance of a rollouts file: the provenance of its responses, and everything else that
 //! rollouts depend on.
 
-use draftsmith_theory::RoundForwards;
+use draftsmith_theory::{HeadTiming, RoundForwards};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
@@ -43,9 +43,8 @@ pub struct RolloutProvenance {
 pub struct RolloutHead {
     /// The hash of the head's weights and shape.
     pub hash: String,
-    /// Whether the head predicts when a candidate is drawn (look-ahead), rather than after the
-    /// draft has read the candidate.
-    pub looks_ahead: bool,
+    /// When the head predicts the acceptance of a candidate.
+    pub timing: HeadTiming,
 }
 
 /// The field of the responses' provenance. Files store its inner fields next to the others.

@@ -205,16 +205,17 @@ fn by_head() -> StopRuleConfig {
 /// the confidence head.
 fn rules() -> Vec<StopRuleConfig> {
     let bounds = Bounds { min: 1, max: 9 };
-    let confident = |before_draw| {
+    let confident = |before_draw, by_head| {
         StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
-            confidence_threshold: 0.11,
+            confidence_threshold: if by_head { 0.5 } else { 0.11 },
             before_draw,
+            by_head,
             bounds: Bounds { min: usize::from(!before_draw), ..bounds },
         })
     };
     let heuristic = HeuristicConfig { initial_length: 2, bounds };
-    let others = [StopRuleConfig::Heuristic(heuristic), by_head()];
-    [fixed(1), fixed(3), fixed(9), confident(false), confident(true)]
+    let others = [StopRuleConfig::Heuristic(heuristic), by_head(), confident(true, true)];
+    [fixed(1), fixed(3), fixed(9), confident(false, false), confident(true, false)]
         .into_iter()
         .chain(others)
         .collect()
@@ -361,7 +362,7 @@ fn replay_has_the_counts_of_decoding_under_every_rule() {
             drafter: drafter.id(),
             max_length,
             eos_token_ids: vec![1],
-            head: Some(HeadTiming::AtDraw),
+            head: Some(HeadTiming::BeforeDraw),
             responses,
         };
         let longest = recordings.responses.iter().flat_map(|it| &*it.places);

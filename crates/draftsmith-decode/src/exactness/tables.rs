@@ -43,8 +43,13 @@ impl Table {
 
     /// Builds the row of a draft step that has read the prefix.
     fn draft_row(&self, (step, row): (&DraftStep<'_>, usize), prefix: &[u32]) -> DraftRow {
-        let predicts = step.needs.acceptance_prob && self.head == HeadTiming::AfterRead;
-        let predicted = predicts.then(|| HeadEstimate::OfRead(self.acceptance_prob(prefix)));
+        let predicted = match self.head {
+            HeadTiming::AfterRead => Some(HeadEstimate::OfRead as fn(f64) -> HeadEstimate),
+            HeadTiming::AtDraw => None,
+            HeadTiming::BeforeDraw => Some(HeadEstimate::OfDrawn as fn(f64) -> HeadEstimate),
+        };
+        let predicted = predicted.filter(|_| step.needs.acceptance_prob);
+        let predicted = predicted.map(|estimate| estimate(self.acceptance_prob(prefix)));
         DraftRow::new((step, row), self.row(prefix), predicted)
     }
 

@@ -138,7 +138,10 @@ impl RecordedStep {
             confidence: signals.confidence.expect(given),
             confidence_of_ten: signals.confidence_of_ten.expect(given),
             entropy: signals.entropy.expect(given),
-            predicted_acceptance_prob: None,
+            predicted_acceptance_prob: match signals.acceptance_prob {
+                Some(HeadEstimate::OfDrawn(prob)) => Some(prob),
+                Some(HeadEstimate::OfRead(_)) | None => None,
+            },
             draft_log_prob: draft_prob.ln(),
             target_log_prob: f64::NAN,
         }

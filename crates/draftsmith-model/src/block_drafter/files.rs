@@ -15,9 +15,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use burn::module::Param;
-use burn::nn::Linear;
-use burn::tensor::{Device, FloatDType, Tensor};
+use burn::tensor::{Device, FloatDType};
 use draftsmith_files::parse_json_value;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
@@ -30,7 +28,7 @@ use crate::decoder::source::{CheckpointSource, named_linears};
 use crate::draft_vocabulary::{DraftVocabulary, OFFSETS};
 use crate::error::{ModelError, read_json};
 use crate::packed;
-use crate::spec::{LinearSpec, ModelShape};
+use crate::spec::ModelShape;
 use crate::weights::{
     NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_with_ids,
 };
@@ -354,34 +352,6 @@ impl BlockDrafter {
     #[must_use]
     pub fn to_tensors(&self) -> Self {
         Self { packed: None, ..self.clone() }.with_narrow_heads()
-    }
-
-    /// Returns the drafter in the form that all servers read as a DSpark. A drafter without a Markov
-    /// head gets one of zeros and rank 1, since llama.cpp reads a drafter without one as fill-in.
-    /// The confidence head reads the vectors of the Markov head, with weights of zero if it did not
-    /// before.
-    #[must_use]
-    pub fn as_dspark(self, config: &BlockDrafterConfig) -> (Self, BlockDrafterConfig) {
-        let mut config = config.clone();
-        let device = self.fc.weight.val().device();
-        let zeros = |linear: &LinearSpec| {
-            let weight = Tensor::zeros([linear.inputs, linear.outputs], &device);
-            Linear { weight: Param::from_tensor(weight), bias: None }
-        };
-        let mut markov = self.markov;
-        if config.markov_rank == 0 {
-            config.markov_rank = 1;
-            markov = config.markov().map(|both| [zeros(&both[0]), zeros(&both[1])]);
-        }
-        let mut confidence = self.confidence;
-        if let (ConfidenceHead::OfRow, Some(head)) = (config.confidence, &mut confidence) {
-            config.confidence = ConfidenceHead::OfRowAndToken;
-            let weight = head.weight.val();
-            let more = Tensor::zeros([config.markov_rank, 1], &device);
-            head.weight = Param::from_tensor(Tensor::cat(vec![weight, more], 0));
-        }
-        let own = Self { markov, confidence, config: Arc::new(config.clone()), ..self };
-        (own.to_tensors(), config)
     }
 
     /// Writes `model.safetensors` in the configuration's type, then `config.json`, each under a temporary name

@@ -120,7 +120,7 @@ impl DrafterKind for BlockKind {
 
     fn own_head(&self) -> Option<HeadTiming> {
         let config = BlockDrafterConfig::from_dir(self.0.path()?).ok()?;
-        (config.confidence != ConfidenceHead::Absent).then_some(HeadTiming::AtDraw)
+        (config.confidence != ConfidenceHead::Absent).then_some(HeadTiming::BeforeDraw)
     }
 
     fn path(&self) -> Option<&Path> {

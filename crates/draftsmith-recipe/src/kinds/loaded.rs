@@ -49,10 +49,8 @@ impl LoadedDrafter {
     /// Returns when the drafter's acceptance head predicts: the head beside it, or one that is a part
     /// of its own network. `None` without a head.
     pub fn head_timing(&self) -> Option<HeadTiming> {
-        let beside = self.head.as_ref().map(|head| match head.config.reads.looks_ahead() {
-            true => HeadTiming::AtDraw,
-            false => HeadTiming::AfterRead,
-        });
+        let beside = self.head.as_ref().map(|head| head.config.reads.looks_ahead());
+        let beside = beside.map(HeadTiming::of_reader);
         beside.or(self.parts.parts.own_head())
     }
 

@@ -280,6 +280,7 @@ impl Seen {
         let entropy = -1.5 * self.confidence.ln();
         match rule {
             StopRuleName::None | StopRuleName::FixedLength | StopRuleName::Heuristic => false,
+            StopRuleName::ConfidenceHead => self.all_accepted < setting,
             StopRuleName::RejectionThreshold => 1.0 - self.before_last > setting,
             StopRuleName::RejectionThresholdWithoutLag => 1.0 - self.all_accepted > setting,
             StopRuleName::ConfidenceThreshold => self.confidence <= setting,

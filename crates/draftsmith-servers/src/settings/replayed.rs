@@ -7,7 +7,7 @@ use draftsmith_theory::{DraftedBy, Drafting, Recordings, RoundLengths, RoundTabl
 fn rounds(drafting: Drafting, recordings: &Recordings) -> Result<Vec<RoundLengths>> {
     match drafting.ngram() {
         Some(ngram) => Ok(recordings.ngram_lengths(ngram)),
-        None => Ok(recordings.round_lengths(&drafting.rule())?),
+        None => Ok(recordings.round_lengths(&drafting.rule(recordings.head))?),
     }
 }
 

@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use super::{RecordedCandidate, RecordedPlace, Recordings, seconds_per_token};
 use crate::{
-    AcceptanceSignal, Bounds, CostOptimalConfig, HeadTiming, RoundCosts, StepFunction,
-    StopRuleConfig, TheoryError,
+    AcceptanceSignal, Bounds, CostOptimalConfig, RoundCosts, StepFunction, StopRuleConfig,
+    TheoryError,
 };
 
 /// The maximum number of fixed-point iterations. A few suffice.
@@ -55,7 +55,7 @@ pub fn cost_optimal(
     // next candidate can be drawn at once, and another forward gives the second next. Other signals
     // belong to the candidate being drawn, and another forward gives the next.
     let outlooks = match (signal, recordings.head) {
-        (AcceptanceSignal::AcceptanceProb, Some(HeadTiming::AtDraw)) => {
+        (AcceptanceSignal::AcceptanceProb, Some(head)) if head.looks_ahead() => {
             fit(&own, 1..2).map(|next| (next.clone(), next, 1.0))
         }
         (AcceptanceSignal::AcceptanceProb, _) => fit(&own, 1..2)

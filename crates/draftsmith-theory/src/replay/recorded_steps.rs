@@ -67,11 +67,14 @@ impl<'a> RecordedSteps<'a> {
     pub(super) fn step(&mut self) -> DraftSignals {
         let candidate = self.next();
         let read = self.last.replace(candidate);
-        let of_read = read.filter(|_| self.head == Some(HeadTiming::AfterRead));
+        let of_head = |candidate: &RecordedCandidate| candidate.predicted_acceptance_prob;
+        let acceptance_prob = match self.head {
+            Some(HeadTiming::AfterRead) => read.and_then(of_head).map(HeadEstimate::OfRead),
+            Some(HeadTiming::BeforeDraw) => of_head(candidate).map(HeadEstimate::OfDrawn),
+            Some(HeadTiming::AtDraw) | None => None,
+        };
         DraftSignals {
-            acceptance_prob: of_read
-                .and_then(|read| read.predicted_acceptance_prob)
-                .map(HeadEstimate::OfRead),
+            acceptance_prob,
             confidence: Some(candidate.confidence),
             confidence_of_ten: Some(candidate.confidence_of_ten),
             candidate_prob: None,

@@ -77,8 +77,8 @@ pub struct CostOptimalConfig {
     /// The acceptance probability of a candidate, given its signal.
     pub estimate: StepFunction,
     /// The acceptance probability of the candidate about to be drawn, given its signal or, with an
-    /// acceptance head, the prediction for the candidate before it. Not used with a head of
-    /// [`HeadTiming::AtDraw`](crate::HeadTiming::AtDraw), which predicts only after the draw.
+    /// acceptance head, the prediction for the candidate before it. Not used with a head that
+    /// [looks ahead](crate::HeadTiming::looks_ahead), which may predict only after the draw.
     pub draw_outlook: StepFunction,
     /// The probability that all candidates after the one that gave the signal are accepted, up to
     /// the candidate that another draft forward would give. These are the next two candidates if a
@@ -99,7 +99,7 @@ impl CostOptimalConfig {
             file_name: "cost-head",
             text: "cost-optimal, by head",
             family: RuleFamily::Cost,
-            heads: &[HeadTiming::AfterRead, HeadTiming::AtDraw],
+            heads: &[HeadTiming::AfterRead, HeadTiming::AtDraw, HeadTiming::BeforeDraw],
             settings: RuleSettings::Fitted(AcceptanceSignal::AcceptanceProb),
         },
         StopRuleEntry {
@@ -197,11 +197,14 @@ impl StopRule for CostOptimal {
                 self.update(prob);
                 prob
             }
-            _ => match self.own_signal(signals) {
-                Some(signal) => signal,
-                // A head of `HeadTiming::AtDraw` predicts after the draw.
-                None => return false,
-            },
+            // A head that looks ahead may predict only after the draw.
+            (AcceptanceSignal::AcceptanceProb, _) => return false,
+            (AcceptanceSignal::Confidence | AcceptanceSignal::Entropy, _) => {
+                match self.own_signal(signals) {
+                    Some(signal) => signal,
+                    None => return false,
+                }
+            }
         };
         self.all_accepted_prob * self.config.draw_outlook.at(signal) < self.config.least_draw_worth
     }

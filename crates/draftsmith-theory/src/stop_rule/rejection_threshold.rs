@@ -18,7 +18,7 @@ use crate::TheoryError;
 /// and can stop before the next draw. The round then takes as many draft forwards, but has one
 /// candidate and one verified row less.
 ///
-/// With a head of [`HeadTiming::AtDraw`] the product covers all candidates, and a round ends one
+/// With a head that [looks ahead](HeadTiming::looks_ahead) the product covers all candidates, and a round ends one
 /// draft forward earlier than in either form. `without_lag` then makes no difference.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -39,7 +39,7 @@ impl RejectionThresholdConfig {
             file_name: "head",
             text: "acceptance head",
             family: RuleFamily::Head,
-            heads: &[HeadTiming::AfterRead, HeadTiming::AtDraw],
+            heads: &[HeadTiming::AfterRead, HeadTiming::AtDraw, HeadTiming::BeforeDraw],
             settings: RuleSettings::Grid(Grid {
                 doc: "SpecDec++'s h: a round ends when the predicted probability of a rejection exceeds it; needs a head",
                 values: SettingKind::Probability,
@@ -57,7 +57,7 @@ impl RejectionThresholdConfig {
             file_name: "head-without-lag",
             text: "acceptance head, no lag",
             family: RuleFamily::Head,
-            // With `HeadTiming::AtDraw` both forms are the same.
+            // With a head that looks ahead both forms are the same.
             heads: &[HeadTiming::AfterRead],
             settings: RuleSettings::Grid(Grid {
                 doc: "SpecDec++'s h without the paper's lag of one candidate",

@@ -39,17 +39,35 @@ pub enum HeadEstimate {
     /// same forward yields q_s, from which candidate s is drawn.
     OfRead(f64),
     /// An estimate for the candidate drawn from the draft forward. Such a look-ahead head needs no
-    /// forward that reads the candidate, and predicts nothing before the draw.
+    /// forward that reads the candidate. It predicts after the draw, or before it if it does not
+    /// read the candidate ([`HeadTiming::BeforeDraw`]).
     OfDrawn(f64),
 }
 
 /// The time at which an acceptance head predicts a candidate's acceptance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
 pub enum HeadTiming {
     /// The time at which a draft forward has read the candidate: [`HeadEstimate::OfRead`].
     AfterRead,
     /// The time at which the candidate is drawn: [`HeadEstimate::OfDrawn`].
     AtDraw,
+    /// Before the draw: [`HeadEstimate::OfDrawn`]. A block drafter's confidence head does not read
+    /// the candidate.
+    BeforeDraw,
+}
+
+impl HeadTiming {
+    /// Returns the timing of an acceptance head that reads the candidate, with or without looking
+    /// ahead.
+    pub fn of_reader(looks_ahead: bool) -> Self {
+        if looks_ahead { Self::AtDraw } else { Self::AfterRead }
+    }
+
+    /// Returns whether the head predicts without a draft forward that reads the candidate.
+    pub fn looks_ahead(self) -> bool {
+        self != Self::AfterRead
+    }
 }
 
 /// The signals that a rule reads. Drafters compute only these.

@@ -57,6 +57,12 @@ pub fn is_held_out(row: &ResponseRow, validation_fraction: f64) -> bool {
     in_validation(conversation(row), validation_fraction)
 }
 
+/// Returns whether a row is in a part of this size. Each salt gives a part that is independent of the
+/// others and of [`is_held_out`].
+pub(crate) fn in_part(row: &ResponseRow, share: f64, salt: usize) -> bool {
+    in_validation(&format!("{}/{salt}", conversation(row)), share)
+}
+
 /// Returns a row's id without its turn: `source#n` for `source#n#turn`. A source's name may contain `#`.
 fn conversation(row: &ResponseRow) -> &str {
     let start = match row.id.strip_prefix(&row.source) {

@@ -230,10 +230,7 @@ fn drafters(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<HashedDrafter>
         let head_dir = loading.head_dir()?;
         let beside = head_dir.as_deref().map(|dir| rollout_head(dir, workspace)).transpose()?;
         // A head in the drafter's own files has the drafter's hash.
-        let own = drafter.kind.own_head().map(|timing| RolloutHead {
-            hash: hash.clone(),
-            looks_ahead: timing == HeadTiming::AtDraw,
-        });
+        let own = drafter.kind.own_head().map(|timing| RolloutHead { hash: hash.clone(), timing });
         let head = beside.or(own);
         let (name, forwards) = (DrafterName::Of(id), drafter.kind.round_forwards());
         let most_candidates = drafter.kind.most_candidates();
@@ -249,6 +246,6 @@ fn rollout_head(dir: &Path, workspace: &Workspace) -> Result<RolloutHead> {
     let shape = format!("{hidden_size} {num_layers} {tied} {reads:?}");
     Ok(RolloutHead {
         hash: workspace.artifacts.export_hash(dir, &shape)?,
-        looks_ahead: reads.looks_ahead(),
+        timing: HeadTiming::of_reader(reads.looks_ahead()),
     })
 }

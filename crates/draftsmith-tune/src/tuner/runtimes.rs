@@ -11,8 +11,8 @@ use draftsmith_recipe::exports::servers::{
 };
 use draftsmith_report::{ServingWay, rule_label, shown_interval};
 use draftsmith_theory::{
-    Bounds, CandidateProbThresholdConfig, Counts, Drafting, Estimate, NgramSimple, RoundLengths,
-    StopRuleConfig, TimedCounts, seconds_per_token,
+    Bounds, CandidateProbThresholdConfig, Counts, Drafting, Estimate, HeadTiming, NgramSimple,
+    RoundLengths, StopRuleConfig, TimedCounts, seconds_per_token,
 };
 use rayon::prelude::*;
 
@@ -45,7 +45,7 @@ pub(super) fn best_ways(
             continue;
         }
         let spent = |drafting: &Drafting| {
-            let rule = rule(runtime, *drafting);
+            let rule = rule(runtime, *drafting, baseline.recordings.head);
             let costs = baseline.measured.costs.of_rule(&rule);
             anyhow::Ok((*drafting, baseline.recordings.replay(&rule, &costs)?))
         };
@@ -78,14 +78,14 @@ fn tried(runtime: Runtime, most: usize) -> Vec<Drafting> {
 }
 
 /// Returns the stop rule that a runtime applies under a setting.
-fn rule(runtime: Runtime, drafting: Drafting) -> StopRuleConfig {
+fn rule(runtime: Runtime, drafting: Drafting, head: Option<HeadTiming>) -> StopRuleConfig {
     if runtime == Runtime::Transformers && drafting.least_prob > 0.0 {
         return StopRuleConfig::CandidateProbThreshold(CandidateProbThresholdConfig {
             confidence_threshold: drafting.least_prob,
             bounds: Bounds { min: 1, max: drafting.num_candidates },
         });
     }
-    drafting.rule()
+    drafting.rule(head)
 }
 
 /// Computes the modelled seconds of each response with llama.cpp's lookup.

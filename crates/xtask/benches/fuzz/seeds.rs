@@ -275,7 +275,7 @@ fn rollouts() -> Result<Vec<Seed>> {
         responses: state::provenance(),
         drafter: "draft".to_owned(),
         set: "test".to_owned(),
-        head: Some(RolloutHead { hash: "ee".to_owned(), looks_ahead: true }),
+        head: Some(RolloutHead { hash: "ee".to_owned(), timing: HeadTiming::AtDraw }),
         max_length: 2,
         context: 64,
         forwards: Default::default(),

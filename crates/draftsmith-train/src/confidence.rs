@@ -1,0 +1,513 @@
+//! Confidence heads of finished block drafters, from rows and two frozen networks.
+//!
+//! Every token of a response begins a round, with a block of all candidates. A place is *observed*
+//! if the candidates before it are the response's tokens; then its head reads what it reads in
+//! serving. Its label is the chance that its candidate is accepted: whether it is the response's
+//! token if decoding is greedy, and otherwise 1 − TV(p, q) = Σ min(p, q). A place's weight is the
+//! chance that it is reached, Π min(1, p(x)/q(x)) over the response's tokens x before it, turned
+//! round as Π min(1, q(x)/p(x)) because the target drew these tokens.
+//!
+//! The head is a logistic regression on the candidate's row and the Markov vector of the token
+//! before it, plus a number for each such token (DSpark's form, in which the number is one more
+//! element of the vector). Its logits are then calibrated on other rows. Its rivals need no training
+//! of a head: the place in the block, and the logit of the largest probability with an intercept for
+//! each place (vLLM's online estimator).
+
+use burn::tensor::{Tensor, TensorData};
+use draftsmith_data::ResponseRow;
+use draftsmith_model::{BlockDrafter, BlockStart, CausalLm, ConfidenceWeights, Rows};
+use draftsmith_theory::{SoftmaxSummary, TokenChoice, argmax};
+
+use crate::data::split::in_part;
+use crate::error::TrainError;
+
+/// The weight below which a place is not used.
+const LEAST_WEIGHT: f64 = 1e-3;
+/// The memory for what heads read, in numbers.
+const MOST_NUMBERS: usize = 1 << 28;
+/// The bound to which logits of probabilities are clamped, as in vLLM.
+const MOST_LOGIT: f64 = 40.0;
+/// The steps of a fit, and Adam's rate and decays.
+const NUM_STEPS: usize = 400;
+const RATE: f64 = 0.03;
+const DECAYS: [f64; 2] = [0.9, 0.99];
+/// The ridge penalty of standardised weights, and of a token's number, in labels.
+const RIDGE: f64 = 2.0;
+/// The share of rows that judge the heads, and that of the others that calibrate them.
+const HELD_OUT: f64 = 0.2;
+
+/// A block drafter with the target and the layers that it reads.
+#[derive(Debug, Clone, Copy)]
+pub struct FrozenBlock<'a> {
+    /// The target.
+    pub target: &'a CausalLm,
+    /// The drafter, loaded for decoding.
+    pub drafter: &'a BlockDrafter,
+    /// For each hidden state that the drafter reads, the number of the target's layers before it.
+    pub layers: &'a [usize],
+}
+
+/// The settings of [`train_confidence`].
+#[derive(Debug, Clone, Copy)]
+pub struct ConfidenceTraining {
+    /// How candidates are chosen in serving.
+    pub choice: TokenChoice,
+    /// The weight of rejections in the loss; 1 for a calibrated head.
+    pub rejection_weight: f64,
+    /// Whether the head has a number for each token before the candidate.
+    pub reads_token: bool,
+}
+
+/// A trained head and what it is worth.
+#[derive(Debug, Clone)]
+pub struct TrainedConfidence {
+    /// The head's weights.
+    pub weights: ConfidenceWeights,
+    /// The number of places that trained the head.
+    pub num_places: usize,
+    /// The held-out places by response, with the predictions of the head and its rivals.
+    pub held_out: Vec<Vec<JudgedPlace>>,
+    /// For each place of a block, the temperature with which the product of the predictions up to it
+    /// is calibrated best. Divides logits, as SGLang does.
+    pub temperatures: Vec<f64>,
+    /// The calibration error of that product before and after, averaged over places.
+    pub calibration_errors: [f64; 2],
+}
+
+/// A held-out place.
+#[derive(Debug, Clone, Copy)]
+pub struct JudgedPlace {
+    /// The position of the round's first candidate in the response.
+    pub round: usize,
+    /// The place in the block, from 0.
+    pub place: usize,
+    /// The chance that the place is reached.
+    pub weight: f64,
+    /// The chance that the candidate is accepted if the place is reached.
+    pub label: f64,
+    /// The probabilities that are predicted by the new head, by the largest probability, and by the
+    /// place.
+    pub predicted: [f64; 3],
+}
+
+impl JudgedPlace {
+    /// Returns the log-loss of one of the predictions, in nats.
+    pub fn log_loss(&self, which: usize) -> f64 {
+        let prob = self.predicted[which].clamp(1e-6, 1.0 - 1e-6);
+        -(self.label * prob.ln() + (1.0 - self.label) * (1.0 - prob).ln())
+    }
+}
+
+/// Places with what heads read, in the order of the rows.
+#[derive(Default)]
+struct Places {
+    /// The rows and Markov vectors, one after the other.
+    inputs: Vec<f32>,
+    tokens: Vec<u32>,
+    at: Vec<At>,
+}
+
+#[derive(Clone, Copy)]
+struct At {
+    row: usize,
+    round: usize,
+    place: usize,
+    weight: f64,
+    label: f64,
+    /// The logit of the largest draft probability.
+    logit: f64,
+}
+
+/// The three parts of the rows.
+#[derive(Clone, Copy, PartialEq)]
+enum Part {
+    Training,
+    Calibration,
+    HeldOut,
+}
+
+impl Part {
+    fn of(row: &ResponseRow) -> Self {
+        match [0, 1].map(|salt| in_part(row, HELD_OUT, salt)) {
+            [true, _] => Self::HeldOut,
+            [false, true] => Self::Calibration,
+            [false, false] => Self::Training,
+        }
+    }
+}
+
+/// Trains a confidence head for a block drafter on the target's responses. The weights of both
+/// networks stay as they are.
+///
+/// # Errors
+/// If a part of the rows has no place with a label, or the device fails.
+///
+/// # Panics
+/// If a row has a token outside the vocabulary.
+pub fn train_confidence(
+    frozen: FrozenBlock<'_>,
+    rows: &[ResponseRow],
+    training: ConfidenceTraining,
+    mut is_interrupted: impl FnMut() -> bool,
+) -> Result<Option<TrainedConfidence>, TrainError> {
+    let parts: Vec<Part> = rows.iter().map(Part::of).collect();
+    let mut places = Places::default();
+    let num_candidates = frozen.drafter.num_candidates();
+    for (nth, row) in rows.iter().enumerate() {
+        if is_interrupted() {
+            return Ok(None);
+        }
+        if places.inputs.len() > MOST_NUMBERS {
+            break;
+        }
+        frozen.collect(nth, row, training.choice, &mut places)?;
+    }
+    let of = |part: Part| -> Vec<usize> {
+        (0..places.at.len()).filter(|at| parts[places.at[*at].row] == part).collect()
+    };
+    let [train, calibrate, judge] = [Part::Training, Part::Calibration, Part::HeldOut].map(of);
+    if train.is_empty() || calibrate.is_empty() || judge.is_empty() {
+        return Err(TrainError::TooFewPlaces {
+            num_rows: rows.len(),
+            nums: [train.len(), calibrate.len(), judge.len()],
+        });
+    }
+    let vocab_size = frozen.target.shape().vocab_size;
+    let width = places.inputs.len() / places.at.len();
+    let of_rows = Inputs {
+        width,
+        values: &places.inputs,
+        tokens: training.reads_token.then_some((&places.tokens, vocab_size)),
+    };
+    let head = Logistic::fit(of_rows, &places.at, &train, training.rejection_weight);
+    let logits = head.logits(of_rows);
+    let calibration =
+        Logistic::fit(Inputs::one(&logits), &places.at, &calibrate, training.rejection_weight);
+    let (slope, shift) = (calibration.weights[0], calibration.bias);
+    // One number for each place, with the logit of the largest probability or without.
+    let free = |with_logit: bool| -> Vec<f32> {
+        let own = places.at.iter().flat_map(|at| {
+            let here = (0..num_candidates).map(|place| f32::from(u8::from(place == at.place)));
+            [if with_logit { at.logit as f32 } else { 0.0 }].into_iter().chain(here)
+        });
+        own.collect()
+    };
+    let [by_largest, by_place] = [true, false].map(|with_logit| {
+        let values = free(with_logit);
+        let inputs = Inputs { width: num_candidates + 1, values: &values, tokens: None };
+        Logistic::fit(inputs, &places.at, &train, 1.0).logits(inputs)
+    });
+    let calibrated: Vec<f32> = logits.iter().map(|logit| slope * logit + shift).collect();
+    let mut held_out: Vec<Vec<JudgedPlace>> = Vec::new();
+    let mut last = usize::MAX;
+    for at in &judge {
+        let At { row, round, place, weight, label, .. } = places.at[*at];
+        if row != last {
+            held_out.push(Vec::new());
+            last = row;
+        }
+        let predicted = [&calibrated, &by_largest, &by_place].map(|all| sigmoid(all[*at]));
+        let judged = JudgedPlace { round, place, weight, label, predicted };
+        held_out.last_mut().expect("the row has begun").push(judged);
+    }
+    let (temperatures, calibration_errors) =
+        temperatures(&places.at, &calibrate, &calibrated, num_candidates);
+    let scaled = |all: Vec<f32>| all.into_iter().map(|weight| slope * weight).collect();
+    let weights = ConfidenceWeights {
+        row: scaled(head.weights),
+        of_token: training.reads_token.then(|| scaled(head.of_token)),
+        bias: slope * head.bias + shift,
+    };
+    let num_places = train.len();
+    Ok(Some(TrainedConfidence { weights, num_places, held_out, temperatures, calibration_errors }))
+}
+
+impl FrozenBlock<'_> {
+    /// Adds the observed places of a row.
+    fn collect(
+        self,
+        nth: usize,
+        row: &ResponseRow,
+        choice: TokenChoice,
+        places: &mut Places,
+    ) -> Result<(), TrainError> {
+        let Self { target, drafter, layers } = self;
+        let ids = [row.prompt_ids.as_slice(), &row.response_ids].concat();
+        let (start, most) = (row.prompt_ids.len(), drafter.num_candidates());
+        let context = drafter.context().min(target.shape().context);
+        let ids = &ids[..ids.len().min(context)];
+        if start + 2 > ids.len() {
+            return Ok(());
+        }
+        let (states, target_logits) = states(target, layers, ids, start, choice)?;
+        let contexts = drafter.contexts(&states);
+        let mut cache = drafter.new_cache(ids.len(), 1);
+        let vocab_size = target.shape().vocab_size;
+        // The round after the response's first token has that token as its anchor.
+        for anchor in start..ids.len() - 1 {
+            let from = cache.len(0, 0);
+            drafter.read_contexts(contexts.slice(from..anchor).in_slot(0), &mut cache);
+            let block = BlockStart { slot: 0, anchor: ids[anchor], num_candidates: most };
+            let normed = drafter.forward_blocks(target, &[block], &mut cache);
+            let num = most.min(ids.len() - 1 - anchor);
+            let (normed, before) = (normed.slice(0..num), &ids[anchor..anchor + num]);
+            let logits = drafter.after_tokens(drafter.logits(&normed, target), before);
+            let inputs = drafter.confidence_inputs(&normed, before);
+            let [logits] = Rows::to_host([logits])?;
+            let inputs = inputs.into_iter().map(|part| Rows::to_host([part]).map(|[part]| part));
+            let inputs = inputs.collect::<Result<Vec<_>, _>>()?;
+            let mut weight = 1.0;
+            for (place, logits) in logits.chunks_exact(vocab_size).enumerate() {
+                if weight < LEAST_WEIGHT {
+                    break;
+                }
+                let token = ids[anchor + 1 + place] as usize;
+                let largest = SoftmaxSummary::of(logits).largest_prob;
+                let (label, kept) = match choice {
+                    TokenChoice::Greedy => {
+                        let is_same = f64::from(u8::from(argmax(logits) as usize == token));
+                        (is_same, is_same)
+                    }
+                    TokenChoice::Sampled(sampling) => {
+                        let own = sampling.probs(logits);
+                        let at = (anchor + place + 1 - start) * vocab_size;
+                        let of_target = sampling.probs(&target_logits[at..at + vocab_size]);
+                        let both = own.iter().zip(&of_target);
+                        let overlap = both.map(|(q, p)| q.min(*p)).sum::<f64>();
+                        (overlap, (own[token] / of_target[token]).min(1.0))
+                    }
+                };
+                for part in &inputs {
+                    let width = part.len() / num;
+                    places.inputs.extend_from_slice(&part[place * width..(place + 1) * width]);
+                }
+                places.tokens.push(before[place]);
+                let logit = (largest / (1.0 - largest)).ln().clamp(-MOST_LOGIT, MOST_LOGIT);
+                places.at.push(At {
+                    row: nth,
+                    round: anchor + 1 - start,
+                    place,
+                    weight,
+                    label,
+                    logit,
+                });
+                weight *= if kept.is_nan() { 0.0 } else { kept };
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Computes the target's states after each number of layers at all tokens, and, if decoding is
+/// sampled, its logits from the one after the prompt's last token on.
+fn states(
+    target: &CausalLm,
+    layers: &[usize],
+    ids: &[u32],
+    start: usize,
+    choice: TokenChoice,
+) -> Result<(Vec<Rows>, Vec<f32>), TrainError> {
+    let mut cache = target.new_cache(ids.len(), 1);
+    let (mut rows, mut done) = (target.embed_ids(ids), 0);
+    let mut rising: Vec<usize> = layers.to_vec();
+    rising.sort_unstable();
+    let mut found = vec![None; layers.len()];
+    for layer in rising {
+        rows = target.forward_layers(done..layer, rows, &mut cache);
+        done = layer;
+        let same = layers.iter().zip(&mut found).filter(|(own, _)| **own == layer);
+        same.for_each(|(_, found)| *found = Some(rows.clone()));
+    }
+    let states = found.into_iter().map(|rows| rows.expect("each layer was reached")).collect();
+    if choice == TokenChoice::Greedy {
+        return Ok((states, Vec::new()));
+    }
+    let rows = target.forward_layers(done..target.shape().num_layers, rows, &mut cache);
+    let normed = target.normed(rows.slice(start - 1..ids.len()));
+    let [logits] = Rows::to_host([target.logits(&normed)])?;
+    Ok((states, logits))
+}
+
+/// What a logistic regression reads of each place.
+#[derive(Clone, Copy)]
+struct Inputs<'a> {
+    width: usize,
+    values: &'a [f32],
+    /// The token of each place, and the size of the vocabulary.
+    tokens: Option<(&'a [u32], usize)>,
+}
+
+impl<'a> Inputs<'a> {
+    fn one(values: &'a [f32]) -> Self {
+        Self { width: 1, values, tokens: None }
+    }
+}
+
+/// A logistic regression on numbers and on a token.
+struct Logistic {
+    weights: Vec<f32>,
+    of_token: Vec<f32>,
+    bias: f32,
+}
+
+impl Logistic {
+    /// Fits the regression to some places with Adam, all places at each step. Numbers are
+    /// standardised first.
+    fn fit(inputs: Inputs<'_>, at: &[At], some: &[usize], rejection_weight: f64) -> Self {
+        let Inputs { width, values, tokens } = inputs;
+        let num = some.len() as f64;
+        let row = |at: usize| &values[at * width..(at + 1) * width];
+        let mut moments = vec![[0.0_f64; 2]; width];
+        for at in some {
+            for (moment, value) in moments.iter_mut().zip(row(*at)) {
+                let value = f64::from(*value);
+                *moment = [moment[0] + value, moment[1] + value * value];
+            }
+        }
+        let scales: Vec<[f32; 2]> = moments
+            .iter()
+            .map(|[sum, squares]| {
+                let mean = sum / num;
+                let spread = (squares / num - mean * mean).max(0.0).sqrt();
+                [mean as f32, if spread > 1e-6 { (1.0 / spread) as f32 } else { 0.0 }]
+            })
+            .collect();
+        let standard = some.iter().flat_map(|at| {
+            row(*at).iter().zip(&scales).map(|(value, [mean, scale])| (value - mean) * scale)
+        });
+        let device = Default::default();
+        let data = TensorData::new(standard.collect::<Vec<f32>>(), [some.len(), width]);
+        let x = Tensor::<2>::from_data(data, &device);
+        let ids: Vec<usize> = tokens
+            .map_or_else(Vec::new, |(all, _)| some.iter().map(|at| all[*at] as usize).collect());
+        let vocab_size = tokens.map_or(0, |(_, size)| size);
+        // The weights, the numbers of tokens and the bias, one after the other.
+        let mut fitted = vec![0.0_f64; width + vocab_size + 1];
+        let mut averages = vec![[0.0_f64; 2]; fitted.len()];
+        let total: f64 = some.iter().map(|place| at[*place].weight).sum();
+        for step in 1..=NUM_STEPS {
+            let bias = fitted[width + vocab_size];
+            let weights: Vec<f32> = fitted[..width].iter().map(|it| *it as f32).collect();
+            let weights = Tensor::<2>::from_data(TensorData::new(weights, [width, 1]), &device);
+            let logits = x.clone().matmul(weights).into_data();
+            let logits: Vec<f32> = logits.convert::<f32>().try_into_vec().expect("numbers in f32");
+            let mut gradient = vec![0.0_f64; fitted.len()];
+            let mut errors = Vec::with_capacity(some.len());
+            for (nth, (logit, place)) in logits.iter().zip(some).enumerate() {
+                let of_token = ids.get(nth).map_or(0.0, |id| fitted[width + id]);
+                let prob = sigmoid((f64::from(*logit) + of_token + bias) as f32);
+                let At { weight, label, .. } = at[*place];
+                // The derivative of −w·(y ln p + r(1 − y) ln(1 − p)) by the logit.
+                let error = (rejection_weight * (1.0 - label) * prob - label * (1.0 - prob))
+                    * weight
+                    / total;
+                errors.push(error as f32);
+                gradient[width + vocab_size] += error;
+                if let Some(id) = ids.get(nth) {
+                    gradient[width + id] += error;
+                }
+            }
+            let errors = Tensor::<2>::from_data(TensorData::new(errors, [1, some.len()]), &device);
+            let of_weights = errors.matmul(x.clone()).into_data();
+            let of_weights: Vec<f32> =
+                of_weights.convert::<f32>().try_into_vec().expect("numbers in f32");
+            gradient.iter_mut().zip(of_weights).for_each(|(sum, own)| *sum += f64::from(own));
+            let rate = RATE * (1.0 - (step - 1) as f64 / NUM_STEPS as f64);
+            let is_penalised = width + vocab_size;
+            for (nth, (own, averages)) in fitted.iter_mut().zip(&mut averages).enumerate() {
+                let ridge = if nth < is_penalised { RIDGE * *own / total } else { 0.0 };
+                let slope = gradient[nth] + ridge;
+                let [first, second] = DECAYS;
+                averages[0] = first * averages[0] + (1.0 - first) * slope;
+                averages[1] = second * averages[1] + (1.0 - second) * slope * slope;
+                let unbiased = |average: f64, decay: f64| average / (1.0 - decay.powi(step as i32));
+                *own -= rate * unbiased(averages[0], first)
+                    / (unbiased(averages[1], second).sqrt() + 1e-10);
+            }
+        }
+        let mut bias = fitted[width + vocab_size];
+        let weights = fitted[..width].iter().zip(&scales).map(|(weight, [mean, scale])| {
+            let weight = weight * f64::from(*scale);
+            bias -= weight * f64::from(*mean);
+            weight as f32
+        });
+        let weights = weights.collect();
+        let of_token = fitted[width..width + vocab_size].iter().map(|it| *it as f32).collect();
+        Self { weights, of_token, bias: bias as f32 }
+    }
+
+    /// Computes the logits of all places.
+    fn logits(&self, inputs: Inputs<'_>) -> Vec<f32> {
+        let rows = inputs.values.chunks_exact(inputs.width).enumerate();
+        let logit = |(nth, row): (usize, &[f32])| {
+            let own: f32 =
+                row.iter().zip(&self.weights).map(|(value, weight)| value * weight).sum();
+            let of_token = inputs.tokens.map_or(0.0, |(all, _)| self.of_token[all[nth] as usize]);
+            own + of_token + self.bias
+        };
+        rows.map(logit).collect()
+    }
+}
+
+/// Scales the logits of each place of a block, one place after the other, so that the product of the
+/// predictions up to it is calibrated best: the grid and the error are those of SGLang's tool
+/// (DSpark, sequential temperature scaling). Predictions after a rejected candidate are not
+/// observed; they count as those of places that are not reached. Returns the temperatures, and the
+/// mean error before and after.
+fn temperatures(
+    at: &[At],
+    some: &[usize],
+    logits: &[f32],
+    num_candidates: usize,
+) -> (Vec<f64>, [f64; 2]) {
+    const GRID: i32 = 40;
+    let mut rounds: Vec<Vec<(f64, f64, f32)>> = Vec::new();
+    for place in some {
+        let At { place: number, weight, label, .. } = at[*place];
+        if number == 0 {
+            rounds.push(Vec::new());
+        }
+        rounds.last_mut().expect("a round begins at place 0").push((weight, label, logits[*place]));
+    }
+    let scaled = |logit: f32, temperature: f64| sigmoid((f64::from(logit) / temperature) as f32);
+    let mut products = vec![[1.0_f64; 2]; rounds.len()];
+    let (mut chosen, mut errors) = (Vec::new(), [0.0; 2]);
+    for place in 0..num_candidates {
+        let error = |temperature: f64, which: usize| {
+            let observed = rounds.iter().zip(&products);
+            let observed = observed.filter_map(|(round, products)| {
+                let (weight, label, logit) = *round.get(place)?;
+                Some((products[which] * scaled(logit, temperature), weight * label))
+            });
+            calibration_error(observed)
+        };
+        let grid =
+            (0..=GRID).map(|step| 10.0_f64.powf(f64::from(step) / f64::from(GRID) * 2.0 - 1.0));
+        let best = grid.min_by(|one, other| error(*one, 1).total_cmp(&error(*other, 1)));
+        let best = best.unwrap_or(1.0);
+        errors = [errors[0] + error(1.0, 0), errors[1] + error(best, 1)];
+        for (round, products) in rounds.iter().zip(&mut products) {
+            let Some((_, _, logit)) = round.get(place) else { continue };
+            *products = [products[0] * scaled(*logit, 1.0), products[1] * scaled(*logit, best)];
+        }
+        chosen.push(best);
+    }
+    (chosen, errors.map(|sum| sum / num_candidates as f64))
+}
+
+/// Computes the expected calibration error of predictions beside labels, over 15 bins of equal
+/// width.
+fn calibration_error(predicted: impl Iterator<Item = (f64, f64)>) -> f64 {
+    const NUM_BINS: usize = 15;
+    let (mut bins, mut num) = ([[0.0_f64; 2]; NUM_BINS], 0.0_f64);
+    for (prob, label) in predicted {
+        let bin = ((prob * NUM_BINS as f64) as usize).min(NUM_BINS - 1);
+        bins[bin] = [bins[bin][0] + prob, bins[bin][1] + label];
+        num += 1.0;
+    }
+    bins.iter().map(|[prob, label]| (prob - label).abs()).sum::<f64>() / num.max(1.0)
+}
+
+fn sigmoid(logit: f32) -> f64 {
+    1.0 / (1.0 + (-f64::from(logit)).exp())
+}
