@@ -4,10 +4,13 @@
 use std::path::Path;
 
 use burn::tensor::Device;
-use draftsmith_model::{BlockDrafterConfig, CausalLm, ConfidenceHead, ModelConfig};
+use draftsmith_model::{
+    BlockDrafterConfig, CausalLm, ConfidenceHead, DraftVocabulary, ModelConfig,
+};
 use draftsmith_theory::SeededDraws;
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::doctor::{edit_config, edit_tensors, findings};
 use crate::support::{Place, model};
 
 /// The number of candidates of the drafter that tests write.
@@ -24,6 +27,11 @@ fn write_drafter(dir: &Path) {
         confidence: ConfidenceHead::OfRowAndToken,
         ..BlockDrafterConfig::new(&target, 2, 0)
     };
+    write_block(dir, config);
+}
+
+/// Writes a drafter of the embedded target with random weights.
+fn write_block(dir: &Path, config: BlockDrafterConfig) {
     std::fs::create_dir_all(dir).unwrap();
     let device = Device::flex();
     let target = CausalLm::from_model_dir(&model("target"), &device).unwrap();
@@ -101,7 +109,8 @@ fn a_block_drafter_goes_through_every_stage_but_training() {
     let target = model("target").display().to_string();
     let found = place.run(&["server", "doctor", "block", "--target", &target, "--json"]).json();
     assert_eq!(found["form"], "block");
-    assert_eq!(found["findings"].as_array().unwrap().len(), 1, "{found}");
+    let names = found["findings"].as_array().unwrap().iter().map(|finding| &finding["name"]);
+    assert_eq!(names.collect::<Vec<_>>(), ["head-never-built", "bidirectional"], "{found}");
 }
 
 #[test]
@@ -180,4 +189,150 @@ fn a_trained_block_drafter_is_tuned_and_changes_no_token() {
     let [own, other] = ["checkpoints/mine/it", "served"].map(generate);
     assert_eq!(own["token_ids"], other["token_ids"]);
     assert_eq!(own["num_accepted"], other["num_accepted"], "{own}");
+}
+
+#[test]
+fn a_confidence_head_is_attached_to_a_drafter_of_others() {
+    let place = Place::new();
+    write_drafter(&place.path("block"));
+    let recipe = recipe(&place, "kind = 'block'\npath = 'block'");
+    place.write_prompts("test.jsonl", 24);
+    let train = |out: &str, more: &[&str]| {
+        place.run(&[&["attach-head", &recipe, out, "--json"], more].concat())
+    };
+    train("head", &[]).fails_naming(&["data/mine", "draftsmith build-data"]);
+    place.run(&["build-data", &recipe]).ok();
+    let outcome = train("head", &[]).json();
+    assert!(outcome["num_places"].as_u64().unwrap() > 100, "{outcome}");
+    for loss in outcome["log_losses"].as_array().unwrap() {
+        assert!((0.0..2.0).contains(&loss.as_f64().unwrap()), "{outcome}");
+    }
+    assert_eq!(outcome["advice"].as_array().unwrap().len(), 3);
+    let temperatures = place.json("head/temperatures.json");
+    let num = temperatures["temperatures"].as_array().unwrap().len();
+    assert_eq!(num as u64, NUM_CANDIDATES);
+    let config = place.json("head/config.json");
+    assert_eq!(config["markov_rank"], 5, "a number for each token before a candidate");
+    // The drafter proposes what it did, and our decoder cuts by the head before a draw.
+    let target = model("target").display().to_string();
+    let rounds = |dir: &str, rule: &str| {
+        let found = place.run(&[
+            "generate",
+            "--target",
+            &target,
+            "--drafter",
+            dir,
+            "--rule",
+            rule,
+            "--max-new-tokens",
+            "40",
+            "--json",
+            "--prompt",
+            "What is 47 + 85?",
+        ]);
+        let found = found.json();
+        let of_round =
+            |round: &Value| ["num_drafted", "num_accepted"].map(|key| round[key].as_u64().unwrap());
+        let rounds = found["rounds"].as_array().unwrap().iter().map(of_round);
+        (found["token_ids"].clone(), rounds.collect::<Vec<_>>())
+    };
+    assert_eq!(rounds("block", "fixed=3"), rounds("head", "fixed=3"));
+    let (plain, every) = (rounds("head", "fixed=3").0, rounds("head", "confidence-head=1"));
+    assert_eq!(plain, every.0);
+    assert!(every.1.iter().all(|[num_drafted, _]| *num_drafted == 0), "nothing is certain");
+    train("head", &[]).fails_naming(&["already exists"]);
+    train("kept", &["--keep-markov-head", "--drafter", "it"]).ok();
+    assert_eq!(place.json("kept/config.json")["markov_rank"], 4);
+    train("other", &["--drafter", "lookup"]).fails_naming(&["no block drafter `lookup`", "it has"]);
+    train("other", &["--rejection-weight", "0"]).fails_naming(&["--rejection-weight"]);
+    assert!(!place.path("other").exists());
+}
+
+type Damage = (&'static str, &'static [&'static str], fn(&Path));
+
+fn without_key(dir: &Path, key: &str) {
+    edit_config(dir, |config| drop(config.remove(key)));
+}
+
+fn with_key(dir: &Path, key: &str, value: Value) {
+    edit_config(dir, |config| drop(config.insert(key.into(), value)));
+}
+
+/// What servers do with one change to a DSpark, by name, and what else is found then.
+const DAMAGES: [Damage; 11] = [
+    ("no-mask-token", &[], |dir| without_key(dir, "mask_token_id")),
+    ("no-layout", &[], |dir| {
+        with_key(dir, "speculators_model_type", json!("dspark"));
+        without_key(dir, "sample_from_anchor");
+    }),
+    ("markov-head-type", &[], |dir| with_key(dir, "markov_head_type", json!("gated"))),
+    ("no-confidence-bias", &["head-never-built"], |dir| {
+        edit_tensors(dir, |it| drop(it.header.remove("confidence_head.proj.bias")));
+    }),
+    ("confidence-off", &["no-confidence-head"], |dir| {
+        with_key(dir, "enable_confidence_head", json!(false));
+    }),
+    ("default-differs", &["head-never-built"], |dir| without_key(dir, "rope_theta")),
+    ("prefix", &["head-never-built"], |dir| {
+        edit_tensors(dir, |it| {
+            let header = std::mem::take(&mut it.header).into_iter();
+            let named = |name: String| match name.starts_with("__") {
+                true => name,
+                false => format!("model.{name}"),
+            };
+            it.header = header.map(|(name, entry)| (named(name), entry)).collect();
+        });
+    }),
+    ("bidirectional", &["head-never-built"], |dir| with_key(dir, "is_causal", json!(false))),
+    ("short-context", &["head-never-built"], |dir| {
+        with_key(dir, "max_position_embeddings", json!(64));
+    }),
+    ("lm-head-dropped", &["head-never-built"], |dir| {
+        edit_tensors(dir, |it| {
+            let copy = it.header["markov_head.markov_w1.weight"].clone();
+            it.header.insert("lm_head.weight".into(), copy);
+        });
+    }),
+    ("other-target", &["head-never-built"], |dir| {
+        with_key(dir, "target_hash", json!("0".repeat(64)));
+    }),
+];
+
+#[test]
+fn what_servers_do_with_a_block_drafter_is_found_by_name() {
+    let place = Place::new();
+    let write = |dir: &str, form: BlockDrafterConfig| {
+        write_block(&place.path(dir), form);
+        without_key(&place.path(dir), "weights_hash");
+    };
+    let target = ModelConfig::from_model_dir(&model("target")).unwrap();
+    let ours = || BlockDrafterConfig {
+        block_size: 3,
+        markov_rank: 4,
+        confidence: ConfidenceHead::OfRowAndToken,
+        ..BlockDrafterConfig::new(&target, 2, 0)
+    };
+    let names = |dir: &str| {
+        let mut names = findings(&place, dir).0;
+        names.sort();
+        names
+    };
+    write("sound", ours());
+    assert_eq!(findings(&place, "sound"), (vec!["head-never-built".to_owned()], true));
+    for (name, others, damage) in DAMAGES {
+        write(name, ours());
+        damage(&place.path(name));
+        let mut expected: Vec<&str> = others.iter().copied().chain([name]).collect();
+        expected.sort_unstable();
+        assert_eq!(names(name), expected, "{name}");
+    }
+    let confidence = ConfidenceHead::OfRow;
+    write("of-row", BlockDrafterConfig { confidence, ..ours() });
+    assert_eq!(names("of-row"), ["confidence-of-row", "head-never-built"]);
+    let confidence = ConfidenceHead::Absent;
+    write("dflash", BlockDrafterConfig { confidence, markov_rank: 0, ..ours() });
+    assert_eq!(names("dflash"), ["anchor-first-dflash", "no-confidence-head"]);
+    let draft_vocabulary = Some(DraftVocabulary::new((0..400).collect::<Vec<u32>>()));
+    write("narrow", BlockDrafterConfig { draft_vocabulary, ..ours() });
+    assert_eq!(names("narrow"), ["draft-vocabulary", "head-never-built"]);
 }

@@ -76,7 +76,7 @@ pub(crate) fn write_drafter(dir: &Path, is_narrow: bool) {
 }
 
 /// The names of findings, worst first, and whether the command passes.
-fn findings(place: &Place, dir: &str) -> (Vec<String>, bool) {
+pub(crate) fn findings(place: &Place, dir: &str) -> (Vec<String>, bool) {
     let target = model("target").display().to_string();
     let ran = place.run(&["server", "doctor", dir, "--target", &target, "--json"]);
     let found: Value = serde_json::from_str(&ran.stdout)

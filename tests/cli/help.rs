@@ -45,7 +45,7 @@ fn the_help_of_all_commands_fits_24_lines_of_80_columns() {
 #[test]
 fn the_help_of_each_command_fits_45_lines_of_80_columns_and_has_an_example() {
     let commands = commands();
-    assert_eq!(commands.len(), 18 + 3);
+    assert_eq!(commands.len(), 19 + 3);
     for command in commands {
         let text = help_of(&command);
         check_size(&text, 45);
@@ -152,7 +152,7 @@ fn bash_completes_commands_flags_and_values() {
     };
     assert_eq!(
         completed("draftsmith train-"),
-        "train-head train-drafter train-adapter train-confidence train-bigram "
+        "train-head train-drafter train-adapter train-bigram "
     );
     assert_eq!(completed("draftsmith generate --max-n"), "--max-new-tokens ");
     assert_eq!(completed("draftsmith export --for k"), "kangaroo ");

@@ -17,6 +17,7 @@ use draftsmith_model::WeightDtype;
 use draftsmith_theory::DrafterId;
 
 use crate::commands;
+use crate::commands::attach_head::ConfidenceArguments;
 use crate::commands::certify::CertifyArguments;
 use crate::commands::check::{CheckArguments, CheckFailed};
 use crate::commands::costs::CostsArguments;
@@ -27,7 +28,6 @@ use crate::commands::import::ImportArguments;
 use crate::commands::inspect::PageArguments;
 use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
-use crate::commands::train_confidence::ConfidenceArguments;
 use crate::commands::tune::servers::{LoadArguments, TunedForm};
 use crate::console::Console;
 use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
@@ -91,7 +91,7 @@ enum Command {
     #[command(visible_alias = "train-adapter")]
     TrainDrafter(ReadingData<DrafterTraining>),
     /// Train the acceptance head of a block drafter.
-    TrainConfidence(ReadingData<TrainConfidenceArguments>),
+    AttachHead(ReadingData<AttachHeadArguments>),
     /// Count which token follows which, for prompt lookup.
     TrainBigram(ReadingData<TrainBigramArguments>),
     /// Record what drafters propose along responses.
@@ -186,9 +186,9 @@ struct BuildDataArguments {
     repair: bool,
 }
 
-/// Arguments of `train-confidence`.
+/// Arguments of `attach-head`.
 #[derive(Debug, Args)]
-struct TrainConfidenceArguments {
+struct AttachHeadArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
     #[command(flatten)]
@@ -374,10 +374,10 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         }
         Command::TrainHead(a) => setup.train_drafter(&a, commands::train_head::run),
         Command::TrainDrafter(a) => setup.train_drafter(&a, commands::train_drafter::run),
-        Command::TrainConfidence(a) => {
-            let TrainConfidenceArguments { recipe, head } = &a.arguments;
+        Command::AttachHead(a) => {
+            let AttachHeadArguments { recipe, head } = &a.arguments;
             setup.run_on_pool(recipe, a.incomplete(), |recipe, workspace, console| {
-                commands::train_confidence::run(head, recipe, workspace, console)
+                commands::attach_head::run(head, recipe, workspace, console)
             })
         }
         Command::TrainBigram(a) => {

@@ -1,5 +1,6 @@
 //! The subcommands, one file each.
 
+pub(crate) mod attach_head;
 pub(crate) mod build_data;
 pub(crate) mod certify;
 pub(crate) mod check;
@@ -19,7 +20,6 @@ pub(crate) mod survey;
 #[cfg(test)]
 mod tests;
 pub(crate) mod train_bigram;
-pub(crate) mod train_confidence;
 pub(crate) mod train_drafter;
 pub(crate) mod train_head;
 pub(crate) mod tune;

@@ -5,6 +5,7 @@
 //! measured on vLLM 0.32 and llama.cpp b11434, and read from the source of SGLang 0.5.23.
 
 mod acceptance;
+mod block;
 mod draft_model;
 mod eagle3;
 
@@ -15,8 +16,8 @@ use burn::tensor::Device;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_files::{parse_json, read_bytes};
 use draftsmith_model::{
-    AcceptanceHead, Adapter, BlockDrafter, BlockDrafterConfig, Eagle3, ModelConfig, ModelError,
-    WeightDtype, WeightReader, check_finite, hash_model_dir,
+    AcceptanceHead, Adapter, BlockDrafter, Eagle3, ModelConfig, ModelError, WeightDtype,
+    WeightReader, check_finite, hash_model_dir,
 };
 use draftsmith_recipe::exports::HEAD;
 use draftsmith_recipe::kinds::Kinds;
@@ -89,7 +90,7 @@ static FORMS: [FileForm; 8] = [
         text: "a block drafter",
         kind: Some("block"),
         is_of: |files| files.is_of_kind("block"),
-        examine: block,
+        examine: block::examine,
     },
     FileForm {
         name: "eagle3_speculators",
@@ -308,32 +309,6 @@ fn medusa(patient: &mut Patient<'_>) -> Result<String> {
         "compare the server's counters by position with those of another drafter",
     );
     Ok(format!("{num_heads} heads"))
-}
-
-/// Describes a block drafter. What servers do with its files is not examined yet.
-fn block(patient: &mut Patient<'_>) -> Result<String> {
-    patient.find(
-        "servers-not-examined",
-        Severity::Note,
-        "its files were read as this program reads them, and not as servers do",
-        "llama.cpp, vLLM and SGLang load block drafters, some only in one form",
-        "compare the server's counters by position with those of `generate --drafter`",
-    );
-    let config = match BlockDrafterConfig::from_dir(patient.dir) {
-        Ok(config) => config,
-        Err(error) => {
-            patient.find_unreadable(&error);
-            return Ok("of unknown sizes".to_owned());
-        }
-    };
-    Ok(format!(
-        "width {}, {} layers, {} candidates, drafts {} of {} tokens",
-        config.model.shape.hidden_size,
-        config.model.shape.num_layers,
-        config.num_candidates(),
-        config.num_draft_tokens(),
-        config.model.shape.vocab_size
-    ))
 }
 
 /// Examines an acceptance head or adapter of this program, which servers cannot load directly.

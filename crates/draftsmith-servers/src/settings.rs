@@ -213,7 +213,8 @@ impl ServerTuning {
             );
         }
         let mut tried: Vec<Drafting> = lengths.iter().copied().map(Drafting::fixed).collect();
-        if self.kind == ServerKind::LlamaCpp {
+        let cuts = served.flags.llama_cpp_cuts(recorded.chosen_on.head);
+        if self.kind == ServerKind::LlamaCpp && cuts {
             let of =
                 |num| LEAST_PROBS.map(|least_prob| Drafting { least_prob, ..Drafting::fixed(num) });
             tried.extend(lengths.iter().copied().flat_map(of));
@@ -222,7 +223,7 @@ impl ServerTuning {
         let mut settings = choosing.settings(drafter, recorded.decoding)?;
         self.kind.write(&mut settings, served);
         let is_weighed = |row: &LoadRow| row.cells.iter().any(|it| it.drafting.least_prob > 0.0);
-        if self.kind == ServerKind::LlamaCpp && !settings.rows.iter().all(is_weighed) {
+        if self.kind == ServerKind::LlamaCpp && cuts && !settings.rows.iter().all(is_weighed) {
             settings.notes.push(MORE_ROWS.to_owned());
         }
         Ok(settings)

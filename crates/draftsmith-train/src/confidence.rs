@@ -511,3 +511,138 @@ fn calibration_error(predicted: impl Iterator<Item = (f64, f64)>) -> f64 {
 fn sigmoid(logit: f32) -> f64 {
     1.0 / (1.0 + (-f64::from(logit)).exp())
 }
+
+#[cfg(test)]
+mod tests {
+    use burn::tensor::Device;
+    use draftsmith_model::{BlockDrafterConfig, WeightDtype};
+    use draftsmith_theory::{Sampling, SeededDraws};
+
+    use super::*;
+    use crate::tests::pair::{VOCAB_SIZE, patterned, random_model};
+
+    fn place(round: usize, place: usize, label: f64) -> At {
+        At { row: 0, round, place, weight: 1.0, label, logit: 0.0 }
+    }
+
+    fn logit(prob: f64) -> f64 {
+        (prob / (1.0 - prob)).ln()
+    }
+
+    #[test]
+    fn a_regression_finds_the_weights_that_made_its_labels() {
+        let mut draws = SeededDraws::new(5, &["regression"]);
+        let (mut values, mut tokens, mut at) = (Vec::new(), Vec::new(), Vec::new());
+        for round in 0..6000 {
+            let row = [draws.uniform() as f32 * 4.0 + 10.0, draws.uniform() as f32];
+            let token = u32::from(draws.uniform() < 0.5);
+            let own = 0.8 * (f64::from(row[0]) - 12.0) - 1.0 * f64::from(row[1]) + f64::from(token);
+            values.extend(row);
+            tokens.push(token);
+            at.push(place(round, 0, 1.0 / (1.0 + (-own).exp())));
+        }
+        let inputs = Inputs { width: 2, values: &values, tokens: Some((&tokens, 2)) };
+        let some: Vec<usize> = (0..at.len()).collect();
+        let fitted = Logistic::fit(inputs, &at, &some, 1.0);
+        let near = |found: f32, expected: f32| {
+            assert!((found - expected).abs() < 0.05, "{found}, {expected}")
+        };
+        near(fitted.weights[0], 0.8);
+        near(fitted.weights[1], -1.0);
+        near(fitted.of_token[1] - fitted.of_token[0], 1.0);
+        let errors = fitted.logits(inputs).into_iter().zip(&at);
+        let worst = errors.map(|(found, at)| (sigmoid(found) - at.label).abs()).fold(0.0, f64::max);
+        assert!(worst < 0.02, "{worst}");
+        // Rejections that count twice halve the odds.
+        let twice = Logistic::fit(inputs, &at, &some, 2.0).logits(inputs);
+        let shift = twice.iter().zip(&at).map(|(found, at)| logit(at.label) - f64::from(*found));
+        let shift = shift.sum::<f64>() / at.len() as f64;
+        assert!((shift - 2.0_f64.ln()).abs() < 0.03, "{shift}");
+    }
+
+    #[test]
+    fn temperatures_undo_a_scale_and_lower_the_error() {
+        let mut draws = SeededDraws::new(6, &["temperatures"]);
+        let (mut at, mut logits) = (Vec::new(), Vec::new());
+        for round in 0..4000 {
+            for number in 0..2 {
+                let prob = 0.2 + 0.6 * draws.uniform();
+                at.push(place(round, number, prob));
+                logits.push((2.0 * logit(prob)) as f32);
+            }
+        }
+        // The second place is reached if the first is accepted.
+        for nth in 0..at.len() / 2 {
+            at[2 * nth + 1].weight = at[2 * nth].label;
+        }
+        let some: Vec<usize> = (0..at.len()).collect();
+        let (found, [before, after]) = temperatures(&at, &some, &logits, 2);
+        for temperature in found {
+            assert!((1.75..=2.25).contains(&temperature), "{temperature}");
+        }
+        assert!(after < 0.3 * before, "{before} {after}");
+    }
+
+    #[test]
+    fn a_head_of_a_drafter_learns_what_its_place_does_not_tell() {
+        let target = random_model(3, 16, 64);
+        let config = BlockDrafterConfig {
+            target_layers: vec![1, 3],
+            block_size: 3,
+            ..BlockDrafterConfig::new(target.config(), 1, VOCAB_SIZE - 1)
+        };
+        let mut draws = SeededDraws::new(8, &["confidence"]);
+        let drafter = config.init_from(&target, &Device::flex(), || draws.uniform());
+        let dir = tempfile::tempdir().expect("a directory");
+        drafter.write_dir(dir.path(), &config).expect("written");
+        let (config, drafter) =
+            BlockDrafter::from_dir(dir.path(), target.shape(), WeightDtype::F32, &Device::flex())
+                .expect("read");
+        let rows = patterned(60);
+        let frozen =
+            FrozenBlock { target: &target, drafter: &drafter, layers: &config.target_layers };
+        for choice in [TokenChoice::Greedy, TokenChoice::Sampled(Sampling::default())] {
+            let training = ConfidenceTraining { choice, rejection_weight: 1.0, reads_token: true };
+            let trained = train_confidence(frozen, &rows, training, || false).expect("trained");
+            let trained = trained.expect("nothing interrupts it");
+            let judged: Vec<JudgedPlace> = trained.held_out.concat();
+            assert!(trained.num_places > 100 && judged.len() > 20, "{}", judged.len());
+            let mean = |which: usize| {
+                let loss = judged.iter().map(|it| it.weight * it.log_loss(which)).sum::<f64>();
+                loss / judged.iter().map(|it| it.weight).sum::<f64>()
+            };
+            assert!(judged.iter().all(|it| (0.0..=1.0).contains(&it.label) && it.weight <= 1.0));
+            let is_greedy = choice == TokenChoice::Greedy;
+            assert_eq!(judged.iter().all(|it| it.label == 0.0 || it.label == 1.0), is_greedy);
+            assert!(mean(0) < mean(2) + 0.02, "{} {}", mean(0), mean(2));
+            assert_eq!(trained.temperatures.len(), 3);
+            assert_eq!(trained.weights.of_token.as_ref().map(Vec::len), Some(VOCAB_SIZE as usize));
+        }
+        assert!(
+            train_confidence(
+                frozen,
+                &rows,
+                ConfidenceTraining {
+                    choice: TokenChoice::Greedy,
+                    rejection_weight: 1.0,
+                    reads_token: true
+                },
+                || true
+            )
+            .expect("no error")
+            .is_none()
+        );
+        let few = train_confidence(
+            frozen,
+            &rows[..1],
+            ConfidenceTraining {
+                choice: TokenChoice::Greedy,
+                rejection_weight: 1.0,
+                reads_token: true,
+            },
+            || false,
+        )
+        .expect_err("one row");
+        assert!(few.to_string().contains("build more data"), "{few}");
+    }
+}

@@ -1,4 +1,4 @@
-//! Confidence heads for block drafters: what `train-confidence` trains, writes and advises.
+//! Confidence heads for block drafters: what `attach-head` trains, writes and advises.
 
 use std::any::Any;
 use std::path::{Path, PathBuf};
@@ -127,10 +127,7 @@ pub fn train_confidence_head(
     let (config, drafter) =
         BlockDrafter::from_dir(&source, models.target_shape()?, models.dtype, models.device())
             .with_context(|| format!("cannot read the drafter `{id}`"))?;
-    watch.note(format!(
-        "train-confidence: the rounds of `{id}` along {} responses",
-        data.rows.len()
-    ));
+    watch.note(format!("attach-head: the rounds of `{id}` along {} responses", data.rows.len()));
     let frozen = FrozenBlock {
         target: models.target_in(models.dtype)?,
         drafter: &drafter,
@@ -158,6 +155,8 @@ pub fn train_confidence_head(
     drafter.write_dir(dir.path(), &with_head)?;
     let temperatures = temperatures(&trained, recipe.data_dir(), &outcome);
     write_whole(&dir.path().join(TEMPERATURES), format!("{temperatures:#}\n"))?;
+    // Commands find the models of a drafter by the recipe beside it.
+    recipe.write_of(id, dir.path())?;
     dir.finish()?;
     outcome.advice = advice(&outcome, &config, out);
     Ok(outcome)

@@ -9,7 +9,7 @@ mod prompts;
 mod training;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{RolloutProvenance, RolloutRow, source_of};
+use draftsmith_data::{RolloutHead, RolloutProvenance, RolloutRow, source_of};
 use draftsmith_theory::{Recording, Recordings};
 use draftsmith_train::recordings_of;
 use serde::Serialize;
@@ -75,7 +75,7 @@ impl RecordedSet {
             drafter: provenance.drafter.parse()?,
             max_length: provenance.max_length as usize,
             eos_token_ids: provenance.responses.eos_token_ids.clone(),
-            head: provenance.head.as_ref().map(|head| head.timing),
+            head: provenance.head.as_ref().map(RolloutHead::timing),
             responses: responses
                 .into_iter()
                 .map(|response| response.with_forwards(provenance.forwards))

@@ -343,8 +343,9 @@ impl<'a> Tuner<'a> {
             &served,
             &Vec::from_iter(look_ups.clone().into_iter().chain(rule)),
         )?;
-        if let (Some(choice), Some(dir)) =
-            (choices.iter().find(is_head), self.loaded.tuned_into(id.into()))
+        if served.flags.in_transformers
+            && let (Some(choice), Some(dir)) =
+                (choices.iter().find(is_head), self.loaded.tuned_into(id.into()))
         {
             let lost = Vec::from_iter(look_ups);
             ways.push(runtimes::with_head(baseline, choice, &dir, lost)?);

@@ -21,6 +21,7 @@ use draftsmith_theory::{Bounds, NamedRule, StopRule, StopRuleConfig, TheoryError
 /// | `heuristic` | it reaches a length that starts at the value and adapts to each round |
 /// | `head`, `head-without-lag` | the acceptance head's rejection probability exceeds the value |
 /// | `confidence` | the drafter's largest probability falls to the value |
+/// | `confidence-head` | a block drafter's head predicts less than the value, before the draw |
 /// | `joint-confidence` | the product of these probabilities falls to the value |
 /// | `online-acceptance` | vLLM's online estimate that all candidates are accepted falls below the value |
 /// | `candidate-prob` | the drafter's probability of the candidate falls to the value |

@@ -62,10 +62,10 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
             CommandHelp::new("train-drafter", "draftsmith train-drafter recipes/tiny.toml")
                 .after(BUILD_DATA),
             CommandHelp::new(
-                "train-confidence",
+                "attach-head",
                 "export BLOCK='drafters.block.kind=\"block\"'
   draftsmith train-drafter recipes/tiny.toml block --set $BLOCK
-  draftsmith train-confidence recipes/tiny.toml with-head --set $BLOCK",
+  draftsmith attach-head recipes/tiny.toml with-head --set $BLOCK",
             )
             .after(BUILD_DATA),
             CommandHelp::new("train-bigram", "draftsmith train-bigram recipes/tiny.toml")

@@ -43,8 +43,29 @@ pub struct RolloutProvenance {
 pub struct RolloutHead {
     /// The hash of the head's weights and shape.
     pub hash: String,
-    /// When the head predicts the acceptance of a candidate.
-    pub timing: HeadTiming,
+    /// Whether the head predicts when a candidate is drawn (look-ahead) or before, rather than after
+    /// the draft has read the candidate.
+    pub looks_ahead: bool,
+    /// Whether the head predicts before the candidate is drawn. `false` is not stored.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub before_draw: bool,
+}
+
+impl RolloutHead {
+    /// Describes a head that predicts at `timing`. `hash` is that of its weights and shape.
+    pub fn new(hash: String, timing: HeadTiming) -> Self {
+        let before_draw = timing == HeadTiming::BeforeDraw;
+        Self { hash, looks_ahead: timing.looks_ahead(), before_draw }
+    }
+
+    /// Returns when the head predicts.
+    pub fn timing(&self) -> HeadTiming {
+        if self.before_draw {
+            HeadTiming::BeforeDraw
+        } else {
+            HeadTiming::of_reader(self.looks_ahead)
+        }
+    }
 }
 
 /// The field of the responses' provenance. Files store its inner fields next to the others.

@@ -24,7 +24,7 @@ fn provenance(with_head: bool) -> RolloutProvenance {
         responses: provenance_tests::provenance(),
         drafter: "self_draft_2".into(),
         set: "validation".into(),
-        head: with_head.then(|| RolloutHead { hash: "ee".into(), timing: HeadTiming::AtDraw }),
+        head: with_head.then(|| RolloutHead::new("ee".into(), HeadTiming::AtDraw)),
         max_length: MAX_LENGTH as u32,
         context: 4096,
         forwards: Default::default(),
@@ -287,7 +287,7 @@ fn differences_of_provenance_are_named() {
     let differences = one.differences(&other);
     assert_eq!(
         differences[0].to_string(),
-        "`head` is {\"hash\":\"ee\",\"timing\":\"at_draw\"} in the one and null in the other"
+        "`head` is {\"hash\":\"ee\",\"looks_ahead\":true} in the one and null in the other"
     );
     other.responses.temperature = 0.0;
     let differences = one.differences(&other);

@@ -110,8 +110,10 @@ impl Models {
         let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
         let step = DraftStep::in_chain(0, tokens, num_candidates, needs, &Decoding::GREEDY);
         let row = drafter.draft(&mut target, &[step]).expect("finite").remove(0);
-        let predicted = drafter.predict_acceptance((0, 0), &[], 0).expect("finite");
-        (row.own_logits, predicted.expect("there is a head"))
+        let Some(HeadEstimate::OfDrawn(predicted)) = row.signals.acceptance_prob else {
+            panic!("there is a head that predicts before the draw");
+        };
+        (row.own_logits, predicted)
     }
 }
 
@@ -170,21 +172,15 @@ impl<'m> StepDrafter<ModelSession<'m>> for Compared<'m> {
             let num_candidates = text.len() - target.num_standing(step.slot);
             let (fresh, expected) = self.models.fresh(&text, num_candidates);
             assert_close(&found.own_logits, &fresh);
-            let predicted = self.predict_acceptance((step.slot, row), &[], 0)?;
+            let predicted = match found.signals.acceptance_prob {
+                Some(HeadEstimate::OfDrawn(predicted)) => Some(predicted),
+                Some(HeadEstimate::OfRead(_)) | None => None,
+            };
             assert_eq!(predicted.is_some(), step.needs.acceptance_prob);
             assert!(predicted.is_none_or(|predicted| (predicted - expected).abs() < 1e-5));
             self.num_compared += 1;
         }
         Ok(rows)
-    }
-
-    fn predict_acceptance(
-        &mut self,
-        at: (usize, usize),
-        logits: &[f32],
-        candidate: u32,
-    ) -> Result<Option<f64>, DecodeError> {
-        self.drafter.predict_acceptance(at, logits, candidate)
     }
 }
 

@@ -774,3 +774,52 @@ fn a_drafter_as_servers_read_it_has_a_markov_head_and_proposes_the_same() {
         }
     }
 }
+
+#[test]
+fn a_new_confidence_head_changes_no_candidate_and_gives_the_regression() {
+    let (ids, tokens) = (text(9), [3, 5, 1, 2, 5]);
+    for form in FORMS {
+        let models = models(form);
+        let num_inputs = WIDTH + form.markov_rank;
+        for reads_token in [true, false] {
+            let weights = ConfidenceWeights {
+                row: (0..num_inputs).map(|n| (n as f32 - 7.0) / 20.0).collect(),
+                of_token: reads_token.then(|| (0..VOCAB).map(|n| n as f32 / 10.0).collect()),
+                bias: 0.25,
+            };
+            let (with_head, config) =
+                models.packed.clone().with_confidence(&models.config, &weights);
+            assert_eq!(config.markov_rank, form.markov_rank + usize::from(reads_token));
+            let (with_head, config) = with_head.as_dspark(&config);
+            let dir = tempfile::tempdir().unwrap();
+            with_head.write_dir(dir.path(), &config).unwrap();
+            let (_, read) = read(dir.path(), models.target.shape()).unwrap();
+            let num = models.config.num_candidates();
+            let of = |drafter: &BlockDrafter| block(&models, drafter, (&ids, &[]), (&tokens, num));
+            let [before, logits, _] = of(&models.packed);
+            let found = of(&read);
+            assert_near(&found[0], &before, "the rows");
+            assert_near(&found[1], &logits, "the logits");
+            let mut cache = models.packed.new_cache(48, 1);
+            let states = states(&models.target, &models.config.target_layers, &ids);
+            models.packed.read_contexts(models.packed.contexts(&states), &mut cache);
+            let start = BlockStart { slot: 0, anchor: tokens[0], num_candidates: num };
+            let normed = models.packed.forward_blocks(&models.target, &[start], &mut cache);
+            let inputs = models.packed.confidence_inputs(&normed, &tokens[..num]);
+            let inputs: Vec<Vec<f32>> = inputs.into_iter().map(values).collect();
+            let expected: Vec<f32> = (0..num)
+                .map(|row| {
+                    let read = inputs.iter().flat_map(|part| {
+                        let width = part.len() / num;
+                        part[row * width..(row + 1) * width].to_vec()
+                    });
+                    let own: f32 = read.zip(&weights.row).map(|(x, weight)| x * weight).sum();
+                    let of_token =
+                        weights.of_token.as_ref().map_or(0.0, |all| all[tokens[row] as usize]);
+                    own + of_token + 0.25
+                })
+                .collect();
+            assert_near(&found[2], &expected, &format!("{form:?}"));
+        }
+    }
+}

@@ -5,7 +5,7 @@
 
 use std::path::{Path, absolute};
 
-use draftsmith_theory::Drafting;
+use draftsmith_theory::{Drafting, HeadTiming};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -135,6 +135,14 @@ pub struct ServedDrafter {
     pub model: String,
     /// The command that writes `model`; `None` if it exists.
     pub export: Option<String>,
+}
+
+impl ServerFlags {
+    /// Returns whether llama.cpp can end a round by a minimum probability. It cuts a DSpark by its
+    /// confidence head, and does not speculate at all if there is none.
+    pub fn llama_cpp_cuts(&self, head: Option<HeadTiming>) -> bool {
+        !self.is_block || head == Some(HeadTiming::BeforeDraw)
+    }
 }
 
 impl ServedDrafter {

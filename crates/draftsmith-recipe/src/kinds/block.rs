@@ -24,6 +24,7 @@ use super::{
     low_agreement_text, read_kind, settings_table, trainings_of,
 };
 use crate::exports::forms::{self, ExportForm};
+use crate::exports::servers::{AS_DSPARK, ServerFlags};
 use crate::exports::{ExportEntry, inspected};
 
 /// The entry of this kind in the table of kinds.
@@ -81,6 +82,10 @@ impl DrafterKind for BlockKind {
 
     fn text(&self) -> String {
         "block drafter".to_owned()
+    }
+
+    fn served(&self) -> Option<&'static ServerFlags> {
+        Some(&AS_DSPARK)
     }
 
     fn road(&self) -> Road {

@@ -231,6 +231,7 @@ impl AcceptanceSignal {
 mod tests {
     use super::super::test_recordings::random;
     use super::*;
+    use crate::HeadTiming;
     use crate::replay::Recording;
     use crate::{CostModel, Counts, DrafterId, Draws, FixedLengthConfig, SeededDraws};
 

@@ -45,8 +45,7 @@ pub enum HeadEstimate {
 }
 
 /// The time at which an acceptance head predicts a candidate's acceptance.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadTiming {
     /// The time at which a draft forward has read the candidate: [`HeadEstimate::OfRead`].
     AfterRead,

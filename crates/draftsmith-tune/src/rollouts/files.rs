@@ -230,7 +230,7 @@ fn drafters(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<HashedDrafter>
         let head_dir = loading.head_dir()?;
         let beside = head_dir.as_deref().map(|dir| rollout_head(dir, workspace)).transpose()?;
         // A head in the drafter's own files has the drafter's hash.
-        let own = drafter.kind.own_head().map(|timing| RolloutHead { hash: hash.clone(), timing });
+        let own = drafter.kind.own_head().map(|timing| RolloutHead::new(hash.clone(), timing));
         let head = beside.or(own);
         let (name, forwards) = (DrafterName::Of(id), drafter.kind.round_forwards());
         let most_candidates = drafter.kind.most_candidates();
@@ -244,8 +244,6 @@ fn rollout_head(dir: &Path, workspace: &Workspace) -> Result<RolloutHead> {
     let config = AcceptanceHeadConfig::from_dir(dir)?;
     let AcceptanceHeadConfig { hidden_size, num_layers, tied, reads, .. } = &config;
     let shape = format!("{hidden_size} {num_layers} {tied} {reads:?}");
-    Ok(RolloutHead {
-        hash: workspace.artifacts.export_hash(dir, &shape)?,
-        timing: HeadTiming::of_reader(reads.looks_ahead()),
-    })
+    let hash = workspace.artifacts.export_hash(dir, &shape)?;
+    Ok(RolloutHead::new(hash, HeadTiming::of_reader(reads.looks_ahead())))
 }

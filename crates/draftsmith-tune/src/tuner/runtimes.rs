@@ -37,7 +37,10 @@ pub(super) fn best_ways(
     let is_sampled = !baseline.decoding.is_greedy();
     let mut ways = Vec::new();
     for runtime in Runtime::ALL {
-        let tried = tried(runtime, most);
+        let mut tried = tried(runtime, most);
+        if runtime == Runtime::LlamaCpp && !served.flags.llama_cpp_cuts(baseline.recordings.head) {
+            tried.retain(|drafting| drafting.least_prob == 0.0);
+        }
         // llama.cpp always drafts the most probable token, while sampled recordings draw from the
         // draft distribution.
         let is_recorded = !(is_sampled && runtime == Runtime::LlamaCpp);
@@ -166,7 +169,7 @@ mod tests {
                 let all = tried(runtime, most);
                 assert!(all.len() >= most);
                 for drafting in all {
-                    let rule = rule(runtime, drafting).init().expect("valid");
+                    let rule = rule(runtime, drafting, None).init().expect("valid");
                     assert_eq!(rule.bounds().max, drafting.num_candidates);
                     assert!(drafting.num_candidates <= most);
                 }

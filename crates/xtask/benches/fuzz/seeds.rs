@@ -12,6 +12,7 @@ use draftsmith_data::{
     shard_path, write_manifest, write_rollouts, write_shard,
 };
 use draftsmith_model::{Eagle3Config, ModelConfig};
+use draftsmith_theory::HeadTiming;
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use parquet::arrow::ArrowWriter;
@@ -275,7 +276,7 @@ fn rollouts() -> Result<Vec<Seed>> {
         responses: state::provenance(),
         drafter: "draft".to_owned(),
         set: "test".to_owned(),
-        head: Some(RolloutHead { hash: "ee".to_owned(), timing: HeadTiming::AtDraw }),
+        head: Some(RolloutHead::new("ee".to_owned(), HeadTiming::AtDraw)),
         max_length: 2,
         context: 64,
         forwards: Default::default(),

@@ -16,6 +16,8 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -53,6 +55,46 @@ def convert(source: str, model: str, out: str, more: list[str]) -> None:
         raise SystemExit(f"the conversion of {model} failed:\n{done.stderr[-3000:]}")
 
 
+@contextmanager
+def serving(source: str, place: str, options: list[str]) -> Iterator[None]:
+    """Runs llama-server with the models that `place` contains, on one thread."""
+    log = Path(f"{place}/server.log")
+    command = [f"{source}/build/bin/llama-server", "-m", f"{place}/target.gguf", "-md", f"{place}/draft.gguf", *options,
+               "-t", "1", "--port", str(PORT)]
+    with log.open("w") as out:
+        process = subprocess.Popen(command, stdout=out, stderr=out)
+        try:
+            for _ in range(600):
+                try:
+                    ask("/health")
+                    break
+                except OSError:
+                    if process.poll() is not None:
+                        raise SystemExit(log.read_text()[-3000:])
+                    time.sleep(0.2)
+            yield
+        finally:
+            process.terminate()
+            process.wait()
+
+
+def plain_answers(binary: str, target: str, path: str, count: str) -> list[dict]:
+    """Answers without a drafter and without their end token, of at least two tokens."""
+    answers = [ours(binary, ["--target", target], text) for text in prompts_of(path, count)]
+    for one in answers:
+        if one["finish_reason"] != "length":
+            one["token_ids"].pop()
+    return [one for one in answers if len(one["token_ids"]) > 1]
+
+
+def complete(own: dict) -> tuple[list[int], list[int]]:
+    """The server's tokens for a prompt, and its counts of drafted and accepted tokens."""
+    answer = ask("/completion", {
+        "prompt": own["prompt_ids"], "n_predict": len(own["token_ids"]), "temperature": 0, "return_tokens": True,
+        "cache_prompt": False})
+    return answer["tokens"], [answer["timings"].get(name, 0) for name in ("draft_n", "draft_n_accepted")]
+
+
 @torch.no_grad()
 def counts_of(target: torch.nn.Module, drafter: Drafter, own: dict, length: int) -> list[int]:
     """Drafted and accepted tokens as the server counts them: the first token is not drafted, and no round drafts
@@ -74,48 +116,25 @@ def counts_of(target: torch.nn.Module, drafter: Drafter, own: dict, length: int)
 
 def main() -> int:
     binary, source, target, drafter, path, count, length = sys.argv[1:]
-    answers = [ours(binary, ["--target", target], text) for text in prompts_of(path, count)]
-    for one in answers:
-        if one["finish_reason"] != "length":
-            one["token_ids"].pop()
-    answers = [one for one in answers if len(one["token_ids"]) > 1]
+    answers = plain_answers(binary, target, path, count)
     network = AutoModelForCausalLM.from_pretrained(target, dtype=torch.float32).eval()
     reference = Drafter(drafter, network)
     with tempfile.TemporaryDirectory() as place:
-        models = [f"{place}/target.gguf", f"{place}/draft.gguf"]
-        convert(source, target, models[0], [])
-        convert(source, drafter, models[1], ["--target-model-dir", target])
-        server = Path(source) / "build/bin/llama-server"
-        log = open(f"{place}/server.log", "w")
-        process = subprocess.Popen(
-            [server, "-m", models[0], "-md", models[1], "--spec-type", "draft-eagle3", "--spec-draft-n-max", length,
-             "-c", "512", "-np", "1", "-t", "1", "--port", str(PORT)], stdout=log, stderr=log)
-        try:
-            for _ in range(600):
-                try:
-                    ask("/health")
-                    break
-                except OSError:
-                    if process.poll() is not None:
-                        raise SystemExit(Path(f"{place}/server.log").read_text()[-3000:])
-                    time.sleep(0.2)
+        convert(source, target, f"{place}/target.gguf", [])
+        convert(source, drafter, f"{place}/draft.gguf", ["--target-model-dir", target])
+        options = ["--spec-type", "draft-eagle3", "--spec-draft-n-max", length, "-c", "512", "-np", "1"]
+        with serving(source, place, options):
             wrong, counts = 0, [0, 0]
             for number, own in enumerate(answers):
-                answer = ask("/completion", {
-                    "prompt": own["prompt_ids"], "n_predict": len(own["token_ids"]), "temperature": 0,
-                    "return_tokens": True, "cache_prompt": False})
-                theirs = [answer["timings"].get("draft_n", 0), answer["timings"].get("draft_n_accepted", 0)]
+                tokens, theirs = complete(own)
                 expected = counts_of(network, reference, own, int(length))
                 counts = [one + other for one, other in zip(counts, expected)]
-                if answer["tokens"] != own["token_ids"]:
+                if tokens != own["token_ids"]:
                     wrong += 1
                     print(f"prompt {number}: tokens DIFFER")
                 elif theirs != expected:
                     wrong += 1
                     print(f"prompt {number}: drafted and accepted {theirs}, expected {expected}: DIFFER")
-        finally:
-            process.terminate()
-            process.wait()
     print(f"{len(answers)} prompts, {counts[0]} drafted, {counts[1]} accepted, {wrong} differ")
     return 1 if wrong or not answers else 0
 

@@ -33,10 +33,10 @@ def prompts_of(path: str, count: str) -> list[str]:
         return [prompt_of(line) for line in lines][: int(count)]
 
 
-def ours(binary: str, arguments: list[str], prompt: str) -> dict:
-    command = [binary, "generate", "--json", "--quiet", "--max-new-tokens", str(NUM_TOKENS), "--prompt",
+def ours(binary: str, arguments: list[str], prompt: str, num_tokens: int = NUM_TOKENS) -> dict:
+    command = [binary, "generate", "--json", "--quiet", "--max-new-tokens", str(num_tokens), "--prompt",
                prompt, *arguments]
-    return json.loads(subprocess.run(command, check=True, capture_output=True, text=True).stdout)
+    return json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout)
 
 
 class Rounds:

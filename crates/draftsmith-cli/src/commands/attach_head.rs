@@ -1,4 +1,4 @@
-//! `train-confidence`: trains the confidence head of a block drafter on built data, and writes the
+//! `attach-head`: trains the confidence head of a block drafter on built data, and writes the
 //! drafter with it.
 
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use draftsmith_tune::confidence::{ConfidenceOptions, train_confidence_head};
 
 use crate::console::Console;
 
-/// Arguments of `train-confidence`, without the recipe.
+/// Arguments of `attach-head`, without the recipe.
 #[derive(Debug, Args)]
 pub(crate) struct ConfidenceArguments {
     /// The directory to write: the drafter with its new head.

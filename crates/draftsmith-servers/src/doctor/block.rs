@@ -1,0 +1,242 @@
+//! Examines block drafters (DFlash, DSpark) as servers read them. Behaviour was measured on llama.cpp
+//! b11434, and read from the source of vLLM 0.33 and SGLang 0.5.23.
+
+use anyhow::Result;
+use draftsmith_model::{BlockDrafterConfig, ConfidenceHead, WeightReader};
+use serde_json::Value;
+
+use super::Severity::{Breaks, Hurts, Note};
+use super::{Patient, Severity};
+
+const AS_DSPARK: &str = "run `draftsmith export --for dspark`";
+
+/// Finds problems and describes the drafter.
+pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
+    let files = Tensors(WeightReader::open_dir(patient.dir)?);
+    as_written(patient, &files);
+    let config = match BlockDrafterConfig::from_dir(patient.dir) {
+        Ok(config) => config,
+        Err(error) => {
+            if patient.findings.iter().all(|finding| finding.severity != Breaks) {
+                patient.find_unreadable(&error);
+            }
+            return Ok("of unknown sizes".to_owned());
+        }
+    };
+    as_read(patient, &files, &config);
+    Ok(format!(
+        "width {}, {} layers, {} candidates, drafts {} of {} tokens",
+        config.model.shape.hidden_size,
+        config.model.shape.num_layers,
+        config.num_candidates(),
+        config.num_draft_tokens(),
+        config.model.shape.vocab_size
+    ))
+}
+
+/// The tensors of the drafter's file.
+struct Tensors(WeightReader);
+
+impl Tensors {
+    /// Returns the name of a tensor, with the prefix that some trainers write, and its shape.
+    fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.0.shape(name).or_else(|| self.0.shape(&format!("model.{name}")))
+    }
+}
+
+/// Returns a key of the file, from the top level or from where z-lab's and the speculators library's
+/// forms nest it.
+fn key<'k>(patient: &'k Patient<'_>, name: &str) -> Option<&'k Value> {
+    let nested = ["dflash_config", "transformer_layer_config"];
+    let nested = nested.iter().filter_map(|table| patient.keys.get(*table)?.get(name));
+    patient.keys.get(name).into_iter().chain(nested).find(|value| !value.is_null())
+}
+
+/// Finds what is wrong with the keys and tensors themselves. It may keep this program from reading
+/// the drafter too.
+fn as_written(patient: &mut Patient<'_>, files: &Tensors) {
+    let has = |patient: &Patient<'_>, name: &str| key(patient, name).is_some();
+    if !has(patient, "mask_token_id") {
+        patient.find(
+            "no-mask-token",
+            Breaks,
+            "`mask_token_id` is missing",
+            "llama.cpp crashes at the first request",
+            "write the id of the token with which the drafter was trained",
+        );
+    }
+    if patient.keys.contains_key("speculators_model_type") && !has(patient, "sample_from_anchor") {
+        patient.find(
+            "no-layout",
+            Breaks,
+            "`sample_from_anchor` is missing in the speculators library's form",
+            "vLLM and llama.cpp take it as false and the library as true, so one of them drafts every token one place \
+             too late",
+            "write true if the anchor's row predicts the next token, or else false",
+        );
+    }
+    let markov = key(patient, "markov_head_type").and_then(Value::as_str).map(str::to_owned);
+    if let Some(form) = markov.filter(|form| form != "vanilla") {
+        patient.find(
+            "markov-head-type",
+            Breaks,
+            format!("`markov_head_type` is `{form}`"),
+            "llama.cpp and vLLM refuse it; SGLang runs it",
+            "serve it with SGLang, or train one with a `vanilla` head",
+        );
+    }
+    confidence_as_written(patient, files);
+    let defaults = [
+        ("rope_theta", "vLLM takes 1e6 and llama.cpp 1e4"),
+        ("block_size", "llama.cpp takes 16"),
+        ("head_dim", "some servers divide the width by the heads"),
+    ];
+    for (name, servers) in defaults {
+        let is_given =
+            has(patient, name) || has(patient, "rope_parameters") && name == "rope_theta";
+        if !is_given {
+            let what = format!("`{name}` is missing");
+            patient.find("default-differs", Hurts, what, servers, "write the key with its value");
+        }
+    }
+    if files.0.names().any(|name| name.starts_with("model.")) {
+        patient.find(
+            "prefix",
+            Hurts,
+            "names of tensors begin with `model.`",
+            "vLLM adds the prefix itself and refuses them; llama.cpp and SGLang load them",
+            AS_DSPARK,
+        );
+    }
+}
+
+fn confidence_as_written(patient: &mut Patient<'_>, files: &Tensors) {
+    const WEIGHT: &str = "confidence_head.proj.weight";
+    let Some(shape) = files.shape(WEIGHT) else { return };
+    let (num_read, width) = (shape.last().copied().unwrap_or(0), patient.target.shape.hidden_size);
+    if files.shape("confidence_head.proj.bias").is_none() {
+        patient.find(
+            "no-confidence-bias",
+            Breaks,
+            "`confidence_head.proj.bias` is missing",
+            "vLLM computes with whatever its memory contains; llama.cpp takes 0",
+            "write a bias, which may be 0",
+        );
+    }
+    if num_read == width {
+        patient.find(
+            "confidence-of-row",
+            Breaks,
+            format!("`{WEIGHT}` reads only the row: its shape is {shape:?}"),
+            "llama.cpp expects weights for the Markov head's vector too and refuses the drafter",
+            AS_DSPARK,
+        );
+    }
+    let is_on = key(patient, "enable_confidence_head").and_then(Value::as_bool);
+    if is_on != Some(true) {
+        patient.find(
+            "confidence-off",
+            Hurts,
+            "a confidence head is in the file, but `enable_confidence_head` is not true",
+            "llama.cpp uses it, vLLM drops it without a word, and SGLang builds it anyway",
+            "write true, or remove the head's tensors",
+        );
+    }
+}
+
+/// Finds what servers do with a drafter that can be read.
+fn as_read(patient: &mut Patient<'_>, files: &Tensors, config: &BlockDrafterConfig) {
+    let has_all_tokens = config.draft_vocabulary.is_none();
+    let is_untied = !patient.target.spec.tie_word_embeddings;
+    let has_copies =
+        ["embed_tokens.weight", "lm_head.weight"].map(|name| files.shape(name).is_some());
+    let mut find =
+        |holds: bool, name: &'static str, severity: Severity, texts: [&'static str; 3]| {
+            if holds {
+                let [what, servers, hint] = texts;
+                patient.find(name, severity, what, servers, hint);
+            }
+        };
+    find(
+        has_all_tokens && has_copies[0] && is_untied,
+        "embeddings-for-lm-head",
+        Breaks,
+        [
+            "the file contains `embed_tokens.weight`, and the target's LM head is another matrix",
+            "llama.cpp drops `lm_head.weight` and computes logits with the embeddings, without a word",
+            AS_DSPARK,
+        ],
+    );
+    find(
+        has_all_tokens && has_copies[1] && !has_copies[0],
+        "lm-head-dropped",
+        Note,
+        [
+            "the file contains a copy of the target's `lm_head.weight`",
+            "llama.cpp and SGLang drop it, and vLLM shares the target's if they are equal",
+            "leave it out",
+        ],
+    );
+    find(
+        config.is_anchor_first && config.markov_rank == 0,
+        "anchor-first-dflash",
+        Breaks,
+        [
+            "the anchor's row predicts the next token, and there is no Markov head",
+            "llama.cpp takes it for a DFlash whose anchor predicts nothing, so it drafts every token one place too late; \
+         SGLang refuses it",
+            "run `draftsmith export --for dspark`, which adds a Markov head of zeros",
+        ],
+    );
+    find(
+        config.confidence == ConfidenceHead::Absent,
+        "no-confidence-head",
+        Note,
+        [
+            "it has no confidence head",
+            "llama.cpp stops speculating if `--spec-draft-p-min` is above 0 (a DFlash is cut by its largest probability \
+         instead); vLLM estimates acceptance online; SGLang's ragged modes refuse it",
+            "keep the flag at 0, or run `draftsmith attach-head`",
+        ],
+    );
+    find(
+        config.confidence != ConfidenceHead::Absent,
+        "head-never-built",
+        Note,
+        [
+            "it has a confidence head",
+            "SGLang builds it only with `SGLANG_RAGGED_VERIFY_MODE=compact` or `cap-accept`; llama.cpp cuts by it only \
+         with `--spec-draft-p-min` above 0",
+            "set these if the head should be used",
+        ],
+    );
+    find(
+        !has_all_tokens,
+        "draft-vocabulary",
+        Hurts,
+        [
+            "it drafts a part of the vocabulary",
+            "SGLang ignores `d2t` and drafts other tokens",
+            "do not serve it with SGLang, or train it for all tokens",
+        ],
+    );
+    find(
+        !config.is_causal,
+        "bidirectional",
+        Note,
+        [
+            "its rows read the whole block",
+            "with fewer candidates than the block has, servers run a shorter block, whose candidates are not the first \
+         ones of the whole",
+            "serve it with all its candidates, or expect other acceptance than recorded here",
+        ],
+    );
+    if config.model.shape.context < patient.target.shape.context {
+        let what = format!(
+            "`max_position_embeddings` is {}, and the target reads {} tokens",
+            config.model.shape.context, patient.target.shape.context
+        );
+        let (servers, hint) = super::SHORT_CONTEXT;
+        patient.find("short-context", Hurts, what, servers, hint);
+    }
+}
