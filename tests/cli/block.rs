@@ -272,7 +272,11 @@ const DAMAGES: [Damage; 11] = [
     ("confidence-off", &["no-confidence-head"], |dir| {
         with_key(dir, "enable_confidence_head", json!(false));
     }),
-    ("default-differs", &["head-never-built"], |dir| without_key(dir, "rope_theta")),
+    ("default-differs", &["head-never-built"], |dir| {
+        for key in ["rope_theta", "rope_parameters"] {
+            without_key(dir, key);
+        }
+    }),
     ("prefix", &["head-never-built"], |dir| {
         edit_tensors(dir, |it| {
             let header = std::mem::take(&mut it.header).into_iter();
@@ -284,7 +288,8 @@ const DAMAGES: [Damage; 11] = [
         });
     }),
     ("bidirectional", &["head-never-built"], |dir| with_key(dir, "is_causal", json!(false))),
-    ("short-context", &["head-never-built"], |dir| {
+    // This program reads no drafter of a shorter context than its target's.
+    ("short-context", &["head-never-built", "unreadable"], |dir| {
         with_key(dir, "max_position_embeddings", json!(64));
     }),
     ("lm-head-dropped", &["head-never-built"], |dir| {
