@@ -341,3 +341,35 @@ fn what_servers_do_with_a_block_drafter_is_found_by_name() {
     write("narrow", BlockDrafterConfig { draft_vocabulary, ..ours() });
     assert_eq!(names("narrow"), ["draft-vocabulary", "head-never-built"]);
 }
+
+#[test]
+fn llama_cpp_is_told_to_cut_only_a_drafter_with_a_head() {
+    let place = Place::new();
+    write_drafter(&place.path("head"));
+    let target = ModelConfig::from_model_dir(&model("target")).unwrap();
+    write_block(
+        &place.path("plain"),
+        BlockDrafterConfig { markov_rank: 2, ..BlockDrafterConfig::new(&target, 1, 0) },
+    );
+    let cell = |(size, num): (u64, u64)| json!({ "concurrency": size, "num_candidates": num, "block_ms": [5.0, 5.0], "tokens_per_round": null });
+    let cells = [1, 2, 4].into_iter().flat_map(|size| [0, 1, 3].map(|num| cell((size, num))));
+    let cells: Vec<Value> = cells.collect();
+    let costs = json!({ "model": "mock", "num_words": 150, "cells": cells });
+    place.write("costs.json", costs.to_string());
+    for (dir, cuts) in [("head", true), ("plain", false)] {
+        let recipe = recipe(&place, &format!("kind = 'block'\npath = '{dir}'"));
+        place.run(&["record", &recipe]).ok();
+        let tune =
+            ["tune", &recipe, "--for", "llama.cpp", "--server-costs", "costs.json", "--json"];
+        let found = place.run(&tune).json().to_string();
+        assert!(found.contains("\"least_prob\":0.0"), "{found}");
+        assert_eq!(found.contains("\"least_prob\":0.5"), cuts, "{dir}: {found}");
+        let tuned = place.run(&["tune", &recipe, "--json"]).json().to_string();
+        assert!(
+            tuned.contains("--spec-type draft-dspark")
+                && tuned.contains("--speculative-algorithm DSPARK"),
+            "{tuned}"
+        );
+        assert!(!tuned.contains("assistant_model"), "transformers loads no block drafter: {tuned}");
+    }
+}

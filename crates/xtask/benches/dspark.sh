@@ -21,7 +21,6 @@ if [ -z "$binary" ]; then
     binary="$root/target/release/draftsmith"
 fi
 target="${TARGET:-$root/checkpoints/tiny/target}" prompts="${PROMPTS:-$root/data/tiny/prompts/test.jsonl}" count="${COUNT:-12}"
-drafter="${DRAFTER:+$(realpath "$DRAFTER")}"
 place="$(mktemp -d)"
 trap 'rm -rf "$place"' EXIT
 cd "$place"
@@ -32,8 +31,8 @@ compare() { # DRAFTER EXPORT
     "$python" "$checks/dspark_llama.py" "$binary" "$llama_cpp" "$target" "$1" "$2" "$prompts" "$count" 2> check.log \
         || { failed=1; tail -5 check.log; }
 }
-if [ -n "$drafter" ]; then
-    compare "$drafter" "$drafter"
+if [ -n "${DRAFTER:-}" ]; then
+    compare "$DRAFTER" "$DRAFTER"
     exit "$failed"
 fi
 fill_in() { # DRAFTER COPY

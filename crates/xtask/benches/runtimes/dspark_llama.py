@@ -130,12 +130,12 @@ def main() -> int:
                 for slots in SLOTS:
                     options = ["--spec-type", spec_type, "--spec-draft-n-max", str(length), "--spec-draft-p-min",
                                str(threshold), "-c", str(512 * slots), "-np", str(slots), *EXACT]
-                    # With several requests, candidates sampled in the backend are now and then another request's.
+                    # With several requests, sampling in the backend now and then drafts other tokens.
                     options += ["--no-spec-draft-backend-sampling"] if slots > 1 else []
                     with serving(source, place, options):
                         wrong, text = compare(counts, length, threshold, slots)
                     failed += wrong
-                    print(f"{Path(export).name}, K = {length}, p = {threshold:g}, {slots} slot{'s' * (slots > 1)}: {text}")
+                    print(f"{Path(export).name}, K = {length}, p = {threshold:g}, {slots} slot{'s' * (slots > 1)}: {text}", flush=True)
     return 1 if failed or not again else 0
 
 
