@@ -31,8 +31,8 @@ const MOST_LOGIT: f64 = 40.0;
 const NUM_STEPS: usize = 400;
 const RATE: f64 = 0.03;
 const DECAYS: [f64; 2] = [0.9, 0.99];
-/// The ridge penalty of standardised weights, and of a token's number, in labels.
-const RIDGE: f64 = 2.0;
+/// The ridge penalties of standardised weights and of tokens' numbers to try, in labels.
+const RIDGES: [f64; 4] = [2.0, 20.0, 200.0, 2000.0];
 /// The share of rows that judge the heads, and that of the others that calibrate them.
 const HELD_OUT: f64 = 0.2;
 
@@ -67,20 +67,16 @@ pub struct TrainedConfidence {
     pub num_places: usize,
     /// The held-out places by response, with the predictions of the head and its rivals.
     pub held_out: Vec<Vec<JudgedPlace>>,
-    /// For each place of a block, the temperature with which the product of the predictions up to it
-    /// is calibrated best. Divides logits, as SGLang does.
+    /// For each place of a block, the temperature with which its predictions are calibrated best.
+    /// Divides logits, as SGLang does.
     pub temperatures: Vec<f64>,
-    /// The calibration error of that product before and after, averaged over places.
+    /// The calibration error before and after, averaged over places.
     pub calibration_errors: [f64; 2],
 }
 
 /// A held-out place.
 #[derive(Debug, Clone, Copy)]
 pub struct JudgedPlace {
-    /// The position of the round's first candidate in the response.
-    pub round: usize,
-    /// The place in the block, from 0.
-    pub place: usize,
     /// The chance that the place is reached.
     pub weight: f64,
     /// The chance that the candidate is accepted if the place is reached.
@@ -110,7 +106,6 @@ struct Places {
 #[derive(Clone, Copy)]
 struct At {
     row: usize,
-    round: usize,
     place: usize,
     weight: f64,
     label: f64,
@@ -179,37 +174,11 @@ pub fn train_confidence(
         values: &places.inputs,
         tokens: training.reads_token.then_some((&places.tokens, vocab_size)),
     };
-    let head = Logistic::fit(of_rows, &places.at, &train, training.rejection_weight);
-    let logits = head.logits(of_rows);
-    let calibration =
-        Logistic::fit(Inputs::one(&logits), &places.at, &calibrate, training.rejection_weight);
-    let (slope, shift) = (calibration.weights[0], calibration.bias);
-    // One number for each place, with the logit of the largest probability or without.
-    let free = |with_logit: bool| -> Vec<f32> {
-        let own = places.at.iter().flat_map(|at| {
-            let here = (0..num_candidates).map(|place| f32::from(u8::from(place == at.place)));
-            [if with_logit { at.logit as f32 } else { 0.0 }].into_iter().chain(here)
-        });
-        own.collect()
-    };
-    let [by_largest, by_place] = [true, false].map(|with_logit| {
-        let values = free(with_logit);
-        let inputs = Inputs { width: num_candidates + 1, values: &values, tokens: None };
-        Logistic::fit(inputs, &places.at, &train, 1.0).logits(inputs)
-    });
-    let calibrated: Vec<f32> = logits.iter().map(|logit| slope * logit + shift).collect();
-    let mut held_out: Vec<Vec<JudgedPlace>> = Vec::new();
-    let mut last = usize::MAX;
-    for at in &judge {
-        let At { row, round, place, weight, label, .. } = places.at[*at];
-        if row != last {
-            held_out.push(Vec::new());
-            last = row;
-        }
-        let predicted = [&calibrated, &by_largest, &by_place].map(|all| sigmoid(all[*at]));
-        let judged = JudgedPlace { round, place, weight, label, predicted };
-        held_out.last_mut().expect("the row has begun").push(judged);
-    }
+    let CalibratedHead { head, slope, shift, logits: calibrated, .. } =
+        CalibratedHead::best(of_rows, &places.at, [&train, &calibrate], training.rejection_weight);
+    let [by_largest, by_place] =
+        [true, false].map(|with_logit| free_logits(&places.at, &train, num_candidates, with_logit));
+    let held_out = judged(&places.at, &judge, [&calibrated, &by_largest, &by_place]);
     let (temperatures, calibration_errors) =
         temperatures(&places.at, &calibrate, &calibrated, num_candidates);
     let scaled = |all: Vec<f32>| all.into_iter().map(|weight| slope * weight).collect();
@@ -220,6 +189,70 @@ pub fn train_confidence(
     };
     let num_places = train.len();
     Ok(Some(TrainedConfidence { weights, num_places, held_out, temperatures, calibration_errors }))
+}
+
+/// A head whose logits are scaled by `slope` and shifted by `shift`, with the logits at all places.
+struct CalibratedHead {
+    head: Logistic,
+    slope: f32,
+    shift: f32,
+    logits: Vec<f32>,
+    /// The loss on the places that calibrate it.
+    loss: f64,
+}
+
+impl CalibratedHead {
+    /// Fits a head for each ridge penalty to the first places and calibrates it on the second.
+    /// Returns the one with the smallest loss there.
+    fn best(inputs: Inputs<'_>, at: &[At], some: [&[usize]; 2], rejection_weight: f64) -> Self {
+        let [train, calibrate] = some;
+        let heads = RIDGES.into_iter().map(|ridge| {
+            let head = Logistic::fit(inputs, at, train, (rejection_weight, ridge));
+            let logits = head.logits(inputs);
+            let calibration =
+                Logistic::fit(Inputs::one(&logits), at, calibrate, (rejection_weight, RIDGES[0]));
+            let (slope, shift) = (calibration.weights[0], calibration.bias);
+            let logits: Vec<f32> = logits.iter().map(|logit| slope * logit + shift).collect();
+            let loss = |nth: &usize| {
+                let (At { weight, label, .. }, prob) = (at[*nth], sigmoid(logits[*nth]));
+                let rejected = rejection_weight * (1.0 - label) * (1.0 - prob).max(1e-9).ln();
+                -weight * (label * prob.max(1e-9).ln() + rejected)
+            };
+            let loss = calibrate.iter().map(loss).sum();
+            Self { head, slope, shift, logits, loss }
+        });
+        let best = heads.min_by(|one, other| one.loss.total_cmp(&other.loss));
+        best.expect("there are penalties to try")
+    }
+}
+
+/// Fits a rival that reads the place in the block, with the logit of the largest probability or
+/// without. Returns its logits at all places.
+fn free_logits(at: &[At], train: &[usize], num_candidates: usize, with_logit: bool) -> Vec<f32> {
+    let values = at.iter().flat_map(|at| {
+        let here = (0..num_candidates).map(|place| f32::from(u8::from(place == at.place)));
+        [if with_logit { at.logit as f32 } else { 0.0 }].into_iter().chain(here)
+    });
+    let values: Vec<f32> = values.collect();
+    let inputs = Inputs { width: num_candidates + 1, values: &values, tokens: None };
+    Logistic::fit(inputs, at, train, (1.0, RIDGES[0])).logits(inputs)
+}
+
+/// Collects the held-out places by response, with each prediction.
+fn judged(at: &[At], judge: &[usize], predictions: [&Vec<f32>; 3]) -> Vec<Vec<JudgedPlace>> {
+    let mut held_out: Vec<Vec<JudgedPlace>> = Vec::new();
+    let mut last = usize::MAX;
+    for nth in judge {
+        let At { row, weight, label, .. } = at[*nth];
+        if row != last {
+            held_out.push(Vec::new());
+            last = row;
+        }
+        let predicted = predictions.map(|all| sigmoid(all[*nth]));
+        let place = JudgedPlace { weight, label, predicted };
+        held_out.last_mut().expect("the row has begun").push(place);
+    }
+    held_out
 }
 
 impl FrozenBlock<'_> {
@@ -283,14 +316,7 @@ impl FrozenBlock<'_> {
                 }
                 places.tokens.push(before[place]);
                 let logit = (largest / (1.0 - largest)).ln().clamp(-MOST_LOGIT, MOST_LOGIT);
-                places.at.push(At {
-                    row: nth,
-                    round: anchor + 1 - start,
-                    place,
-                    weight,
-                    label,
-                    logit,
-                });
+                places.at.push(At { row: nth, place, weight, label, logit });
                 weight *= if kept.is_nan() { 0.0 } else { kept };
             }
         }
@@ -352,8 +378,9 @@ struct Logistic {
 
 impl Logistic {
     /// Fits the regression to some places with Adam, all places at each step. Numbers are
-    /// standardised first.
-    fn fit(inputs: Inputs<'_>, at: &[At], some: &[usize], rejection_weight: f64) -> Self {
+    /// standardised first. `loss` has the weight of rejections and the ridge penalty.
+    fn fit(inputs: Inputs<'_>, at: &[At], some: &[usize], loss: (f64, f64)) -> Self {
+        let (rejection_weight, penalty) = loss;
         let Inputs { width, values, tokens } = inputs;
         let num = some.len() as f64;
         let row = |at: usize| &values[at * width..(at + 1) * width];
@@ -415,7 +442,7 @@ impl Logistic {
             let rate = RATE * (1.0 - (step - 1) as f64 / NUM_STEPS as f64);
             let is_penalised = width + vocab_size;
             for (nth, (own, averages)) in fitted.iter_mut().zip(&mut averages).enumerate() {
-                let ridge = if nth < is_penalised { RIDGE * *own / total } else { 0.0 };
+                let ridge = if nth < is_penalised { penalty * *own / total } else { 0.0 };
                 let slope = gradient[nth] + ridge;
                 let [first, second] = DECAYS;
                 averages[0] = first * averages[0] + (1.0 - first) * slope;
@@ -449,11 +476,10 @@ impl Logistic {
     }
 }
 
-/// Scales the logits of each place of a block, one place after the other, so that the product of the
-/// predictions up to it is calibrated best: the grid and the error are those of SGLang's tool
-/// (DSpark, sequential temperature scaling). Predictions after a rejected candidate are not
-/// observed; they count as those of places that are not reached. Returns the temperatures, and the
-/// mean error before and after.
+/// Finds for each place of a block the temperature with which its predictions are calibrated best,
+/// over the places that are reached. The grid and the bins are those of SGLang's tool, which judges
+/// the product of the predictions up to a place; that product is calibrated if each factor is.
+/// Returns the temperatures, and the mean error before and after.
 fn temperatures(
     at: &[At],
     some: &[usize],
@@ -461,51 +487,36 @@ fn temperatures(
     num_candidates: usize,
 ) -> (Vec<f64>, [f64; 2]) {
     const GRID: i32 = 40;
-    let mut rounds: Vec<Vec<(f64, f64, f32)>> = Vec::new();
-    for place in some {
-        let At { place: number, weight, label, .. } = at[*place];
-        if number == 0 {
-            rounds.push(Vec::new());
-        }
-        rounds.last_mut().expect("a round begins at place 0").push((weight, label, logits[*place]));
-    }
-    let scaled = |logit: f32, temperature: f64| sigmoid((f64::from(logit) / temperature) as f32);
-    let mut products = vec![[1.0_f64; 2]; rounds.len()];
+    let grid =
+        || (0..=GRID).map(|step| 10.0_f64.powf(f64::from(step) / f64::from(GRID) * 2.0 - 1.0));
     let (mut chosen, mut errors) = (Vec::new(), [0.0; 2]);
     for place in 0..num_candidates {
-        let error = |temperature: f64, which: usize| {
-            let observed = rounds.iter().zip(&products);
-            let observed = observed.filter_map(|(round, products)| {
-                let (weight, label, logit) = *round.get(place)?;
-                Some((products[which] * scaled(logit, temperature), weight * label))
-            });
-            calibration_error(observed)
+        let error = |temperature: f64| {
+            let here = some.iter().filter(|nth| at[**nth].place == place);
+            calibration_error(here.map(|nth| {
+                let prob = sigmoid((f64::from(logits[*nth]) / temperature) as f32);
+                (prob, at[*nth].label, at[*nth].weight)
+            }))
         };
-        let grid =
-            (0..=GRID).map(|step| 10.0_f64.powf(f64::from(step) / f64::from(GRID) * 2.0 - 1.0));
-        let best = grid.min_by(|one, other| error(*one, 1).total_cmp(&error(*other, 1)));
+        let best = grid().min_by(|one, other| error(*one).total_cmp(&error(*other)));
         let best = best.unwrap_or(1.0);
-        errors = [errors[0] + error(1.0, 0), errors[1] + error(best, 1)];
-        for (round, products) in rounds.iter().zip(&mut products) {
-            let Some((_, _, logit)) = round.get(place) else { continue };
-            *products = [products[0] * scaled(*logit, 1.0), products[1] * scaled(*logit, best)];
-        }
+        errors = [errors[0] + error(1.0), errors[1] + error(best)];
         chosen.push(best);
     }
     (chosen, errors.map(|sum| sum / num_candidates as f64))
 }
 
-/// Computes the expected calibration error of predictions beside labels, over 15 bins of equal
-/// width.
-fn calibration_error(predicted: impl Iterator<Item = (f64, f64)>) -> f64 {
+/// Computes the expected calibration error of predictions beside labels with weights, over 15 bins
+/// of equal width.
+fn calibration_error(predicted: impl Iterator<Item = (f64, f64, f64)>) -> f64 {
     const NUM_BINS: usize = 15;
     let (mut bins, mut num) = ([[0.0_f64; 2]; NUM_BINS], 0.0_f64);
-    for (prob, label) in predicted {
+    for (prob, label, weight) in predicted {
         let bin = ((prob * NUM_BINS as f64) as usize).min(NUM_BINS - 1);
-        bins[bin] = [bins[bin][0] + prob, bins[bin][1] + label];
-        num += 1.0;
+        bins[bin] = [bins[bin][0] + weight * prob, bins[bin][1] + weight * label];
+        num += weight;
     }
-    bins.iter().map(|[prob, label]| (prob - label).abs()).sum::<f64>() / num.max(1.0)
+    bins.iter().map(|[prob, label]| (prob - label).abs()).sum::<f64>() / num.max(f64::MIN_POSITIVE)
 }
 
 fn sigmoid(logit: f32) -> f64 {
@@ -521,8 +532,8 @@ mod tests {
     use super::*;
     use crate::tests::pair::{VOCAB_SIZE, patterned, random_model};
 
-    fn place(round: usize, place: usize, label: f64) -> At {
-        At { row: 0, round, place, weight: 1.0, label, logit: 0.0 }
+    fn place(place: usize, label: f64) -> At {
+        At { row: 0, place, weight: 1.0, label, logit: 0.0 }
     }
 
     fn logit(prob: f64) -> f64 {
@@ -533,17 +544,17 @@ mod tests {
     fn a_regression_finds_the_weights_that_made_its_labels() {
         let mut draws = SeededDraws::new(5, &["regression"]);
         let (mut values, mut tokens, mut at) = (Vec::new(), Vec::new(), Vec::new());
-        for round in 0..6000 {
+        for _ in 0..6000 {
             let row = [draws.uniform() as f32 * 4.0 + 10.0, draws.uniform() as f32];
             let token = u32::from(draws.uniform() < 0.5);
             let own = 0.8 * (f64::from(row[0]) - 12.0) - 1.0 * f64::from(row[1]) + f64::from(token);
             values.extend(row);
             tokens.push(token);
-            at.push(place(round, 0, 1.0 / (1.0 + (-own).exp())));
+            at.push(place(0, 1.0 / (1.0 + (-own).exp())));
         }
         let inputs = Inputs { width: 2, values: &values, tokens: Some((&tokens, 2)) };
         let some: Vec<usize> = (0..at.len()).collect();
-        let fitted = Logistic::fit(inputs, &at, &some, 1.0);
+        let fitted = Logistic::fit(inputs, &at, &some, (1.0, 2.0));
         let near = |found: f32, expected: f32| {
             assert!((found - expected).abs() < 0.05, "{found}, {expected}")
         };
@@ -554,7 +565,7 @@ mod tests {
         let worst = errors.map(|(found, at)| (sigmoid(found) - at.label).abs()).fold(0.0, f64::max);
         assert!(worst < 0.02, "{worst}");
         // Rejections that count twice halve the odds.
-        let twice = Logistic::fit(inputs, &at, &some, 2.0).logits(inputs);
+        let twice = Logistic::fit(inputs, &at, &some, (2.0, 2.0)).logits(inputs);
         let shift = twice.iter().zip(&at).map(|(found, at)| logit(at.label) - f64::from(*found));
         let shift = shift.sum::<f64>() / at.len() as f64;
         assert!((shift - 2.0_f64.ln()).abs() < 0.03, "{shift}");
@@ -564,10 +575,10 @@ mod tests {
     fn temperatures_undo_a_scale_and_lower_the_error() {
         let mut draws = SeededDraws::new(6, &["temperatures"]);
         let (mut at, mut logits) = (Vec::new(), Vec::new());
-        for round in 0..4000 {
+        for _ in 0..4000 {
             for number in 0..2 {
                 let prob = 0.2 + 0.6 * draws.uniform();
-                at.push(place(round, number, prob));
+                at.push(place(number, prob));
                 logits.push((2.0 * logit(prob)) as f32);
             }
         }

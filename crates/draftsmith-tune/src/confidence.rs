@@ -49,8 +49,8 @@ pub struct ConfidenceOutcome {
     /// How much smaller the head's log-loss is than that of the largest probability. The interval
     /// is over responses.
     pub gain: Estimate,
-    /// The expected calibration error of the prediction that all candidates up to a place are
-    /// accepted, before and after each place's logits are divided by its temperature.
+    /// The expected calibration error, averaged over places, before and after each place's logits
+    /// are divided by its temperature.
     pub calibration_errors: [f64; 2],
     /// What to do on each server.
     pub advice: Vec<String>,
@@ -73,7 +73,7 @@ impl ConfidenceOutcome {
                 self.gain.value, self.gain.low, self.gain.high
             ),
             format!(
-                "Calibration error of whole prefixes: {:.3}, and {:.3} with SGLang's temperatures",
+                "Calibration error by place: {:.3}, and {:.3} with SGLang's temperatures",
                 self.calibration_errors[0], self.calibration_errors[1]
             ),
         ];

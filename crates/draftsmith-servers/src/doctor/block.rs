@@ -144,93 +144,20 @@ fn confidence_as_written(patient: &mut Patient<'_>, files: &Tensors) {
     }
 }
 
+/// A property of a drafter that can be read: whether it holds, its name, its severity, and what was
+/// found, what servers do, and the remedy.
+type Fact = (bool, &'static str, Severity, [&'static str; 3]);
+
 /// Finds what servers do with a drafter that can be read.
 fn as_read(patient: &mut Patient<'_>, files: &Tensors, config: &BlockDrafterConfig) {
-    let has_all_tokens = config.draft_vocabulary.is_none();
     let is_untied = !patient.target.spec.tie_word_embeddings;
-    let has_copies =
-        ["embed_tokens.weight", "lm_head.weight"].map(|name| files.shape(name).is_some());
-    let mut find =
-        |holds: bool, name: &'static str, severity: Severity, texts: [&'static str; 3]| {
-            if holds {
-                let [what, servers, hint] = texts;
-                patient.find(name, severity, what, servers, hint);
-            }
-        };
-    find(
-        has_all_tokens && has_copies[0] && is_untied,
-        "embeddings-for-lm-head",
-        Breaks,
-        [
-            "the file contains `embed_tokens.weight`, and the target's LM head is another matrix",
-            "llama.cpp drops `lm_head.weight` and computes logits with the embeddings, without a word",
-            AS_DSPARK,
-        ],
-    );
-    find(
-        has_all_tokens && has_copies[1] && !has_copies[0],
-        "lm-head-dropped",
-        Note,
-        [
-            "the file contains a copy of the target's `lm_head.weight`",
-            "llama.cpp and SGLang drop it, and vLLM shares the target's if they are equal",
-            "leave it out",
-        ],
-    );
-    find(
-        config.is_anchor_first && config.markov_rank == 0,
-        "anchor-first-dflash",
-        Breaks,
-        [
-            "the anchor's row predicts the next token, and there is no Markov head",
-            "llama.cpp takes it for a DFlash whose anchor predicts nothing, so it drafts every token one place too late; \
-         SGLang refuses it",
-            "run `draftsmith export --for dspark`, which adds a Markov head of zeros",
-        ],
-    );
-    find(
-        config.confidence == ConfidenceHead::Absent,
-        "no-confidence-head",
-        Note,
-        [
-            "it has no confidence head",
-            "llama.cpp stops speculating if `--spec-draft-p-min` is above 0 (a DFlash is cut by its largest probability \
-         instead); vLLM estimates acceptance online; SGLang's ragged modes refuse it",
-            "keep the flag at 0, or run `draftsmith attach-head`",
-        ],
-    );
-    find(
-        config.confidence != ConfidenceHead::Absent,
-        "head-never-built",
-        Note,
-        [
-            "it has a confidence head",
-            "SGLang builds it only with `SGLANG_RAGGED_VERIFY_MODE=compact` or `cap-accept`; llama.cpp cuts by it only \
-         with `--spec-draft-p-min` above 0",
-            "set these if the head should be used",
-        ],
-    );
-    find(
-        !has_all_tokens,
-        "draft-vocabulary",
-        Hurts,
-        [
-            "it drafts a part of the vocabulary",
-            "SGLang ignores `d2t` and drafts other tokens",
-            "do not serve it with SGLang, or train it for all tokens",
-        ],
-    );
-    find(
-        !config.is_causal,
-        "bidirectional",
-        Note,
-        [
-            "its rows read the whole block",
-            "with fewer candidates than the block has, servers run a shorter block, whose candidates are not the first \
-         ones of the whole",
-            "serve it with all its candidates, or expect other acceptance than recorded here",
-        ],
-    );
+    for (holds, name, severity, [what, servers, hint]) in
+        of_tensors(files, config, is_untied).into_iter().chain(of_heads(config))
+    {
+        if holds {
+            patient.find(name, severity, what, servers, hint);
+        }
+    }
     if config.model.shape.context < patient.target.shape.context {
         let what = format!(
             "`max_position_embeddings` is {}, and the target reads {} tokens",
@@ -239,4 +166,92 @@ fn as_read(patient: &mut Patient<'_>, files: &Tensors, config: &BlockDrafterConf
         let (servers, hint) = super::SHORT_CONTEXT;
         patient.find("short-context", Hurts, what, servers, hint);
     }
+}
+
+fn of_tensors(files: &Tensors, config: &BlockDrafterConfig, is_untied: bool) -> [Fact; 3] {
+    let has_all_tokens = config.draft_vocabulary.is_none();
+    let has = |name: &str| has_all_tokens && files.shape(name).is_some();
+    let (embeddings, lm_head) = (has("embed_tokens.weight"), has("lm_head.weight"));
+    [
+        (
+            embeddings && is_untied,
+            "embeddings-for-lm-head",
+            Breaks,
+            [
+                "the file contains `embed_tokens.weight`, and the target's LM head is another matrix",
+                "llama.cpp drops `lm_head.weight` and computes logits with the embeddings, without a word",
+                AS_DSPARK,
+            ],
+        ),
+        (
+            lm_head && !embeddings,
+            "lm-head-dropped",
+            Note,
+            [
+                "the file contains a copy of the target's `lm_head.weight`",
+                "llama.cpp and SGLang drop it, and vLLM shares the target's if they are equal",
+                "leave it out",
+            ],
+        ),
+        (
+            !has_all_tokens,
+            "draft-vocabulary",
+            Hurts,
+            [
+                "it drafts a part of the vocabulary",
+                "SGLang ignores `d2t` and drafts other tokens",
+                "do not serve it with SGLang, or train it for all tokens",
+            ],
+        ),
+    ]
+}
+
+fn of_heads(config: &BlockDrafterConfig) -> [Fact; 4] {
+    let has_head = config.confidence != ConfidenceHead::Absent;
+    [
+        (
+            config.is_anchor_first && config.markov_rank == 0,
+            "anchor-first-dflash",
+            Breaks,
+            [
+                "the anchor's row predicts the next token, and there is no Markov head",
+                "llama.cpp takes it for a DFlash whose anchor predicts nothing, so it drafts every token one place too late; \
+             SGLang refuses it",
+                "run `draftsmith export --for dspark`, which adds a Markov head of zeros",
+            ],
+        ),
+        (
+            !has_head,
+            "no-confidence-head",
+            Note,
+            [
+                "it has no confidence head",
+                "llama.cpp stops speculating if `--spec-draft-p-min` is above 0 (a DFlash is cut by its largest probability \
+             instead); vLLM estimates acceptance online; SGLang's ragged modes refuse it",
+                "keep the flag at 0, or run `draftsmith attach-head`",
+            ],
+        ),
+        (
+            has_head,
+            "head-never-built",
+            Note,
+            [
+                "it has a confidence head",
+                "SGLang builds it only with `SGLANG_RAGGED_VERIFY_MODE=compact` or `cap-accept`; llama.cpp cuts by it only \
+             with `--spec-draft-p-min` above 0",
+                "set these if the head should be used",
+            ],
+        ),
+        (
+            !config.is_causal,
+            "bidirectional",
+            Note,
+            [
+                "its rows read the whole block",
+                "with fewer candidates than the block has, servers run a shorter block, whose candidates are not the first \
+             ones of the whole",
+                "serve it with all its candidates, or expect other acceptance than recorded here",
+            ],
+        ),
+    ]
 }

@@ -135,7 +135,8 @@ def main() -> int:
                     with serving(source, place, options):
                         wrong, text = compare(counts, length, threshold, slots)
                     failed += wrong
-                    print(f"{Path(export).name}, K = {length}, p = {threshold:g}, {slots} slot{'s' * (slots > 1)}: {text}", flush=True)
+                    what = f"{Path(export).name}, K = {length}, p = {threshold:g}, {slots} slot{'s' * (slots > 1)}"
+                    print(f"{what}: {text}", flush=True)
     return 1 if failed or not again else 0
 
 
