@@ -240,6 +240,13 @@ fn a_confidence_head_is_attached_to_a_drafter_of_others() {
     let (plain, every) = (rounds("head", "fixed=3").0, rounds("head", "confidence-head=1"));
     assert_eq!(plain, every.0);
     assert!(every.1.iter().all(|[num_drafted, _]| *num_drafted == 0), "nothing is certain");
+    let limited =
+        ["generate", "--target", &target, "--drafter", "head", "--rule", "confidence-head=0"];
+    let limited =
+        [&limited[..], &["--max-candidate-length", "2", "--json", "--prompt", "1 + 1?"]].concat();
+    let rounds = place.run(&limited).json()["rounds"].clone();
+    let drafted = rounds.as_array().unwrap().iter().map(|round| round["num_drafted"].as_u64());
+    assert_eq!(drafted.max().flatten(), Some(2));
     train("head", &[]).fails_naming(&["already exists"]);
     train("kept", &["--keep-markov-head", "--drafter", "it"]).ok();
     assert_eq!(place.json("kept/config.json")["markov_rank"], 4);

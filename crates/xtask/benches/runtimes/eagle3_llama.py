@@ -11,6 +11,7 @@ K candidates a round. The exit code is 1 otherwise.
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,7 +26,9 @@ from eagle3_reference import Drafter
 from transformers import AutoModelForCausalLM
 from transformers_rounds import ours, prompts_of
 
-PORT = 18141
+# A free port, so that no run asks another's server.
+with socket.create_server(("127.0.0.1", 0)) as taken:
+    PORT = taken.getsockname()[1]
 # A pre-tokenizer that the converter knows, in place of one that it does not: the server reads ids only.
 CONVERT = """
 import sys, runpy

@@ -109,7 +109,7 @@ pub(super) fn asked_for(
         );
     }
     let rule = config.init().context("flag `--rule`")?;
-    if arguments.max_candidate_length.is_some() && rule.bounds() != bounds {
+    if arguments.max_candidate_length.is_some() && rule.bounds().max != bounds.max {
         bail!("flag `--max-candidate-length` does not apply to the rule `{name}`: leave it out");
     }
     Ok(Some(ChosenRule { config, lookup_first: None, chosen_by: RuleSource::Flag }))
