@@ -26,7 +26,7 @@ use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use draftsmith_theory::{
-    AcceptanceModel, AcceptanceSignal, Bounds, CandidateProbThresholdConfig,
+    AcceptanceModel, AcceptanceSignal, Bounds, CandidateProbThresholdConfig, ConfidenceHeadConfig,
     ConfidenceThresholdConfig, CostOptimalConfig, Decoding, EntropyThresholdConfig,
     FixedLengthConfig, HeadTiming, HeuristicConfig, JointConfidenceConfig, OnlineAcceptanceConfig,
     Oracle, RejectionThresholdConfig, Sampling, SeededDraws, StepFunction, StopRule,
@@ -229,7 +229,6 @@ fn rules(depth: usize) -> Vec<StopRuleConfig> {
             StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
                 confidence_threshold,
                 before_draw,
-                by_head: false,
                 bounds: Bounds { min: usize::from(!before_draw), ..bounds },
             })
         }));
@@ -278,13 +277,9 @@ fn rules_with(head: HeadTiming, depth: usize) -> Vec<StopRuleConfig> {
     let mut rules = rules(depth);
     rules.retain(|config| head == HEADS[0] || config.needs().acceptance_prob);
     if head == HeadTiming::BeforeDraw {
-        rules.extend([0.3, 0.6].map(|confidence_threshold| {
-            StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
-                confidence_threshold,
-                before_draw: true,
-                by_head: true,
-                bounds: Bounds { min: 0, max: depth },
-            })
+        let bounds = Bounds { min: 0, max: depth };
+        rules.extend([0.3, 0.6].map(|acceptance_threshold| {
+            ConfidenceHeadConfig { acceptance_threshold, bounds }.into()
         }));
     }
     rules

@@ -49,6 +49,7 @@ use packed_block::PackedBlock;
 
 pub use confidence::ConfidenceWeights;
 pub use config::{BlockDrafterConfig, ConfidenceHead};
+pub use files::plain_keys;
 
 /// The beginning of a block.
 #[derive(Debug, Clone, Copy)]

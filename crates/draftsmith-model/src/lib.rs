@@ -57,7 +57,7 @@ pub use adapter::{
     Adapter, AdapterArchitecture, AdapterConfig, KANGAROO_ROPE_THETA, VOCABULARY_COVERAGE,
 };
 pub use block_drafter::{
-    BlockDrafter, BlockDrafterConfig, BlockStart, ConfidenceHead, ConfidenceWeights,
+    BlockDrafter, BlockDrafterConfig, BlockStart, ConfidenceHead, ConfidenceWeights, plain_keys,
 };
 pub use buckets::Lengths;
 pub use causal_lm::CausalLm;

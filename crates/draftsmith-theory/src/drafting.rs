@@ -4,7 +4,8 @@
 use serde::{Deserialize, Serialize};
 
 use crate::{
-    Bounds, ConfidenceThresholdConfig, FixedLengthConfig, HeadTiming, NgramSimple, StopRuleConfig,
+    Bounds, ConfidenceHeadConfig, ConfidenceThresholdConfig, FixedLengthConfig, HeadTiming,
+    NgramSimple, StopRuleConfig,
 };
 
 /// A setting for how a server drafts.
@@ -35,18 +36,20 @@ impl Drafting {
         Some(NgramSimple { num_matched: self.num_matched?, most: self.num_candidates })
     }
 
-    /// Returns the stop rule of a drafter whose acceptance head predicts at `head`.
+    /// Returns the stop rule of a drafter. `head` is the time at which its acceptance head predicts,
+    /// or `None` without a head.
     pub fn rule(&self, head: Option<HeadTiming>) -> StopRuleConfig {
-        let candidate_length = self.num_candidates;
-        if self.least_prob > 0.0 {
-            StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
-                confidence_threshold: self.least_prob,
-                before_draw: true,
-                by_head: head == Some(HeadTiming::BeforeDraw),
-                bounds: Bounds { min: 0, max: candidate_length },
-            })
-        } else {
-            FixedLengthConfig { candidate_length }.into()
+        let (candidate_length, least) = (self.num_candidates, self.least_prob);
+        let bounds = Bounds { min: 0, max: candidate_length };
+        match (least > 0.0, head) {
+            (false, _) => FixedLengthConfig { candidate_length }.into(),
+            (true, Some(HeadTiming::BeforeDraw)) => {
+                ConfidenceHeadConfig { acceptance_threshold: least, bounds }.into()
+            }
+            (true, _) => {
+                let confidence_threshold = least;
+                ConfidenceThresholdConfig { confidence_threshold, before_draw: true, bounds }.into()
+            }
         }
     }
 

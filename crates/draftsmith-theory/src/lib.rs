@@ -114,12 +114,12 @@ pub use round_costs::RoundCosts;
 pub use sampling::Sampling;
 pub use server_costs::{DraftedBy, RoundTable, ServerCell, ServerCosts, Work};
 pub use stop_rule::{
-    AcceptanceModel, AcceptanceSignal, Bounds, CandidateProbThresholdConfig,
+    AcceptanceModel, AcceptanceSignal, Bounds, CandidateProbThresholdConfig, ConfidenceHeadConfig,
     ConfidenceThresholdConfig, CostOptimalConfig, DraftSignals, EntropyThresholdConfig,
     FixedLengthConfig, Grid, HeadEstimate, HeadTiming, HeuristicConfig, JointConfidenceConfig,
     NamedRule, OnlineAcceptanceConfig, Oracle, RejectionThresholdConfig, RoundEnd, RuleFamily,
     RuleOption, RuleSettings, SettingKind, SignalNeeds, SoftmaxSummary, StepFunction, StopRule,
-    StopRuleConfig, StopRuleEntry, StopRuleName, Sweep, setting_text, stop_rules,
+    StopRuleConfig, StopRuleEntry, StopRuleName, Sweep, confidence_logit, setting_text, stop_rules,
 };
 pub use top_probs::TopProbs;
 pub use trace::{Counts, Round, Trace};

@@ -9,6 +9,7 @@
 //! |---|---|
 //! | [`FixedLengthConfig`], [`HeuristicConfig`] | nothing; the heuristic reads the outcome of the last round |
 //! | [`RejectionThresholdConfig`] (SpecDec++), with the paper's lag of one candidate or without | an acceptance head |
+//! | [`ConfidenceHeadConfig`] (llama.cpp) | an acceptance head, before the draw |
 //! | [`ConfidenceThresholdConfig`] (Kangaroo), [`JointConfidenceConfig`], [`OnlineAcceptanceConfig`] (vLLM) | the draft's largest probability |
 //! | [`CandidateProbThresholdConfig`] (transformers) | the candidate's own probability |
 //! | [`EntropyThresholdConfig`] (SVIP) | the draft's entropy |
@@ -24,6 +25,7 @@
 //! the settings, the rule, and its table entries with names and recipe keys.
 
 mod candidate_prob_threshold;
+mod confidence_head;
 mod confidence_threshold;
 mod cost_optimal;
 mod entropy_threshold;
@@ -44,6 +46,7 @@ use self::entry::RuleConfig;
 use crate::TheoryError;
 
 pub use candidate_prob_threshold::CandidateProbThresholdConfig;
+pub use confidence_head::ConfidenceHeadConfig;
 pub use confidence_threshold::ConfidenceThresholdConfig;
 pub use cost_optimal::{CostOptimalConfig, StepFunction};
 pub use entropy_threshold::EntropyThresholdConfig;
@@ -52,7 +55,7 @@ pub use fixed_length::FixedLengthConfig;
 pub use heuristic::HeuristicConfig;
 pub use joint_confidence::JointConfidenceConfig;
 pub use named_rule::NamedRule;
-pub use online_acceptance::{AcceptanceModel, OnlineAcceptanceConfig};
+pub use online_acceptance::{AcceptanceModel, OnlineAcceptanceConfig, confidence_logit};
 pub use oracle::Oracle;
 pub use rejection_threshold::RejectionThresholdConfig;
 pub use rule::{Bounds, RoundEnd, StopRule};
@@ -122,7 +125,8 @@ stop_rules! {
     FixedLength(FixedLengthConfig): FixedLength;
     Heuristic(HeuristicConfig): Heuristic;
     RejectionThreshold(RejectionThresholdConfig): RejectionThreshold, RejectionThresholdWithoutLag;
-    ConfidenceThreshold(ConfidenceThresholdConfig): ConfidenceThreshold, ConfidenceHead;
+    ConfidenceThreshold(ConfidenceThresholdConfig): ConfidenceThreshold;
+    ConfidenceHead(ConfidenceHeadConfig): ConfidenceHead;
     CandidateProbThreshold(CandidateProbThresholdConfig): CandidateProbThreshold;
     JointConfidence(JointConfidenceConfig): JointConfidence;
     OnlineAcceptance(OnlineAcceptanceConfig): OnlineAcceptance;

@@ -4,8 +4,8 @@
 //! if the candidates before it are the response's tokens; then its head reads what it reads in
 //! serving. Its label is the chance that its candidate is accepted: whether it is the response's
 //! token if decoding is greedy, and otherwise 1 − TV(p, q) = Σ min(p, q). A place's weight is the
-//! chance that it is reached, Π min(1, p(x)/q(x)) over the response's tokens x before it, turned
-//! round as Π min(1, q(x)/p(x)) because the target drew these tokens.
+//! product of min(1, q(x)/p(x)) over the response's tokens x before it in the block. The target drew
+//! these tokens, so with these weights places occur as often as serving reaches them.
 //!
 //! The head is a logistic regression on the candidate's row and the Markov vector of the token
 //! before it, plus a number for each such token (DSpark's form, in which the number is one more
@@ -13,10 +13,10 @@
 //! of a head: the place in the block, and the logit of the largest probability with an intercept for
 //! each place (vLLM's online estimator).
 
-use burn::tensor::{Tensor, TensorData};
+use burn::tensor::{Device, Tensor, TensorData};
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{BlockDrafter, BlockStart, CausalLm, ConfidenceWeights, Rows};
-use draftsmith_theory::{SoftmaxSummary, TokenChoice, argmax};
+use draftsmith_theory::{SoftmaxSummary, TokenChoice, argmax, confidence_logit};
 
 use crate::data::split::in_part;
 use crate::error::TrainError;
@@ -25,8 +25,6 @@ use crate::error::TrainError;
 const LEAST_WEIGHT: f64 = 1e-3;
 /// The memory for what heads read, in numbers.
 const MOST_NUMBERS: usize = 1 << 28;
-/// The bound to which logits of probabilities are clamped, as in vLLM.
-const MOST_LOGIT: f64 = 40.0;
 /// The steps of a fit, and Adam's rate and decays.
 const NUM_STEPS: usize = 400;
 const RATE: f64 = 0.03;
@@ -202,15 +200,16 @@ struct CalibratedHead {
 }
 
 impl CalibratedHead {
-    /// Fits a head for each ridge penalty to the first places and calibrates it on the second.
-    /// Returns the one with the smallest loss there.
+    /// Fits one head for each ridge penalty on the first places, and calibrates it on the second.
+    /// Returns the head with the smallest loss there.
     fn best(inputs: Inputs<'_>, at: &[At], some: [&[usize]; 2], rejection_weight: f64) -> Self {
         let [train, calibrate] = some;
+        let train = Standardised::new(inputs, at, train);
         let heads = RIDGES.into_iter().map(|ridge| {
-            let head = Logistic::fit(inputs, at, train, (rejection_weight, ridge));
+            let head = train.fit(rejection_weight, ridge);
             let logits = head.logits(inputs);
-            let calibration =
-                Logistic::fit(Inputs::one(&logits), at, calibrate, (rejection_weight, RIDGES[0]));
+            let calibration = Standardised::new(Inputs::one(&logits), at, calibrate);
+            let calibration = calibration.fit(rejection_weight, RIDGES[0]);
             let (slope, shift) = (calibration.weights[0], calibration.bias);
             let logits: Vec<f32> = logits.iter().map(|logit| slope * logit + shift).collect();
             let loss = |nth: &usize| {
@@ -235,7 +234,7 @@ fn free_logits(at: &[At], train: &[usize], num_candidates: usize, with_logit: bo
     });
     let values: Vec<f32> = values.collect();
     let inputs = Inputs { width: num_candidates + 1, values: &values, tokens: None };
-    Logistic::fit(inputs, at, train, (1.0, RIDGES[0])).logits(inputs)
+    Standardised::new(inputs, at, train).fit(1.0, RIDGES[0]).logits(inputs)
 }
 
 /// Collects the held-out places by response, with each prediction.
@@ -315,7 +314,7 @@ impl FrozenBlock<'_> {
                     places.inputs.extend_from_slice(&part[place * width..(place + 1) * width]);
                 }
                 places.tokens.push(before[place]);
-                let logit = (largest / (1.0 - largest)).ln().clamp(-MOST_LOGIT, MOST_LOGIT);
+                let logit = confidence_logit(largest);
                 places.at.push(At { row: nth, place, weight, label, logit });
                 weight *= if kept.is_nan() { 0.0 } else { kept };
             }
@@ -369,6 +368,19 @@ impl<'a> Inputs<'a> {
     }
 }
 
+/// The inputs of some places, with numbers of mean 0 and variance 1.
+struct Standardised {
+    /// `[places, width]`
+    x: Tensor<2>,
+    /// The mean of each number, and the factor that it was multiplied by.
+    scales: Vec<[f32; 2]>,
+    /// The token of each place; empty if tokens are not read.
+    ids: Vec<usize>,
+    vocab_size: usize,
+    /// The weight and label of each place.
+    labels: Vec<(f64, f64)>,
+}
+
 /// A logistic regression on numbers and on a token.
 struct Logistic {
     weights: Vec<f32>,
@@ -376,11 +388,8 @@ struct Logistic {
     bias: f32,
 }
 
-impl Logistic {
-    /// Fits the regression to some places with Adam, all places at each step. Numbers are
-    /// standardised first. `loss` has the weight of rejections and the ridge penalty.
-    fn fit(inputs: Inputs<'_>, at: &[At], some: &[usize], loss: (f64, f64)) -> Self {
-        let (rejection_weight, penalty) = loss;
+impl Standardised {
+    fn new(inputs: Inputs<'_>, at: &[At], some: &[usize]) -> Self {
         let Inputs { width, values, tokens } = inputs;
         let num = some.len() as f64;
         let row = |at: usize| &values[at * width..(at + 1) * width];
@@ -391,78 +400,94 @@ impl Logistic {
                 *moment = [moment[0] + value, moment[1] + value * value];
             }
         }
-        let scales: Vec<[f32; 2]> = moments
-            .iter()
-            .map(|[sum, squares]| {
-                let mean = sum / num;
-                let spread = (squares / num - mean * mean).max(0.0).sqrt();
-                [mean as f32, if spread > 1e-6 { (1.0 / spread) as f32 } else { 0.0 }]
-            })
-            .collect();
+        let scale = |[sum, squares]: [f64; 2]| {
+            let mean = sum / num;
+            let spread = (squares / num - mean * mean).max(0.0).sqrt();
+            [mean as f32, if spread > 1e-6 { (1.0 / spread) as f32 } else { 0.0 }]
+        };
+        let scales: Vec<[f32; 2]> = moments.into_iter().map(scale).collect();
         let standard = some.iter().flat_map(|at| {
             row(*at).iter().zip(&scales).map(|(value, [mean, scale])| (value - mean) * scale)
         });
-        let device = Default::default();
-        let data = TensorData::new(standard.collect::<Vec<f32>>(), [some.len(), width]);
-        let x = Tensor::<2>::from_data(data, &device);
-        let ids: Vec<usize> = tokens
-            .map_or_else(Vec::new, |(all, _)| some.iter().map(|at| all[*at] as usize).collect());
-        let vocab_size = tokens.map_or(0, |(_, size)| size);
+        let x = matrix(standard.collect(), [some.len(), width]);
+        let ids = tokens.iter().flat_map(|(all, _)| some.iter().map(|at| all[*at] as usize));
+        let labels = some.iter().map(|nth| (at[*nth].weight, at[*nth].label)).collect();
+        Self {
+            x,
+            ids: ids.collect(),
+            vocab_size: tokens.map_or(0, |(_, size)| size),
+            labels,
+            scales,
+        }
+    }
+
+    /// Fits a regression with Adam, all places at each step.
+    fn fit(&self, rejection_weight: f64, penalty: f64) -> Logistic {
+        let (width, vocab_size) = (self.scales.len(), self.vocab_size);
         // The weights, the numbers of tokens and the bias, one after the other.
-        let mut fitted = vec![0.0_f64; width + vocab_size + 1];
+        let at_bias = width + vocab_size;
+        let mut fitted = vec![0.0_f64; at_bias + 1];
         let mut averages = vec![[0.0_f64; 2]; fitted.len()];
-        let total: f64 = some.iter().map(|place| at[*place].weight).sum();
+        let total: f64 = self.labels.iter().map(|(weight, _)| weight).sum();
+        let [first, second] = DECAYS;
         for step in 1..=NUM_STEPS {
-            let bias = fitted[width + vocab_size];
-            let weights: Vec<f32> = fitted[..width].iter().map(|it| *it as f32).collect();
-            let weights = Tensor::<2>::from_data(TensorData::new(weights, [width, 1]), &device);
-            let logits = x.clone().matmul(weights).into_data();
-            let logits: Vec<f32> = logits.convert::<f32>().try_into_vec().expect("numbers in f32");
-            let mut gradient = vec![0.0_f64; fitted.len()];
-            let mut errors = Vec::with_capacity(some.len());
-            for (nth, (logit, place)) in logits.iter().zip(some).enumerate() {
-                let of_token = ids.get(nth).map_or(0.0, |id| fitted[width + id]);
-                let prob = sigmoid((f64::from(*logit) + of_token + bias) as f32);
-                let At { weight, label, .. } = at[*place];
-                // The derivative of −w·(y ln p + r(1 − y) ln(1 − p)) by the logit.
-                let error = (rejection_weight * (1.0 - label) * prob - label * (1.0 - prob))
-                    * weight
-                    / total;
-                errors.push(error as f32);
-                gradient[width + vocab_size] += error;
-                if let Some(id) = ids.get(nth) {
-                    gradient[width + id] += error;
-                }
-            }
-            let errors = Tensor::<2>::from_data(TensorData::new(errors, [1, some.len()]), &device);
-            let of_weights = errors.matmul(x.clone()).into_data();
-            let of_weights: Vec<f32> =
-                of_weights.convert::<f32>().try_into_vec().expect("numbers in f32");
-            gradient.iter_mut().zip(of_weights).for_each(|(sum, own)| *sum += f64::from(own));
+            let gradient = self.gradient(&fitted, rejection_weight, total);
             let rate = RATE * (1.0 - (step - 1) as f64 / NUM_STEPS as f64);
-            let is_penalised = width + vocab_size;
+            let unbiased = |average: f64, decay: f64| average / (1.0 - decay.powi(step as i32));
             for (nth, (own, averages)) in fitted.iter_mut().zip(&mut averages).enumerate() {
-                let ridge = if nth < is_penalised { penalty * *own / total } else { 0.0 };
+                let ridge = if nth < at_bias { penalty * *own / total } else { 0.0 };
                 let slope = gradient[nth] + ridge;
-                let [first, second] = DECAYS;
                 averages[0] = first * averages[0] + (1.0 - first) * slope;
                 averages[1] = second * averages[1] + (1.0 - second) * slope * slope;
-                let unbiased = |average: f64, decay: f64| average / (1.0 - decay.powi(step as i32));
                 *own -= rate * unbiased(averages[0], first)
                     / (unbiased(averages[1], second).sqrt() + 1e-10);
             }
         }
-        let mut bias = fitted[width + vocab_size];
-        let weights = fitted[..width].iter().zip(&scales).map(|(weight, [mean, scale])| {
+        let mut bias = fitted[at_bias];
+        let weights = fitted[..width].iter().zip(&self.scales).map(|(weight, [mean, scale])| {
             let weight = weight * f64::from(*scale);
             bias -= weight * f64::from(*mean);
             weight as f32
         });
         let weights = weights.collect();
-        let of_token = fitted[width..width + vocab_size].iter().map(|it| *it as f32).collect();
-        Self { weights, of_token, bias: bias as f32 }
+        let of_token = fitted[width..at_bias].iter().map(|it| *it as f32).collect();
+        Logistic { weights, of_token, bias: bias as f32 }
     }
 
+    /// Computes the gradient of the mean weighted loss −y ln p − r(1 − y) ln(1 − p).
+    fn gradient(&self, fitted: &[f64], rejection_weight: f64, total: f64) -> Vec<f64> {
+        let (width, num) = (self.scales.len(), self.labels.len());
+        let (at_bias, weights) = (fitted.len() - 1, fitted[..width].iter().map(|it| *it as f32));
+        let logits = numbers(self.x.clone().matmul(matrix(weights.collect(), [width, 1])));
+        let mut gradient = vec![0.0_f64; fitted.len()];
+        let mut errors = Vec::with_capacity(num);
+        for (nth, (logit, (weight, label))) in logits.iter().zip(&self.labels).enumerate() {
+            let id = self.ids.get(nth).map(|id| width + id);
+            let of_token = id.map_or(0.0, |id| fitted[id]);
+            let prob = sigmoid((f64::from(*logit) + of_token + fitted[at_bias]) as f32);
+            let slope = rejection_weight * (1.0 - label) * prob - label * (1.0 - prob);
+            let error = slope * weight / total;
+            errors.push(error as f32);
+            gradient[at_bias] += error;
+            if let Some(id) = id {
+                gradient[id] += error;
+            }
+        }
+        let of_weights = numbers(matrix(errors, [1, num]).matmul(self.x.clone()));
+        gradient.iter_mut().zip(of_weights).for_each(|(sum, own)| *sum += f64::from(own));
+        gradient
+    }
+}
+
+fn matrix(values: Vec<f32>, shape: [usize; 2]) -> Tensor<2> {
+    Tensor::from_data(TensorData::new(values, shape), &Device::default())
+}
+
+fn numbers(matrix: Tensor<2>) -> Vec<f32> {
+    matrix.into_data().convert::<f32>().try_into_vec().expect("numbers in f32")
+}
+
+impl Logistic {
     /// Computes the logits of all places.
     fn logits(&self, inputs: Inputs<'_>) -> Vec<f32> {
         let rows = inputs.values.chunks_exact(inputs.width).enumerate();
@@ -554,7 +579,8 @@ mod tests {
         }
         let inputs = Inputs { width: 2, values: &values, tokens: Some((&tokens, 2)) };
         let some: Vec<usize> = (0..at.len()).collect();
-        let fitted = Logistic::fit(inputs, &at, &some, (1.0, 2.0));
+        let data = Standardised::new(inputs, &at, &some);
+        let fitted = data.fit(1.0, 2.0);
         let near = |found: f32, expected: f32| {
             assert!((found - expected).abs() < 0.05, "{found}, {expected}")
         };
@@ -565,7 +591,7 @@ mod tests {
         let worst = errors.map(|(found, at)| (sigmoid(found) - at.label).abs()).fold(0.0, f64::max);
         assert!(worst < 0.02, "{worst}");
         // Rejections that count twice halve the odds.
-        let twice = Logistic::fit(inputs, &at, &some, (2.0, 2.0)).logits(inputs);
+        let twice = data.fit(2.0, 2.0).logits(inputs);
         let shift = twice.iter().zip(&at).map(|(found, at)| logit(at.label) - f64::from(*found));
         let shift = shift.sum::<f64>() / at.len() as f64;
         assert!((shift - 2.0_f64.ln()).abs() < 0.03, "{shift}");
@@ -629,31 +655,11 @@ mod tests {
             assert_eq!(trained.temperatures.len(), 3);
             assert_eq!(trained.weights.of_token.as_ref().map(Vec::len), Some(VOCAB_SIZE as usize));
         }
-        assert!(
-            train_confidence(
-                frozen,
-                &rows,
-                ConfidenceTraining {
-                    choice: TokenChoice::Greedy,
-                    rejection_weight: 1.0,
-                    reads_token: true
-                },
-                || true
-            )
-            .expect("no error")
-            .is_none()
-        );
-        let few = train_confidence(
-            frozen,
-            &rows[..1],
-            ConfidenceTraining {
-                choice: TokenChoice::Greedy,
-                rejection_weight: 1.0,
-                reads_token: true,
-            },
-            || false,
-        )
-        .expect_err("one row");
+        let choice = TokenChoice::Greedy;
+        let training = ConfidenceTraining { choice, rejection_weight: 1.0, reads_token: true };
+        let stopped = train_confidence(frozen, &rows, training, || true).expect("no error");
+        assert!(stopped.is_none());
+        let few = train_confidence(frozen, &rows[..1], training, || false).expect_err("one row");
         assert!(few.to_string().contains("build more data"), "{few}");
     }
 }

@@ -5,21 +5,22 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::write_whole;
-use draftsmith_model::{BlockDrafter, BlockDrafterConfig};
+use draftsmith_model::BlockDrafterConfig;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::built_data;
-use draftsmith_recipe::kinds::block::BlockKind;
+use draftsmith_recipe::kinds::block::{BlockKind, read_network};
 use draftsmith_recipe::kinds::loaded::check_known;
 use draftsmith_recipe::out_dir::OutDir;
 use draftsmith_recipe::watch::{Interrupted, Watch};
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_report::shown_interval;
 use draftsmith_theory::{DrafterId, Estimate};
 use draftsmith_train::{
     ConfidenceTraining, FrozenBlock, JudgedPlace, TrainedConfidence, train_confidence,
 };
 use serde::Serialize;
 use serde_json::{Value, json};
+
+use crate::over_online::mean_losses;
 
 /// The file with the temperatures of each place, in the form that SGLang reads.
 pub const TEMPERATURES: &str = "temperatures.json";
@@ -123,10 +124,8 @@ pub fn train_confidence_head(
     let dir = OutDir::begin(out)?;
     let models = &workspace.models;
     let data = built_data(recipe, workspace, models.target_shape()?.vocab_size)?;
-    let source = recipe.export_dir(id);
-    let (config, drafter) =
-        BlockDrafter::from_dir(&source, models.target_shape()?, models.dtype, models.device())
-            .with_context(|| format!("cannot read the drafter `{id}`"))?;
+    let (config, drafter) = read_network(&recipe.loading(id, workspace))
+        .with_context(|| format!("cannot read the drafter `{id}`"))?;
     watch.note(format!("attach-head: the rounds of `{id}` along {} responses", data.rows.len()));
     let frozen = FrozenBlock {
         target: models.target_in(models.dtype)?,
@@ -142,7 +141,7 @@ pub fn train_confidence_head(
     let trained = trained.ok_or(Interrupted)?;
     let (drafter, with_head) = drafter.with_confidence(&config, &trained.weights);
     let (drafter, mut with_head) = drafter.as_dspark(&with_head);
-    let mut outcome = judged(&trained, &config, out, recipe.seed);
+    let mut outcome = judged(&trained, out, recipe.seed);
     with_head.training.insert(
         "confidence_head".to_owned(),
         json!({
@@ -163,33 +162,20 @@ pub fn train_confidence_head(
 }
 
 /// Compares the head with its rivals on the held-out places.
-fn judged(
-    trained: &TrainedConfidence,
-    config: &BlockDrafterConfig,
-    out: &Path,
-    seed: u64,
-) -> ConfidenceOutcome {
-    debug_assert!(config.num_candidates() > 0);
+fn judged(trained: &TrainedConfidence, out: &Path, seed: u64) -> ConfidenceOutcome {
     let sums = |places: &Vec<JudgedPlace>| {
-        let loss =
-            |which: usize| places.iter().map(|it| it.weight * it.log_loss(which)).sum::<f64>();
-        let weight = places.iter().map(|it| it.weight).sum::<f64>();
-        ([0, 1, 2].map(loss), weight)
+        let sum =
+            |of: &dyn Fn(&JudgedPlace) -> f64| places.iter().map(|it| it.weight * of(it)).sum();
+        ([0, 1, 2].map(|which| sum(&|it| it.log_loss(which))), sum(&|_| 1.0))
     };
     let sums: Vec<([f64; 3], f64)> = trained.held_out.iter().map(sums).collect();
-    let mean = |which: usize, some: &[usize]| {
-        let (loss, weight) = some.iter().fold((0.0, 0.0), |(loss, weight), at| {
-            (loss + sums[*at].0[which], weight + sums[*at].1)
-        });
-        loss / weight
-    };
-    let all: Vec<usize> = (0..sums.len()).collect();
+    let (log_losses, gain) = mean_losses(&sums, seed);
     ConfidenceOutcome {
         dir: out.to_path_buf(),
         num_places: trained.num_places,
         num_held_out: [sums.len(), trained.held_out.iter().map(Vec::len).sum()],
-        log_losses: [0, 1, 2].map(|which| mean(which, &all)),
-        gain: shown_interval(all.len(), seed, |some| mean(1, some) - mean(0, some)),
+        log_losses,
+        gain,
         calibration_errors: trained.calibration_errors,
         advice: Vec::new(),
     }

@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use draftsmith_data::{DataSet, ResponseRow};
 use draftsmith_model::{AcceptanceHead, DrafterModel};
 use draftsmith_report::{LogLosses, shown_interval};
-use draftsmith_theory::{AcceptanceModel, DrafterId, HeadTiming, Recordings};
+use draftsmith_theory::{AcceptanceModel, DrafterId, Estimate, HeadTiming, Recordings};
 use draftsmith_train::{HeadTraining, is_held_out, predictions_along};
 
 use crate::rollouts::TrainingRollouts;
@@ -23,31 +23,35 @@ const MOST_RESPONSES: usize = 256;
 /// averaged over the judged candidates of rounds of the recorded length. The estimator begins each
 /// response with the coefficients in `start`.
 pub(crate) fn log_losses(recordings: &Recordings, start: &AcceptanceModel, seed: u64) -> LogLosses {
-    // The sums for each response: the head's loss, the estimator's loss and the number of
-    // candidates.
     let sums = recordings.round_predictions(start).into_iter().map(|predictions| {
-        let mut sums = [0.0; 3];
+        let (mut sums, mut num) = ([0.0; 2], 0.0);
         for it in predictions {
             let Some(head) = it.head_prob else { continue };
             for (sum, prob) in sums.iter_mut().zip([head, it.online_prob]) {
                 let prob = if it.is_accepted { prob } else { 1.0 - prob };
                 *sum -= prob.max(LEAST_PROB).ln();
             }
-            sums[2] += 1.0;
+            num += 1.0;
         }
-        sums
+        (sums, num)
     });
-    let sums: Vec<[f64; 3]> = sums.collect();
+    let ([head, online], gain) = mean_losses(&sums.collect::<Vec<_>>(), seed);
+    LogLosses { head, online, gain }
+}
+
+/// Computes mean losses from each response's sums of losses and of weights, and by how much the first
+/// mean is smaller than the second, with an interval over responses.
+pub(crate) fn mean_losses<const N: usize>(
+    sums: &[([f64; N], f64)],
+    seed: u64,
+) -> ([f64; N], Estimate) {
     let mean = |which: usize, some: &[usize]| {
-        let sum = |column: usize| some.iter().map(|at| sums[*at][column]).sum::<f64>();
-        sum(which) / sum(2)
+        let loss: f64 = some.iter().map(|at| sums[*at].0[which]).sum();
+        loss / some.iter().map(|at| sums[*at].1).sum::<f64>()
     };
     let all: Vec<usize> = (0..sums.len()).collect();
-    LogLosses {
-        head: mean(0, &all),
-        online: mean(1, &all),
-        gain: shown_interval(all.len(), seed, |some| mean(1, some) - mean(0, some)),
-    }
+    let gain = shown_interval(all.len(), seed, |some| mean(1, some) - mean(0, some));
+    (std::array::from_fn(|which| mean(which, &all)), gain)
 }
 
 /// Computes the log-losses of a trained head and of the online estimator along the responses that

@@ -10,10 +10,10 @@ use burn::tensor::Device;
 use draftsmith_model::{HeadForm, HeadInput, WeightDtype};
 use draftsmith_report::{ALL_CATEGORIES, DecodingName, DrafterName, ResultRow};
 use draftsmith_theory::{
-    AcceptanceModel, Bounds, CandidateProbThresholdConfig, ConfidenceThresholdConfig, Counts,
-    DrafterId, EntropyThresholdConfig, FixedLengthConfig, HeadTiming, HeuristicConfig,
-    JointConfidenceConfig, OnlineAcceptanceConfig, Recordings, RejectionThresholdConfig,
-    StopRuleConfig, StopRuleName,
+    AcceptanceModel, Bounds, CandidateProbThresholdConfig, ConfidenceHeadConfig,
+    ConfidenceThresholdConfig, Counts, DrafterId, EntropyThresholdConfig, FixedLengthConfig,
+    HeadTiming, HeuristicConfig, JointConfidenceConfig, OnlineAcceptanceConfig, Recordings,
+    RejectionThresholdConfig, StopRuleConfig, StopRuleName,
 };
 use draftsmith_train::{Eagle3Training, HeadLabels, HeadTraining, predictions_along};
 
@@ -123,18 +123,13 @@ fn rule(row: &ResultRow) -> StopRuleConfig {
             StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
                 confidence_threshold,
                 before_draw: false,
-                by_head: false,
                 bounds,
             })
         }
-        StopRuleName::ConfidenceHead => {
-            StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
-                confidence_threshold,
-                before_draw: true,
-                by_head: true,
-                bounds: Bounds { min: 0, ..bounds },
-            })
-        }
+        StopRuleName::ConfidenceHead => StopRuleConfig::ConfidenceHead(ConfidenceHeadConfig {
+            acceptance_threshold: number,
+            bounds: Bounds { min: 0, ..bounds },
+        }),
         StopRuleName::CandidateProbThreshold => {
             StopRuleConfig::CandidateProbThreshold(CandidateProbThresholdConfig {
                 confidence_threshold,

@@ -8,8 +8,9 @@ use draftsmith_model::{
     BlockDrafterConfig, ConfidenceHead, DraftVocabulary, ModelConfig, ModelShape, WeightDtype,
 };
 use draftsmith_theory::{
-    Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, HeadTiming, HeuristicConfig,
-    Recordings, RejectionThresholdConfig, SeededDraws, SignalNeeds, StopRuleConfig,
+    Bounds, ConfidenceHeadConfig, ConfidenceThresholdConfig, Decoding, FixedLengthConfig,
+    HeadTiming, HeuristicConfig, Recordings, RejectionThresholdConfig, SeededDraws, SignalNeeds,
+    StopRuleConfig,
 };
 
 use super::*;
@@ -110,10 +111,8 @@ impl Models {
         let needs = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
         let step = DraftStep::in_chain(0, tokens, num_candidates, needs, &Decoding::GREEDY);
         let row = drafter.draft(&mut target, &[step]).expect("finite").remove(0);
-        let Some(HeadEstimate::OfDrawn(predicted)) = row.signals.acceptance_prob else {
-            panic!("there is a head that predicts before the draw");
-        };
-        (row.own_logits, predicted)
+        let predicted = row.signals.acceptance_prob.and_then(HeadEstimate::of_drawn);
+        (row.own_logits, predicted.expect("there is a head that predicts before the draw"))
     }
 }
 
@@ -172,10 +171,7 @@ impl<'m> StepDrafter<ModelSession<'m>> for Compared<'m> {
             let num_candidates = text.len() - target.num_standing(step.slot);
             let (fresh, expected) = self.models.fresh(&text, num_candidates);
             assert_close(&found.own_logits, &fresh);
-            let predicted = match found.signals.acceptance_prob {
-                Some(HeadEstimate::OfDrawn(predicted)) => Some(predicted),
-                Some(HeadEstimate::OfRead(_)) | None => None,
-            };
+            let predicted = found.signals.acceptance_prob.and_then(HeadEstimate::of_drawn);
             assert_eq!(predicted.is_some(), step.needs.acceptance_prob);
             assert!(predicted.is_none_or(|predicted| (predicted - expected).abs() < 1e-5));
             self.num_compared += 1;
@@ -201,17 +197,18 @@ fn by_head() -> StopRuleConfig {
 /// the confidence head.
 fn rules() -> Vec<StopRuleConfig> {
     let bounds = Bounds { min: 1, max: 9 };
-    let confident = |before_draw, by_head| {
+    let confident = |before_draw| {
         StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
-            confidence_threshold: if by_head { 0.5 } else { 0.11 },
+            confidence_threshold: 0.11,
             before_draw,
-            by_head,
             bounds: Bounds { min: usize::from(!before_draw), ..bounds },
         })
     };
     let heuristic = HeuristicConfig { initial_length: 2, bounds };
-    let others = [StopRuleConfig::Heuristic(heuristic), by_head(), confident(true, true)];
-    [fixed(1), fixed(3), fixed(9), confident(false, false), confident(true, false)]
+    let cut =
+        ConfidenceHeadConfig { acceptance_threshold: 0.5, bounds: Bounds { min: 0, ..bounds } };
+    let others = [StopRuleConfig::Heuristic(heuristic), by_head(), cut.into()];
+    [fixed(1), fixed(3), fixed(9), confident(false), confident(true)]
         .into_iter()
         .chain(others)
         .collect()

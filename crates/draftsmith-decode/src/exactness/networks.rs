@@ -461,7 +461,6 @@ fn chain_rules() -> Vec<StopRuleConfig> {
         StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
             confidence_threshold: 0.345,
             before_draw,
-            by_head: false,
             bounds: Bounds { min: usize::from(!before_draw), ..bounds },
         })
     };

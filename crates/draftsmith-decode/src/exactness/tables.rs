@@ -43,13 +43,16 @@ impl Table {
 
     /// Builds the row of a draft step that has read the prefix.
     fn draft_row(&self, (step, row): (&DraftStep<'_>, usize), prefix: &[u32]) -> DraftRow {
+        let prob = || self.acceptance_prob(prefix);
         let predicted = match self.head {
-            HeadTiming::AfterRead => Some(HeadEstimate::OfRead as fn(f64) -> HeadEstimate),
-            HeadTiming::AtDraw => None,
-            HeadTiming::BeforeDraw => Some(HeadEstimate::OfDrawn as fn(f64) -> HeadEstimate),
+            HeadTiming::AfterRead if step.needs.acceptance_prob => {
+                Some(HeadEstimate::OfRead(prob()))
+            }
+            HeadTiming::BeforeDraw if step.needs.acceptance_prob => {
+                Some(HeadEstimate::OfDrawn(prob()))
+            }
+            _ => None,
         };
-        let predicted = predicted.filter(|_| step.needs.acceptance_prob);
-        let predicted = predicted.map(|estimate| estimate(self.acceptance_prob(prefix)));
         DraftRow::new((step, row), self.row(prefix), predicted)
     }
 

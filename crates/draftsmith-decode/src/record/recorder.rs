@@ -112,10 +112,7 @@ impl RecordedStep {
     /// Returns the head's prediction for the candidate that this step has read; `None` for a
     /// look-ahead head or without a prediction.
     pub(super) fn predicted_of_read(&self) -> Option<f64> {
-        match self.row.signals.acceptance_prob {
-            Some(HeadEstimate::OfRead(prob)) => Some(prob),
-            Some(HeadEstimate::OfDrawn(_)) | None => None,
-        }
+        self.row.signals.acceptance_prob.and_then(HeadEstimate::of_read)
     }
 
     /// Builds the record of `token_id` as this step's candidate. The target's log-probability is
@@ -138,10 +135,7 @@ impl RecordedStep {
             confidence: signals.confidence.expect(given),
             confidence_of_ten: signals.confidence_of_ten.expect(given),
             entropy: signals.entropy.expect(given),
-            predicted_acceptance_prob: match signals.acceptance_prob {
-                Some(HeadEstimate::OfDrawn(prob)) => Some(prob),
-                Some(HeadEstimate::OfRead(_)) | None => None,
-            },
+            predicted_acceptance_prob: signals.acceptance_prob.and_then(HeadEstimate::of_drawn),
             draft_log_prob: draft_prob.ln(),
             target_log_prob: f64::NAN,
         }

@@ -125,7 +125,6 @@ fn rules() -> Vec<Box<dyn StopRule>> {
         Box::new(ConfidenceThresholdConfig {
             confidence_threshold: threshold,
             before_draw: false,
-            by_head: false,
             bounds,
         })
     });

@@ -148,7 +148,6 @@ fn confident() -> StopRuleConfig {
     StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
         confidence_threshold: 0.09,
         before_draw: false,
-        by_head: false,
         bounds: Bounds { min: 1, max: 6 },
     })
 }

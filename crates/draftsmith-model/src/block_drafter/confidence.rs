@@ -70,19 +70,16 @@ impl BlockDrafter {
             row.push(1.0);
             let both = config.markov().expect("the rank is at least 1");
             let own = TensorData::new(of_token.clone(), [1, both[0].outputs]);
-            let more =
-                [Tensor::from_data(own, &device), Tensor::zeros([1, both[1].outputs], &device)];
-            let before = markov.map(|before| before.map(|linear| linear.weight.val()));
-            let widened = match before {
-                Some([vectors, out]) => {
-                    let [own, none] = more;
+            let own = Tensor::from_data(own, &device);
+            let none = Tensor::zeros([1, both[1].outputs], &device);
+            let widened = match markov {
+                Some(before) => {
+                    let [vectors, out] = before.map(|linear| linear.weight.val());
                     [Tensor::cat(vec![vectors, own], 0), Tensor::cat(vec![out, none], 0)]
                 }
-                None => more,
+                None => [own, none],
             };
-            markov = Some(
-                widened.map(|weight| Linear { weight: Param::from_tensor(weight), bias: None }),
-            );
+            markov = Some(widened.map(|weight| linear(weight, None)));
         }
         config.confidence = match config.markov_rank {
             0 => ConfidenceHead::OfRow,
@@ -91,8 +88,7 @@ impl BlockDrafter {
         let num_inputs = row.len();
         let weight = Tensor::from_data(TensorData::new(row, [num_inputs, 1]), &device);
         let bias = Tensor::<1>::from_floats([weights.bias], &device);
-        let bias = Some(Param::from_tensor(bias));
-        let confidence = Some(Linear { weight: Param::from_tensor(weight), bias });
+        let confidence = Some(linear(weight, Some(bias)));
         let own = Self { markov, confidence, config: Arc::new(config.clone()), ..self };
         (own.to_tensors(), config)
     }
@@ -111,7 +107,10 @@ impl BlockDrafter {
     }
 }
 
-fn zeros(linear: &LinearSpec, device: &Device) -> Linear {
-    let weight = Tensor::zeros([linear.inputs, linear.outputs], device);
-    Linear { weight: Param::from_tensor(weight), bias: None }
+fn zeros(spec: &LinearSpec, device: &Device) -> Linear {
+    linear(Tensor::zeros([spec.inputs, spec.outputs], device), None)
+}
+
+fn linear(weight: Tensor<2>, bias: Option<Tensor<1>>) -> Linear {
+    Linear { weight: Param::from_tensor(weight), bias: bias.map(Param::from_tensor) }
 }

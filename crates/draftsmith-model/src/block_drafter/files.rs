@@ -201,9 +201,10 @@ fn is_class(name: &str, part: &str) -> bool {
     name.to_ascii_lowercase().contains(part)
 }
 
-/// Merges nested keys into the others. Keys of the top level have precedence over those of
-/// `dflash_config`, and the layers' keys over those of the top level.
-fn plain_keys(mut keys: Map<String, Value>) -> Map<String, Value> {
+/// Merges the nested keys of z-lab's and the speculators library's `config.json` into the others. Keys
+/// of the top level have precedence over those of `dflash_config`, and the layers' keys over those of
+/// the top level.
+pub fn plain_keys(mut keys: Map<String, Value>) -> Map<String, Value> {
     if let Some(Value::Object(nested)) = keys.get(DFLASH).cloned() {
         for (key, value) in nested {
             keys.entry(key).or_insert(value);

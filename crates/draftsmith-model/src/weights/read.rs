@@ -95,7 +95,7 @@ impl WeightReader {
     }
 
     /// Removes `prefix` from all tensor names, if every name has it.
-    pub(crate) fn without_prefix(mut self, prefix: &str) -> Self {
+    pub fn without_prefix(mut self, prefix: &str) -> Self {
         if self.tensors.keys().all(|name| name.starts_with(prefix)) {
             let tensors = std::mem::take(&mut self.tensors).into_iter();
             let short = tensors.map(|(name, stored)| (name[prefix.len()..].to_owned(), stored));

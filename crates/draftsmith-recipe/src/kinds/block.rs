@@ -71,6 +71,19 @@ fn inspect(dir: &Path) -> Result<Value> {
     inspected::state_network("block drafter", dir, &config.model, own)
 }
 
+/// Reads the network of a block drafter.
+///
+/// # Errors
+/// If the drafter has no files yet, they are invalid, or it was trained for another target.
+pub fn read_network(loading: &Loading<'_>) -> Result<(BlockDrafterConfig, BlockDrafter)> {
+    let (models, dir) = (&loading.workspace.models, loading.export_dir());
+    ENTRY.need(&dir)?;
+    let shape = models.target_shape()?;
+    let read = BlockDrafter::from_dir(&dir, shape, models.dtype, models.device())?;
+    loading.check_target(&dir, read.0.target_hash.as_deref())?;
+    Ok(read)
+}
+
 impl DrafterKind for BlockKind {
     fn entry(&self) -> &'static KindEntry {
         &ENTRY
@@ -98,20 +111,17 @@ impl DrafterKind for BlockKind {
     }
 
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
-        let (models, id, dir) = (&loading.workspace.models, loading.id, loading.export_dir());
-        ENTRY.need(&dir)?;
+        let id = loading.id;
         ensure!(
             loading.head_dir()?.is_none(),
             "the drafter `{id}` is of the kind `block`, which can have no acceptance head beside its own; hint: \
              remove `head`"
         );
-        let (shape, dtype) = (models.target_shape()?, models.dtype);
-        let (config, network) = BlockDrafter::from_dir(&dir, shape, dtype, models.device())?;
-        loading.check_target(&dir, config.target_hash.as_deref())?;
+        let (config, network) = read_network(loading)?;
         let size = num_read(&config);
         let parts = Arc::new(BlockDraftParts { network, layers: config.target_layers });
         let parts = NamedParts { id, parts };
-        let (dir, sizes) = (Some(dir), vec![(id, size)]);
+        let (dir, sizes) = (Some(loading.export_dir()), vec![(id, size)]);
         Ok(LoadedDrafter { parts, head: None, dir, rule_dir: None, sizes })
     }
 

@@ -2,7 +2,7 @@
 //! b11434, and read from the source of vLLM 0.33 and SGLang 0.5.23.
 
 use anyhow::Result;
-use draftsmith_model::{BlockDrafterConfig, ConfidenceHead, WeightReader};
+use draftsmith_model::{BlockDrafterConfig, ConfidenceHead, WeightReader, plain_keys};
 use serde_json::Value;
 
 use super::Severity::{Breaks, Hurts, Note};
@@ -12,7 +12,17 @@ const AS_DSPARK: &str = "run `draftsmith export --for dspark`";
 
 /// Finds problems and describes the drafter.
 pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
-    let files = Tensors(WeightReader::open_dir(patient.dir)?);
+    let files = WeightReader::open_dir(patient.dir)?;
+    if files.names().any(|name| name.starts_with("model.")) {
+        patient.find(
+            "prefix",
+            Hurts,
+            "names of tensors begin with `model.`",
+            "vLLM adds the prefix itself and refuses them; llama.cpp and SGLang load them",
+            AS_DSPARK,
+        );
+    }
+    let files = files.without_prefix("model.");
     as_written(patient, &files);
     let config = match BlockDrafterConfig::from_dir(patient.dir) {
         Ok(config) => config,
@@ -34,29 +44,12 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
     ))
 }
 
-/// The tensors of the drafter's file.
-struct Tensors(WeightReader);
-
-impl Tensors {
-    /// Returns the name of a tensor, with the prefix that some trainers write, and its shape.
-    fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.0.shape(name).or_else(|| self.0.shape(&format!("model.{name}")))
-    }
-}
-
-/// Returns a key of the file, from the top level or from where z-lab's and the speculators library's
-/// forms nest it.
-fn key<'k>(patient: &'k Patient<'_>, name: &str) -> Option<&'k Value> {
-    let nested = ["dflash_config", "transformer_layer_config"];
-    let nested = nested.iter().filter_map(|table| patient.keys.get(*table)?.get(name));
-    patient.keys.get(name).into_iter().chain(nested).find(|value| !value.is_null())
-}
-
 /// Finds what is wrong with the keys and tensors themselves. It may keep this program from reading
 /// the drafter too.
-fn as_written(patient: &mut Patient<'_>, files: &Tensors) {
-    let has = |patient: &Patient<'_>, name: &str| key(patient, name).is_some();
-    if !has(patient, "mask_token_id") {
+fn as_written(patient: &mut Patient<'_>, files: &WeightReader) {
+    let keys = plain_keys(patient.keys.clone());
+    let has = |name: &str| keys.get(name).is_some_and(|value| !value.is_null());
+    if !has("mask_token_id") {
         patient.find(
             "no-mask-token",
             Breaks,
@@ -65,7 +58,7 @@ fn as_written(patient: &mut Patient<'_>, files: &Tensors) {
             "write the id of the token with which the drafter was trained",
         );
     }
-    if patient.keys.contains_key("speculators_model_type") && !has(patient, "sample_from_anchor") {
+    if patient.keys.contains_key("speculators_model_type") && !has("sample_from_anchor") {
         patient.find(
             "no-layout",
             Breaks,
@@ -75,8 +68,8 @@ fn as_written(patient: &mut Patient<'_>, files: &Tensors) {
             "write true if the anchor's row predicts the next token, or else false",
         );
     }
-    let markov = key(patient, "markov_head_type").and_then(Value::as_str).map(str::to_owned);
-    if let Some(form) = markov.filter(|form| form != "vanilla") {
+    let markov = keys.get("markov_head_type").and_then(Value::as_str);
+    if let Some(form) = markov.filter(|form| *form != "vanilla") {
         patient.find(
             "markov-head-type",
             Breaks,
@@ -85,32 +78,23 @@ fn as_written(patient: &mut Patient<'_>, files: &Tensors) {
             "serve it with SGLang, or train one with a `vanilla` head",
         );
     }
-    confidence_as_written(patient, files);
+    let is_on = keys.get("enable_confidence_head") == Some(&Value::Bool(true));
+    confidence_as_written(patient, files, is_on);
     let defaults = [
         ("rope_theta", "vLLM takes 1e6 and llama.cpp 1e4"),
         ("block_size", "llama.cpp takes 16"),
         ("head_dim", "some servers divide the width by the heads"),
     ];
     for (name, servers) in defaults {
-        let is_given =
-            has(patient, name) || has(patient, "rope_parameters") && name == "rope_theta";
+        let is_given = has(name) || has("rope_parameters") && name == "rope_theta";
         if !is_given {
             let what = format!("`{name}` is missing");
             patient.find("default-differs", Hurts, what, servers, "write the key with its value");
         }
     }
-    if files.0.names().any(|name| name.starts_with("model.")) {
-        patient.find(
-            "prefix",
-            Hurts,
-            "names of tensors begin with `model.`",
-            "vLLM adds the prefix itself and refuses them; llama.cpp and SGLang load them",
-            AS_DSPARK,
-        );
-    }
 }
 
-fn confidence_as_written(patient: &mut Patient<'_>, files: &Tensors) {
+fn confidence_as_written(patient: &mut Patient<'_>, files: &WeightReader, is_on: bool) {
     const WEIGHT: &str = "confidence_head.proj.weight";
     let Some(shape) = files.shape(WEIGHT) else { return };
     let (num_read, width) = (shape.last().copied().unwrap_or(0), patient.target.shape.hidden_size);
@@ -132,8 +116,7 @@ fn confidence_as_written(patient: &mut Patient<'_>, files: &Tensors) {
             AS_DSPARK,
         );
     }
-    let is_on = key(patient, "enable_confidence_head").and_then(Value::as_bool);
-    if is_on != Some(true) {
+    if !is_on {
         patient.find(
             "confidence-off",
             Hurts,
@@ -149,7 +132,7 @@ fn confidence_as_written(patient: &mut Patient<'_>, files: &Tensors) {
 type Fact = (bool, &'static str, Severity, [&'static str; 3]);
 
 /// Finds what servers do with a drafter that can be read.
-fn as_read(patient: &mut Patient<'_>, files: &Tensors, config: &BlockDrafterConfig) {
+fn as_read(patient: &mut Patient<'_>, files: &WeightReader, config: &BlockDrafterConfig) {
     let is_untied = !patient.target.spec.tie_word_embeddings;
     for (holds, name, severity, [what, servers, hint]) in
         of_tensors(files, config, is_untied).into_iter().chain(of_heads(config))
@@ -168,7 +151,7 @@ fn as_read(patient: &mut Patient<'_>, files: &Tensors, config: &BlockDrafterConf
     }
 }
 
-fn of_tensors(files: &Tensors, config: &BlockDrafterConfig, is_untied: bool) -> [Fact; 3] {
+fn of_tensors(files: &WeightReader, config: &BlockDrafterConfig, is_untied: bool) -> [Fact; 3] {
     let has_all_tokens = config.draft_vocabulary.is_none();
     let has = |name: &str| has_all_tokens && files.shape(name).is_some();
     let (embeddings, lm_head) = (has("embed_tokens.weight"), has("lm_head.weight"));

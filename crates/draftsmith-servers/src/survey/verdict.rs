@@ -247,7 +247,6 @@ mod tests {
         let config = StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
             confidence_threshold: 0.6,
             before_draw: false,
-            by_head: false,
             bounds: Bounds { min: 1, max: 10 },
         });
         HalfPromise { setting: "eta = 0.6".into(), config, speedup }

@@ -55,7 +55,6 @@ fn traced_rounds_match_the_counts() {
     let rule = StopRuleConfig::ConfidenceThreshold(ConfidenceThresholdConfig {
         confidence_threshold: 0.5,
         before_draw: true,
-        by_head: false,
         bounds: Bounds { min: 0, max: 6 },
     });
     for config in [rule, fixed(3)] {

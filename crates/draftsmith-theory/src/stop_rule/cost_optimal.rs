@@ -163,10 +163,9 @@ impl CostOptimal {
     fn own_signal(&self, signals: &DraftSignals) -> Option<f64> {
         let given = "a rule is run with what gives the signal it reads";
         match self.config.signal {
-            AcceptanceSignal::AcceptanceProb => match signals.acceptance_prob {
-                Some(HeadEstimate::OfDrawn(prob)) => Some(prob),
-                Some(HeadEstimate::OfRead(_)) | None => None,
-            },
+            AcceptanceSignal::AcceptanceProb => {
+                signals.acceptance_prob.and_then(HeadEstimate::of_drawn)
+            }
             AcceptanceSignal::Confidence => Some(signals.confidence.expect(given)),
             AcceptanceSignal::Entropy => Some(signals.entropy.expect(given)),
         }
@@ -192,20 +191,15 @@ impl StopRule for CostOptimal {
         if candidates.is_empty() {
             return false;
         }
-        let signal = match (self.config.signal, signals.acceptance_prob) {
-            (AcceptanceSignal::AcceptanceProb, Some(HeadEstimate::OfRead(prob))) => {
-                self.update(prob);
-                prob
+        let signal = match self.config.signal {
+            AcceptanceSignal::AcceptanceProb => {
+                let of_read = signals.acceptance_prob.and_then(HeadEstimate::of_read);
+                of_read.inspect(|prob| self.update(*prob))
             }
-            // A head that looks ahead may predict only after the draw.
-            (AcceptanceSignal::AcceptanceProb, _) => return false,
-            (AcceptanceSignal::Confidence | AcceptanceSignal::Entropy, _) => {
-                match self.own_signal(signals) {
-                    Some(signal) => signal,
-                    None => return false,
-                }
-            }
+            AcceptanceSignal::Confidence | AcceptanceSignal::Entropy => self.own_signal(signals),
         };
+        // A head that looks ahead may predict only after the draw.
+        let Some(signal) = signal else { return false };
         self.all_accepted_prob * self.config.draw_outlook.at(signal) < self.config.least_draw_worth
     }
 

@@ -130,6 +130,11 @@ struct Sums {
     num: f64,
 }
 
+/// Computes the feature f = ln(c / (1 − c)) of a candidate with confidence c, clamped to ±40.
+pub fn confidence_logit(confidence: f64) -> f64 {
+    (confidence / (1.0 - confidence)).ln().clamp(-MOST_FEATURE, MOST_FEATURE)
+}
+
 /// A candidate's feature f and its acceptance probability p, predicted when it was drafted.
 pub(crate) type Predicted = (f64, f64);
 
@@ -142,7 +147,7 @@ impl OnlineEstimator {
     /// `confidence` is the largest probability of the distribution that the candidate was drawn
     /// from.
     pub(crate) fn predict(&self, position: usize, confidence: f64) -> Predicted {
-        let feature = (confidence / (1.0 - confidence)).ln().clamp(-MOST_FEATURE, MOST_FEATURE);
+        let feature = confidence_logit(confidence);
         let AcceptanceModel { slope, intercepts } = &self.model;
         let intercept = intercepts.get(position).or(intercepts.last()).copied().unwrap_or(0.0);
         (feature, 1.0 / (1.0 + (-(slope * feature + intercept)).exp()))

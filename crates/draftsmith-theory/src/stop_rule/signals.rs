@@ -44,6 +44,24 @@ pub enum HeadEstimate {
     OfDrawn(f64),
 }
 
+impl HeadEstimate {
+    /// Returns an estimate for the candidate that the draft forward has read.
+    pub fn of_read(self) -> Option<f64> {
+        match self {
+            Self::OfRead(prob) => Some(prob),
+            Self::OfDrawn(_) => None,
+        }
+    }
+
+    /// Returns an estimate for the candidate drawn from the draft forward.
+    pub fn of_drawn(self) -> Option<f64> {
+        match self {
+            Self::OfDrawn(prob) => Some(prob),
+            Self::OfRead(_) => None,
+        }
+    }
+}
+
 /// The time at which an acceptance head predicts a candidate's acceptance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HeadTiming {
