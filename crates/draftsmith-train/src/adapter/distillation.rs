@@ -29,6 +29,19 @@ pub enum DistillationLoss {
     /// ½ Σ |p − q| = 1 − Σ min(p, q), the fraction of sampled candidates that are rejected (SVIP,
     /// §2). Its gradient vanishes where p and q are far apart.
     TotalVariation,
+    /// 0.1 times the cross-entropy plus 0.9 Σ |p − q| (DSpark).
+    Dspark,
+}
+
+impl DistillationLoss {
+    /// Returns the weights of the cross-entropy and of Σ |p − q| in the loss.
+    pub(crate) fn weights(self) -> [f32; 2] {
+        match self {
+            Self::CrossEntropy => [1.0, 0.0],
+            Self::TotalVariation => [0.0, 0.5],
+            Self::Dspark => [0.1, 0.9],
+        }
+    }
 }
 
 /// The target's frozen LM head.

@@ -68,10 +68,9 @@ impl AdapterScores {
 
     /// Returns the mean of the given loss.
     pub fn loss(&self, loss: DistillationLoss) -> f64 {
-        match loss {
-            DistillationLoss::CrossEntropy => self.cross_entropy,
-            DistillationLoss::TotalVariation => 1.0 - self.overlap,
-        }
+        // Σ |p − q| = 2 (1 − Σ min(p, q))
+        let [cross_entropy, distance] = loss.weights().map(f64::from);
+        cross_entropy * self.cross_entropy + distance * 2.0 * (1.0 - self.overlap)
     }
 }
 

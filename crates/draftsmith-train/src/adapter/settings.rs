@@ -42,8 +42,8 @@ pub struct AdapterTraining {
     /// The longest training sequence in tokens, 2 or more; longer rows are cut. Default: 2048, as
     /// in the authors' code.
     pub max_len: usize,
-    /// The loss: `"cross-entropy"` (the paper) or `"total-variation"`, the fraction of sampled
-    /// candidates that are rejected. Training keeps the epoch with the lowest mean loss on the
+    /// The loss: `"cross-entropy"` (the paper), `"total-variation"`, the fraction of sampled
+    /// candidates that are rejected, or `"dspark"`, a sum of both. Training keeps the epoch with the lowest mean loss on the
     /// validation rows.
     pub loss: DistillationLoss,
     /// The number of tokens whose loss is computed at once, 1 or more. It bounds memory to a few
@@ -242,6 +242,7 @@ mod tests {
         for (name, loss) in [
             ("cross-entropy", DistillationLoss::CrossEntropy),
             ("total-variation", DistillationLoss::TotalVariation),
+            ("dspark", DistillationLoss::Dspark),
         ] {
             let training = read(&format!("loss = \"{name}\"")).unwrap();
             assert_eq!(training.loss, loss);

@@ -166,7 +166,12 @@ fn initial_weights_of_the_targets_last_layer_predict_as_the_target() {
 #[test]
 fn each_loss_decreases_and_its_best_epoch_is_kept() {
     let rows = undrafted(80, 30, 22);
-    for loss in [DistillationLoss::CrossEntropy, DistillationLoss::TotalVariation] {
+    let losses = [
+        DistillationLoss::CrossEntropy,
+        DistillationLoss::TotalVariation,
+        DistillationLoss::Dspark,
+    ];
+    for loss in losses {
         let longer = quick_with(|optimizer| optimizer.num_epochs = 5);
         let training = AdapterTraining { loss, ..longer };
         let dir = tempfile::tempdir().unwrap();
@@ -175,6 +180,7 @@ fn each_loss_decreases_and_its_best_epoch_is_kept() {
         let floor = match loss {
             DistillationLoss::CrossEntropy => trained.scores.target_entropy,
             DistillationLoss::TotalVariation => 0.0,
+            DistillationLoss::Dspark => 0.1 * trained.scores.target_entropy,
         };
         let losses: Vec<f64> =
             trained.epochs.iter().map(|epoch| epoch.validation.loss(loss) - floor).collect();

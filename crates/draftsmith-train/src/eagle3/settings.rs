@@ -38,8 +38,8 @@ pub struct Eagle3Training {
     /// The longest training sequence in tokens, 2 or more; longer rows are cut. Default: 2048, as
     /// in the authors' code.
     pub max_len: usize,
-    /// The loss: `"cross-entropy"` (the paper) or `"total-variation"`. Training keeps the epoch with the
-    /// largest accepted length on the validation rows.
+    /// The loss: `"cross-entropy"` (the paper), `"total-variation"`, or `"dspark"`, a sum of both (as
+    /// DSpark trains its blocks). Training keeps the epoch with the largest accepted length on the validation rows.
     pub loss: DistillationLoss,
     /// The number of tokens whose loss is computed at once, 1 or more. It bounds memory and does
     /// not change the result. Default: 256, our choice.

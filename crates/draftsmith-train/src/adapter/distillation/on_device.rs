@@ -37,16 +37,17 @@ pub(super) fn losses_and_gradient(
     p: Tensor<2>,
 ) -> (Tensor<2>, Tensor<2>) {
     let Softmax { probs, log_probs } = Softmax::of(student);
-    match loss {
-        DistillationLoss::CrossEntropy => ((p.clone() * log_probs).sum_dim(1).neg(), probs - p),
-        DistillationLoss::TotalVariation => {
-            let difference = probs.clone() - p;
-            // `sign` is 0 at 0, which is a subgradient of |x|.
-            let sign = difference.clone().sign();
-            let lean = (probs.clone() * sign.clone()).sum_dim(1);
-            (difference.abs().sum_dim(1) * 0.5, probs * (sign - lean) * 0.5)
-        }
+    let cross_entropy = (p.clone() * log_probs).sum_dim(1).neg();
+    let difference = probs.clone() - p;
+    if loss == DistillationLoss::CrossEntropy {
+        return (cross_entropy, difference);
     }
+    // `sign` is 0 at 0, which is a subgradient of |x|.
+    let sign = difference.clone().sign();
+    let lean = (probs.clone() * sign.clone()).sum_dim(1);
+    let [a, b] = loss.weights();
+    let distance = difference.clone().abs().sum_dim(1);
+    (cross_entropy * a + distance * b, difference * a + probs * (sign - lean) * b)
 }
 
 /// Computes the sums of [`LmHead::score_sums`](super::LmHead::score_sums).

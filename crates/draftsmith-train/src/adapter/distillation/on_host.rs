@@ -53,7 +53,9 @@ pub(super) fn loss_and_gradient(
             #[inline(always)]
             || match loss {
                 DistillationLoss::CrossEntropy => cross_entropy(row, probs, *share),
-                DistillationLoss::TotalVariation => total_variation(row, probs, *share),
+                DistillationLoss::TotalVariation | DistillationLoss::Dspark => {
+                    with_distance(row, probs, *share, loss.weights())
+                }
             },
         );
         f64::from(loss) * f64::from(*share)
@@ -260,24 +262,39 @@ fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     sum.ln() - weighted
 }
 
-/// Computes ½ Σ |p − q|. Overwrites the logits with the gradient: ½ q ∘ (sign(q − p) − Σ q · sign(q
-/// − p)) times the token's share.
+/// Computes −a Σ p log q + b Σ |p − q|, given `[a, b]`. Overwrites the logits with the gradient:
+/// a (q − p) + b q ∘ (sign(q − p) − Σ q · sign(q − p)), times the token's share.
 #[inline(always)]
-fn total_variation(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
-    softmax(row);
+fn with_distance(row: &mut [f32], probs: &[f32], token_share: f32, [a, b]: [f32; 2]) -> f32 {
+    let largest = largest(row);
+    let [sum, weighted] = pass(
+        row,
+        probs,
+        #[inline(always)]
+        |x, prob| {
+            let shifted = x - largest;
+            let exp = exp(shifted);
+            (exp, [exp, prob * shifted])
+        },
+    );
+    // These are the same operations as in `softmax`, so that equal logits have a distance of 0.
+    let inverse_sum = 1.0 / sum;
     let [distance, lean] = pass(
         row,
         probs,
         #[inline(always)]
-        |q, p| (q, [(q - p).abs(), q * sign(q - p)]),
+        |exp, p| {
+            let q = exp * inverse_sum;
+            (q, [(q - p).abs(), q * sign(q - p)])
+        },
     );
     let [] = pass(
         row,
         probs,
         #[inline(always)]
-        |q, p| (0.5 * token_share * q * (sign(q - p) - lean), []),
+        |q, p| (token_share * (a * (q - p) + b * q * (sign(q - p) - lean)), []),
     );
-    0.5 * distance
+    a * (sum.ln() - weighted) + b * distance
 }
 
 /// Computes −Σ p log q, −Σ p log p and Σ min(p, q), from log probabilities.

@@ -8,8 +8,8 @@ use super::*;
 use crate::tests::pair::tiny_draft;
 
 const HIDDEN: usize = 16;
-const LOSSES: [DistillationLoss; 2] =
-    [DistillationLoss::CrossEntropy, DistillationLoss::TotalVariation];
+const LOSSES: [DistillationLoss; 3] =
+    [DistillationLoss::CrossEntropy, DistillationLoss::TotalVariation, DistillationLoss::Dspark];
 
 fn random(num_tokens: usize, width: usize, purpose: &str) -> Tensor<2> {
     let mut draws = SeededDraws::new(3, &[purpose]);
@@ -41,9 +41,12 @@ fn direct(loss: DistillationLoss, student: Tensor<2>, teacher: Tensor<2>) -> Ten
     let (log_q, log_p) = (log_softmax(student, 1), log_softmax(teacher, 1));
     let (q, p) = (log_q.clone().exp(), log_p.exp());
     let [num_tokens, _] = q.dims();
+    let cross_entropy = (p.clone() * log_q).sum().neg();
+    let distance = (p - q).abs().sum();
     let sum = match loss {
-        DistillationLoss::CrossEntropy => (p * log_q).sum().neg(),
-        DistillationLoss::TotalVariation => (p - q).abs().sum() / 2.0,
+        DistillationLoss::CrossEntropy => cross_entropy,
+        DistillationLoss::TotalVariation => distance / 2.0,
+        DistillationLoss::Dspark => cross_entropy * 0.1 + distance * 0.9,
     };
     sum / num_tokens as f64
 }
@@ -224,7 +227,7 @@ fn a_student_equal_to_the_teacher_has_no_gradient() {
         let student = headless(teacher.clone());
         let found = one_step(&head, loss, student, teacher.clone(), &all(&teacher), 4);
         assert_close(&values(found.hidden[0].clone()), &[0.0; 9 * HIDDEN]);
-        let entropy = if loss == DistillationLoss::CrossEntropy { sums[1] / 9.0 } else { 0.0 };
+        let entropy = loss.weights()[0] * sums[1] / 9.0;
         assert_close(&values(found.loss), &[entropy]);
     }
     assert_close(&[sums[0], sums[2], sums[3]], &[sums[1], 9.0, 9.0]);
