@@ -52,8 +52,8 @@ const NUM_DECODED: usize = 64;
 /// The share of processor time that other processes may use before a comparison means little: a thread that
 /// waits for another one that is not running can slow either side down several times.
 const MOST_BUSY: f64 = 0.05;
-/// The number of rows in an adapter's epoch.
-const NUM_ADAPTER_ROWS: usize = 128;
+/// The number of rows in an epoch of an adapter or a block drafter.
+const NUM_FIRST_ROWS: usize = 128;
 /// The number of rows to train on with the user's model.
 const NUM_MODEL_ROWS: usize = 48;
 
@@ -148,7 +148,7 @@ fn main() -> Result<()> {
             let draft = arguments.draft.as_deref();
             let (names, num_rows): (&[&str], _) = match draft {
                 Some(_) => (&[LABELLING], NUM_MODEL_LABEL_PROMPTS),
-                None => (&[HEAD_TRAINING, ADAPTER_TRAINING], NUM_MODEL_ROWS),
+                None => (&[HEAD_TRAINING, ADAPTER_TRAINING, BLOCK_TRAINING], NUM_MODEL_ROWS),
             };
             let ours = names
                 .iter()
@@ -267,7 +267,7 @@ fn works(ours: &Ours) -> Result<Vec<Work<'_>>> {
         },
         labelling(ours, NUM_LABEL_PROMPTS, &[]),
     ];
-    works.extend(trainings(ours, None, NUM_ADAPTER_ROWS, 1.0)?);
+    works.extend(trainings(ours, None, NUM_FIRST_ROWS, 1.0)?);
     Ok(works)
 }
 
@@ -288,15 +288,16 @@ fn labelling<'a>(ours: &'a Ours, num_prompts: usize, models: &[(&str, &Path)]) -
 
 const HEAD_TRAINING: &str = "head training";
 const ADAPTER_TRAINING: &str = "adapter training";
+const BLOCK_TRAINING: &str = "block training";
 
-/// An epoch of a head over all rows and an epoch of an adapter over the first rows, for the embedded pair or
-/// for the model in a directory.
+/// An epoch of a head over all rows, and an epoch each of an adapter and of a block drafter over the first
+/// rows, for the embedded pair or for the model in a directory.
 fn trainings<'a>(
     ours: &'a Ours,
     model: Option<&Path>,
-    num_adapter_rows: usize,
+    num_first_rows: usize,
     adapter_bar: f64,
-) -> Result<[Work<'a>; 2]> {
+) -> Result<[Work<'a>; 3]> {
     // Settings go to the script as JSON with all defaults, which the recipe does not contain.
     let flags = |training: Value, more: &[(&str, String)]| {
         let data = ("data", ours.data_dir().display().to_string());
@@ -304,8 +305,8 @@ fn trainings<'a>(
         let all = [data, ("settings", training.to_string())].into_iter().chain(model);
         flags(&all.chain(more.iter().cloned()).collect::<Vec<_>>())
     };
-    let of_adapter =
-        [("num-rows", num_adapter_rows.to_string()), ("exit-layer", EXIT_LAYER.to_string())];
+    let num_rows = ("num-rows", num_first_rows.to_string());
+    let of_adapter = [num_rows.clone(), ("exit-layer", EXIT_LAYER.to_string())];
     Ok([
         Work {
             name: HEAD_TRAINING,
@@ -317,9 +318,16 @@ fn trainings<'a>(
         Work {
             name: ADAPTER_TRAINING,
             bar: adapter_bar,
-            ours: Box::new(move || ours.train_adapter(num_adapter_rows)),
+            ours: Box::new(move || ours.train_adapter(num_first_rows)),
             script: "train_adapter.py",
             flags: flags(json!(ours.adapter_training()?), &of_adapter),
+        },
+        Work {
+            name: BLOCK_TRAINING,
+            bar: 1.5,
+            ours: Box::new(move || ours.train_block(num_first_rows)),
+            script: "train_block.py",
+            flags: flags(json!(ours.block_training()?), &[num_rows]),
         },
     ])
 }

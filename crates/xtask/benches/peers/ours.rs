@@ -14,10 +14,11 @@ use draftsmith_decode::{
 use draftsmith_model::{CausalLm, HeadForm};
 use draftsmith_theory::{Decoding, FixedLengthConfig, SeededDraws};
 use draftsmith_train::{
-    AdapterTraining, ExitLayers, HeadLabels, HeadTraining, OptimizerSettings, TrainingRun, discard,
-    train_adapters, train_heads,
+    AdapterTraining, BlockTraining, ExitLayers, HeadLabels, HeadTraining, OptimizerSettings,
+    TrainingRun, discard, train_adapters, train_blocks, train_heads,
 };
 use serde::Deserialize;
+use serde_json::json;
 use tempfile::TempDir;
 
 use crate::binary::binary;
@@ -229,6 +230,33 @@ impl Ours {
         let mut training = AdapterTraining { exit_layer, ..adapter_training(&self.recipe)? };
         one_epoch(&mut training.optimizer);
         Ok(training)
+    }
+
+    /// Settings of a block drafter's training: the default sizes with the adapter's batches and rate.
+    pub(crate) fn block_training(&self) -> Result<BlockTraining> {
+        let adapter = self.adapter_training()?.optimizer;
+        let num_layers = self.target.shape().num_layers;
+        let layers = json!([2, num_layers / 2, num_layers - 3]);
+        let mut training: BlockTraining = serde_json::from_value(json!({ "layers": layers }))?;
+        let optimizer = &mut training.common.optimizer;
+        (optimizer.batch_size, optimizer.gradient_accumulation) = (adapter.batch_size, 1);
+        optimizer.learning_rate = adapter.learning_rate;
+        one_epoch(optimizer);
+        Ok(training)
+    }
+
+    /// An epoch of a block drafter over the first rows.
+    pub(crate) fn train_block(&self, num_rows: usize) -> Result<Measurement> {
+        let training = self.block_training()?;
+        let dir = self.scratch.path().join("block-training");
+        // A completed training in the directory would be resumed with nothing left to do.
+        discard(&dir)?;
+        let begun = Instant::now();
+        let rows = &self.rows[..num_rows.min(self.rows.len())];
+        let (trainings, run) = (std::slice::from_ref(&training), run_in(&dir));
+        let trained = train_blocks(&self.target, rows, trainings, self.seed, run)?;
+        let trained = trained.best().context("nothing was trained")?.remove(0);
+        Ok(Measurement::of(trained.num_supervised, begun.elapsed()))
     }
 
     /// An epoch of an acceptance head over all rows.
