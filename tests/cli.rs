@@ -50,6 +50,9 @@ mod sharded;
 mod sources;
 #[path = "cli/stale.rs"]
 mod stale;
+#[cfg(unix)]
+#[path = "cli/states.rs"]
+mod states;
 #[path = "cli/support.rs"]
 mod support;
 #[path = "cli/survey.rs"]

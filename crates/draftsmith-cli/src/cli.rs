@@ -145,6 +145,8 @@ enum ServerCommand {
     Certify(CertifyArguments),
     /// Say what servers will do with anyone's drafter.
     Doctor(DoctorArguments),
+    /// Prove a server's hidden states before a training.
+    States(RecipeArguments),
 }
 
 impl Command {
@@ -414,6 +416,9 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         Command::Server(ServerCommand::Doctor(a)) => {
             let device = setup.device()?;
             on_pool(|| commands::doctor::run(&a, &device, dtype, console))
+        }
+        Command::Server(ServerCommand::States(a)) => {
+            setup.run_on_pool(&a, Incomplete::Refused, commands::states::run)
         }
         Command::Check(a) => {
             let device = setup.device()?;

@@ -16,6 +16,7 @@ pub(crate) mod record;
 pub(crate) mod replay;
 pub(crate) mod report;
 pub(crate) mod run;
+pub(crate) mod states;
 pub(crate) mod survey;
 #[cfg(test)]
 mod tests;

@@ -320,16 +320,18 @@ impl Adapter {
     /// norm. The MLP of "MLP only" stays unchanged, because no layer of the target has its form.
     ///
     /// # Panics
-    /// If the target has no such layer, or another shape.
+    /// If the target has another shape.
     pub fn with_layers_of(self, target: &CausalLm, first: usize) -> Self {
         let device = self.device();
         let last = target.shape().num_layers - 1;
-        let layers = self.stack.layers.into_iter().enumerate().map(|(number, layer)| {
-            let (theirs, _) = target.layer_and_norm(last.min(first + number).max(first));
-            layer.with_parts_of(theirs, &device)
+        let layers = self.stack.layers.into_iter().enumerate().map(|(number, layer)| match target
+            .layer(last.min(first + number).max(first))
+        {
+            Some(theirs) => layer.with_parts_of(theirs, &device),
+            None => layer,
         });
         let layers = layers.collect();
-        let norm = copied(target.layer_and_norm(first).1, &device);
+        let norm = copied(target.last_norm(), &device);
         Self { stack: LayerStack { layers, norm, reaches: self.stack.reaches }, ..self }
     }
 

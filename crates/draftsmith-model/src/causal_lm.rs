@@ -103,7 +103,29 @@ impl CausalLm {
             let layer = config.spec.names.layer_of(name);
             layer.is_some_and(|layer| (num_here..num_all).contains(&layer))
         };
-        let mut reader = WeightReader::open_dir_of(dir, |name| !is_deeper(name))?;
+        let reader = WeightReader::open_dir_of(dir, |name| !is_deeper(name))?;
+        Self::read(config, reader, (dtype, num_here), device)
+    }
+
+    /// Loads only the ends of a checkpoint of any family, also of a quantised one: embeddings, final
+    /// norm and LM head, under any prefix. Files without them may be
+    /// absent.
+    ///
+    /// # Errors
+    /// As [`CausalLm::from_model_dir`], or if the ends are quantised.
+    pub fn load_ends(dir: &Path, dtype: WeightDtype, device: &Device) -> Result<Self, ModelError> {
+        let config = ModelConfig::ends_from_model_dir(dir)?;
+        let reader = WeightReader::open_ends(dir, &config.spec.names)?;
+        Self::read(config, reader, (dtype, 0), device)
+    }
+
+    /// Reads the tensors of a model's ends and of its first layers.
+    fn read(
+        config: ModelConfig,
+        mut reader: WeightReader,
+        (dtype, num_here): (WeightDtype, usize),
+        device: &Device,
+    ) -> Result<Self, ModelError> {
         let mut here = config.clone();
         here.shape.num_layers = num_here;
         let weights = if dtype == WeightDtype::F32 && packed::runs_on(device) {
@@ -238,16 +260,20 @@ impl CausalLm {
         Self { weights: ModelWeights::Tensors(decoder), ..self.clone() }
     }
 
-    /// Returns one layer and the final norm, for initialising adapters and draft models.
-    pub(crate) fn layer_and_norm(&self, number: usize) -> (DecoderLayer, Norm) {
+    /// Returns a layer, for initialising adapters and draft models; `None` if it was not loaded.
+    pub(crate) fn layer(&self, number: usize) -> Option<DecoderLayer> {
+        let is_here = number < self.num_here;
+        is_here.then(|| match &self.weights {
+            ModelWeights::Tensors(decoder) => decoder.stack.layers[number].clone(),
+            ModelWeights::Packed(packed) => packed.layer(number, &self.config, &self.device()),
+        })
+    }
+
+    /// Returns the final norm.
+    pub(crate) fn last_norm(&self) -> Norm {
         match &self.weights {
-            ModelWeights::Tensors(decoder) => {
-                (decoder.stack.layers[number].clone(), decoder.stack.norm.clone())
-            }
-            ModelWeights::Packed(packed) => {
-                let device = self.device();
-                (packed.layer(number, &self.config, &device), packed.norm(&self.config, &device))
-            }
+            ModelWeights::Tensors(decoder) => decoder.stack.norm.clone(),
+            ModelWeights::Packed(packed) => packed.norm(&self.config, &self.device()),
         }
     }
 

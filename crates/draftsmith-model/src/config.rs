@@ -8,6 +8,7 @@
 //! Only this module asks which family a model belongs to: a family is an entry in its table. All
 //! other code follows the spec. A value that we cannot compute causes an error that names its key.
 
+mod ends;
 mod families;
 mod json;
 mod keys;
@@ -155,14 +156,20 @@ impl ModelConfig {
     pub fn from_model_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         let mut config = Self::from_keys(&path, &read_json(&path)?)?;
-        let generation_path = dir.join("generation_config.json");
-        if generation_path.exists() {
-            let generation: GenerationConfig = read_json(&generation_path)?;
+        config.read_end_tokens(dir)?;
+        Ok(config)
+    }
+
+    /// Reads the end tokens of `generation_config.json`, if it has any.
+    fn read_end_tokens(&mut self, dir: &Path) -> Result<(), ModelError> {
+        let path = dir.join("generation_config.json");
+        if path.exists() {
+            let generation: GenerationConfig = read_json(&path)?;
             if let Some(ids) = generation.eos_token_id {
-                config.shape.eos_token_ids = ids.into_vec();
+                self.shape.eos_token_ids = ids.into_vec();
             }
         }
-        Ok(config)
+        Ok(())
     }
 
     /// Reads the keys of the `config.json` at `path`.

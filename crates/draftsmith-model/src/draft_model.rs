@@ -63,7 +63,8 @@ impl Adapter {
         let model = config.draft_model(target.config())?;
         let device = target.device();
         let ModelConfig { shape, spec, .. } = &model;
-        let theirs = (0..config.exit_layer).map(|number| target.layer_and_norm(number).0);
+        let theirs = (0..config.exit_layer).map(|number| target.layer(number));
+        let theirs = theirs.map(|layer| layer.expect("the layers before the exit are here"));
         let own = self.stack.layers.iter().enumerate().map(|(number, layer)| {
             let spec = spec.layer(config.exit_layer + number);
             layer.clone().with_both_parts(&spec, shape, &device)

@@ -322,7 +322,7 @@ impl Eagle3 {
 
     /// Copies the target's weights where the shapes allow. The MLP, the output projection, the
     /// norms, and the halves of the other projections that read g come from the target's last
-    /// layer. `fc` becomes the identity on the deepest of the three states, plus a tenth of its
+    /// layer, if it was loaded. `fc` becomes the identity on the deepest of the three states, plus a tenth of its
     /// previous weights. The LM head is the target's, for the tokens that the drafter may draft.
     /// Biases are left out.
     pub fn with_weights_of(self, target: &CausalLm, config: &Eagle3Config) -> Self {
@@ -331,8 +331,11 @@ impl Eagle3 {
         if hidden_size != self.shape.hidden_size {
             return self;
         }
-        let (theirs, last_norm) = target.layer_and_norm(num_layers - 1);
-        let layer = self.layer.begun_from(theirs, &device);
+        let (theirs, last_norm) = (target.layer(num_layers - 1), target.last_norm());
+        let layer = match theirs {
+            Some(theirs) => self.layer.begun_from(theirs, &device),
+            None => self.layer,
+        };
         let head = match &config.draft_vocabulary {
             Some(vocabulary) => narrowed(target.lm_head_weight(), vocabulary),
             None => target.lm_head_weight(),

@@ -24,7 +24,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::NamedParts;
-use draftsmith_model::{CausalLm, DraftVocabulary, DrafterModel, HeadForm, WeightDtype};
+use draftsmith_model::{
+    CausalLm, DraftVocabulary, DrafterModel, HeadForm, ModelConfig, WeightDtype,
+};
 use draftsmith_theory::{Bounds, DrafterId, HeadTiming, RoundForwards, StopRuleConfig};
 use draftsmith_theory::{DecodingName, ModelSummary, Road};
 use draftsmith_train::{
@@ -60,6 +62,17 @@ pub trait KindTraining: Any {
 
     /// Returns the training targets: the target model's distributions or the response's tokens.
     fn teacher(&self) -> Teaching;
+
+    /// Returns the layers of a target whose hidden states come from servers, each as the number of
+    /// layers before the state, in rising order; `None` if the target's layers run here.
+    fn served_layers(&self, _target: &ModelConfig) -> Option<Vec<usize>> {
+        None
+    }
+
+    /// Returns whether servers give the target's hidden states.
+    fn is_served(&self) -> bool {
+        false
+    }
 
     /// Checks that a target of `num_layers` layers has all layers that the drafter reads.
     ///

@@ -37,8 +37,8 @@ use self::keys::toml_error;
 pub use self::overrides::Overrides;
 pub use self::prompts::{PromptSource, Split, Splits};
 pub use self::rules::RulesRecipe;
-use self::server::check_without_weights;
 pub use self::server::read_server;
+use self::server::{check_states, check_without_weights};
 pub use self::trees::TreesRecipe;
 pub use self::tune::TuneRecipe;
 use crate::exports::servers::{ServedDrafter, served_path};
@@ -457,6 +457,7 @@ impl Recipe {
             );
         }
         self.data.iter().try_for_each(DataRecipe::check)?;
+        check_states(self)?;
         if self.target_elsewhere().is_some() {
             check_without_weights(self)?;
         }

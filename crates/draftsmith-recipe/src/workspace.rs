@@ -95,6 +95,8 @@ impl Workspace {
             drafts.iter().map(|(id, dir)| (*id, &**dir)).collect();
         let mut workspace = Self::new(&target, &drafts, devices);
         workspace.models.served_as = served_as.map(str::to_owned);
+        workspace.models.target.is_elsewhere = served_as.is_some();
+        workspace.models.first_layers.is_elsewhere = served_as.is_some();
         workspace.text.chat_template = chat_template.map(str::to_owned);
         (workspace.models.watch, workspace.artifacts.watch) = (watch.share(), watch.share());
         Ok(workspace)

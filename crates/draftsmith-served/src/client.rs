@@ -8,8 +8,9 @@ use std::time::{Duration, Instant, SystemTime};
 
 use draftsmith_theory::SeededDraws;
 use serde_json::{Value, json};
+use ureq::Body;
 use ureq::http::header::{LOCATION, RETRY_AFTER};
-use ureq::http::{HeaderName, HeaderValue};
+use ureq::http::{HeaderName, HeaderValue, Response};
 
 use super::http::{HttpClient, UNREACHABLE};
 use super::protocol::{Ask, Terms};
@@ -67,12 +68,19 @@ pub(super) struct ServerRest {
 }
 
 /// The failure of a request.
-struct Failure {
+pub(super) struct Failure {
     /// A description of the failure. It may quote the server, so the token must be masked before it
     /// is shown.
     why: String,
     hint: &'static str,
     kind: FailureKind,
+}
+
+impl Failure {
+    /// Creates a failure that would recur if the request were sent again.
+    pub(super) fn permanent(why: String, hint: &'static str) -> Self {
+        Self { why, hint, kind: FailureKind::Permanent }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -128,31 +136,42 @@ impl Servers {
         terms: &Terms,
         target: &TargetSettings,
     ) -> Result<Received, String> {
-        let mut draws = SeededDraws::new(ask.seed.into(), &[&ask.id, "waiting"]);
+        let mut received = self.with_retries((&ask.id, ask.seed), |number, url, wants_text| {
+            let result = match wants_text {
+                true => return self.send_text(url, ask, terms, target),
+                false => self.send(url, ask, terms, target, json!(ask.prompt_ids)),
+            };
+            let is_unreadable = |failure: &Failure| failure.kind == FailureKind::Unreadable;
+            if !result.as_ref().is_err_and(is_unreadable) {
+                return result;
+            }
+            // The server may not accept token ids. If text fails too, the first error is returned.
+            let Ok(received) = self.send_text(url, ask, terms, target) else { return result };
+            self.update(number, |server| server.wants_text = true);
+            Ok(received)
+        })?;
+        let other = received.other_model.take();
+        received.other_model = other.map(|model| self.client.secret.clean(&model));
+        Ok(received)
+    }
+
+    /// Calls `send` until a request succeeds, with the number and URL of a server that is ready, and
+    /// whether it needs text. `id` and `seed` identify the request. The error describes the last
+    /// failure.
+    pub(super) fn with_retries<T>(
+        &self,
+        (id, seed): (&str, u32),
+        send: impl Fn(usize, &str, bool) -> Result<T, Failure>,
+    ) -> Result<T, String> {
+        let mut draws = SeededDraws::new(seed.into(), &[id, "waiting"]);
         let mut num_failures = 0;
         loop {
             let Some((number, url, wants_text)) = self.wait_for_one() else {
                 return Err("the job was given up".to_owned());
             };
             let begun = Instant::now();
-            let mut result = match wants_text {
-                true => self.send_text(&url, ask, terms, target),
-                false => self.send(&url, ask, terms, target, json!(ask.prompt_ids)),
-            };
-            let is_unreadable = |failure: &Failure| failure.kind == FailureKind::Unreadable;
-            if !wants_text && result.as_ref().is_err_and(is_unreadable) {
-                // The server may not accept token ids. If text fails too, the first error is
-                // returned.
-                let as_text = self.send_text(&url, ask, terms, target);
-                if as_text.is_ok() {
-                    self.update(number, |server| server.wants_text = true);
-                    result = as_text;
-                }
-            }
-            let Failure { why, hint, kind } = match result {
-                Ok(mut received) => {
-                    let other = received.other_model.take();
-                    received.other_model = other.map(|model| self.client.secret.clean(&model));
+            let Failure { why, hint, kind } = match send(number, &url, wants_text) {
+                Ok(received) => {
                     self.update(number, ServerState::succeeded);
                     return Ok(received);
                 }
@@ -239,22 +258,29 @@ impl Servers {
         target: &TargetSettings,
         prompt: Value,
     ) -> Result<Received, Failure> {
-        let body = terms.body(ask, prompt);
-        let response = self.client.post(format!("{url}/completions"), &body);
+        let mut response = self.post(url, &terms.body(ask, prompt))?;
+        let mut body = BoundedBody::new(response.body_mut().as_reader(), most_bytes(ask, terms));
+        let received = read(&mut body, ask, terms)
+            .and_then(|completion| Received::of(completion, ask, terms, target));
+        received.map_err(|problem| self.unusable(problem, &body, ask.max_tokens))
+    }
+
+    /// Posts a request for a completion.
+    ///
+    /// # Errors
+    /// If the server does not answer, or not with a status of success.
+    pub(super) fn post(&self, url: &str, body: &[u8]) -> Result<Response<Body>, Failure> {
+        let response = self.client.post(format!("{url}/completions"), body);
         let mut response = response.map_err(|error| unanswered(&error, &self.hints))?;
         let status = response.status().as_u16();
+        if (200..=299).contains(&status) {
+            return Ok(response);
+        }
         let header = |name: HeaderName| response.headers().get(name).map(HeaderValue::as_bytes);
         let location = header(LOCATION).map(|location| self.client.secret.quote(location, false));
         let wait = header(RETRY_AFTER).and_then(|value| requested_wait(value, SystemTime::now()));
-        let reader = response.body_mut().as_reader();
-        if (200..=299).contains(&status) {
-            let mut body = BoundedBody::new(reader, most_bytes(ask, terms));
-            let received = read(&mut body, ask, terms)
-                .and_then(|completion| Received::of(completion, ask, terms, target));
-            return received.map_err(|problem| self.unusable(problem, &body, ask));
-        }
         // The status suffices for the error, even if the body does not arrive.
-        let mut body = BoundedBody::new(reader, ERROR_BYTES);
+        let mut body = BoundedBody::new(response.body_mut().as_reader(), ERROR_BYTES);
         let _ = body.read_to_end(&mut Vec::new());
         let said = self.quote_start(&body);
         let (why, hint, kind) = match (status, location) {
@@ -270,14 +296,18 @@ impl Servers {
         Err(Failure { why: format!("answered {status}: {why}"), hint, kind })
     }
 
-    /// Describes the failure of a request whose answer is unusable.
-    fn unusable<R: Read>(&self, problem: Unusable, body: &BoundedBody<R>, ask: &Ask) -> Failure {
+    /// Describes the failure of a request for at most `most` tokens, whose answer is unusable.
+    pub(super) fn unusable<R: Read>(
+        &self,
+        problem: Unusable,
+        body: &BoundedBody<R>,
+        most: usize,
+    ) -> Failure {
         let (what, hint) = match problem {
             Unusable::Broken(error) => return unanswered(&error.into(), &self.hints),
             Unusable::Foreign(what) => (format!("{what}: {}", self.quote_start(body)), NONSENSE),
             Unusable::Invalid(what) => (what, NONSENSE),
             Unusable::CutShort(num) => {
-                let most = ask.max_tokens;
                 let what = format!(
                     "{num} of {most} tokens with the `finish_reason` `length`: something else than \
                      `max_tokens` cut them short, such as the server's context"

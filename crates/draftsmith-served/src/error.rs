@@ -22,6 +22,14 @@ pub enum ServedError {
         /// The server's address, the failure and a hint, without the bearer token.
         problem: String,
     },
+    /// A request got no usable hidden states after all retries.
+    #[error("row `{id}`: {problem}; states that came before are kept")]
+    NoStates {
+        /// The id of the row.
+        id: String,
+        /// The server's address, the failure and a hint, without the bearer token.
+        problem: String,
+    },
     /// The journal has no response to a prompt.
     #[error("the journal has no response to `{id}`")]
     NotRequested {

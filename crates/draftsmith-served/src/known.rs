@@ -4,7 +4,7 @@
 //! The parsed positions share flat lists, so that a malicious answer takes only a few times its own
 //! size in memory.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::marker::PhantomData;
 
@@ -79,7 +79,7 @@ impl LogProbLists {
 }
 
 /// The known tokens of all positions in one flat list. `F` is the format of one position.
-struct KnownPositions<F> {
+pub(super) struct KnownPositions<F> {
     tokens: KnownTokens,
     /// For each position, the end of its tokens in `tokens`.
     ends: Vec<u32>,
@@ -87,7 +87,7 @@ struct KnownPositions<F> {
 }
 
 impl<F> KnownPositions<F> {
-    fn each(&self) -> impl Iterator<Item = &[(u32, f32)]> {
+    pub(super) fn each(&self) -> impl Iterator<Item = &[(u32, f32)]> {
         let mut begin = 0;
         self.ends.iter().map(move |end| {
             let begin = std::mem::replace(&mut begin, *end as usize);
@@ -121,7 +121,7 @@ impl<'de, F: Deserialize<'de> + ListedTokens> Deserialize<'de> for KnownPosition
 }
 
 /// A position or token in one server's format, which can be added to a flat list.
-trait ListedTokens {
+pub(super) trait ListedTokens {
     /// Appends each token id with its log-probability to `tokens`.
     ///
     /// # Errors
@@ -175,6 +175,26 @@ impl<'de> Deserialize<'de> for VllmPosition {
 impl ListedTokens for VllmPosition {
     fn add_to(self, tokens: &mut KnownTokens) -> Result<(), &'static str> {
         tokens.extend(self.0);
+        Ok(())
+    }
+}
+
+/// A position of vLLM's `prompt_logprobs`: an object with one key per token id.
+#[derive(Deserialize)]
+pub(super) struct PromptPosition(HashMap<u32, PromptToken>);
+
+#[derive(Deserialize)]
+struct PromptToken {
+    #[serde(default)]
+    logprob: JsonLogProb,
+}
+
+impl ListedTokens for PromptPosition {
+    fn add_to(self, tokens: &mut KnownTokens) -> Result<(), &'static str> {
+        let mut all: KnownTokens =
+            self.0.into_iter().map(|(id, token)| (id, token.logprob.0)).collect();
+        all.sort_unstable_by_key(|(id, _)| *id);
+        tokens.extend(all);
         Ok(())
     }
 }

@@ -1,5 +1,5 @@
-//! Responses of a target model that runs on inference servers. They are requested over HTTP and
-//! kept in a journal file.
+//! Responses of a target model that runs on inference servers, and its hidden states. Responses are
+//! requested over HTTP and kept in a journal file.
 //!
 //! ```no_run
 //! use draftsmith_served::{
@@ -44,6 +44,7 @@ mod response;
 mod secret;
 mod served;
 mod settings;
+mod states;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -53,7 +54,8 @@ pub use error::ServedError;
 pub use http::Endpoint;
 pub use secret::Secret;
 pub use served::{Listener, Served, ServedResponse, ServedTurn, TargetSettings, Wait};
-pub use settings::{ServerHints, ServerLabels, ServerRecipe, check_given_url};
+pub use settings::{ServerHints, ServerLabels, ServerRecipe, StatesRecipe, check_given_url};
+pub use states::{ServedStates, StatesAsk, StatesClient, StatesDtype};
 pub use threads::side_by_side;
 
 /// The message of `expect` for locks, which are never poisoned.

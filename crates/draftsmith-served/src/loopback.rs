@@ -251,7 +251,11 @@ impl<F: Fn(usize, &Request) -> Deed, T: Fn(&[u32], &Value) -> Decoded> Shared<F,
     }
 }
 
-fn read_request(stream: &TcpStream) -> std::io::Result<Request> {
+/// Reads a request.
+///
+/// # Errors
+/// If the connection breaks, or the body is no JSON.
+pub fn read_request(stream: &TcpStream) -> std::io::Result<Request> {
     let mut reader = BufReader::new(stream);
     let mut line = String::new();
     reader.read_line(&mut line)?;

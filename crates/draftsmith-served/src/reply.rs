@@ -36,6 +36,13 @@ pub(super) fn most_bytes(ask: &Ask, terms: &Terms) -> u64 {
         + (TOKEN_BYTES + log_probs) * ask.max_tokens as u64
 }
 
+/// Returns the maximum length of an answer with hidden states of `num_tokens` tokens, which lists
+/// `num_log_probs` log-probabilities for each of them.
+pub(super) fn states_bytes(num_tokens: usize, num_log_probs: usize) -> u64 {
+    let of_token = PROMPT_TOKEN_BYTES + LOG_PROB_BYTES * (num_log_probs as u64 + 1);
+    OTHER_BYTES + of_token * num_tokens as u64
+}
+
 /// A response body that can be read up to a limit. It keeps its beginning for error messages.
 pub(super) struct BoundedBody<R> {
     inner: R,
@@ -135,22 +142,28 @@ pub(super) fn read(
     terms: &Terms,
 ) -> Result<Completion, Unusable> {
     match terms.log_probs {
-        None => parse::<IgnoredAny>(body, ask)?.completion(ask, terms, |_, _| Ok(None)),
-        Some(_) => parse::<LogProbLists>(body, ask)?.completion(ask, terms, |lists, ids| {
-            lists.unwrap_or_default().known(ids, terms.vocab_size).map(Some)
-        }),
+        None => parse::<Reply<IgnoredAny>>(body, ask.max_tokens)?
+            .completion(ask, terms, |_, _| Ok(None)),
+        Some(_) => parse::<Reply<LogProbLists>>(body, ask.max_tokens)?.completion(
+            ask,
+            terms,
+            |lists, ids| lists.unwrap_or_default().known(ids, terms.vocab_size).map(Some),
+        ),
     }
 }
 
-fn parse<L: DeserializeOwned>(
+/// Parses an answer about `num_tokens` tokens.
+///
+/// # Errors
+/// If it is not such JSON, or too long.
+pub(super) fn parse<T: DeserializeOwned>(
     body: &mut BoundedBody<impl Read>,
-    ask: &Ask,
-) -> Result<Reply<L>, Unusable> {
+    num_tokens: usize,
+) -> Result<T, Unusable> {
     serde_json::from_reader(BufReader::new(&mut *body)).map_err(|error| match error.classify() {
         Category::Io if body.is_over => Unusable::Invalid(format!(
-            "more than {}, the most that we read for {} tokens",
-            in_bytes(body.most),
-            ask.max_tokens
+            "more than {}, the most that we read for {num_tokens} tokens",
+            in_bytes(body.most)
         )),
         Category::Io => Unusable::Broken(error.into()),
         Category::Data => Unusable::Invalid(format!("JSON of another form: {error}")),

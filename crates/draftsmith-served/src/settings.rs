@@ -2,6 +2,7 @@
 //!
 //! URLs and tokens may be secret, so error messages do not repeat them.
 
+use std::path::{Component, Path, PathBuf};
 use std::time::Duration;
 
 use draftsmith_theory::Decoding;
@@ -40,6 +41,9 @@ pub struct ServerRecipe {
     /// The maximum probability mass per token that the requested log-probabilities may leave out,
     /// averaged over a response. Responses above it are dropped.
     pub max_outside_mass: f64,
+    /// The directories of the servers' hidden states; `None` if they give none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub states: Option<StatesRecipe>,
 }
 
 /// The hints for failures that a key or flag mends, which the caller knows.
@@ -86,6 +90,7 @@ impl Default for ServerRecipe {
             labels: ServerLabels::default(),
             logprobs: 20,
             max_outside_mass: 0.1,
+            states: None,
         }
     }
 }
@@ -114,6 +119,7 @@ impl ServerRecipe {
     pub fn check(&self) -> Result<(), ServedError> {
         require(!self.urls.is_empty(), "data.server.urls", "is empty; hint: name a server")?;
         self.urls.iter().try_for_each(|url| check_url(url))?;
+        self.states.iter().try_for_each(|states| states.check(self.urls.len()))?;
         require(
             !self.model.is_empty(),
             "data.server.model",
@@ -135,6 +141,81 @@ impl ServerRecipe {
             let problem = format!("is {value}, expected more than 0 and at most {most}");
             require(value > 0.0 && value <= most, key, &problem)
         })
+    }
+}
+
+/// The table `[data.server.states]`: the directories of the servers' files.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct StatesRecipe {
+    /// For each server of `urls`, the directory on this machine in which its files appear.
+    pub dirs: Vec<PathBuf>,
+    /// The servers' own names of these directories. If empty, they are the same.
+    #[serde(default)]
+    pub server_dirs: Vec<PathBuf>,
+    /// The number of rows whose states are compared with the server's log-probabilities at every
+    /// position. All other rows are compared at the last one.
+    #[serde(default = "StatesRecipe::default_proof")]
+    pub proof: usize,
+}
+
+impl StatesRecipe {
+    fn default_proof() -> usize {
+        16
+    }
+
+    /// Checks the values of all keys, for a list of `num_servers` URLs.
+    ///
+    /// # Errors
+    /// If a value is invalid.
+    pub(crate) fn check(&self, num_servers: usize) -> Result<(), ServedError> {
+        let lists = [
+            ("data.server.states.dirs", &self.dirs),
+            ("data.server.states.server_dirs", &self.server_dirs),
+        ];
+        for (key, dirs) in lists {
+            if dirs.len() != num_servers && !(dirs.is_empty() && key.ends_with("server_dirs")) {
+                let problem = format!(
+                    "has {} entries, expected one for each of the {num_servers} in `data.server.urls`",
+                    dirs.len()
+                );
+                return Err(ServedError::Setting { key, problem });
+            }
+            if let Some(dir) = dirs.iter().find(|dir| !dir.is_absolute()) {
+                let problem = format!("has `{}`, expected an absolute path", dir.display());
+                return Err(ServedError::Setting { key, problem });
+            }
+        }
+        if self.proof == 0 {
+            let problem =
+                "is 0, expected 1 or more: states are used only if they are proved".to_owned();
+            return Err(ServedError::Setting { key: "data.server.states.proof", problem });
+        }
+        Ok(())
+    }
+
+    /// Returns the local path of a file that a server names.
+    ///
+    /// # Errors
+    /// If the file is not directly in the server's directory, with the expected description.
+    pub(crate) fn local_path(&self, server: usize, named: &str) -> Result<PathBuf, String> {
+        let theirs = self.server_dirs.get(server).unwrap_or(&self.dirs[server]);
+        let is_plain = |name: &str| {
+            name.ends_with(".safetensors")
+                && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte))
+        };
+        let inside = Path::new(named).strip_prefix(theirs).ok();
+        let mut parts = inside.into_iter().flat_map(Path::components);
+        match (parts.next(), parts.next()) {
+            (Some(Component::Normal(name)), None) if name.to_str().is_some_and(is_plain) => {
+                Ok(self.dirs[server].join(name))
+            }
+            _ => Err(format!(
+                "the path `{}` of its states, which is no plain file name in `{}`",
+                named.escape_debug(),
+                theirs.display()
+            )),
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Served responses equal those that the target gives, and each is requested once even if requests fail.
 
 mod hostile;
+mod states;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -102,6 +103,7 @@ fn servers(urls: &[&str]) -> ServerRecipe {
         labels: ServerLabels::Server,
         logprobs: 20,
         max_outside_mass: 0.1,
+        states: None,
     }
 }
 

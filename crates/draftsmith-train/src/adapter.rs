@@ -180,6 +180,35 @@ pub(crate) struct Sources {
     pub(crate) stored: Option<Arc<StoredStates>>,
 }
 
+/// Opens the files of hidden states for all rows, if the settings ask for them. States that servers
+/// give are requested here.
+///
+/// # Errors
+/// If a file cannot be opened, or the servers fail.
+fn open_states(
+    lessons: &Lessons<'_>,
+    mut rows: Vec<&AdapterRow>,
+    width: usize,
+    place: Option<&FeatureDir<'_>>,
+) -> Result<Option<Arc<StoredStates>>, TrainError> {
+    let is_served = lessons.features == Features::Server;
+    if is_served && place.is_none_or(|place| place.source.is_none()) {
+        return Err(TrainError::States(format!(
+            "`{}.features` is `server`, and no server gives hidden states",
+            lessons.section
+        )));
+    }
+    let (Features::Cache | Features::Server, Some(place)) = (lessons.features, place) else {
+        return Ok(None);
+    };
+    let source = place.source.filter(|_| is_served);
+    let files = StateFiles::new(FeatureDir { source, ..place.clone() }, lessons.features_format);
+    // Rows are sorted, so that the file does not depend on the split.
+    rows.sort_by(|one, other| one.id.cmp(&other.id));
+    let wanted = (&lessons.layers[..], lessons.teacher);
+    Ok(Some(Arc::new(StoredStates::open(files, wanted, width, &rows)?)))
+}
+
 /// Splits the rows and makes the loaders of both sides. If the settings ask for it, chooses a draft
 /// vocabulary from the training rows, and stores hidden states in `place`. `targets` have no
 /// autodiff.
@@ -231,19 +260,9 @@ pub(crate) fn prepare(
         let frozen = FrozenTarget::new(target, narrowed);
         if lessons.caps_own_heads { frozen } else { frozen.with_uncapped_students() }
     });
-    let stored = match (lessons.features, place) {
-        (Features::Cache, Some(place)) => {
-            let files = StateFiles::new(place.clone(), lessons.features_format);
-            let mut all: Vec<&AdapterRow> =
-                split.training.iter().chain(&split.validation).map(AsRef::as_ref).collect();
-            // Rows are sorted, so that the file does not depend on the split.
-            all.sort_by(|one, other| one.id.cmp(&other.id));
-            let width = target.shape().hidden_size;
-            let wanted = (&lessons.layers[..], lessons.teacher);
-            Some(Arc::new(StoredStates::open(files, wanted, width, &all)?))
-        }
-        _ => None,
-    };
+    let width = target.shape().hidden_size;
+    let all = split.training.iter().chain(&split.validation).map(AsRef::as_ref);
+    let stored = open_states(lessons, all.collect(), width, place)?;
     let room = Arc::new(AtomicUsize::new(lessons.cache_mib.saturating_mul(1 << 20)));
     let source = |rows| AdapterSource {
         targets: targets.clone(),

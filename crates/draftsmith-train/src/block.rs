@@ -133,8 +133,17 @@ impl BlockTraining {
         }
     }
 
+    /// Returns the layers of a target of `num_layers` whose hidden states the drafter reads, each as
+    /// the number of layers before the state.
+    pub fn layers_of(&self, num_layers: usize) -> Vec<usize> {
+        let default = || BlockDrafterConfig::default_layers(3, num_layers);
+        let mut layers = self.shape.layers.clone().unwrap_or_else(default);
+        layers.dedup();
+        layers
+    }
+
     fn config(&self, target: &CausalLm) -> Result<BlockDrafterConfig, TrainError> {
-        let BlockShape { num_layers, block_size, markov_rank, layers, mask_token_id } = &self.shape;
+        let BlockShape { num_layers, block_size, markov_rank, mask_token_id, .. } = &self.shape;
         let shape = target.shape();
         self.check_layers(shape.num_layers)?;
         let mask = mask_token_id.unwrap_or(shape.vocab_size as u32 - 1);
@@ -146,11 +155,8 @@ impl BlockTraining {
                 expected: "a token of the target's vocabulary",
             });
         }
-        let default = || BlockDrafterConfig::default_layers(3, shape.num_layers);
-        let mut target_layers = layers.clone().unwrap_or_else(default);
-        target_layers.dedup();
         Ok(BlockDrafterConfig {
-            target_layers,
+            target_layers: self.layers_of(shape.num_layers),
             block_size: *block_size,
             markov_rank: *markov_rank,
             dtype: target.stored_dtype(),

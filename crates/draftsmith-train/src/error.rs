@@ -132,6 +132,12 @@ pub enum TrainError {
         /// The problem.
         problem: String,
     },
+    /// A server's hidden states cannot be had, or are not the target's.
+    #[error("{0}")]
+    States(String),
+    /// The caller asked to stop before the training began.
+    #[error("stopped")]
+    Stopped,
     /// The device failed to deliver a result.
     #[error("the device failed: {0}")]
     Device(String),

@@ -100,6 +100,7 @@ impl<'a> TrainingRun<'a> {
             name: "frozen".to_owned(),
             models: self.fingerprint.to_owned(),
             notify: &|_| (),
+            source: None,
         })
     }
 }

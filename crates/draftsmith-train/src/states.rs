@@ -1,5 +1,6 @@
 //! Hidden states of a frozen model, stored on disk so that later epochs and runs need not compute them
-//! again: the recipe's `features = "cache"`.
+//! again: the recipe's `features = "cache"`. With `features = "server"`, a server gives them before
+//! the training begins, and the target's layers are not needed.
 //!
 //! Storing hidden states changes nothing but their rounding. A state is rounded to 8 or 16 bits per
 //! number (`states/format.rs`) before it is first used, so results depend neither on the epoch nor
@@ -18,7 +19,7 @@ use serde::{Deserialize, Serialize};
 use self::file::FilePlan;
 pub(crate) use self::file::StateFile;
 pub use self::format::FeatureFormat;
-use crate::error::TrainError;
+use crate::error::{Section, TrainError};
 
 /// Whether the frozen model's hidden states are stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -29,6 +30,61 @@ pub enum Features {
     Recompute,
     /// The hidden states are computed once and stored on disk.
     Cache,
+    /// A server that runs the target gives the hidden states, which are stored on disk.
+    Server,
+}
+
+impl Features {
+    /// Checks that no server gives the hidden states, for a network that reads those of layers that
+    /// it runs itself.
+    pub(crate) fn check_local(self, section: Section) -> Result<(), TrainError> {
+        if self != Self::Server {
+            return Ok(());
+        }
+        Err(TrainError::Setting {
+            section,
+            key: "features",
+            value: "`server`".to_owned(),
+            expected: "`recompute` or `cache`: drafting runs the frozen layers, so they must be here; drafters of the \
+                       kinds `eagle3` and `block` allow `server`",
+        })
+    }
+}
+
+/// A row whose hidden states are wanted.
+#[derive(Debug, Clone, Copy)]
+pub struct StatesRow<'r> {
+    /// The row's id.
+    pub id: &'r str,
+    /// The row's tokens, without the last one.
+    pub ids: &'r [u32],
+    /// The first position whose final state is wanted.
+    pub first_supervised: usize,
+}
+
+/// The hidden states of a row.
+#[derive(Debug, Clone)]
+pub struct GivenStates {
+    /// For each layer that was asked for, a state of each token.
+    pub layers: Vec<Vec<f32>>,
+    /// The states after the final norm, from the first supervised position on.
+    pub last: Vec<f32>,
+}
+
+/// Gives the hidden states of a target whose layers are not here.
+pub trait StatesSource: Sync {
+    /// Passes the hidden states of rows to `keep`, in order, with each row's index. Each is the
+    /// state after the number of layers in `layers`.
+    ///
+    /// # Errors
+    /// If states cannot be had or are not the target's, with a description and a hint, or if `keep`
+    /// fails.
+    fn states(
+        &self,
+        layers: &[usize],
+        rows: &[StatesRow<'_>],
+        keep: &mut dyn FnMut(usize, GivenStates) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError>;
 }
 
 /// The place where hidden states are stored, and the model that they belong to.
@@ -42,6 +98,8 @@ pub struct FeatureDir<'a> {
     pub models: String,
     /// A callback for messages about the size of the files and about problems with them.
     pub notify: &'a (dyn Fn(String) + 'a),
+    /// What gives the states with [`Features::Server`].
+    pub source: Option<&'a dyn StatesSource>,
 }
 
 /// The plan for storing one row: `num_states` hidden states that depend only on `ids`.
@@ -61,6 +119,11 @@ pub(crate) struct StateFiles<'a> {
 impl<'a> StateFiles<'a> {
     pub(crate) fn new(place: FeatureDir<'a>, format: FeatureFormat) -> Self {
         Self { place, format, plans: Vec::new() }
+    }
+
+    /// Returns what gives the states, if it is not the target.
+    pub(crate) fn source(&self) -> Option<&'a dyn StatesSource> {
+        self.place.source
     }
 
     /// Plans a file for hidden states of `width` numbers each. `what` is a suffix of the file's

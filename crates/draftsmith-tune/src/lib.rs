@@ -23,6 +23,7 @@ pub mod recorder;
 pub mod replay;
 pub mod responses;
 pub mod rollouts;
+pub mod served_states;
 pub mod server_access;
 pub mod serving;
 pub mod sweep;

@@ -62,8 +62,7 @@ impl<'a> ServerAccess<'a> {
         max_new_tokens: usize,
         watch: &dyn Watch,
     ) -> Result<Served> {
-        let read = |name| read_token(name, "data.server.api_key_env");
-        let secret = self.server.api_key_env.as_deref().map(read).transpose()?;
+        let secret = recipe_token(self.server)?;
         let TextSide { tokenizer, eos_token_ids, text_end, context, .. } =
             workspace.text_side()?.clone();
         let target = TargetSettings {
@@ -77,7 +76,7 @@ impl<'a> ServerAccess<'a> {
             max_new_tokens,
             seed: self.seed,
         };
-        let (secret, journal) = (secret.unwrap_or_default(), &self.journal);
+        let journal = &self.journal;
         let served = Served::open(self.server, secret, target, journal, self.hints)?;
         if served.num_broken() > 0 {
             watch.note(format!(
@@ -88,6 +87,16 @@ impl<'a> ServerAccess<'a> {
         }
         Ok(served)
     }
+}
+
+/// Reads the bearer token of a recipe's servers from the environment. It is empty if the recipe names
+/// no variable.
+///
+/// # Errors
+/// If the variable is not set, or its value is not a valid token.
+pub(crate) fn recipe_token(server: &ServerRecipe) -> Result<Secret> {
+    let read = |name| read_token(name, "data.server.api_key_env");
+    Ok(server.api_key_env.as_deref().map(read).transpose()?.unwrap_or_default())
 }
 
 /// Reads the bearer token from the environment variable `variable`. `named_by` is the key or flag

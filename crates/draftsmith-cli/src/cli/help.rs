@@ -23,7 +23,7 @@ const BUILD_DATA: &str = "draftsmith build-data recipes/tiny.toml";
 const COSTS: &str = "draftsmith server costs --server http://127.0.0.1:8080/v1 --candidates 0";
 
 /// The commands for a server that runs.
-const OF_SERVERS: [CommandHelp; 3] = [
+const OF_SERVERS: [CommandHelp; 4] = [
     CommandHelp::new("server costs", COSTS),
     CommandHelp::new(
         "server certify",
@@ -35,6 +35,14 @@ const OF_SERVERS: [CommandHelp; 3] = [
         "server doctor",
         "draftsmith server doctor checkpoints/tiny/draft \\
     --target checkpoints/tiny/target",
+    ),
+    CommandHelp::new(
+        "server states",
+        "export E3='drafters.e3={kind=\"eagle3\",features=\"server\"}'
+  export STATES='data.server={urls=[\"http://localhost:8000/v1\"],
+    model=\"tiny\",states.dirs=[\"/dev/shm/states\"]}'
+  draftsmith server states recipes/tiny.toml --set \"$E3\" --set \"$STATES\" \\
+    --set data.responses='\"server\"'",
     ),
 ];
 

@@ -204,7 +204,7 @@ fn the_parts_are_those_of_a_layer(target: &CausalLm) {
         &x,
         &Device::flex(),
     );
-    let (layer, _) = target.layer_and_norm(1);
+    let layer = target.layer(1).unwrap();
     let attention = layer.attention.as_ref().expect("a model's layer has both");
     let attended =
         x.clone() + attention.forward(attention.normed_input(x.clone()), &positions, None);
@@ -232,7 +232,7 @@ fn initial_weights_from_the_target_are_exact_copies() {
 
 fn first_weights_are_its_layers(target: &CausalLm) {
     let last = target.shape().num_layers - 1;
-    let (theirs, norm) = target.layer_and_norm(last);
+    let (theirs, norm) = (target.layer(last).unwrap(), target.last_norm());
     for device in [Device::flex(), Device::flex().autodiff()] {
         for architecture in AdapterArchitecture::ALL {
             let config = config_for(target, architecture, 1);
@@ -267,7 +267,7 @@ fn layers_start_from_the_targets_next_layers_and_repeat_its_last() {
     let config = config_for(&target, AdapterArchitecture::DecoderLayer, 3);
     let adapter = config.init(&Device::flex()).with_layers_of(&target, last - 1);
     for (layer, number) in adapter.stack.layers.iter().zip([last - 1, last, last]) {
-        let (expected, _) = target.layer_and_norm(number);
+        let expected = target.layer(number).unwrap();
         let [found, expected] = [layer, &expected].map(|layer| {
             let attention = layer.attention.as_ref().expect("it has one");
             attention.projections().map(|linear| values(linear.weight.val()))

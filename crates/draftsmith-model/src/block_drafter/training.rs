@@ -54,7 +54,7 @@ impl BlockDrafter {
     }
 
     /// Replaces the weights of the draft layers by trainable copies of the target's last layers,
-    /// where they fit. `fc` passes on the deepest state, plus a tenth of its previous output. The
+    /// where they were loaded and fit. `fc` passes on the deepest state, plus a tenth of its previous output. The
     /// norm and the LM head are the target's, the latter for the tokens that the drafter may draft.
     #[must_use]
     pub fn with_weights_of(self, target: &CausalLm) -> Self {
@@ -63,12 +63,12 @@ impl BlockDrafter {
         let first = num_layers.saturating_sub(own);
         let layers = self.stack.layers.into_iter().enumerate();
         let layers: Vec<DecoderLayer> = layers
-            .map(|(nth, layer)| match first + nth < num_layers {
-                true => layer.begun_from(target.layer_and_norm(first + nth).0, &device),
-                false => layer,
+            .map(|(nth, layer)| match target.layer(first + nth) {
+                Some(theirs) => layer.begun_from(theirs, &device),
+                None => layer,
             })
             .collect();
-        let (_, last_norm) = target.layer_and_norm(num_layers - 1);
+        let last_norm = target.last_norm();
         let norm = match last_norm.beta() {
             None => copied(last_norm, &device),
             Some(_) => self.stack.norm,

@@ -138,8 +138,7 @@ fn a_drafter_begins_with_what_fits_of_the_target() {
         ..Eagle3Config::new(target.config())
     };
     let begun = drafter.clone().with_weights_of(&target, &config);
-    let (theirs, _) = target.layer_and_norm(3);
-    let theirs = theirs.attention.unwrap();
+    let theirs = target.layer(3).unwrap().attention.unwrap();
     let (own, drawn) = (begun.layer.attention.as_ref().unwrap(), drafter.layer.attention.unwrap());
     let halves = |linear: &Linear| {
         let weight = linear.weight.val();

@@ -19,7 +19,7 @@ use super::files::{WeightFiles, weight_files};
 use super::stored::{StoredRows, StoredTensor};
 use super::{header, torch};
 use crate::error::ModelError;
-use crate::spec::{NormForm, NormSpec};
+use crate::spec::{ModelNames, NormForm, NormSpec};
 
 /// An open checkpoint.
 #[derive(Debug)]
@@ -81,6 +81,47 @@ impl WeightReader {
             files.push(file);
         }
         Ok(Self { path: dir.to_path_buf(), files, tensors, taken: BTreeSet::new() })
+    }
+
+    /// Opens a directory as [`WeightReader::open_dir`] does, for only the embeddings, the final norm
+    /// and the LM head, and gives them these names. In the files they may have any prefix.
+    ///
+    /// # Errors
+    /// As [`WeightReader::open_dir`], or if it has no embedding, or several.
+    pub(crate) fn open_ends(dir: &Path, names: &ModelNames) -> Result<Self, ModelError> {
+        let last = |name: &'static str| name.rsplit('.').next().unwrap_or(name);
+        let is = |tensor: &str, end: &str| {
+            let mut parts = tensor.rsplit('.');
+            matches!(parts.next(), Some("weight" | "bias")) && parts.next() == Some(end)
+        };
+        let is_in_layer = |tensor: &str| tensor.split('.').any(|part| part.parse::<u32>().is_ok());
+        let ends = [names.embedding, names.norm, names.lm_head].map(last);
+        let [embedding, norm, head] = ends;
+        let mut reader = Self::open_dir_of(dir, |tensor| {
+            !is_in_layer(tensor) && ends.iter().any(|end| is(tensor, end))
+        })?;
+        let found = reader.names().filter(|tensor| is(tensor, embedding)).map(str::to_owned);
+        let [found] = <[String; 1]>::try_from(found.collect::<Vec<_>>()).map_err(|found| {
+            let num = found.len();
+            let problem = format!("it has {num} tensors `{embedding}.weight`, expected one");
+            ModelError::Safetensors { path: dir.to_path_buf(), problem }
+        })?;
+        // A vision model may have a norm of the same name, but not beside these embeddings.
+        let stem = found.trim_end_matches("weight").trim_end_matches('.');
+        let stem = stem.strip_suffix(embedding).unwrap_or_default();
+        let norm = format!("{stem}{norm}");
+        reader.ignore(|tensor| {
+            tensor != found && !tensor.starts_with(&format!("{norm}.")) && !is(tensor, head)
+        });
+        let of_head = reader.names().find(|tensor| is(tensor, head));
+        let of_head =
+            of_head.and_then(|tensor| tensor.rsplit_once('.')).map(|(own, _)| own.to_owned());
+        reader = reader.with_prefix(&format!("{stem}{embedding}"), names.embedding)?;
+        reader = reader.with_prefix(&norm, names.norm)?;
+        match of_head {
+            Some(own) => reader.with_prefix(&own, names.lm_head),
+            None => Ok(reader),
+        }
     }
 
     /// Opens one file: from `torch.save` if its name ends in `.bin`, otherwise safetensors.

@@ -7,12 +7,13 @@ use anyhow::{Context, Result, ensure};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::{BlockDraftParts, NamedParts};
 use draftsmith_model::{
-    BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, VOCABULARY_COVERAGE, WeightDtype,
+    BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, ModelConfig, VOCABULARY_COVERAGE,
+    WeightDtype,
 };
 use draftsmith_theory::{HeadTiming, ModelSummary, Road, RoundForwards};
 use draftsmith_train::{
-    BlockTraining, Eagle3Scores, Ending, OptimizerSettings, Teaching, TrainError, TrainedExport,
-    TrainingRun, train_blocks,
+    BlockTraining, Eagle3Scores, Ending, Features, OptimizerSettings, Teaching, TrainError,
+    TrainedExport, TrainingRun, train_blocks,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -146,9 +147,10 @@ impl DrafterKind for BlockKind {
         self.0.training().map(|training| training as _)
     }
 
-    /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers.
+    /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers; 0 if
+    /// servers give these states.
     fn num_first_layers(&self) -> usize {
-        usize::MAX
+        if self.0.training().is_some_and(KindTraining::is_served) { 0 } else { usize::MAX }
     }
 
     fn max_candidate_length(&self) -> usize {
@@ -204,6 +206,14 @@ impl KindTraining for BlockTraining {
 
     fn teacher(&self) -> Teaching {
         self.common.teacher
+    }
+
+    fn is_served(&self) -> bool {
+        self.common.features == Features::Server
+    }
+
+    fn served_layers(&self, target: &ModelConfig) -> Option<Vec<usize>> {
+        self.is_served().then(|| self.layers_of(target.shape.num_layers))
     }
 
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {

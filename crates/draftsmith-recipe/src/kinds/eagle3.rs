@@ -6,12 +6,12 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::{NamedParts, StateDraftParts};
-use draftsmith_model::{CausalLm, DrafterModel, Eagle3, Eagle3Config, WeightDtype};
+use draftsmith_model::{CausalLm, DrafterModel, Eagle3, Eagle3Config, ModelConfig, WeightDtype};
 use serde::{Deserialize, Serialize};
 
 use draftsmith_train::{
-    Eagle3Scores, Eagle3Training, Ending, OptimizerSettings, Teaching, TrainError, TrainedExport,
-    TrainingRun, train_eagle3,
+    Eagle3Scores, Eagle3Training, Ending, Features, OptimizerSettings, Teaching, TrainError,
+    TrainedExport, TrainingRun, train_eagle3,
 };
 use serde_json::{Value, json};
 
@@ -112,9 +112,10 @@ impl DrafterKind for Eagle3Kind {
         self.0.training().map(|training| training as _)
     }
 
-    /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers.
+    /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers; 0 if
+    /// servers give these states.
     fn num_first_layers(&self) -> usize {
-        usize::MAX
+        if self.0.training().is_some_and(KindTraining::is_served) { 0 } else { usize::MAX }
     }
 
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
@@ -171,6 +172,15 @@ impl KindTraining for Eagle3Training {
 
     fn teacher(&self) -> Teaching {
         self.teacher
+    }
+
+    fn is_served(&self) -> bool {
+        self.features == Features::Server
+    }
+
+    fn served_layers(&self, target: &ModelConfig) -> Option<Vec<usize>> {
+        let layers = || self.layers.unwrap_or(Eagle3Config::new(target).target_layers).to_vec();
+        self.is_served().then(layers)
     }
 
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {

@@ -17,6 +17,24 @@ pub fn read_server(path: &Path) -> Result<ServerRecipe> {
     read_keys("server", path, |server: &ServerRecipe| Ok(server.check()?))
 }
 
+/// Checks that a recipe whose drafters read hidden states from servers says where they are.
+///
+/// # Errors
+/// If the table `[data.server.states]` is missing.
+pub(super) fn check_states(recipe: &Recipe) -> Result<()> {
+    let server = recipe.data.as_ref().and_then(|data| data.served_by());
+    let has_states = server.is_some_and(|server| server.states.is_some());
+    for (id, training) in recipe.trained_self_drafts() {
+        require(
+            has_states || !training.is_served(),
+            &format!("drafters.{id}.features"),
+            "is `server`, and there is no table `[data.server.states]`; hint: set `data.responses = \"server\"` and \
+             name the directories of the servers' states in `data.server.states.dirs`",
+        )?;
+    }
+    Ok(())
+}
+
 /// Checks that nothing in a recipe with a target on servers needs the target's weights.
 ///
 /// # Errors
@@ -26,10 +44,11 @@ pub(super) fn check_without_weights(recipe: &Recipe) -> Result<()> {
         "the target's weights, which are not read where `data.server.labels` is `server`";
     for (id, training) in recipe.trained_self_drafts() {
         require(
-            training.teacher() != Teaching::Target,
+            training.teacher() != Teaching::Target || training.is_served(),
             &format!("drafters.{id}.teacher"),
             &format!(
-                "is `target`, which needs {WEIGHTS}; hint: `response` needs only the layers before the exit"
+                "is `target`, which needs {WEIGHTS}; hint: `response` needs only the layers before the exit, and \
+                 servers give the target's states to drafters of the kinds `eagle3` and `block` (`features = \"server\"`)"
             ),
         )?;
     }

@@ -15,6 +15,8 @@ pub(super) struct ModelDir {
     /// The model's role in messages, such as `target`.
     pub(super) role: String,
     pub(super) dir: PathBuf,
+    /// Whether the model's layers run elsewhere, so that its family may be any.
+    pub(super) is_elsewhere: bool,
     config: OnceLock<ModelConfig>,
     /// The hash of the weights and `config.json`.
     pub(super) hash: OnceLock<String>,
@@ -49,7 +51,12 @@ impl ModelDir {
     }
 
     pub(super) fn config(&self) -> Result<&ModelConfig> {
-        get_or_read(&self.config, || Ok(ModelConfig::from_model_dir(&self.dir)?))
+        get_or_read(&self.config, || {
+            Ok(match self.is_elsewhere {
+                true => ModelConfig::ends_from_model_dir(&self.dir)?,
+                false => ModelConfig::from_model_dir(&self.dir)?,
+            })
+        })
     }
 
     /// Returns whether the weights have not been read in any dtype.

@@ -25,7 +25,7 @@ pub struct Models {
     /// The draft models. The data contains candidates and labels of the first one.
     pub(super) drafts: Vec<(DrafterId, ModelDir)>,
     /// The target's name on servers, if servers run it. Its weights are then not read.
-    pub(super) served_as: Option<String>,
+    pub served_as: Option<String>,
     /// The directory of a served target's first layers, which its adapters need.
     pub(super) first_layers: ModelDir,
     /// The number of layers in `first_layers`.
@@ -215,10 +215,13 @@ impl Models {
         let num_layers = self.num_first_layers.min(self.target_shape()?.num_layers);
         self.first_layers.weights(dtype, |dir| {
             self.watch.reads(&format!("{num_layers} layers of the target, {dtype:?}"));
-            let model = CausalLm::load(dir, dtype, Some(num_layers), self.device());
+            let model = match num_layers {
+                0 => CausalLm::load_ends(dir, dtype, self.device()),
+                _ => CausalLm::load(dir, dtype, Some(num_layers), self.device()),
+            };
             model.with_context(|| {
                 format!(
-                    "adapters need the target's first {num_layers} layers, embedding, final norm and \
+                    "drafters need the target's first {num_layers} layers, embedding, final norm and \
                      LM head in `{}`; hint: copy the weight files that its index names for them there",
                     dir.display()
                 )

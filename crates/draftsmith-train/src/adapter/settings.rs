@@ -158,6 +158,7 @@ impl AdapterTraining {
             let expected = "1 or more, and an architecture without a separate LM head";
             return invalid("draft_vocabulary", size.to_string(), expected);
         }
+        self.features.check_local(section)?;
         self.optimizer.check(section)?;
         check_numbers(
             section,

@@ -8,7 +8,9 @@ use draftsmith_model::{CausalLm, Lengths};
 use crate::adapter::rows::{AdapterRow, Padded};
 use crate::adapter::settings::Teaching;
 use crate::error::TrainError;
-use crate::states::{RowStatesPlan, StateFile, StateFiles, problems};
+use crate::states::{
+    GivenStates, RowStatesPlan, StateFile, StateFiles, StatesRow, StatesSource, problems,
+};
 
 /// The open files of a training.
 #[derive(Debug)]
@@ -16,6 +18,8 @@ pub(crate) struct StoredStates {
     exits: Vec<StateFile>,
     /// The file of the final hidden states. `None` if the response is the teacher.
     last: Option<StateFile>,
+    /// Whether the target can compute states that are missing.
+    has_layers: bool,
 }
 
 /// The hidden states of a row, token by token.
@@ -37,6 +41,7 @@ impl StoredStates {
         width: usize,
         rows: &[&AdapterRow],
     ) -> Result<Self, TrainError> {
+        let source = files.source();
         let states = |row: &&'_ AdapterRow, num_states| {
             let mut ids = row.input_ids.clone();
             ids.push(num_states as u32);
@@ -58,7 +63,45 @@ impl StoredStates {
         }
         let mut exits = files.open()?;
         let last = exits.split_off(exit_layers.len()).pop();
-        Ok(Self { exits, last })
+        let stored = Self { exits, last, has_layers: source.is_none() };
+        if let Some(source) = source {
+            stored.fill(source, exit_layers, rows)?;
+        }
+        Ok(stored)
+    }
+
+    /// Asks a source for the states of all rows that are not stored yet, and stores them.
+    ///
+    /// # Errors
+    /// If the source fails, or a row cannot be stored.
+    fn fill(
+        &self,
+        source: &dyn StatesSource,
+        exit_layers: &[usize],
+        rows: &[&AdapterRow],
+    ) -> Result<(), TrainError> {
+        let missing = rows.iter().filter(|row| self.read(row).is_none()).map(|row| StatesRow {
+            id: &row.id,
+            ids: &row.input_ids,
+            first_supervised: row.first_supervised,
+        });
+        let missing: Vec<StatesRow<'_>> = missing.collect();
+        source.states(exit_layers, &missing, &mut |nth, GivenStates { layers, last }| {
+            let id = missing[nth].id;
+            for (file, states) in self.exits.iter().zip(layers) {
+                file.store(id, states);
+            }
+            if let Some(file) = &self.last {
+                file.store(id, last);
+            }
+            match self.problems().pop() {
+                Some(problem) => Err(TrainError::States(format!(
+                    "the hidden states of `{id}` cannot be stored: {problem}; hint: free disk space, or \
+                     store them with `features_format = \"bf16\"`, which has room for any number"
+                ))),
+                None => Ok(()),
+            }
+        })
     }
 
     /// Reads the stored states of rows. The target computes those that are not stored yet.
@@ -73,7 +116,12 @@ impl StoredStates {
         let found = rows.iter().zip(&all);
         let missing: Vec<&AdapterRow> =
             found.filter(|(_, states)| states.is_none()).map(|(row, _)| *row).collect();
-        if !missing.is_empty() {
+        if !missing.is_empty() && !self.has_layers {
+            // Training then stops with an error that names the rows, because the loss is not finite.
+            let lost = |row: &&AdapterRow| self.lost(row, target.shape().hidden_size);
+            let mut lost = missing.iter().map(lost);
+            all.iter_mut().filter(|it| it.is_none()).for_each(|states| *states = lost.next());
+        } else if !missing.is_empty() {
             let mut made =
                 self.compute(target, exit_layers, &missing, (lengths, batch_size)).into_iter();
             all.iter_mut()
@@ -90,6 +138,14 @@ impl StoredStates {
             None => Vec::new(),
         };
         Some(RowStates { exits, last })
+    }
+
+    /// Returns states that are not numbers, for a row that can no longer be read.
+    fn lost(&self, row: &AdapterRow, width: usize) -> RowStates {
+        let states = |num: usize| vec![f32::NAN; num * width];
+        let last = self.last.as_ref().map(|_| states(row.num_supervised()));
+        let exits = self.exits.iter().map(|_| states(row.input_ids.len())).collect();
+        RowStates { exits, last: last.unwrap_or_default() }
     }
 
     /// Computes the states of rows with the target, and stores them.

@@ -371,7 +371,8 @@ fn stored_hidden_states_change_losses_only_by_rounding() {
             let train = || {
                 let (name, models) = ("target".to_owned(), "one".to_owned());
                 let stored = dir.path().join("stored");
-                let features = FeatureDir { dir: &stored, name, models, notify: &notify };
+                let features =
+                    FeatureDir { dir: &stored, name, models, notify: &notify, source: None };
                 let run = TrainingRun::new(dir.path(), "");
                 let run = TrainingRun { features: Some(features), ..run };
                 let trained = train_adapters(&target, &rows, &cached, 3, run).map(only).unwrap();

@@ -185,6 +185,7 @@ impl HeadTraining {
                 ("rollout_length", self.rollout_length as f64, Range::AT_LEAST_ONE),
             ],
         )?;
+        self.features.check_local(section)?;
         if self.features == Features::Cache && self.labels.mixed().is_some() {
             return Err(TrainError::Setting {
                 section,

@@ -1,7 +1,7 @@
 //! The number formats of stored hidden states.
 
-use half::f16;
 use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 use serde::{Deserialize, Serialize};
 
 /// The number format of stored hidden states.
@@ -11,6 +11,8 @@ pub enum FeatureFormat {
     /// The half-precision float: 11 significant bits, for magnitudes up to 65,504.
     #[default]
     F16,
+    /// The format bfloat16: 8 significant bits, for magnitudes of any size.
+    Bf16,
     /// 8-bit integers. Each token has a scale that maps its largest absolute value to 127.
     Int8,
 }
@@ -23,7 +25,7 @@ impl FeatureFormat {
     /// Returns the size of one token's state of `width` numbers, in bytes.
     pub(crate) fn bytes_per_state(self, width: usize) -> usize {
         match self {
-            Self::F16 => 2 * width,
+            Self::F16 | Self::Bf16 => 2 * width,
             Self::Int8 => SCALE + width,
         }
     }
@@ -41,6 +43,15 @@ impl FeatureFormat {
                         return None;
                     }
                     bytes.extend_from_slice(&half.to_le_bytes());
+                }
+            }
+            Self::Bf16 => {
+                for value in states {
+                    let rounded = bf16::from_f32(*value);
+                    if !rounded.is_finite() {
+                        return None;
+                    }
+                    bytes.extend_from_slice(&rounded.to_le_bytes());
                 }
             }
             Self::Int8 => {
@@ -73,6 +84,10 @@ impl FeatureFormat {
                 halves.convert_to_f32_slice(&mut states);
                 states
             }
+            Self::Bf16 => {
+                let (rounded, _) = bytes.as_chunks::<2>();
+                rounded.iter().map(|value| bf16::from_le_bytes(*value).to_f32()).collect()
+            }
             Self::Int8 => {
                 let mut states = Vec::with_capacity(bytes.len());
                 for state in bytes.chunks_exact(SCALE + width) {
@@ -95,7 +110,9 @@ mod tests {
         let width = 5;
         let states =
             [0.1_f32, -3.0, 7.25, 1e-3, -0.5, 0.0, 0.0, 0.0, 0.0, 0.0, 40.0, -6e4, 3e4, 1.0, -2.0];
-        for (format, bytes) in [(FeatureFormat::F16, 30), (FeatureFormat::Int8, 27)] {
+        for (format, bytes) in
+            [(FeatureFormat::F16, 30), (FeatureFormat::Bf16, 30), (FeatureFormat::Int8, 27)]
+        {
             let encoded = format.encode(&states, width).expect("it fits");
             assert_eq!(encoded.len(), bytes);
             let found = format.decode(&encoded, width);
@@ -105,6 +122,7 @@ mod tests {
                     // Half a step: 11 bits of the number, or 1/127 of the largest one.
                     let bound = match format {
                         FeatureFormat::F16 => expected.abs() / 2048.0 + 3e-8,
+                        FeatureFormat::Bf16 => expected.abs() / 256.0,
                         FeatureFormat::Int8 => largest / 254.0 * 1.001,
                     };
                     assert!((found - expected).abs() <= bound, "{format:?} {found} {expected}");
@@ -121,6 +139,8 @@ mod tests {
     fn numbers_outside_the_format_are_refused() {
         for bad in [f32::NAN, f32::INFINITY, 7e4] {
             assert_eq!(FeatureFormat::F16.encode(&[1.0, bad], 2), None, "{bad}");
+            let is_large = bad.is_finite();
+            assert_eq!(FeatureFormat::Bf16.encode(&[1.0, bad], 2).is_some(), is_large, "{bad}");
         }
         assert_eq!(FeatureFormat::Int8.encode(&[1.0, f32::NAN], 2), None);
         assert!(FeatureFormat::Int8.encode(&[1.0, 7e4], 2).is_some());

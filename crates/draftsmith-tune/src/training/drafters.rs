@@ -16,6 +16,8 @@ use super::export_job::{ExportJob, Exported, KEPT, Planned};
 use super::head_trainer::HeadTrainer;
 use super::outcomes::{DrafterOutcome, HeadOutcome};
 use super::{TrainingWatch, check_devices};
+use crate::served_states::StatesServer;
+use draftsmith_train::StatesSource;
 
 /// The command's name in messages.
 const COMMAND: &str = "train-drafter";
@@ -129,7 +131,13 @@ impl<'a> DrafterStage<'a> {
         let together = if names.len() > 1 { ", in one pass" } else { "" };
         let text = first.drafter.kind.entry().directory.as_ref().map_or("", |it| it.export.text);
         watch.line(&format!("{COMMAND}: {} ({text}){together}", names_text(&names)));
-        let job = self.job(first)?;
+        let said_by = (watch as &dyn draftsmith_recipe::watch::Watch, COMMAND);
+        let source = training
+            .is_served()
+            .then(|| StatesServer::open(recipe, workspace, target, said_by))
+            .transpose()?;
+        let source = source.as_ref().map(|source| source as &dyn StatesSource);
+        let job = ExportJob { source, ..self.job(first)? };
         let all: Vec<&dyn KindTraining> = missing.iter().map(|one| one.training).collect();
         let (rows, seed) = (&self.data.rows, recipe.seed);
         let written = job.run(&planned, |run| training.train(&all, target, rows, seed, run))?;
@@ -156,6 +164,11 @@ impl<'a> DrafterStage<'a> {
     fn job(self, first: &Trainee<'_>) -> Result<ExportJob<'a>> {
         let Self { recipe, workspace, data, watch } = self;
         let dtype = first.training.dtype().name();
+        // States from servers do not depend on the type in which the training computes.
+        let from = match &workspace.models.served_as {
+            Some(name) if first.training.is_served() => format!("served as {name}"),
+            _ => dtype.to_owned(),
+        };
         Ok(ExportJob {
             recipe,
             workspace,
@@ -166,7 +179,8 @@ impl<'a> DrafterStage<'a> {
             training_dir: recipe.checkpoint_dir().join(format!("{}-training", first.id)),
             shown: first.training.shown(),
             feature_name: "target".to_owned(),
-            feature_models: format!("{} {dtype}", workspace.models.target_hash()?),
+            feature_models: format!("{} {from}", workspace.models.target_hash()?),
+            source: None,
         })
     }
 

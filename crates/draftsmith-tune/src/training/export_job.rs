@@ -8,8 +8,8 @@ use draftsmith_data::{DataSet, Provenance, ResponseRow, hash_bytes, write_shard}
 use draftsmith_files::{in_bytes, read_bytes, write_whole};
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{
-    Ending, ExportStamp, FeatureDir, Resumption, TrainError, TrainedExport, TrainingRun,
-    TrainingSize, discard,
+    Ending, ExportStamp, FeatureDir, Resumption, StatesSource, TrainError, TrainedExport,
+    TrainingRun, TrainingSize, discard,
 };
 use serde_json::{Map, Value, json};
 
@@ -95,6 +95,8 @@ pub(super) struct ExportJob<'a> {
     pub(super) feature_name: String,
     /// A text that identifies everything except tokens that those hidden states depend on.
     pub(super) feature_models: String,
+    /// What gives the hidden states, if servers run the target; `None` if the frozen model does.
+    pub(super) source: Option<&'a dyn StatesSource>,
 }
 
 /// The exports that a training wrote.
@@ -155,7 +157,7 @@ impl ExportJob<'_> {
     ) -> Result<T> {
         let (dir, notify) = (self.recipe.data_dir(), |text: String| self.note(&text));
         let (name, models) = (self.feature_name.clone(), self.feature_models.clone());
-        let features = FeatureDir { dir: &dir, name, models, notify: &notify };
+        let features = FeatureDir { dir: &dir, name, models, notify: &notify, source: self.source };
         let (mut train, mut trained) = (Some(train), None);
         self.watch.shows(self.command, self.shown, &mut |listener, should_stop| {
             let train = train.take().context("a training is shown once")?;
@@ -201,7 +203,11 @@ impl ExportJob<'_> {
     /// Converts an error of the training. If a loss was not finite, saves the rows of its batch for
     /// inspection.
     fn explain(&self, error: TrainError) -> anyhow::Error {
-        let TrainError::NotFinite { row_ids, .. } = &error else { return error.into() };
+        let row_ids = match &error {
+            TrainError::NotFinite { row_ids, .. } => row_ids,
+            TrainError::Stopped => return Interrupted.into(),
+            _ => return error.into(),
+        };
         let rows = self.data.rows.iter().filter(|row| row_ids.contains(&row.id));
         let batch: Vec<ResponseRow> = rows.cloned().collect();
         let path = self.training_dir.join(NOT_FINITE);

@@ -140,6 +140,7 @@ impl HeadTrainer<'_> {
             shown: &["KL", "unshifted KL", "AUROC", "ECE"],
             feature_name: self.id.to_string(),
             feature_models: format!("{draft} {target} {}", first.dtype.name()),
+            source: None,
         };
         let written = job.run(planned, |run| {
             Ok(train_heads(frozen, data, heads, self.recipe.seed, run)?.into_exports())

@@ -1,0 +1,81 @@
+//! The ends of models of any family: embeddings, final norm and LM head, for a target whose layers
+//! run on a server.
+//!
+//! Multimodal models keep the keys of their language model in `text_config`. A family that we do not
+//! know counts as a Llama, whose layers are never built. Keys that change the ends in a way that we do
+//! not know are refused.
+
+use std::path::Path;
+
+use serde_json::{Map, Value};
+
+use super::{Architecture, ModelConfig, families, read_architecture};
+use crate::error::{ModelError, read_json};
+use crate::spec::NormForm;
+
+/// The key of a multimodal model's language model.
+const TEXT: &str = "text_config";
+/// Beginnings of the types of models whose norms multiply by 1 + weight.
+const PLUS_ONE: [&str; 3] = ["gemma", "qwen3_next", "qwen3_5"];
+/// Keys by which some families scale embeddings, and by which they scale logits.
+const EMBEDDING_SCALES: [&str; 2] = ["embedding_multiplier", "scale_emb"];
+const LOGIT_SCALES: [&str; 4] =
+    ["logits_scaling", "logit_scale", "dim_model_base", "lm_head_multiplier"];
+/// Keys of the position embedding, which a drafter chooses by itself.
+const ROPE: [&str; 3] = ["rope_scaling", "rope_parameters", "partial_rotary_factor"];
+
+impl ModelConfig {
+    /// Reads the `config.json` of a target of any family whose layers run elsewhere, also of a
+    /// quantised one. Only its sizes, special tokens and ends are meaningful if the family is not
+    /// one of [`Architecture::ALL`].
+    ///
+    /// # Errors
+    /// If a file is missing or not JSON, a key has a bad value, or a key changes the ends in a way
+    /// that is not known.
+    pub fn ends_from_model_dir(dir: &Path) -> Result<Self, ModelError> {
+        let path = &dir.join("config.json");
+        let keys = language_keys(read_json(path)?);
+        let mut config = match read_architecture(path, &keys) {
+            Ok(architecture) => families::read(architecture, path, &keys)?,
+            Err(_) => unknown(path, keys)?,
+        };
+        config.read_end_tokens(dir)?;
+        Ok(config)
+    }
+}
+
+/// Returns the keys of the language model, without those of a quantisation of its layers.
+fn language_keys(mut keys: Map<String, Value>) -> Map<String, Value> {
+    if let Some(Value::Object(text)) = keys.remove(TEXT) {
+        keys.extend(text);
+    }
+    keys.remove("quantization_config");
+    keys
+}
+
+/// Reads the keys of a family that we do not know.
+fn unknown(path: &Path, mut keys: Map<String, Value>) -> Result<ModelConfig, ModelError> {
+    let scale = |key: &&str| keys.get(*key).and_then(Value::as_f64).filter(|scale| *scale != 1.0);
+    if let Some(key) = LOGIT_SCALES.into_iter().find(|key| scale(key).is_some()) {
+        let problem = "is set, and how it changes the logits is not known here".to_owned();
+        return Err(ModelError::Config { path: path.to_path_buf(), key, problem });
+    }
+    let embedding_scale = EMBEDDING_SCALES.iter().find_map(scale);
+    let soft_cap = keys.get("final_logit_softcapping").and_then(Value::as_f64);
+    let kind = keys.remove("model_type");
+    let kind = kind.as_ref().and_then(Value::as_str).unwrap_or_default();
+    let theta = keys.get("rope_parameters").and_then(|rope| rope.get("rope_theta")).cloned();
+    for key in ROPE {
+        keys.remove(key);
+    }
+    if let Some(theta) = theta {
+        keys.insert("rope_theta".to_owned(), theta);
+    }
+    let mut config = families::read(Architecture::Llama, path, &keys)?;
+    config.spec.embedding_scale = embedding_scale.map(|scale| scale as f32);
+    config.spec.logit_soft_cap = soft_cap.map(|cap| cap as f32);
+    if PLUS_ONE.iter().any(|start| kind.starts_with(start)) {
+        config.spec.norm.form = NormForm::RmsPlusOne;
+    }
+    Ok(config)
+}

@@ -1,0 +1,308 @@
+//! Hidden states of a target that servers run (`features = "server"`): requests for rows, the proof
+//! that the states are the target's, and what it costs.
+
+mod proof;
+
+use std::thread::Builder;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use draftsmith_data::ResponseRow;
+use draftsmith_files::in_bytes;
+use draftsmith_model::{CausalLm, WeightDtype};
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::watch::{Progress, Watch};
+use draftsmith_recipe::workspace::Workspace;
+use draftsmith_served::{
+    ServedError, ServedStates, ServerHints, ServerRecipe, StatesAsk, StatesClient, side_by_side,
+};
+use draftsmith_train::{GivenStates, StatesRow, StatesSource, TrainError};
+use serde::Serialize;
+
+use self::proof::Prover;
+use crate::server_access::recipe_token;
+
+/// The memory for states of rows that are requested at the same time, in bytes.
+const MOST_BYTES: usize = 1 << 30;
+
+/// A target on servers that give its hidden states, with its local ends: embeddings, final norm and
+/// LM head.
+pub struct StatesServer<'a> {
+    client: StatesClient,
+    server: &'a ServerRecipe,
+    ends: &'a CausalLm,
+    /// The target's first layers; `None` if they are not here.
+    first_layers: Option<CausalLm>,
+    watch: &'a dyn Watch,
+    command: &'static str,
+}
+
+/// What the proof of some rows found.
+#[derive(Debug, Clone, Copy, Default)]
+struct Proved {
+    num_rows: usize,
+    /// The sums of errors in nats over the proof's rows, and their number.
+    errors: (f64, usize),
+    num_tokens: usize,
+    num_bytes: u64,
+}
+
+impl<'a> StatesServer<'a> {
+    /// Prepares the client. `ends` is the target with any number of its layers, and `layers` are the
+    /// numbers of layers whose states are wanted.
+    ///
+    /// # Errors
+    /// If the recipe names no servers or directories, or the token is not set.
+    pub fn open(
+        recipe: &'a Recipe,
+        workspace: &Workspace,
+        ends: &'a CausalLm,
+        (watch, command): (&'a dyn Watch, &'static str),
+    ) -> Result<Self> {
+        let server = recipe.data.as_ref().and_then(|data| data.served_by());
+        let server = server.context(
+            "`features` is `server`, and `data.responses` is not; hint: add the table `[data.server]`",
+        )?;
+        let secret = recipe_token(server)?;
+        let vocab_size = ends.shape().vocab_size;
+        let client = StatesClient::new(server, secret, vocab_size, ServerHints::OF_RECIPE)?;
+        let models = &workspace.models;
+        // A checkpoint with only the ends lacks them. They serve the proof only.
+        let first_layers = CausalLm::load(
+            models.target_dir(),
+            WeightDtype::F32,
+            Some(proof::NUM_LAYERS),
+            models.device(),
+        );
+        Ok(Self { client, server, ends, first_layers: first_layers.ok(), watch, command })
+    }
+
+    /// Requests the states of rows at the same time.
+    fn fetch(&self, asks: &[StatesAsk<'_>]) -> Result<Vec<ServedStates>, ServedError> {
+        let new_thread = || Builder::new().name("states".to_owned());
+        side_by_side(new_thread, asks, |ask| self.client.fetch(*ask))
+    }
+
+    /// Requests all rows, proves their states and passes them to `keep`.
+    fn each(
+        &self,
+        layers: &[usize],
+        rows: &[StatesRow<'_>],
+        mut keep: impl FnMut(usize, GivenStates) -> Result<(), TrainError>,
+    ) -> Result<Proved, TrainError> {
+        let shape = self.ends.shape();
+        let mut asked = layers.to_vec();
+        if asked.last() != Some(&shape.num_layers) {
+            asked.push(shape.num_layers);
+        }
+        let width = shape.hidden_size;
+        let longest = rows.iter().map(|row| row.ids.len()).max().unwrap_or(1);
+        let row_bytes = longest * asked.len() * width * size_of::<f32>();
+        let at_once = (MOST_BYTES / (2 * row_bytes).max(1)).clamp(1, self.server.concurrency);
+        let num_proofs = self.server.states.as_ref().map_or(0, |states| states.proof);
+        let every = rows.len().div_ceil(num_proofs.max(1)).max(1);
+        let mut prover = Prover::new(self.ends, self.first_layers.as_ref(), &asked);
+        let progress = Progress::new(self.watch, "hidden states", "rows", rows.len() as u64);
+        let mut proved = Proved::default();
+        let asks: Vec<StatesAsk<'_>> = rows
+            .iter()
+            .enumerate()
+            .map(|(nth, StatesRow { id, ids, .. })| {
+                let (num_layers, is_proof) = (asked.len(), nth % every == 0);
+                StatesAsk { id, ids, num_layers, width, is_proof }
+            })
+            .collect();
+        for (chunk, first) in asks.chunks(at_once).zip((0..).step_by(at_once)) {
+            if self.watch.is_interrupted() {
+                return Err(TrainError::Stopped);
+            }
+            let states =
+                self.fetch(chunk).map_err(|error| TrainError::States(error.to_string()))?;
+            for ((ask, states), nth) in chunk.iter().zip(states).zip(first..) {
+                let found = prover.prove(ask, &states);
+                let error = found.map_err(|why| {
+                    TrainError::States(format!("row `{}`: the served hidden states {why}", ask.id))
+                })?;
+                proved.num_rows += 1;
+                proved.num_tokens += ask.ids.len();
+                proved.num_bytes += states.num_bytes;
+                if ask.is_proof {
+                    proved.errors = (proved.errors.0 + error, proved.errors.1 + 1);
+                }
+                let last = states.layers.last().map_or(&[][..], Vec::as_slice);
+                let last = prover.normed(&last[rows[nth].first_supervised * width..]);
+                let mut own = states.layers;
+                own.truncate(layers.len());
+                keep(nth, GivenStates { layers: own, last })?;
+                progress.advance(1);
+            }
+        }
+        self.watch.line(&format!("{}: {}", self.command, self.summary(&proved, &prover)));
+        Ok(proved)
+    }
+
+    /// Describes what was proved.
+    fn summary(&self, proved: &Proved, prover: &Prover<'_>) -> String {
+        let (sum, num) = proved.errors;
+        let unversioned = match self.client.num_unversioned() {
+            0 => "",
+            _ => "; the server names no version of vLLM, so it may be older than 0.31",
+        };
+        format!(
+            "hidden states of {} rows from the server. The last state gives its log-probabilities: mean error {:.4} nats \
+             at every position of {num} rows, and at the last one of all. {}{unversioned}",
+            proved.num_rows,
+            sum / num.max(1) as f64,
+            prover.middle_text()
+        )
+    }
+}
+
+impl StatesSource for StatesServer<'_> {
+    fn states(
+        &self,
+        layers: &[usize],
+        rows: &[StatesRow<'_>],
+        keep: &mut dyn FnMut(usize, GivenStates) -> Result<(), TrainError>,
+    ) -> Result<(), TrainError> {
+        if rows.is_empty() {
+            return Ok(());
+        }
+        self.each(layers, rows, keep).map(drop)
+    }
+}
+
+/// Returns the numbers of layers that the recipe's drafters read from servers, in rising order, with the
+/// last one.
+///
+/// # Errors
+/// If no drafter reads states from servers.
+pub fn served_layers(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<usize>> {
+    let config = workspace.models.target_config()?;
+    let trained = recipe.trained_self_drafts().into_iter();
+    let layers = trained.filter_map(|(_, training)| training.served_layers(config));
+    let mut layers: Vec<usize> = layers.flatten().collect();
+    if layers.is_empty() {
+        bail!(
+            "no drafter of the recipe has `features = \"server\"`; hint: set it in `[training]` or \
+             `[drafters.NAME]` of a drafter of the kind `eagle3` or `block`"
+        );
+    }
+    layers.push(config.shape.num_layers);
+    layers.sort_unstable();
+    layers.dedup();
+    Ok(layers)
+}
+
+/// Returns the command that starts a server which gives the states after `layers`.
+pub fn server_command(recipe: &Recipe, layers: &[usize]) -> String {
+    let dir = recipe.data.as_ref().and_then(|data| data.server.as_ref()?.states.as_ref());
+    let dir = dir.and_then(|states| states.server_dirs.first().or(states.dirs.first()));
+    let dir = dir.map_or("/dev/shm/states".to_owned(), |dir| dir.display().to_string());
+    format!(
+        "vllm serve {} --no-enable-prefix-caching \\\n  --speculative-config '{{\"method\": \"extract_hidden_states\", \
+         \"num_speculative_tokens\": 1,\n    \"draft_model_config\": {{\"hf_config\": \
+         {{\"eagle_aux_hidden_state_layer_ids\": {layers:?}}}}}}}' \\\n  --kv-transfer-config '{{\"kv_connector\": \
+         \"ExampleHiddenStatesConnector\", \"kv_role\": \"kv_producer\",\n    \"kv_connector_extra_config\": \
+         {{\"shared_storage_path\": \"{dir}\"}}}}'",
+        recipe.models.target.display()
+    )
+}
+
+/// What a few rows say about a server's hidden states, as in `--json`.
+#[derive(Debug, Serialize)]
+pub struct StatesOutcome {
+    /// The command that starts the server.
+    pub command: String,
+    /// The numbers of layers before the states that the server stores.
+    pub layers: Vec<usize>,
+    /// The proof, and the size and time of the whole job; `None` without built data.
+    pub examined: Option<ExaminedStates>,
+}
+
+/// The proof of a few rows, and the size and time of all.
+#[derive(Debug, Serialize)]
+pub struct ExaminedStates {
+    /// The number of rows that were proved at every position.
+    pub num_proved: usize,
+    /// The mean error of their log-probabilities, in nats.
+    pub mean_error: f64,
+    /// The number of rows and tokens that a training asks for.
+    pub num_rows: usize,
+    /// The number of their tokens.
+    pub num_tokens: usize,
+    /// The bytes of their states, as the server writes them.
+    pub num_bytes: u64,
+    /// The bytes of their states on the disk, in the widest of the formats asked for.
+    pub num_stored_bytes: u64,
+    /// The hours that they take, at the speed of the proved rows.
+    pub hours: f64,
+}
+
+impl ExaminedStates {
+    /// Describes the rows in one line.
+    pub fn text(&self) -> String {
+        format!(
+            "All {} rows have {} tokens: their states are {} on the way, one batch at a time, and {} on the disk, and take \
+             about {:.1} hours at the speed of these {} rows.",
+            self.num_rows,
+            self.num_tokens,
+            in_bytes(self.num_bytes),
+            in_bytes(self.num_stored_bytes),
+            self.hours,
+            self.num_proved
+        )
+    }
+}
+
+/// Says how to start a server for the recipe's drafters. With built data, proves the states of a few
+/// rows.
+///
+/// # Errors
+/// If no drafter reads states from servers, or the server gives none, or other ones than the target's.
+pub fn examine(
+    recipe: &Recipe,
+    workspace: &Workspace,
+    rows: Option<&[ResponseRow]>,
+    (watch, command): (&dyn Watch, &'static str),
+) -> Result<StatesOutcome> {
+    let layers = served_layers(recipe, workspace)?;
+    let mut outcome =
+        StatesOutcome { command: server_command(recipe, &layers), layers, examined: None };
+    let Some(rows) = rows else { return Ok(outcome) };
+    let context = workspace.models.target_shape()?.context;
+    let ids = |row: &ResponseRow| {
+        let mut ids = [&row.prompt_ids[..], &row.response_ids].concat();
+        ids.truncate((ids.len() - 1).min(context));
+        ids
+    };
+    let all: Vec<Vec<u32>> = rows.iter().map(ids).collect();
+    let rows: Vec<StatesRow<'_>> = rows
+        .iter()
+        .zip(&all)
+        .map(|(row, ids)| StatesRow { id: &row.id, ids, first_supervised: ids.len() - 1 })
+        .collect();
+    let ends = workspace.models.target_of_adapters(WeightDtype::F32)?;
+    let target = StatesServer::open(recipe, workspace, ends, (watch, command))?;
+    let num = target.server.states.as_ref().map_or(0, |states| states.proof).min(rows.len());
+    let every = rows.len().div_ceil(num.max(1)).max(1);
+    let some: Vec<StatesRow<'_>> = rows.iter().step_by(every).copied().collect();
+    let begun = Instant::now();
+    let middle = &outcome.layers[..outcome.layers.len() - 1];
+    let proved = target.each(middle, &some, |_, _| Ok(()))?;
+    let hours = begun.elapsed().as_secs_f64() / 3600.0;
+    let num_tokens: usize = all.iter().map(Vec::len).sum();
+    let share = num_tokens as f64 / proved.num_tokens.max(1) as f64;
+    let (sum, num_proved) = proved.errors;
+    let width = ends.shape().hidden_size;
+    outcome.examined = Some(ExaminedStates {
+        num_proved,
+        mean_error: sum / num_proved.max(1) as f64,
+        num_rows: rows.len(),
+        num_tokens,
+        num_bytes: (proved.num_bytes as f64 * share) as u64,
+        num_stored_bytes: (num_tokens * outcome.layers.len() * 2 * width) as u64,
+        hours: hours * share,
+    });
+    Ok(outcome)
+}

@@ -1,0 +1,449 @@
+//! Drafters trained on the hidden states of a served target: a mock of vLLM that computes with the
+//! embedded target, faults that the proof must find, and a training beside one with local layers.
+
+use std::fs::File;
+use std::io::{BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use draftsmith_model::{CausalLm, WeightReader, vectors};
+use draftsmith_theory::{argmax, log_softmax};
+use half::bf16;
+use serde_json::{Map, Value, json};
+
+use crate::support::{Place, Ran, model, read_request};
+
+/// The layers before the states that the drafter reads, and the number of all layers.
+const LAYERS: [usize; 4] = [2, 4, 5, 8];
+const WIDTH: usize = 192;
+const NUM_PROMPTS: usize = 24;
+
+/// The states of one request, before they are written: by layer, `[tokens, width]`.
+type Layers = Vec<Vec<f32>>;
+/// Changes the states of a request, given the target and the tokens.
+type ChangeStates = fn(&CausalLm, &[u32], &mut Layers);
+
+/// What the mock does otherwise than vLLM.
+#[derive(Clone, Copy, Default)]
+struct Fault {
+    /// Changes the states of a request.
+    states: Option<ChangeStates>,
+    /// Changes the answer.
+    answer: Option<fn(&mut Value)>,
+    /// Divides log-probabilities' logits.
+    temperature: Option<f32>,
+    in_bf16: bool,
+    /// The number of requests for states after which the server fails.
+    fails_after: Option<usize>,
+}
+
+struct Mock {
+    url: String,
+    dir: PathBuf,
+    fault: Arc<Mutex<Fault>>,
+    num_states: Arc<AtomicUsize>,
+}
+
+struct Served {
+    target: CausalLm,
+    dir: PathBuf,
+    fault: Arc<Mutex<Fault>>,
+    num_states: Arc<AtomicUsize>,
+}
+
+impl Mock {
+    fn serve(dir: PathBuf) -> Self {
+        std::fs::create_dir_all(&dir).unwrap();
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        let (fault, num_states) = (Arc::<Mutex<Fault>>::default(), Arc::<AtomicUsize>::default());
+        let target = CausalLm::from_model_dir(&model("target"), &Device::flex()).unwrap();
+        let served = Arc::new(Served {
+            target,
+            dir: dir.clone(),
+            fault: fault.clone(),
+            num_states: num_states.clone(),
+        });
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let served = served.clone();
+                std::thread::spawn(move || stream.and_then(|stream| served.meet(stream)));
+            }
+        });
+        Self { url, dir, fault, num_states }
+    }
+
+    fn with(&self, fault: Fault) {
+        *self.fault.lock().unwrap() = fault;
+    }
+
+    fn num_states(&self) -> usize {
+        self.num_states.load(Ordering::SeqCst)
+    }
+}
+
+impl Served {
+    fn meet(&self, mut stream: TcpStream) -> std::io::Result<()> {
+        let Some((_, body)) = read_request(&mut BufReader::new(&stream)) else { return Ok(()) };
+        let body: Value = serde_json::from_slice(&body)?;
+        let ids: Vec<u32> = serde_json::from_value(body["prompt"].clone())?;
+        let answer = match body["max_tokens"].as_u64() {
+            Some(1) => self.states(&ids, body["prompt_logprobs"].is_number())?,
+            most => Some(self.respond(ids, most.unwrap_or(0) as usize)),
+        };
+        let (status, answer) = match answer {
+            Some(answer) => (200, answer.to_string()),
+            None => (500, "{}".to_owned()),
+        };
+        write!(
+            stream,
+            "HTTP/1.1 {status} X\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{answer}",
+            answer.len()
+        )
+    }
+
+    /// The states after some layers, and the logits of all positions.
+    fn run(&self, ids: &[u32]) -> (Layers, Vec<f32>) {
+        let layers =
+            LAYERS.map(|layer| vectors::values(self.target.exit_states(ids_tensor(ids), layer)));
+        (layers.to_vec(), self.logits(ids))
+    }
+
+    fn logits(&self, ids: &[u32]) -> Vec<f32> {
+        vectors::values(self.target.lm_head(self.target.hidden_states(ids_tensor(ids))))
+    }
+
+    fn respond(&self, mut ids: Vec<u32>, most: usize) -> Value {
+        let num_before = ids.len();
+        let vocab_size = self.target.shape().vocab_size;
+        while ids.len() - num_before < most && ids.last() != Some(&1) {
+            let logits = self.logits(&ids);
+            ids.push(argmax(&logits[logits.len() - vocab_size..]));
+        }
+        let is_ended = ids.last() == Some(&1);
+        let finish = if is_ended { "stop" } else { "length" };
+        json!({ "choices": [{ "index": 0, "token_ids": ids[num_before..], "finish_reason": finish }] })
+    }
+
+    fn states(&self, ids: &[u32], is_proof: bool) -> std::io::Result<Option<Value>> {
+        let fault = *self.fault.lock().unwrap();
+        let number = self.num_states.fetch_add(1, Ordering::SeqCst);
+        if fault.fails_after.is_some_and(|most| number >= most) {
+            return Ok(None);
+        }
+        let (mut layers, mut logits) = self.run(ids);
+        if let Some(change) = fault.states {
+            change(&self.target, ids, &mut layers);
+        }
+        if let Some(temperature) = fault.temperature {
+            logits.iter_mut().for_each(|x| *x /= temperature);
+        }
+        let name = format!("cmpl-{number}-0-0a1b2c3d.safetensors");
+        let path = self.dir.join(&name);
+        let lock = File::create(self.dir.join(format!("{name}.lock")))?;
+        lock.lock()?;
+        let rows: Vec<&[f32]> = logits.chunks_exact(self.target.shape().vocab_size).collect();
+        let top = |row: &[f32]| {
+            let log_probs = log_softmax(row);
+            let mut ids: Vec<usize> = (0..row.len()).collect();
+            ids.sort_by(|a, b| log_probs[*b].total_cmp(&log_probs[*a]));
+            ids.into_iter().take(20).map(|id| (id, log_probs[id])).collect::<Vec<(usize, f64)>>()
+        };
+        let last = top(rows[rows.len() - 1]);
+        let named = last.iter().map(|(id, log)| (format!("token_id:{id}"), json!(log)));
+        let mut choice = json!({
+            "index": 0, "finish_reason": "length", "token_ids": [last[0].0], "prompt_token_ids": ids,
+            "logprobs": {
+                "tokens": [format!("token_id:{}", last[0].0)],
+                "token_logprobs": [last[0].1],
+                "top_logprobs": [Value::Object(named.collect())],
+            },
+        });
+        if is_proof {
+            let of = |row: &&[f32]| {
+                let all = top(row).into_iter();
+                let all = all.map(|(id, log)| (id.to_string(), json!({ "logprob": log })));
+                Value::Object(all.collect())
+            };
+            let before = rows[..rows.len() - 1].iter().map(of);
+            choice["prompt_logprobs"] = [Value::Null].into_iter().chain(before).collect();
+        }
+        let mut answer = json!({
+            "system_fingerprint": "vllm-0.33.0-0a1b",
+            "kv_transfer_params": { "hidden_states_path": path },
+            "choices": [choice],
+        });
+        if let Some(change) = fault.answer {
+            change(&mut answer);
+        }
+        let (ids, in_bf16) = (ids.to_vec(), fault.in_bf16);
+        // vLLM writes the file after its answer.
+        std::thread::spawn(move || {
+            std::thread::sleep(Duration::from_millis(5));
+            write(&path, &ids, &layers, in_bf16).unwrap();
+            drop(lock);
+        });
+        Ok(Some(answer))
+    }
+}
+
+fn ids_tensor(ids: &[u32]) -> Tensor<2, Int> {
+    let values: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
+    Tensor::from_data(TensorData::new(values, [1, ids.len()]), &Device::flex())
+}
+
+fn write(path: &Path, ids: &[u32], layers: &Layers, in_bf16: bool) -> std::io::Result<()> {
+    let mut data: Vec<u8> = ids.iter().flat_map(|id| i64::from(*id).to_le_bytes()).collect();
+    let num_ids = data.len();
+    for position in 0..ids.len() {
+        for value in layers.iter().flat_map(|own| &own[position * WIDTH..(position + 1) * WIDTH]) {
+            match in_bf16 {
+                true => data.extend(bf16::from_f32(*value).to_le_bytes()),
+                false => data.extend(value.to_le_bytes()),
+            }
+        }
+    }
+    let header = json!({
+        "token_ids": { "dtype": "I64", "shape": [ids.len()], "data_offsets": [0, num_ids] },
+        "hidden_states": {
+            "dtype": if in_bf16 { "BF16" } else { "F32" },
+            "shape": [ids.len(), layers.len(), WIDTH], "data_offsets": [num_ids, data.len()],
+        },
+    });
+    let header = header.to_string();
+    let mut file = File::create(path)?;
+    file.write_all(&(header.len() as u64).to_le_bytes())?;
+    file.write_all(header.as_bytes())?;
+    file.write_all(&data)
+}
+
+/// Writes the ends of the embedded target as a quantised mixture of experts that no code here can run
+/// would have them: under other names, beside a quantised layer, with the keys of the language model in
+/// a table of their own.
+fn write_ends(place: &Place, to: &str) -> PathBuf {
+    let dir = place.copy_model("target", to);
+    let file = dir.join("model.safetensors");
+    let bytes = std::fs::read(&file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Map<String, Value> = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let (mut ends, mut data) = (Map::new(), Vec::new());
+    let mut keep = |name: String, dtype: &Value, shape: &Value, own: &[u8]| {
+        let offsets = [data.len(), data.len() + own.len()];
+        data.extend_from_slice(own);
+        ends.insert(name, json!({ "dtype": dtype, "shape": shape, "data_offsets": offsets }));
+    };
+    for (name, tensor) in header.iter().filter(|(name, _)| !name.contains(".layers.")) {
+        let Some([from, to]) =
+            serde_json::from_value(tensor["data_offsets"].clone()).unwrap_or(None::<[usize; 2]>)
+        else {
+            continue;
+        };
+        let own = &bytes[8 + length + from..8 + length + to];
+        keep(
+            name.replace("model.", "model.language_model."),
+            &tensor["dtype"],
+            &tensor["shape"],
+            own,
+        );
+    }
+    let expert = "model.language_model.layers.0.mlp.experts.0.up_proj.weight";
+    keep(expert.to_owned(), &json!("U8"), &json!([4]), &[1, 2, 3, 4]);
+    keep("model.visual.norm.weight".to_owned(), &json!("F32"), &json!([1]), &[0; 4]);
+    let header = Value::Object(ends).to_string();
+    let whole = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    std::fs::write(&file, whole).unwrap();
+    let config = dir.join("config.json");
+    let mut text: Map<String, Value> =
+        serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    text.insert("model_type".to_owned(), json!("acme_moe_text"));
+    let keys = json!({
+        "model_type": "acme_moe", "text_config": text, "vision_config": {},
+        "quantization_config": { "quant_method": "fp8" },
+    });
+    std::fs::write(&config, keys.to_string()).unwrap();
+    dir
+}
+
+/// A place with data from the mock, and a recipe of an EAGLE-3 drafter. The target's directory has
+/// only its ends.
+fn place() -> (Place, Mock) {
+    let place = Place::new();
+    place.write_prompts("train.jsonl", NUM_PROMPTS);
+    let mock = Mock::serve(place.path("states"));
+    place.write(
+        "served.toml",
+        format!(
+            "[models]\ntarget = '{}'\n[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\n\
+             temperature = 0\nresponses = 'server'\n[data.server]\nurls = ['{}']\nmodel = 'tiny'\n\
+             concurrency = 3\nretries = 0\n[data.server.states]\ndirs = ['{}']\nproof = 6\n{}features = 'server'\n",
+            model("target").display(),
+            mock.url,
+            mock.dir.display(),
+            drafter()
+        ),
+    );
+    place.run(&["build-data", "served.toml"]).ok();
+    (place, mock)
+}
+
+fn drafter() -> &'static str {
+    "[drafters.e3]\nkind = 'eagle3'\ninitial = 'random'\n\
+     optimizer = { num_epochs = 2, learning_rate = 1e-3, validation_fraction = 0.3 }\n"
+}
+
+fn examine(place: &Place) -> Ran {
+    place.run(&["server", "states", "served.toml", "--json"])
+}
+
+#[test]
+fn the_proof_finds_every_fault_and_no_innocent() {
+    let (place, mock) = place();
+    let found = examine(&place).json();
+    assert_eq!(found["layers"], json!(LAYERS));
+    let command = found["command"].as_str().unwrap();
+    assert!(command.contains("\"eagle_aux_hidden_state_layer_ids\": [2, 4, 5, 8]"), "{command}");
+    assert!(found["examined"]["mean_error"].as_f64().unwrap() < 1e-4, "{found}");
+    assert_eq!(found["examined"]["num_rows"], NUM_PROMPTS);
+    mock.with(Fault { in_bf16: true, ..Fault::default() });
+    examine(&place).ok();
+    mock.with(Fault { answer: Some(|it| it["extra"] = json!({})), ..Fault::default() });
+    examine(&place).ok();
+    let only_ends = format!("models.target={}", write_ends(&place, "ends").display());
+    mock.with(Fault::default());
+    let ends =
+        place.run(&["server", "states", "served.toml", "--set", "name=ends", "--set", &only_ends]);
+    assert!(ends.ok().contains("vllm serve"));
+
+    let faults: [(ChangeStates, &str); 11] = [
+        (
+            |target, ids, all| all[3] = vectors::values(target.hidden_states(ids_tensor(ids))),
+            "they are normed already",
+        ),
+        (
+            |target, ids, all| all[3] = vectors::values(target.exit_states(ids_tensor(ids), 7)),
+            "another layer",
+        ),
+        (
+            |target, ids, all| all[0] = vectors::values(target.exit_states(ids_tensor(ids), 3)),
+            "of the local layers",
+        ),
+        (
+            |target, ids, all| all[0] = vectors::values(target.exit_states(ids_tensor(ids), 1)),
+            "of the local layers",
+        ),
+        (
+            |_, _, all| all.iter_mut().for_each(|own| own.rotate_right(WIDTH)),
+            "shifted by one token",
+        ),
+        (|_, _, all| all.iter_mut().for_each(|own| own.rotate_left(WIDTH)), "shifted by one token"),
+        (
+            |_, _, all| all.iter_mut().for_each(|own| own[..16 * WIDTH].fill(0.0)),
+            "are all zero at token 0",
+        ),
+        (|_, _, all| all[1].fill(0.0), "after layer 4 are all zero"),
+        (|_, _, all| all[2][WIDTH + 3] = f32::NAN, "after layer 5 are not finite at token 1"),
+        (|_, _, all| all[1] = all[2].clone(), "after layers 4 and 5 are equal"),
+        (
+            // The first rows come from another prompt.
+            |target, ids, all| {
+                let mut other = ids.to_vec();
+                other[0] = 40;
+                for (own, layer) in all.iter_mut().zip(LAYERS) {
+                    let theirs = vectors::values(target.exit_states(ids_tensor(&other), layer));
+                    own[..16 * WIDTH].copy_from_slice(&theirs[..16 * WIDTH]);
+                }
+            },
+            "mean error",
+        ),
+    ];
+    for (states, expected) in faults {
+        mock.with(Fault { states: Some(states), ..Fault::default() });
+        examine(&place).fails_naming(&[expected, "row `", "hint: "]);
+    }
+    // 0.1 nats, as in a state that is slightly wrong.
+    let noise: ChangeStates = |_, _, all| {
+        for (at, value) in all[3].iter_mut().enumerate() {
+            *value *= if at * 7919 % 13 < 6 { 1.04 } else { 0.96 };
+        }
+    };
+    mock.with(Fault { states: Some(noise), ..Fault::default() });
+    examine(&place).fails_naming(&["mean error"]);
+    mock.with(Fault { temperature: Some(1.5), ..Fault::default() });
+    examine(&place).fails_naming(&["mean error"]);
+    let same: ChangeStates = |target, ids, all| {
+        let ids = vec![ids[0]; ids.len()];
+        for (own, layer) in all.iter_mut().zip(LAYERS) {
+            *own = vectors::values(target.exit_states(ids_tensor(&ids), layer));
+        }
+    };
+    mock.with(Fault { states: Some(same), ..Fault::default() });
+    examine(&place).fails_naming(&["mean error"]);
+    let with_bos: fn(&mut Value) =
+        |it| it["choices"][0]["prompt_token_ids"].as_array_mut().unwrap().insert(0, json!(0));
+    mock.with(Fault { answer: Some(with_bos), ..Fault::default() });
+    examine(&place).fails_naming(&["other prompt tokens"]);
+}
+
+#[test]
+fn a_drafter_from_served_states_equals_one_from_local_layers() {
+    let (place, mock) = place();
+    let only_ends = format!("models.target={}", write_ends(&place, "ends").display());
+    let set = ["--set", "name=ends", "--set", &only_ends];
+    place.run(&[&["build-data", "served.toml"][..], &set].concat()).ok();
+    // The server fails twice on the way. What came before is not asked for again.
+    let asked_before = mock.num_states();
+    for most in [7, 15] {
+        mock.with(Fault { fails_after: Some(asked_before + most), ..Fault::default() });
+        let failed = place.run(&["train-drafter", "served.toml"]);
+        failed.fails_naming(&["answered 500", "states that came before are kept"]);
+    }
+    mock.with(Fault::default());
+    let trained = place.run(&["train-drafter", "served.toml"]);
+    assert!(trained.stderr.contains("mean error 0.0000 nats"), "{}", trained.stderr);
+    trained.ok();
+    let num_failed = mock.num_states() - asked_before - NUM_PROMPTS;
+    assert!(num_failed < 12, "{num_failed} requests were repeated");
+    assert_eq!(place.names("states"), [""; 0], "files are deleted once they are read");
+
+    let local = format!(
+        "[models]\ntarget = '{}'\n[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\ntemperature = 0\n\
+         {}features = 'cache'\n",
+        model("target").display(),
+        drafter()
+    );
+    // Of this target, there are only the ends.
+    let trained = place.run(&[&["train-drafter", "served.toml"][..], &set].concat());
+    assert!(trained.stderr.contains("no local layers were here"), "{}", trained.stderr);
+    trained.ok();
+    place.write("local.toml", local);
+    place.run(&["build-data", "local.toml"]).ok();
+    place.run(&["train-drafter", "local.toml"]).ok();
+    let [served, ends, local] = ["served", "ends", "local"].map(|name| {
+        let scores =
+            std::fs::read(place.path(&format!("checkpoints/{name}/e3/scores.json"))).unwrap();
+        let scores: Value = serde_json::from_slice(&scores).unwrap();
+        let agreement: Vec<f64> = serde_json::from_value(scores["agreement"].clone()).unwrap();
+        let dir = place.path(&format!("checkpoints/{name}/e3"));
+        let mut reader = WeightReader::open_dir(&dir).unwrap();
+        let names: Vec<String> = reader.names().map(str::to_owned).collect();
+        let weights = names.iter().filter(|name| !name.ends_with("d2t") && !name.ends_with("t2d"));
+        let weights: Vec<f32> = weights
+            .flat_map(|name| {
+                let shape = reader.shape(name).unwrap().to_vec();
+                reader.take(name, &shape).unwrap()
+            })
+            .collect();
+        (agreement, weights)
+    });
+    assert_eq!(served, ends, "from the same states and the same ends");
+    assert_eq!(served.0.len(), local.0.len());
+    assert!(served.0.iter().zip(&local.0).all(|(one, other)| (one - other).abs() < 0.005));
+    assert_eq!(served.1.len(), local.1.len());
+    let largest = served.1.iter().zip(&local.1).map(|(one, other)| (one - other).abs());
+    let largest = largest.fold(0.0, f32::max);
+    assert!(largest < 1e-3, "weights differ by up to {largest}");
+}
