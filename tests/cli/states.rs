@@ -272,12 +272,14 @@ fn write_ends(place: &Place, to: &str) -> PathBuf {
 /// only its ends.
 fn place() -> (Place, Mock) {
     let place = Place::new();
-    place.write_prompts("train.jsonl", NUM_PROMPTS);
+    for (name, num) in [("train.jsonl", NUM_PROMPTS), ("tune.jsonl", 4), ("test.jsonl", 4)] {
+        place.write_prompts(name, num);
+    }
     let mock = Mock::serve(place.path("states"));
     place.write(
         "served.toml",
         format!(
-            "[models]\ntarget = '{}'\n[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\n\
+            "[models]\ntarget = '{}'\n{JUDGED}[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\n\
              temperature = 0\nresponses = 'server'\n[data.server]\nurls = ['{}']\nmodel = 'tiny'\n\
              concurrency = 3\nretries = 0\n[data.server.states]\ndirs = ['{}']\nproof = 6\n{}features = 'server'\n",
             model("target").display(),
@@ -289,6 +291,11 @@ fn place() -> (Place, Mock) {
     place.run(&["build-data", "served.toml"]).ok();
     (place, mock)
 }
+
+/// The prompts on which rules are chosen and tested, with the costs that a served target needs.
+const JUDGED: &str = "[tune]\nprompts = ['tune.jsonl']\nmax_candidate_length = 4\n\
+    [tune.costs]\ntarget_ms = 10.0\ndraft_ms = { e3 = 1.0 }\n\
+    [evaluate]\nprompts = ['test.jsonl']\nmax_new_tokens = 12\ndecodings = ['greedy']\n";
 
 fn drafter() -> &'static str {
     "[drafters.e3]\nkind = 'eagle3'\ninitial = 'random'\n\
@@ -410,7 +417,7 @@ fn a_drafter_from_served_states_equals_one_from_local_layers() {
     assert_eq!(place.names("states"), [""; 0], "files are deleted once they are read");
 
     let local = format!(
-        "[models]\ntarget = '{}'\n[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\ntemperature = 0\n\
+        "[models]\ntarget = '{}'\n{JUDGED}[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\ntemperature = 0\n\
          {}features = 'cache'\n",
         model("target").display(),
         drafter()
@@ -446,4 +453,24 @@ fn a_drafter_from_served_states_equals_one_from_local_layers() {
     let largest = served.1.iter().zip(&local.1).map(|(one, other)| (one - other).abs());
     let largest = largest.fold(0.0, f32::max);
     assert!(largest < 1e-3, "weights differ by up to {largest}");
+
+    // What the drafter proposes along the served responses is what it proposes with all layers here.
+    let drafter = format!(
+        "drafters.e3={{kind='eagle3',path='{}'}}",
+        place.path("checkpoints/local/e3").display()
+    );
+    let record = |recipe: &str| {
+        let ran = place.run(&["record", recipe, "--json", "--set", &drafter]);
+        let files = ran.json();
+        let acceptance = |file: &Value| {
+            (
+                file["set"].clone(),
+                [&file["share_accepted"], &file["num_rollouts"], &file["mean_rollout_length"]]
+                    .map(Clone::clone),
+            )
+        };
+        files.as_array().unwrap().iter().map(acceptance).collect::<Vec<_>>()
+    };
+    let [from_server, from_layers] = ["served.toml", "local.toml"].map(record);
+    assert_eq!((from_server.len(), &from_server), (2, &from_layers));
 }

@@ -18,16 +18,20 @@
 #[cfg(test)]
 mod tests;
 
+use std::ops::ControlFlow;
+
 use draftsmith_model::{BlockDrafter, BlockStart, CausalLm, KvCache, Rows};
-use draftsmith_theory::{DrafterId, HeadEstimate, HeadTiming};
+use draftsmith_theory::{DrafterId, HeadEstimate, HeadTiming, Recording};
 
 use crate::acceptance::Acceptance;
 use crate::chain::propose_chain;
 use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
-use crate::registry::{DrafterParts, Sizes};
+use crate::record::{RecordOptions, RecordRequest, record};
+use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
+use crate::served_target::StatesTarget;
 use crate::session::{ModelSession, check_fits, check_logits, to_host};
-use crate::target::TargetLayers;
+use crate::target::{KeptStates, Target, TargetLayers};
 
 /// The drafter's name in error messages.
 const ROLE: &str = "drafter";
@@ -89,9 +93,14 @@ impl<'m> BlockDraft<'m> {
         Self { id, ..self }
     }
 
+    /// Returns the longest sequence that leaves room for a block, in tokens.
+    fn room(&self) -> usize {
+        self.cache.capacity() - self.network.block_size()
+    }
+
     /// Reads the contexts of the positions whose target states have become available since the last
     /// round, in one forward.
-    fn read_contexts(&mut self, target: &mut ModelSession<'m>, steps: &[&DraftStep<'_>]) {
+    fn read_contexts(&mut self, target: &mut impl KeptStates, steps: &[&DraftStep<'_>]) {
         let contexts = steps.iter().filter_map(|step| {
             let (slot, from) = (step.slot, self.cache.len(step.slot, 0));
             let num_known = target.num_standing(slot) - 1;
@@ -110,7 +119,7 @@ impl<'m> BlockDraft<'m> {
     /// whether a block was run.
     fn run_blocks(
         &mut self,
-        target: &mut ModelSession<'m>,
+        target: &mut impl KeptStates,
         steps: &[DraftStep<'_>],
         num_rows: &[usize],
     ) -> Vec<bool> {
@@ -174,14 +183,9 @@ impl<'m> BlockDraft<'m> {
     }
 }
 
-impl<'m> Drafter<ModelSession<'m>> for BlockDraft<'m> {
-    fn begin(
-        &mut self,
-        _target: &mut ModelSession<'m>,
-        slot: usize,
-        prompt: &[u32],
-    ) -> Result<(), DecodeError> {
-        check_fits(prompt, self.context(), ROLE)?;
+impl<T: KeptStates> Drafter<T> for BlockDraft<'_> {
+    fn begin(&mut self, _target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+        check_fits(prompt, self.room(), ROLE)?;
         self.cache.truncate(slot, 0);
         self.slots[slot] = BlockSlot::default();
         Ok(())
@@ -189,7 +193,7 @@ impl<'m> Drafter<ModelSession<'m>> for BlockDraft<'m> {
 
     fn propose(
         &mut self,
-        target: &mut ModelSession<'m>,
+        target: &mut T,
         rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
         propose_chain(self, target, rounds)
@@ -204,11 +208,11 @@ impl<'m> Drafter<ModelSession<'m>> for BlockDraft<'m> {
     }
 
     fn context(&self) -> usize {
-        self.cache.capacity() - self.network.block_size()
+        self.room()
     }
 }
 
-impl<'m> StepDrafter<ModelSession<'m>> for BlockDraft<'m> {
+impl<T: KeptStates> StepDrafter<T> for BlockDraft<'_> {
     fn id(&self) -> DrafterId {
         self.id
     }
@@ -223,7 +227,7 @@ impl<'m> StepDrafter<ModelSession<'m>> for BlockDraft<'m> {
 
     fn draft(
         &mut self,
-        target: &mut ModelSession<'m>,
+        target: &mut T,
         steps: &[DraftStep<'_>],
     ) -> Result<Vec<DraftRow>, DecodeError> {
         let row_of = |(step, row): (&DraftStep<'_>, usize)| BlockRow {
@@ -291,5 +295,19 @@ impl DrafterParts for BlockDraftParts {
         let Sizes { target, capacity, num_slots } = sizes;
         let models = (target, &self.network);
         Box::new(BlockDraft::new(models, &self.layers, capacity, num_slots).named(id))
+    }
+
+    fn record_elsewhere<'a>(
+        &self,
+        target: AnsweringTarget<'_, 'a>,
+        options: &RecordOptions,
+        requests: Vec<RecordRequest<'a>>,
+        observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Option<Result<Vec<Recording>, DecodeError>> {
+        let (ends, mut target) = StatesTarget::of(target)?;
+        let (capacity, num_slots) = (target.context(), target.num_slots());
+        let models = (ends, &self.network);
+        let mut drafter = BlockDraft::new(models, &self.layers, capacity, num_slots);
+        Some(record(&mut target, &mut drafter, options, requests, observe))
     }
 }

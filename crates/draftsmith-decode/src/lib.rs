@@ -74,6 +74,7 @@ pub use response_target::{KnownResponse, ResponseTarget};
 pub use self_draft::{SelfDraft, SelfDraftParts};
 pub use separate_draft::{DraftModelParts, SeparateDraft};
 pub use sequence::{Finish, Generation, Limits, Request, RoundTokens};
+pub use served_target::KnownStates;
 pub use session::ModelSession;
 pub use state_draft::{StateDraft, StateDraftParts};
 pub use target::{Logits, Target, TargetLayers, Verification};

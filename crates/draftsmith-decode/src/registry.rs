@@ -15,6 +15,7 @@ use crate::drafter::ModelDrafter;
 use crate::error::DecodeError;
 use crate::record::{RecordOptions, RecordRequest};
 use crate::response_target::ResponseTarget;
+use crate::served_target::KnownStates;
 use crate::session::ModelSession;
 use crate::target::TargetLayers;
 
@@ -53,8 +54,10 @@ pub trait DrafterParts: fmt::Debug + Send + Sync {
 pub struct AnsweringTarget<'m, 'a> {
     /// The target's responses, in the order of the requests.
     pub answers: ResponseTarget<'a>,
-    /// The target's first layers, loaded locally; `None` if no drafter runs them.
+    /// The target's first layers, loaded locally, or only its ends; `None` if no drafter needs them.
     pub layers: Option<&'m CausalLm>,
+    /// The hidden states along the responses; `None` if no drafter reads them.
+    pub states: Option<Vec<KnownStates<'m>>>,
     /// The target's vocabulary size, in tokens.
     pub vocab_size: usize,
 }

@@ -17,7 +17,7 @@ use draftsmith_model::{CausalLm, KvCache, ModelError, Rows};
 
 use crate::error::DecodeError;
 use crate::features::{SlotFeatures, WantedFeatures};
-use crate::target::{FirstLayers, Logits, Target, TargetLayers, Verification};
+use crate::target::{FirstLayers, KeptStates, Logits, Target, TargetLayers, Verification};
 
 /// A model with the KV cache of the sequences that it reads, one in each slot.
 #[derive(Debug)]
@@ -400,6 +400,22 @@ impl FirstLayers for ModelSession<'_> {
             exit.features.release_before(num_read_by_all);
             features
         }))
+    }
+}
+
+impl KeptStates for ModelSession<'_> {
+    fn num_standing(&self, slot: usize) -> usize {
+        Self::num_standing(self, slot)
+    }
+
+    fn kept_states(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        from: usize,
+        layers: &[usize],
+    ) -> Vec<Rows> {
+        Self::kept_states(self, slot, tokens, from, layers)
     }
 }
 

@@ -13,16 +13,20 @@
 #[cfg(test)]
 mod tests;
 
+use std::ops::ControlFlow;
+
 use draftsmith_model::{AcceptanceHead, CausalLm, DrafterModel, KvCache, Rows, StepNetwork};
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{DrafterId, Recording};
 
 use crate::acceptance::Acceptance;
 use crate::chain::propose_chain;
 use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
-use crate::registry::{DrafterParts, Sizes};
+use crate::record::{RecordOptions, RecordRequest, record};
+use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
+use crate::served_target::StatesTarget;
 use crate::session::{ModelSession, check_fits};
-use crate::target::TargetLayers;
+use crate::target::{KeptStates, Target, TargetLayers};
 
 /// The drafter's name in error messages.
 const ROLE: &str = "drafter";
@@ -119,7 +123,7 @@ impl<'m, N: StepNetwork> StateDraft<'m, N> {
 
     /// Runs the network over the positions whose target states have become available since the last
     /// round.
-    fn read_known(&mut self, target: &mut ModelSession<'m>, steps: &[DraftStep<'_>]) {
+    fn read_known(&mut self, target: &mut impl KeptStates, steps: &[DraftStep<'_>]) {
         let mut new = Vec::new();
         for step in steps {
             let num_standing = target.num_standing(step.slot);
@@ -177,13 +181,8 @@ impl<'m, N: StepNetwork> StateDraft<'m, N> {
     }
 }
 
-impl<'m, N: StepNetwork> Drafter<ModelSession<'m>> for StateDraft<'m, N> {
-    fn begin(
-        &mut self,
-        _target: &mut ModelSession<'m>,
-        slot: usize,
-        prompt: &[u32],
-    ) -> Result<(), DecodeError> {
+impl<N: StepNetwork, T: KeptStates> Drafter<T> for StateDraft<'_, N> {
+    fn begin(&mut self, _target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
         check_fits(prompt, self.cache.capacity(), ROLE)?;
         self.cache.truncate(slot, 0);
         self.slots[slot] = Slot::default();
@@ -192,7 +191,7 @@ impl<'m, N: StepNetwork> Drafter<ModelSession<'m>> for StateDraft<'m, N> {
 
     fn propose(
         &mut self,
-        target: &mut ModelSession<'m>,
+        target: &mut T,
         rounds: &mut [DraftRound<'_>],
     ) -> Result<(), DecodeError> {
         propose_chain(self, target, rounds)
@@ -215,7 +214,7 @@ impl<'m, N: StepNetwork> Drafter<ModelSession<'m>> for StateDraft<'m, N> {
     }
 }
 
-impl<'m, N: StepNetwork> StepDrafter<ModelSession<'m>> for StateDraft<'m, N> {
+impl<N: StepNetwork, T: KeptStates> StepDrafter<T> for StateDraft<'_, N> {
     fn id(&self) -> DrafterId {
         self.id
     }
@@ -226,7 +225,7 @@ impl<'m, N: StepNetwork> StepDrafter<ModelSession<'m>> for StateDraft<'m, N> {
 
     fn draft(
         &mut self,
-        target: &mut ModelSession<'m>,
+        target: &mut T,
         steps: &[DraftStep<'_>],
     ) -> Result<Vec<DraftRow>, DecodeError> {
         self.read_known(target, steps);
@@ -287,5 +286,19 @@ impl<N: StepNetwork + Send> DrafterParts for StateDraftParts<N> {
         let models = (target, &self.network);
         let head = self.head.as_ref();
         Box::new(StateDraft::new(models, &self.layers, head, capacity, num_slots).named(id))
+    }
+
+    fn record_elsewhere<'a>(
+        &self,
+        target: AnsweringTarget<'_, 'a>,
+        options: &RecordOptions,
+        requests: Vec<RecordRequest<'a>>,
+        observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
+    ) -> Option<Result<Vec<Recording>, DecodeError>> {
+        let (ends, mut target) = StatesTarget::of(target)?;
+        let (capacity, num_slots) = (target.context(), target.num_slots());
+        let (models, head) = ((ends, &self.network), self.head.as_ref());
+        let mut drafter = StateDraft::new(models, &self.layers, head, capacity, num_slots);
+        Some(record(&mut target, &mut drafter, options, requests, observe))
     }
 }

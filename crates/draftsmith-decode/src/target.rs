@@ -172,6 +172,25 @@ pub(crate) trait FirstLayers {
     fn features(&mut self, wanted: &[WantedFeatures<'_>]) -> Rows;
 }
 
+/// A target that gives a drafter hidden states of the tokens that are final.
+pub(crate) trait KeptStates {
+    /// Returns the number of tokens in a slot that were final when its round began.
+    fn num_standing(&self, slot: usize) -> usize;
+
+    /// Returns a slot's hidden states after each number of layers in `layers`, for the final tokens
+    /// from position `from` to the last but one.
+    ///
+    /// # Panics
+    /// If there are no such tokens, or their states are not kept.
+    fn kept_states(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        from: usize,
+        layers: &[usize],
+    ) -> Vec<Rows>;
+}
+
 /// A sequence whose proposal the target verifies.
 #[derive(Debug, Clone, Copy)]
 pub struct Verification<'a> {

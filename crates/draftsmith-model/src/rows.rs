@@ -229,6 +229,11 @@ impl Slots {
 }
 
 impl Rows {
+    /// Wraps rows in host memory of `width` numbers each, for the sequence in slot 0.
+    pub fn of_host(values: Vec<f32>, width: usize) -> Self {
+        Self::of_slot_0(HostRows { values, width })
+    }
+
     /// Assigns rows to the sequence in slot 0.
     pub(crate) fn of_slot_0(place: impl Into<RowData>) -> Self {
         let place = place.into();

@@ -63,12 +63,6 @@ pub trait KindTraining: Any {
     /// Returns the training targets: the target model's distributions or the response's tokens.
     fn teacher(&self) -> Teaching;
 
-    /// Returns the layers of a target whose hidden states come from servers, each as the number of
-    /// layers before the state, in rising order; `None` if the target's layers run here.
-    fn served_layers(&self, _target: &ModelConfig) -> Option<Vec<usize>> {
-        None
-    }
-
     /// Returns whether servers give the target's hidden states.
     fn is_served(&self) -> bool {
         false
@@ -233,9 +227,19 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns how many of the target's first layers drafting and training need.
+    /// Returns how many of the target's first layers drafting and training need, or `usize::MAX` if
+    /// the drafter reads hidden states of all depths ([`Self::state_layers`]).
     fn num_first_layers(&self) -> usize {
         0
+    }
+
+    /// Returns the layers of a target whose hidden states the drafter reads at every token, each as
+    /// the number of layers before the state; empty for a drafter that reads none.
+    ///
+    /// # Errors
+    /// If the drafter's files are missing or invalid.
+    fn state_layers(&self, _target: &ModelConfig) -> Result<Vec<usize>> {
+        Ok(Vec::new())
     }
 
     /// Returns whether drafting runs the target's first layers ahead of the others (early exit). In

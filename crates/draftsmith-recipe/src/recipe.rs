@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use burn::tensor::Device;
 use draftsmith_files::{read_text, write_whole};
-use draftsmith_model::WeightDtype;
+use draftsmith_model::{ModelConfig, WeightDtype};
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{HeadTraining, OptimizerSettings};
 use serde::de::DeserializeOwned;
@@ -403,9 +403,35 @@ impl Recipe {
 
     /// Returns the largest number of the target's first layers that any drafter needs, or 0. An
     /// adapter needs the layers before its exit and the layers that initialise it. An EAGLE-3
-    /// drafter needs all, given as `usize::MAX`.
+    /// drafter needs all, given as `usize::MAX`, unless servers give the hidden states.
     pub fn num_first_layers(&self) -> usize {
-        self.drafters.iter().map(|(_, it)| it.kind.num_first_layers()).max().unwrap_or(0)
+        let is_given = self.states_server().is_some();
+        let of_kinds = self.drafters.iter().map(|(_, it)| it.kind.num_first_layers());
+        of_kinds.filter(|num| !is_given || *num < usize::MAX).max().unwrap_or(0)
+    }
+
+    /// Returns the servers that give the target's hidden states; `None` if its layers run here.
+    pub fn states_server(&self) -> Option<&ServerRecipe> {
+        self.target_elsewhere().filter(|server| server.states.is_some())
+    }
+
+    /// Lists the layers of a target whose hidden states the recipe's drafters read, with its last
+    /// one, each as the number of layers before the state, in rising order. Empty if no drafter
+    /// reads any.
+    ///
+    /// # Errors
+    /// If a drafter's files are missing or invalid.
+    pub fn state_layers(&self, target: &ModelConfig) -> Result<Vec<usize>> {
+        let mut layers = Vec::new();
+        for (_, drafter) in self.drafters.iter() {
+            layers.extend(drafter.kind.state_layers(target)?);
+        }
+        if !layers.is_empty() {
+            layers.push(target.shape.num_layers);
+        }
+        layers.sort_unstable();
+        layers.dedup();
+        Ok(layers)
     }
 
     /// Returns the output directory of the stage evaluate.

@@ -11,16 +11,20 @@ use std::ops::ControlFlow;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{
-    AnsweringTarget, KnownResponse, RecordOptions, RecordRequest, ResponseTarget,
+    AnsweringTarget, KnownResponse, KnownStates, RecordOptions, RecordRequest, ResponseTarget,
+    TargetLayers,
 };
+use draftsmith_model::Rows;
 use draftsmith_report::DecodingName;
 use draftsmith_theory::{Decoding, DrafterId, Recording, SeededDraws, TopProbs};
+use draftsmith_train::StatesRow;
 use rayon::prelude::*;
 
 use crate::answers::{Answers, OwnTarget, TargetAnswer, answer_all};
 use crate::conversation::SetPrompt;
 use crate::decoders::{Decoders, NO_STEPS};
 use crate::responses::{Responder, sequences_at_once};
+use crate::served_states::StatesServer;
 use crate::server_access::{ServerAccess, ask_servers};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::device::DeviceChoice;
@@ -49,6 +53,8 @@ pub struct ServedPair<'a> {
     text: &'a TextSide,
     workspace: &'a Workspace,
     asker: ServerAccess<'a>,
+    /// The layers whose hidden states the servers give, with the last one; empty if they give none.
+    state_layers: Vec<usize>,
 }
 
 impl<'a> RecordedModels<'a> {
@@ -60,7 +66,11 @@ impl<'a> RecordedModels<'a> {
         if recipe.target_elsewhere().is_none() {
             return Ok(Self::Pair(workspace.pair()?));
         }
-        Self::served(workspace, ServerAccess::of(recipe)?)
+        let mut models = Self::served(workspace, ServerAccess::of(recipe)?)?;
+        if let (Self::Served(served), Some(_)) = (&mut models, recipe.states_server()) {
+            served.state_layers = recipe.state_layers(workspace.models.target_config()?)?;
+        }
+        Ok(models)
     }
 
     /// Pairs a workspace's local models with a target on servers.
@@ -69,7 +79,8 @@ impl<'a> RecordedModels<'a> {
     /// If a file is missing or broken.
     pub fn served(workspace: &'a Workspace, asker: ServerAccess<'a>) -> Result<Self> {
         let (models, text) = (workspace.models.served_models()?, workspace.text_side()?);
-        Ok(Self::Served(ServedPair { models, text, workspace, asker }))
+        let state_layers = Vec::new();
+        Ok(Self::Served(ServedPair { models, text, workspace, asker, state_layers }))
     }
 
     /// Returns the target's tokenizer, chat template and context length, and the ends of its
@@ -101,6 +112,37 @@ pub struct ResponseToRecord<'a> {
     pub probs: Option<&'a [TopProbs]>,
     /// The source of random draws for the recording.
     pub draws: SeededDraws,
+}
+
+impl ResponseToRecord<'_> {
+    /// Returns the tokens that a drafter reads: all but the last one.
+    fn read_ids(&self) -> Vec<u32> {
+        let (_, before) = self.response_ids.split_last().expect("a response has a token");
+        [self.prompt_ids, before].concat()
+    }
+}
+
+/// Requests the hidden states after `layers` along texts. One of the texts is proved at every position.
+fn known_states<'t>(
+    server: &StatesServer<'_>,
+    layers: &[usize],
+    texts: &'t [Vec<u32>],
+) -> Result<Vec<KnownStates<'t>>> {
+    let row = |text: &'t Vec<u32>| StatesRow {
+        id: "a response to record",
+        ids: text,
+        first_supervised: text.len() - 1,
+    };
+    let rows: Vec<StatesRow<'_>> = texts.iter().map(row).collect();
+    let width = server.width();
+    let mut known = Vec::with_capacity(texts.len());
+    server.each((layers, 1), &rows, |nth, states| {
+        let states = states.layers.into_iter().map(|values| Rows::of_host(values, width));
+        let layers = layers.iter().copied().zip(states).collect();
+        known.push(KnownStates { ids: &texts[nth], layers });
+        Ok(())
+    })?;
+    Ok(known)
 }
 
 /// A drafter to record along responses of one way of decoding.
@@ -214,18 +256,28 @@ impl AnswerRecorder<'_> {
         drafter: &RecordedDrafter<'_>,
         responses: &mut [ResponseToRecord<'_>],
     ) -> Result<Vec<Recording>> {
-        let ServedPair { models, workspace, .. } = served;
+        let ServedPair { models, workspace, asker, state_layers, .. } = served;
         let LabelModels { context, vocab_size, .. } = *models;
         let loaded = drafter.drafters.get(drafter.id)?;
         let parts = &loaded.parts.parts;
         let known =
             responses.iter().map(|to| KnownResponse { response: to.response_ids, probs: to.probs });
         let answers = ResponseTarget::new(known, vocab_size, context, responses.len());
-        let has_exit = parts.target_layers().exit.is_some();
-        let layers = has_exit
+        let TargetLayers { exit, kept } = parts.target_layers();
+        let reads_states = !kept.is_empty() && !state_layers.is_empty();
+        let layers = (exit.is_some() || reads_states)
             .then(|| workspace.models.target_of_adapters(workspace.models.dtype))
             .transpose()?;
-        let target = AnsweringTarget { answers, layers, vocab_size };
+        let texts: Vec<Vec<u32>> = responses.iter().map(ResponseToRecord::read_ids).collect();
+        let states = match layers.filter(|_| reads_states) {
+            Some(ends) => {
+                let server = (asker.server, state_layers.clone());
+                let server = StatesServer::open(server, workspace, ends, self.watch)?;
+                Some(known_states(&server, &kept, &texts)?)
+            }
+            None => None,
+        };
+        let target = AnsweringTarget { answers, layers, states, vocab_size };
         let options = self.options(drafter.decoding, loaded.head_timing().is_some(), false);
         self.record_watched(responses, |requests, observe| {
             let recorded = parts.record_elsewhere(target, &options, requests, observe);

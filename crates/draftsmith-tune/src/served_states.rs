@@ -30,39 +30,38 @@ const MOST_BYTES: usize = 1 << 30;
 pub struct StatesServer<'a> {
     client: StatesClient,
     server: &'a ServerRecipe,
+    /// The numbers of layers before the states that the servers store, in rising order.
+    layers: Vec<usize>,
     ends: &'a CausalLm,
     /// The target's first layers; `None` if they are not here.
     first_layers: Option<CausalLm>,
     watch: &'a dyn Watch,
-    command: &'static str,
 }
 
 /// What the proof of some rows found.
-#[derive(Debug, Clone, Copy, Default)]
-struct Proved {
+#[derive(Debug, Default)]
+pub(crate) struct Proved {
     num_rows: usize,
     /// The sums of errors in nats over the proof's rows, and their number.
     errors: (f64, usize),
     num_tokens: usize,
     num_bytes: u64,
+    /// What is known about the middle layers.
+    middle: String,
 }
 
 impl<'a> StatesServer<'a> {
-    /// Prepares the client. `ends` is the target with any number of its layers, and `layers` are the
-    /// numbers of layers whose states are wanted.
+    /// Prepares the client of servers that store the states after `layers`, the last one among them.
+    /// `ends` is the target with any number of its layers.
     ///
     /// # Errors
-    /// If the recipe names no servers or directories, or the token is not set.
+    /// If the servers have no directories of states, or the token is not set.
     pub fn open(
-        recipe: &'a Recipe,
+        (server, layers): (&'a ServerRecipe, Vec<usize>),
         workspace: &Workspace,
         ends: &'a CausalLm,
-        (watch, command): (&'a dyn Watch, &'static str),
+        watch: &'a dyn Watch,
     ) -> Result<Self> {
-        let server = recipe.data.as_ref().and_then(|data| data.served_by());
-        let server = server.context(
-            "`features` is `server`, and `data.responses` is not; hint: add the table `[data.server]`",
-        )?;
         let secret = recipe_token(server)?;
         let vocab_size = ends.shape().vocab_size;
         let client = StatesClient::new(server, secret, vocab_size, ServerHints::OF_RECIPE)?;
@@ -74,7 +73,21 @@ impl<'a> StatesServer<'a> {
             Some(proof::NUM_LAYERS),
             models.device(),
         );
-        Ok(Self { client, server, ends, first_layers: first_layers.ok(), watch, command })
+        Ok(Self { client, server, layers, ends, first_layers: first_layers.ok(), watch })
+    }
+
+    /// Prepares the client of a recipe's servers.
+    ///
+    /// # Errors
+    /// As [`Self::open`], or if the recipe has no such servers or no drafter that reads states.
+    pub fn of(
+        recipe: &'a Recipe,
+        workspace: &Workspace,
+        ends: &'a CausalLm,
+        watch: &'a dyn Watch,
+    ) -> Result<Self> {
+        let (server, layers) = served_layers(recipe, workspace)?;
+        Self::open((server, layers), workspace, ends, watch)
     }
 
     /// Requests the states of rows at the same time.
@@ -83,42 +96,42 @@ impl<'a> StatesServer<'a> {
         side_by_side(new_thread, asks, |ask| self.client.fetch(*ask))
     }
 
-    /// Requests all rows, proves their states and passes them to `keep`.
-    fn each(
+    /// Requests all rows, proves their states and passes those after `layers` to `keep`. `num_proofs`
+    /// rows are compared at every position.
+    ///
+    /// # Errors
+    /// As [`StatesSource::states`].
+    pub(crate) fn each(
         &self,
-        layers: &[usize],
+        (layers, num_proofs): (&[usize], usize),
         rows: &[StatesRow<'_>],
         mut keep: impl FnMut(usize, GivenStates) -> Result<(), TrainError>,
     ) -> Result<Proved, TrainError> {
-        let shape = self.ends.shape();
-        let mut asked = layers.to_vec();
-        if asked.last() != Some(&shape.num_layers) {
-            asked.push(shape.num_layers);
-        }
-        let width = shape.hidden_size;
+        let width = self.ends.shape().hidden_size;
         let longest = rows.iter().map(|row| row.ids.len()).max().unwrap_or(1);
-        let row_bytes = longest * asked.len() * width * size_of::<f32>();
+        let row_bytes = longest * self.layers.len() * width * size_of::<f32>();
         let at_once = (MOST_BYTES / (2 * row_bytes).max(1)).clamp(1, self.server.concurrency);
-        let num_proofs = self.server.states.as_ref().map_or(0, |states| states.proof);
         let every = rows.len().div_ceil(num_proofs.max(1)).max(1);
-        let mut prover = Prover::new(self.ends, self.first_layers.as_ref(), &asked);
-        let progress = Progress::new(self.watch, "hidden states", "rows", rows.len() as u64);
+        let mut prover = Prover::new(self.ends, self.first_layers.as_ref(), &self.layers);
         let mut proved = Proved::default();
-        let asks: Vec<StatesAsk<'_>> = rows
-            .iter()
-            .enumerate()
-            .map(|(nth, StatesRow { id, ids, .. })| {
-                let (num_layers, is_proof) = (asked.len(), nth % every == 0);
-                StatesAsk { id, ids, num_layers, width, is_proof }
-            })
-            .collect();
+        let asks = rows.iter().enumerate().map(|(nth, row)| StatesAsk {
+            id: row.id,
+            ids: row.ids,
+            num_layers: self.layers.len(),
+            width,
+            is_proof: nth % every == 0,
+        });
+        let asks: Vec<StatesAsk<'_>> = asks.collect();
+        let places = layers.iter().map(|layer| self.layers.binary_search(layer));
+        let places: Vec<usize> =
+            places.collect::<Result<_, _>>().expect("the servers store the layers of all drafters");
         for (chunk, first) in asks.chunks(at_once).zip((0..).step_by(at_once)) {
             if self.watch.is_interrupted() {
                 return Err(TrainError::Stopped);
             }
             let states =
                 self.fetch(chunk).map_err(|error| TrainError::States(error.to_string()))?;
-            for ((ask, states), nth) in chunk.iter().zip(states).zip(first..) {
+            for ((ask, mut states), nth) in chunk.iter().zip(states).zip(first..) {
                 let found = prover.prove(ask, &states);
                 let error = found.map_err(|why| {
                     TrainError::States(format!("row `{}`: the served hidden states {why}", ask.id))
@@ -131,18 +144,16 @@ impl<'a> StatesServer<'a> {
                 }
                 let last = states.layers.last().map_or(&[][..], Vec::as_slice);
                 let last = prover.normed(&last[rows[nth].first_supervised * width..]);
-                let mut own = states.layers;
-                own.truncate(layers.len());
-                keep(nth, GivenStates { layers: own, last })?;
-                progress.advance(1);
+                let own = places.iter().map(|place| std::mem::take(&mut states.layers[*place]));
+                keep(nth, GivenStates { layers: own.collect(), last })?;
             }
         }
-        self.watch.line(&format!("{}: {}", self.command, self.summary(&proved, &prover)));
+        proved.middle = prover.middle_text();
         Ok(proved)
     }
 
     /// Describes what was proved.
-    fn summary(&self, proved: &Proved, prover: &Prover<'_>) -> String {
+    fn summary(&self, proved: &Proved) -> String {
         let (sum, num) = proved.errors;
         let unversioned = match self.client.num_unversioned() {
             0 => "",
@@ -153,8 +164,17 @@ impl<'a> StatesServer<'a> {
              at every position of {num} rows, and at the last one of all. {}{unversioned}",
             proved.num_rows,
             sum / num.max(1) as f64,
-            prover.middle_text()
+            proved.middle
         )
+    }
+
+    /// Returns the number of values in a state.
+    pub(crate) fn width(&self) -> usize {
+        self.ends.shape().hidden_size
+    }
+
+    fn num_proofs(&self) -> usize {
+        self.server.states.as_ref().map_or(1, |states| states.proof)
     }
 }
 
@@ -168,30 +188,37 @@ impl StatesSource for StatesServer<'_> {
         if rows.is_empty() {
             return Ok(());
         }
-        self.each(layers, rows, keep).map(drop)
+        let progress = Progress::new(self.watch, "hidden states", "rows", rows.len() as u64);
+        let proved = self.each((layers, self.num_proofs()), rows, |nth, states| {
+            progress.advance(1);
+            keep(nth, states)
+        })?;
+        self.watch.line(&self.summary(&proved));
+        Ok(())
     }
 }
 
-/// Returns the numbers of layers that the recipe's drafters read from servers, in rising order, with the
-/// last one.
+/// Returns a recipe's servers that give hidden states, and the layers that its drafters read, in rising
+/// order, with the last one.
 ///
 /// # Errors
-/// If no drafter reads states from servers.
-pub fn served_layers(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<usize>> {
-    let config = workspace.models.target_config()?;
-    let trained = recipe.trained_self_drafts().into_iter();
-    let layers = trained.filter_map(|(_, training)| training.served_layers(config));
-    let mut layers: Vec<usize> = layers.flatten().collect();
+/// If there are none.
+pub fn served_layers<'a>(
+    recipe: &'a Recipe,
+    workspace: &Workspace,
+) -> Result<(&'a ServerRecipe, Vec<usize>)> {
+    let server = recipe.states_server().context(
+        "the recipe has no table `[data.server.states]`; hint: set `data.responses = \"server\"` and name the \
+         directories of the servers' states in `data.server.states.dirs`",
+    )?;
+    let layers = recipe.state_layers(workspace.models.target_config()?)?;
     if layers.is_empty() {
         bail!(
-            "no drafter of the recipe has `features = \"server\"`; hint: set it in `[training]` or \
-             `[drafters.NAME]` of a drafter of the kind `eagle3` or `block`"
+            "no drafter of the recipe reads hidden states; hint: add one of the kind `eagle3` or `block` with \
+             `features = \"server\"`"
         );
     }
-    layers.push(config.shape.num_layers);
-    layers.sort_unstable();
-    layers.dedup();
-    Ok(layers)
+    Ok((server, layers))
 }
 
 /// Returns the command that starts a server which gives the states after `layers`.
@@ -264,9 +291,9 @@ pub fn examine(
     recipe: &Recipe,
     workspace: &Workspace,
     rows: Option<&[ResponseRow]>,
-    (watch, command): (&dyn Watch, &'static str),
+    watch: &dyn Watch,
 ) -> Result<StatesOutcome> {
-    let layers = served_layers(recipe, workspace)?;
+    let (_, layers) = served_layers(recipe, workspace)?;
     let mut outcome =
         StatesOutcome { command: server_command(recipe, &layers), layers, examined: None };
     let Some(rows) = rows else { return Ok(outcome) };
@@ -283,13 +310,13 @@ pub fn examine(
         .map(|(row, ids)| StatesRow { id: &row.id, ids, first_supervised: ids.len() - 1 })
         .collect();
     let ends = workspace.models.target_of_adapters(WeightDtype::F32)?;
-    let target = StatesServer::open(recipe, workspace, ends, (watch, command))?;
-    let num = target.server.states.as_ref().map_or(0, |states| states.proof).min(rows.len());
-    let every = rows.len().div_ceil(num.max(1)).max(1);
+    let target = StatesServer::of(recipe, workspace, ends, watch)?;
+    let num = target.num_proofs();
+    let every = rows.len().div_ceil(num).max(1);
     let some: Vec<StatesRow<'_>> = rows.iter().step_by(every).copied().collect();
     let begun = Instant::now();
-    let middle = &outcome.layers[..outcome.layers.len() - 1];
-    let proved = target.each(middle, &some, |_, _| Ok(()))?;
+    let proved = target.each((&outcome.layers, num), &some, |_, _| Ok(()))?;
+    watch.line(&target.summary(&proved));
     let hours = begun.elapsed().as_secs_f64() / 3600.0;
     let num_tokens: usize = all.iter().map(Vec::len).sum();
     let share = num_tokens as f64 / proved.num_tokens.max(1) as f64;

@@ -11,17 +11,16 @@ use crate::console::Console;
 
 /// Runs the command.
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
-    let said_by = (console as _, "server states");
-    let command = examine(recipe, workspace, None, said_by)?.command;
+    let command = examine(recipe, workspace, None, console)?.command;
     console.text(format!("Start the server by\n{command}\n"))?;
     if !recipe.data_dir().exists() {
         let hint =
             "There is no data yet. Once `build-data` has built it, this command proves the states.";
         console.text(wrapped(hint, console.width()).join("\n") + "\n")?;
-        return console.document(&examine(recipe, workspace, None, said_by)?);
+        return console.document(&examine(recipe, workspace, None, console)?);
     }
     let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
-    let outcome = examine(recipe, workspace, Some(&data.rows), said_by)?;
+    let outcome = examine(recipe, workspace, Some(&data.rows), console)?;
     if let Some(examined) = &outcome.examined {
         console.text(wrapped(&examined.text(), console.width()).join("\n") + "\n")?;
     }

@@ -142,21 +142,21 @@ impl<'m> Drafter<ModelSession<'m>> for Compared<'m> {
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        self.drafter.commit(slot, num_standing, path);
+        Drafter::<ModelSession<'m>>::commit(&mut self.drafter, slot, num_standing, path);
     }
 
     fn context(&self) -> usize {
-        self.drafter.context()
+        Drafter::<ModelSession<'m>>::context(&self.drafter)
     }
 }
 
 impl<'m> StepDrafter<ModelSession<'m>> for Compared<'m> {
     fn id(&self) -> DrafterId {
-        self.drafter.id()
+        StepDrafter::<ModelSession<'m>>::id(&self.drafter)
     }
 
     fn max_candidates(&self) -> usize {
-        self.drafter.max_candidates()
+        StepDrafter::<ModelSession<'m>>::max_candidates(&self.drafter)
     }
 
     fn draft(
@@ -352,7 +352,7 @@ fn replay_has_the_counts_of_decoding_under_every_rule() {
         let responses =
             record(&mut target, &mut drafter, &options, requests, observe).expect("recorded");
         let recordings = Recordings {
-            drafter: drafter.id(),
+            drafter: StepDrafter::<ModelSession<'_>>::id(&drafter),
             max_length,
             eos_token_ids: vec![1],
             head: Some(HeadTiming::BeforeDraw),

@@ -178,17 +178,17 @@ impl<'m> Drafter<ModelSession<'m>> for Compared<'m> {
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
-        self.drafter.commit(slot, num_standing, path);
+        Drafter::<ModelSession<'m>>::commit(&mut self.drafter, slot, num_standing, path);
     }
 
     fn context(&self) -> usize {
-        self.drafter.context()
+        Drafter::<ModelSession<'m>>::context(&self.drafter)
     }
 }
 
 impl<'m> StepDrafter<ModelSession<'m>> for Compared<'m> {
     fn id(&self) -> DrafterId {
-        self.drafter.id()
+        StepDrafter::<ModelSession<'m>>::id(&self.drafter)
     }
 
     fn draft(

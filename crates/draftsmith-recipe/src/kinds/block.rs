@@ -147,10 +147,16 @@ impl DrafterKind for BlockKind {
         self.0.training().map(|training| training as _)
     }
 
-    /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers; 0 if
-    /// servers give these states.
+    /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers.
     fn num_first_layers(&self) -> usize {
-        if self.0.training().is_some_and(KindTraining::is_served) { 0 } else { usize::MAX }
+        usize::MAX
+    }
+
+    fn state_layers(&self, target: &ModelConfig) -> Result<Vec<usize>> {
+        Ok(match &self.0 {
+            Origin::Training(training) => training.layers_of(target.shape.num_layers),
+            Origin::Path(path) => BlockDrafterConfig::from_dir(path)?.target_layers,
+        })
     }
 
     fn max_candidate_length(&self) -> usize {
@@ -210,10 +216,6 @@ impl KindTraining for BlockTraining {
 
     fn is_served(&self) -> bool {
         self.common.features == Features::Server
-    }
-
-    fn served_layers(&self, target: &ModelConfig) -> Option<Vec<usize>> {
-        self.is_served().then(|| self.layers_of(target.shape.num_layers))
     }
 
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {

@@ -112,10 +112,20 @@ impl DrafterKind for Eagle3Kind {
         self.0.training().map(|training| training as _)
     }
 
-    /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers; 0 if
-    /// servers give these states.
+    /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers.
     fn num_first_layers(&self) -> usize {
-        if self.0.training().is_some_and(KindTraining::is_served) { 0 } else { usize::MAX }
+        usize::MAX
+    }
+
+    fn state_layers(&self, target: &ModelConfig) -> Result<Vec<usize>> {
+        Ok(match &self.0 {
+            Origin::Training(training) => {
+                training.layers.unwrap_or(Eagle3Config::new(target).target_layers).to_vec()
+            }
+            Origin::Path(path) => {
+                Eagle3Config::from_dir(path, target.shape.num_layers)?.target_layers.to_vec()
+            }
+        })
     }
 
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
@@ -176,11 +186,6 @@ impl KindTraining for Eagle3Training {
 
     fn is_served(&self) -> bool {
         self.features == Features::Server
-    }
-
-    fn served_layers(&self, target: &ModelConfig) -> Option<Vec<usize>> {
-        let layers = || self.layers.unwrap_or(Eagle3Config::new(target).target_layers).to_vec();
-        self.is_served().then(layers)
     }
 
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {

@@ -17,19 +17,26 @@ pub fn read_server(path: &Path) -> Result<ServerRecipe> {
     read_keys("server", path, |server: &ServerRecipe| Ok(server.check()?))
 }
 
-/// Checks that a recipe whose drafters read hidden states from servers says where they are.
+/// Checks that drafters read hidden states from servers exactly if these give them.
 ///
 /// # Errors
-/// If the table `[data.server.states]` is missing.
+/// If the table `[data.server.states]` is missing, or a drafter would run layers that are not here.
 pub(super) fn check_states(recipe: &Recipe) -> Result<()> {
-    let server = recipe.data.as_ref().and_then(|data| data.served_by());
-    let has_states = server.is_some_and(|server| server.states.is_some());
-    for (id, training) in recipe.trained_self_drafts() {
+    let are_given = recipe.states_server().is_some();
+    for (id, drafter) in recipe.drafters.iter() {
+        let Some(training) = drafter.kind.training() else { continue };
+        let key = format!("drafters.{id}.features");
         require(
-            has_states || !training.is_served(),
-            &format!("drafters.{id}.features"),
-            "is `server`, and there is no table `[data.server.states]`; hint: set `data.responses = \"server\"` and \
+            are_given || !training.is_served(),
+            &key,
+            "is `server`, and no server gives the target's hidden states; hint: set `data.responses = \"server\"` and \
              name the directories of the servers' states in `data.server.states.dirs`",
+        )?;
+        require(
+            !are_given || training.is_served() || drafter.kind.num_first_layers() < usize::MAX,
+            &key,
+            "is not `server`, but the target's layers run on servers; hint: set it to `server`, or remove the table \
+             `[data.server.states]`",
         )?;
     }
     Ok(())

@@ -54,7 +54,14 @@ impl Models {
     /// If a file is missing or broken.
     pub fn target_in(&self, dtype: WeightDtype) -> Result<&CausalLm> {
         self.check_weights()?;
-        self.model(&self.target, dtype)
+        let model = self.model(&self.target, dtype);
+        if self.served_as.is_none() {
+            return model;
+        }
+        model.context(
+            "this command needs all of the target's layers here; hint: `server certify` tests the output of the server \
+             instead, and its counters show what it accepts",
+        )
     }
 
     /// Returns the first draft model in `dtype`, read at the first call; `None` without a draft

@@ -131,10 +131,9 @@ impl<'a> DrafterStage<'a> {
         let together = if names.len() > 1 { ", in one pass" } else { "" };
         let text = first.drafter.kind.entry().directory.as_ref().map_or("", |it| it.export.text);
         watch.line(&format!("{COMMAND}: {} ({text}){together}", names_text(&names)));
-        let said_by = (watch as &dyn draftsmith_recipe::watch::Watch, COMMAND);
         let source = training
             .is_served()
-            .then(|| StatesServer::open(recipe, workspace, target, said_by))
+            .then(|| StatesServer::of(recipe, workspace, target, watch))
             .transpose()?;
         let source = source.as_ref().map(|source| source as &dyn StatesSource);
         let job = ExportJob { source, ..self.job(first)? };
