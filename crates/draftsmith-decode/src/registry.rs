@@ -14,8 +14,7 @@ use draftsmith_theory::{DrafterId, HeadTiming, Recording};
 use crate::drafter::ModelDrafter;
 use crate::error::DecodeError;
 use crate::record::{RecordOptions, RecordRequest};
-use crate::response_target::ResponseTarget;
-use crate::served_target::KnownStates;
+use crate::response_target::{KnownStates, ResponseTarget};
 use crate::session::ModelSession;
 use crate::target::TargetLayers;
 

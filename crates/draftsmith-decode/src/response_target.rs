@@ -8,6 +8,7 @@
 
 use std::ops::Range;
 
+use draftsmith_model::Rows;
 use draftsmith_theory::TopProbs;
 
 use crate::error::DecodeError;
@@ -20,6 +21,15 @@ pub struct KnownResponse<'a> {
     pub response: &'a [u32],
     /// The distribution that each token was drawn from; `None` for a greedy response.
     pub probs: Option<&'a [TopProbs]>,
+}
+
+/// A target's hidden states along a prompt and its response.
+#[derive(Debug, Clone)]
+pub struct KnownStates<'s> {
+    /// The tokens that have states.
+    pub ids: &'s [u32],
+    /// For each number of layers, a state of each token.
+    pub layers: Vec<(usize, Rows)>,
 }
 
 /// A target that replays recorded responses of a remote model.

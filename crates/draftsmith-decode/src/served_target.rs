@@ -10,7 +10,7 @@ use draftsmith_model::{CausalLm, Rows};
 use crate::error::DecodeError;
 use crate::features::WantedFeatures;
 use crate::registry::AnsweringTarget;
-use crate::response_target::ResponseTarget;
+use crate::response_target::{KnownStates, ResponseTarget};
 use crate::session::ModelSession;
 use crate::target::{FirstLayers, KeptStates, Logits, Target, TargetLayers, Verification};
 
@@ -81,15 +81,6 @@ impl Target for ServedTarget<'_, '_> {
     fn context(&self) -> usize {
         self.layers.context().min(self.answers.context())
     }
-}
-
-/// A target's hidden states along a prompt and its response.
-#[derive(Debug, Clone)]
-pub struct KnownStates<'s> {
-    /// The tokens that have states.
-    pub ids: &'s [u32],
-    /// For each number of layers, a state of each token.
-    pub layers: Vec<(usize, Rows)>,
 }
 
 /// A remote target's recorded responses, with its hidden states along them.

@@ -15,6 +15,7 @@ const README: &str = include_str!("../../../../recipes/README.md");
 /// A recipe with every section, and with a value for every key without a default.
 const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['required']\n\
                       [data.server]\nurls = ['required']\nmodel = 'required'\n\
+                      states.dirs = ['required']\n\
                       [drafters.draft]\nkind = 'model'\nmodel = 'required'\n[drafters.draft.head.sweep]\n\
                       [drafters.adapter]\nkind = 'adapter'\n[drafters.eagle]\nkind = 'eagle3'\n[tune.costs]\n[evaluate]\n\
                       prompts = ['required']\n[evaluate.trees]\n";
@@ -43,7 +44,7 @@ fn parse(key: &str, default: &str) -> Value {
     let text = default.trim_matches('`');
     match text {
         "none" => return Value::Null,
-        "required" if key.ends_with("prompts") || key.ends_with("urls") => {
+        "required" if ["prompts", "urls", "dirs"].iter().any(|list| key.ends_with(list)) => {
             return Value::from(vec![text]);
         }
         "required" => return Value::from(text),

@@ -154,9 +154,9 @@ fn missing_layers_are_named() {
     let mut deeper = of_adapter(dir.path(), "a", &target, &data, "");
     deeper.drafters.adapter_of("adapter").initial = draftsmith_train::InitialWeights::Target;
     let error = train(&deeper);
-    assert!(error.contains("adapters need the target's first 3 layers"), "{error}");
+    assert!(error.contains("drafters need the target's first 3 layers"), "{error}");
     fs::remove_file(target.join("model-0.safetensors")).expect("it was there");
     let error = train(&recipe);
-    assert!(error.contains("adapters need the target's first 2 layers"), "{error}");
+    assert!(error.contains("drafters need the target's first 2 layers"), "{error}");
     assert!(error.contains("model-0.safetensors"), "{error}");
 }
