@@ -473,4 +473,11 @@ fn a_drafter_from_served_states_equals_one_from_local_layers() {
     };
     let [from_server, from_layers] = ["served.toml", "local.toml"].map(record);
     assert_eq!((from_server.len(), &from_server), (2, &from_layers));
+    // What needs no layer of the target works, and the rest says what to do instead.
+    let run = |arguments: &[&str]| place.run(&[arguments, &set[..]].concat());
+    run(&["record", "served.toml"]).ok();
+    run(&["tune", "served.toml"]).ok();
+    run(&["replay", "served.toml"]).ok();
+    place.run(&["export", "--for", "eagle3", "checkpoints/ends/e3", "exported"]).ok();
+    run(&["evaluate", "served.toml"]).fails_naming(&["`server certify`"]);
 }

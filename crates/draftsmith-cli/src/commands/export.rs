@@ -76,7 +76,9 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
     let open = || -> Result<Workspace> {
         let recipe = Recipe::of_export(source, recipe.as_deref(), None)?;
         let (_, recipe) = recipe.only_of(found, source)?;
-        recipe.open(None, WeightDtype::F32, vec![device.clone()], console)
+        // Drafters that read a server's hidden states may have a target of any family.
+        let served_as = recipe.states_server().map(|server| &*server.model);
+        recipe.open(served_as, WeightDtype::F32, vec![device.clone()], console)
     };
     let stop_threshold = *stop_threshold;
     let mut written = write(&Exporting { source, out, stop_threshold, open: &open })?;
