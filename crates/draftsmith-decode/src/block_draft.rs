@@ -29,7 +29,6 @@ use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDraf
 use crate::error::DecodeError;
 use crate::record::{RecordOptions, RecordRequest, record};
 use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
-use crate::served_target::StatesTarget;
 use crate::session::{ModelSession, check_fits, check_logits, to_host};
 use crate::target::{KeptStates, Target, TargetLayers};
 
@@ -304,7 +303,7 @@ impl DrafterParts for BlockDraftParts {
         requests: Vec<RecordRequest<'a>>,
         observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Option<Result<Vec<Recording>, DecodeError>> {
-        let (ends, mut target) = StatesTarget::of(target)?;
+        let (ends, mut target) = target.with_states()?;
         let (capacity, num_slots) = (target.context(), target.num_slots());
         let models = (ends, &self.network);
         let mut drafter = BlockDraft::new(models, &self.layers, capacity, num_slots);

@@ -14,7 +14,7 @@ use draftsmith_theory::{DrafterId, HeadTiming, Recording};
 use crate::drafter::ModelDrafter;
 use crate::error::DecodeError;
 use crate::record::{RecordOptions, RecordRequest};
-use crate::response_target::{KnownStates, ResponseTarget};
+use crate::response_target::ResponseTarget;
 use crate::session::ModelSession;
 use crate::target::TargetLayers;
 
@@ -55,10 +55,17 @@ pub struct AnsweringTarget<'m, 'a> {
     pub answers: ResponseTarget<'a>,
     /// The target's first layers, loaded locally, or only its ends; `None` if no drafter needs them.
     pub layers: Option<&'m CausalLm>,
-    /// The hidden states along the responses; `None` if no drafter reads them.
-    pub states: Option<Vec<KnownStates<'m>>>,
     /// The target's vocabulary size, in tokens.
     pub vocab_size: usize,
+}
+
+impl<'m, 'a> AnsweringTarget<'m, 'a> {
+    /// Returns the target's ends, and its answers with the hidden states along them. Returns `None`
+    /// without either.
+    pub(crate) fn with_states(self) -> Option<(&'m CausalLm, ResponseTarget<'a>)> {
+        let Self { answers, layers, .. } = self;
+        layers.zip(answers.has_states().then_some(answers))
+    }
 }
 
 /// The target and the cache sizes that drafters are built for.

@@ -5,6 +5,9 @@
 //! probability 1. The distribution of a sampled token consists of the most probable tokens that the
 //! server returned, with the remaining mass spread evenly over the others. Nothing is known after a
 //! rejected candidate, so log p is NaN there.
+//!
+//! If the server also gave its hidden states along the responses, drafters that read them can be
+//! recorded.
 
 use std::ops::Range;
 
@@ -12,7 +15,7 @@ use draftsmith_model::Rows;
 use draftsmith_theory::TopProbs;
 
 use crate::error::DecodeError;
-use crate::target::{Logits, Target, Verification};
+use crate::target::{KeptStates, Logits, Target, Verification};
 
 /// A recorded response of the server.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +38,10 @@ pub struct KnownStates<'s> {
 /// A target that replays recorded responses of a remote model.
 #[derive(Debug)]
 pub struct ResponseTarget<'a> {
+    /// The hidden states along the responses; empty if they are not known.
+    states: Vec<KnownStates<'a>>,
+    /// The number of final tokens in each slot.
+    standing: Vec<usize>,
     vocab_size: usize,
     context: usize,
     /// The responses of the sequences that have not begun, in reverse order.
@@ -55,7 +62,19 @@ impl<'a> ResponseTarget<'a> {
     ) -> Self {
         let mut waiting: Vec<KnownResponse<'a>> = responses.into_iter().collect();
         waiting.reverse();
-        Self { vocab_size, context, waiting, slots: vec![None; num_slots] }
+        let (states, standing) = (Vec::new(), vec![0; num_slots]);
+        Self { states, standing, vocab_size, context, waiting, slots: vec![None; num_slots] }
+    }
+
+    /// Adds the hidden states along the responses.
+    #[must_use]
+    pub fn with_states(self, states: Vec<KnownStates<'a>>) -> Self {
+        Self { states, ..self }
+    }
+
+    /// Returns whether the hidden states along the responses are known.
+    pub(crate) fn has_states(&self) -> bool {
+        !self.states.is_empty()
     }
 
     /// Appends the row of logits that follows `tokens` in a slot to `values`.
@@ -66,6 +85,31 @@ impl<'a> ResponseTarget<'a> {
         debug_assert_eq!(tokens[num_prompt..], response[..at]);
         let certain = || TopProbs::certain(response[at]).logits(self.vocab_size);
         values.extend(probs.map_or_else(certain, |probs| probs[at].logits(self.vocab_size)));
+    }
+}
+
+impl KeptStates for ResponseTarget<'_> {
+    fn num_standing(&self, slot: usize) -> usize {
+        self.standing[slot]
+    }
+
+    /// Returns the states of a text that begins with the same tokens, which determine them.
+    fn kept_states(
+        &mut self,
+        slot: usize,
+        tokens: &[u32],
+        from: usize,
+        layers: &[usize],
+    ) -> Vec<Rows> {
+        let known = &tokens[..self.standing[slot] - 1];
+        let text = self.states.iter().find(|text| text.ids.starts_with(known));
+        let text = text.expect("the states along every response are known");
+        let of_layer = |layer: &usize| {
+            let found = text.layers.iter().find(|(number, _)| number == layer);
+            let (_, states) = found.expect("the states after the drafter's layers are known");
+            states.slice(from..known.len())
+        };
+        layers.iter().map(of_layer).collect()
     }
 }
 
@@ -80,6 +124,10 @@ impl Target for ResponseTarget<'_> {
         let response = self.waiting.pop().expect("each sequence has an answer");
         self.slots[slot] = Some((prompt.len(), response));
         Ok(())
+    }
+
+    fn begin_round(&mut self, slot: usize, num_standing: usize) {
+        self.standing[slot] = num_standing;
     }
 
     /// # Panics

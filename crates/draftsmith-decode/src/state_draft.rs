@@ -24,7 +24,6 @@ use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDraf
 use crate::error::DecodeError;
 use crate::record::{RecordOptions, RecordRequest, record};
 use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
-use crate::served_target::StatesTarget;
 use crate::session::{ModelSession, check_fits};
 use crate::target::{KeptStates, Target, TargetLayers};
 
@@ -295,7 +294,7 @@ impl<N: StepNetwork + Send> DrafterParts for StateDraftParts<N> {
         requests: Vec<RecordRequest<'a>>,
         observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
     ) -> Option<Result<Vec<Recording>, DecodeError>> {
-        let (ends, mut target) = StatesTarget::of(target)?;
+        let (ends, mut target) = target.with_states()?;
         let (capacity, num_slots) = (target.context(), target.num_slots());
         let (models, head) = ((ends, &self.network), self.head.as_ref());
         let mut drafter = StateDraft::new(models, &self.layers, head, capacity, num_slots);

@@ -107,9 +107,8 @@ impl CausalLm {
         Self::read(config, reader, (dtype, num_here), device)
     }
 
-    /// Loads only the ends of a checkpoint of any family, also of a quantised one: embeddings, final
-    /// norm and LM head, under any prefix. Files without them may be
-    /// absent.
+    /// Loads only the ends of a checkpoint: embeddings, final norm and LM head, under any prefix. The
+    /// model may be of any family, and its layers quantised. Files without its ends may be absent.
     ///
     /// # Errors
     /// As [`CausalLm::from_model_dir`], or if the ends are quantised.

@@ -296,7 +296,7 @@ impl Servers {
         Err(Failure { why: format!("answered {status}: {why}"), hint, kind })
     }
 
-    /// Describes the failure of a request for at most `most` tokens, whose answer is unusable.
+    /// Describes an unusable answer to a request for at most `most` tokens.
     pub(super) fn unusable<R: Read>(
         &self,
         problem: Unusable,

@@ -11,13 +11,15 @@
 
 mod file;
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::json;
 
 use self::file::{StatesPlan, Untaken};
 use crate::client::{Failure, Servers};
+use crate::completer::NUM_LOG_PROBS;
 use crate::error::ServedError;
 use crate::known::{KnownPositions, KnownTokens, LogProbLists, PromptPosition};
 use crate::reply::{BoundedBody, Unusable, parse, states_bytes};
@@ -26,9 +28,6 @@ use crate::settings::{ServerHints, ServerRecipe, StatesRecipe};
 
 pub use self::file::StatesDtype;
 
-/// The number of most probable tokens whose log-probabilities are requested, as vLLM allows by
-/// default.
-const NUM_LOG_PROBS: usize = 20;
 /// The oldest version of vLLM whose files are sound.
 const OLDEST: (u32, u32) = (0, 31);
 
@@ -56,8 +55,6 @@ pub struct ServedStates {
     pub dtype: StatesDtype,
     /// Positions, each with the most probable tokens after it and their log-probabilities.
     pub known: Vec<(usize, Vec<(u32, f32)>)>,
-    /// The server's version, if it gives one.
-    pub version: Option<String>,
     /// The length of the file, in bytes.
     pub num_bytes: u64,
 }
@@ -65,11 +62,12 @@ pub struct ServedStates {
 /// A client that requests hidden states from servers, with retries.
 pub struct StatesClient {
     servers: Servers,
-    recipe: ServerRecipe,
+    model: String,
+    timeout: Duration,
     states: StatesRecipe,
     vocab_size: usize,
-    /// The number of answers without a version that is known to be sound.
-    num_unversioned: AtomicUsize,
+    /// Whether an answer named no version of vLLM.
+    is_unversioned: AtomicBool,
 }
 
 /// The keys of an answer that we use.
@@ -114,14 +112,19 @@ impl StatesClient {
                       `data.server.states.dirs = [\"/dev/shm/states\"]`"
                 .to_owned(),
         })?;
-        let servers = Servers::new(recipe, secret, hints);
-        let num_unversioned = AtomicUsize::new(0);
-        Ok(Self { servers, recipe: recipe.clone(), states, vocab_size, num_unversioned })
+        Ok(Self {
+            servers: Servers::new(recipe, secret, hints),
+            model: recipe.model.clone(),
+            timeout: recipe.timeout(),
+            states,
+            vocab_size,
+            is_unversioned: AtomicBool::new(false),
+        })
     }
 
-    /// Returns the number of answers that named no version of vLLM.
-    pub fn num_unversioned(&self) -> usize {
-        self.num_unversioned.load(Ordering::Relaxed)
+    /// Returns whether an answer named no version of vLLM.
+    pub fn is_unversioned(&self) -> bool {
+        self.is_unversioned.load(Ordering::Relaxed)
     }
 
     /// Requests the states of a row, reads the server's file and deletes it.
@@ -131,7 +134,7 @@ impl StatesClient {
     pub fn fetch(&self, ask: StatesAsk<'_>) -> Result<ServedStates, ServedError> {
         let fetched = self.servers.with_retries((ask.id, 0), |number, url, _| {
             let mut body = json!({
-                "model": self.recipe.model,
+                "model": self.model,
                 "prompt": ask.ids,
                 "max_tokens": 1,
                 "temperature": 0.0,
@@ -148,90 +151,95 @@ impl StatesClient {
             let reader = response.body_mut().as_reader();
             let most = states_bytes(ask.ids.len(), if ask.is_proof { NUM_LOG_PROBS } else { 0 });
             let mut body = BoundedBody::new(reader, most);
-            let read = parse::<StatesReply>(&mut body, ask.ids.len());
-            let read =
-                read.and_then(|reply| self.read(number, reply, &ask).map_err(Unusable::Invalid));
-            read.map_err(|problem| self.servers.unusable(problem, &body, ask.ids.len()))?
+            let num_tokens = ask.ids.len();
+            let reply = parse::<StatesReply>(&mut body, num_tokens);
+            let reply =
+                reply.map_err(|problem| self.servers.unusable(problem, &body, num_tokens))?;
+            self.check_version(&reply)?;
+            let known = self.known(&reply, &ask).map_err(|what| {
+                self.servers.unusable(Unusable::Invalid(what), &body, num_tokens)
+            })?;
+            self.take(number, reply, known, &ask)
         });
         fetched.map_err(|problem| ServedError::NoStates { id: ask.id.to_owned(), problem })
     }
 
-    /// Checks an answer and reads its file. The inner error is a problem with the file.
-    fn read(
+    fn check_version(&self, reply: &StatesReply) -> Result<(), Failure> {
+        match reply.system_fingerprint.as_deref().and_then(version_of) {
+            Some(version) if version < OLDEST => {
+                let (major, minor) = version;
+                let why = format!("is vLLM {major}.{minor}, whose states are not sound");
+                return Err(Failure::permanent(why, NO_STATES));
+            }
+            Some(_) => {}
+            None => self.is_unversioned.store(true, Ordering::Relaxed),
+        }
+        Ok(())
+    }
+
+    /// Checks the tokens of an answer, and returns the log-probabilities at each known position.
+    fn known(
+        &self,
+        reply: &StatesReply,
+        ask: &StatesAsk<'_>,
+    ) -> Result<Vec<(usize, KnownTokens)>, String> {
+        let [choice] = &reply.choices[..] else {
+            return Err(format!("{} choices for one prompt", reply.choices.len()));
+        };
+        if choice.prompt_token_ids.as_ref().is_some_and(|ids| ids != ask.ids) {
+            return Err("other prompt tokens than were sent".to_owned());
+        }
+        let generated = choice.token_ids.as_deref().unwrap_or_default();
+        if generated.len() != 1 {
+            return Err(format!("{} token ids, expected one", generated.len()));
+        }
+        let of_prompt: Vec<KnownTokens> = match (&choice.prompt_logprobs, ask.is_proof) {
+            (_, false) => Vec::new(),
+            (None, true) => return Err("no `prompt_logprobs`".to_owned()),
+            (Some(all), true) => all.each().map(<[_]>::to_vec).collect(),
+        };
+        if ask.is_proof && of_prompt.len() != ask.ids.len() {
+            let (found, num) = (of_prompt.len(), ask.ids.len());
+            return Err(format!("`prompt_logprobs` of {found} tokens instead of {num}"));
+        }
+        let is_outside = |(id, _): &(u32, f32)| *id as usize >= self.vocab_size;
+        if of_prompt.iter().flatten().any(is_outside) {
+            return Err(format!("a token id beyond the target's {}", self.vocab_size));
+        }
+        let none = LogProbLists::default();
+        let last = choice.logprobs.as_ref().unwrap_or(&none).known(generated, self.vocab_size)?;
+        // An entry belongs to the token that the position before predicts. The first has none.
+        let before = of_prompt.into_iter().skip(1).enumerate().filter(|(_, all)| !all.is_empty());
+        Ok(before.chain(last.into_iter().map(|all| (ask.ids.len() - 1, all))).collect())
+    }
+
+    /// Reads the file that an answer names.
+    fn take(
         &self,
         number: usize,
         reply: StatesReply,
+        known: Vec<(usize, KnownTokens)>,
         ask: &StatesAsk<'_>,
-    ) -> Result<Result<ServedStates, Failure>, String> {
-        let version = reply.system_fingerprint;
-        match version.as_deref().map(version_of) {
-            Some(Some(version)) if version < OLDEST => {
-                let (major, minor) = version;
-                return Ok(Err(Failure::permanent(
-                    format!("is vLLM {major}.{minor}, whose states are not sound"),
-                    NO_STATES,
-                )));
-            }
-            Some(Some(_)) => {}
-            _ => drop(self.num_unversioned.fetch_add(1, Ordering::Relaxed)),
-        }
-        let [choice] = <[StatesChoice; 1]>::try_from(reply.choices)
-            .map_err(|choices| format!("{} choices for one prompt", choices.len()))?;
-        if choice.prompt_token_ids.is_some_and(|ids| ids != ask.ids) {
-            return Err("other prompt tokens than were sent".to_owned());
-        }
-        let generated = choice.token_ids.unwrap_or_default();
-        let [_] = <[u32; 1]>::try_from(generated.as_slice())
-            .map_err(|_| format!("{} token ids, expected one", generated.len()))?;
-        let last = choice.logprobs.unwrap_or_default().known(&generated, self.vocab_size)?;
-        let last_position = ask.ids.len() - 1;
-        let mut known: Vec<(usize, KnownTokens)> = Vec::new();
-        if ask.is_proof {
-            let of_prompt = choice.prompt_logprobs.ok_or("no `prompt_logprobs`")?;
-            let of_prompt: Vec<KnownTokens> = of_prompt.each().map(<[_]>::to_vec).collect();
-            if of_prompt.len() != ask.ids.len() {
-                let num = of_prompt.len();
-                return Err(format!(
-                    "`prompt_logprobs` of {num} tokens instead of {}",
-                    ask.ids.len()
-                ));
-            }
-            // An entry belongs to the token that the position before predicts. The first has none.
-            known.extend(
-                of_prompt.into_iter().skip(1).enumerate().filter(|(_, all)| !all.is_empty()),
-            );
-            let is_outside = |(id, _): &(u32, f32)| *id as usize >= self.vocab_size;
-            if known.iter().any(|(_, all)| all.iter().any(is_outside)) {
-                return Err(format!("a token id beyond the target's {}", self.vocab_size));
-            }
-        }
-        known.extend(last.into_iter().map(|all| (last_position, all)));
+    ) -> Result<ServedStates, Failure> {
         let named = reply.kv_transfer_params.and_then(|place| place.hidden_states_path);
-        let Some(named) = named else {
+        let named = named.ok_or_else(|| {
             let what = "answered without `hidden_states_path`: it does not extract hidden states";
-            return Ok(Err(Failure::permanent(what.to_owned(), NO_STATES)));
-        };
-        let path = match self.states.local_path(number, &named) {
-            Ok(path) => path,
-            Err(what) => {
-                return Ok(Err(Failure::permanent(format!("answered {what}"), NOT_SHARED)));
-            }
-        };
+            Failure::permanent(what.to_owned(), NO_STATES)
+        })?;
+        let path = self.states.local_path(number, &named);
+        let path =
+            path.map_err(|what| Failure::permanent(format!("answered {what}"), NOT_SHARED))?;
         let plan = StatesPlan { ids: ask.ids, num_layers: ask.num_layers, width: ask.width };
-        Ok(match plan.take(&path, self.recipe.timeout()) {
-            Ok((layers, dtype, num_bytes)) => {
-                Ok(ServedStates { layers, dtype, known, version, num_bytes })
-            }
-            Err(untaken) => {
-                let (what, hint) = match untaken {
-                    Untaken::Unreadable(what) => (what, NOT_SHARED),
-                    Untaken::Foreign(what) => (what, NO_STATES),
-                };
-                let place = path.display();
-                let why = format!("answered with the states in `{place}`: {what}");
-                Err(Failure::permanent(why, hint))
-            }
-        })
+        let taken = plan.take(&path, self.timeout).map_err(|untaken| {
+            let (what, hint) = match untaken {
+                Untaken::Unreadable(what) => (what, NOT_SHARED),
+                Untaken::Foreign(what) => (what, NO_STATES),
+            };
+            let why = format!("answered with the states in `{}`: {what}", path.display());
+            Failure::permanent(why, hint)
+        });
+        let (layers, dtype, num_bytes) = taken?;
+        Ok(ServedStates { layers, dtype, known, num_bytes })
     }
 }
 

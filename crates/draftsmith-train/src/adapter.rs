@@ -191,8 +191,8 @@ fn open_states(
     width: usize,
     place: Option<&FeatureDir<'_>>,
 ) -> Result<Option<Arc<StoredStates>>, TrainError> {
-    let is_served = lessons.features == Features::Server;
-    if is_served && place.is_none_or(|place| place.source.is_none()) {
+    let has_source = place.is_some_and(|place| place.source.is_some());
+    if lessons.features == Features::Server && !has_source {
         return Err(TrainError::States(format!(
             "`{}.features` is `server`, and no server gives hidden states",
             lessons.section
@@ -201,8 +201,7 @@ fn open_states(
     let (Features::Cache | Features::Server, Some(place)) = (lessons.features, place) else {
         return Ok(None);
     };
-    let source = place.source.filter(|_| is_served);
-    let files = StateFiles::new(FeatureDir { source, ..place.clone() }, lessons.features_format);
+    let files = StateFiles::new(place.clone(), lessons.features_format);
     // Rows are sorted, so that the file does not depend on the split.
     rows.sort_by(|one, other| one.id.cmp(&other.id));
     let wanted = (&lessons.layers[..], lessons.teacher);

@@ -13,9 +13,9 @@
 //! of a head: the place in the block, and the logit of the largest probability with an intercept for
 //! each place (vLLM's online estimator).
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{BlockDrafter, BlockStart, CausalLm, ConfidenceWeights, Rows};
+use draftsmith_model::{BlockDrafter, BlockStart, CausalLm, ConfidenceWeights, Rows, vectors};
 use draftsmith_theory::{SoftmaxSummary, TokenChoice, argmax, confidence_logit};
 
 use crate::data::split::in_part;
@@ -409,7 +409,7 @@ impl Standardised {
         let standard = some.iter().flat_map(|at| {
             row(*at).iter().zip(&scales).map(|(value, [mean, scale])| (value - mean) * scale)
         });
-        let x = matrix(standard.collect(), [some.len(), width]);
+        let x = vectors::tensor(standard.collect(), [some.len(), width], &Device::default());
         let ids = tokens.iter().flat_map(|(all, _)| some.iter().map(|at| all[*at] as usize));
         let labels = some.iter().map(|nth| (at[*nth].weight, at[*nth].label)).collect();
         Self {
@@ -458,7 +458,9 @@ impl Standardised {
     fn gradient(&self, fitted: &[f64], rejection_weight: f64, total: f64) -> Vec<f64> {
         let (width, num) = (self.scales.len(), self.labels.len());
         let (at_bias, weights) = (fitted.len() - 1, fitted[..width].iter().map(|it| *it as f32));
-        let logits = numbers(self.x.clone().matmul(matrix(weights.collect(), [width, 1])));
+        let device = self.x.device();
+        let weights = vectors::tensor(weights.collect(), [width, 1], &device);
+        let logits = vectors::values(self.x.clone().matmul(weights));
         let mut gradient = vec![0.0_f64; fitted.len()];
         let mut errors = Vec::with_capacity(num);
         for (nth, (logit, (weight, label))) in logits.iter().zip(&self.labels).enumerate() {
@@ -473,18 +475,11 @@ impl Standardised {
                 gradient[id] += error;
             }
         }
-        let of_weights = numbers(matrix(errors, [1, num]).matmul(self.x.clone()));
+        let errors = vectors::tensor(errors, [1, num], &device);
+        let of_weights = vectors::values(errors.matmul(self.x.clone()));
         gradient.iter_mut().zip(of_weights).for_each(|(sum, own)| *sum += f64::from(own));
         gradient
     }
-}
-
-fn matrix(values: Vec<f32>, shape: [usize; 2]) -> Tensor<2> {
-    Tensor::from_data(TensorData::new(values, shape), &Device::default())
-}
-
-fn numbers(matrix: Tensor<2>) -> Vec<f32> {
-    matrix.into_data().convert::<f32>().try_into_vec().expect("numbers in f32")
 }
 
 impl Logistic {

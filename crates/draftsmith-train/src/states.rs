@@ -98,7 +98,7 @@ pub struct FeatureDir<'a> {
     pub models: String,
     /// A callback for messages about the size of the files and about problems with them.
     pub notify: &'a (dyn Fn(String) + 'a),
-    /// What gives the states with [`Features::Server`].
+    /// What gives the states; set exactly with [`Features::Server`].
     pub source: Option<&'a dyn StatesSource>,
 }
 

@@ -231,10 +231,13 @@ impl AnswerRecorder<'_> {
                     false => vec![record(&mut decoders(), responses)?],
                 }
             }
-            RecordedModels::Served(served) => responses
-                .par_chunks_mut(at_once)
-                .map(|some| self.record_served(served, drafter, some))
-                .collect::<Result<_>>()?,
+            RecordedModels::Served(served) => {
+                let states = self.states_server(served, drafter)?;
+                let record = |some: &mut [ResponseToRecord<'_>]| {
+                    self.record_served(served, drafter, states.as_ref(), some)
+                };
+                responses.par_chunks_mut(at_once).map(record).collect::<Result<_>>()?
+            }
         };
         Ok(recorded.into_iter().flatten().collect())
     }
@@ -250,34 +253,48 @@ impl AnswerRecorder<'_> {
         }
     }
 
+    /// Prepares the client of the servers whose hidden states a drafter reads; `None` if it reads
+    /// none, or the servers give none.
+    fn states_server<'s>(
+        &'s self,
+        served: &'s ServedPair<'_>,
+        drafter: &RecordedDrafter<'_>,
+    ) -> Result<Option<StatesServer<'s>>> {
+        let ServedPair { workspace, asker, state_layers, .. } = served;
+        let parts = &drafter.drafters.get(drafter.id)?.parts.parts;
+        if parts.target_layers().kept.is_empty() || state_layers.is_empty() {
+            return Ok(None);
+        }
+        let ends = workspace.models.target_of_adapters(workspace.models.dtype)?;
+        let server = (asker.server, state_layers.clone());
+        StatesServer::open(server, workspace, ends, self.watch).map(Some)
+    }
+
     fn record_served(
         &self,
         served: &ServedPair<'_>,
         drafter: &RecordedDrafter<'_>,
+        states: Option<&StatesServer<'_>>,
         responses: &mut [ResponseToRecord<'_>],
     ) -> Result<Vec<Recording>> {
-        let ServedPair { models, workspace, asker, state_layers, .. } = served;
+        let ServedPair { models, workspace, .. } = served;
         let LabelModels { context, vocab_size, .. } = *models;
         let loaded = drafter.drafters.get(drafter.id)?;
         let parts = &loaded.parts.parts;
         let known =
             responses.iter().map(|to| KnownResponse { response: to.response_ids, probs: to.probs });
-        let answers = ResponseTarget::new(known, vocab_size, context, responses.len());
         let TargetLayers { exit, kept } = parts.target_layers();
-        let reads_states = !kept.is_empty() && !state_layers.is_empty();
-        let layers = (exit.is_some() || reads_states)
+        let texts: Vec<Vec<u32>> = match states {
+            Some(_) => responses.iter().map(ResponseToRecord::read_ids).collect(),
+            None => Vec::new(),
+        };
+        let known_states = states.map(|server| known_states(server, &kept, &texts)).transpose()?;
+        let answers = ResponseTarget::new(known, vocab_size, context, responses.len())
+            .with_states(known_states.unwrap_or_default());
+        let layers = (exit.is_some() || states.is_some())
             .then(|| workspace.models.target_of_adapters(workspace.models.dtype))
             .transpose()?;
-        let texts: Vec<Vec<u32>> = responses.iter().map(ResponseToRecord::read_ids).collect();
-        let states = match layers.filter(|_| reads_states) {
-            Some(ends) => {
-                let server = (asker.server, state_layers.clone());
-                let server = StatesServer::open(server, workspace, ends, self.watch)?;
-                Some(known_states(&server, &kept, &texts)?)
-            }
-            None => None,
-        };
-        let target = AnsweringTarget { answers, layers, states, vocab_size };
+        let target = AnsweringTarget { answers, layers, vocab_size };
         let options = self.options(drafter.decoding, loaded.head_timing().is_some(), false);
         self.record_watched(responses, |requests, observe| {
             let recorded = parts.record_elsewhere(target, &options, requests, observe);

@@ -76,20 +76,6 @@ impl<'a> StatesServer<'a> {
         Ok(Self { client, server, layers, ends, first_layers: first_layers.ok(), watch })
     }
 
-    /// Prepares the client of a recipe's servers.
-    ///
-    /// # Errors
-    /// As [`Self::open`], or if the recipe has no such servers or no drafter that reads states.
-    pub fn of(
-        recipe: &'a Recipe,
-        workspace: &Workspace,
-        ends: &'a CausalLm,
-        watch: &'a dyn Watch,
-    ) -> Result<Self> {
-        let (server, layers) = served_layers(recipe, workspace)?;
-        Self::open((server, layers), workspace, ends, watch)
-    }
-
     /// Requests the states of rows at the same time.
     fn fetch(&self, asks: &[StatesAsk<'_>]) -> Result<Vec<ServedStates>, ServedError> {
         let new_thread = || Builder::new().name("states".to_owned());
@@ -133,7 +119,7 @@ impl<'a> StatesServer<'a> {
                 self.fetch(chunk).map_err(|error| TrainError::States(error.to_string()))?;
             for ((ask, mut states), nth) in chunk.iter().zip(states).zip(first..) {
                 let found = prover.prove(ask, &states);
-                let error = found.map_err(|why| {
+                let (error, mut last) = found.map_err(|why| {
                     TrainError::States(format!("row `{}`: the served hidden states {why}", ask.id))
                 })?;
                 proved.num_rows += 1;
@@ -142,8 +128,7 @@ impl<'a> StatesServer<'a> {
                 if ask.is_proof {
                     proved.errors = (proved.errors.0 + error, proved.errors.1 + 1);
                 }
-                let last = states.layers.last().map_or(&[][..], Vec::as_slice);
-                let last = prover.normed(&last[rows[nth].first_supervised * width..]);
+                last.drain(..rows[nth].first_supervised * width);
                 let own = places.iter().map(|place| std::mem::take(&mut states.layers[*place]));
                 keep(nth, GivenStates { layers: own.collect(), last })?;
             }
@@ -155,9 +140,9 @@ impl<'a> StatesServer<'a> {
     /// Describes what was proved.
     fn summary(&self, proved: &Proved) -> String {
         let (sum, num) = proved.errors;
-        let unversioned = match self.client.num_unversioned() {
-            0 => "",
-            _ => "; the server names no version of vLLM, so it may be older than 0.31",
+        let unversioned = match self.client.is_unversioned() {
+            false => "",
+            true => "; the server names no version of vLLM, so it may be older than 0.31",
         };
         format!(
             "hidden states of {} rows from the server. The last state gives its log-probabilities: mean error {:.4} nats \
@@ -221,21 +206,6 @@ pub fn served_layers<'a>(
     Ok((server, layers))
 }
 
-/// Returns the command that starts a server which gives the states after `layers`.
-pub fn server_command(recipe: &Recipe, layers: &[usize]) -> String {
-    let dir = recipe.data.as_ref().and_then(|data| data.server.as_ref()?.states.as_ref());
-    let dir = dir.and_then(|states| states.server_dirs.first().or(states.dirs.first()));
-    let dir = dir.map_or("/dev/shm/states".to_owned(), |dir| dir.display().to_string());
-    format!(
-        "vllm serve {} --no-enable-prefix-caching \\\n  --speculative-config '{{\"method\": \"extract_hidden_states\", \
-         \"num_speculative_tokens\": 1,\n    \"draft_model_config\": {{\"hf_config\": \
-         {{\"eagle_aux_hidden_state_layer_ids\": {layers:?}}}}}}}' \\\n  --kv-transfer-config '{{\"kv_connector\": \
-         \"ExampleHiddenStatesConnector\", \"kv_role\": \"kv_producer\",\n    \"kv_connector_extra_config\": \
-         {{\"shared_storage_path\": \"{dir}\"}}}}'",
-        recipe.models.target.display()
-    )
-}
-
 /// What a few rows say about a server's hidden states, as in `--json`.
 #[derive(Debug, Serialize)]
 pub struct StatesOutcome {
@@ -254,13 +224,13 @@ pub struct ExaminedStates {
     pub num_proved: usize,
     /// The mean error of their log-probabilities, in nats.
     pub mean_error: f64,
-    /// The number of rows and tokens that a training asks for.
+    /// The number of rows that a training asks for.
     pub num_rows: usize,
     /// The number of their tokens.
     pub num_tokens: usize,
     /// The bytes of their states, as the server writes them.
     pub num_bytes: u64,
-    /// The bytes of their states on the disk, in the widest of the formats asked for.
+    /// The bytes of their states on the disk, at 16 bits per number.
     pub num_stored_bytes: u64,
     /// The hours that they take, at the speed of the proved rows.
     pub hours: f64,
@@ -282,21 +252,41 @@ impl ExaminedStates {
     }
 }
 
-/// Says how to start a server for the recipe's drafters. With built data, proves the states of a few
-/// rows.
+/// Says how to start a server for the recipe's drafters.
 ///
 /// # Errors
-/// If no drafter reads states from servers, or the server gives none, or other ones than the target's.
+/// If the recipe has no servers that give states, or no drafter that reads them.
+pub fn how_to_serve(recipe: &Recipe, workspace: &Workspace) -> Result<StatesOutcome> {
+    let (server, layers) = served_layers(recipe, workspace)?;
+    let command = server_command(recipe, server, &layers);
+    Ok(StatesOutcome { command, layers, examined: None })
+}
+
+/// Returns the command that starts a server which gives the states after `layers`.
+fn server_command(recipe: &Recipe, server: &ServerRecipe, layers: &[usize]) -> String {
+    let states = server.states.as_ref();
+    let dir = states.and_then(|states| states.server_dirs.first().or(states.dirs.first()));
+    let dir = dir.map_or("/dev/shm/states".to_owned(), |dir| dir.display().to_string());
+    format!(
+        "vllm serve {} --no-enable-prefix-caching \\\n  --speculative-config '{{\"method\": \"extract_hidden_states\", \
+         \"num_speculative_tokens\": 1,\n    \"draft_model_config\": {{\"hf_config\": \
+         {{\"eagle_aux_hidden_state_layer_ids\": {layers:?}}}}}}}' \\\n  --kv-transfer-config '{{\"kv_connector\": \
+         \"ExampleHiddenStatesConnector\", \"kv_role\": \"kv_producer\",\n    \"kv_connector_extra_config\": \
+         {{\"shared_storage_path\": \"{dir}\"}}}}'",
+        recipe.models.target.display()
+    )
+}
+
+/// Proves the states of a few rows.
+///
+/// # Errors
+/// As [`how_to_serve`], or if the server gives no states, or other ones than the target's.
 pub fn examine(
     recipe: &Recipe,
     workspace: &Workspace,
-    rows: Option<&[ResponseRow]>,
+    rows: &[ResponseRow],
     watch: &dyn Watch,
-) -> Result<StatesOutcome> {
-    let (_, layers) = served_layers(recipe, workspace)?;
-    let mut outcome =
-        StatesOutcome { command: server_command(recipe, &layers), layers, examined: None };
-    let Some(rows) = rows else { return Ok(outcome) };
+) -> Result<ExaminedStates> {
     let context = workspace.models.target_shape()?.context;
     let ids = |row: &ResponseRow| {
         let mut ids = [&row.prompt_ids[..], &row.response_ids].concat();
@@ -310,26 +300,24 @@ pub fn examine(
         .map(|(row, ids)| StatesRow { id: &row.id, ids, first_supervised: ids.len() - 1 })
         .collect();
     let ends = workspace.models.target_of_adapters(WeightDtype::F32)?;
-    let target = StatesServer::of(recipe, workspace, ends, watch)?;
+    let target = StatesServer::open(served_layers(recipe, workspace)?, workspace, ends, watch)?;
     let num = target.num_proofs();
     let every = rows.len().div_ceil(num).max(1);
     let some: Vec<StatesRow<'_>> = rows.iter().step_by(every).copied().collect();
     let begun = Instant::now();
-    let proved = target.each((&outcome.layers, num), &some, |_, _| Ok(()))?;
+    let proved = target.each((&[], num), &some, |_, _| Ok(()))?;
     watch.line(&target.summary(&proved));
     let hours = begun.elapsed().as_secs_f64() / 3600.0;
     let num_tokens: usize = all.iter().map(Vec::len).sum();
     let share = num_tokens as f64 / proved.num_tokens.max(1) as f64;
     let (sum, num_proved) = proved.errors;
-    let width = ends.shape().hidden_size;
-    outcome.examined = Some(ExaminedStates {
+    Ok(ExaminedStates {
         num_proved,
         mean_error: sum / num_proved.max(1) as f64,
         num_rows: rows.len(),
         num_tokens,
         num_bytes: (proved.num_bytes as f64 * share) as u64,
-        num_stored_bytes: (num_tokens * outcome.layers.len() * 2 * width) as u64,
+        num_stored_bytes: (num_tokens * target.layers.len() * 2 * target.width()) as u64,
         hours: hours * share,
-    });
-    Ok(outcome)
+    })
 }

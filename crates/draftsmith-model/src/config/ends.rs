@@ -25,9 +25,9 @@ const LOGIT_SCALES: [&str; 4] =
 const ROPE: [&str; 3] = ["rope_scaling", "rope_parameters", "partial_rotary_factor"];
 
 impl ModelConfig {
-    /// Reads the `config.json` of a target of any family whose layers run elsewhere, also of a
-    /// quantised one. Only its sizes, special tokens and ends are meaningful if the family is not
-    /// one of [`Architecture::ALL`].
+    /// Reads the `config.json` of a target whose layers run elsewhere. The target may be of any family,
+    /// and quantised. Unless the family is one of [`Architecture::ALL`], only the sizes, the special
+    /// tokens and the ends have a meaning.
     ///
     /// # Errors
     /// If a file is missing or not JSON, a key has a bad value, or a key changes the ends in a way

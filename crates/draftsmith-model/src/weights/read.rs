@@ -87,7 +87,7 @@ impl WeightReader {
     /// and the LM head, and gives them these names. In the files they may have any prefix.
     ///
     /// # Errors
-    /// As [`WeightReader::open_dir`], or if it has no embedding, or several.
+    /// As [`WeightReader::open_dir`], or if the embeddings are missing or not unique.
     pub(crate) fn open_ends(dir: &Path, names: &ModelNames) -> Result<Self, ModelError> {
         let last = |name: &'static str| name.rsplit('.').next().unwrap_or(name);
         let is = |tensor: &str, end: &str| {

@@ -11,6 +11,7 @@ use burn::tensor::{Int, Tensor, TensorData};
 use draftsmith_files::hash_bytes;
 use draftsmith_model::{CausalLm, vectors};
 use draftsmith_served::{ServedStates, StatesAsk, StatesDtype};
+use draftsmith_theory::log_softmax;
 
 /// The number of first layers that the proof runs, if the first state comes from no later one.
 pub(super) const NUM_LAYERS: usize = 2;
@@ -64,14 +65,15 @@ impl<'a> Prover<'a> {
     }
 
     /// Applies the target's final norm to states, `[tokens, hidden]`.
-    pub(super) fn normed(&self, states: &[f32]) -> Vec<f32> {
+    fn normed(&self, states: &[f32]) -> Vec<f32> {
         let width = self.ends.shape().hidden_size;
-        let data = TensorData::new(states.to_vec(), [1, states.len() / width, width]);
-        let states = Tensor::<3>::from_data(data, &self.ends.device());
+        let shape = [1, states.len() / width, width];
+        let states = vectors::tensor(states.to_vec(), shape, &self.ends.device());
         vectors::values(self.ends.final_norm(states))
     }
 
-    /// Proves the states of a row. Returns the mean error of its log-probabilities, in nats.
+    /// Proves the states of a row. Returns the mean error of its log-probabilities, in nats, and its
+    /// last states after the final norm.
     ///
     /// # Errors
     /// If they are not the target's, with the place and the likely cause.
@@ -79,7 +81,7 @@ impl<'a> Prover<'a> {
         &mut self,
         ask: &StatesAsk<'_>,
         states: &ServedStates,
-    ) -> Result<f64, String> {
+    ) -> Result<(f64, Vec<f32>), String> {
         self.check_values(ask, states)?;
         let last = states.layers.last().expect("there is a last state");
         let normed = self.normed(last);
@@ -92,7 +94,7 @@ impl<'a> Prover<'a> {
             return Err(self.blame(ask, states, &normed, compared));
         }
         self.check_first(ask, states)?;
-        Ok(compared.error)
+        Ok((compared.error, normed))
     }
 
     /// Checks that states are numbers, that no token has a state of zeros, and that no two layers or
@@ -151,19 +153,15 @@ impl<'a> Prover<'a> {
         let (mut sum, mut num, mut largest) = (0.0, 0, 0.0_f32);
         for chunk in known.chunks(CHUNK) {
             let rows = chunk.iter().flat_map(|(used, _)| &normed[used * width..(used + 1) * width]);
-            let data =
-                TensorData::new(rows.copied().collect::<Vec<f32>>(), [1, chunk.len(), width]);
-            let dtype = self.ends.dtype().float_dtype();
-            let rows = Tensor::<3>::from_data(data, &self.ends.device()).cast(dtype);
+            let (shape, device) = ([1, chunk.len(), width], self.ends.device());
+            let rows = vectors::tensor(rows.copied().collect(), shape, &device);
+            let rows = rows.cast(self.ends.dtype().float_dtype());
             let logits = vectors::values(self.ends.lm_head(rows));
             for (logits, (_, known)) in logits.chunks_exact(vocab_size).zip(chunk) {
-                let most = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
                 largest = logits.iter().fold(largest, |largest, x| largest.max(x.abs()));
-                let exps = logits.iter().map(|x| f64::from(x - most).exp());
-                let log_sum = f64::from(most) + exps.sum::<f64>().ln();
+                let log_probs = log_softmax(logits);
                 for (id, served) in known.iter().filter(|(_, served)| *served > LEAST) {
-                    let own = f64::from(logits[*id as usize]) - log_sum;
-                    sum += (own - f64::from(*served)).abs();
+                    sum += (log_probs[*id as usize] - f64::from(*served)).abs();
                     num += 1;
                 }
             }

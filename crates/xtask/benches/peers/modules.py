@@ -68,6 +68,24 @@ def adam_w(module, settings):
     )
 
 
+def train_epoch(module, rows, settings, loss_of):
+    """Trains a drafter on the rows once. `loss_of` gives a batch's loss and its number of labels."""
+    optimizer, batch_size = adam_w(module, settings), settings["batch_size"]
+    batches = [rows[i : i + batch_size] for i in range(0, len(rows), batch_size)]
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
+    num_tokens = 0
+    for batch in batches:
+        loss, num_labels = loss_of(module, batch)
+        loss.backward()
+        nn.utils.clip_grad_norm_(module.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+        optimizer.zero_grad()
+        num_tokens += num_labels
+        loss.item()
+    return {"num_tokens": num_tokens, "loss": loss.item()}
+
+
 def head_loss(head, features, labels, rejection_weight):
     """SpecDec++'s weighted cross-entropy over the labels of a batch."""
     log_probs = head(features).log_softmax(-1)

@@ -5,7 +5,7 @@ import random
 
 import torch
 from common import RECIPE, arguments, load, pad, read_rows, read_settings, serve
-from modules import Adapter, adam_w
+from modules import Adapter, train_epoch
 from torch import nn
 
 args = arguments(data="", settings="", model="target", num_rows=128, exit_layer=2)
@@ -33,23 +33,8 @@ def loss_of(adapter, batch):
 
 
 def work(num_rows=None):
-    batch_size = ADAPTER["batch_size"]
-    adapter = Adapter(config)
-    optimizer = adam_w(adapter, ADAPTER)
     epoch = random.sample(rows, num_rows or len(rows))
-    num_tokens = 0
-    batches = [epoch[i : i + batch_size] for i in range(0, len(epoch), batch_size)]
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
-    for batch in batches:
-        loss, num_labels = loss_of(adapter, batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(adapter.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        num_tokens += num_labels
-        loss.item()
-    return {"num_tokens": num_tokens, "loss": loss.item()}
+    return train_epoch(Adapter(config), epoch, ADAPTER, loss_of)
 
 
 serve(args, lambda: work(8), work)

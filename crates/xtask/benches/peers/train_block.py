@@ -6,7 +6,7 @@ import random
 
 import torch
 from common import RECIPE, arguments, load, pad, read_rows, read_settings, serve
-from modules import adam_w
+from modules import train_epoch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm, apply_rotary_pos_emb
 
@@ -86,23 +86,8 @@ def loss_of(drafter, batch):
 
 
 def work(num_rows=None):
-    batch_size = SETTINGS["batch_size"]
-    drafter = Block()
-    optimizer = adam_w(drafter, SETTINGS)
     epoch = random.sample(rows, num_rows or len(rows))
-    num_tokens = 0
-    batches = [epoch[i : i + batch_size] for i in range(0, len(epoch), batch_size)]
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(batches))
-    for batch in batches:
-        loss, num_labels = loss_of(drafter, batch)
-        loss.backward()
-        nn.utils.clip_grad_norm_(drafter.parameters(), 1.0)
-        optimizer.step()
-        schedule.step()
-        optimizer.zero_grad()
-        num_tokens += num_labels
-        loss.item()
-    return {"num_tokens": num_tokens, "loss": loss.item()}
+    return train_epoch(Block(), epoch, SETTINGS, loss_of)
 
 
 serve(args, lambda: work(8), work)

@@ -235,11 +235,12 @@ fn log_softmax(row: &mut [f32]) {
     );
 }
 
-/// Computes −Σ p log q. Overwrites the logits with the gradient: (q − p) times the token's share.
+/// Replaces logits by exp(x − largest). Returns the sum of these exponentials and Σ p · (x − largest).
+/// Because p sums to 1, −Σ p log q is the logarithm of the former minus the latter.
 #[inline(always)]
-fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
+fn exponentials(row: &mut [f32], probs: &[f32]) -> [f32; 2] {
     let largest = largest(row);
-    let [sum, weighted] = pass(
+    pass(
         row,
         probs,
         #[inline(always)]
@@ -248,7 +249,13 @@ fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
             let exp = exp(shifted);
             (exp, [exp, prob * shifted])
         },
-    );
+    )
+}
+
+/// Computes −Σ p log q. Overwrites the logits with the gradient: (q − p) times the token's share.
+#[inline(always)]
+fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
+    let [sum, weighted] = exponentials(row, probs);
     let inverse_sum = 1.0 / sum;
     // These are the same operations as in `softmax`, so that equal logits have a difference of
     // exactly 0.
@@ -258,7 +265,6 @@ fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
         #[inline(always)]
         |exp, prob| ((exp * inverse_sum - prob) * token_share, []),
     );
-    // log sum − Σ p · shifted, because p sums to 1.
     sum.ln() - weighted
 }
 
@@ -266,17 +272,7 @@ fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
 /// a (q − p) + b q ∘ (sign(q − p) − Σ q · sign(q − p)), times the token's share.
 #[inline(always)]
 fn with_distance(row: &mut [f32], probs: &[f32], token_share: f32, [a, b]: [f32; 2]) -> f32 {
-    let largest = largest(row);
-    let [sum, weighted] = pass(
-        row,
-        probs,
-        #[inline(always)]
-        |x, prob| {
-            let shifted = x - largest;
-            let exp = exp(shifted);
-            (exp, [exp, prob * shifted])
-        },
-    );
+    let [sum, weighted] = exponentials(row, probs);
     // These are the same operations as in `softmax`, so that equal logits have a distance of 0.
     let inverse_sum = 1.0 / sum;
     let [distance, lean] = pass(
