@@ -53,6 +53,7 @@ struct Served {
     dir: PathBuf,
     fault: Arc<Mutex<Fault>>,
     num_states: Arc<AtomicUsize>,
+    num_responses: AtomicUsize,
 }
 
 impl Mock {
@@ -67,6 +68,7 @@ impl Mock {
             dir: dir.clone(),
             fault: fault.clone(),
             num_states: num_states.clone(),
+            num_responses: AtomicUsize::new(0),
         });
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -93,7 +95,7 @@ impl Served {
         let ids: Vec<u32> = serde_json::from_value(body["prompt"].clone())?;
         let answer = match body["max_tokens"].as_u64() {
             Some(1) => self.states(&ids, body["prompt_logprobs"].is_number())?,
-            most => Some(self.respond(ids, most.unwrap_or(0) as usize)),
+            most => Some(self.respond(&ids, most.unwrap_or(0) as usize)?),
         };
         let (status, answer) = match answer {
             Some(answer) => (200, answer.to_string()),
@@ -117,8 +119,9 @@ impl Served {
         vectors::values(self.target.lm_head(self.target.hidden_states(ids_tensor(ids))))
     }
 
-    fn respond(&self, mut ids: Vec<u32>, most: usize) -> Value {
-        let num_before = ids.len();
+    /// Answers with a response. As vLLM does for every request, it stores the prompt's states too.
+    fn respond(&self, prompt: &[u32], most: usize) -> std::io::Result<Value> {
+        let (num_before, mut ids) = (prompt.len(), prompt.to_vec());
         let vocab_size = self.target.shape().vocab_size;
         while ids.len() - num_before < most && ids.last() != Some(&1) {
             let logits = self.logits(&ids);
@@ -126,7 +129,14 @@ impl Served {
         }
         let is_ended = ids.last() == Some(&1);
         let finish = if is_ended { "stop" } else { "length" };
-        json!({ "choices": [{ "index": 0, "token_ids": ids[num_before..], "finish_reason": finish }] })
+        let number = self.num_responses.fetch_add(1, Ordering::SeqCst);
+        let path = self.dir.join(format!("cmpl-r{number}-0-0a1b2c3d.safetensors"));
+        let lock = lock_of(&path)?;
+        write_later((path.clone(), lock), prompt.to_vec(), self.run(prompt).0, false);
+        Ok(json!({
+            "kv_transfer_params": { "hidden_states_path": path },
+            "choices": [{ "index": 0, "token_ids": ids[num_before..], "finish_reason": finish }],
+        }))
     }
 
     fn states(&self, ids: &[u32], is_proof: bool) -> std::io::Result<Option<Value>> {
@@ -144,8 +154,7 @@ impl Served {
         }
         let name = format!("cmpl-{number}-0-0a1b2c3d.safetensors");
         let path = self.dir.join(&name);
-        let lock = File::create(self.dir.join(format!("{name}.lock")))?;
-        lock.lock()?;
+        let lock = lock_of(&path)?;
         let rows: Vec<&[f32]> = logits.chunks_exact(self.target.shape().vocab_size).collect();
         let top = |row: &[f32]| {
             let log_probs = log_softmax(row);
@@ -180,15 +189,25 @@ impl Served {
         if let Some(change) = fault.answer {
             change(&mut answer);
         }
-        let (ids, in_bf16) = (ids.to_vec(), fault.in_bf16);
-        // vLLM writes the file after its answer.
-        std::thread::spawn(move || {
-            std::thread::sleep(Duration::from_millis(5));
-            write(&path, &ids, &layers, in_bf16).unwrap();
-            drop(lock);
-        });
+        write_later((path, lock), ids.to_vec(), layers, fault.in_bf16);
         Ok(Some(answer))
     }
+}
+
+/// Locks a file that is still to be written.
+fn lock_of(path: &Path) -> std::io::Result<File> {
+    let lock = File::create(format!("{}.lock", path.display()))?;
+    lock.lock()?;
+    Ok(lock)
+}
+
+/// Writes a file after the answer, as vLLM does, and then releases its lock.
+fn write_later((path, lock): (PathBuf, File), ids: Vec<u32>, layers: Layers, in_bf16: bool) {
+    std::thread::spawn(move || {
+        std::thread::sleep(Duration::from_millis(5));
+        write(&path, &ids, &layers, in_bf16).unwrap();
+        drop(lock);
+    });
 }
 
 fn ids_tensor(ids: &[u32]) -> Tensor<2, Int> {
@@ -289,6 +308,7 @@ fn place() -> (Place, Mock) {
         ),
     );
     place.run(&["build-data", "served.toml"]).ok();
+    assert_eq!(place.names("states"), [""; 0], "the states beside responses are deleted");
     (place, mock)
 }
 

@@ -17,7 +17,8 @@ use super::protocol::{Ask, Terms};
 use super::reply::{BoundedBody, Unusable, most_bytes, read};
 use super::response::Received;
 use super::secret::Secret;
-use crate::settings::{ServerHints, ServerRecipe};
+use crate::settings::{ServerHints, ServerRecipe, StatesRecipe};
+use crate::states;
 use crate::{HELD, TargetSettings};
 
 /// The maximum number of bytes to read of an error answer.
@@ -38,6 +39,8 @@ pub(super) struct Servers {
     num_retries: usize,
     /// The longest pause that a server can request.
     most_wait: Duration,
+    /// The directories of the servers' hidden states, if there are any.
+    states: Option<StatesRecipe>,
     servers: Mutex<Vec<ServerState>>,
     /// Whether to stop sending requests.
     is_given_up: AtomicBool,
@@ -115,6 +118,7 @@ impl Servers {
             hints,
             num_retries: recipe.retries,
             most_wait: recipe.timeout(),
+            states: recipe.states.clone(),
             servers: Mutex::new(recipe.urls.iter().map(server).collect()),
             is_given_up: AtomicBool::new(false),
         }
@@ -136,7 +140,7 @@ impl Servers {
         terms: &Terms,
         target: &TargetSettings,
     ) -> Result<Received, String> {
-        let mut received = self.with_retries((&ask.id, ask.seed), |number, url, wants_text| {
+        let send = |number, url: &str, wants_text| {
             let result = match wants_text {
                 true => return self.send_text(url, ask, terms, target),
                 false => self.send(url, ask, terms, target, json!(ask.prompt_ids)),
@@ -148,6 +152,13 @@ impl Servers {
             // The server may not accept token ids. If text fails too, the first error is returned.
             let Ok(received) = self.send_text(url, ask, terms, target) else { return result };
             self.update(number, |server| server.wants_text = true);
+            Ok(received)
+        };
+        let mut received = self.with_retries((&ask.id, ask.seed), |number, url, wants_text| {
+            let received = send(number, url, wants_text)?;
+            if let Some((states, named)) = self.states.as_ref().zip(received.states_path.as_ref()) {
+                states::discard(states, (number, named), self.most_wait)?;
+            }
             Ok(received)
         })?;
         let other = received.other_model.take();

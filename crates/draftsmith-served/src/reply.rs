@@ -99,6 +99,8 @@ pub(super) struct Completion {
     pub(super) num_tokens: Option<usize>,
     /// The server's name for its model, if given.
     pub(super) model: Option<String>,
+    /// The file in which the server stores hidden states, if it does.
+    pub(super) states_path: Option<String>,
 }
 
 /// A completion's tokens as the server sent them.
@@ -178,8 +180,15 @@ struct Reply<L> {
     model: Option<String>,
     choices: Option<ReplyChoices<L>>,
     usage: Option<ReplyUsage>,
+    kv_transfer_params: Option<StatesPlace>,
     #[serde(rename = "__verbose")]
     verbose: Option<VerboseReply>,
+}
+
+/// The keys of vLLM's `kv_transfer_params` that we use.
+#[derive(Deserialize)]
+pub(super) struct StatesPlace {
+    pub(super) hidden_states_path: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -345,6 +354,7 @@ impl<L> Reply<L> {
             num_tokens,
             tokens,
             model: self.model,
+            states_path: self.kv_transfer_params.and_then(|place| place.hidden_states_path),
         })
     }
 }

@@ -18,6 +18,8 @@ pub(super) struct Received {
     pub(super) has_other_prompt: bool,
     /// The server's name for its model, if it differs from the requested one.
     pub(super) other_model: Option<String>,
+    /// The file in which the server stores the prompt's hidden states, if it does.
+    pub(super) states_path: Option<String>,
 }
 
 impl Received {
@@ -82,6 +84,7 @@ impl Received {
             is_text,
             has_other_prompt: num_prompt_tokens.is_some_and(|num| num != ask.prompt_ids.len()),
             other_model: completion.model.filter(|model| !is_same_model(model, &terms.model)),
+            states_path: completion.states_path,
         })
     }
 }

@@ -11,6 +11,7 @@
 
 mod file;
 
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -22,7 +23,7 @@ use crate::client::{Failure, Servers};
 use crate::completer::NUM_LOG_PROBS;
 use crate::error::ServedError;
 use crate::known::{KnownPositions, KnownTokens, LogProbLists, PromptPosition};
-use crate::reply::{BoundedBody, Unusable, parse, states_bytes};
+use crate::reply::{BoundedBody, StatesPlace, Unusable, parse, states_bytes};
 use crate::secret::Secret;
 use crate::settings::{ServerHints, ServerRecipe, StatesRecipe};
 
@@ -76,11 +77,6 @@ struct StatesReply {
     choices: Vec<StatesChoice>,
     kv_transfer_params: Option<StatesPlace>,
     system_fingerprint: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct StatesPlace {
-    hidden_states_path: Option<String>,
 }
 
 #[derive(Deserialize)]
@@ -226,20 +222,44 @@ impl StatesClient {
             let what = "answered without `hidden_states_path`: it does not extract hidden states";
             Failure::permanent(what.to_owned(), NO_STATES)
         })?;
-        let path = self.states.local_path(number, &named);
-        let path =
-            path.map_err(|what| Failure::permanent(format!("answered {what}"), NOT_SHARED))?;
+        let path = local_path(&self.states, (number, &named))?;
         let plan = StatesPlan { ids: ask.ids, num_layers: ask.num_layers, width: ask.width };
-        let taken = plan.take(&path, self.timeout).map_err(|untaken| {
-            let (what, hint) = match untaken {
-                Untaken::Unreadable(what) => (what, NOT_SHARED),
-                Untaken::Foreign(what) => (what, NO_STATES),
-            };
-            let why = format!("answered with the states in `{}`: {what}", path.display());
-            Failure::permanent(why, hint)
-        });
+        let taken = plan.take(&path, self.timeout);
+        let taken = taken.map_err(|untaken| untaken.of(&path));
         let (layers, dtype, num_bytes) = taken?;
         Ok(ServedStates { layers, dtype, known, num_bytes })
+    }
+}
+
+/// Deletes the file of hidden states that a server wrote beside a response. It does so for every
+/// request, and nobody else deletes it.
+///
+/// # Errors
+/// If the file is not in the server's directory, or cannot be deleted.
+pub(crate) fn discard(
+    states: &StatesRecipe,
+    place: (usize, &str),
+    timeout: Duration,
+) -> Result<(), Failure> {
+    let path = local_path(states, place)?;
+    file::discard(&path, timeout).map_err(|untaken| untaken.of(&path))
+}
+
+/// Returns the local path of a file that the server of a number names.
+fn local_path(states: &StatesRecipe, (number, named): (usize, &str)) -> Result<PathBuf, Failure> {
+    let path = states.local_path(number, named);
+    path.map_err(|what| Failure::permanent(format!("answered {what}"), NOT_SHARED))
+}
+
+impl Untaken {
+    /// Returns the failure of a request whose states are at `path`.
+    fn of(self, path: &Path) -> Failure {
+        let (what, hint) = match self {
+            Self::Unreadable(what) => (what, NOT_SHARED),
+            Self::Foreign(what) => (what, NO_STATES),
+        };
+        let why = format!("answered with the states in `{}`: {what}", path.display());
+        Failure::permanent(why, hint)
     }
 }
 

@@ -58,6 +58,7 @@ fn each_servers_format_of_ids_is_read() {
         num_prompt_tokens: Some(4),
         num_tokens: Some(3),
         model: None,
+        states_path: None,
     };
     assert_eq!(read(&choice(vllm)), expected);
     let llama_cpp = r#"{"choices":[{"text":"ab","finish_reason":"length"}],"model":"m.gguf",

@@ -88,22 +88,12 @@ impl StatesPlan<'_> {
         path: &Path,
         timeout: Duration,
     ) -> Result<(Vec<Vec<f32>>, StatesDtype, u64), Untaken> {
-        let lock_path = PathBuf::from(format!("{}.lock", path.display()));
-        let lock = wait_for_lock(&lock_path, timeout).map_err(Untaken::Unreadable)?;
-        let file = open_plain(path).map_err(Untaken::Unreadable)?;
-        let no_file = "the server released the lock and wrote no file; its log says why";
-        let mut file = file.ok_or_else(|| Untaken::Unreadable(no_file.to_owned()))?;
+        let (mut file, lock) = open_whole(path, timeout)?;
         let metadata = file.metadata();
         let num_bytes = metadata.map_err(|error| Untaken::Unreadable(error.to_string()))?.len();
         let (layers, dtype) = self.read(&mut file, num_bytes).map_err(Untaken::Foreign)?;
         drop((file, lock));
-        for path in [path, &lock_path] {
-            let failed = fs::remove_file(path).err();
-            if let Some(error) = failed.filter(|error| error.kind() != ErrorKind::NotFound) {
-                let what = format!("`{}` cannot be deleted: {error}", path.display());
-                return Err(Untaken::Unreadable(what));
-            }
-        }
+        delete(path)?;
         Ok((layers, dtype, num_bytes))
     }
 
@@ -202,6 +192,39 @@ impl StatesPlan<'_> {
         };
         layers.map(of_layer).collect()
     }
+}
+
+/// Deletes the file at `path` and its lock unread, when the server has finished it.
+///
+/// # Errors
+/// If there is no such file, or it cannot be deleted.
+pub(super) fn discard(path: &Path, timeout: Duration) -> Result<(), Untaken> {
+    drop(open_whole(path, timeout)?);
+    delete(path)
+}
+
+fn lock_path(path: &Path) -> PathBuf {
+    PathBuf::from(format!("{}.lock", path.display()))
+}
+
+/// Opens a file when the server has finished it. Returns it with its lock.
+fn open_whole(path: &Path, timeout: Duration) -> Result<(File, Option<File>), Untaken> {
+    let lock = wait_for_lock(&lock_path(path), timeout).map_err(Untaken::Unreadable)?;
+    let file = open_plain(path).map_err(Untaken::Unreadable)?;
+    let no_file = "the server released the lock and wrote no file; its log says why";
+    Ok((file.ok_or_else(|| Untaken::Unreadable(no_file.to_owned()))?, lock))
+}
+
+/// Deletes a file and its lock.
+fn delete(path: &Path) -> Result<(), Untaken> {
+    for path in [path, &lock_path(path)] {
+        let failed = fs::remove_file(path).err();
+        if let Some(error) = failed.filter(|error| error.kind() != ErrorKind::NotFound) {
+            let what = format!("`{}` cannot be deleted: {error}", path.display());
+            return Err(Untaken::Unreadable(what));
+        }
+    }
+    Ok(())
 }
 
 /// Waits until the server releases the lock of its file, and returns a shared lock. Returns `None`

@@ -1,0 +1,122 @@
+#!/usr/bin/env bash
+# Trains an EAGLE-3 drafter of the embedded target on the hidden states of vLLM, and beside it on the states of local layers.
+#
+#   crates/xtask/benches/states.sh VLLM_PYTHON
+#
+# VLLM_PYTHON has vLLM 0.31 or newer for the CPU, which stores states by `runtimes/states_connector.py`. The server writes the
+# responses, in f32 and with one request at a time. One training is killed KILLS (4) times while states arrive, and must end with
+# the weights of a training that is not. `runtimes/states_compare.py` then compares the drafters, also with two from local layers
+# whose states are perturbed by 1e-6, and with one from a server in bf16. COUNT (200) is the number of prompts. Works in a
+# temporary directory. The exit code is 1 if anything is further apart than allowed.
+set -euo pipefail
+[ $# -eq 1 ] || { echo 'expected VLLM_PYTHON' >&2; exit 2; }
+python="$1" count="${COUNT:-200}" kills="${KILLS:-4}" port="${PORT:-18379}"
+root="$(cd "$(dirname "$0")/../../.." && pwd)"
+checks="$root/crates/xtask/benches/runtimes"
+binary="${BINARY:-}"
+if [ -z "$binary" ]; then
+    (cd "$root" && cargo build --release --workspace --bins)
+    binary="$root/target/release/draftsmith"
+fi
+place="$(mktemp -d)"
+served=
+stop() { [ -z "$served" ] || { kill -9 -- "-$served" 2> /dev/null || true; wait "$served" 2> /dev/null || true; }; served=; }
+trap 'stop; rm -rf "$place"' EXIT
+cd "$place"
+mkdir states
+target="$root/checkpoints/tiny/target"
+
+serve() { # DTYPE
+    stop
+    setsid env PYTHONPATH="$checks" VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 "$python" \
+        -m vllm.entrypoints.openai.api_server --model "$target" --served-model-name served --host 127.0.0.1 --port "$port" \
+        --max-model-len 256 --dtype "$1" --enforce-eager --no-enable-prefix-caching \
+        --speculative-config '{"method": "extract_hidden_states", "num_speculative_tokens": 1,
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5, 8]}}}' \
+        --kv-transfer-config '{"kv_connector": "CpuStatesConnector", "kv_role": "kv_producer",
+            "kv_connector_module_path": "states_connector",
+            "kv_connector_extra_config": {"shared_storage_path": "'"$place/states"'"}}' > server.log 2>&1 &
+    served=$!
+    for _ in $(seq 600); do
+        curl -sf "http://127.0.0.1:$port/health" > /dev/null && return
+        kill -0 "$served" 2> /dev/null || break
+        sleep 0.5
+    done
+    echo 'the server did not start:' >&2
+    tail -5 server.log >&2
+    exit 1
+}
+
+recipe() { # NAME TARGET FEATURES SERVER_KEYS
+    cat > "$1.toml" <<TOML
+name = "$1"
+seed = 7
+[models]
+target = "$2"
+[data]
+prompts = ["$root/data/tiny/prompts/train.jsonl"]
+num_prompts = $count
+max_new_tokens = 64
+temperature = 0
+skip_long_prompts = true
+$4
+[drafters.e3]
+kind = "eagle3"
+initial = "random"
+features = "$3"
+optimizer = { num_epochs = 4, learning_rate = 2e-3, validation_fraction = 0.2 }
+[tune]
+prompts = ["$root/data/tiny/prompts/test.jsonl"]
+num_prompts = 8
+[tune.costs]
+target_ms = 20
+draft_ms = { e3 = 2 }
+TOML
+}
+on_server='responses = "server"
+[data.server]
+urls = ["http://127.0.0.1:'"$port"'/v1"]
+model = "served"
+concurrency = 1
+[data.server.states]
+dirs = ["'"$place"'/states"]'
+
+serve float32
+recipe served "$target" server "$on_server"
+"$binary" --quiet build-data served.toml
+[ -z "$(ls states)" ] || { echo 'states beside responses are left' >&2; exit 1; }
+"$binary" server states served.toml
+recipe killed "$target" server "$on_server"
+"$binary" --quiet build-data killed.toml
+for number in $(seq "$kills"); do
+    "$binary" train-drafter killed.toml > killed.log 2>&1 &
+    training=$!
+    sleep "$(python3 -c "print(0.7 + 0.9 * $number)")"
+    kill -9 "$training" 2> /dev/null || { echo "kill $number came too late" >&2; exit 1; }
+    wait "$training" 2> /dev/null || true
+done
+for name in served killed; do
+    "$binary" --quiet train-drafter "$name.toml" 2>&1 | grep 'hidden states of' || true
+done
+cmp checkpoints/served/e3/model.safetensors checkpoints/killed/e3/model.safetensors
+echo "after $kills kills: the same weights"
+for stage in record tune replay; do
+    "$binary" --quiet "$stage" served.toml > "$stage.txt"
+    echo "$stage: $(grep -m 1 'e3' "$stage.txt" | tr -s ' ')"
+done
+rm -f states/*
+
+"$python" "$checks/states_compare.py" perturb "$target" perturbed-1 1
+"$python" "$checks/states_compare.py" perturb "$target" perturbed-2 2
+for name in local perturbed-1 perturbed-2; do
+    if [ "$name" = local ]; then from="$target"; else from="$place/$name"; fi
+    recipe "$name" "$from" cache ''
+    "$binary" --quiet build-data "$name.toml"
+    "$binary" --quiet train-drafter "$name.toml"
+done
+serve bfloat16
+recipe bf16 "$target" server "$on_server"
+"$binary" --quiet build-data bf16.toml
+"$binary" --quiet train-drafter bf16.toml
+stop
+"$python" "$checks/states_compare.py" compare checkpoints
