@@ -68,9 +68,15 @@ optimizer = { num_epochs = 4, learning_rate = 2e-3, validation_fraction = 0.2 }
 [tune]
 prompts = ["$root/data/tiny/prompts/test.jsonl"]
 num_prompts = 8
+max_candidate_length = 6
 [tune.costs]
 target_ms = 20
 draft_ms = { e3 = 2 }
+[evaluate]
+prompts = ["$root/data/tiny/prompts/test.jsonl"]
+num_prompts = 8
+max_new_tokens = 64
+decodings = ["greedy", "sampled"]
 TOML
 }
 on_server='responses = "server"

@@ -196,7 +196,7 @@ fn states_come_by_layer_in_every_type_and_their_files_are_deleted() {
 
 #[test]
 fn files_of_another_form_are_refused_and_left() {
-    let faults: [(ChangeFile, &str); 12] = [
+    let faults: [(ChangeFile, &str); 13] = [
         (|_, data| data.truncate(data.len() - 1), "its header describes"),
         (|_, data| data.push(0), "its header describes"),
         (|_, data| data.resize(1 << 20, 0), "take at most"),
@@ -205,6 +205,8 @@ fn files_of_another_form_are_refused_and_left() {
         (|header, _| header["pad"] = json!("x".repeat(65_400)), "its header has"),
         (|header, _| header["hidden_states"]["shape"][0] = json!(1_u64 << 60), "has the shape"),
         (|header, _| header["hidden_states"]["shape"] = json!([6, 2, 6]), "has the shape"),
+        // The rows of a cached prefix are missing.
+        (|header, _| header["hidden_states"]["shape"][0] = json!(2), "has the shape [2,"),
         (
             |header, _| header["hidden_states"]["dtype"] = json!("F8_E4M3"),
             "has the type \"F8_E4M3\"",
