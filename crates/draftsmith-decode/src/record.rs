@@ -17,7 +17,7 @@ mod recorder;
 mod response;
 mod rollouts;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::ops::ControlFlow;
 

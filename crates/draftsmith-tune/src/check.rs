@@ -177,7 +177,8 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
     let (id, recipe) = recipe.only_of(found, dir)?;
     let (files, split) = prompt_files(settings, &recipe)?;
     let sources = read_sources(&files, &recipe.reading(split))?;
-    let workspace = recipe.open(None, dtype, vec![device.clone()], watch)?;
+    let served_as = recipe.states_server().map(|server| &*server.model);
+    let workspace = recipe.open(served_as, dtype, vec![device.clone()], watch)?;
     let pair = workspace.pair()?;
     let choice = PromptChoice {
         num_prompts: Some(settings.num_prompts),

@@ -94,10 +94,15 @@ recipe served "$target" server "$on_server"
 "$binary" server states served.toml
 recipe killed "$target" server "$on_server"
 "$binary" --quiet build-data killed.toml
+requests() { grep -c 'POST /v1/completions' server.log || true; }
+before="$(requests)"
 for number in $(seq "$kills"); do
     "$binary" train-drafter killed.toml > killed.log 2>&1 &
     training=$!
-    sleep "$(python3 -c "print(0.7 + 0.9 * $number)")"
+    for _ in $(seq 600); do
+        [ "$(requests)" -lt $((before + count * number / (kills + 2))) ] || break
+        sleep 0.05
+    done
     kill -9 "$training" 2> /dev/null || { echo "kill $number came too late" >&2; exit 1; }
     wait "$training" 2> /dev/null || true
 done

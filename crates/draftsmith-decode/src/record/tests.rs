@@ -80,7 +80,7 @@ fn assert_each_as_alone<D: for<'m> StepDrafter<ModelSession<'m>>>(
 }
 
 /// Asserts that recordings are equal up to rounding.
-fn assert_alike(found: &Recording, expected: &Recording) {
+pub(crate) fn assert_alike(found: &Recording, expected: &Recording) {
     let all = |recording: &Recording| -> Vec<RecordedCandidate> {
         let places = recording.places.iter();
         let candidates = places.flat_map(|place| {

@@ -3,14 +3,15 @@
 
 use std::ops::ControlFlow;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, Int, Tensor, TensorData};
+use draftsmith_model::vectors::values;
 use draftsmith_model::{
     CausalLm, DraftVocabulary, Eagle3, Eagle3Config, ModelConfig, ModelShape, NUM_TARGET_STATES,
-    WeightDtype,
+    Rows, WeightDtype,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, MaxGramConfig, Sampling,
-    SeededDraws, StopRuleConfig, TreeShape, distribution_of, enumerate,
+    SeededDraws, StopRuleConfig, TopProbs, TreeShape, distribution_of, enumerate, log_softmax,
 };
 
 use super::*;
@@ -18,6 +19,9 @@ use crate::cascade::{Cascade, CascadeConfig};
 use crate::decode::{decode_many, decode_plain, decode_speculative};
 use crate::lookup_first::LookupFirstDraft;
 use crate::max_gram::MaxGramDraft;
+use crate::record::tests::assert_alike;
+use crate::registry::AnsweringTarget;
+use crate::response_target::{KnownResponse, KnownStates, ResponseTarget};
 use crate::self_draft::tests::assert_close;
 use crate::sequence::{Limits, Request};
 use crate::session::tests::{greedy, greedy_plain};
@@ -403,6 +407,103 @@ fn sampled_output_has_the_targets_distribution() {
                 // Sums of products of f64.
                 assert!((found - expected).abs() < 1e-12, "{tokens:?}: {found} for {expected}");
             }
+        }
+    }
+}
+
+fn requests<'a>(
+    responses: &'a [(Vec<u32>, Vec<u32>)],
+    draws: &'a mut [SeededDraws],
+) -> Vec<RecordRequest<'a>> {
+    let pairs = responses.iter().zip(draws);
+    pairs.map(|((prompt, response), draws)| RecordRequest { prompt, response, draws }).collect()
+}
+
+#[test]
+fn a_recording_along_known_states_is_the_one_with_the_target() {
+    let vocab_size = 13;
+    let limits = Limits::new(12, vec![1]);
+    let warm = Sampling { temperature: 0.8, ..Sampling::default() };
+    for decoding in [Decoding::GREEDY, Decoding::sampled(warm)] {
+        for models in &Models::both(70, vocab_size, Form::default()) {
+            let answer = |number: u32| {
+                let prompt: Vec<u32> =
+                    (0..5 + number).map(|at| 2 + (at * 5 + number) % 11).collect();
+                let (mut target, _) = models.session(1);
+                let draws = &mut SeededDraws::new(number.into(), &["response"]);
+                let go_on = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
+                let found = decode_plain(&mut target, &decoding, &prompt, &limits, draws, go_on);
+                (prompt, found.expect("decodes").token_ids)
+            };
+            let responses: Vec<(Vec<u32>, Vec<u32>)> = (0..3).map(answer).collect();
+            let options = |is_target_here| RecordOptions {
+                decoding,
+                limits: limits.clone(),
+                max_length: 4,
+                has_head: false,
+                labels: false,
+                is_target_here,
+            };
+            let draws = |number| SeededDraws::new(number, &["rollouts"]);
+            let all = || -> Vec<SeededDraws> { (0..responses.len() as u64).map(draws).collect() };
+            let go_on = &mut |_| ControlFlow::Continue(());
+            let (mut target, mut drafter) = models.session(2);
+            let here = record(
+                &mut target,
+                &mut drafter,
+                &options(true),
+                requests(&responses, &mut all()),
+                go_on,
+            );
+
+            let texts = responses.iter().map(|(prompt, response)| [&prompt[..], response].concat());
+            let texts: Vec<Vec<u32>> = texts.collect();
+            let ids = |text: &[u32]| {
+                let values: Vec<i32> = text.iter().map(|id| *id as i32).collect();
+                let data = TensorData::new(values, [1, text.len()]);
+                Tensor::<2, Int>::from_data(data, &models.target.device())
+            };
+            let states = texts.iter().map(|text| {
+                let read = &text[..text.len() - 1];
+                let width = models.target.shape().hidden_size;
+                let after = |layer: &usize| {
+                    let values = values(models.target.exit_states(ids(read), *layer));
+                    (*layer, Rows::of_host(values, width))
+                };
+                KnownStates { ids: read, layers: models.layers.iter().map(after).collect() }
+            });
+            let probs = texts.iter().zip(&responses).map(|(text, (prompt, _))| {
+                let states = models.target.hidden_states(ids(&text[..text.len() - 1]));
+                let logits = values(models.target.lm_head(states));
+                let rows = logits.chunks_exact(vocab_size).skip(prompt.len() - 1);
+                let whole = |row: &[f32]| {
+                    let log_probs = log_softmax(row).into_iter().map(|log_prob| log_prob as f32);
+                    TopProbs::new((0..).zip(log_probs), vocab_size)
+                };
+                rows.map(whole).collect::<Vec<TopProbs>>()
+            });
+            let probs: Vec<Vec<TopProbs>> = probs.collect();
+            let known = responses.iter().zip(&probs).map(|((_, response), probs)| KnownResponse {
+                response,
+                probs: (!decoding.is_greedy()).then_some(&probs[..]),
+            });
+            let answers = ResponseTarget::new(known, vocab_size, CAPACITY, 2);
+            let answers = answers.with_states(states.collect());
+            let ends = Some(&models.target);
+            let target = AnsweringTarget { answers, layers: ends, vocab_size };
+            let (network, layers) = (models.drafter.clone(), models.layers.to_vec());
+            let parts = StateDraftParts { network, layers, head: None };
+            let mut all = all();
+            let elsewhere = parts.record_elsewhere(
+                target,
+                &options(false),
+                requests(&responses, &mut all),
+                go_on,
+            );
+            let (here, elsewhere) =
+                (here.expect("finite"), elsewhere.expect("states").expect("finite"));
+            assert_eq!(here.len(), elsewhere.len());
+            here.iter().zip(&elsewhere).for_each(|(here, elsewhere)| assert_alike(elsewhere, here));
         }
     }
 }
