@@ -473,10 +473,18 @@ fn a_drafter_from_served_states_equals_one_from_local_layers() {
     let trained = place.run(&[&["train-drafter", "served.toml"][..], &set].concat());
     assert!(trained.stderr.contains("no local layers were here"), "{}", trained.stderr);
     trained.ok();
+    // Nothing is written where the states are kept in memory.
+    let in_memory = ["--set", "name=memory", "--set", "data.server.states.keep=memory"];
+    let run = |command: &str| place.run(&[&[command, "served.toml"][..], &in_memory].concat());
+    run("build-data").ok();
+    let trained = run("train-drafter");
+    assert!(trained.stderr.contains("kept in memory"), "{}", trained.stderr);
+    trained.ok();
+    assert!(place.names("data/memory").iter().all(|name| !name.starts_with("features")));
     place.write("local.toml", local);
     place.run(&["build-data", "local.toml"]).ok();
     place.run(&["train-drafter", "local.toml"]).ok();
-    let [served, ends, local] = ["served", "ends", "local"].map(|name| {
+    let [served, ends, memory, local] = ["served", "ends", "memory", "local"].map(|name| {
         let scores =
             std::fs::read(place.path(&format!("checkpoints/{name}/e3/scores.json"))).unwrap();
         let scores: Value = serde_json::from_slice(&scores).unwrap();
@@ -494,6 +502,7 @@ fn a_drafter_from_served_states_equals_one_from_local_layers() {
         (agreement, weights)
     });
     assert_eq!(served, ends, "from the same states and the same ends");
+    assert_eq!(served, memory, "from states in memory");
     assert_eq!(served.0.len(), local.0.len());
     assert!(served.0.iter().zip(&local.0).all(|(one, other)| (one - other).abs() < 0.005));
     assert_eq!(served.1.len(), local.1.len());

@@ -54,7 +54,9 @@ pub use error::ServedError;
 pub use http::Endpoint;
 pub use secret::Secret;
 pub use served::{Listener, Served, ServedResponse, ServedTurn, TargetSettings, Wait};
-pub use settings::{ServerHints, ServerLabels, ServerRecipe, StatesRecipe, check_given_url};
+pub use settings::{
+    KeptIn, ServerHints, ServerLabels, ServerRecipe, StatesRecipe, check_given_url,
+};
 pub use states::{ServedStates, StatesAsk, StatesClient, StatesDtype};
 pub use threads::side_by_side;
 

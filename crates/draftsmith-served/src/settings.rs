@@ -157,6 +157,20 @@ pub struct StatesRecipe {
     /// position. All other rows are compared at the last one.
     #[serde(default = "StatesRecipe::default_proof")]
     pub proof: usize,
+    /// The place where a training keeps the states.
+    #[serde(default)]
+    pub keep: KeptIn,
+}
+
+/// The place where a training keeps the hidden states of a server.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum KeptIn {
+    /// Files beside the data, which later trainings read again.
+    #[default]
+    Disk,
+    /// The memory, until the training ends.
+    Memory,
 }
 
 impl StatesRecipe {

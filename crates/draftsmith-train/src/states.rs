@@ -73,6 +73,11 @@ pub struct GivenStates {
 
 /// Gives the hidden states of a target whose layers are not here.
 pub trait StatesSource: Sync {
+    /// Returns whether the states are kept in memory instead of on the disk.
+    fn is_for_memory(&self) -> bool {
+        false
+    }
+
     /// Passes the hidden states of rows to `keep`, in order, with each row's index. Each is the
     /// state after the number of layers in `layers`.
     ///
@@ -157,6 +162,10 @@ impl<'a> StateFiles<'a> {
     /// If the disk has too little room, or a file cannot be opened.
     pub(crate) fn open(self) -> Result<Vec<StateFile>, TrainError> {
         let all = self.plans.iter().map(|plan| plan.num_bytes).sum();
+        if self.source().is_some_and(StatesSource::is_for_memory) {
+            (self.place.notify)(format!("hidden states are kept in memory: {}", in_bytes(all)));
+            return self.plans.into_iter().map(FilePlan::open_in_memory).collect();
+        }
         let missing = self.plans.iter().map(FilePlan::num_missing_bytes).sum();
         check_room("hidden states", self.place.dir, missing)?;
         (self.place.notify)(format!(

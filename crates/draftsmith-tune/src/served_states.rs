@@ -14,7 +14,8 @@ use draftsmith_recipe::Recipe;
 use draftsmith_recipe::watch::{Progress, Watch};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_served::{
-    ServedError, ServedStates, ServerHints, ServerRecipe, StatesAsk, StatesClient, side_by_side,
+    KeptIn, ServedError, ServedStates, ServerHints, ServerRecipe, StatesAsk, StatesClient,
+    side_by_side,
 };
 use draftsmith_train::{GivenStates, StatesRow, StatesSource, TrainError};
 use serde::Serialize;
@@ -164,6 +165,10 @@ impl<'a> StatesServer<'a> {
 }
 
 impl StatesSource for StatesServer<'_> {
+    fn is_for_memory(&self) -> bool {
+        self.server.states.as_ref().is_some_and(|states| states.keep == KeptIn::Memory)
+    }
+
     fn states(
         &self,
         layers: &[usize],

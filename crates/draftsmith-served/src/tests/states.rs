@@ -140,6 +140,7 @@ fn recipe(url: &str, dir: &Path) -> ServerRecipe {
         dirs: vec![dir.to_owned()],
         server_dirs: vec!["/data/states".into()],
         proof: 1,
+        keep: KeptIn::Disk,
     };
     ServerRecipe { states: Some(states), retries: 1, timeout_s: 0.5, ..servers(&[url]) }
 }
@@ -324,6 +325,7 @@ fn the_table_has_an_absolute_directory_for_each_server() {
         dirs: dirs.iter().map(PathBuf::from).collect(),
         server_dirs: server_dirs.iter().map(PathBuf::from).collect(),
         proof,
+        keep: KeptIn::Disk,
     };
     let check = |states| ServerRecipe { states: Some(states), ..servers(&urls) }.check();
     check(states(&["/a", "/b"], &[], 1)).expect("a table");

@@ -8,11 +8,11 @@
 
 use std::collections::HashMap;
 use std::fs::{File, OpenOptions};
-use std::io::{Read, Seek, SeekFrom, Write};
+use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
-use draftsmith_files::open_regular;
+use draftsmith_files::{in_bytes, open_regular};
 
 use super::format::FeatureFormat;
 use crate::error::{TrainError, file_error};
@@ -97,8 +97,30 @@ impl FilePlan {
             let written = file.write_all(&self.header).and_then(|()| file.set_len(self.num_bytes));
             written.map_err(file_error("write", &self.path))?;
         }
-        let open = OpenStates { file, num_unfit: 0, is_read_only: false, problem: None };
-        Ok(StateFile { plan: self, open: Mutex::new(open) })
+        Ok(self.opened(Place::Disk(file)))
+    }
+
+    /// Keeps the states in memory instead of in the file.
+    ///
+    /// # Errors
+    /// If the memory is too small.
+    pub(super) fn open_in_memory(self) -> Result<StateFile, TrainError> {
+        let mut bytes = Vec::new();
+        let num_bytes = usize::try_from(self.num_bytes).unwrap_or(usize::MAX);
+        bytes.try_reserve_exact(num_bytes).map_err(|_| {
+            TrainError::States(format!(
+                "{} of hidden states do not fit into memory; hint: keep them on the disk \
+                 (`data.server.states.keep = \"disk\"`), or store them with `features_format = \"int8\"`",
+                in_bytes(self.num_bytes)
+            ))
+        })?;
+        bytes.resize(num_bytes, 0);
+        Ok(self.opened(Place::Memory(Cursor::new(bytes))))
+    }
+
+    fn opened(self, place: Place) -> StateFile {
+        let open = OpenStates { place, num_unfit: 0, is_read_only: false, problem: None };
+        StateFile { plan: self, open: Mutex::new(open) }
     }
 }
 
@@ -122,9 +144,34 @@ pub(crate) struct StateFile {
     open: Mutex<OpenStates>,
 }
 
+/// The place of the states.
+#[derive(Debug)]
+enum Place {
+    Disk(File),
+    Memory(Cursor<Vec<u8>>),
+}
+
+impl Place {
+    fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
+        let offset = SeekFrom::Start(offset);
+        match self {
+            Self::Disk(file) => file.seek(offset).and_then(|_| file.read_exact(bytes)),
+            Self::Memory(memory) => memory.seek(offset).and_then(|_| memory.read_exact(bytes)),
+        }
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
+        let offset = SeekFrom::Start(offset);
+        match self {
+            Self::Disk(file) => file.seek(offset).and_then(|_| file.write_all(bytes)),
+            Self::Memory(memory) => memory.seek(offset).and_then(|_| memory.write_all(bytes)),
+        }
+    }
+}
+
 #[derive(Debug)]
 struct OpenStates {
-    file: File,
+    place: Place,
     /// The number of times that a row's states did not fit the number format.
     num_unfit: usize,
     /// Whether a write has failed. No further rows are written after that.
@@ -145,9 +192,7 @@ impl StateFile {
         let RowSpan { offset, num_bytes } = *spans.get(id)?;
         let mut bytes = vec![0; CHECKSUM + num_bytes];
         let mut open = self.open();
-        let file = &mut open.file;
-        let read = file.seek(SeekFrom::Start(offset)).and_then(|_| file.read_exact(&mut bytes));
-        if let Err(error) = read {
+        if let Err(error) = open.place.read_at(offset, &mut bytes) {
             let problem = || format!("cannot read `{}`: {error}", path.display());
             open.problem.get_or_insert_with(problem);
             return None;
@@ -174,9 +219,7 @@ impl StateFile {
         let record = [&crc32c::crc32c(&bytes).to_le_bytes()[..], &bytes].concat();
         let mut open = self.open();
         if !open.is_read_only {
-            let file = &mut open.file;
-            let written = file.seek(SeekFrom::Start(offset)).and_then(|_| file.write_all(&record));
-            if let Err(error) = written {
+            if let Err(error) = open.place.write_at(offset, &record) {
                 open.is_read_only = true;
                 open.problem.get_or_insert_with(|| {
                     format!(
