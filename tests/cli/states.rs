@@ -473,36 +473,58 @@ fn a_drafter_from_served_states_equals_one_from_local_layers() {
     let trained = place.run(&[&["train-drafter", "served.toml"][..], &set].concat());
     assert!(trained.stderr.contains("no local layers were here"), "{}", trained.stderr);
     trained.ok();
-    // Nothing is written where the states are kept in memory.
-    let in_memory = ["--set", "name=memory", "--set", "data.server.states.keep=memory"];
-    let run = |command: &str| place.run(&[&[command, "served.toml"][..], &in_memory].concat());
-    run("build-data").ok();
-    let trained = run("train-drafter");
-    assert!(trained.stderr.contains("kept in memory"), "{}", trained.stderr);
-    trained.ok();
-    assert!(place.names("data/memory").iter().all(|name| !name.starts_with("features")));
+    // Nothing is written where the states are kept in memory or nowhere.
+    for keep in ["memory", "nowhere"] {
+        let set = format!("data.server.states.keep={keep}");
+        let set = ["--set", &format!("name={keep}"), "--set", &set];
+        let run = |command: &str| place.run(&[&[command, "served.toml"][..], &set].concat());
+        run("build-data").ok();
+        if keep == "nowhere" {
+            // One epoch, and a part of the next.
+            let most = mock.num_states() + NUM_PROMPTS + 3;
+            mock.with(Fault { fails_after: Some(most), ..Fault::default() });
+            run("train-drafter").fails_naming(&["answered 500", "row `"]);
+            mock.with(Fault::default());
+        }
+        let trained = run("train-drafter");
+        assert!(
+            trained
+                .stderr
+                .contains(&format!("kept {keep}").replace("kept memory", "kept in memory"))
+        );
+        trained.ok();
+        let names = place.names(&format!("data/{keep}"));
+        assert!(names.iter().all(|name| !name.starts_with("features")), "{names:?}");
+    }
     place.write("local.toml", local);
     place.run(&["build-data", "local.toml"]).ok();
     place.run(&["train-drafter", "local.toml"]).ok();
-    let [served, ends, memory, local] = ["served", "ends", "memory", "local"].map(|name| {
-        let scores =
-            std::fs::read(place.path(&format!("checkpoints/{name}/e3/scores.json"))).unwrap();
-        let scores: Value = serde_json::from_slice(&scores).unwrap();
-        let agreement: Vec<f64> = serde_json::from_value(scores["agreement"].clone()).unwrap();
-        let dir = place.path(&format!("checkpoints/{name}/e3"));
-        let mut reader = WeightReader::open_dir(&dir).unwrap();
-        let names: Vec<String> = reader.names().map(str::to_owned).collect();
-        let weights = names.iter().filter(|name| !name.ends_with("d2t") && !name.ends_with("t2d"));
-        let weights: Vec<f32> = weights
-            .flat_map(|name| {
-                let shape = reader.shape(name).unwrap().to_vec();
-                reader.take(name, &shape).unwrap()
-            })
-            .collect();
-        (agreement, weights)
-    });
+    let [served, ends, memory, nowhere, local] = ["served", "ends", "memory", "nowhere", "local"]
+        .map(|name| {
+            let scores =
+                std::fs::read(place.path(&format!("checkpoints/{name}/e3/scores.json"))).unwrap();
+            let scores: Value = serde_json::from_slice(&scores).unwrap();
+            let agreement: Vec<f64> = serde_json::from_value(scores["agreement"].clone()).unwrap();
+            let dir = place.path(&format!("checkpoints/{name}/e3"));
+            let mut reader = WeightReader::open_dir(&dir).unwrap();
+            let names: Vec<String> = reader.names().map(str::to_owned).collect();
+            let weights =
+                names.iter().filter(|name| !name.ends_with("d2t") && !name.ends_with("t2d"));
+            let weights: Vec<f32> = weights
+                .flat_map(|name| {
+                    let shape = reader.shape(name).unwrap().to_vec();
+                    reader.take(name, &shape).unwrap()
+                })
+                .collect();
+            (agreement, weights)
+        });
     assert_eq!(served, ends, "from the same states and the same ends");
     assert_eq!(served, memory, "from states in memory");
+    // These states are not rounded to 16 bits.
+    assert!(nowhere.0.iter().zip(&local.0).all(|(one, other)| (one - other).abs() < 0.005));
+    let largest = nowhere.1.iter().zip(&local.1).map(|(one, other)| (one - other).abs());
+    let largest = largest.fold(0.0, f32::max);
+    assert!(largest < 1e-2, "weights differ by up to {largest}");
     assert_eq!(served.0.len(), local.0.len());
     assert!(served.0.iter().zip(&local.0).all(|(one, other)| (one - other).abs() < 0.005));
     assert_eq!(served.1.len(), local.1.len());

@@ -25,6 +25,14 @@ pub fn answer(bytes: &[u8]) -> Result<()> {
     draftsmith_served::readers::answer(bytes).map_err(Error::msg)
 }
 
+/// Reads a server's file of hidden states and deletes it.
+///
+/// # Errors
+/// If the file is not the one of the assumed request.
+pub fn states(path: &Path) -> Result<()> {
+    draftsmith_served::readers::states(path).map_err(Error::msg)
+}
+
 /// Reads a recipe, with `KEY=VALUE` overrides from the command line.
 ///
 /// # Errors

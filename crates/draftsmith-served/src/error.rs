@@ -23,7 +23,7 @@ pub enum ServedError {
         problem: String,
     },
     /// A request got no usable hidden states after all retries.
-    #[error("row `{id}`: {problem}; states that came before are kept")]
+    #[error("row `{id}`: {problem}")]
     NoStates {
         /// The id of the row.
         id: String,

@@ -1,6 +1,7 @@
-//! Readers of untrusted journals and server answers, for the bench `fuzz` and the test `corpus`.
+//! Readers of untrusted journals, server answers and files of hidden states, for the bench `fuzz` and the test `corpus`.
 
 use std::path::Path;
+use std::time::Duration;
 
 use draftsmith_files::FileError;
 use draftsmith_theory::{Decoding, Sampling};
@@ -9,6 +10,7 @@ use super::journal::{Entry, Journal};
 use super::known::{KnownTokens, top_probs};
 use super::protocol::{Ask, Terms};
 use super::reply::{BoundedBody, Completion, Tokens, Unusable, most_bytes, read};
+use super::states::{StatesPlan, Untaken};
 
 /// The vocabulary size of the assumed target.
 const VOCAB_SIZE: usize = 96;
@@ -63,6 +65,18 @@ pub fn answer(bytes: &[u8]) -> Result<(), String> {
         Unusable::Invalid(what) => what,
         Unusable::CutShort(num) => format!("{num} of {MAX_TOKENS} tokens"),
     })
+}
+
+/// Reads a file of hidden states as the one of a request for three tokens, two layers and a width
+/// of four, and deletes it.
+///
+/// # Errors
+/// If it is not that file.
+pub fn states(path: &Path) -> Result<(), String> {
+    let plan = StatesPlan { ids: &[7, 8, 9], num_layers: 2, width: 4 };
+    let (layers, ..) = plan.take(path, Duration::ZERO).map_err(Untaken::into_what)?;
+    assert_eq!(layers.iter().map(Vec::len).collect::<Vec<_>>(), [12, 12], "as requested");
+    Ok(())
 }
 
 /// Builds distributions from known log-probabilities, as labels are built, and checks them.

@@ -171,6 +171,8 @@ pub enum KeptIn {
     Disk,
     /// The memory, until the training ends.
     Memory,
+    /// Nowhere. Each batch is requested while the one before it is trained on, in every epoch.
+    Nowhere,
 }
 
 impl StatesRecipe {

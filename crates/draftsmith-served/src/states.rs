@@ -18,7 +18,7 @@ use std::time::Duration;
 use serde::Deserialize;
 use serde_json::json;
 
-use self::file::{StatesPlan, Untaken};
+pub(crate) use self::file::{StatesPlan, Untaken};
 use crate::client::{Failure, Servers};
 use crate::completer::NUM_LOG_PROBS;
 use crate::error::ServedError;
@@ -254,12 +254,18 @@ fn local_path(states: &StatesRecipe, (number, named): (usize, &str)) -> Result<P
 impl Untaken {
     /// Returns the failure of a request whose states are at `path`.
     fn of(self, path: &Path) -> Failure {
-        let (what, hint) = match self {
-            Self::Unreadable(what) => (what, NOT_SHARED),
-            Self::Foreign(what) => (what, NO_STATES),
+        let hint = match self {
+            Self::Unreadable(_) => NOT_SHARED,
+            Self::Foreign(_) => NO_STATES,
         };
+        let what = self.into_what();
         let why = format!("answered with the states in `{}`: {what}", path.display());
         Failure::permanent(why, hint)
+    }
+
+    pub(crate) fn into_what(self) -> String {
+        let (Self::Unreadable(what) | Self::Foreign(what)) = self;
+        what
     }
 }
 

@@ -142,8 +142,9 @@ pub fn train_state_drafters<N: StateNetwork, C: ExportConfig<N> + Clone>(
         *trained.config.training() = record;
         trained
     });
-    stored.iter().flat_map(|stored| stored.problems()).for_each(place.notify);
-    trained
+    let Some(stored) = stored else { return trained };
+    stored.problems().into_iter().for_each(place.notify);
+    trained.map_err(|error| stored.cause_of(error))
 }
 
 fn config_of(target: &CausalLm, training: &Eagle3Training) -> Result<Eagle3Config, TrainError> {

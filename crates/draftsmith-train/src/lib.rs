@@ -79,4 +79,7 @@ pub use run::optimizer::{OptimizerSettings, Schedule};
 pub use run::progress::EpochScores;
 pub use run::trained::{ExportConfig, ExportStamp, Trained, TrainedExport};
 pub use run::{Ending, TrainingRun, TrainingSize};
-pub use states::{FeatureDir, FeatureFormat, Features, GivenStates, StatesRow, StatesSource};
+pub use states::{
+    FeatureDir, FeatureFormat, Features, GivenStates, Keeping, StatesRow, StatesSource,
+    StatesStream,
+};

@@ -12,6 +12,7 @@ mod file;
 mod format;
 
 use std::path::Path;
+use std::sync::Arc;
 
 use draftsmith_files::{check_room, hash_bytes, in_bytes};
 use serde::{Deserialize, Serialize};
@@ -71,12 +72,33 @@ pub struct GivenStates {
     pub last: Vec<f32>,
 }
 
+/// The place where a training keeps the states of a source.
+pub enum Keeping {
+    /// Files, which later trainings read again.
+    Disk,
+    /// The memory, until the training ends.
+    Memory,
+    /// Nowhere. Each batch is requested while the one before it is trained on.
+    Nowhere(Arc<dyn StatesStream>),
+}
+
+/// Gives the hidden states of a batch at a time, while a training runs.
+pub trait StatesStream: Send + Sync {
+    /// Returns the hidden states of rows, as [`StatesSource::states`] passes them.
+    ///
+    /// # Errors
+    /// As there.
+    fn batch(
+        &self,
+        layers: &[usize],
+        rows: &[StatesRow<'_>],
+    ) -> Result<Vec<GivenStates>, TrainError>;
+}
+
 /// Gives the hidden states of a target whose layers are not here.
 pub trait StatesSource: Sync {
-    /// Returns whether the states are kept in memory instead of on the disk.
-    fn is_for_memory(&self) -> bool {
-        false
-    }
+    /// Returns where a training keeps the states.
+    fn keeping(&self) -> Keeping;
 
     /// Passes the hidden states of rows to `keep`, in order, with each row's index. Each is the
     /// state after the number of layers in `layers`.
@@ -126,6 +148,15 @@ impl<'a> StateFiles<'a> {
         Self { place, format, plans: Vec::new() }
     }
 
+    /// Describes the size of the states to the user, where they are kept nowhere.
+    pub(crate) fn note_stream(&self) {
+        let all = self.plans.iter().map(|plan| plan.num_bytes).sum();
+        (self.place.notify)(format!(
+            "hidden states are kept nowhere; each epoch requests {} of them",
+            in_bytes(all)
+        ));
+    }
+
     /// Returns what gives the states, if it is not the target.
     pub(crate) fn source(&self) -> Option<&'a dyn StatesSource> {
         self.place.source
@@ -162,7 +193,7 @@ impl<'a> StateFiles<'a> {
     /// If the disk has too little room, or a file cannot be opened.
     pub(crate) fn open(self) -> Result<Vec<StateFile>, TrainError> {
         let all = self.plans.iter().map(|plan| plan.num_bytes).sum();
-        if self.source().is_some_and(StatesSource::is_for_memory) {
+        if matches!(self.source().map(StatesSource::keeping), Some(Keeping::Memory)) {
             (self.place.notify)(format!("hidden states are kept in memory: {}", in_bytes(all)));
             return self.plans.into_iter().map(FilePlan::open_in_memory).collect();
         }

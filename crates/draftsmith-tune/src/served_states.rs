@@ -3,6 +3,7 @@
 
 mod proof;
 
+use std::sync::Arc;
 use std::thread::Builder;
 use std::time::Instant;
 
@@ -17,7 +18,7 @@ use draftsmith_served::{
     KeptIn, ServedError, ServedStates, ServerHints, ServerRecipe, StatesAsk, StatesClient,
     side_by_side,
 };
-use draftsmith_train::{GivenStates, StatesRow, StatesSource, TrainError};
+use draftsmith_train::{GivenStates, Keeping, StatesRow, StatesSource, StatesStream, TrainError};
 use serde::Serialize;
 
 use self::proof::Prover;
@@ -29,14 +30,19 @@ const MOST_BYTES: usize = 1 << 30;
 /// A target on servers that give its hidden states, with its local ends: embeddings, final norm and
 /// LM head.
 pub struct StatesServer<'a> {
+    parts: Arc<ServerParts>,
+    watch: &'a dyn Watch,
+}
+
+/// The client, and what the proof reads.
+struct ServerParts {
     client: StatesClient,
-    server: &'a ServerRecipe,
+    server: ServerRecipe,
     /// The numbers of layers before the states that the servers store, in rising order.
     layers: Vec<usize>,
-    ends: &'a CausalLm,
+    ends: CausalLm,
     /// The target's first layers; `None` if they are not here.
     first_layers: Option<CausalLm>,
-    watch: &'a dyn Watch,
 }
 
 /// What the proof of some rows found.
@@ -58,9 +64,9 @@ impl<'a> StatesServer<'a> {
     /// # Errors
     /// If the servers have no directories of states, or the token is not set.
     pub fn open(
-        (server, layers): (&'a ServerRecipe, Vec<usize>),
+        (server, layers): (&ServerRecipe, Vec<usize>),
         workspace: &Workspace,
-        ends: &'a CausalLm,
+        ends: &CausalLm,
         watch: &'a dyn Watch,
     ) -> Result<Self> {
         let secret = recipe_token(server)?;
@@ -74,9 +80,48 @@ impl<'a> StatesServer<'a> {
             Some(proof::NUM_LAYERS),
             models.device(),
         );
-        Ok(Self { client, server, layers, ends, first_layers: first_layers.ok(), watch })
+        let (server, ends, first_layers) = (server.clone(), ends.clone(), first_layers.ok());
+        let parts = Arc::new(ServerParts { client, server, layers, ends, first_layers });
+        Ok(Self { parts, watch })
     }
 
+    /// Requests all rows, as [`ServerParts::each`] does, until the user stops the job.
+    pub(crate) fn each(
+        &self,
+        wanted: (&[usize], usize),
+        rows: &[StatesRow<'_>],
+        keep: impl FnMut(usize, GivenStates) -> Result<(), TrainError>,
+    ) -> Result<Proved, TrainError> {
+        self.parts.each(wanted, rows, || self.watch.is_interrupted(), keep)
+    }
+
+    /// Describes what was proved.
+    fn summary(&self, proved: &Proved) -> String {
+        let (sum, num) = proved.errors;
+        let unversioned = match self.parts.client.is_unversioned() {
+            false => "",
+            true => "; the server names no version of vLLM, so it may be older than 0.31",
+        };
+        format!(
+            "hidden states of {} rows from the server. The last state gives its log-probabilities: mean error {:.4} nats \
+             at every position of {num} rows, and at the last one of all. {}{unversioned}",
+            proved.num_rows,
+            sum / num.max(1) as f64,
+            proved.middle
+        )
+    }
+
+    /// Returns the number of values in a state.
+    pub(crate) fn width(&self) -> usize {
+        self.parts.ends.shape().hidden_size
+    }
+
+    fn num_proofs(&self) -> usize {
+        self.parts.server.states.as_ref().map_or(1, |states| states.proof)
+    }
+}
+
+impl ServerParts {
     /// Requests the states of rows at the same time.
     fn fetch(&self, asks: &[StatesAsk<'_>]) -> Result<Vec<ServedStates>, ServedError> {
         let new_thread = || Builder::new().name("states".to_owned());
@@ -84,14 +129,15 @@ impl<'a> StatesServer<'a> {
     }
 
     /// Requests all rows, proves their states and passes those after `layers` to `keep`. `num_proofs`
-    /// rows are compared at every position.
+    /// rows are compared at every position. Stops once `is_interrupted` returns true.
     ///
     /// # Errors
     /// As [`StatesSource::states`].
-    pub(crate) fn each(
+    fn each(
         &self,
         (layers, num_proofs): (&[usize], usize),
         rows: &[StatesRow<'_>],
+        is_interrupted: impl Fn() -> bool,
         mut keep: impl FnMut(usize, GivenStates) -> Result<(), TrainError>,
     ) -> Result<Proved, TrainError> {
         let width = self.ends.shape().hidden_size;
@@ -99,7 +145,7 @@ impl<'a> StatesServer<'a> {
         let row_bytes = longest * self.layers.len() * width * size_of::<f32>();
         let at_once = (MOST_BYTES / (2 * row_bytes).max(1)).clamp(1, self.server.concurrency);
         let every = rows.len().div_ceil(num_proofs.max(1)).max(1);
-        let mut prover = Prover::new(self.ends, self.first_layers.as_ref(), &self.layers);
+        let mut prover = Prover::new(&self.ends, self.first_layers.as_ref(), &self.layers);
         let mut proved = Proved::default();
         let asks = rows.iter().enumerate().map(|(nth, row)| StatesAsk {
             id: row.id,
@@ -113,7 +159,7 @@ impl<'a> StatesServer<'a> {
         let places: Vec<usize> =
             places.collect::<Result<_, _>>().expect("the servers store the layers of all drafters");
         for (chunk, first) in asks.chunks(at_once).zip((0..).step_by(at_once)) {
-            if self.watch.is_interrupted() {
+            if is_interrupted() {
                 return Err(TrainError::Stopped);
             }
             let states =
@@ -137,36 +183,37 @@ impl<'a> StatesServer<'a> {
         proved.middle = prover.middle_text();
         Ok(proved)
     }
+}
 
-    /// Describes what was proved.
-    fn summary(&self, proved: &Proved) -> String {
-        let (sum, num) = proved.errors;
-        let unversioned = match self.client.is_unversioned() {
-            false => "",
-            true => "; the server names no version of vLLM, so it may be older than 0.31",
-        };
-        format!(
-            "hidden states of {} rows from the server. The last state gives its log-probabilities: mean error {:.4} nats \
-             at every position of {num} rows, and at the last one of all. {}{unversioned}",
-            proved.num_rows,
-            sum / num.max(1) as f64,
-            proved.middle
-        )
-    }
-
-    /// Returns the number of values in a state.
-    pub(crate) fn width(&self) -> usize {
-        self.ends.shape().hidden_size
-    }
-
-    fn num_proofs(&self) -> usize {
-        self.server.states.as_ref().map_or(1, |states| states.proof)
+impl StatesStream for ServerParts {
+    /// Proves one row of the batch at every position.
+    fn batch(
+        &self,
+        layers: &[usize],
+        rows: &[StatesRow<'_>],
+    ) -> Result<Vec<GivenStates>, TrainError> {
+        let mut batch = Vec::with_capacity(rows.len());
+        self.each(
+            (layers, 1),
+            rows,
+            || false,
+            |_, states| {
+                batch.push(states);
+                Ok(())
+            },
+        )?;
+        Ok(batch)
     }
 }
 
 impl StatesSource for StatesServer<'_> {
-    fn is_for_memory(&self) -> bool {
-        self.server.states.as_ref().is_some_and(|states| states.keep == KeptIn::Memory)
+    fn keeping(&self) -> Keeping {
+        let states = self.parts.server.states.as_ref();
+        match states.map(|states| states.keep).unwrap_or_default() {
+            KeptIn::Disk => Keeping::Disk,
+            KeptIn::Memory => Keeping::Memory,
+            KeptIn::Nowhere => Keeping::Nowhere(self.parts.clone()),
+        }
     }
 
     fn states(
@@ -182,6 +229,12 @@ impl StatesSource for StatesServer<'_> {
         let proved = self.each((layers, self.num_proofs()), rows, |nth, states| {
             progress.advance(1);
             keep(nth, states)
+        });
+        let proved = proved.map_err(|error| match (error, self.keeping()) {
+            (TrainError::States(why), Keeping::Disk) => {
+                TrainError::States(format!("{why}; states that came before are kept"))
+            }
+            (error, _) => error,
         })?;
         self.watch.line(&self.summary(&proved));
         Ok(())
@@ -322,7 +375,7 @@ pub fn examine(
         num_rows: rows.len(),
         num_tokens,
         num_bytes: (proved.num_bytes as f64 * share) as u64,
-        num_stored_bytes: (num_tokens * target.layers.len() * 2 * target.width()) as u64,
+        num_stored_bytes: (num_tokens * target.parts.layers.len() * 2 * target.width()) as u64,
         hours: hours * share,
     })
 }

@@ -56,14 +56,14 @@ impl StatesDtype {
 }
 
 /// What the file of a request must contain.
-pub(super) struct StatesPlan<'a> {
-    pub(super) ids: &'a [u32],
-    pub(super) num_layers: usize,
-    pub(super) width: usize,
+pub(crate) struct StatesPlan<'a> {
+    pub(crate) ids: &'a [u32],
+    pub(crate) num_layers: usize,
+    pub(crate) width: usize,
 }
 
 /// The reason why a file gives no states.
-pub(super) enum Untaken {
+pub(crate) enum Untaken {
     /// It is not there, or cannot be read or deleted here.
     Unreadable(String),
     /// It contains something else than was asked for.
@@ -83,7 +83,7 @@ impl StatesPlan<'_> {
     ///
     /// # Errors
     /// If the file is not as planned, with a description. It is then left in place.
-    pub(super) fn take(
+    pub(crate) fn take(
         &self,
         path: &Path,
         timeout: Duration,

@@ -2,6 +2,8 @@
 //! final states at the supervised positions. They depend only on the rows. Later epochs and runs
 //! read them and run no layer of the target.
 
+use std::sync::{Arc, Mutex};
+
 use draftsmith_model::vectors::values;
 use draftsmith_model::{CausalLm, Lengths};
 
@@ -9,17 +11,21 @@ use crate::adapter::rows::{AdapterRow, Padded};
 use crate::adapter::settings::Teaching;
 use crate::error::TrainError;
 use crate::states::{
-    GivenStates, RowStatesPlan, StateFile, StateFiles, StatesRow, StatesSource, problems,
+    GivenStates, Keeping, RowStatesPlan, StateFile, StateFiles, StatesRow, StatesSource,
+    StatesStream, problems,
 };
 
 /// The open files of a training.
-#[derive(Debug)]
 pub(crate) struct StoredStates {
     exits: Vec<StateFile>,
     /// The file of the final hidden states. `None` if the response is the teacher.
     last: Option<StateFile>,
     /// Whether the target can compute states that are missing.
     has_layers: bool,
+    /// What gives the states of each batch; `None` if they are stored.
+    stream: Option<Arc<dyn StatesStream>>,
+    /// The failure of the stream.
+    failure: Mutex<Option<TrainError>>,
 }
 
 /// The hidden states of a row, token by token.
@@ -28,6 +34,13 @@ pub(crate) struct RowStates {
     pub(crate) exits: Vec<Vec<f32>>,
     /// The final states at the supervised positions; empty if the response is the teacher.
     pub(crate) last: Vec<f32>,
+}
+
+const HELD: &str = "nothing panics while it holds the failure";
+
+fn wanted(row: &AdapterRow) -> StatesRow<'_> {
+    let AdapterRow { id, input_ids, first_supervised, .. } = row;
+    StatesRow { id, ids: input_ids, first_supervised: *first_supervised }
 }
 
 impl StoredStates {
@@ -61,13 +74,24 @@ impl StoredStates {
         if teaching == Teaching::Target {
             files.add("-final", width, supervised);
         }
+        let (has_layers, failure) = (source.is_none(), Mutex::default());
+        if let Some(Keeping::Nowhere(stream)) = source.map(StatesSource::keeping) {
+            files.note_stream();
+            let stream = Some(stream);
+            return Ok(Self { exits: Vec::new(), last: None, has_layers, stream, failure });
+        }
         let mut exits = files.open()?;
         let last = exits.split_off(exit_layers.len()).pop();
-        let stored = Self { exits, last, has_layers: source.is_none() };
+        let stored = Self { exits, last, has_layers, stream: None, failure };
         if let Some(source) = source {
             stored.fill(source, exit_layers, rows)?;
         }
         Ok(stored)
+    }
+
+    /// Returns the failure of the servers that stopped a training, or else the training's own.
+    pub(crate) fn cause_of(&self, error: TrainError) -> TrainError {
+        self.failure.lock().expect(HELD).take().unwrap_or(error)
     }
 
     /// Asks a source for the states of all rows that are not stored yet, and stores them.
@@ -80,11 +104,7 @@ impl StoredStates {
         exit_layers: &[usize],
         rows: &[&AdapterRow],
     ) -> Result<(), TrainError> {
-        let missing = rows.iter().filter(|row| self.read(row).is_none()).map(|row| StatesRow {
-            id: &row.id,
-            ids: &row.input_ids,
-            first_supervised: row.first_supervised,
-        });
+        let missing = rows.iter().filter(|row| self.read(row).is_none()).map(|row| wanted(row));
         let missing: Vec<StatesRow<'_>> = missing.collect();
         source.states(exit_layers, &missing, &mut |nth, GivenStates { layers, last }| {
             let id = missing[nth].id;
@@ -112,6 +132,9 @@ impl StoredStates {
         rows: &[&AdapterRow],
         (lengths, batch_size): (Lengths, usize),
     ) -> Vec<RowStates> {
+        if let Some(stream) = &self.stream {
+            return self.streamed(&**stream, exit_layers, rows, target.shape().hidden_size);
+        }
         let mut all: Vec<Option<RowStates>> = rows.iter().map(|row| self.read(row)).collect();
         let found = rows.iter().zip(&all);
         let missing: Vec<&AdapterRow> =
@@ -129,6 +152,38 @@ impl StoredStates {
                 .for_each(|states| *states = made.next());
         }
         all.into_iter().flatten().collect()
+    }
+
+    /// Requests the states of a batch. A failure is kept, and the training stops because the states
+    /// are not numbers.
+    fn streamed(
+        &self,
+        stream: &dyn StatesStream,
+        exit_layers: &[usize],
+        rows: &[&AdapterRow],
+        width: usize,
+    ) -> Vec<RowStates> {
+        let wanted: Vec<StatesRow<'_>> = rows.iter().map(|row| wanted(row)).collect();
+        let given = match self.failure.lock().expect(HELD).is_some() {
+            true => None,
+            false => Some(stream.batch(exit_layers, &wanted)),
+        };
+        match given {
+            Some(Ok(given)) => {
+                given.into_iter().map(|it| RowStates { exits: it.layers, last: it.last }).collect()
+            }
+            failed => {
+                if let Some(Err(error)) = failed {
+                    self.failure.lock().expect(HELD).get_or_insert(error);
+                }
+                let states = |num: usize| vec![f32::NAN; num * width];
+                let lost = |row: &&AdapterRow| RowStates {
+                    exits: exit_layers.iter().map(|_| states(row.input_ids.len())).collect(),
+                    last: states(row.num_supervised()),
+                };
+                rows.iter().map(lost).collect()
+            }
+        }
     }
 
     fn read(&self, row: &AdapterRow) -> Option<RowStates> {

@@ -53,7 +53,7 @@ impl Reader {
 }
 
 /// All readers.
-pub(crate) const READERS: [Reader; 22] = [
+pub(crate) const READERS: [Reader; 23] = [
     Reader {
         name: "weights",
         file: "model.safetensors",
@@ -172,6 +172,12 @@ pub(crate) const READERS: [Reader; 22] = [
         file: "answer.json",
         prepare: |_| Ok(()),
         read: |dir| draftsmith_cli::readers::answer(&std::fs::read(dir.join("answer.json"))?),
+    },
+    Reader {
+        name: "served-states",
+        file: "cmpl-1.safetensors",
+        prepare: |_| Ok(()),
+        read: |dir| draftsmith_cli::readers::states(&dir.join("cmpl-1.safetensors")),
     },
     Reader { name: "recipe", file: "recipe.toml", prepare: |_| Ok(()), read: recipe },
     Reader {

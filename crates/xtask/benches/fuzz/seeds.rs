@@ -63,6 +63,7 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
         "prompts" => prompts()?,
         "manifest" => manifests()?,
         "journal" => vec![Seed::new(Form::JsonLines, JOURNAL)],
+        "served-states" => ["F32", "BF16", "F16"].map(served_states).to_vec(),
         "answer" => ANSWERS.map(|answer| Seed::new(Form::Json, answer)).to_vec(),
         "recipe" => {
             let recipes = ["tiny", "tiny-full", "gsm8k"];
@@ -114,6 +115,7 @@ fn words(reader: &Reader) -> &'static str {
         "prompts" => include_str!("words/prompts.txt"),
         "manifest" => include_str!("words/manifest.txt"),
         "journal" => include_str!("words/journal.txt"),
+        "served-states" => include_str!("words/served-states.txt"),
         "answer" => include_str!("words/answer.txt"),
         "recipe" => include_str!("words/recipe.txt"),
         "head" => include_str!("words/head.txt"),
@@ -224,6 +226,21 @@ const JOURNAL: &str = r#"{"id":"set#0","request":"a1","response_ids":[3,4,2],"fi
 {"id":"set#1","request":"b2","response_ids":[5,9],"finish_reason":"length","known":[[[5,-0.25],[6,-1.75]],[]]}
 {"id":"set#2","request":"c3","response_ids":[],"finish_reason":"content_filter"}
 "#;
+
+/// The file of three tokens with two states of four numbers.
+fn served_states(dtype: &str) -> Seed {
+    let num_bytes = 3 * 2 * 4 * if dtype == "F32" { 4 } else { 2 };
+    let header = json!({
+        "token_ids": { "dtype": "I64", "shape": [3], "data_offsets": [0, 24] },
+        "hidden_states": { "dtype": dtype, "shape": [3, 2, 4], "data_offsets": [24, 24 + num_bytes] },
+    });
+    let header = header.to_string();
+    let mut bytes = (header.len() as u64).to_le_bytes().to_vec();
+    bytes.extend_from_slice(header.as_bytes());
+    bytes.extend([7_i64, 8, 9].into_iter().flat_map(i64::to_le_bytes));
+    bytes.extend((0..num_bytes).map(|at| (at * 37 % 60) as u8));
+    Seed::new(Form::Safetensors, bytes)
+}
 
 /// Answers as vLLM, llama.cpp and TGI write them.
 const ANSWERS: [&str; 3] = [
