@@ -370,6 +370,22 @@ fn the_proof_finds_every_fault_and_no_innocent() {
     let ends =
         place.run(&["server", "states", "served.toml", "--set", "name=ends", "--set", &only_ends]);
     assert!(ends.ok().contains("vllm serve"));
+    // A set of shards, of which only the one with the ends is here.
+    let shards = write_ends(&place, "shards");
+    let whole = shards.join("model.safetensors");
+    let reader = WeightReader::open_file(&whole).unwrap();
+    let shard_of = |name: &str| match name.contains(".layers.") {
+        true => (name.to_owned(), json!("model-00001-of-00002.safetensors")),
+        false => (name.to_owned(), json!("model-00002-of-00002.safetensors")),
+    };
+    let index = json!({ "weight_map": reader.names().map(shard_of).collect::<Map<_, _>>() });
+    std::fs::write(shards.join("model.safetensors.index.json"), index.to_string()).unwrap();
+    std::fs::rename(whole, shards.join("model-00002-of-00002.safetensors")).unwrap();
+    let shards = format!("models.target={}", shards.display());
+    let set = ["--set", "name=shards", "--set", &shards];
+    place.run(&[&["build-data", "served.toml"][..], &set].concat()).ok();
+    let found = place.run(&[&["server", "states", "served.toml", "--json"][..], &set].concat());
+    assert_eq!(found.json()["examined"]["num_rows"], NUM_PROMPTS);
 
     let faults: [(ChangeStates, &str); 11] = [
         (

@@ -13,7 +13,7 @@ mod tests;
 mod torch;
 mod write;
 
-pub use files::{WEIGHT_NAMES, weight_files};
+pub use files::{WEIGHT_NAMES, end_weight_files, weight_files};
 pub use header::read_metadata;
 pub(crate) use read::norm_name;
 pub use read::{WeightReader, check_finite, hash_first_layers, hash_model_dir, read_id_lists};

@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use draftsmith_files::{check_room, read_text};
-use draftsmith_model::weight_files;
+use draftsmith_model::{ModelError, end_weight_files, weight_files};
 
 use crate::watch::Progress;
 use crate::watch::Watch;
@@ -32,14 +32,36 @@ const TIMEOUT: Duration = Duration::from_secs(30);
 const TICK: Duration = Duration::from_millis(100);
 const ENDPOINT: &str = "https://huggingface.co";
 
+/// The weight files of a model to download.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HubWeights {
+    /// None.
+    Without,
+    /// Those with the embeddings, the final norm and the LM head.
+    Ends,
+    /// All.
+    All,
+}
+
+impl HubWeights {
+    /// Lists the names of the files, given a directory that has the index, if there is one.
+    fn files(self, dir: &Path) -> Result<Vec<String>, ModelError> {
+        match self {
+            Self::Without => Ok(Vec::new()),
+            Self::Ends => end_weight_files(dir),
+            Self::All => weight_files(dir),
+        }
+    }
+}
+
 /// Returns the directory of a model that is given as a directory or as a name on the Hub. Downloads
-/// missing files from the Hub; the weights only if `with_weights` is true.
+/// missing files from the Hub.
 ///
 /// # Errors
 /// If the model is a name on the Hub that is neither cached nor downloadable.
-pub fn model_dir(given: &Path, with_weights: bool, watch: &dyn Watch) -> Result<PathBuf> {
+pub fn model_dir(given: &Path, weights: HubWeights, watch: &dyn Watch) -> Result<PathBuf> {
     match parse_name(given) {
-        Some(model) if !given.exists() => Hub::from_env()?.dir(&model, with_weights, watch),
+        Some(model) if !given.exists() => Hub::from_env()?.dir(&model, weights, watch),
         // A missing directory is reported by the code that reads it.
         _ => Ok(given.to_path_buf()),
     }
@@ -120,11 +142,11 @@ impl Hub {
     }
 
     /// Returns a model's directory in the cache, after downloading missing files.
-    fn dir(&self, model: &Repo, with_weights: bool, watch: &dyn Watch) -> Result<PathBuf> {
+    fn dir(&self, model: &Repo, weights: HubWeights, watch: &dyn Watch) -> Result<PathBuf> {
         let is_whole = |dir: &Path| {
             let has = |name: &str| dir.join(name).is_file();
-            let has_weights = || weight_files(dir).is_ok_and(|files| files.iter().all(|f| has(f)));
-            has("config.json") && has("tokenizer.json") && (!with_weights || has_weights())
+            let has_weights = || weights.files(dir).is_ok_and(|files| files.iter().all(|f| has(f)));
+            has("config.json") && has("tokenizer.json") && has_weights()
         };
         match self.cached(model) {
             Some(dir) if is_whole(&dir) => Ok(dir),
@@ -136,7 +158,7 @@ impl Hub {
                 shown_name(model),
                 self.cache.display()
             ),
-            _ => self.download(model, with_weights, watch),
+            _ => self.download(model, weights, watch),
         }
     }
 
@@ -149,13 +171,13 @@ impl Hub {
         dir.is_dir().then_some(dir)
     }
 
-    fn download(&self, model: &Repo, with_weights: bool, watch: &dyn Watch) -> Result<PathBuf> {
+    fn download(&self, model: &Repo, weights: HubWeights, watch: &dyn Watch) -> Result<PathBuf> {
         let (watcher, transfers) = mpsc::channel();
         let client = Client::new(&self.endpoint, self.token.clone());
         let (cache, to_load) = (self.cache.clone(), model.clone());
         let download = Download { client, cache, model: to_load, watcher };
         // An abandoned thread ends at the next bytes that it receives.
-        let thread = std::thread::spawn(move || download.run(with_weights));
+        let thread = std::thread::spawn(move || download.run(weights));
         let name = shown_name(model);
         let cannot = || {
             format!(

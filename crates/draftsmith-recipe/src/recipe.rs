@@ -42,6 +42,7 @@ use self::server::{check_states, check_without_weights};
 pub use self::trees::TreesRecipe;
 pub use self::tune::TuneRecipe;
 use crate::exports::servers::{ServedDrafter, served_path};
+use crate::hub::{HubWeights, model_dir};
 use crate::kinds::loaded::{LoadedDrafters, Loading};
 use crate::kinds::origin::{Origin, read_keys};
 use crate::kinds::{DrafterRecipe, DrafterRecipes, FoundExport, KindTraining, Kinds};
@@ -232,6 +233,12 @@ impl Recipe {
     ) -> Result<Workspace> {
         let (target, template) = (&self.models.target, self.models.chat_template.as_deref());
         let drafts = self.drafters.models();
+        // The ends of such a target are needed here, and of a large one only a few files have them.
+        let of_ends = match served_as.and(self.states_server()) {
+            Some(_) => Some(model_dir(target, HubWeights::Ends, watch)?),
+            None => None,
+        };
+        let target = of_ends.as_ref().unwrap_or(target);
         let mut workspace = Workspace::open(target, served_as, &drafts, template, devices, watch)?;
         workspace.models.num_first_layers = self.num_first_layers();
         workspace.models.dtype = dtype;

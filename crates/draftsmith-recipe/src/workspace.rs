@@ -24,7 +24,7 @@ pub use self::model_dir::hash_dir;
 use self::model_dir::{ModelDir, get_or_read};
 pub use self::models::Models;
 pub use self::text::{TextIdentity, TextSource};
-use crate::hub::model_dir;
+use crate::hub::{HubWeights, model_dir};
 use crate::pair::Pair;
 use crate::text_side::TextSide;
 use crate::watch::Watch;
@@ -88,8 +88,10 @@ impl Workspace {
         devices: Vec<Device>,
         watch: &dyn Watch,
     ) -> Result<Self> {
-        let target = model_dir(target, served_as.is_none(), watch)?;
-        let local = |(id, dir): &(DrafterId, &Path)| Ok((*id, model_dir(dir, true, watch)?));
+        let weights = if served_as.is_none() { HubWeights::All } else { HubWeights::Without };
+        let target = model_dir(target, weights, watch)?;
+        let local =
+            |(id, dir): &(DrafterId, &Path)| Ok((*id, model_dir(dir, HubWeights::All, watch)?));
         let drafts: Vec<(DrafterId, PathBuf)> = drafts.iter().map(local).collect::<Result<_>>()?;
         let drafts: Vec<(DrafterId, &Path)> =
             drafts.iter().map(|(id, dir)| (*id, &**dir)).collect();

@@ -6,6 +6,7 @@ use std::sync::{Arc, OnceLock};
 use burn::tensor::Device;
 use draftsmith_data::{ChatFormat, Message, TextTokenizer};
 use draftsmith_model::{CausalLm, WeightDtype, hash_model_dir};
+use draftsmith_recipe::hub::{HubWeights, model_dir};
 use draftsmith_recipe::watch::Silent;
 
 use crate::Error;
@@ -68,7 +69,7 @@ impl Model {
     /// # Errors
     /// As [`Model::load`], or if the download fails.
     pub fn from_hub(name: &str, device: &Device) -> Result<Self, Error> {
-        Self::load(draftsmith_recipe::hub::model_dir(Path::new(name), true, &Silent)?, device)
+        Self::load(model_dir(Path::new(name), HubWeights::All, &Silent)?, device)
     }
 
     /// Returns the checkpoint directory.

@@ -62,10 +62,29 @@ impl WeightFiles {
 /// # Errors
 /// If there are none, or the index is malformed or names a file of another directory.
 pub fn weight_files(dir: &Path) -> Result<Vec<String>, ModelError> {
+    files_of(dir, |_| true)
+}
+
+/// Lists the weight files, as [`weight_files`] does, that hold tensors outside the numbered layers,
+/// such as embeddings, final norm and LM head.
+///
+/// # Errors
+/// As there.
+pub fn end_weight_files(dir: &Path) -> Result<Vec<String>, ModelError> {
+    files_of(dir, |tensor| !is_in_layer(tensor))
+}
+
+/// Returns whether a tensor belongs to a numbered layer.
+pub(super) fn is_in_layer(tensor: &str) -> bool {
+    tensor.split('.').any(|part| part.parse::<u32>().is_ok())
+}
+
+fn files_of(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>, ModelError> {
     match WeightFiles::of_dir(dir)? {
         WeightFiles::Single(name) => Ok(vec![name.to_owned()]),
         WeightFiles::Sharded { index, file_of } => {
-            let mut names: Vec<String> = file_of.into_values().collect();
+            let wanted = file_of.into_iter().filter(|(tensor, _)| wanted(tensor));
+            let mut names: Vec<String> = wanted.map(|(_, file)| file).collect();
             names.push(index.to_owned());
             names.sort();
             names.dedup();

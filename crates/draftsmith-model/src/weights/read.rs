@@ -15,7 +15,7 @@ use draftsmith_files::{hex, open_file};
 use safetensors::Dtype;
 use sha2::{Digest, Sha256};
 
-use super::files::{WeightFiles, weight_files};
+use super::files::{WeightFiles, is_in_layer, weight_files};
 use super::stored::{StoredRows, StoredTensor};
 use super::{header, torch};
 use crate::error::ModelError;
@@ -94,7 +94,6 @@ impl WeightReader {
             let mut parts = tensor.rsplit('.');
             matches!(parts.next(), Some("weight" | "bias")) && parts.next() == Some(end)
         };
-        let is_in_layer = |tensor: &str| tensor.split('.').any(|part| part.parse::<u32>().is_ok());
         let ends = [names.embedding, names.norm, names.lm_head].map(last);
         let [embedding, norm, head] = ends;
         let mut reader = Self::open_dir_of(dir, |tensor| {

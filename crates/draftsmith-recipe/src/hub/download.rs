@@ -19,10 +19,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail};
 use draftsmith_files::{FileError, hash_file, write_whole};
-use draftsmith_model::{WEIGHT_NAMES, weight_files};
+use draftsmith_model::WEIGHT_NAMES;
 
 use super::client::{Client, HubError, Metadata};
-use super::{Repo, TICK, is_plain_name};
+use super::{HubWeights, Repo, TICK, is_plain_name};
 
 /// The maximum number of retries for a file.
 const NUM_RETRIES: usize = 3;
@@ -57,7 +57,7 @@ pub(super) struct Download {
 
 impl Download {
     /// Downloads the model's missing files and returns its directory.
-    pub(super) fn run(&self, with_weights: bool) -> Result<PathBuf> {
+    pub(super) fn run(&self, weights: HubWeights) -> Result<PathBuf> {
         let info = self.client.info(&self.model.id, &self.model.revision)?;
         let (root, commit) = (self.cache.join(self.model.folder_name()), info.sha.as_str());
         let dir = root.join("snapshots").join(commit);
@@ -71,7 +71,7 @@ impl Download {
         };
         // The configuration comes first, so that an unsupported model fails before a long download.
         small_files(&known).try_for_each(get)?;
-        if !with_weights {
+        if weights == HubWeights::Without {
             return Ok(dir);
         }
         let is_there = |(one, index): &(&str, &str)| known.contains(*one) || known.contains(*index);
@@ -79,7 +79,7 @@ impl Download {
             Some((one, _)) if known.contains(one) => get(one)?,
             Some((_, index)) => {
                 get(index)?;
-                weight_files(&dir)?.iter().try_for_each(|name| get(name))?;
+                weights.files(&dir)?.iter().try_for_each(|name| get(name))?;
             }
             None => bail!("it has neither `{}` nor `{}`", WEIGHT_NAMES[0].0, WEIGHT_NAMES[0].1),
         }

@@ -169,6 +169,10 @@ impl Place {
 
     /// Downloads `org/tiny` from a server, with a token, and returns the model's directory.
     fn load(&self, server: &Server) -> Result<PathBuf> {
+        self.load_with(server, HubWeights::All)
+    }
+
+    fn load_with(&self, server: &Server, weights: HubWeights) -> Result<PathBuf> {
         let hub = Hub {
             cache: self.0.path().join("in/cache"),
             endpoint: format!("{}/", server.address),
@@ -176,7 +180,7 @@ impl Place {
             is_offline: false,
             timeout: Duration::from_secs(20),
         };
-        hub.dir(&parse_name(Path::new("org/tiny")).unwrap(), true, &Silent)
+        hub.dir(&parse_name(Path::new("org/tiny")).unwrap(), weights, &Silent)
     }
 
     #[track_caller]
@@ -576,6 +580,40 @@ fn hostile_names_of_files_are_not_downloaded() {
     });
     place.holds_the_model(&place.load(&hub).unwrap());
     assert!(!hub.asked().iter().any(|one| one.path.contains("evil") || one.path.contains('?')));
+}
+
+#[test]
+fn only_the_shards_with_the_ends_are_downloaded() {
+    let place = Place::new();
+    let hub = Server::start(|asked| {
+        let name = asked.path.rsplit('/').next().unwrap().to_owned();
+        let index = "model.safetensors.index.json";
+        if asked.path.starts_with("/api/") {
+            let siblings = [CONFIG, "tokenizer.json", index, "a", "b", "c"];
+            let siblings = siblings.map(|name| serde_json::json!({ "rfilename": name }));
+            return info(&serde_json::json!({ "sha": COMMIT, "siblings": siblings }));
+        }
+        let weights = serde_json::json!({ "weight_map": {
+            "model.embed_tokens.weight": "a", "model.layers.0.mlp.experts.7.up_proj.weight": "b",
+            "model.layers.1.input_layernorm.weight": "c", "model.norm.weight": "c",
+        } });
+        match name.as_str() {
+            "a" | "c" => {
+                info(&serde_json::json!({})).with("etag", &name).with("x-repo-commit", COMMIT)
+            }
+            name if name == index => {
+                info(&weights).with("etag", "index").with("x-repo-commit", COMMIT)
+            }
+            _ => honest(asked),
+        }
+    });
+    let dir = place.load_with(&hub, HubWeights::Ends).unwrap();
+    assert!(["a", "c"].iter().all(|name| dir.join(name).is_file()));
+    assert!(!hub.asked().iter().any(|one| one.path.ends_with("/b")), "{:?}", hub.asked());
+    // Nothing is missing the second time.
+    let num_asked = hub.asked().len();
+    place.load_with(&hub, HubWeights::Ends).unwrap();
+    assert_eq!(hub.asked().len(), num_asked);
 }
 
 #[test]
