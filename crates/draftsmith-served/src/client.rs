@@ -18,7 +18,7 @@ use super::reply::{BoundedBody, Unusable, most_bytes, read};
 use super::response::Received;
 use super::secret::Secret;
 use crate::settings::{ServerHints, ServerRecipe, StatesRecipe};
-use crate::states;
+use crate::states_file::{Untaken, discard};
 use crate::{HELD, TargetSettings};
 
 /// The maximum number of bytes to read of an error answer.
@@ -83,6 +83,12 @@ impl Failure {
     /// Creates a failure that would recur if the request were sent again.
     pub(super) fn permanent(why: String, hint: &'static str) -> Self {
         Self { why, hint, kind: FailureKind::Permanent }
+    }
+}
+
+impl From<Untaken> for Failure {
+    fn from(Untaken { what, hint }: Untaken) -> Self {
+        Self::permanent(format!("answered {what}"), hint)
     }
 }
 
@@ -157,7 +163,7 @@ impl Servers {
         let mut received = self.with_retries((&ask.id, ask.seed), |number, url, wants_text| {
             let received = send(number, url, wants_text)?;
             if let Some((states, named)) = self.states.as_ref().zip(received.states_path.as_ref()) {
-                states::discard(states, (number, named), self.most_wait)?;
+                discard(states, (number, named), self.most_wait)?;
             }
             Ok(received)
         })?;

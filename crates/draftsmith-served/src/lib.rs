@@ -45,6 +45,7 @@ mod secret;
 mod served;
 mod settings;
 mod states;
+mod states_file;
 #[cfg(test)]
 mod tests;
 mod threads;
@@ -57,7 +58,8 @@ pub use served::{Listener, Served, ServedResponse, ServedTurn, TargetSettings, W
 pub use settings::{
     KeptIn, ServerHints, ServerLabels, ServerRecipe, StatesRecipe, check_given_url,
 };
-pub use states::{ServedStates, StatesAsk, StatesClient, StatesDtype};
+pub use states::{ServedStates, StatesAsk, StatesClient};
+pub use states_file::StatesDtype;
 pub use threads::side_by_side;
 
 /// The message of `expect` for locks, which are never poisoned.

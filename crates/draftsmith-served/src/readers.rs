@@ -10,7 +10,7 @@ use super::journal::{Entry, Journal};
 use super::known::{KnownTokens, top_probs};
 use super::protocol::{Ask, Terms};
 use super::reply::{BoundedBody, Completion, Tokens, Unusable, most_bytes, read};
-use super::states::{StatesPlan, Untaken};
+use super::states_file::StatesPlan;
 
 /// The vocabulary size of the assumed target.
 const VOCAB_SIZE: usize = 96;
@@ -74,7 +74,7 @@ pub fn answer(bytes: &[u8]) -> Result<(), String> {
 /// If it is not that file.
 pub fn states(path: &Path) -> Result<(), String> {
     let plan = StatesPlan { ids: &[7, 8, 9], num_layers: 2, width: 4 };
-    let (layers, ..) = plan.take(path, Duration::ZERO).map_err(Untaken::into_what)?;
+    let (layers, ..) = plan.take(path, Duration::ZERO).map_err(|untaken| untaken.what)?;
     assert_eq!(layers.iter().map(Vec::len).collect::<Vec<_>>(), [12, 12], "as requested");
     Ok(())
 }

@@ -9,16 +9,12 @@
 //! Its length, tensors, shapes and tokens must be those that follow from the request, which is
 //! checked before anything is allocated. Only such files are deleted.
 
-mod file;
-
-use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use serde::Deserialize;
 use serde_json::json;
 
-pub(crate) use self::file::{StatesPlan, Untaken};
 use crate::client::{Failure, Servers};
 use crate::completer::NUM_LOG_PROBS;
 use crate::error::ServedError;
@@ -26,8 +22,7 @@ use crate::known::{KnownPositions, KnownTokens, LogProbLists, PromptPosition};
 use crate::reply::{BoundedBody, StatesPlace, Unusable, parse, states_bytes};
 use crate::secret::Secret;
 use crate::settings::{ServerHints, ServerRecipe, StatesRecipe};
-
-pub use self::file::StatesDtype;
+use crate::states_file::{NO_STATES, StatesDtype, StatesPlan};
 
 /// The oldest version of vLLM whose files are sound.
 const OLDEST: (u32, u32) = (0, 31);
@@ -86,10 +81,6 @@ struct StatesChoice {
     logprobs: Option<LogProbLists>,
     prompt_logprobs: Option<KnownPositions<PromptPosition>>,
 }
-
-const NO_STATES: &str = "start vLLM 0.31 or newer as `draftsmith server states RECIPE` prints";
-const NOT_SHARED: &str = "each server writes into its own directory of `data.server.states.dirs`, which this machine \
-                          must share and whose files (mode 0600) this user must be able to read";
 
 impl StatesClient {
     /// Creates a client for the servers of a recipe, whose target has `vocab_size` tokens.
@@ -222,50 +213,10 @@ impl StatesClient {
             let what = "answered without `hidden_states_path`: it does not extract hidden states";
             Failure::permanent(what.to_owned(), NO_STATES)
         })?;
-        let path = local_path(&self.states, (number, &named))?;
         let plan = StatesPlan { ids: ask.ids, num_layers: ask.num_layers, width: ask.width };
-        let taken = plan.take(&path, self.timeout);
-        let taken = taken.map_err(|untaken| untaken.of(&path));
+        let taken = plan.take_named(&self.states, (number, &named), self.timeout);
         let (layers, dtype, num_bytes) = taken?;
         Ok(ServedStates { layers, dtype, known, num_bytes })
-    }
-}
-
-/// Deletes the file of hidden states that a server wrote beside a response. It does so for every
-/// request, and nobody else deletes it.
-///
-/// # Errors
-/// If the file is not in the server's directory, or cannot be deleted.
-pub(crate) fn discard(
-    states: &StatesRecipe,
-    place: (usize, &str),
-    timeout: Duration,
-) -> Result<(), Failure> {
-    let path = local_path(states, place)?;
-    file::discard(&path, timeout).map_err(|untaken| untaken.of(&path))
-}
-
-/// Returns the local path of a file that the server of a number names.
-fn local_path(states: &StatesRecipe, (number, named): (usize, &str)) -> Result<PathBuf, Failure> {
-    let path = states.local_path(number, named);
-    path.map_err(|what| Failure::permanent(format!("answered {what}"), NOT_SHARED))
-}
-
-impl Untaken {
-    /// Returns the failure of a request whose states are at `path`.
-    fn of(self, path: &Path) -> Failure {
-        let hint = match self {
-            Self::Unreadable(_) => NOT_SHARED,
-            Self::Foreign(_) => NO_STATES,
-        };
-        let what = self.into_what();
-        let why = format!("answered with the states in `{}`: {what}", path.display());
-        Failure::permanent(why, hint)
-    }
-
-    pub(crate) fn into_what(self) -> String {
-        let (Self::Unreadable(what) | Self::Foreign(what)) = self;
-        what
     }
 }
 

@@ -97,7 +97,7 @@ impl FilePlan {
             let written = file.write_all(&self.header).and_then(|()| file.set_len(self.num_bytes));
             written.map_err(file_error("write", &self.path))?;
         }
-        Ok(self.opened(Place::Disk(file)))
+        Ok(self.opened(Medium::Disk(file)))
     }
 
     /// Keeps the states in memory instead of in the file.
@@ -115,11 +115,11 @@ impl FilePlan {
             ))
         })?;
         bytes.resize(num_bytes, 0);
-        Ok(self.opened(Place::Memory(Cursor::new(bytes))))
+        Ok(self.opened(Medium::Memory(Cursor::new(bytes))))
     }
 
-    fn opened(self, place: Place) -> StateFile {
-        let open = OpenStates { place, num_unfit: 0, is_read_only: false, problem: None };
+    fn opened(self, medium: Medium) -> StateFile {
+        let open = OpenStates { medium, num_unfit: 0, is_read_only: false, problem: None };
         StateFile { plan: self, open: Mutex::new(open) }
     }
 }
@@ -144,14 +144,14 @@ pub(crate) struct StateFile {
     open: Mutex<OpenStates>,
 }
 
-/// The place of the states.
+/// Where the states are.
 #[derive(Debug)]
-enum Place {
+enum Medium {
     Disk(File),
     Memory(Cursor<Vec<u8>>),
 }
 
-impl Place {
+impl Medium {
     fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
         let offset = SeekFrom::Start(offset);
         match self {
@@ -171,7 +171,7 @@ impl Place {
 
 #[derive(Debug)]
 struct OpenStates {
-    place: Place,
+    medium: Medium,
     /// The number of times that a row's states did not fit the number format.
     num_unfit: usize,
     /// Whether a write has failed. No further rows are written after that.
@@ -192,7 +192,7 @@ impl StateFile {
         let RowSpan { offset, num_bytes } = *spans.get(id)?;
         let mut bytes = vec![0; CHECKSUM + num_bytes];
         let mut open = self.open();
-        if let Err(error) = open.place.read_at(offset, &mut bytes) {
+        if let Err(error) = open.medium.read_at(offset, &mut bytes) {
             let problem = || format!("cannot read `{}`: {error}", path.display());
             open.problem.get_or_insert_with(problem);
             return None;
@@ -219,7 +219,7 @@ impl StateFile {
         let record = [&crc32c::crc32c(&bytes).to_le_bytes()[..], &bytes].concat();
         let mut open = self.open();
         if !open.is_read_only {
-            if let Err(error) = open.place.write_at(offset, &record) {
+            if let Err(error) = open.medium.write_at(offset, &record) {
                 open.is_read_only = true;
                 open.problem.get_or_insert_with(|| {
                     format!(

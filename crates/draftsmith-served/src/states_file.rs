@@ -12,6 +12,8 @@ use half::{bf16, f16};
 use serde::Deserialize;
 use serde_json::Value;
 
+use crate::settings::StatesRecipe;
+
 /// The greatest length of a header.
 const MOST_HEADER: u64 = 1 << 16;
 /// The bytes of a token's id in the file.
@@ -19,6 +21,10 @@ const ID_BYTES: u64 = 8;
 /// The pause between two looks at a lock.
 const PAUSE: Duration = Duration::from_millis(2);
 
+pub(crate) const NO_STATES: &str =
+    "start vLLM 0.31 or newer as `draftsmith server states RECIPE` prints";
+const NOT_SHARED: &str = "each server writes into its own directory of `data.server.states.dirs`, which this machine \
+                          must share and whose files (mode 0600) this user must be able to read";
 const STATES: &str = "hidden_states";
 const IDS: &str = "token_ids";
 
@@ -63,11 +69,29 @@ pub(crate) struct StatesPlan<'a> {
 }
 
 /// The reason why a file gives no states.
-pub(crate) enum Untaken {
-    /// It is not there, or cannot be read or deleted here.
-    Unreadable(String),
-    /// It contains something else than was asked for.
-    Foreign(String),
+pub(crate) struct Untaken {
+    pub(crate) what: String,
+    pub(crate) hint: &'static str,
+}
+
+impl Untaken {
+    /// Describes a file that is not there, or cannot be read or deleted here.
+    fn unreadable(what: String) -> Self {
+        Self { what, hint: NOT_SHARED }
+    }
+
+    /// Describes a file that contains something else than was asked for.
+    fn foreign(what: String) -> Self {
+        Self { what, hint: NO_STATES }
+    }
+
+    /// Names the file.
+    fn of(path: &Path) -> impl Fn(Self) -> Self {
+        |Self { what, hint }| {
+            let what = format!("with the states in `{}`: {what}", path.display());
+            Self { what, hint }
+        }
+    }
 }
 
 #[derive(Deserialize)]
@@ -78,6 +102,20 @@ struct TensorPlace {
 }
 
 impl StatesPlan<'_> {
+    /// Reads and deletes the file that the server of a number names, as [`Self::take`] does.
+    ///
+    /// # Errors
+    /// If the file is not in the server's directory, or not as planned.
+    pub(crate) fn take_named(
+        &self,
+        states: &StatesRecipe,
+        place: (usize, &str),
+        timeout: Duration,
+    ) -> Result<(Vec<Vec<f32>>, StatesDtype, u64), Untaken> {
+        let path = &local_path(states, place)?;
+        self.take(path, timeout).map_err(Untaken::of(path))
+    }
+
     /// Reads the file at `path` when the server has finished it, and deletes it with its lock. Waits
     /// at most `timeout`. Returns the states by layer, their format and the length of the file.
     ///
@@ -90,8 +128,8 @@ impl StatesPlan<'_> {
     ) -> Result<(Vec<Vec<f32>>, StatesDtype, u64), Untaken> {
         let (mut file, lock) = open_whole(path, timeout)?;
         let metadata = file.metadata();
-        let num_bytes = metadata.map_err(|error| Untaken::Unreadable(error.to_string()))?.len();
-        let (layers, dtype) = self.read(&mut file, num_bytes).map_err(Untaken::Foreign)?;
+        let num_bytes = metadata.map_err(|error| Untaken::unreadable(error.to_string()))?.len();
+        let (layers, dtype) = self.read(&mut file, num_bytes).map_err(Untaken::foreign)?;
         drop((file, lock));
         delete(path)?;
         Ok((layers, dtype, num_bytes))
@@ -194,13 +232,22 @@ impl StatesPlan<'_> {
     }
 }
 
-/// Deletes the file at `path` and its lock unread, when the server has finished it.
+/// Deletes the file of hidden states that a server wrote beside a response. It does so for every
+/// request, and nobody else deletes it. `place` has the server's number and its name for the file.
 ///
 /// # Errors
-/// If there is no such file, or it cannot be deleted.
-pub(super) fn discard(path: &Path, timeout: Duration) -> Result<(), Untaken> {
-    drop(open_whole(path, timeout)?);
-    delete(path)
+/// If the file is not in the server's directory, or cannot be deleted.
+pub(crate) fn discard(
+    states: &StatesRecipe,
+    place: (usize, &str),
+    timeout: Duration,
+) -> Result<(), Untaken> {
+    let path = &local_path(states, place)?;
+    open_whole(path, timeout).and_then(|_| delete(path)).map_err(Untaken::of(path))
+}
+
+fn local_path(states: &StatesRecipe, (number, named): (usize, &str)) -> Result<PathBuf, Untaken> {
+    states.local_path(number, named).map_err(Untaken::unreadable)
 }
 
 fn lock_path(path: &Path) -> PathBuf {
@@ -209,10 +256,10 @@ fn lock_path(path: &Path) -> PathBuf {
 
 /// Opens a file when the server has finished it. Returns it with its lock.
 fn open_whole(path: &Path, timeout: Duration) -> Result<(File, Option<File>), Untaken> {
-    let lock = wait_for_lock(&lock_path(path), timeout).map_err(Untaken::Unreadable)?;
-    let file = open_plain(path).map_err(Untaken::Unreadable)?;
+    let lock = wait_for_lock(&lock_path(path), timeout).map_err(Untaken::unreadable)?;
+    let file = open_plain(path).map_err(Untaken::unreadable)?;
     let no_file = "the server released the lock and wrote no file; its log says why";
-    Ok((file.ok_or_else(|| Untaken::Unreadable(no_file.to_owned()))?, lock))
+    Ok((file.ok_or_else(|| Untaken::unreadable(no_file.to_owned()))?, lock))
 }
 
 /// Deletes a file and its lock.
@@ -221,7 +268,7 @@ fn delete(path: &Path) -> Result<(), Untaken> {
         let failed = fs::remove_file(path).err();
         if let Some(error) = failed.filter(|error| error.kind() != ErrorKind::NotFound) {
             let what = format!("`{}` cannot be deleted: {error}", path.display());
-            return Err(Untaken::Unreadable(what));
+            return Err(Untaken::unreadable(what));
         }
     }
     Ok(())
