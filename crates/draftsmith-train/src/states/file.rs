@@ -218,16 +218,16 @@ impl StateFile {
         assert_eq!(num_bytes, bytes.len(), "`{id}` has another number of states than planned");
         let record = [&crc32c::crc32c(&bytes).to_le_bytes()[..], &bytes].concat();
         let mut open = self.open();
-        if !open.is_read_only {
-            if let Err(error) = open.medium.write_at(offset, &record) {
-                open.is_read_only = true;
-                open.problem.get_or_insert_with(|| {
-                    format!(
-                        "cannot write `{}`: {error}; missing states are computed in each epoch",
-                        path.display()
-                    )
-                });
-            }
+        if !open.is_read_only
+            && let Err(error) = open.medium.write_at(offset, &record)
+        {
+            open.is_read_only = true;
+            open.problem.get_or_insert_with(|| {
+                format!(
+                    "cannot write `{}`: {error}; missing states are computed in each epoch",
+                    path.display()
+                )
+            });
         }
         drop(open);
         format.decode(&bytes, *width)
