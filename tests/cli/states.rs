@@ -24,6 +24,8 @@ const NUM_PROMPTS: usize = 24;
 
 /// The states of one request, before they are written: by layer, `[tokens, width]`.
 type Layers = Vec<Vec<f32>>;
+/// A token, its log-probability, and those of the most probable tokens.
+type Listed = (u32, f64, Vec<(usize, f64)>);
 /// Changes the states of a request, given the target and the tokens.
 type ChangeStates = fn(&CausalLm, &[u32], &mut Layers);
 
@@ -208,9 +210,9 @@ fn most_probable(log_probs: &[f64], num: usize) -> Vec<(usize, f64)> {
 }
 
 /// The log-probabilities of tokens in an answer: of each token, and of the most probable ones.
-fn log_prob_lists(tokens: &[(u32, f64, Vec<(usize, f64)>)]) -> Value {
+fn log_prob_lists(tokens: &[Listed]) -> Value {
     let name = |id: &dyn std::fmt::Display| format!("token_id:{id}");
-    let top = |(_, _, all): &(u32, f64, Vec<(usize, f64)>)| {
+    let top = |(_, _, all): &Listed| {
         Value::Object(all.iter().map(|(id, log)| (name(id), json!(log))).collect())
     };
     json!({
