@@ -13,17 +13,8 @@
 set -euo pipefail
 [ $# -eq 2 ] || { echo 'expected PYTHON LLAMA_CPP' >&2; exit 2; }
 python="$1" llama_cpp="$2"
-root="$(cd "$(dirname "$0")/../../.." && pwd)"
-checks="$root/crates/xtask/benches/runtimes"
-binary="${BINARY:-}"
-if [ -z "$binary" ]; then
-    (cd "$root" && cargo build --release --workspace --bins)
-    binary="$root/target/release/draftsmith"
-fi
+. "$(dirname "$0")/runtimes/place.sh"
 target="${TARGET:-$root/checkpoints/tiny/target}" prompts="${PROMPTS:-$root/data/tiny/prompts/test.jsonl}" count="${COUNT:-12}"
-place="$(mktemp -d)"
-trap 'rm -rf "$place"' EXIT
-cd "$place"
 export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1
 run() { "$binary" --quiet "$@" > run.log; }
 failed=0

@@ -12,16 +12,7 @@
 set -euo pipefail
 [ $# -ge 1 ] || { echo 'expected PYTHON [LLAMA_CPP] [VLLM_PYTHON]' >&2; exit 2; }
 python="$1" llama_cpp="${2:-}" vllm_python="${3:-}"
-root="$(cd "$(dirname "$0")/../../.." && pwd)"
-checks="$root/crates/xtask/benches/runtimes"
-binary="${BINARY:-}"
-if [ -z "$binary" ]; then
-    (cd "$root" && cargo build --release --workspace --bins)
-    binary="$root/target/release/draftsmith"
-fi
-place="$(mktemp -d)"
-trap 'rm -rf "$place"' EXIT
-cd "$place"
+. "$(dirname "$0")/runtimes/place.sh"
 export HF_HUB_OFFLINE=1 TRANSFORMERS_VERBOSITY=error OMP_NUM_THREADS=1
 target="${TARGET:-$root/checkpoints/tiny/target}" prompts="${PROMPTS:-$root/data/tiny/prompts/test.jsonl}" count="${COUNT:-12}"
 train() {

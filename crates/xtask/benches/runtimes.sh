@@ -9,16 +9,7 @@
 set -euo pipefail
 [ $# -ge 1 ] || { echo 'expected PYTHON [VLLM_PYTHON]' >&2; exit 2; }
 python="$1" vllm_python="${2:-}"
-root="$(cd "$(dirname "$0")/../../.." && pwd)"
-checks="$root/crates/xtask/benches/runtimes"
-binary="${BINARY:-}"
-if [ -z "$binary" ]; then
-    (cd "$root" && cargo build --release --workspace --bins)
-    binary="$root/target/release/draftsmith"
-fi
-place="$(mktemp -d)"
-trap 'rm -rf "$place"' EXIT
-cd "$place"
+. "$(dirname "$0")/runtimes/place.sh"
 mkdir -p checkpoints/tiny data/tiny
 cp -r "$root"/checkpoints/tiny/{target,draft} checkpoints/tiny
 cp -r "$root/data/tiny/prompts" data/tiny

@@ -13,18 +13,7 @@ set -euo pipefail
 [ $# -ge 4 ] || { echo 'expected MODEL PROMPTS llama.cpp LLAMA_SERVER MODEL.gguf, or MODEL PROMPTS vllm VLLM_PYTHON' >&2; exit 2; }
 model="$(cd "$1" && pwd)" prompts="$(realpath "$2")" kind="$3" server="$4" gguf="${5:-}"
 num="${NUM:-24}" length="${LENGTH:-48}" port="${PORT:-18377}"
-root="$(cd "$(dirname "$0")/../../.." && pwd)"
-binary="${BINARY:-}"
-if [ -z "$binary" ]; then
-    (cd "$root" && cargo build --release --workspace --bins)
-    binary="$root/target/release/draftsmith"
-fi
-place="$(mktemp -d)"
-served=
-# Ends a server with all processes that it started.
-stop() { [ -z "$served" ] || { kill -9 -- "-$served" 2>/dev/null || true; wait "$served" 2>/dev/null || true; }; served=; }
-trap 'stop; rm -rf "$place"' EXIT
-cd "$place"
+. "$(dirname "$0")/runtimes/place.sh"
 mkdir target
 for file in "$model"/*.json "$model"/*.jinja; do
     case "$file" in *.index.json | *'*'*) ;; *) cp "$file" target/ ;; esac
@@ -37,15 +26,7 @@ serve() {
             -m vllm.entrypoints.openai.api_server --model "$model" --served-model-name served --host 127.0.0.1 --port "$port" --max-model-len 2048 --dtype bfloat16 --enforce-eager > server.log 2>&1 & ;;
         *) echo "unknown server '$kind'" >&2; exit 2 ;;
     esac
-    served=$!
-    for _ in $(seq 600); do
-        curl -sf "http://127.0.0.1:$port/health" > /dev/null && return
-        kill -0 "$served" 2>/dev/null || break
-        sleep 0.5
-    done
-    echo 'the server did not start:' >&2
-    tail -5 server.log >&2
-    exit 1
+    await_server "$port"
 }
 
 recipe() { # NAME KEYS SERVER_KEYS

@@ -11,18 +11,7 @@
 set -euo pipefail
 [ $# -eq 1 ] || { echo 'expected VLLM_PYTHON' >&2; exit 2; }
 python="$1" count="${COUNT:-200}" kills="${KILLS:-4}" port="${PORT:-18379}"
-root="$(cd "$(dirname "$0")/../../.." && pwd)"
-checks="$root/crates/xtask/benches/runtimes"
-binary="${BINARY:-}"
-if [ -z "$binary" ]; then
-    (cd "$root" && cargo build --release --workspace --bins)
-    binary="$root/target/release/draftsmith"
-fi
-place="$(mktemp -d)"
-served=
-stop() { [ -z "$served" ] || { kill -9 -- "-$served" 2> /dev/null || true; wait "$served" 2> /dev/null || true; }; served=; }
-trap 'stop; rm -rf "$place"' EXIT
-cd "$place"
+. "$(dirname "$0")/runtimes/place.sh"
 mkdir states
 target="$root/checkpoints/tiny/target"
 
@@ -36,15 +25,7 @@ serve() { # DTYPE
         --kv-transfer-config '{"kv_connector": "CpuStatesConnector", "kv_role": "kv_producer",
             "kv_connector_module_path": "states_connector",
             "kv_connector_extra_config": {"shared_storage_path": "'"$place/states"'"}}' > server.log 2>&1 &
-    served=$!
-    for _ in $(seq 600); do
-        curl -sf "http://127.0.0.1:$port/health" > /dev/null && return
-        kill -0 "$served" 2> /dev/null || break
-        sleep 0.5
-    done
-    echo 'the server did not start:' >&2
-    tail -5 server.log >&2
-    exit 1
+    await_server "$port"
 }
 
 recipe() { # NAME TARGET FEATURES SERVER_KEYS
