@@ -232,8 +232,8 @@ impl StatesPlan<'_> {
     }
 }
 
-/// Deletes the file of hidden states that a server wrote beside a response. It does so for every
-/// request, and nobody else deletes it. `place` has the server's number and its name for the file.
+/// Deletes the file of hidden states that a server wrote beside a response. It writes one for every
+/// request, and leaves the deleting to its clients. `place` has the server's number and its name for the file.
 ///
 /// # Errors
 /// If the file is not in the server's directory, or cannot be deleted.

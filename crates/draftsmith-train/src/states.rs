@@ -148,13 +148,9 @@ impl<'a> StateFiles<'a> {
         Self { place, format, plans: Vec::new() }
     }
 
-    /// Describes the size of the states to the user, where they are kept nowhere.
-    pub(crate) fn note_stream(&self) {
-        let all = self.plans.iter().map(|plan| plan.num_bytes).sum();
-        (self.place.notify)(format!(
-            "hidden states are kept nowhere; each epoch requests {} of them",
-            in_bytes(all)
-        ));
+    /// Shows a message to the user.
+    pub(crate) fn note(&self, message: &str) {
+        (self.place.notify)(message.to_owned());
     }
 
     /// Returns what gives the states, if it is not the target.

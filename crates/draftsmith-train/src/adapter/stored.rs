@@ -2,7 +2,7 @@
 //! final states at the supervised positions. They depend only on the rows. Later epochs and runs
 //! read them and run no layer of the target.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard};
 
 use draftsmith_model::vectors::values;
 use draftsmith_model::{CausalLm, Lengths};
@@ -15,16 +15,27 @@ use crate::states::{
     StatesStream, problems,
 };
 
-/// The open files of a training.
+/// The open files of a training. A stream has none.
 pub(crate) struct StoredStates {
     exits: Vec<StateFile>,
     /// The file of the final hidden states. `None` if the response is the teacher.
     last: Option<StateFile>,
-    /// Whether the target can compute states that are missing.
-    has_layers: bool,
-    /// What gives the states of each batch; `None` if they are stored.
-    stream: Option<Arc<dyn StatesStream>>,
-    /// The failure of the stream.
+    otherwise: Otherwise,
+}
+
+/// The origin of states that are not stored.
+enum Otherwise {
+    /// The target computes them.
+    Target,
+    /// A source gave all states before, so they are lost.
+    Lost,
+    /// A source gives them batch by batch.
+    Stream(FallibleStream),
+}
+
+/// A stream, with its first failure.
+struct FallibleStream {
+    stream: Arc<dyn StatesStream>,
     failure: Mutex<Option<TrainError>>,
 }
 
@@ -36,11 +47,43 @@ pub(crate) struct RowStates {
     pub(crate) last: Vec<f32>,
 }
 
-const HELD: &str = "nothing panics while it holds the failure";
+impl RowStates {
+    /// Returns states that are not numbers, for a row whose states cannot be had. Training then stops
+    /// with an error that names the row, because the loss is not finite.
+    fn lost(row: &AdapterRow, num_exits: usize, width: usize) -> Self {
+        let states = |num: usize| vec![f32::NAN; num * width];
+        let exits = (0..num_exits).map(|_| states(row.input_ids.len()));
+        Self { exits: exits.collect(), last: states(row.num_supervised()) }
+    }
+}
 
 fn wanted(row: &AdapterRow) -> StatesRow<'_> {
     let AdapterRow { id, input_ids, first_supervised, .. } = row;
     StatesRow { id, ids: input_ids, first_supervised: *first_supervised }
+}
+
+impl FallibleStream {
+    fn failure(&self) -> MutexGuard<'_, Option<TrainError>> {
+        self.failure.lock().expect("nothing panics while it holds the failure")
+    }
+
+    /// Requests the states of a batch; `None` after a failure.
+    fn batch(&self, exit_layers: &[usize], rows: &[&AdapterRow]) -> Option<Vec<RowStates>> {
+        if self.failure().is_some() {
+            return None;
+        }
+        let wanted: Vec<StatesRow<'_>> = rows.iter().map(|row| wanted(row)).collect();
+        match self.stream.batch(exit_layers, &wanted) {
+            Ok(given) => {
+                let of_row = |GivenStates { layers, last }| RowStates { exits: layers, last };
+                Some(given.into_iter().map(of_row).collect())
+            }
+            Err(error) => {
+                self.failure().get_or_insert(error);
+                None
+            }
+        }
+    }
 }
 
 impl StoredStates {
@@ -55,6 +98,14 @@ impl StoredStates {
         rows: &[&AdapterRow],
     ) -> Result<Self, TrainError> {
         let source = files.source();
+        if let Some(Keeping::Nowhere(stream)) = source.map(StatesSource::keeping) {
+            files.note(&format!(
+                "hidden states are kept nowhere: each epoch requests those of {} rows",
+                rows.len()
+            ));
+            let otherwise = Otherwise::Stream(FallibleStream { stream, failure: Mutex::default() });
+            return Ok(Self { exits: Vec::new(), last: None, otherwise });
+        }
         let states = |row: &&'_ AdapterRow, num_states| {
             let mut ids = row.input_ids.clone();
             ids.push(num_states as u32);
@@ -74,24 +125,23 @@ impl StoredStates {
         if teaching == Teaching::Target {
             files.add("-final", width, supervised);
         }
-        let (has_layers, failure) = (source.is_none(), Mutex::default());
-        if let Some(Keeping::Nowhere(stream)) = source.map(StatesSource::keeping) {
-            files.note_stream();
-            let stream = Some(stream);
-            return Ok(Self { exits: Vec::new(), last: None, has_layers, stream, failure });
-        }
         let mut exits = files.open()?;
         let last = exits.split_off(exit_layers.len()).pop();
-        let stored = Self { exits, last, has_layers, stream: None, failure };
+        let otherwise = if source.is_some() { Otherwise::Lost } else { Otherwise::Target };
+        let stored = Self { exits, last, otherwise };
         if let Some(source) = source {
             stored.fill(source, exit_layers, rows)?;
         }
         Ok(stored)
     }
 
-    /// Returns the failure of the servers that stopped a training, or else the training's own.
+    /// Returns the failure of the stream that stopped a training, or else the training's own.
     pub(crate) fn cause_of(&self, error: TrainError) -> TrainError {
-        self.failure.lock().expect(HELD).take().unwrap_or(error)
+        let failure = match &self.otherwise {
+            Otherwise::Stream(stream) => stream.failure().take(),
+            Otherwise::Target | Otherwise::Lost => None,
+        };
+        failure.unwrap_or(error)
     }
 
     /// Asks a source for the states of all rows that are not stored yet, and stores them.
@@ -124,83 +174,43 @@ impl StoredStates {
         })
     }
 
-    /// Reads the stored states of rows. The target computes those that are not stored yet.
+    /// Returns the states of rows: stored ones, and else those of the target or the stream.
     pub(crate) fn states(
         &self,
         target: &CausalLm,
         exit_layers: &[usize],
         rows: &[&AdapterRow],
-        (lengths, batch_size): (Lengths, usize),
+        batch: (Lengths, usize),
     ) -> Vec<RowStates> {
-        if let Some(stream) = &self.stream {
-            return self.streamed(&**stream, exit_layers, rows, target.shape().hidden_size);
-        }
         let mut all: Vec<Option<RowStates>> = rows.iter().map(|row| self.read(row)).collect();
         let found = rows.iter().zip(&all);
         let missing: Vec<&AdapterRow> =
             found.filter(|(_, states)| states.is_none()).map(|(row, _)| *row).collect();
-        if !missing.is_empty() && !self.has_layers {
-            // Training then stops with an error that names the rows, because the loss is not finite.
-            let lost = |row: &&AdapterRow| self.lost(row, target.shape().hidden_size);
-            let mut lost = missing.iter().map(lost);
-            all.iter_mut().filter(|it| it.is_none()).for_each(|states| *states = lost.next());
-        } else if !missing.is_empty() {
-            let mut made =
-                self.compute(target, exit_layers, &missing, (lengths, batch_size)).into_iter();
-            all.iter_mut()
-                .filter(|states| states.is_none())
-                .for_each(|states| *states = made.next());
+        if !missing.is_empty() {
+            let made = match &self.otherwise {
+                Otherwise::Target => Some(self.compute(target, exit_layers, &missing, batch)),
+                Otherwise::Stream(stream) => stream.batch(exit_layers, &missing),
+                Otherwise::Lost => None,
+            };
+            let width = target.shape().hidden_size;
+            let lost = |row: &&AdapterRow| RowStates::lost(row, exit_layers.len(), width);
+            let made = made.unwrap_or_else(|| missing.iter().map(lost).collect());
+            let places = all.iter_mut().filter(|states| states.is_none());
+            places.zip(made).for_each(|(place, made)| *place = Some(made));
         }
         all.into_iter().flatten().collect()
     }
 
-    /// Requests the states of a batch. A failure is kept, and the training stops because the states
-    /// are not numbers.
-    fn streamed(
-        &self,
-        stream: &dyn StatesStream,
-        exit_layers: &[usize],
-        rows: &[&AdapterRow],
-        width: usize,
-    ) -> Vec<RowStates> {
-        let wanted: Vec<StatesRow<'_>> = rows.iter().map(|row| wanted(row)).collect();
-        let given = match self.failure.lock().expect(HELD).is_some() {
-            true => None,
-            false => Some(stream.batch(exit_layers, &wanted)),
-        };
-        match given {
-            Some(Ok(given)) => {
-                given.into_iter().map(|it| RowStates { exits: it.layers, last: it.last }).collect()
-            }
-            failed => {
-                if let Some(Err(error)) = failed {
-                    self.failure.lock().expect(HELD).get_or_insert(error);
-                }
-                let states = |num: usize| vec![f32::NAN; num * width];
-                let lost = |row: &&AdapterRow| RowStates {
-                    exits: exit_layers.iter().map(|_| states(row.input_ids.len())).collect(),
-                    last: states(row.num_supervised()),
-                };
-                rows.iter().map(lost).collect()
-            }
-        }
-    }
-
     fn read(&self, row: &AdapterRow) -> Option<RowStates> {
+        if matches!(self.otherwise, Otherwise::Stream(_)) {
+            return None;
+        }
         let exits = self.exits.iter().map(|file| file.read(&row.id)).collect::<Option<_>>()?;
         let last = match &self.last {
             Some(file) => file.read(&row.id)?,
             None => Vec::new(),
         };
         Some(RowStates { exits, last })
-    }
-
-    /// Returns states that are not numbers, for a row that can no longer be read.
-    fn lost(&self, row: &AdapterRow, width: usize) -> RowStates {
-        let states = |num: usize| vec![f32::NAN; num * width];
-        let last = self.last.as_ref().map(|_| states(row.num_supervised()));
-        let exits = self.exits.iter().map(|_| states(row.input_ids.len())).collect();
-        RowStates { exits, last: last.unwrap_or_default() }
     }
 
     /// Computes the states of rows with the target, and stores them.
