@@ -315,6 +315,22 @@ fn write_ends(place: &Place, to: &str) -> PathBuf {
     dir
 }
 
+/// Stores the weights of a checkpoint's final norm minus 1, as families do that multiply by 1 + weight.
+fn store_minus_one(dir: &Path) {
+    let file = dir.join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let norm = &header["model.language_model.norm.weight"];
+    assert_eq!(norm["dtype"], "BF16");
+    let [from, to]: [usize; 2] = serde_json::from_value(norm["data_offsets"].clone()).unwrap();
+    for weight in bytes[8 + length + from..8 + length + to].chunks_exact_mut(2) {
+        let value = bf16::from_le_bytes([weight[0], weight[1]]).to_f32() - 1.0;
+        weight.copy_from_slice(&bf16::from_f32(value).to_le_bytes());
+    }
+    std::fs::write(&file, bytes).unwrap();
+}
+
 /// A place with data from the mock, and a recipe of an EAGLE-3 drafter. The target's directory has
 /// only its ends.
 fn place() -> (Place, Mock) {
@@ -372,6 +388,14 @@ fn the_proof_finds_every_fault_and_no_innocent() {
     let ends =
         place.run(&["server", "states", "served.toml", "--set", "name=ends", "--set", &only_ends]);
     assert!(ends.ok().contains("vllm serve"));
+    // The family is not known, so the proof finds which function its norm is.
+    let minus_one = write_ends(&place, "minus-one");
+    store_minus_one(&minus_one);
+    let minus_one = format!("models.target={}", minus_one.display());
+    let set = ["--set", "name=minus-one", "--set", &minus_one];
+    place.run(&[&["build-data", "served.toml"][..], &set].concat()).ok();
+    let found = place.run(&[&["server", "states", "served.toml", "--json"][..], &set].concat());
+    assert!(found.json()["examined"]["mean_error"].as_f64().unwrap() < 1e-3);
     // A set of shards, of which only the one with the ends is here.
     let shards = write_ends(&place, "shards");
     let whole = shards.join("model.safetensors");

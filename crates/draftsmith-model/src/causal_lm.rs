@@ -31,7 +31,7 @@ use crate::error::ModelError;
 use crate::kv_cache::{CachePlace, KvCache};
 use crate::packed::{self, PackedWeights};
 use crate::rows::{DeviceRows, HostRows, Rows, Run, Slots};
-use crate::spec::ModelShape;
+use crate::spec::{ModelShape, NormForm};
 use crate::weights::{WeightDtype, WeightReader, write_json, write_safetensors};
 use packed_model::PackedModel;
 
@@ -424,11 +424,21 @@ impl CausalLm {
     /// Applies the final norm. The output is what acceptance heads read, and what Hugging Face
     /// calls `hidden_states[-1]`.
     pub fn final_norm(&self, hidden: Tensor<3>) -> Tensor<3> {
+        self.norm().forward(hidden)
+    }
+
+    /// Applies the final norm with each function that it may have: one, or two for a model of a
+    /// family that we do not know, whose checkpoint may store weights minus 1.
+    pub fn possible_final_norms(&self, hidden: Tensor<3>) -> Vec<Tensor<3>> {
+        let norm = self.norm();
+        let other = (self.config.spec.norm.form == NormForm::Undecided).then(|| norm.plus_one());
+        [norm].into_iter().chain(other).map(|norm| norm.forward(hidden.clone())).collect()
+    }
+
+    fn norm(&self) -> Norm {
         match &self.weights {
-            ModelWeights::Tensors(decoder) => decoder.stack.norm.forward(hidden),
-            ModelWeights::Packed(packed) => {
-                packed.norm(&self.config, &self.device()).forward(hidden)
-            }
+            ModelWeights::Tensors(decoder) => decoder.stack.norm.clone(),
+            ModelWeights::Packed(packed) => packed.norm(&self.config, &self.device()),
         }
     }
 

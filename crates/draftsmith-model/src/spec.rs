@@ -73,6 +73,8 @@ pub enum NormForm {
     Rms,
     /// `x / rms(x) ∘ (1 + weight)`, as in Gemma. The 1 is added to the weight while loading.
     RmsPlusOne,
+    /// One of the two above. The family, which we do not know, decides which.
+    Undecided,
     /// `(x − mean(x)) / std(x) ∘ weight + bias`.
     Layer,
 }

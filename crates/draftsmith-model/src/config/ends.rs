@@ -15,8 +15,6 @@ use crate::spec::NormForm;
 
 /// The key of a multimodal model's language model.
 const TEXT: &str = "text_config";
-/// Beginnings of the types of models whose norms multiply by 1 + weight.
-const PLUS_ONE: [&str; 3] = ["gemma", "qwen3_next", "qwen3_5"];
 /// Keys by which some families scale embeddings, and by which they scale logits.
 const EMBEDDING_SCALES: [&str; 2] = ["embedding_multiplier", "scale_emb"];
 const LOGIT_SCALES: [&str; 4] =
@@ -62,8 +60,7 @@ fn unknown(path: &Path, mut keys: Map<String, Value>) -> Result<ModelConfig, Mod
     }
     let embedding_scale = EMBEDDING_SCALES.iter().find_map(scale);
     let soft_cap = keys.get("final_logit_softcapping").and_then(Value::as_f64);
-    let kind = keys.remove("model_type");
-    let kind = kind.as_ref().and_then(Value::as_str).unwrap_or_default();
+    keys.remove("model_type");
     let theta = keys.get("rope_parameters").and_then(|rope| rope.get("rope_theta")).cloned();
     for key in ROPE {
         keys.remove(key);
@@ -74,8 +71,6 @@ fn unknown(path: &Path, mut keys: Map<String, Value>) -> Result<ModelConfig, Mod
     let mut config = families::read(Architecture::Llama, path, &keys)?;
     config.spec.embedding_scale = embedding_scale.map(|scale| scale as f32);
     config.spec.logit_soft_cap = soft_cap.map(|cap| cap as f32);
-    if PLUS_ONE.iter().any(|start| kind.starts_with(start)) {
-        config.spec.norm.form = NormForm::RmsPlusOne;
-    }
+    config.spec.norm.form = NormForm::Undecided;
     Ok(config)
 }

@@ -38,6 +38,11 @@ impl Norm {
         Self::new(spec, vec![1.0; width], bias, device)
     }
 
+    /// Returns the norm of weights that a checkpoint stores minus 1.
+    pub(crate) fn plus_one(&self) -> Self {
+        Self { gamma: Param::from_tensor(self.gamma() + 1.0), ..self.clone() }
+    }
+
     /// Returns the scale.
     pub(crate) fn gamma(&self) -> Tensor<1> {
         self.gamma.val()

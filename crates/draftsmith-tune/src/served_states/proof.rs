@@ -31,6 +31,9 @@ pub(super) struct Prover<'a> {
     first_layers: Option<&'a CausalLm>,
     /// The numbers of layers before the states.
     layers: &'a [usize],
+    /// Which of the final norm's possible functions gives the log-probabilities; `None` before the
+    /// first row.
+    norm: Option<usize>,
     /// The rows by the hash of their last states.
     seen: HashMap<String, String>,
     /// The largest difference from the local layers so far; `None` if they were not compared.
@@ -50,7 +53,7 @@ impl<'a> Prover<'a> {
         first_layers: Option<&'a CausalLm>,
         layers: &'a [usize],
     ) -> Self {
-        Self { ends, first_layers, layers, seen: HashMap::new(), most_different: None }
+        Self { ends, first_layers, layers, norm: None, seen: HashMap::new(), most_different: None }
     }
 
     /// Describes what is known about the middle layers.
@@ -64,12 +67,21 @@ impl<'a> Prover<'a> {
         }
     }
 
-    /// Applies the target's final norm to states, `[tokens, hidden]`.
-    fn normed(&self, states: &[f32]) -> Vec<f32> {
+    /// Applies the target's final norm to states, `[tokens, hidden]`, with each function that it may
+    /// have, and compares what they give. Returns the number of the function too.
+    fn normed(&self, states: &ServedStates) -> Vec<(usize, Vec<f32>, Compared)> {
         let width = self.ends.shape().hidden_size;
-        let shape = [1, states.len() / width, width];
-        let states = vectors::tensor(states.to_vec(), shape, &self.ends.device());
-        vectors::values(self.ends.final_norm(states))
+        let last = states.layers.last().expect("there is a last state");
+        let shape = [1, last.len() / width, width];
+        let last = vectors::tensor(last.clone(), shape, &self.ends.device());
+        let possible = self.ends.possible_final_norms(last).into_iter().enumerate();
+        let left = possible.filter(|(nth, _)| self.norm.is_none_or(|norm| norm == *nth));
+        let compare = |(nth, normed)| {
+            let normed = vectors::values(normed);
+            let compared = self.compare(&normed, states, Some);
+            (nth, normed, compared)
+        };
+        left.map(compare).collect()
     }
 
     /// Proves the states of a row. Returns the mean error of its log-probabilities, in nats, and its
@@ -83,15 +95,24 @@ impl<'a> Prover<'a> {
         states: &ServedStates,
     ) -> Result<(f64, Vec<f32>), String> {
         self.check_values(ask, states)?;
-        let last = states.layers.last().expect("there is a last state");
-        let normed = self.normed(last);
-        let compared = self.compare(&normed, states, Some);
         // A single position has a larger error than the mean of many.
         let slack = if ask.is_proof { 1.0 } else { 2.0 };
         // An error that is not a number proves nothing either.
-        let is_proved = compared.error <= slack * compared.limit;
-        if !is_proved {
-            return Err(self.blame(ask, states, &normed, compared));
+        let is_proved = |compared: &Compared| compared.error <= slack * compared.limit;
+        let possible = self.normed(states);
+        let num_proved = possible.iter().filter(|(.., compared)| is_proved(compared)).count();
+        let best = possible.into_iter().min_by(|(.., a), (.., b)| a.error.total_cmp(&b.error));
+        let (norm, normed, compared) = best.expect("the final norm has a function");
+        match num_proved {
+            0 => return Err(self.blame(ask, states, &normed, compared)),
+            1 => self.norm = Some(norm),
+            _ => {
+                return Err(
+                    "fit a final norm that multiplies by its weight, and one that multiplies by 1 + weight; hint: \
+                     serve the target in f32 for one training, so that only one of them fits"
+                        .to_owned(),
+                );
+            }
         }
         self.check_first(ask, states)?;
         Ok((compared.error, normed))
