@@ -543,18 +543,7 @@ fn a_drafter_from_served_states_equals_one_from_local_layers() {
                 std::fs::read(place.path(&format!("checkpoints/{name}/e3/scores.json"))).unwrap();
             let scores: Value = serde_json::from_slice(&scores).unwrap();
             let agreement: Vec<f64> = serde_json::from_value(scores["agreement"].clone()).unwrap();
-            let dir = place.path(&format!("checkpoints/{name}/e3"));
-            let mut reader = WeightReader::open_dir(&dir).unwrap();
-            let names: Vec<String> = reader.names().map(str::to_owned).collect();
-            let weights =
-                names.iter().filter(|name| !name.ends_with("d2t") && !name.ends_with("t2d"));
-            let weights: Vec<f32> = weights
-                .flat_map(|name| {
-                    let shape = reader.shape(name).unwrap().to_vec();
-                    reader.take(name, &shape).unwrap()
-                })
-                .collect();
-            (agreement, weights)
+            (agreement, weights_in(&place.path(&format!("checkpoints/{name}/e3"))))
         });
     assert_eq!(served, ends, "from the same states and the same ends");
     assert_eq!(served, memory, "from states in memory");
@@ -596,6 +585,75 @@ fn a_drafter_from_served_states_equals_one_from_local_layers() {
     place.run(&["export", "--for", "eagle3", "checkpoints/ends/e3", "exported"]).ok();
     run(&["evaluate", "served.toml"]).fails_naming(&["`server certify`"]);
     place.run(&["check", "checkpoints/ends/e3"]).fails_naming(&["server certify"]);
+}
+
+/// Reads the weights of a safetensors directory, in the order of their names.
+fn weights_in(dir: &Path) -> Vec<f32> {
+    let mut reader = WeightReader::open_dir(dir).unwrap();
+    let mut names: Vec<String> = reader.names().map(str::to_owned).collect();
+    names.retain(|name| !name.ends_with("d2t") && !name.ends_with("t2d"));
+    names.sort();
+    let weights = names.iter().flat_map(|name| {
+        let shape = reader.shape(name).unwrap().to_vec();
+        reader.take(name, &shape).unwrap()
+    });
+    weights.collect()
+}
+
+#[test]
+fn a_head_from_served_states_equals_one_from_local_layers() {
+    const HEAD: &str = "[drafters.e3.head]\nform = 'look-ahead'\nlabels = 'rollouts'\nrollout_length = 3\nnum_layers = 1\n\
+        features = 'cache'\noptimizer = { num_epochs = 2, validation_fraction = 0.3 }\n";
+    let (place, mock) = place();
+    let served = std::fs::read_to_string(place.path("served.toml")).unwrap();
+    place.write("served.toml", served + HEAD);
+    place.write(
+        "local.toml",
+        format!(
+            "[models]\ntarget = '{}'\n{JUDGED}[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\n\
+             temperature = 0\n{}{HEAD}",
+            model("target").display(),
+            drafter()
+        ),
+    );
+    for command in ["build-data", "train-drafter"] {
+        place.run(&[command, "local.toml"]).ok();
+    }
+    // Of this target, there are only the ends.
+    let only_ends = format!("models.target={}", write_ends(&place, "ends").display());
+    let set = ["--set", "name=ends", "--set", &only_ends];
+    let run = |command: &str| place.run(&[&[command, "served.toml"][..], &set].concat());
+    run("build-data").ok();
+    run("train-drafter").ok();
+    // The head of the drafter that was trained on local layers.
+    let file = "e3/model.safetensors";
+    std::fs::copy(
+        place.path(&format!("checkpoints/local/{file}")),
+        place.path(&format!("checkpoints/ends/{file}")),
+    )
+    .unwrap();
+    let config = |name: &str| place.path(&format!("checkpoints/{name}/e3/config.json"));
+    let [mut own, local] = ["ends", "local"].map(|name| -> Value {
+        serde_json::from_slice(&std::fs::read(config(name)).unwrap()).unwrap()
+    });
+    own["weights_hash"] = local["weights_hash"].clone();
+    std::fs::write(config("ends"), own.to_string()).unwrap();
+    std::fs::remove_dir_all(place.path("checkpoints/ends/e3/head")).unwrap();
+    let asked_before = mock.num_states();
+    let trained = run("train-drafter");
+    assert!(trained.stderr.contains("checkpoints/ends/e3` is there"), "{}", trained.stderr);
+    trained.ok();
+    assert!(mock.num_states() > asked_before + NUM_PROMPTS / 2, "the head's states come from it");
+    assert_eq!(place.names("states"), [""; 0]);
+    let [found, local] = ["ends", "local"]
+        .map(|name| weights_in(&place.path(&format!("checkpoints/{name}/e3/head"))));
+    assert_eq!(found.len(), local.len());
+    let largest = found.iter().zip(&local).map(|(one, other)| (one - other).abs());
+    let largest = largest.fold(0.0, f32::max);
+    assert!(largest < 1e-3, "weights differ by up to {largest}");
+    let all = run("run");
+    assert!(all.stderr.contains("evaluate: skipped"), "{}", all.stderr);
+    all.ok();
 }
 
 #[test]

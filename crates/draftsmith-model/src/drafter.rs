@@ -96,6 +96,12 @@ impl DrafterModel {
         self.eagle3.is_some()
     }
 
+    /// Lists the layers of the target whose hidden states an EAGLE-3 drafter reads, each as the
+    /// number of layers before the state; empty for other drafters.
+    pub fn target_layers(&self) -> &[usize] {
+        self.eagle3.as_ref().map_or(&[], |half| &half.layers)
+    }
+
     /// Returns the number of logits.
     pub fn vocab_size(&self) -> usize {
         self.model.shape().vocab_size
@@ -240,20 +246,36 @@ impl DrafterModel {
     /// Computes the hidden states for the LM head after each token of a text, then after each
     /// candidate of `rounds`. A round consists of the number of tokens before it and of its
     /// candidates. There is no hidden state after the first token; the result has zeros for it.
+    /// `given` holds the target's hidden states at all tokens but the last one, if its layers do not
+    /// run here: one vector for each of [`Self::target_layers`].
     ///
     /// # Panics
-    /// If this is not an EAGLE-3 drafter, or a round begins before the first token.
-    pub fn round_states(&self, ids: &[u32], rounds: &[(usize, &[u32])]) -> Rows {
+    /// If this is not an EAGLE-3 drafter, or a round begins before the first token, or neither the
+    /// target's layers nor its states are here.
+    pub fn round_states(
+        &self,
+        ids: &[u32],
+        rounds: &[(usize, &[u32])],
+        given: Option<Vec<Vec<f32>>>,
+    ) -> Rows {
         let Eagle3Half { layers, drafter } = self.eagle3.as_ref().expect("an EAGLE-3 drafter");
         let ends = rounds.iter().map(|(start, candidates)| start + candidates.len());
         let capacity = ends.max().unwrap_or(0).max(ids.len());
-        let mut cache = self.model.new_cache(capacity, 1);
-        let (mut hidden, mut at) = (self.embed_ids(&ids[..ids.len() - 1]), 0);
-        let states = layers.map(|layer| {
-            hidden = self.model.forward_layers(at..layer, hidden.clone(), &mut cache);
-            at = layer;
-            hidden.clone()
-        });
+        let run = || {
+            let mut cache = self.model.new_cache(capacity, 1);
+            let (mut hidden, mut at) = (self.embed_ids(&ids[..ids.len() - 1]), 0);
+            layers.map(|layer| {
+                hidden = self.model.forward_layers(at..layer, hidden.clone(), &mut cache);
+                at = layer;
+                hidden.clone()
+            })
+        };
+        let width = self.hidden_size();
+        let of_given = |given: Vec<Vec<f32>>| -> [Rows; NUM_TARGET_STATES] {
+            let rows = given.into_iter().map(|values| Rows::of_host(values, width));
+            rows.collect::<Vec<_>>().try_into().expect("the states of each layer that it reads")
+        };
+        let states = given.map_or_else(run, of_given);
         let mut cache = drafter.new_cache(capacity, 1);
         let embed = |ids: &[u32]| {
             let ids: Vec<u32> = ids.iter().map(|id| self.readable(*id)).collect();

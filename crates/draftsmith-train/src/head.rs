@@ -26,6 +26,7 @@ use draftsmith_model::{AcceptanceHead, AcceptanceHeadConfig, CausalLm, DrafterMo
 use draftsmith_theory::{HeadScores, SeededDraws};
 
 use self::batches::HeadSource;
+use self::features::{StoredRounds, values_of};
 use self::learner::HeadLearner;
 use self::recorded::{RecordedRollouts, RolloutsById};
 use self::rows::{Mixture, TrainingRow};
@@ -36,7 +37,9 @@ use crate::error::TrainError;
 use crate::run::devices::PerDevice;
 use crate::run::trained::Trained;
 use crate::run::{Ending, Setup, TrainingRun};
-use crate::states::{FeatureDir, Features, RowStatesPlan, StateFile, StateFiles, problems};
+use crate::states::{
+    FeatureDir, Features, RowStatesPlan, StateFiles, StatesRow, check_stored, problems,
+};
 
 /// The training data of heads.
 #[derive(Debug, Clone, Copy)]
@@ -127,7 +130,7 @@ pub fn train_heads<'a>(
         trained.config.training = trained.record(&heads[nth], &in_config, "num_labels", seed);
         trained
     });
-    stored.iter().flat_map(|stored| problems(&[&**stored])).for_each(place.notify);
+    stored.iter().flat_map(|stored| problems(&[&stored.file])).for_each(place.notify);
     trained
 }
 
@@ -170,14 +173,14 @@ fn config_of(hidden_size: usize, head: &HeadTraining) -> AcceptanceHeadConfig {
 
 /// Splits the rows and makes the loaders of both sides. `drafts` have no autodiff. Only those
 /// settings of `shared` are read that all heads of the training have in common. If the settings ask
-/// for it, hidden states are stored in `place`.
+/// for it, or a source gives the target's, hidden states are stored in `place`.
 fn prepare(
     drafts: &PerDevice<DrafterModel>,
     data: HeadData<'_>,
     shared: &HeadTraining,
     seed: u64,
     place: Option<&FeatureDir<'_>>,
-) -> Result<(Loaders<HeadSource>, Option<Arc<StateFile>>), TrainError> {
+) -> Result<(Loaders<HeadSource>, Option<Arc<StoredRounds>>), TrainError> {
     let optimizer = &shared.optimizer;
     let context = drafts.first().context();
     let vocab_size = drafts.first().vocab_size();
@@ -195,14 +198,15 @@ fn prepare(
     };
     let split = SplitRows::new(rows, vocab_size, optimizer.validation_fraction, usable)?;
     let counts = split.counts();
-    let stored = match (shared.features, place) {
-        (Features::Cache, Some(place)) => {
+    let is_stored =
+        |place: &&FeatureDir<'_>| shared.features == Features::Cache || place.source.is_some();
+    let stored = match place.filter(is_stored) {
+        Some(place) => {
             let files = StateFiles::new(place.clone(), shared.features_format);
             let rows = split.training.iter().chain(&split.validation).map(AsRef::as_ref);
-            let width = drafts.first().hidden_size();
-            Some(Arc::new(open_states(files, width, rows.collect(), seed)?))
+            Some(Arc::new(open_states(files, drafts.first(), rows.collect(), seed)?))
         }
-        _ => None,
+        None => None,
     };
     let source = |rows| HeadSource {
         drafts: drafts.clone(),
@@ -233,15 +237,16 @@ fn prepare(
 }
 
 /// Opens the file for the draft's hidden states at all tokens of recorded rows and of their
-/// branches. Recorded rows are the same in every epoch and run.
+/// branches. Recorded rows are the same in every epoch and run. If a source gives the target's
+/// hidden states, computes and stores all missing ones.
 fn open_states(
     mut files: StateFiles<'_>,
-    width: usize,
+    draft: &DrafterModel,
     mut rows: Vec<&TrainingRow>,
     seed: u64,
-) -> Result<StateFile, TrainError> {
+) -> Result<StoredRounds, TrainError> {
     rows.sort_by(|one, other| one.id.cmp(&other.id));
-    let plans = rows.into_iter().map(|row| {
+    let plans = rows.iter().map(|row| {
         let mixture = row.mixture(seed, 0, 0.0);
         let num_states = mixture.num_tokens();
         let Mixture { input_ids: mut ids, branches, .. } = mixture;
@@ -251,8 +256,22 @@ fn open_states(
         }
         RowStatesPlan { id: &row.id, num_states, ids }
     });
-    files.add("", width, plans);
-    Ok(files.open()?.remove(0))
+    files.add("", draft.hidden_size(), plans);
+    let source = files.source();
+    let stored = StoredRounds { file: files.open()?.remove(0), is_given: source.is_some() };
+    if let Some(source) = source {
+        let missing = rows.iter().filter(|row| stored.file.read(&row.id).is_none());
+        let missing: Vec<(&str, Mixture)> =
+            missing.map(|row| (&*row.id, row.mixture(seed, 0, 0.0))).collect();
+        let asked = missing.iter().map(|(id, mixture)| StatesRow::along(id, &mixture.input_ids));
+        let asked: Vec<StatesRow<'_>> = asked.collect();
+        source.states(draft.target_layers(), &asked, &mut |nth, states| {
+            let (id, mixture) = &missing[nth];
+            stored.file.store(id, values_of(draft, mixture, Some(states.layers)));
+            check_stored(id, &[&stored.file])
+        })?;
+    }
+    Ok(stored)
 }
 
 /// Initialises a head with PyTorch's default weights for linear layers: uniform in ±1/√in and drawn

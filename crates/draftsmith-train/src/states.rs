@@ -63,6 +63,14 @@ pub struct StatesRow<'r> {
     pub first_supervised: usize,
 }
 
+impl<'r> StatesRow<'r> {
+    /// Asks for the states at all tokens of a text but the last one.
+    pub(crate) fn along(id: &'r str, text: &'r [u32]) -> Self {
+        let ids = &text[..text.len() - 1];
+        Self { id, ids, first_supervised: ids.len() }
+    }
+}
+
 /// The hidden states of a row.
 #[derive(Debug, Clone)]
 pub struct GivenStates {
@@ -202,6 +210,20 @@ impl<'a> StateFiles<'a> {
             in_bytes(missing)
         ));
         self.plans.into_iter().map(FilePlan::open).collect()
+    }
+}
+
+/// Checks that a row's states from a source are stored, since they cannot be computed again.
+///
+/// # Errors
+/// If a file has a problem.
+pub(crate) fn check_stored(id: &str, files: &[&StateFile]) -> Result<(), TrainError> {
+    match problems(files).pop() {
+        Some(problem) => Err(TrainError::States(format!(
+            "the hidden states of `{id}` cannot be stored: {problem}; hint: free disk space, or store them with \
+             `features_format = \"bf16\"`, which has room for any number"
+        ))),
+        None => Ok(()),
     }
 }
 

@@ -225,8 +225,9 @@ impl Race<'_> {
     ) -> Result<()> {
         let heads: Vec<&AcceptanceHead> = self.heads.iter().map(|head| &head.head).collect();
         let timing = self.timing();
-        let predicted = |set: &RecordedSet| predictions_along(&self.draft, &heads, &set.recordings);
-        let (on_validation, on_test) = (predicted(&validation), predicted(&test));
+        let predicted =
+            |set: &RecordedSet| predictions_along(&self.draft, &heads, &set.recordings, None);
+        let (on_validation, on_test) = (predicted(&validation)?, predicted(&test)?);
         let fixed = best_fixed(&best_unread(&validation.recordings, costs)?)?.clone();
         self.plain.extend(validation.recordings.plain(&costs.rounds));
         self.fixed.extend(fixed.replay(&validation.recordings, costs)?);

@@ -8,7 +8,7 @@ use draftsmith_data::{DataSet, ResponseRow};
 use draftsmith_model::{AcceptanceHead, DrafterModel};
 use draftsmith_report::{LogLosses, shown_interval};
 use draftsmith_theory::{AcceptanceModel, DrafterId, Estimate, HeadTiming, Recordings};
-use draftsmith_train::{HeadTraining, is_held_out, predictions_along};
+use draftsmith_train::{HeadTraining, StatesSource, is_held_out, predictions_along};
 
 use crate::rollouts::TrainingRollouts;
 
@@ -56,14 +56,15 @@ pub(crate) fn mean_losses<const N: usize>(
 
 /// Computes the log-losses of a trained head and of the online estimator along the responses that
 /// the head's training held out. The estimator's initial coefficients are learned from the other
-/// responses. Returns `None` without held-out responses.
+/// responses. `source` is as in [`predictions_along`]. Returns `None` without held-out responses.
 ///
 /// # Errors
-/// If the rollouts do not belong to the data.
+/// If the rollouts do not belong to the data, or the source fails.
 pub fn trained_log_losses(
     (id, drafter): (DrafterId, &DrafterModel),
     (head, training): (&AcceptanceHead, &HeadTraining),
     (data, rollouts): (&DataSet, &TrainingRollouts),
+    source: Option<&dyn StatesSource>,
     seed: u64,
 ) -> Result<Option<LogLosses>> {
     let set = rollouts.recordings(data, id, ROUND_LENGTH);
@@ -83,7 +84,7 @@ pub fn trained_log_losses(
     if held_out.responses.is_empty() {
         return Ok(None);
     }
-    let predicted = predictions_along(drafter, &[head], &held_out).remove(0);
+    let predicted = predictions_along(drafter, &[head], &held_out, source)?.remove(0);
     // `AtDraw` gives every candidate a prediction, including the last recorded one, which
     // `AfterRead` would leave out.
     let held_out = held_out.with_head(HeadTiming::AtDraw, &predicted);

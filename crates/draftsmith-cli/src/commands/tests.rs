@@ -283,7 +283,8 @@ fn assert_predicted_as_decoded(recipe: &Recipe, workspace: &Workspace) {
     let draft = kind.frozen(&loading, workspace.models.dtype).expect("a draft");
     let dir = head_within(&recipe.export_dir(id));
     let head = HeadExport::read(&dir, draft.hidden_size(), workspace).expect("a head").head;
-    let predicted = predictions_along(&draft, &[&head], &recorded).remove(0);
+    let predicted = predictions_along(&draft, &[&head], &recorded, None);
+    let predicted = predicted.expect("no source fails").remove(0);
     let again = recorded.with_head(HeadTiming::AtDraw, &predicted);
     let all = |recordings: &Recordings| -> Vec<f64> {
         let places = recordings.responses.iter().flat_map(|response| response.places.iter());

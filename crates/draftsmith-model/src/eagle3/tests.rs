@@ -169,7 +169,8 @@ fn a_heads_states_are_those_of_training() {
     let tokens: Vec<i32> = ids.iter().map(|id| *id as i32).collect();
     let tokens = Tensor::<2, Int>::from_data(TensorData::new(tokens, [1, 9]), &Device::flex());
     let states = target.exit_states_at(tokens.clone(), &LAYERS, std::slice::from_ref(&(0..9)));
-    let states = states.into_iter().map(|state| state.narrow(1, 0, 8)).collect();
+    let states: Vec<_> = states.into_iter().map(|state| state.narrow(1, 0, 8)).collect();
+    let given: Vec<Vec<f32>> = states.iter().cloned().map(values).collect();
     let embedded = target.embed(tokens.clone()).narrow(1, 1, 8);
     let steps = drafter.unrolled(UnrolledInputs {
         states,
@@ -180,8 +181,11 @@ fn a_heads_states_are_those_of_training() {
         lengths: Lengths::AsGiven,
     });
     let rounds = [(2, &ids[2..5]), (5, &ids[5..8])];
-    let found = DrafterModel::eagle3(target, drafter, LAYERS).round_states(&ids, &rounds);
-    let found = values(found.into_tensor(&Device::flex()));
+    let drafter = DrafterModel::eagle3(target, drafter, LAYERS);
+    let [found, of_given] = [None, Some(given)].map(|given| {
+        values(drafter.round_states(&ids, &rounds, given).into_tensor(&Device::flex()))
+    });
+    assert!(found.iter().zip(&of_given).all(|(one, other)| (one - other).abs() < 1e-5));
     // After token t of the text the drafter is at position t − 1, in its first step; after a candidate in a later one.
     let along = (1..9).map(|token| (token, 0, token - 1));
     let of_rounds = rounds.iter().flat_map(|(start, candidates)| {

@@ -4,6 +4,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard};
 
+use draftsmith_files::in_bytes;
 use draftsmith_model::vectors::values;
 use draftsmith_model::{CausalLm, Lengths};
 
@@ -12,7 +13,7 @@ use crate::adapter::settings::Teaching;
 use crate::error::TrainError;
 use crate::states::{
     GivenStates, Keeping, RowStatesPlan, StateFile, StateFiles, StatesRow, StatesSource,
-    StatesStream, problems,
+    StatesStream, check_stored, problems,
 };
 
 /// The open files of a training. A stream has none.
@@ -99,9 +100,12 @@ impl StoredStates {
     ) -> Result<Self, TrainError> {
         let source = files.source();
         if let Some(Keeping::Nowhere(stream)) = source.map(StatesSource::keeping) {
+            let num_tokens: usize = rows.iter().map(|row| row.input_ids.len()).sum();
+            let num_numbers = num_tokens * (exit_layers.len() + 1) * width;
             files.note(&format!(
-                "hidden states are kept nowhere: each epoch requests those of {} rows",
-                rows.len()
+                "hidden states are kept nowhere: each epoch requests those of {} rows ({} at 16 bits per number)",
+                rows.len(),
+                in_bytes(2 * num_numbers as u64)
             ));
             let otherwise = Otherwise::Stream(FallibleStream { stream, failure: Mutex::default() });
             return Ok(Self { exits: Vec::new(), last: None, otherwise });
@@ -164,13 +168,7 @@ impl StoredStates {
             if let Some(file) = &self.last {
                 file.store(id, last);
             }
-            match self.problems().pop() {
-                Some(problem) => Err(TrainError::States(format!(
-                    "the hidden states of `{id}` cannot be stored: {problem}; hint: free disk space, or \
-                     store them with `features_format = \"bf16\"`, which has room for any number"
-                ))),
-                None => Ok(()),
-            }
+            check_stored(id, &self.files())
         })
     }
 
@@ -248,7 +246,10 @@ impl StoredStates {
 
     /// Lists messages about problems with the files, for the end of the training.
     pub(crate) fn problems(&self) -> Vec<String> {
-        let files: Vec<&StateFile> = self.exits.iter().chain(&self.last).collect();
-        problems(&files)
+        problems(&self.files())
+    }
+
+    fn files(&self) -> Vec<&StateFile> {
+        self.exits.iter().chain(&self.last).collect()
     }
 }

@@ -6,10 +6,9 @@ use burn::tensor::{Tensor, TensorData};
 use draftsmith_model::{DrafterModel, HeadFeatures, HeadReads, Lengths};
 
 use crate::data::{BatchSource, Example, TrainingBatch, padding_mask};
-use crate::head::features::{Frozen, LabelledRows};
+use crate::head::features::{Frozen, LabelledRows, StoredRounds};
 use crate::head::rows::{Mixture, TrainingRow};
 use crate::run::devices::PerDevice;
-use crate::states::StateFile;
 
 /// The labelled positions of a few rows.
 #[derive(Debug, Clone)]
@@ -35,7 +34,7 @@ pub(crate) struct HeadSource {
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
     /// The file of stored hidden states. Only for rows that are the same in every epoch.
-    pub(crate) stored: Option<Arc<StateFile>>,
+    pub(crate) stored: Option<Arc<StoredRounds>>,
 }
 
 impl BatchSource for HeadSource {
@@ -73,6 +72,7 @@ impl BatchSource for HeadSource {
             batch_size: self.batch_size,
             lengths,
             stored: self.stored.as_deref().map(|stored| (stored, &names[..])),
+            given: None,
         };
         let mut features = frozen.labelled_rows(&mixtures).into_iter();
         let mut mixtures = mixtures.into_iter();
@@ -180,6 +180,7 @@ mod tests {
                         batch_size: 1,
                         lengths: Lengths::AsGiven,
                         stored: None,
+                        given: None,
                     };
                     let rows = frozen.labelled_rows(std::slice::from_ref(m));
                     both(&LabelledRows::cat(&rows, 0, &Device::flex()))

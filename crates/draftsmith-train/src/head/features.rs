@@ -44,6 +44,13 @@ impl LabelledRows {
     }
 }
 
+/// The file of a drafter's hidden states at recorded rows and their branches.
+pub(crate) struct StoredRounds {
+    pub(crate) file: StateFile,
+    /// Whether all states were stored before the training, because the target's layers are not here.
+    pub(crate) is_given: bool,
+}
+
 /// The frozen draft, with the settings of its forward passes.
 pub(crate) struct Frozen<'a> {
     pub(crate) drafts: &'a PerDevice<DrafterModel>,
@@ -53,15 +60,17 @@ pub(crate) struct Frozen<'a> {
     pub(crate) lengths: Lengths,
     /// The file of stored hidden states, and the row id of each mixture. `None` if hidden states
     /// are not stored.
-    pub(crate) stored: Option<(&'a StateFile, &'a [&'a str])>,
+    pub(crate) stored: Option<(&'a StoredRounds, &'a [&'a str])>,
+    /// The target's hidden states along the only mixture, if its layers do not run here.
+    pub(crate) given: Option<&'a [Vec<f32>]>,
 }
 
 impl Frozen<'_> {
     /// Computes the features of each mixture's labelled positions, then of its branches.
     ///
     /// Rows without branches go through the draft `batch_size` at a time. They are sorted by length
-    /// and padded on the right, which does not affect a causal model. A row with branches has a
-    /// forward to itself, and each branch reads its prefix from the KV cache. The forwards are
+    /// and padded on the right, which does not affect a causal model. A row with branches, or of an
+    /// EAGLE-3 drafter, has a forward to itself, and each branch reads its prefix from the KV cache. The forwards are
     /// distributed over the devices in turn; the rows of a forward do not depend on the number of
     /// devices.
     ///
@@ -69,7 +78,8 @@ impl Frozen<'_> {
     /// - output: for each mixture, in the order given, rows of `[labels, hidden]` and `[labels, extra]`,
     ///   on the device that its forward was on
     pub(crate) fn labelled_rows(&self, mixtures: &[Mixture]) -> Vec<LabelledRows> {
-        let branches = |row: &usize| !mixtures[*row].branches.is_empty();
+        let by_round = self.drafts.first().drafts_by_round();
+        let branches = |row: &usize| by_round || !mixtures[*row].branches.is_empty();
         let (branching, mut by_length): (Vec<usize>, Vec<usize>) =
             (0..mixtures.len()).partition(branches);
         by_length.sort_by_key(|row| mixtures[*row].input_ids.len());
@@ -107,14 +117,15 @@ impl Frozen<'_> {
         &self,
         draft: &DrafterModel,
         batch: &[&Mixture],
-        stored: Option<(&StateFile, &[&str])>,
+        stored: Option<(&StoredRounds, &[&str])>,
     ) -> HeadFeatures {
         let (hidden, mut candidates) = match (stored, batch) {
             (Some((stored, names)), _) => stored_states(draft, stored, names, batch, self.lengths),
-            (None, [only]) if !only.branches.is_empty() => {
+            (None, [only]) if draft.drafts_by_round() || !only.branches.is_empty() => {
                 let mut candidates = CandidateRows::default();
                 push_all(&mut candidates, only, 0);
-                (branching_states(draft, only), candidates)
+                let given = self.given.map(<[_]>::to_vec);
+                (branching_states(draft, only, given), candidates)
             }
             _ => batch_states(draft, batch, self.batch_size, self.lengths),
         };
@@ -127,7 +138,7 @@ impl Frozen<'_> {
 /// the labelled positions among them.
 fn stored_states(
     draft: &DrafterModel,
-    stored: &StateFile,
+    stored: &StoredRounds,
     names: &[&str],
     batch: &[&Mixture],
     lengths: Lengths,
@@ -137,13 +148,23 @@ fn stored_states(
         push_all(&mut candidates, mixture, num_rows);
         let num_tokens = mixture.num_tokens();
         num_rows += num_tokens;
-        all.extend(stored.read(name).unwrap_or_else(|| {
-            // On some devices, padding follows the tokens.
-            let states = branching_states(draft, mixture).slice(0..num_tokens);
-            stored.store(name, vectors::values(states))
+        all.extend(stored.file.read(name).unwrap_or_else(|| match stored.is_given {
+            // Training then ends with an error that names the row, because the loss is not finite.
+            true => vec![f32::NAN; num_tokens * draft.hidden_size()],
+            false => stored.file.store(name, values_of(draft, mixture, None)),
         }));
     }
     (rows_of(all, lengths.padded(num_rows), draft), candidates)
+}
+
+/// Computes the hidden states of a mixture and of its branches, without padding.
+pub(crate) fn values_of(
+    draft: &DrafterModel,
+    mixture: &Mixture,
+    given: Option<Vec<Vec<f32>>>,
+) -> Vec<f32> {
+    // On some devices, padding follows the tokens.
+    vectors::values(branching_states(draft, mixture, given).slice(0..mixture.num_tokens()))
 }
 
 /// Builds a tensor of `num_rows` rows from their values, in the model's type. Missing rows are
@@ -174,11 +195,17 @@ fn batch_states(
     (hidden.reshape([rows * seq, width]), candidates)
 }
 
-/// Computes the hidden states of a mixture, then those of its branches.
-fn branching_states(draft: &DrafterModel, mixture: &Mixture) -> Tensor<2> {
+/// Computes the hidden states of a mixture, then those of its branches. `given` is as in
+/// [`DrafterModel::round_states`].
+fn branching_states(
+    draft: &DrafterModel,
+    mixture: &Mixture,
+    given: Option<Vec<Vec<f32>>>,
+) -> Tensor<2> {
     if draft.drafts_by_round() {
         let rounds = mixture.branches.iter().map(|branch| (branch.start, &branch.token_ids[..]));
-        let states = draft.round_states(&mixture.input_ids, &rounds.collect::<Vec<_>>());
+        let rounds: Vec<(usize, &[u32])> = rounds.collect();
+        let states = draft.round_states(&mixture.input_ids, &rounds, given);
         return states.into_tensor(&draft.device()).squeeze_dim(0);
     }
     let longest = mixture.branches.iter().map(|branch| branch.start + branch.token_ids.len());
@@ -252,7 +279,7 @@ mod tests {
         mixtures: &[Mixture],
         batch_size: usize,
     ) -> Vec<HeadFeatures> {
-        let frozen = Frozen { drafts, reads, batch_size, lengths, stored: None };
+        let frozen = Frozen { drafts, reads, batch_size, lengths, stored: None, given: None };
         let rows = frozen.labelled_rows(mixtures).into_iter();
         let device = drafts.first().device();
         rows.map(|rows| LabelledRows::cat(&[rows], 0, &device)).collect()

@@ -10,10 +10,15 @@ use crate::head::features::{Frozen, LabelledRows};
 use crate::head::rows::{Branch, Mixture, TrainingRow};
 use crate::head::settings::MixedLabels;
 use crate::run::devices::PerDevice;
+use crate::states::{StatesRow, StatesSource};
 
 /// Computes each head's predictions for every candidate of the drafter's recordings, in the order
 /// of [`Recordings::with_head`]. The drafter reads each candidate once for all heads, because all
-/// heads read the same inputs.
+/// heads read the same inputs. `source` gives the target's hidden states, if its layers do not run
+/// here.
+///
+/// # Errors
+/// If the source fails.
 ///
 /// # Panics
 /// If a head belongs to another drafter, or if the heads read different inputs.
@@ -21,20 +26,41 @@ pub fn predictions_along(
     draft: &DrafterModel,
     heads: &[&AcceptanceHead],
     recordings: &Recordings,
-) -> Vec<Vec<f32>> {
-    let Some(first) = heads.first() else { return Vec::new() };
+    source: Option<&dyn StatesSource>,
+) -> Result<Vec<Vec<f32>>, TrainError> {
+    let Some(first) = heads.first() else { return Ok(Vec::new()) };
     assert!(heads.iter().all(|head| head.reads() == first.reads()), "heads read the same");
     let device = draft.device();
     let drafts: PerDevice<DrafterModel> = draft.clone().into();
     let heads: Vec<AcceptanceHead> = heads.iter().map(|head| as_trained(draft, head)).collect();
-    let of_response = |response: &Recording| predicted(&drafts, &heads, &candidates_of(response));
+    let of_response =
+        |response: &Recording| predicted(&drafts, &heads, &candidates_of(response), None);
     let responses = &recordings.responses;
-    let all: Vec<Vec<Vec<f32>>> = match vectors::reach(&device) {
-        true => responses.par_iter().map(of_response).collect(),
-        false => responses.iter().map(of_response).collect(),
+    let all: Vec<Vec<Vec<f32>>> = match (source, vectors::reach(&device)) {
+        (Some(source), _) => predicted_with(source, &drafts, &heads, responses)?,
+        (None, true) => responses.par_iter().map(of_response).collect(),
+        (None, false) => responses.iter().map(of_response).collect(),
     };
     let of_head = |nth: usize| all.iter().flat_map(|response| &response[nth]).copied().collect();
-    (0..heads.len()).map(of_head).collect()
+    Ok((0..heads.len()).map(of_head).collect())
+}
+
+/// Computes each head's predictions along each response, with hidden states from `source`.
+fn predicted_with(
+    source: &dyn StatesSource,
+    drafts: &PerDevice<DrafterModel>,
+    heads: &[AcceptanceHead],
+    responses: &[Recording],
+) -> Result<Vec<Vec<Vec<f32>>>, TrainError> {
+    let mixtures: Vec<Mixture> = responses.iter().map(candidates_of).collect();
+    let row = |mixture| StatesRow::along("a held-out response", mixture);
+    let rows: Vec<StatesRow<'_>> = mixtures.iter().map(|it| row(&it.input_ids)).collect();
+    let mut all = Vec::with_capacity(responses.len());
+    source.states(drafts.first().target_layers(), &rows, &mut |nth, states| {
+        all.push(predicted(drafts, heads, &mixtures[nth], Some(&states.layers)));
+        Ok(())
+    })?;
+    Ok(all)
 }
 
 /// Returns the head in the form that training uses. It then reads scaled embeddings; an exported
@@ -49,10 +75,11 @@ fn predicted(
     drafts: &PerDevice<DrafterModel>,
     heads: &[AcceptanceHead],
     mixture: &Mixture,
+    given: Option<&[Vec<f32>]>,
 ) -> Vec<Vec<f32>> {
     let device = drafts.first().device();
     let (lengths, reads) = (Lengths::on(&device), heads[0].reads());
-    let frozen = Frozen { drafts, reads, batch_size: 1, lengths, stored: None };
+    let frozen = Frozen { drafts, reads, batch_size: 1, lengths, stored: None, given };
     let rows = frozen.labelled_rows(std::slice::from_ref(mixture));
     let features = LabelledRows::cat(&rows, lengths.padded_numbers(mixture.num_labels()), &device);
     let predicted = |head: &AcceptanceHead| {

@@ -140,6 +140,7 @@ fn assert_result_is_of_the_best_epoch(form: HeadForm) {
             batch_size: 1,
             lengths: Lengths::AsGiven,
             stored: None,
+            given: None,
         };
         let rows = frozen.labelled_rows(one);
         let mut features = LabelledRows::cat(&rows, 0, &Device::flex());

@@ -34,8 +34,8 @@ pub(super) struct Prover<'a> {
     /// Which of the final norm's possible functions gives the log-probabilities; `None` before the
     /// first row.
     norm: Option<usize>,
-    /// The rows by the hash of their last states.
-    seen: HashMap<String, String>,
+    /// The rows, with the hash of their tokens, by the hash of their last states.
+    seen: HashMap<String, (String, String)>,
     /// The largest difference from the local layers so far; `None` if they were not compared.
     most_different: Option<f64>,
 }
@@ -148,8 +148,10 @@ impl<'a> Prover<'a> {
         }
         let last = states.layers.last().into_iter().flatten();
         let bytes: Vec<u8> = last.flat_map(|x| x.to_le_bytes()).collect();
-        match self.seen.insert(hash_bytes(&bytes), ask.id.to_owned()) {
-            Some(other) if other != ask.id => {
+        let ids: Vec<u8> = ask.ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+        let ids = hash_bytes(&ids);
+        match self.seen.insert(hash_bytes(&bytes), (ask.id.to_owned(), ids.clone())) {
+            Some((other, others)) if others != ids => {
                 Err(format!("are those of row `{other}` too; hint: let nobody else use the server"))
             }
             _ => Ok(()),

@@ -8,7 +8,7 @@ use draftsmith_data::{DataSet, Provenance};
 use draftsmith_model::{AcceptanceHeadConfig, DrafterModel, WeightDtype};
 use draftsmith_report::LogLosses;
 use draftsmith_theory::DrafterId;
-use draftsmith_train::{HeadData, HeadLabels, HeadTraining, train_heads};
+use draftsmith_train::{HeadData, HeadLabels, HeadTraining, StatesSource, train_heads};
 use serde_json::json;
 
 use super::TrainingWatch;
@@ -16,6 +16,7 @@ use super::export_job::{ExportJob, Exported, KEPT, Planned};
 use super::outcomes::HeadOutcome;
 use crate::over_online::trained_log_losses;
 use crate::rollouts::{TrainingRecorder, TrainingRollouts};
+use crate::served_states::{StatesServer, served_layers};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::fingerprint;
 use draftsmith_recipe::exports::HeadExport;
@@ -86,7 +87,10 @@ impl HeadTrainer<'_> {
         let drafter = self.frozen(settings.dtype)?;
         let head = HeadExport::read(dir, drafter.hidden_size(), self.workspace)?;
         let own = (&head.head, settings);
-        trained_log_losses((self.id, &drafter), own, (self.data, &rollouts), self.recipe.seed)
+        let server = self.states_server(settings.dtype)?;
+        let source = server.as_ref().map(|server| server as &dyn StatesSource);
+        let data = (self.data, &rollouts);
+        trained_log_losses((self.id, &drafter), own, data, source, self.recipe.seed)
     }
 
     fn planned(&self, settings: &HeadTraining) -> Result<Planned> {
@@ -129,6 +133,9 @@ impl HeadTrainer<'_> {
             None => self.workspace.models.target_hash()?,
             Some(_) => "",
         };
+        let server = self.states_server(first.dtype)?;
+        let served_as = self.workspace.models.served_as.as_deref().filter(|_| server.is_some());
+        let served_as = served_as.map_or_else(String::new, |name| format!(" served as {name}"));
         let job = ExportJob {
             recipe: self.recipe,
             workspace: self.workspace,
@@ -139,8 +146,8 @@ impl HeadTrainer<'_> {
             training_dir,
             shown: &["KL", "unshifted KL", "AUROC", "ECE"],
             feature_name: self.id.to_string(),
-            feature_models: format!("{draft} {target} {}", first.dtype.name()),
-            source: None,
+            feature_models: format!("{draft} {target} {}{served_as}", first.dtype.name()),
+            source: server.as_ref().map(|server| server as &dyn StatesSource),
         };
         let written = job.run(planned, |run| {
             Ok(train_heads(frozen, data, heads, self.recipe.seed, run)?.into_exports())
@@ -169,6 +176,21 @@ impl HeadTrainer<'_> {
             watch: self.watch,
         };
         recorder.read_or_record().map(Some)
+    }
+
+    /// Opens the servers that give the target's hidden states, if the drafter reads those of layers
+    /// that are not here.
+    fn states_server(&self, dtype: WeightDtype) -> Result<Option<StatesServer<'_>>> {
+        let Self { recipe, workspace, .. } = *self;
+        let models = &workspace.models;
+        if recipe.states_server().is_none()
+            || self.drafter()?.kind.state_layers(models.target_config()?)?.is_empty()
+        {
+            return Ok(None);
+        }
+        let ends = models.target_of_adapters(dtype)?;
+        let servers = served_layers(recipe, workspace)?;
+        StatesServer::open(servers, workspace, ends, self.watch).map(Some)
     }
 
     fn drafter(&self) -> Result<&DrafterRecipe> {
