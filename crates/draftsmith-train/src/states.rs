@@ -46,8 +46,8 @@ impl Features {
             section,
             key: "features",
             value: "`server`".to_owned(),
-            expected: "`recompute` or `cache`: drafting runs the frozen layers, so they must be here; drafters of the \
-                       kinds `eagle3` and `block` allow `server`",
+            expected: "`recompute` or `cache`; drafters of the kinds `eagle3` and `block` allow `server`, and their heads \
+                       then read states that follow from the server's",
         })
     }
 }

@@ -100,11 +100,10 @@ impl<'a> StatesServer<'a> {
         let (sum, num) = proved.errors;
         let unversioned = match self.parts.client.is_unversioned() {
             false => "",
-            true => "; the server names no version of vLLM, so it may be older than 0.31",
+            true => "\n  the server names no version of vLLM, so it may be older than 0.31",
         };
         format!(
-            "hidden states of {} rows from the server. The last state gives its log-probabilities: mean error {:.4} nats \
-             at every position of {num} rows, and at the last one of all. {}{unversioned}",
+            "hidden states of {} rows: proved, mean error {:.4} nats ({num} at every position)\n  {}{unversioned}",
             proved.num_rows,
             sum / num.max(1) as f64,
             proved.middle

@@ -6,19 +6,22 @@
 # VLLM_PYTHON has vLLM 0.31 or newer for the CPU, which stores states by `runtimes/states_connector.py`. The server writes the
 # responses, in f32 and with one request at a time. One training is killed KILLS (4) times while states arrive, and must end with
 # the weights of a training that is not. `runtimes/states_compare.py` then compares the drafters, also with two from local layers
-# whose states are perturbed by 1e-6, and with one from a server in bf16. COUNT (200) is the number of prompts. Works in a
-# temporary directory. The exit code is 1 if anything is further apart than allowed.
+# whose states are perturbed by 1e-6, and with one from a server in bf16. COUNT (200) is the number of prompts. FAMILIES are
+# families that draftsmith does not run. For a random model of each, served in f32 and bf16, it proves the states of 16
+# answers, and trains a drafter with a head on them. Works in a temporary directory. The exit code is 1 if anything fails or
+# is further apart than allowed.
 set -euo pipefail
 [ $# -eq 1 ] || { echo 'expected VLLM_PYTHON' >&2; exit 2; }
+families="${FAMILIES-qwen3_moe}"
 python="$1" count="${COUNT:-200}" kills="${KILLS:-4}" port="${PORT:-18379}"
 . "$(dirname "$0")/runtimes/place.sh"
 mkdir states
 target="$root/checkpoints/tiny/target"
 
-serve() { # DTYPE
+serve() { # DTYPE MODEL
     stop
     setsid env PYTHONPATH="$checks" VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 "$python" \
-        -m vllm.entrypoints.openai.api_server --model "$target" --served-model-name served --host 127.0.0.1 --port "$port" \
+        -m vllm.entrypoints.openai.api_server --model "$2" --served-model-name served --host 127.0.0.1 --port "$port" \
         --max-model-len 256 --dtype "$1" --enforce-eager --no-enable-prefix-caching \
         --speculative-config '{"method": "extract_hidden_states", "num_speculative_tokens": 1,
             "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5, 8]}}}' \
@@ -68,7 +71,7 @@ concurrency = 1
 [data.server.states]
 dirs = ["'"$place"'/states"]'
 
-serve float32
+serve float32 "$target"
 recipe served "$target" server "$on_server"
 "$binary" --quiet build-data served.toml
 [ -z "$(ls states)" ] || { echo 'states beside responses are left' >&2; exit 1; }
@@ -106,9 +109,30 @@ for name in local perturbed-1 perturbed-2; do
     "$binary" --quiet build-data "$name.toml"
     "$binary" --quiet train-drafter "$name.toml"
 done
-serve bfloat16
+serve bfloat16 "$target"
 recipe bf16 "$target" server "$on_server"
 "$binary" --quiet build-data bf16.toml
 "$binary" --quiet train-drafter bf16.toml
 stop
 "$python" "$checks/states_compare.py" compare checkpoints
+
+for family in $families; do
+    "$python" "$checks/states_families.py" "$target" "$place/$family" "$family" 2> make.log || { tail -5 make.log; exit 1; }
+    for dtype in float32 bfloat16; do
+        serve "$dtype" "$place/$family"
+        count=60 recipe "$family-$dtype" "$place/$family" server "$on_server"
+        cat >> "$family-$dtype.toml" <<TOML
+[drafters.e3.head]
+form = "look-ahead"
+labels = "rollouts"
+num_layers = 1
+optimizer = { num_epochs = 1 }
+TOML
+        "$binary" --quiet build-data "$family-$dtype.toml"
+        "$binary" --quiet server states "$family-$dtype.toml" --json > states.json
+        error="$(grep -o '"mean_error":[^,]*' states.json)"
+        "$binary" --quiet train-drafter "$family-$dtype.toml" > train.txt
+        for stage in record tune replay; do "$binary" --quiet "$stage" "$family-$dtype.toml" > "$stage.txt"; done
+        echo "$family in $dtype: $error, $(grep -m 1 -o 'agree.*' train.txt | tr -s ' ' | cut -c 1-60)"
+    done
+done

@@ -60,10 +60,13 @@ impl<'a> Prover<'a> {
     pub(super) fn middle_text(&self) -> String {
         match self.most_different {
             Some(most) => format!(
-                "The first states are those of the local layers (largest difference {:.2} %)",
+                "the first states are those of the local layers (largest difference {:.2} %)",
                 100.0 * most
             ),
-            None => "The middle layers are distinct and finite; no local layers were here to compare them with".to_owned(),
+            None => {
+                "the other layers are distinct and finite; no local layers were here to compare"
+                    .to_owned()
+            }
         }
     }
 
