@@ -268,6 +268,12 @@ fn write(path: &Path, ids: &[u32], layers: &Layers, in_bf16: bool) -> std::io::R
     file.write_all(&data)
 }
 
+/// Reads the header of a safetensors file. Returns it with the place of the first tensor.
+fn header_of(bytes: &[u8]) -> (Map<String, Value>, usize) {
+    let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    (serde_json::from_slice(&bytes[8..start]).unwrap(), start)
+}
+
 /// Writes the ends of the embedded target as a quantised mixture of experts that no code here can run
 /// would have them: under other names, beside a quantised layer, with the keys of the language model in
 /// a table of their own.
@@ -275,8 +281,7 @@ fn write_ends(place: &Place, to: &str) -> PathBuf {
     let dir = place.copy_model("target", to);
     let file = dir.join("model.safetensors");
     let bytes = std::fs::read(&file).unwrap();
-    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header: Map<String, Value> = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let (header, start) = header_of(&bytes);
     let (mut ends, mut data) = (Map::new(), Vec::new());
     let mut keep = |name: String, dtype: &Value, shape: &Value, own: &[u8]| {
         let offsets = [data.len(), data.len() + own.len()];
@@ -289,7 +294,7 @@ fn write_ends(place: &Place, to: &str) -> PathBuf {
         else {
             continue;
         };
-        let own = &bytes[8 + length + from..8 + length + to];
+        let own = &bytes[start + from..start + to];
         keep(
             name.replace("model.", "model.language_model."),
             &tensor["dtype"],
@@ -315,16 +320,15 @@ fn write_ends(place: &Place, to: &str) -> PathBuf {
     dir
 }
 
-/// Stores the weights of a checkpoint's final norm minus 1, as families do that multiply by 1 + weight.
+/// Stores the weights of a checkpoint's final norm minus 1, as families do whose norms multiply by 1 + weight.
 fn store_minus_one(dir: &Path) {
     let file = dir.join("model.safetensors");
     let mut bytes = std::fs::read(&file).unwrap();
-    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
-    let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    let (header, start) = header_of(&bytes);
     let norm = &header["model.language_model.norm.weight"];
     assert_eq!(norm["dtype"], "BF16");
     let [from, to]: [usize; 2] = serde_json::from_value(norm["data_offsets"].clone()).unwrap();
-    for weight in bytes[8 + length + from..8 + length + to].chunks_exact_mut(2) {
+    for weight in bytes[start + from..start + to].chunks_exact_mut(2) {
         let value = bf16::from_le_bytes([weight[0], weight[1]]).to_f32() - 1.0;
         weight.copy_from_slice(&bf16::from_f32(value).to_le_bytes());
     }
@@ -383,6 +387,15 @@ fn the_proof_finds_every_fault_and_no_innocent() {
     examine(&place).ok();
     mock.with(Fault { answer: Some(|it| it["extra"] = json!({})), ..Fault::default() });
     examine(&place).ok();
+    // Rows of the same text have the same states.
+    let prompts = std::fs::read_to_string(place.path("train.jsonl")).unwrap();
+    place.write("twice.jsonl", prompts.repeat(2));
+    let twice = ["name=twice", "data.prompts=['twice.jsonl']", "data.keep_duplicates=true"];
+    let twice = twice.map(|set| ["--set", set]).concat();
+    mock.with(Fault::default());
+    place.run(&[&["build-data", "served.toml"][..], &twice].concat()).ok();
+    let found = place.run(&[&["server", "states", "served.toml", "--json"][..], &twice].concat());
+    assert_eq!(found.json()["examined"]["num_rows"], 2 * NUM_PROMPTS);
     let only_ends = format!("models.target={}", write_ends(&place, "ends").display());
     mock.with(Fault::default());
     let ends =

@@ -13,6 +13,7 @@ mod packed_model;
 #[cfg(test)]
 mod tests;
 
+use std::borrow::Cow;
 use std::ops::Range;
 use std::path::Path;
 
@@ -430,15 +431,17 @@ impl CausalLm {
     /// Applies the final norm with each function that it may have: one, or two for a model of a
     /// family that we do not know, whose checkpoint may store weights minus 1.
     pub fn possible_final_norms(&self, hidden: Tensor<3>) -> Vec<Tensor<3>> {
-        let norm = self.norm();
-        let other = (self.config.spec.norm.form == NormForm::Undecided).then(|| norm.plus_one());
-        [norm].into_iter().chain(other).map(|norm| norm.forward(hidden.clone())).collect()
+        let mut normed = vec![self.final_norm(hidden.clone())];
+        if self.config.spec.norm.form == NormForm::Undecided {
+            normed.push(self.norm().plus_one().forward(hidden));
+        }
+        normed
     }
 
-    fn norm(&self) -> Norm {
+    fn norm(&self) -> Cow<'_, Norm> {
         match &self.weights {
-            ModelWeights::Tensors(decoder) => decoder.stack.norm.clone(),
-            ModelWeights::Packed(packed) => packed.norm(&self.config, &self.device()),
+            ModelWeights::Tensors(decoder) => Cow::Borrowed(&decoder.stack.norm),
+            ModelWeights::Packed(packed) => Cow::Owned(packed.norm(&self.config, &self.device())),
         }
     }
 

@@ -261,21 +261,21 @@ impl DrafterModel {
         let Eagle3Half { layers, drafter } = self.eagle3.as_ref().expect("an EAGLE-3 drafter");
         let ends = rounds.iter().map(|(start, candidates)| start + candidates.len());
         let capacity = ends.max().unwrap_or(0).max(ids.len());
-        let run = || {
-            let mut cache = self.model.new_cache(capacity, 1);
-            let (mut hidden, mut at) = (self.embed_ids(&ids[..ids.len() - 1]), 0);
-            layers.map(|layer| {
-                hidden = self.model.forward_layers(at..layer, hidden.clone(), &mut cache);
-                at = layer;
-                hidden.clone()
-            })
+        let states: [Rows; NUM_TARGET_STATES] = match given {
+            Some(given) => {
+                let rows = given.into_iter().map(|it| Rows::of_host(it, self.hidden_size()));
+                rows.collect::<Vec<_>>().try_into().expect("the states of each layer that it reads")
+            }
+            None => {
+                let mut cache = self.model.new_cache(capacity, 1);
+                let (mut hidden, mut at) = (self.embed_ids(&ids[..ids.len() - 1]), 0);
+                layers.map(|layer| {
+                    hidden = self.model.forward_layers(at..layer, hidden.clone(), &mut cache);
+                    at = layer;
+                    hidden.clone()
+                })
+            }
         };
-        let width = self.hidden_size();
-        let of_given = |given: Vec<Vec<f32>>| -> [Rows; NUM_TARGET_STATES] {
-            let rows = given.into_iter().map(|values| Rows::of_host(values, width));
-            rows.collect::<Vec<_>>().try_into().expect("the states of each layer that it reads")
-        };
-        let states = given.map_or_else(run, of_given);
         let mut cache = drafter.new_cache(capacity, 1);
         let embed = |ids: &[u32]| {
             let ids: Vec<u32> = ids.iter().map(|id| self.readable(*id)).collect();

@@ -263,7 +263,8 @@ fn open_states(
         let missing = rows.iter().filter(|row| stored.file.read(&row.id).is_none());
         let missing: Vec<(&str, Mixture)> =
             missing.map(|row| (&*row.id, row.mixture(seed, 0, 0.0))).collect();
-        let asked = missing.iter().map(|(id, mixture)| StatesRow::along(id, &mixture.input_ids));
+        let asked =
+            missing.iter().map(|(id, mixture)| StatesRow::of_layers(id, mixture.read_ids()));
         let asked: Vec<StatesRow<'_>> = asked.collect();
         source.states(draft.target_layers(), &asked, &mut |nth, states| {
             let (id, mixture) = &missing[nth];

@@ -64,9 +64,8 @@ pub struct StatesRow<'r> {
 }
 
 impl<'r> StatesRow<'r> {
-    /// Asks for the states at all tokens of a text but the last one.
-    pub(crate) fn along(id: &'r str, text: &'r [u32]) -> Self {
-        let ids = &text[..text.len() - 1];
+    /// Asks for the states of layers at `ids`, and for no final states.
+    pub fn of_layers(id: &'r str, ids: &'r [u32]) -> Self {
         Self { id, ids, first_supervised: ids.len() }
     }
 }

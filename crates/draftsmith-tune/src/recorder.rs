@@ -128,12 +128,8 @@ fn known_states<'t>(
     layers: &[usize],
     texts: &'t [Vec<u32>],
 ) -> Result<Vec<KnownStates<'t>>> {
-    let row = |text: &'t Vec<u32>| StatesRow {
-        id: "a response to record",
-        ids: text,
-        first_supervised: text.len() - 1,
-    };
-    let rows: Vec<StatesRow<'_>> = texts.iter().map(row).collect();
+    let row = |text| StatesRow::of_layers("a response to record", text);
+    let rows: Vec<StatesRow<'_>> = texts.iter().map(|text| row(text)).collect();
     let width = server.width();
     let mut known = Vec::with_capacity(texts.len());
     server.each((layers, 1), &rows, |nth, states| {

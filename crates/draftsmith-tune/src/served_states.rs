@@ -85,6 +85,20 @@ impl<'a> StatesServer<'a> {
         Ok(Self { parts, watch })
     }
 
+    /// Prepares the client of a recipe's servers. The local ends compute in `dtype`.
+    ///
+    /// # Errors
+    /// As [`Self::open`] and [`served_layers`], or if the ends cannot be read.
+    pub(crate) fn of_recipe(
+        recipe: &Recipe,
+        workspace: &Workspace,
+        dtype: WeightDtype,
+        watch: &'a dyn Watch,
+    ) -> Result<Self> {
+        let ends = workspace.models.target_of_adapters(dtype)?;
+        Self::open(served_layers(recipe, workspace)?, workspace, ends, watch)
+    }
+
     /// Requests all rows, as [`ServerParts::each`] does, until the user stops the job.
     pub(crate) fn each(
         &self,
@@ -351,13 +365,9 @@ pub fn examine(
         ids
     };
     let all: Vec<Vec<u32>> = rows.iter().map(ids).collect();
-    let rows: Vec<StatesRow<'_>> = rows
-        .iter()
-        .zip(&all)
-        .map(|(row, ids)| StatesRow { id: &row.id, ids, first_supervised: ids.len() - 1 })
-        .collect();
-    let ends = workspace.models.target_of_adapters(WeightDtype::F32)?;
-    let target = StatesServer::open(served_layers(recipe, workspace)?, workspace, ends, watch)?;
+    let rows: Vec<StatesRow<'_>> =
+        rows.iter().zip(&all).map(|(row, ids)| StatesRow::of_layers(&row.id, ids)).collect();
+    let target = StatesServer::of_recipe(recipe, workspace, WeightDtype::F32, watch)?;
     let num = target.num_proofs();
     let every = rows.len().div_ceil(num).max(1);
     let some: Vec<StatesRow<'_>> = rows.iter().step_by(every).copied().collect();

@@ -6,7 +6,7 @@ use burn::tensor::{Tensor, TensorData};
 use draftsmith_model::{DrafterModel, HeadFeatures, HeadReads, Lengths};
 
 use crate::data::{BatchSource, Example, TrainingBatch, padding_mask};
-use crate::head::features::{Frozen, LabelledRows, StoredRounds};
+use crate::head::features::{Frozen, LabelledRows, StatesOrigin, StoredRounds};
 use crate::head::rows::{Mixture, TrainingRow};
 use crate::run::devices::PerDevice;
 
@@ -71,8 +71,10 @@ impl BatchSource for HeadSource {
             reads: &self.reads,
             batch_size: self.batch_size,
             lengths,
-            stored: self.stored.as_deref().map(|stored| (stored, &names[..])),
-            given: None,
+            origin: match self.stored.as_deref() {
+                Some(stored) => StatesOrigin::Stored(stored, &names),
+                None => StatesOrigin::Drafter,
+            },
         };
         let mut features = frozen.labelled_rows(&mixtures).into_iter();
         let mut mixtures = mixtures.into_iter();
@@ -179,8 +181,7 @@ mod tests {
                         reads: &source.reads,
                         batch_size: 1,
                         lengths: Lengths::AsGiven,
-                        stored: None,
-                        given: None,
+                        origin: StatesOrigin::Drafter,
                     };
                     let rows = frozen.labelled_rows(std::slice::from_ref(m));
                     both(&LabelledRows::cat(&rows, 0, &Device::flex()))

@@ -58,11 +58,18 @@ pub(crate) struct Frozen<'a> {
     /// The maximum number of rows per forward pass.
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
-    /// The file of stored hidden states, and the row id of each mixture. `None` if hidden states
-    /// are not stored.
-    pub(crate) stored: Option<(&'a StoredRounds, &'a [&'a str])>,
-    /// The target's hidden states along the only mixture, if its layers do not run here.
-    pub(crate) given: Option<&'a [Vec<f32>]>,
+    pub(crate) origin: StatesOrigin<'a>,
+}
+
+/// Where the drafter's hidden states come from.
+#[derive(Clone, Copy)]
+pub(crate) enum StatesOrigin<'a> {
+    /// The drafter computes them.
+    Drafter,
+    /// The drafter computes them from the target's hidden states along the only mixture.
+    Target(&'a [Vec<f32>]),
+    /// They are stored in a file, under the row id of each mixture.
+    Stored(&'a StoredRounds, &'a [&'a str]),
 }
 
 impl Frozen<'_> {
@@ -70,18 +77,17 @@ impl Frozen<'_> {
     ///
     /// Rows without branches go through the draft `batch_size` at a time. They are sorted by length
     /// and padded on the right, which does not affect a causal model. A row with branches, or of an
-    /// EAGLE-3 drafter, has a forward to itself, and each branch reads its prefix from the KV cache. The forwards are
-    /// distributed over the devices in turn; the rows of a forward do not depend on the number of
-    /// devices.
+    /// EAGLE-3 drafter, has a forward to itself, and each branch reads its prefix from the KV cache.
+    /// The forwards are distributed over the devices in turn; the rows of a forward do not depend on
+    /// the number of devices.
     ///
     /// # Shapes
     /// - output: for each mixture, in the order given, rows of `[labels, hidden]` and `[labels, extra]`,
     ///   on the device that its forward was on
     pub(crate) fn labelled_rows(&self, mixtures: &[Mixture]) -> Vec<LabelledRows> {
-        let by_round = self.drafts.first().drafts_by_round();
-        let branches = |row: &usize| by_round || !mixtures[*row].branches.is_empty();
+        let draft = self.drafts.first();
         let (branching, mut by_length): (Vec<usize>, Vec<usize>) =
-            (0..mixtures.len()).partition(branches);
+            (0..mixtures.len()).partition(|row| has_own_forward(draft, &mixtures[*row]));
         by_length.sort_by_key(|row| mixtures[*row].input_ids.len());
         let forwards: Vec<&[usize]> =
             by_length.chunks(self.batch_size).chain(branching.chunks(1)).collect();
@@ -91,11 +97,15 @@ impl Frozen<'_> {
             let run = |forward: usize| {
                 let rows = forwards[forward];
                 let batch: Vec<&Mixture> = rows.iter().map(|row| &mixtures[*row]).collect();
-                let stored = self.stored.map(|(stored, names)| {
-                    (stored, rows.iter().map(|row| names[*row]).collect::<Vec<_>>())
-                });
-                let stored = stored.as_ref().map(|(stored, names)| (*stored, &names[..]));
-                (forward, self.forward_features(draft, &batch, stored))
+                let names: Vec<&str>;
+                let origin = match self.origin {
+                    StatesOrigin::Stored(stored, all) => {
+                        names = rows.iter().map(|row| all[*row]).collect();
+                        StatesOrigin::Stored(stored, &names)
+                    }
+                    other => other,
+                };
+                (forward, self.forward_features(draft, &batch, origin))
             };
             forwards_here.map(run).collect::<Vec<_>>()
         });
@@ -117,21 +127,29 @@ impl Frozen<'_> {
         &self,
         draft: &DrafterModel,
         batch: &[&Mixture],
-        stored: Option<(&StoredRounds, &[&str])>,
+        origin: StatesOrigin<'_>,
     ) -> HeadFeatures {
-        let (hidden, mut candidates) = match (stored, batch) {
-            (Some((stored, names)), _) => stored_states(draft, stored, names, batch, self.lengths),
-            (None, [only]) if draft.drafts_by_round() || !only.branches.is_empty() => {
-                let mut candidates = CandidateRows::default();
-                push_all(&mut candidates, only, 0);
-                let given = self.given.map(<[_]>::to_vec);
-                (branching_states(draft, only, given), candidates)
+        let alone = |only: &Mixture, given| {
+            let mut candidates = CandidateRows::default();
+            push_all(&mut candidates, only, 0);
+            (branching_states(draft, only, given), candidates)
+        };
+        let (hidden, mut candidates) = match (origin, batch) {
+            (StatesOrigin::Stored(stored, names), _) => {
+                stored_states(draft, stored, names, batch, self.lengths)
             }
+            (StatesOrigin::Target(given), [only]) => alone(only, Some(given.to_vec())),
+            (_, [only]) if has_own_forward(draft, only) => alone(only, None),
             _ => batch_states(draft, batch, self.batch_size, self.lengths),
         };
         candidates.pad(self.lengths.padded(candidates.num_candidates()));
         draft.head_features(self.reads, hidden, candidates)
     }
+}
+
+/// Returns whether a mixture shares its forward with no other.
+fn has_own_forward(draft: &DrafterModel, mixture: &Mixture) -> bool {
+    draft.drafts_by_round() || !mixture.branches.is_empty()
 }
 
 /// Reads the stored hidden states of rows, after computing and storing missing ones. Also returns
@@ -279,7 +297,7 @@ mod tests {
         mixtures: &[Mixture],
         batch_size: usize,
     ) -> Vec<HeadFeatures> {
-        let frozen = Frozen { drafts, reads, batch_size, lengths, stored: None, given: None };
+        let frozen = Frozen { drafts, reads, batch_size, lengths, origin: StatesOrigin::Drafter };
         let rows = frozen.labelled_rows(mixtures).into_iter();
         let device = drafts.first().device();
         rows.map(|rows| LabelledRows::cat(&[rows], 0, &device)).collect()

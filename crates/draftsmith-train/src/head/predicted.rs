@@ -6,7 +6,7 @@ use draftsmith_theory::{Recording, Recordings};
 use rayon::prelude::*;
 
 use crate::error::TrainError;
-use crate::head::features::{Frozen, LabelledRows};
+use crate::head::features::{Frozen, LabelledRows, StatesOrigin};
 use crate::head::rows::{Branch, Mixture, TrainingRow};
 use crate::head::settings::MixedLabels;
 use crate::run::devices::PerDevice;
@@ -33,8 +33,9 @@ pub fn predictions_along(
     let device = draft.device();
     let drafts: PerDevice<DrafterModel> = draft.clone().into();
     let heads: Vec<AcceptanceHead> = heads.iter().map(|head| as_trained(draft, head)).collect();
-    let of_response =
-        |response: &Recording| predicted(&drafts, &heads, &candidates_of(response), None);
+    let of_response = |response: &Recording| {
+        predicted(&drafts, &heads, &candidates_of(response), StatesOrigin::Drafter)
+    };
     let responses = &recordings.responses;
     let all: Vec<Vec<Vec<f32>>> = match (source, vectors::reach(&device)) {
         (Some(source), _) => predicted_with(source, &drafts, &heads, responses)?,
@@ -53,11 +54,12 @@ fn predicted_with(
     responses: &[Recording],
 ) -> Result<Vec<Vec<Vec<f32>>>, TrainError> {
     let mixtures: Vec<Mixture> = responses.iter().map(candidates_of).collect();
-    let row = |mixture| StatesRow::along("a held-out response", mixture);
-    let rows: Vec<StatesRow<'_>> = mixtures.iter().map(|it| row(&it.input_ids)).collect();
+    let rows = mixtures.iter().map(Mixture::read_ids);
+    let rows: Vec<StatesRow<'_>> =
+        rows.map(|ids| StatesRow::of_layers("a held-out response", ids)).collect();
     let mut all = Vec::with_capacity(responses.len());
     source.states(drafts.first().target_layers(), &rows, &mut |nth, states| {
-        all.push(predicted(drafts, heads, &mixtures[nth], Some(&states.layers)));
+        all.push(predicted(drafts, heads, &mixtures[nth], StatesOrigin::Target(&states.layers)));
         Ok(())
     })?;
     Ok(all)
@@ -75,11 +77,11 @@ fn predicted(
     drafts: &PerDevice<DrafterModel>,
     heads: &[AcceptanceHead],
     mixture: &Mixture,
-    given: Option<&[Vec<f32>]>,
+    origin: StatesOrigin<'_>,
 ) -> Vec<Vec<f32>> {
     let device = drafts.first().device();
     let (lengths, reads) = (Lengths::on(&device), heads[0].reads());
-    let frozen = Frozen { drafts, reads, batch_size: 1, lengths, stored: None, given };
+    let frozen = Frozen { drafts, reads, batch_size: 1, lengths, origin };
     let rows = frozen.labelled_rows(std::slice::from_ref(mixture));
     let features = LabelledRows::cat(&rows, lengths.padded_numbers(mixture.num_labels()), &device);
     let predicted = |head: &AcceptanceHead| {

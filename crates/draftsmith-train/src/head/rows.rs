@@ -69,6 +69,12 @@ impl Mixture {
         self.labels.iter().chain(of_branches).copied()
     }
 
+    /// Returns the tokens at which an EAGLE-3 drafter reads the target's hidden states: all but the
+    /// last one.
+    pub(crate) fn read_ids(&self) -> &[u32] {
+        &self.input_ids[..self.input_ids.len() - 1]
+    }
+
     /// Counts the tokens of the input and its branches.
     pub(crate) fn num_tokens(&self) -> usize {
         let of_branches = self.branches.iter().map(|branch| branch.token_ids.len());

@@ -9,7 +9,7 @@ use draftsmith_model::HeadForm;
 
 use super::*;
 use crate::data::split::is_held_out;
-use crate::head::features::{Frozen, LabelledRows};
+use crate::head::features::{Frozen, LabelledRows, StatesOrigin};
 use crate::head::settings::{HeadLabels, MixedLabels};
 use crate::run::optimizer::OptimizerSettings;
 use crate::tests::pair::{response_row, responses, tiny_draft};
@@ -139,8 +139,7 @@ fn assert_result_is_of_the_best_epoch(form: HeadForm) {
             reads: &reads,
             batch_size: 1,
             lengths: Lengths::AsGiven,
-            stored: None,
-            given: None,
+            origin: StatesOrigin::Drafter,
         };
         let rows = frozen.labelled_rows(one);
         let mut features = LabelledRows::cat(&rows, 0, &Device::flex());

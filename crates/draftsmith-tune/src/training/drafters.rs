@@ -16,7 +16,7 @@ use super::export_job::{ExportJob, Exported, KEPT, Planned};
 use super::head_trainer::HeadTrainer;
 use super::outcomes::{DrafterOutcome, HeadOutcome};
 use super::{TrainingWatch, check_devices};
-use crate::served_states::{StatesServer, served_layers};
+use crate::served_states::StatesServer;
 use draftsmith_train::StatesSource;
 
 /// The command's name in messages.
@@ -131,8 +131,7 @@ impl<'a> DrafterStage<'a> {
         let together = if names.len() > 1 { ", in one pass" } else { "" };
         let text = first.drafter.kind.entry().directory.as_ref().map_or("", |it| it.export.text);
         watch.line(&format!("{COMMAND}: {} ({text}){together}", names_text(&names)));
-        let open =
-            || StatesServer::open(served_layers(recipe, workspace)?, workspace, target, watch);
+        let open = || StatesServer::of_recipe(recipe, workspace, dtype, watch);
         let source = training.is_served().then(open).transpose()?;
         let source = source.as_ref().map(|source| source as &dyn StatesSource);
         let job = ExportJob { source, ..self.job(first)? };

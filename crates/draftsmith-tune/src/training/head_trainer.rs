@@ -16,7 +16,7 @@ use super::export_job::{ExportJob, Exported, KEPT, Planned};
 use super::outcomes::HeadOutcome;
 use crate::over_online::trained_log_losses;
 use crate::rollouts::{TrainingRecorder, TrainingRollouts};
-use crate::served_states::{StatesServer, served_layers};
+use crate::served_states::StatesServer;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::fingerprint;
 use draftsmith_recipe::exports::HeadExport;
@@ -182,15 +182,12 @@ impl HeadTrainer<'_> {
     /// that are not here.
     fn states_server(&self, dtype: WeightDtype) -> Result<Option<StatesServer<'_>>> {
         let Self { recipe, workspace, .. } = *self;
-        let models = &workspace.models;
-        if recipe.states_server().is_none()
-            || self.drafter()?.kind.state_layers(models.target_config()?)?.is_empty()
+        let target = workspace.models.target_config()?;
+        if recipe.states_server().is_none() || self.drafter()?.kind.state_layers(target)?.is_empty()
         {
             return Ok(None);
         }
-        let ends = models.target_of_adapters(dtype)?;
-        let servers = served_layers(recipe, workspace)?;
-        StatesServer::open(servers, workspace, ends, self.watch).map(Some)
+        StatesServer::of_recipe(recipe, workspace, dtype, self.watch).map(Some)
     }
 
     fn drafter(&self) -> Result<&DrafterRecipe> {
