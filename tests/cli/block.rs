@@ -14,10 +14,10 @@ use crate::doctor::{edit_config, edit_tensors, findings};
 use crate::support::{Place, model};
 
 /// The number of candidates of the drafter that tests write.
-const NUM_CANDIDATES: u64 = 3;
+pub(crate) const NUM_CANDIDATES: u64 = 3;
 
 /// Writes a fill-in, bidirectional drafter of the embedded target with random weights.
-fn write_drafter(dir: &Path) {
+pub(crate) fn write_drafter(dir: &Path) {
     let target = ModelConfig::from_model_dir(&model("target")).unwrap();
     let config = BlockDrafterConfig {
         block_size: NUM_CANDIDATES as usize + 1,

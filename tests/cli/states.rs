@@ -667,6 +667,10 @@ fn a_head_from_served_states_equals_one_from_local_layers() {
     let all = run("run");
     assert!(all.stderr.contains("evaluate: skipped"), "{}", all.stderr);
     all.ok();
+    // A drafter and a head that are there need no server.
+    let asked_before = mock.num_states();
+    run("train-drafter").ok();
+    assert_eq!(mock.num_states(), asked_before);
 }
 
 #[test]

@@ -2,6 +2,7 @@
 
 use serde_json::Value;
 
+use crate::block::{NUM_CANDIDATES, write_drafter};
 #[cfg(unix)]
 use crate::support::Running;
 use crate::support::{Place, model};
@@ -113,6 +114,44 @@ fn a_pairs_figures_match_record_and_replay() {
     let cheap = run(&place, &["--draft", &draft, "--costs", "cheap.toml", "--json"]).json();
     assert_eq!(cheap["verdict"]["advice"], "just_set", "{}", cheap["verdict"]);
     assert!(cheap["verdict"]["expected_gain"]["low"].as_f64().unwrap() > 1.0);
+}
+
+#[test]
+fn a_trained_drafter_is_surveyed_at_its_own_draft_forwards() {
+    let place = place();
+    write_drafter(&place.path("block"));
+    let block = ["--draft", "block", "--costs", "costs.toml"];
+    let found = run(&place, &[&block[..], &["--json"]].concat()).json();
+    assert_eq!((&found["kind"], &found["agreement"]), (&"block".into(), &Value::Null));
+    let lengths = found["fixed_lengths"].as_array().unwrap();
+    assert_eq!(lengths.len() as u64, NUM_CANDIDATES, "no more than it was trained for");
+    // It has a head of its own, and no other is tried.
+    assert_eq!((&found["head"]["probe"], found["oracle"].is_object()), (&Value::Null, true));
+    let reads_head = |row: &&Value| row["config"]["stop_rule"] == "confidence_head";
+    assert!(found["rules"].as_array().unwrap().iter().any(|row| reads_head(&row)), "{found}");
+    let recipe = format!(
+        "[models]\ntarget = '{}'\n[drafters.block]\nkind = 'block'\npath = 'block'\n\
+         [tune]\nprompts = ['prompts.jsonl']\n[tune.costs]\n{COSTS}\
+         [evaluate]\nprompts = ['prompts.jsonl']\nmax_new_tokens = 40\ndecodings = ['greedy']\n",
+        model("target").display()
+    );
+    place.write("same.toml", recipe);
+    let recorded = place.run(&["record", "same.toml", "--json"]).json();
+    assert_eq!(found["share_accepted"], recorded[0]["share_accepted"]);
+    let replay = place.run(&["replay", "same.toml", "--json"]).json();
+    let rows = replay["groups"][0]["rows"].as_array().unwrap();
+    let fixed = rows.iter().find(|row| row["stop_rule"] == "fixed_length").unwrap();
+    let length = fixed["config"]["candidate_length"].as_u64().unwrap() as usize;
+    assert_same(&lengths[length - 1]["speedup"], &fixed["speedup"]);
+    // The text says nothing of a draft model's logits, nor of heads that were not tried.
+    place.write("free.toml", "draft_ms = 0.001\ntarget_ms = 10\n");
+    let shown = run(&place, &["--draft", "block", "--costs", "free.toml"]).ok();
+    assert!(!shown.contains("agree at") && !shown.contains("too few prompts"), "{shown}");
+    for (given, named) in [("head", "an acceptance head"), ("block", "hidden states")] {
+        place.write("head/config.json", r#"{ "num_layers": 1, "form": "look-ahead" }"#);
+        let server = ["--server", "http://127.0.0.1:1/v1", "--costs", "costs.toml"];
+        run(&place, &[&["--draft", given], &server[..]].concat()).fails_naming(&[given, named]);
+    }
 }
 
 #[test]

@@ -1,6 +1,6 @@
-//! `survey`: estimates before any training whether speculation pays, with or without a draft model.
+//! `survey`: estimates whether speculation pays, with a draft model, a trained drafter or neither.
 //!
-//! The target answers some prompts, the draft model is recorded along the answers as in `record`,
+//! The target answers some prompts, the drafter is recorded along the answers as in `record`,
 //! and every stop rule is replayed at given or measured costs. With so few prompts we
 //! cross-validate: each half of the answers is scored with the settings and heads chosen on the
 //! other half. A survey writes only to a temporary directory; the command writes a server's settings,
@@ -15,7 +15,7 @@ pub mod read_out;
 pub mod target_alone;
 pub mod verdict;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -26,20 +26,23 @@ use draftsmith_report::duration_text;
 use draftsmith_served::{Secret, ServerHints, ServerRecipe};
 use draftsmith_theory::{Decoding, DrafterId, LookupFirst, setting_text};
 use serde::Serialize;
+use serde_json::json;
 
 use self::pair::PairSurvey;
 use self::target_alone::TargetSurvey;
 use self::verdict::Advice;
 use crate::costs::TimedServer;
 use crate::settings::{ServerSettings, ServerTuning};
-use draftsmith_recipe::exports::servers::{AS_DRAFT_MODEL, ServedDrafter, served_path};
+use draftsmith_recipe::exports::servers::ServedDrafter;
+use draftsmith_recipe::kinds::loaded::LoadedDrafters;
+use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, Kinds, model};
 use draftsmith_recipe::prompt_files::Reading;
 use draftsmith_recipe::prompts::{PromptChoice, read_sources};
 use draftsmith_recipe::text_side::Ends;
 use draftsmith_recipe::watch::Progress;
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{GivenCosts, read_server};
+use draftsmith_recipe::{GivenCosts, Recipe, read_server};
 use draftsmith_tune::answers::TargetAnswer;
 use draftsmith_tune::conversation::SetPrompt;
 use draftsmith_tune::decoders::target_speed;
@@ -67,7 +70,8 @@ const SURVEY_FLAGS: ServerHints = ServerHints {
 pub struct SurveySettings {
     /// The target's checkpoint directory, or its name on the Hugging Face Hub.
     pub target: PathBuf,
-    /// The draft model's directory or Hub name. If absent, we survey the target's own first layers.
+    /// The draft model's directory or Hub name, or the directory of a trained drafter. If absent, we
+    /// survey the target's own first layers.
     pub draft: Option<PathBuf>,
     /// The prompt files.
     pub prompts: Vec<PathBuf>,
@@ -98,8 +102,12 @@ pub struct SurveySettings {
 pub struct Survey {
     /// The target's directory or name.
     pub target: PathBuf,
-    /// The draft model's directory or name; null without a draft model.
+    /// The drafter's directory or name; null without a drafter.
     pub draft: Option<PathBuf>,
+    /// The drafter's kind, as in recipes; null without a drafter.
+    pub kind: Option<&'static str>,
+    /// The directory or name of the drafter as servers load it; null if none can.
+    pub served_as: Option<String>,
     /// How the answers were decoded.
     pub decoding: Decoding,
     /// The seed of random draws.
@@ -117,11 +125,11 @@ pub struct Survey {
 
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
-/// The findings for a pair of models, or for a target without a draft model.
+/// The findings for a target with or without a drafter.
 pub enum SurveyResult {
-    /// The findings for a target and a draft model.
+    /// The findings for a target and a drafter.
     Pair(Box<PairSurvey>),
-    /// The findings for a target without a draft model.
+    /// The findings for a target without a drafter.
     Target(Box<TargetSurvey>),
 }
 
@@ -141,9 +149,10 @@ impl Survey {
             SurveyResult::Pair(found) => (&found.verdict, None),
             SurveyResult::Target(found) => (&found.verdict, found.best_exit_layer),
         };
-        let model = self.draft.as_ref().map(|draft| {
-            let model = serde_json::json!(draft.display().to_string());
-            format!("drafters.draft = {{ kind = \"model\", model = {model}")
+        let kind = self.kind.and_then(|kind| Kinds::default().get(kind));
+        let model = kind.zip(self.draft.as_ref()).and_then(|(kind, draft)| {
+            let (key, dir) = (kind.directory.as_ref()?.key, json!(draft.display().to_string()));
+            Some(format!("drafters.draft = {{ kind = \"{}\", {key} = {dir}", kind.name))
         });
         Some(match verdict.advice {
             Advice::DoNotSpeculate => return None,
@@ -183,8 +192,8 @@ struct Surveyor<'a> {
     given: Option<&'a GivenCosts>,
     /// The server for which to choose settings, if any.
     tuning: Option<&'a ServerTuning>,
-    /// The draft model's directory or name, as given by the user.
-    draft: Option<&'a Path>,
+    /// The target and the drafter, if any, as given by the user.
+    recipe: &'a Recipe,
     seed: u64,
     watch: &'a dyn Watch,
 }
@@ -195,17 +204,14 @@ struct Surveyor<'a> {
 /// If a file is broken, a model fails, or there are too few answers.
 pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> Result<Survey> {
     let SurveySettings { decoding, seed, dtype, .. } = *settings;
+    let recipe = recipe_of(settings)?;
     let given = settings.costs.as_deref().map(GivenCosts::read).transpose()?;
     let sources = read_sources(&settings.prompts, &Reading::default())?;
     let server = settings.server.as_deref().map(server_of).transpose()?;
     server.iter().try_for_each(|server| check_server(server, &decoding))?;
-    let template = settings.chat_template.as_deref();
-    let drafts = settings.draft.as_deref().map(|dir| (DrafterId::DRAFT, dir));
-    let drafts: Vec<(DrafterId, &Path)> = drafts.into_iter().collect();
     let (devices, served_as) = (vec![device.clone()], server.as_ref().map(|it| &*it.model));
-    let mut workspace =
-        Workspace::open(&settings.target, served_as, &drafts, template, devices, watch)?;
-    (workspace.text.ends, workspace.models.dtype) = (settings.ends.clone(), dtype);
+    let mut workspace = recipe.open(served_as, dtype, devices, watch)?;
+    workspace.text.ends = settings.ends.clone();
     let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
     let models = match &server {
         None => RecordedModels::Pair(workspace.pair()?),
@@ -226,7 +232,7 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
         max_new_tokens: settings.max_new_tokens,
         given: given.as_ref(),
         tuning: settings.tuning.as_ref(),
-        draft: settings.draft.as_deref(),
+        recipe: &recipe,
         seed,
         watch,
     };
@@ -241,6 +247,8 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
     Ok(Survey {
         target: settings.target.clone(),
         draft: settings.draft.clone(),
+        served_as: recipe.served(DrafterId::DRAFT).map(|served| served.model),
+        kind: recipe.drafters.get(DrafterId::DRAFT).map(|it| it.kind.entry().name),
         decoding,
         seed,
         num_prompts: prompts.len(),
@@ -248,6 +256,30 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
         num_tokens: answers.iter().map(|answer| answer.response_ids.len()).sum(),
         found,
     })
+}
+
+/// Creates a recipe of the target and the drafter, if any. A directory that is not there is a name on the
+/// Hub, and so a draft model.
+fn recipe_of(settings: &SurveySettings) -> Result<Recipe> {
+    let mut drafters = DrafterRecipes::default();
+    if let Some(dir) = &settings.draft {
+        let found = dir.is_dir().then(|| Kinds::default().found_in(dir)).transpose()?;
+        let kind = found.map_or(Some(&model::ENTRY), |found| found.kind);
+        let kind = kind.and_then(|kind| kind.in_dir(dir));
+        let kind = kind.with_context(|| {
+            let dir = dir.display();
+            format!("`--draft {dir}` is an acceptance head; hint: give the drafter that it is for")
+        })?;
+        if settings.server.is_some() && kind.model().is_none() {
+            bail!(
+                "`--server` needs a draft model, and `{}` reads hidden states of the target's layers; hint: \
+                 write a recipe with `[data.server.states]`, for `record` and `tune`",
+                dir.display()
+            );
+        }
+        drafters.push(DrafterId::DRAFT, DrafterRecipe::new(kind));
+    }
+    Ok(Recipe::of_drafters(settings.target.clone(), settings.chat_template.clone(), drafters))
 }
 
 /// Reads server settings from a file, or creates them for a server with this URL.
@@ -279,14 +311,26 @@ fn check_server(server: &ServerRecipe, decoding: &Decoding) -> Result<()> {
 }
 
 impl Surveyor<'_> {
-    /// Returns how servers load the target with a draft model.
-    fn served(&self, draft: &Path) -> ServedDrafter {
-        ServedDrafter {
-            flags: &AS_DRAFT_MODEL,
-            target: served_path(self.workspace.models.target_dir(), false),
-            model: served_path(draft, false),
-            export: None,
-        }
+    /// Returns how servers load the target with the drafter.
+    ///
+    /// # Errors
+    /// If no server can load the drafter.
+    fn served(&self) -> Result<ServedDrafter> {
+        let served = self.recipe.served(DrafterId::DRAFT);
+        served.context("no server can load such a drafter; hint: leave out `--for`")
+    }
+
+    /// Loads the drafter.
+    fn drafter(&self) -> Result<LoadedDrafters> {
+        let loading = self.recipe.loading(DrafterId::DRAFT, self.workspace);
+        Ok(LoadedDrafters(vec![loading.drafter().kind.load(&loading)?]))
+    }
+
+    /// Returns the maximum number of candidates in a round.
+    fn max_length(&self) -> usize {
+        let drafter = self.recipe.drafters.get(DrafterId::DRAFT);
+        let most = drafter.and_then(|it| it.kind.most_candidates());
+        MAX_LENGTH.min(most.unwrap_or(MAX_LENGTH))
     }
 
     /// Shows a note with the number of tokens to decode and the approximate duration.
@@ -311,7 +355,7 @@ impl Surveyor<'_> {
             models: self.models.clone(),
             max_new_tokens: self.max_new_tokens,
             seed: self.seed,
-            max_length: MAX_LENGTH,
+            max_length: self.max_length(),
             labels: true,
             watch: self.watch,
             progress,

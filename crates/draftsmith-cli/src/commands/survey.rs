@@ -1,5 +1,5 @@
-//! `survey`: estimates whether speculation pays for a target, with or without a draft model, before
-//! any training.
+//! `survey`: estimates whether speculation pays for a target, with a draft model, a trained drafter or
+//! neither.
 
 mod show;
 #[cfg(test)]
@@ -25,7 +25,7 @@ pub(crate) struct SurveyArguments {
     /// Target: a directory, or a name on the Hugging Face Hub.
     #[arg(long, value_name = "MODEL")]
     target: PathBuf,
-    /// Draft; the target's own first layers if absent.
+    /// Drafter; the target's own first layers if absent.
     #[arg(long, value_name = "MODEL")]
     draft: Option<PathBuf>,
     /// Prompts like those that you serve, in a recipe's forms.

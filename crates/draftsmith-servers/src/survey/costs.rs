@@ -21,7 +21,7 @@ const NUM_PROMPTS_ALONE: usize = 2;
 const NUM_PASSES: usize = 8;
 
 impl Surveyor<'_> {
-    /// Returns the costs of the draft model, as given or measured on this machine.
+    /// Returns the costs of the drafter, as given or measured on this machine.
     pub(super) fn draft_costs(
         &self,
         drafters: &LoadedDrafters,
@@ -31,7 +31,7 @@ impl Surveyor<'_> {
         if let Some(costs) = given.flatten() {
             return Ok((CostSource::Given, costs));
         }
-        self.watch.note("survey: measuring costs, separate draft");
+        self.watch.note("survey: measuring costs with the drafter");
         let mut decoders = Decoders::new(self.workspace.pair()?, drafters, self.max_new_tokens);
         let measured = CostProbe {
             decoders: &mut decoders,

@@ -1,4 +1,4 @@
-//! Surveys a target and a draft model: how often they agree, the gain of each stop rule, and the
+//! Surveys a target and a drafter: how often they agree, the gain of each stop rule, and the
 //! share of a perfect acceptance head's gain that a trained head could reach.
 
 use anyhow::{Context, Result};
@@ -13,10 +13,10 @@ use draftsmith_theory::{
 use rayon::prelude::*;
 use serde::Serialize;
 
+use super::Surveyor;
 use super::halves::{HalfPromise, Halves};
 use super::probe::{Unexplained, scores};
-use super::verdict::{HeadOutlook, SurveyVerdict};
-use super::{MAX_LENGTH, Surveyor};
+use super::verdict::{HeadOutlook, KnownOfHeads, SurveyVerdict};
 use crate::settings::ServerSettings;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::watch::Progress;
@@ -27,14 +27,15 @@ use draftsmith_tune::recorder::{RecordedDrafter, RecordedModels};
 use draftsmith_tune::rollouts::RecordedSet;
 use draftsmith_tune::sweep::{RuleChoice, best_fixed, best_of_all, cheapest};
 
-/// The findings for a pair of models.
+/// The findings for a target and a drafter.
 #[derive(Debug, Serialize)]
 pub struct PairSurvey {
-    /// The share of positions at which both models' most probable tokens are the same.
-    pub agreement: Estimate,
+    /// The share of positions at which both models' most probable tokens are the same. Null for a
+    /// drafter that is not a separate model.
+    pub agreement: Option<Estimate>,
     /// The mean overlap Σ min(p, q), which is the probability that a sampled candidate is accepted.
     /// For greedy answers, it is taken at temperature 1. Null for greedy answers from servers,
-    /// which return no probabilities.
+    /// which return no probabilities, and where `agreement` is null.
     pub overlap: Option<Estimate>,
     /// The share of the answers' tokens that are accepted candidates; null if nothing is drafted.
     pub share_accepted: Option<f64>,
@@ -48,7 +49,7 @@ pub struct PairSurvey {
     /// The modelled speedup over plain decoding at every fixed candidate length, on all answers.
     pub fixed_lengths: Vec<FixedLength>,
     /// For every rule, its best setting on all answers and its cross-validated gains. Rules that
-    /// need an acceptance head use the probes' predictions.
+    /// need an acceptance head use the drafter's own head, or the probes' predictions.
     pub rules: Vec<ReplayRow>,
     /// The oracle's result; null for sampled answers.
     pub oracle: Option<OracleResult>,
@@ -56,7 +57,7 @@ pub struct PairSurvey {
     pub untrained: HalfPromise,
     /// The gain of `untrained` over the best fixed length.
     pub untrained_gain: Estimate,
-    /// The result for prompt lookup without the draft model.
+    /// The result for prompt lookup without the drafter.
     pub look_ups: LookUps,
     /// The expected benefit of an acceptance head.
     pub head: HeadSurvey,
@@ -82,7 +83,8 @@ pub struct HeadSurvey {
     /// The gain over the best fixed length of a rule with a perfect look-ahead head. Null if
     /// servers run the target, because they cannot judge every candidate.
     pub ceiling: Option<Estimate>,
-    /// The small heads trained as probes; null if there were too few answers.
+    /// The small heads trained as probes; null if there were too few answers, or the drafter is not a
+    /// separate model.
     pub probe: Option<Probe>,
 }
 
@@ -98,11 +100,16 @@ pub struct Probe {
     pub outlook: HeadOutlook,
 }
 
-/// Surveys a target and a draft model.
+/// Surveys a target and a drafter.
 pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let Surveyor { ref answers, decoding, seed, watch, .. } = *surveyor;
-    let progress = Progress::new(watch, "survey", "answers", 3 * answers.len() as u64);
-    let (agreement, overlap) = agreement(surveyor, &progress)?;
+    let is_model = surveyor.workspace.models.draft_dir().is_some();
+    let num_passes = if is_model { 3 } else { 1 };
+    let progress = Progress::new(watch, "survey", "answers", num_passes * answers.len() as u64);
+    let (agreement, overlap) = match is_model {
+        true => agreement(surveyor, &progress)?,
+        false => (None, None),
+    };
     let recorded = PairRecordings::record(surveyor, &progress)?;
     progress.clear();
     let (cost_source, costs) = surveyor.draft_costs(&recorded.drafters, &recorded.whole)?;
@@ -111,6 +118,9 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let judging = judging(judged, &costs, seed)?;
     let shown = best_of_all(&judged.together(), &costs)?;
 
+    // A drafter's own head needs no training.
+    let has_head = recorded.whole.head.is_some();
+    let is_settable = if has_head { needs_no_fit } else { needs_no_training };
     let untrained_spent = judging.best(is_settable)?;
     let untrained_gain = judging.estimate(&|some| over(&judging.fixed, &untrained_spent, some));
     let settable: Vec<RuleChoice> =
@@ -120,13 +130,18 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let head = recorded.head_survey(&judging, &costs, &untrained_spent, surveyor)?;
     let look_ups = recorded.halves.look_ups(&costs, seed)?;
     let outlook = head.probe.as_ref().map(|probe| &probe.outlook);
-    let verdict = SurveyVerdict::of_pair(&fixed, &untrained, untrained_gain, outlook, head.ceiling)
+    let known = match outlook {
+        Some(outlook) => KnownOfHeads::Outlook(outlook),
+        None if is_model => KnownOfHeads::TooLittle,
+        None => KnownOfHeads::NotProbed,
+    };
+    let verdict = SurveyVerdict::of_pair(&fixed, &untrained, untrained_gain, known, head.ceiling)
         .beside_look_ups(&look_ups);
-    let longest = FixedLengthConfig { candidate_length: MAX_LENGTH };
+    let longest = FixedLengthConfig { candidate_length: recorded.whole.max_length };
     let trace = recorded.whole.trace(&StopRuleConfig::FixedLength(longest))?;
-    let server = surveyor.tuning.zip(surveyor.draft).map(|(tuning, draft)| {
-        let served = surveyor.served(draft);
-        tuning.fastest(recorded.halves.recorded(decoding, seed), DrafterId::DRAFT.into(), &served)
+    let server = surveyor.tuning.map(|tuning| {
+        let recorded = recorded.halves.recorded(decoding, seed);
+        tuning.fastest(recorded, DrafterId::DRAFT.into(), &surveyor.served()?)
     });
     Ok(PairSurvey {
         server: server.transpose()?,
@@ -149,15 +164,15 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     })
 }
 
-/// The recordings of the draft model.
+/// The recordings of the drafter.
 struct PairRecordings {
-    /// The recordings along all answers, in order, without a head.
+    /// The recordings along all answers, in order, without a head that was trained for the survey.
     whole: Recordings,
     /// The same recordings in two halves.
     halves: Halves,
     /// Each half with predictions of a head trained on the other; `None` with too few answers.
     with_heads: Option<Halves>,
-    /// The draft model with one of these heads, or without a head.
+    /// The drafter, with one of these heads if there are some.
     drafters: LoadedDrafters,
 }
 
@@ -168,23 +183,27 @@ impl PairRecordings {
         let drafter = |drafters| RecordedDrafter { drafters, id: DrafterId::DRAFT, decoding };
         let recordings = |responses: Vec<Recording>, head| Recordings {
             drafter: DrafterId::DRAFT,
-            max_length: MAX_LENGTH,
+            max_length: recorder.max_length,
             eos_token_ids: surveyor.models.text().eos_token_ids.clone(),
             head,
             responses,
         };
         progress.message("draft");
-        let without_head = surveyor.draft(None)?;
-        let recorded = recorder.record_answers(&drafter(&without_head), answers)?;
+        let given = surveyor.drafter()?;
+        let own_head = given.get(DrafterId::DRAFT)?.head_timing();
+        let recorded = recorder.record_answers(&drafter(&given), answers)?;
         let numbers = surveyor.halves();
         let half = |half: &Vec<usize>| {
-            recordings(half.iter().map(|nth| recorded[*nth].1.clone()).collect(), None)
+            recordings(half.iter().map(|nth| recorded[*nth].1.clone()).collect(), own_head)
         };
         let halves = Halves(numbers.each_ref().map(half));
 
-        progress.message("probing what a head could know");
         let [one, other] = &numbers;
-        let probes = [surveyor.probe(other, &recorded)?, surveyor.probe(one, &recorded)?];
+        let mut probes = [None, None];
+        if surveyor.workspace.models.draft_dir().is_some() {
+            progress.message("probing what a head could know");
+            probes = [surveyor.probe(other, &recorded)?, surveyor.probe(one, &recorded)?];
+        }
         let mut with_heads = Vec::new();
         for (half, probe) in numbers.iter().zip(&probes) {
             let Some(probed) = probe else { continue };
@@ -194,10 +213,10 @@ impl PairRecordings {
             with_heads.push(recordings(responses, Some(HeadTiming::AtDraw)));
         }
         Ok(Self {
-            whole: recordings(recorded.into_iter().map(|(_, recording)| recording).collect(), None),
+            whole: recordings(recorded.into_iter().map(|(_, it)| it).collect(), own_head),
             halves,
             with_heads: <[_; 2]>::try_from(with_heads).ok().map(Halves),
-            drafters: probes.into_iter().flatten().next().unwrap_or(without_head),
+            drafters: probes.into_iter().flatten().next().unwrap_or(given),
         })
     }
 
@@ -258,11 +277,14 @@ fn reads_head(choice: &RuleChoice) -> bool {
     choice.config.needs().acceptance_prob
 }
 
+/// Returns whether a rule needs no fitting and no lookup.
+fn needs_no_fit(choice: &RuleChoice) -> bool {
+    choice.lookup_first.is_none() && !matches!(choice.config, StopRuleConfig::CostOptimal(_))
+}
+
 /// Returns whether a rule needs no training, no fitting and no lookup.
-fn is_settable(choice: &RuleChoice) -> bool {
-    choice.lookup_first.is_none()
-        && !reads_head(choice)
-        && !matches!(choice.config, StopRuleConfig::CostOptimal(_))
+fn needs_no_training(choice: &RuleChoice) -> bool {
+    needs_no_fit(choice) && !reads_head(choice)
 }
 
 fn judging<'a>(halves: &'a Halves, costs: &'a Costs, seed: u64) -> Result<Judging<'a>> {
@@ -281,7 +303,10 @@ fn fixed_lengths(recordings: &Recordings, costs: &Costs, seed: u64) -> Result<Ve
 }
 
 /// Estimates how often both models' top tokens agree, and their distributions' overlap if known.
-fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, Option<Estimate>)> {
+fn agreement(
+    surveyor: &Surveyor<'_>,
+    progress: &Progress,
+) -> Result<(Option<Estimate>, Option<Estimate>)> {
     progress.message("target and draft along the answers");
     let sampling = match surveyor.decoding.choice {
         TokenChoice::Greedy => Sampling::default(),
@@ -313,5 +338,5 @@ fn agreement(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<(Estimate, 
     };
     let is_served = matches!(surveyor.models, RecordedModels::Served(_));
     let overlap = (!is_served || !surveyor.decoding.is_greedy()).then(|| share(2));
-    Ok((share(1), overlap))
+    Ok((Some(share(1)), overlap))
 }

@@ -71,17 +71,9 @@ impl Surveyor<'_> {
         let head_dir = dir.path().join("head");
         trained.model.write_dir(&head_dir, &trained.config)?;
         let head = HeadExport::read(&head_dir, draft.shape().hidden_size, self.workspace)?;
-        self.draft(Some(head)).map(Some)
-    }
-
-    /// Returns the draft model, with an acceptance head if one is given.
-    pub(super) fn draft(&self, head: Option<HeadExport>) -> Result<LoadedDrafters> {
-        let draft = self
-            .workspace
-            .models
-            .draft_in(self.workspace.models.dtype)?
-            .context("there is a draft")?;
-        Ok(LoadedDrafters::of_model(draft, head))
+        let models = &self.workspace.models;
+        let draft = models.draft_in(models.dtype)?.context("there is a draft")?;
+        Ok(Some(LoadedDrafters::of_model(draft, Some(head))))
     }
 
     /// Converts an answer to a training row, without the target's probabilities.

@@ -14,6 +14,7 @@ use super::read_out::{ReadOut, read_outs};
 use super::verdict::SurveyVerdict;
 use super::{MAX_LENGTH, Surveyor};
 use crate::settings::ServerSettings;
+use draftsmith_recipe::exports::servers::{AS_DRAFT_MODEL, ServedDrafter, served_path};
 use draftsmith_recipe::watch::Progress;
 use draftsmith_tune::costs::Costs;
 use draftsmith_tune::judging::{Fold, speedup};
@@ -108,7 +109,9 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let first = exits.first().context("there is an exit")?;
     let look_ups = first.halves.look_ups(&first.costs, seed)?;
     let server = surveyor.tuning.map(|tuning| {
-        let served = surveyor.served("".as_ref());
+        let target = served_path(surveyor.workspace.models.target_dir(), false);
+        let served =
+            ServedDrafter { flags: &AS_DRAFT_MODEL, target, model: String::new(), export: None };
         tuning.look_ups(first.halves.recorded(surveyor.decoding, seed), &served)?.context(
             "the server's costs have too few rows for look-ups; hint: measure rounds without speculation for more \
              requests, with `draftsmith server costs --candidates 0 --concurrency 1,2,4,8,16`",

@@ -56,6 +56,17 @@ pub struct HeadOutlook {
     pub speedup: Estimate,
 }
 
+/// What a survey knows of acceptance heads that could be trained.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum KnownOfHeads<'a> {
+    /// The expected gains.
+    Outlook(&'a HeadOutlook),
+    /// There were too few answers.
+    TooLittle,
+    /// No head was tried.
+    NotProbed,
+}
+
 impl SurveyVerdict {
     fn new(
         advice: Advice,
@@ -66,22 +77,23 @@ impl SurveyVerdict {
         Self { advice, config, look_ups: None, expected_gain, sentence }
     }
 
-    /// Advises on a pair of models. `fixed` is the best fixed length; `untrained` is the best rule
-    /// without training, and `untrained_gain` its gain over `fixed`. `head` is the outlook of a
-    /// trained head and `ceiling` a perfect head's gain, if known.
+    /// Advises on a target and a drafter. `fixed` is the best fixed length; `untrained` is the best
+    /// rule without training, and `untrained_gain` its gain over `fixed`. `ceiling` is a perfect head's
+    /// gain, if known.
     pub(super) fn of_pair(
         fixed: &HalfPromise,
         untrained: &HalfPromise,
         untrained_gain: Estimate,
-        head: Option<&HeadOutlook>,
+        known: KnownOfHeads<'_>,
         ceiling: Option<Estimate>,
     ) -> Self {
         // A fixed length is simpler, and every runtime supports it.
         let is_better = untrained_gain.low > 0.0;
         let set = if is_better { untrained } else { fixed };
-        let head_gain =
-            head.map(|head| if is_better { head.over_untrained } else { head.over_fixed });
-        if let (Some(head), Some(gain)) = (head, head_gain)
+        let gain_of =
+            |head: &HeadOutlook| if is_better { head.over_untrained } else { head.over_fixed };
+        if let KnownOfHeads::Outlook(head) = known
+            && let gain = gain_of(head)
             && gain.low > 0.0
             && gain.value >= WORTH_TRAINING
             && head.speedup.low > 1.0
@@ -100,24 +112,26 @@ impl SurveyVerdict {
             let sentence = refusal(&set.setting, expected_gain);
             return Self::new(Advice::DoNotSpeculate, None, expected_gain, sentence);
         }
-        let (about_heads, joint) = match head_gain {
-            Some(gain) => {
-                let gain = gain_text(gain);
-                (
-                    format!(
-                        "a head that knows what these prompts teach would change that by {gain}"
-                    ),
-                    ",",
-                )
+        let about_heads = match known {
+            KnownOfHeads::Outlook(head) => {
+                let gain = gain_text(gain_of(head));
+                format!("; a head that knows what these prompts teach would change that by {gain},")
             }
-            None => ("these are too few prompts to say what a head would know".to_owned(), ";"),
+            KnownOfHeads::TooLittle => {
+                "; these are too few prompts to say what a head would know;".to_owned()
+            }
+            KnownOfHeads::NotProbed => ";".to_owned(),
         };
-        let ceiling = ceiling.filter(|ceiling| ceiling.value > 0.0);
-        let about_perfect = ceiling.map_or_else(String::new, |ceiling| {
-            format!("{joint} a perfect one gains {} over the best K", signed_percent(ceiling.value))
-        });
+        let what = if let KnownOfHeads::NotProbed = known { "head" } else { "one" };
+        let about_heads = match ceiling.filter(|ceiling| ceiling.value > 0.0) {
+            Some(ceiling) => {
+                let gain = signed_percent(ceiling.value);
+                format!("{about_heads} a perfect {what} gains {gain} over the best K")
+            }
+            None => about_heads.trim_end_matches([',', ';']).to_owned(),
+        };
         let sentence = format!(
-            "just set {}: expect {} over the target alone; {about_heads}{about_perfect}",
+            "just set {}: expect {} over the target alone{about_heads}",
             set.setting,
             gain_text(expected_gain)
         );
@@ -268,7 +282,7 @@ mod tests {
             &fixed(estimate(1.2, fixed_half)),
             &confidence(estimate(1.2 * (1.0 + eta.value), 0.03)),
             eta,
-            of_head.as_ref(),
+            of_head.as_ref().map_or(KnownOfHeads::TooLittle, KnownOfHeads::Outlook),
             Some(estimate(0.2, 0.02)),
         )
     }
@@ -310,7 +324,7 @@ mod tests {
             &fixed(estimate(0.8, 0.05)),
             &confidence(estimate(0.8, 0.05)),
             estimate(0.0, 0.01),
-            None,
+            KnownOfHeads::TooLittle,
             Some(estimate(0.1, 0.02)),
         );
         assert_eq!((slow.advice, slow.config), (Advice::DoNotSpeculate, None));
@@ -326,7 +340,7 @@ mod tests {
             &slow,
             &slow,
             estimate(0.0, 0.01),
-            Some(&head),
+            KnownOfHeads::Outlook(&head),
             Some(head.over_fixed),
         );
         assert_eq!(advised.advice, Advice::DoNotSpeculate);

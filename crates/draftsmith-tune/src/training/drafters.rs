@@ -207,7 +207,10 @@ impl<'a> DrafterStage<'a> {
             return Ok(None);
         };
         let mut outcome = HeadOutcome::of(head, None)?;
-        outcome.over_online = trainer.over_online(settings, &outcome.head_dir)?;
+        // Servers would give the states for the comparison again, and may be off by now.
+        if !outcome.kept || recipe.states_server().is_none() {
+            outcome.over_online = trainer.over_online(settings, &outcome.head_dir)?;
+        }
         Ok(Some(outcome))
     }
 

@@ -24,7 +24,7 @@ pub struct HeadOutcome {
     /// the head was kept.
     pub labels_per_second: Option<f64>,
     /// The comparison of the head's predictions with vLLM's online estimator on held-out responses;
-    /// null if the labels do not come from rollouts.
+    /// null if the labels do not come from rollouts, or the head was kept and servers give the states.
     pub over_online: Option<LogLosses>,
     /// All heads of the sweep, including this one, which was chosen; null without a sweep.
     pub sweep: Option<Vec<SweptHead>>,

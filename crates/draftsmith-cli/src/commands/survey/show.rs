@@ -51,8 +51,8 @@ fn server(survey: &Survey, width: Option<usize>) -> String {
     text += &format!("start: {}\n", settings.start.join(" &&\n"));
     let target = survey.target.display();
     let is_look_up = settings.single.is_some_and(|it| it.num_matched.is_some());
-    if let Some(draft) = survey.draft.as_ref().filter(|_| !is_look_up) {
-        text += &format!("check: draftsmith server doctor {} --target {target}\n", draft.display());
+    if let Some(draft) = survey.served_as.as_ref().filter(|_| !is_look_up) {
+        text += &format!("check: draftsmith server doctor {draft} --target {target}\n");
     }
     text + &format!(
         "check: draftsmith server certify --server URL --reference URL --target {target} --prompts FILE\n"
@@ -61,11 +61,13 @@ fn server(survey: &Survey, width: Option<usize>) -> String {
 
 fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String> {
     let costs = &found.costs;
-    let mut text = format!(
-        "most probable tokens agree at {}{}\n",
-        share(found.agreement),
-        found.overlap.map_or_else(String::new, |overlap| format!(", overlap {}", share(overlap)))
-    );
+    let mut text = String::new();
+    if let Some(agreement) = found.agreement {
+        let overlap = found.overlap.map(|overlap| format!(", overlap {}", share(overlap)));
+        let agreement = share(agreement);
+        text +=
+            &format!("most probable tokens agree at {agreement}{}\n", overlap.unwrap_or_default());
+    }
     let by_position: Vec<String> =
         found.acceptance_by_position.iter().map(|share| format!("{share:.2}")).collect();
     if !by_position.is_empty() {
