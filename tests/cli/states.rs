@@ -311,7 +311,17 @@ fn write_ends(place: &Place, to: &str) -> PathBuf {
     let config = dir.join("config.json");
     let mut text: Map<String, Value> =
         serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
-    text.insert("model_type".to_owned(), json!("acme_moe_text"));
+    // How the layers compute does not matter here.
+    for (key, value) in [
+        ("model_type", json!("acme_moe_text")),
+        ("hidden_act", json!("xielu")),
+        ("rope_parameters", json!({ "rope_type": "acme" })),
+        ("use_bidirectional_attention", json!("vision")),
+        ("attention_bias", json!([true, false])),
+        ("head_dim", Value::Null),
+    ] {
+        text.insert(key.to_owned(), value);
+    }
     let keys = json!({
         "model_type": "acme_moe", "text_config": text, "vision_config": {},
         "quantization_config": { "quant_method": "fp8" },

@@ -6,10 +6,10 @@
 # VLLM_PYTHON has vLLM 0.31 or newer for the CPU, which stores states by `runtimes/states_connector.py`. The server writes the
 # responses, in f32 and with one request at a time. One training is killed KILLS (4) times while states arrive, and must end with
 # the weights of a training that is not. `runtimes/states_compare.py` then compares the drafters, also with two from local layers
-# whose states are perturbed by 1e-6, and with one from a server in bf16. COUNT (200) is the number of prompts. FAMILIES are
-# families that draftsmith does not run. For a random model of each, served in f32 and bf16, it proves the states of 16
-# answers, and trains a drafter with a head on them. Works in a temporary directory. The exit code is 1 if anything fails or
-# is further apart than allowed.
+# whose states are perturbed by 1e-6, and with one from a server in bf16. COUNT (200) is the number of prompts. Servers with
+# other options must then be accepted, or refused with the cause. FAMILIES are families that draftsmith does not run. For a
+# random model of each, served in DTYPES (`float32 bfloat16`), it proves the states of 16 answers, and trains a drafter with a head.
+# Works in a temporary directory. The exit code is 1 if anything fails or is further apart than allowed.
 set -euo pipefail
 [ $# -eq 1 ] || { echo 'expected VLLM_PYTHON' >&2; exit 2; }
 families="${FAMILIES-qwen3_moe}"
@@ -18,13 +18,15 @@ python="$1" count="${COUNT:-200}" kills="${KILLS:-4}" port="${PORT:-18379}"
 mkdir states
 target="$root/checkpoints/tiny/target"
 
-serve() { # DTYPE MODEL
+serve() { # DTYPE MODEL [OPTIONS]
     stop
+    local dtype="$1" model="$2"
+    shift 2
     setsid env PYTHONPATH="$checks" VLLM_TARGET_DEVICE=cpu VLLM_CPU_KVCACHE_SPACE=1 HF_HUB_OFFLINE=1 "$python" \
-        -m vllm.entrypoints.openai.api_server --model "$2" --served-model-name served --host 127.0.0.1 --port "$port" \
-        --max-model-len 256 --dtype "$1" --enforce-eager --no-enable-prefix-caching \
+        -m vllm.entrypoints.openai.api_server --model "$model" --served-model-name served --host 127.0.0.1 --port "$port" \
+        --max-model-len 256 --dtype "$dtype" --enforce-eager --no-enable-prefix-caching "$@" \
         --speculative-config '{"method": "extract_hidden_states", "num_speculative_tokens": 1,
-            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": [2, 4, 5, 8]}}}' \
+            "draft_model_config": {"hf_config": {"eagle_aux_hidden_state_layer_ids": '"${layers:-[2, 4, 5, 8]}"'}}}' \
         --kv-transfer-config '{"kv_connector": "CpuStatesConnector", "kv_role": "kv_producer",
             "kv_connector_module_path": "states_connector",
             "kv_connector_extra_config": {"shared_storage_path": "'"$place/states"'"}}' > server.log 2>&1 &
@@ -116,9 +118,35 @@ recipe bf16 "$target" server "$on_server"
 stop
 "$python" "$checks/states_compare.py" compare checkpoints
 
+# Judges the server that was started last by its states.
+expect() { # SERVER CAUSE; an empty cause if the states are right
+    if "$binary" --quiet server states served.toml --set data.server.concurrency=8 > found.txt 2>&1; then
+        [ -z "$2" ] || { echo "$1: not refused" >&2; exit 1; }
+        echo "$1: accepted"
+    else
+        { [ -n "$2" ] && grep -q "$2" <(tr '\n' ' ' < found.txt); } || { echo "$1:" >&2; cat found.txt >&2; exit 1; }
+        echo "$1: refused, $2"
+    fi
+}
+serve float32 "$target" --max-num-batched-tokens 48 --max-num-seqs 8
+expect 'prompts in chunks of 48 tokens' ''
+serve float32 "$target" --enable-prefix-caching
+expect 'a cache of prefixes' ''
+serve bfloat16 "$target"
+expect 'bf16' ''
+layers='[1, 4, 5, 8]' serve float32 "$target"
+expect 'another first layer' 'differ from those of the local layers'
+layers='[2, 4, 5, 7]' serve float32 "$target"
+expect 'no last layer' 'of another layer'
+layers='[2, 4, 8]' serve float32 "$target"
+expect 'three layers' 'has the shape'
+"$python" "$checks/states_compare.py" perturb "$target" other 3 1
+serve float32 "$place/other"
+expect 'other weights' 'or of other weights'
+
 for family in $families; do
     "$python" "$checks/states_families.py" "$target" "$place/$family" "$family" 2> make.log || { tail -5 make.log; exit 1; }
-    for dtype in float32 bfloat16; do
+    for dtype in ${DTYPES:-float32 bfloat16}; do
         serve "$dtype" "$place/$family"
         count=60 recipe "$family-$dtype" "$place/$family" server "$on_server"
         cat >> "$family-$dtype.toml" <<TOML

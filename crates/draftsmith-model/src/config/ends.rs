@@ -2,8 +2,8 @@
 //! run on a server.
 //!
 //! Multimodal models keep the keys of their language model in `text_config`. A family that we do not
-//! know counts as a Llama, whose layers are never built. Keys that change the ends in a way that we do
-//! not know are refused.
+//! know counts as a Llama, whose layers are never built: keys that say how layers compute are ignored.
+//! Keys that change the ends in a way that we do not know are refused.
 
 use std::path::Path;
 
@@ -19,8 +19,23 @@ const TEXT: &str = "text_config";
 const EMBEDDING_SCALES: [&str; 2] = ["embedding_multiplier", "scale_emb"];
 const LOGIT_SCALES: [&str; 4] =
     ["logits_scaling", "logit_scale", "dim_model_base", "lm_head_multiplier"];
-/// Keys of the position embedding, which a drafter chooses by itself.
-const ROPE: [&str; 3] = ["rope_scaling", "rope_parameters", "partial_rotary_factor"];
+/// The keys of a family that we do not know which have a meaning here: sizes, which a drafter takes over,
+/// and what the ends need.
+const READ: [&str; 13] = [
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "rope_theta",
+    "tie_word_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+];
 
 impl ModelConfig {
     /// Reads the `config.json` of a target whose layers run elsewhere. The target may be of any family,
@@ -60,13 +75,13 @@ fn unknown(path: &Path, mut keys: Map<String, Value>) -> Result<ModelConfig, Mod
     }
     let embedding_scale = EMBEDDING_SCALES.iter().find_map(scale);
     let soft_cap = keys.get("final_logit_softcapping").and_then(Value::as_f64);
-    keys.remove("model_type");
-    let theta = keys.get("rope_parameters").and_then(|rope| rope.get("rope_theta")).cloned();
-    for key in ROPE {
-        keys.remove(key);
+    if let Some(theta) = keys.get("rope_parameters").and_then(|rope| rope.get("rope_theta")) {
+        keys.insert("rope_theta".to_owned(), theta.clone());
     }
-    if let Some(theta) = theta {
-        keys.insert("rope_theta".to_owned(), theta);
+    keys.retain(|key, _| READ.contains(&&**key));
+    if let Some(width) = keys.get("hidden_size").and_then(Value::as_u64) {
+        // Mixtures of experts may name only the width of an expert. This one is a drafter's.
+        keys.entry("intermediate_size").or_insert_with(|| (4 * width).into());
     }
     let mut config = families::read(Architecture::Llama, path, &keys)?;
     config.spec.embedding_scale = embedding_scale.map(|scale| scale as f32);

@@ -252,8 +252,8 @@ impl<'a> Prover<'a> {
             return Ok(());
         }
         Err(format!(
-            "after layer {layer} differ from those of the local layers by {:.0} %: they are of another layer; hint: start \
-             the server with the layers {:?}",
+            "after layer {layer} differ from those of the local layers by {:.0} %: they are of another layer, or of other weights; \
+             hint: start the server with the layers {:?}, and with the same checkpoint",
             100.0 * different,
             self.layers
         ))

@@ -1,10 +1,10 @@
 """Compares drafters from served hidden states with drafters from local ones, for `states.sh`.
 
-    python states_compare.py perturb TARGET COPY SEED
+    python states_compare.py perturb TARGET COPY SEED [SIZE]
     python states_compare.py compare CHECKPOINTS
 
-`perturb` copies a target and changes the weights of its first layer by 1e-6 of their size, which moves its states by about as
-much. `compare` reads the drafters `served`, `local`, `perturbed-1`, `perturbed-2` and `bf16`. The served one must agree with the
+`perturb` copies a target and changes the weights of its first layer by SIZE (1e-6) of their size, which moves its states by about
+as much. `compare` reads the drafters `served`, `local`, `perturbed-1`, `perturbed-2` and `bf16`. The served one must agree with the
 target on held-out responses as often as the local one, within 0.005 at each place of a round. Its weights must be no further
 from the local ones than three times the largest distance between local drafters. The exit code is 1 otherwise.
 """
@@ -20,7 +20,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 
-def perturb(target: str, copy: str, seed: str) -> int:
+def perturb(target: str, copy: str, seed: str, size: str = "1e-6") -> int:
     shutil.copytree(target, copy)
     path = Path(copy) / "model.safetensors"
     tensors = load_file(path)
@@ -28,7 +28,7 @@ def perturb(target: str, copy: str, seed: str) -> int:
     for name, tensor in tensors.items():
         if ".layers.0." in name:
             exact = tensor.float()
-            tensors[name] = exact * (1 + 1e-6 * torch.randn(exact.shape, generator=random))
+            tensors[name] = exact * (1 + float(size) * torch.randn(exact.shape, generator=random))
     save_file(tensors, path, metadata={"format": "pt"})
     return 0
 
