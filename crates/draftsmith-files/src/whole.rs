@@ -22,27 +22,6 @@ pub fn write_whole(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), FileError
     })
 }
 
-/// Writes a file atomically unless it exists already, and returns whether it was written. If several
-/// processes try at once, exactly one succeeds.
-///
-/// # Errors
-/// As [`write_whole`].
-pub fn write_new(path: &Path, bytes: impl AsRef<[u8]>) -> Result<bool, FileError> {
-    let Temporary { path: from, mut file } = create(path)?;
-    let written = file.write_all(bytes.as_ref()).and_then(|()| file.sync_all());
-    // Unlike a rename, a link fails if the name exists.
-    let linked = written.and_then(|()| fs::hard_link(&from, path));
-    let _ = fs::remove_file(&from);
-    match linked {
-        Ok(()) => {
-            sync_dir(path);
-            Ok(true)
-        }
-        Err(source) if source.kind() == ErrorKind::AlreadyExists => Ok(false),
-        Err(source) => Err(FileError::new("write", path, source)),
-    }
-}
-
 /// Writes a file as [`write_whole`] does, with contents written by a closure.
 ///
 /// # Errors
@@ -128,25 +107,6 @@ mod tests {
             assert_eq!(fs::read_to_string(&path).unwrap(), text);
         }
         assert_eq!(names(dir), ["a.json"]);
-    }
-
-    #[test]
-    fn only_one_of_many_writers_creates_a_new_file() {
-        let dir = tempfile::tempdir().unwrap();
-        let path = dir.path().join("new/a.json");
-        let texts: Vec<String> = (0..8).map(|writer| format!("{writer}").repeat(10_000)).collect();
-        let to = &path;
-        let is_written = std::thread::scope(|scope| {
-            let all: Vec<_> = texts
-                .iter()
-                .map(|text| scope.spawn(move || write_new(to, text).unwrap()))
-                .collect();
-            all.into_iter().map(|one| one.join().unwrap()).collect::<Vec<bool>>()
-        });
-        let winner = is_written.iter().position(|written| *written).unwrap();
-        assert_eq!(is_written.iter().filter(|written| **written).count(), 1);
-        assert_eq!(fs::read_to_string(&path).unwrap(), texts[winner]);
-        assert_eq!(names(path.parent().unwrap()), ["a.json"]);
     }
 
     #[test]

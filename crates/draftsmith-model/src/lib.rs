@@ -77,7 +77,7 @@ pub use spec::{
     RopeScaling, WindowSpec,
 };
 pub use state_network::{StateNetwork, StepNetwork, UnrolledInputs};
-pub use trained_with::{check_trained_with, hash_adapter_dir, hash_export};
+pub use trained_with::{check_trained_with, hash_export};
 pub use weights::{
     NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, check_finite, end_weight_files,
     hash_first_layers, hash_model_dir, read_id_lists, read_metadata, weight_files, write_id_lists,

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use draftsmith_files::{hash_bytes, hash_file};
+use draftsmith_files::hash_bytes;
 
 use crate::error::ModelError;
 use crate::weights::weight_files;
@@ -45,15 +45,6 @@ pub fn hash_export<E: From<ModelError>>(
     Ok(hash_bytes(format!("{} {shape}", hashes.join(" ")).as_bytes()))
 }
 
-/// Computes the hash by which a head identifies its adapter. It covers the adapter's weights in
-/// `dir` and its exit layer.
-///
-/// # Errors
-/// If a file cannot be read.
-pub fn hash_adapter_dir(dir: &Path, exit_layer: usize) -> Result<String, ModelError> {
-    hash_export(dir, &exit_layer.to_string(), |path| Ok(hash_file(path)?))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -71,6 +62,5 @@ mod tests {
         }
         let unread = || Err(ModelError::Device("unread".to_owned()));
         assert!(check_trained_with(("head", Path::new("one")), "draft", None, unread).is_ok());
-        assert!(hash_adapter_dir(Path::new("absent"), 2).is_err());
     }
 }

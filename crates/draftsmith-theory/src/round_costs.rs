@@ -74,7 +74,8 @@ impl RoundCosts {
     ///
     /// # Errors
     /// As [`new`](Self::new).
-    pub fn from_line(drafter: DrafterId, line: CostModel) -> Result<Self, TheoryError> {
+    #[cfg(test)]
+    pub(crate) fn from_line(drafter: DrafterId, line: CostModel) -> Result<Self, TheoryError> {
         let verify = |rows| line.target_seconds + rows * line.row_seconds;
         let draft_seconds = BTreeMap::from([(drafter, line.draft_seconds)]);
         Self::new(draft_seconds, vec![verify(1.0), verify(2.0)])
