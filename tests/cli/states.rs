@@ -268,7 +268,7 @@ fn write(path: &Path, ids: &[u32], layers: &Layers, in_bf16: bool) -> std::io::R
     file.write_all(&data)
 }
 
-/// Reads the header of a safetensors file. Returns it with the place of the first tensor.
+/// Returns the header of a safetensors file, and the offset in bytes at which the tensors begin.
 fn header_of(bytes: &[u8]) -> (Map<String, Value>, usize) {
     let start = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
     (serde_json::from_slice(&bytes[8..start]).unwrap(), start)

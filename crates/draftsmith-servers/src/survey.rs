@@ -1,7 +1,7 @@
 //! `survey`: estimates whether speculation pays, with a draft model, a trained drafter or neither.
 //!
-//! The target answers some prompts, the drafter is recorded along the answers as in `record`,
-//! and every stop rule is replayed at given or measured costs. With so few prompts we
+//! The target answers some prompts. The drafter is recorded along the answers as in `record`, and
+//! every stop rule is replayed at given or measured costs. With so few prompts we
 //! cross-validate: each half of the answers is scored with the settings and heads chosen on the
 //! other half. A survey writes only to a temporary directory; the command writes a server's settings,
 //! if it chose some, to `survey-SERVER/`. If servers run the target, it uses
@@ -258,8 +258,8 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
     })
 }
 
-/// Creates a recipe of the target and the drafter, if any. A directory that is not there is a name on the
-/// Hub, and so a draft model.
+/// Creates a recipe of the target and the drafter, if any. If the drafter is no directory here, it is
+/// the name of a draft model on the Hub.
 fn recipe_of(settings: &SurveySettings) -> Result<Recipe> {
     let mut drafters = DrafterRecipes::default();
     if let Some(dir) = &settings.draft {
@@ -311,7 +311,12 @@ fn check_server(server: &ServerRecipe, decoding: &Decoding) -> Result<()> {
 }
 
 impl Surveyor<'_> {
-    /// Returns how servers load the target with the drafter.
+    /// Returns whether the drafter is a separate model.
+    fn has_draft_model(&self) -> bool {
+        self.workspace.models.draft_dir().is_some()
+    }
+
+    /// Returns the settings with which servers draft with the drafter.
     ///
     /// # Errors
     /// If no server can load the drafter.
@@ -330,7 +335,7 @@ impl Surveyor<'_> {
     fn max_length(&self) -> usize {
         let drafter = self.recipe.drafters.get(DrafterId::DRAFT);
         let most = drafter.and_then(|it| it.kind.most_candidates());
-        MAX_LENGTH.min(most.unwrap_or(MAX_LENGTH))
+        most.map_or(MAX_LENGTH, |most| most.min(MAX_LENGTH))
     }
 
     /// Shows a note with the number of tokens to decode and the approximate duration.

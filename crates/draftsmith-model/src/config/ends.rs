@@ -19,8 +19,8 @@ const TEXT: &str = "text_config";
 const EMBEDDING_SCALES: [&str; 2] = ["embedding_multiplier", "scale_emb"];
 const LOGIT_SCALES: [&str; 4] =
     ["logits_scaling", "logit_scale", "dim_model_base", "lm_head_multiplier"];
-/// The keys of a family that we do not know which have a meaning here: sizes, which a drafter takes over,
-/// and what the ends need.
+/// The keys that we read of an unknown family: the sizes, which a drafter takes over, and what the
+/// ends need.
 const READ: [&str; 13] = [
     "vocab_size",
     "hidden_size",

@@ -103,7 +103,7 @@ pub struct Probe {
 /// Surveys a target and a drafter.
 pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let Surveyor { ref answers, decoding, seed, watch, .. } = *surveyor;
-    let is_model = surveyor.workspace.models.draft_dir().is_some();
+    let is_model = surveyor.has_draft_model();
     let num_passes = if is_model { 3 } else { 1 };
     let progress = Progress::new(watch, "survey", "answers", num_passes * answers.len() as u64);
     let (agreement, overlap) = match is_model {
@@ -166,11 +166,13 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
 
 /// The recordings of the drafter.
 struct PairRecordings {
-    /// The recordings along all answers, in order, without a head that was trained for the survey.
+    /// The recordings along all answers, in order. Only a head that came with the drafter predicts in
+    /// them.
     whole: Recordings,
     /// The same recordings in two halves.
     halves: Halves,
-    /// Each half with predictions of a head trained on the other; `None` with too few answers.
+    /// Each half with predictions of a head trained on the other; `None` with too few
+    /// answers, or if the drafter is not a separate model.
     with_heads: Option<Halves>,
     /// The drafter, with one of these heads if there are some.
     drafters: LoadedDrafters,
@@ -200,7 +202,7 @@ impl PairRecordings {
 
         let [one, other] = &numbers;
         let mut probes = [None, None];
-        if surveyor.workspace.models.draft_dir().is_some() {
+        if surveyor.has_draft_model() {
             progress.message("probing what a head could know");
             probes = [surveyor.probe(other, &recorded)?, surveyor.probe(one, &recorded)?];
         }

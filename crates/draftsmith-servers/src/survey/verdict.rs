@@ -56,7 +56,7 @@ pub struct HeadOutlook {
     pub speedup: Estimate,
 }
 
-/// What a survey knows of acceptance heads that could be trained.
+/// What a survey knows about the benefit of training an acceptance head.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum KnownOfHeads<'a> {
     /// The expected gains.

@@ -147,7 +147,7 @@ impl Frozen<'_> {
     }
 }
 
-/// Returns whether a mixture shares its forward with no other.
+/// Returns whether a mixture needs a forward of its own.
 fn has_own_forward(draft: &DrafterModel, mixture: &Mixture) -> bool {
     draft.drafts_by_round() || !mixture.branches.is_empty()
 }
