@@ -15,7 +15,7 @@ use draftsmith_theory::{SeededDraws, argmax, log_softmax};
 use half::bf16;
 use serde_json::{Map, Value, json};
 
-use crate::support::{Place, Ran, model, read_request};
+use crate::support::{Place, Ran, model, read_named_request};
 
 /// The layers before the states that the drafter reads, and the number of all layers.
 const LAYERS: [usize; 4] = [2, 4, 5, 8];
@@ -39,6 +39,12 @@ struct Fault {
     /// Divides log-probabilities' logits.
     temperature: Option<f32>,
     in_bf16: bool,
+    /// Whether only requests without `prompt_logprobs` are at fault, as those that read a cached prefix.
+    without_log_probs: bool,
+    /// Whether states after middle layers are those of the request before, as far as they reach.
+    is_stale: bool,
+    /// Whether the server never answers a request for states, and holds its lock.
+    hangs: bool,
     /// The number of requests for states after which the server fails.
     fails_after: Option<usize>,
 }
@@ -56,6 +62,10 @@ struct Served {
     fault: Arc<Mutex<Fault>>,
     num_states: Arc<AtomicUsize>,
     num_responses: AtomicUsize,
+    /// The states of the last request.
+    before: Mutex<Layers>,
+    /// The connections of requests without an answer, and their locks.
+    held: Mutex<Vec<(TcpStream, File)>>,
 }
 
 impl Mock {
@@ -71,6 +81,8 @@ impl Mock {
             fault: fault.clone(),
             num_states: num_states.clone(),
             num_responses: AtomicUsize::new(0),
+            before: Mutex::default(),
+            held: Mutex::default(),
         });
         std::thread::spawn(move || {
             for stream in listener.incoming() {
@@ -92,12 +104,19 @@ impl Mock {
 
 impl Served {
     fn meet(&self, mut stream: TcpStream) -> std::io::Result<()> {
-        let Some((_, body)) = read_request(&mut BufReader::new(&stream)) else { return Ok(()) };
+        let Some((_, name, body)) = read_named_request(&mut BufReader::new(&stream)) else {
+            return Ok(());
+        };
         let body: Value = serde_json::from_slice(&body)?;
         let ids: Vec<u32> = serde_json::from_value(body["prompt"].clone())?;
+        if body["max_tokens"] == 1 && self.fault.lock().unwrap().hangs {
+            let lock = lock_of(&self.path_of(&name))?;
+            self.held.lock().unwrap().push((stream, lock));
+            return Ok(());
+        }
         let answer = match body["max_tokens"].as_u64() {
-            Some(1) => self.states(&ids, body["prompt_logprobs"].is_number())?,
-            most => Some(self.respond(&ids, most.unwrap_or(0) as usize, &body)?),
+            Some(1) => self.states(&name, &ids, body["prompt_logprobs"].is_number())?,
+            most => Some(self.respond(&name, &ids, most.unwrap_or(0) as usize, &body)?),
         };
         let (status, answer) = match answer {
             Some(answer) => (200, answer.to_string()),
@@ -108,6 +127,10 @@ impl Served {
             "HTTP/1.1 {status} X\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{answer}",
             answer.len()
         )
+    }
+
+    fn path_of(&self, name: &str) -> PathBuf {
+        self.dir.join(format!("cmpl-{name}-0-0a1b2c3d.safetensors"))
     }
 
     /// The states after some layers, and the logits of all positions.
@@ -122,7 +145,13 @@ impl Served {
     }
 
     /// Answers with a response. As vLLM does for every request, it stores the prompt's states too.
-    fn respond(&self, prompt: &[u32], most: usize, body: &Value) -> std::io::Result<Value> {
+    fn respond(
+        &self,
+        name: &str,
+        prompt: &[u32],
+        most: usize,
+        body: &Value,
+    ) -> std::io::Result<Value> {
         let (num_before, mut ids) = (prompt.len(), prompt.to_vec());
         let mut draws = SeededDraws::new(body["seed"].as_u64().unwrap_or(0), &["mock"]);
         let is_greedy = body["temperature"] == 0.0;
@@ -143,8 +172,8 @@ impl Served {
         }
         let is_ended = ids.last() == Some(&1);
         let finish = if is_ended { "stop" } else { "length" };
-        let number = self.num_responses.fetch_add(1, Ordering::SeqCst);
-        let path = self.dir.join(format!("cmpl-r{number}-0-0a1b2c3d.safetensors"));
+        self.num_responses.fetch_add(1, Ordering::SeqCst);
+        let path = self.path_of(name);
         let lock = lock_of(&path)?;
         write_later((path.clone(), lock), prompt.to_vec(), self.run(prompt).0, false);
         Ok(json!({
@@ -156,22 +185,28 @@ impl Served {
         }))
     }
 
-    fn states(&self, ids: &[u32], is_proof: bool) -> std::io::Result<Option<Value>> {
+    fn states(&self, name: &str, ids: &[u32], is_proof: bool) -> std::io::Result<Option<Value>> {
         let fault = *self.fault.lock().unwrap();
         let number = self.num_states.fetch_add(1, Ordering::SeqCst);
         if fault.fails_after.is_some_and(|most| number >= most) {
             return Ok(None);
         }
+        let path = self.path_of(name);
+        let lock = lock_of(&path)?;
         let (mut layers, mut logits) = self.run(ids);
-        if let Some(change) = fault.states {
+        let before = std::mem::replace(&mut *self.before.lock().unwrap(), layers.clone());
+        if fault.is_stale {
+            for (own, before) in layers[..3].iter_mut().zip(&before) {
+                let num = own.len().min(before.len());
+                own[..num].copy_from_slice(&before[..num]);
+            }
+        }
+        if let Some(change) = fault.states.filter(|_| !(fault.without_log_probs && is_proof)) {
             change(&self.target, ids, &mut layers);
         }
         if let Some(temperature) = fault.temperature {
             logits.iter_mut().for_each(|x| *x /= temperature);
         }
-        let name = format!("cmpl-{number}-0-0a1b2c3d.safetensors");
-        let path = self.dir.join(&name);
-        let lock = lock_of(&path)?;
         let rows: Vec<&[f32]> = logits.chunks_exact(self.target.shape().vocab_size).collect();
         let top = |row: &[f32]| most_probable(&log_softmax(row), 20);
         let last = top(rows[rows.len() - 1]);
@@ -390,7 +425,7 @@ fn the_proof_finds_every_fault_and_no_innocent() {
     let found = examine(&place).json();
     assert_eq!(found["layers"], json!(LAYERS));
     let command = found["command"].as_str().unwrap();
-    assert!(command.contains("\"eagle_aux_hidden_state_layer_ids\": [2, 4, 5, 8]"), "{command}");
+    assert!(command.contains("\"eagle_aux_hidden_state_layer_ids\":[2,4,5,8]"), "{command}");
     assert!(found["examined"]["mean_error"].as_f64().unwrap() < 1e-4, "{found}");
     assert_eq!(found["examined"]["num_rows"], NUM_PROMPTS);
     mock.with(Fault { in_bf16: true, ..Fault::default() });
@@ -506,6 +541,232 @@ fn the_proof_finds_every_fault_and_no_innocent() {
     examine(&place).fails_naming(&["other prompt tokens"]);
 }
 
+/// Faults of states after middle layers, and whether a proof without local layers must find them.
+const MIDDLE_FAULTS: [(&str, ChangeStates, bool); 15] = [
+    ("another layer", |target, ids, all| all[1] = states_after(target, ids, 3), false),
+    (
+        "two other layers",
+        |target, ids, all| {
+            (all[1], all[2]) = (states_after(target, ids, 6), states_after(target, ids, 7))
+        },
+        false,
+    ),
+    ("exchanged layers", |_, _, all| all.swap(1, 2), false),
+    ("normed", |target, _, all| all[1] = normed(target, &all[1]), false),
+    ("doubled", |_, _, all| all[1].iter_mut().for_each(|x| *x *= 2.0), false),
+    ("shifted", |_, _, all| all[1].rotate_right(WIDTH), true),
+    (
+        "all but the last shifted",
+        |_, _, all| all[..3].iter_mut().for_each(|own| own.rotate_right(WIDTH)),
+        true,
+    ),
+    (
+        "shuffled",
+        |_, _, all| {
+            let states: Vec<Vec<f32>> = all[2].chunks(WIDTH).map(<[f32]>::to_vec).collect();
+            let order = (0..states.len()).map(|nth| (nth * 7 + 3) % states.len());
+            all[2] = order.flat_map(|nth| states[nth].clone()).collect();
+        },
+        true,
+    ),
+    ("another prompt's", |target, _, all| all[1] = other_prompts(target, &all[1], 4), true),
+    (
+        "noise",
+        |_, _, all| {
+            let mut draws = SeededDraws::new(all[1].len() as u64, &["noise"]);
+            all[1].iter_mut().for_each(|x| *x = draws.uniform() as f32 - 0.5);
+        },
+        true,
+    ),
+    (
+        "constant",
+        |_, _, all| {
+            let one = all[1][..WIDTH].to_vec();
+            all[1].chunks_mut(WIDTH).enumerate().for_each(|(nth, state)| {
+                let scale = 1.0 + 1e-3 * nth as f32;
+                state.iter_mut().zip(&one).for_each(|(x, one)| *x = scale * one);
+            });
+        },
+        true,
+    ),
+    ("tiny", |_, _, all| all[1].iter_mut().for_each(|x| *x *= 1e-38), true),
+    ("large", |_, _, all| all[1].iter_mut().for_each(|x| *x *= 1e6), true),
+    ("huge", |_, _, all| all[1].iter_mut().for_each(|x| *x *= 1e30), true),
+    (
+        "tiny at the last token",
+        |_, _, all| {
+            let from = all[1].len() - WIDTH;
+            all[1][from..].iter_mut().for_each(|x| *x *= 1e-30);
+        },
+        true,
+    ),
+];
+
+fn states_after(target: &CausalLm, ids: &[u32], layer: usize) -> Vec<f32> {
+    vectors::values(target.exit_states(ids_tensor(ids), layer))
+}
+
+fn normed(target: &CausalLm, states: &[f32]) -> Vec<f32> {
+    let shape = [1, states.len() / WIDTH, WIDTH];
+    vectors::values(target.final_norm(vectors::tensor(states.to_vec(), shape, &Device::flex())))
+}
+
+/// Replaces the first 16 states by those of another prompt after `layer`.
+fn other_prompts(target: &CausalLm, states: &[f32], layer: usize) -> Vec<f32> {
+    let num = (states.len() / WIDTH).min(16);
+    let other: Vec<u32> = (0..num as u32).map(|nth| 300 + 37 * nth).collect();
+    let mut states = states.to_vec();
+    states[..num * WIDTH].copy_from_slice(&states_after(target, &other, layer));
+    states
+}
+
+#[test]
+fn states_after_middle_layers_are_proved_or_called_unproved() {
+    const UNPROVED: &str = "not proved: which middle layers these are";
+    let (place, mock) = place();
+    let only_ends = format!("models.target={}", write_ends(&place, "ends").display());
+    let set = ["--set", "name=ends", "--set", &only_ends];
+    place.run(&[&["build-data", "served.toml"][..], &set].concat()).ok();
+    let ends = || place.run(&[&["server", "states", "served.toml"][..], &set].concat());
+    let stale = Fault { is_stale: true, ..Fault::default() };
+    let faults = MIDDLE_FAULTS.map(|(name, states, is_found)| {
+        (name, Fault { states: Some(states), ..Fault::default() }, is_found)
+    });
+    for (name, fault, is_found) in faults.into_iter().chain([("stale", stale, true)]) {
+        for in_bf16 in [false, true] {
+            mock.with(Fault { in_bf16, ..fault });
+            let found = examine(&place);
+            assert!(found.stderr.contains("row `"), "{name}, bf16: {in_bf16}: {}", found.stderr);
+            found.fails_naming(&["hint: "]);
+            let found = ends();
+            match is_found {
+                true => assert!(found.stderr.contains("row `"), "{name}: {}", found.stderr),
+                false => assert!(found.stderr.contains(UNPROVED), "{name}: {}", found.stderr),
+            }
+        }
+    }
+    // Right states are proved as far as they can be.
+    mock.with(Fault::default());
+    let found = examine(&place);
+    assert!(found.stderr.contains("after the layers [2, 4, 5, 8] they are those of the local"));
+    assert!(
+        found.stderr.contains("not proved: that the target is no fine-tune"),
+        "{}",
+        found.stderr
+    );
+    let found = ends();
+    assert!(found.stderr.contains("after layer 5 they belong to their tokens"), "{}", found.stderr);
+    assert!(found.stderr.contains(UNPROVED), "{}", found.stderr);
+    // A training stops, too.
+    let shifted = faults_named("all but the last shifted");
+    mock.with(Fault { states: Some(shifted), ..Fault::default() });
+    place
+        .run(&[&["train-drafter", "served.toml"][..], &set].concat())
+        .fails_naming(&["do not belong to the same tokens"]);
+}
+
+fn faults_named(name: &str) -> ChangeStates {
+    MIDDLE_FAULTS.into_iter().find(|(own, ..)| *own == name).expect("it is there").1
+}
+
+#[test]
+fn the_proof_looks_at_each_position_and_at_requests_of_both_forms() {
+    let (place, mock) = place();
+    // One wrong state of the last layer in every row.
+    let middle: ChangeStates = |_, _, all| {
+        let at = all[3].len() / WIDTH / 2 * WIDTH;
+        let other = all[3][..WIDTH].to_vec();
+        all[3][at..at + WIDTH].copy_from_slice(&other);
+    };
+    let last: ChangeStates = |_, _, all| {
+        let at = all[3].len() - WIDTH;
+        let other = all[3][..WIDTH].to_vec();
+        all[3][at..].copy_from_slice(&other);
+    };
+    for in_bf16 in [false, true] {
+        for wrong in [middle, last] {
+            mock.with(Fault { states: Some(wrong), in_bf16, ..Fault::default() });
+            examine(&place).fails_naming(&["hint: "]);
+        }
+    }
+    // Only requests without `prompt_logprobs` read a cached prefix.
+    let cached: ChangeStates = |target, _, all| {
+        for (own, layer) in all[..3].iter_mut().zip(LAYERS) {
+            *own = other_prompts(target, own, layer);
+        }
+    };
+    mock.with(Fault { states: Some(cached), without_log_probs: true, ..Fault::default() });
+    examine(&place).fails_naming(&["from those of the same request", "prefix caching"]);
+    // A server that lists no log-probabilities at some or all positions.
+    let some: fn(&mut Value) = |it| {
+        let lists = it["choices"][0]["prompt_logprobs"].as_array_mut();
+        lists.into_iter().flatten().skip(1).step_by(2).for_each(|list| *list = json!({}));
+    };
+    mock.with(Fault { answer: Some(some), ..Fault::default() });
+    let found = examine(&place);
+    assert!(found.stderr.contains("lists no `prompt_logprobs` at"), "{}", found.stderr);
+    found.ok();
+    let none: fn(&mut Value) = |it| {
+        let lists = it["choices"][0]["prompt_logprobs"].as_array_mut();
+        lists.into_iter().flatten().skip(1).for_each(|list| *list = json!({}));
+    };
+    mock.with(Fault { answer: Some(none), ..Fault::default() });
+    examine(&place).fails_naming(&["lists `prompt_logprobs` at no position"]);
+    // States that the training could not store.
+    let large: ChangeStates =
+        |_, _, all| all[..3].iter_mut().flatten().for_each(|x| *x = x.clamp(-1.0, 1.0) * 7e4);
+    mock.with(Fault { states: Some(large), ..Fault::default() });
+    examine(&place).fails_naming(&["too large", "features_format = \"bf16\""]);
+}
+
+#[test]
+fn files_of_requests_without_an_answer_are_removed() {
+    let (place, mock) = place();
+    // The file is there when the answer is not what it should be.
+    let other: fn(&mut Value) = |it| it["choices"][0]["token_ids"] = json!([]);
+    mock.with(Fault { answer: Some(other), ..Fault::default() });
+    examine(&place).fails_naming(&["0 token ids, expected one"]);
+    // The mock writes the last files after its answer, so that some may still be locked.
+    let told = |names: &[String]| names.iter().all(|name| name.starts_with("cmpl-draftsmith-"));
+    assert!(told(&place.names("states")));
+    // A lock that the server holds stays, which the error says.
+    mock.with(Fault { hangs: true, ..Fault::default() });
+    let hung = ["--set", "data.server.timeout_s=0.5"];
+    let hung = place.run(&[&["server", "states", "served.toml"][..], &hung].concat());
+    hung.fails_naming(&[
+        "did not answer in time",
+        "files of hidden states are left",
+        "when the server is idle",
+    ]);
+}
+
+#[test]
+fn the_printed_command_is_safe_to_paste() {
+    let (place, _mock) = place();
+    let target = place.copy_model("target", "my 'target'");
+    let dir = place.path("x'; touch pasted; '");
+    let dirs = format!("data.server.states.dirs=[{}]", json!(dir));
+    let target_key = format!("models.target={}", json!(target));
+    let set = ["--set", "name=pasted", "--set", &dirs, "--set", &target_key];
+    let found = place.run(&[&["server", "states", "served.toml", "--json"][..], &set].concat());
+    let command = found.json()["command"].as_str().unwrap().to_owned();
+    // A stand-in for `vllm` prints its arguments, each on a line.
+    place.write("vllm", "#!/bin/sh\nprintf '%s\\n' \"$@\"\n".to_owned());
+    let shell = format!("vllm() {{ sh ./vllm \"$@\"; }}\n{command}");
+    let ran = std::process::Command::new("sh")
+        .args(["-c", &shell])
+        .current_dir(place.path(""))
+        .output()
+        .unwrap();
+    let words = String::from_utf8(ran.stdout).unwrap();
+    let words: Vec<&str> = words.lines().collect();
+    assert_eq!(words[..3], ["serve", target.to_str().unwrap(), "--no-enable-prefix-caching"]);
+    let transfer: Value = serde_json::from_str(words[6]).unwrap();
+    let shared = &transfer["kv_connector_extra_config"]["shared_storage_path"];
+    assert_eq!(shared, dir.to_str().unwrap());
+    assert!(!place.path("pasted").exists());
+}
+
 #[test]
 fn a_drafter_from_served_states_equals_one_from_local_layers() {
     let (place, mock) = place();
@@ -524,8 +785,9 @@ fn a_drafter_from_served_states_equals_one_from_local_layers() {
     assert!(trained.stderr.contains("mean error 0.0000 nats"), "{}", trained.stderr);
     trained.ok();
     let num_failed = mock.num_states() - asked_before - NUM_PROMPTS;
-    // Up to three requests run at the same time, and each of four trainings fails with them.
-    assert!(num_failed <= 4 * 3 + 4, "{num_failed} requests were repeated");
+    // Up to three requests run at the same time, and each of four trainings fails with them. Each of the
+    // five trainings requests up to six rows of the proof twice.
+    assert!(num_failed <= 4 * 3 + 4 + 5 * 6, "{num_failed} requests were repeated");
     assert_eq!(place.names("states"), [""; 0], "files are deleted once they are read");
 
     let local = format!(
@@ -536,7 +798,7 @@ fn a_drafter_from_served_states_equals_one_from_local_layers() {
     );
     // Of this target, there are only the ends.
     let trained = place.run(&[&["train-drafter", "served.toml"][..], &set].concat());
-    assert!(trained.stderr.contains("no local layers were here"), "{}", trained.stderr);
+    assert!(trained.stderr.contains("not proved: which middle layers"), "{}", trained.stderr);
     trained.ok();
     // Nothing is written where the states are kept in memory or nowhere.
     for (keep, note) in [("memory", "kept in memory"), ("nowhere", "kept nowhere")] {

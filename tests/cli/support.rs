@@ -10,7 +10,12 @@ use tempfile::TempDir;
 
 /// Reads an HTTP request: its first line, and its body. `None` if the client has gone.
 pub(crate) fn read_request(reader: &mut impl BufRead) -> Option<(String, Vec<u8>)> {
-    let (mut first, mut num_bytes) = (String::new(), 0);
+    read_named_request(reader).map(|(first, _, body)| (first, body))
+}
+
+/// Reads a request: its first line, the header `x-request-id` and the body.
+pub(crate) fn read_named_request(reader: &mut impl BufRead) -> Option<(String, String, Vec<u8>)> {
+    let (mut first, mut name, mut num_bytes) = (String::new(), String::new(), 0);
     if reader.read_line(&mut first).ok()? == 0 {
         return None;
     }
@@ -19,11 +24,14 @@ pub(crate) fn read_request(reader: &mut impl BufRead) -> Option<(String, Vec<u8>
         if let Some(length) = line.to_ascii_lowercase().strip_prefix("content-length:") {
             num_bytes = length.trim().parse().unwrap();
         }
+        if let Some(own) = line.to_ascii_lowercase().strip_prefix("x-request-id:") {
+            name = own.trim().to_owned();
+        }
         line.clear();
     }
     let mut body = vec![0; num_bytes];
     reader.read_exact(&mut body).ok()?;
-    Some((first, body))
+    Some((first, name, body))
 }
 
 /// The repository's root.

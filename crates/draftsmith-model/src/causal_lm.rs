@@ -205,6 +205,11 @@ impl CausalLm {
         &self.config.shape
     }
 
+    /// Returns the number of leading layers that were loaded.
+    pub fn num_here(&self) -> usize {
+        self.num_here
+    }
+
     fn check_here(&self, layers: &Range<usize>) {
         let num_here = self.num_here;
         assert!(layers.end <= num_here, "only the model's first {num_here} layers were loaded");

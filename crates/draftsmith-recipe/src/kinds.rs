@@ -30,8 +30,8 @@ use draftsmith_model::{
 use draftsmith_theory::{Bounds, DrafterId, HeadTiming, RoundForwards, StopRuleConfig};
 use draftsmith_theory::{DecodingName, ModelSummary, Road};
 use draftsmith_train::{
-    Ending, HeadLabels, HeadTraining, OptimizerSettings, Teaching, TrainError, TrainedExport,
-    TrainingRun,
+    Ending, FeatureFormat, HeadLabels, HeadTraining, OptimizerSettings, Teaching, TrainError,
+    TrainedExport, TrainingRun,
 };
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -63,9 +63,14 @@ pub trait KindTraining: Any {
     /// Returns the training targets: the target model's distributions or the response's tokens.
     fn teacher(&self) -> Teaching;
 
+    /// Returns the number format in which states of servers are stored; `None` if servers give none.
+    fn served_format(&self) -> Option<FeatureFormat> {
+        None
+    }
+
     /// Returns whether servers give the target's hidden states.
     fn is_served(&self) -> bool {
-        false
+        self.served_format().is_some()
     }
 
     /// Checks that a target of `num_layers` layers has all layers that the drafter reads.

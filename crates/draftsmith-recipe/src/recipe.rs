@@ -17,7 +17,7 @@ mod shared_training;
 mod trees;
 mod tune;
 
-use draftsmith_served::ServerRecipe;
+use draftsmith_served::{KeptIn, ServerRecipe};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
@@ -25,7 +25,7 @@ use burn::tensor::Device;
 use draftsmith_files::{read_text, write_whole};
 use draftsmith_model::{ModelConfig, WeightDtype};
 use draftsmith_theory::DrafterId;
-use draftsmith_train::{HeadTraining, OptimizerSettings};
+use draftsmith_train::{FeatureFormat, HeadTraining, OptimizerSettings};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
@@ -420,6 +420,15 @@ impl Recipe {
     /// Returns the servers that give the target's hidden states; `None` if its layers run here.
     pub fn states_server(&self) -> Option<&ServerRecipe> {
         self.target_elsewhere().filter(|server| server.states.is_some())
+    }
+
+    /// Returns the largest number in states of servers that all trainings of the recipe can store.
+    pub fn largest_stored_state(&self) -> f32 {
+        let states = self.states_server().and_then(|server| server.states.as_ref());
+        let is_stored = states.is_some_and(|states| states.keep != KeptIn::Nowhere);
+        let trained = self.trained_self_drafts().into_iter().filter(|_| is_stored);
+        let formats = trained.filter_map(|(_, training)| training.served_format());
+        formats.map(FeatureFormat::largest).fold(f32::MAX, f32::min)
     }
 
     /// Lists the layers of a target whose hidden states the recipe's drafters read, with its last

@@ -2,8 +2,9 @@
 //! retried, and a server that fails gets no requests for a while.
 
 use std::io::Read;
+use std::path::PathBuf;
 use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use draftsmith_theory::SeededDraws;
@@ -18,7 +19,7 @@ use super::reply::{BoundedBody, Unusable, most_bytes, read};
 use super::response::Received;
 use super::secret::Secret;
 use crate::settings::{ServerHints, ServerRecipe, StatesRecipe};
-use crate::states_file::{Untaken, discard};
+use crate::states_file::{Untaken, discard, files_of, is_deleted};
 use crate::{HELD, TargetSettings};
 
 /// The maximum number of bytes to read of an error answer.
@@ -41,6 +42,9 @@ pub(super) struct Servers {
     most_wait: Duration,
     /// The directories of the servers' hidden states, if there are any.
     states: Option<StatesRecipe>,
+    /// The start of the names of all requests, which no other process uses.
+    name: String,
+    num_requests: AtomicUsize,
     servers: Mutex<Vec<ServerState>>,
     /// Whether to stop sending requests.
     is_given_up: AtomicBool,
@@ -119,8 +123,11 @@ impl Servers {
             let url = url.trim_end_matches('/').to_owned();
             ServerState { url, ..ServerState::default() }
         };
+        let since = SystemTime::UNIX_EPOCH.elapsed().unwrap_or_default().as_nanos();
         Self {
             client: HttpClient::new(recipe.timeout(), secret),
+            name: format!("draftsmith-{}-{since:x}", std::process::id()),
+            num_requests: AtomicUsize::new(0),
             hints,
             num_retries: recipe.retries,
             most_wait: recipe.timeout(),
@@ -137,6 +144,25 @@ impl Servers {
 
     fn is_given_up(&self) -> bool {
         self.is_given_up.load(Ordering::SeqCst)
+    }
+
+    /// Deletes the files of hidden states that requests without a usable answer have left, unless a
+    /// request is running. Returns a description of those that cannot be deleted, if there are any.
+    pub(super) fn sweep(&self) -> Option<String> {
+        let dirs = self.states.iter().flat_map(|states| &states.dirs);
+        let mut left: Vec<PathBuf> = dirs.flat_map(|dir| files_of(dir, &self.name)).collect();
+        if self.servers.lock().expect(HELD).iter().any(|server| server.num_running > 0) {
+            return None;
+        }
+        left.retain(|path| !is_deleted(path));
+        left.first().map(|path| {
+            format!(
+                "{} files of hidden states are left of requests without an answer, since the server has locked them or they \
+                 cannot be deleted, such as `{}`; hint: delete them when the server is idle",
+                left.len(),
+                path.display()
+            )
+        })
     }
 
     /// Requests a response from the servers, with retries. The error describes the last failure.
@@ -287,7 +313,9 @@ impl Servers {
     /// # Errors
     /// If the server does not answer, or not with a status of success.
     pub(super) fn post(&self, url: &str, body: &[u8]) -> Result<Response<Body>, Failure> {
-        let response = self.client.post(format!("{url}/completions"), body);
+        let number = self.num_requests.fetch_add(1, Ordering::Relaxed);
+        let name = self.states.as_ref().map(|_| format!("{}-{number}", self.name));
+        let response = self.client.post(format!("{url}/completions"), body, name.as_deref());
         let mut response = response.map_err(|error| unanswered(&error, &self.hints))?;
         let status = response.status().as_u16();
         if (200..=299).contains(&status) {

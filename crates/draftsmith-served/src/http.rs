@@ -38,9 +38,17 @@ impl HttpClient {
         Self { agent: config.new_agent(), secret }
     }
 
-    /// Posts a JSON body.
-    pub(crate) fn post(&self, url: String, body: &[u8]) -> Result<Response<Body>, ureq::Error> {
+    /// Posts a JSON body. vLLM names its files of a request by `name`, if there is one.
+    pub(crate) fn post(
+        &self,
+        url: String,
+        body: &[u8],
+        name: Option<&str>,
+    ) -> Result<Response<Body>, ureq::Error> {
         let mut request = self.agent.post(url).header(CONTENT_TYPE, "application/json");
+        if let Some(name) = name {
+            request = request.header("x-request-id", name);
+        }
         if let Some(token) = self.secret.header() {
             request = request.header(AUTHORIZATION, token);
         }
@@ -104,7 +112,7 @@ impl Endpoint {
     /// # Errors
     /// If the server does not answer, or answers with an error.
     pub fn post(&self, path: &str, body: &str) -> Result<Vec<u8>, ServedError> {
-        self.page(self.client.post(format!("{}{path}", self.url), body.as_bytes()))
+        self.page(self.client.post(format!("{}{path}", self.url), body.as_bytes(), None))
     }
 
     fn page(&self, response: Result<Response<Body>, ureq::Error>) -> Result<Vec<u8>, ServedError> {

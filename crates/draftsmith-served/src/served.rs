@@ -187,6 +187,9 @@ impl Served {
         let job = Job { next, listener, sender: &requests.sender };
         let tally = self.answer_through(all.into_iter(), &requests, &job);
         self.servers.give_up();
+        if let Some(left) = self.servers.sweep() {
+            listener.note(&left);
+        }
         tally?.note(listener);
         let num_filtered = self.filtered.len();
         if num_filtered > 0 {

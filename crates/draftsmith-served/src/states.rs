@@ -109,6 +109,12 @@ impl StatesClient {
         })
     }
 
+    /// Deletes the files that requests without a usable answer have left. Returns a description of those
+    /// that cannot be deleted, if there are any.
+    pub fn sweep(&self) -> Option<String> {
+        self.servers.sweep()
+    }
+
     /// Returns whether an answer named no version of vLLM.
     pub fn is_unversioned(&self) -> bool {
         self.is_unversioned.load(Ordering::Relaxed)

@@ -246,6 +246,26 @@ pub(crate) fn discard(
     open_whole(path, timeout).and_then(|_| delete(path)).map_err(Untaken::of(path))
 }
 
+/// Lists the files of a directory that belong to requests whose names begin with `name`.
+pub(crate) fn files_of(dir: &Path, name: &str) -> Vec<PathBuf> {
+    let begin = format!("cmpl-{name}-");
+    let found = fs::read_dir(dir).into_iter().flatten().flatten().map(|entry| entry.path());
+    let own = found.filter_map(|path| {
+        let name = path.file_name()?.to_str()?;
+        let own = name.strip_suffix(".lock").unwrap_or(name);
+        own.starts_with(&begin).then(|| path.with_file_name(own))
+    });
+    let mut own: Vec<PathBuf> = own.collect();
+    own.sort();
+    own.dedup();
+    own
+}
+
+/// Deletes a file with its lock. Returns false if the server holds it, or it cannot be deleted.
+pub(crate) fn is_deleted(path: &Path) -> bool {
+    wait_for_lock(&lock_path(path), Duration::ZERO).is_ok() && delete(path).is_ok()
+}
+
 fn local_path(states: &StatesRecipe, (number, named): (usize, &str)) -> Result<PathBuf, Untaken> {
     states.local_path(number, named).map_err(Untaken::unreadable)
 }

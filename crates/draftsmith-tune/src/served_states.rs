@@ -1,31 +1,35 @@
 //! Hidden states of a target that servers run (`features = "server"`): requests for rows, the proof
 //! that the states are the target's, and what it costs.
 
+mod middle;
 mod proof;
 
 use std::sync::Arc;
 use std::thread::Builder;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::ResponseRow;
 use draftsmith_files::in_bytes;
 use draftsmith_model::{CausalLm, WeightDtype};
 use draftsmith_recipe::Recipe;
+use draftsmith_recipe::exports::servers::{quoted, served_path};
 use draftsmith_recipe::watch::{Progress, Watch};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_served::{
-    KeptIn, ServedError, ServedStates, ServerHints, ServerRecipe, StatesAsk, StatesClient,
-    side_by_side,
+    KeptIn, ServedStates, ServerHints, ServerRecipe, StatesAsk, StatesClient, side_by_side,
 };
 use draftsmith_train::{GivenStates, Keeping, StatesRow, StatesSource, StatesStream, TrainError};
 use serde::Serialize;
+use serde_json::json;
 
 use self::proof::Prover;
 use crate::server_access::recipe_token;
 
 /// The memory for states of rows that are requested at the same time, in bytes.
 const MOST_BYTES: usize = 1 << 30;
+/// The most parameters of local layers that the proof runs.
+const MOST_PARAMETERS: usize = 4_000_000_000;
 
 /// A target on servers that give its hidden states, with its local ends: embeddings, final norm and
 /// LM head.
@@ -41,20 +45,28 @@ struct ServerParts {
     /// The numbers of layers before the states that the servers store, in rising order.
     layers: Vec<usize>,
     ends: CausalLm,
-    /// The target's first layers; `None` if they are not here.
-    first_layers: Option<CausalLm>,
+    /// The target's first layers, as many as are here and the proof runs; `None` if there are none.
+    local: Option<CausalLm>,
+    /// The largest number that can be stored.
+    largest: f32,
 }
 
 /// What the proof of some rows found.
 #[derive(Debug, Default)]
 pub(crate) struct Proved {
     num_rows: usize,
-    /// The sums of errors in nats over the proof's rows, and their number.
+    /// The sum of mean errors in nats over the proof's rows, and the number of these rows.
     errors: (f64, usize),
+    /// The number of positions of the proof's rows with log-probabilities, and of all their positions.
+    positions: (usize, usize),
     num_tokens: usize,
     num_bytes: u64,
+    /// The time of the second requests for the proof's rows, and the number of their tokens.
+    again: (Duration, usize),
     /// What is known about the middle layers.
     middle: String,
+    /// The files that the servers left, if there are any.
+    left: Option<String>,
 }
 
 impl<'a> StatesServer<'a> {
@@ -72,17 +84,10 @@ impl<'a> StatesServer<'a> {
         let secret = recipe_token(server)?;
         let vocab_size = ends.shape().vocab_size;
         let client = StatesClient::new(server, secret, vocab_size, ServerHints::OF_RECIPE)?;
-        let models = &workspace.models;
-        // A checkpoint with only the ends lacks them. They serve the proof only.
-        let first_layers = CausalLm::load(
-            models.target_dir(),
-            WeightDtype::F32,
-            Some(proof::NUM_LAYERS),
-            models.device(),
-        );
-        let (server, ends, first_layers) = (server.clone(), ends.clone(), first_layers.ok());
-        let parts = Arc::new(ServerParts { client, server, layers, ends, first_layers });
-        Ok(Self { parts, watch })
+        let local = local_layers(workspace, &layers);
+        let (server, ends) = (server.clone(), ends.clone());
+        let parts = ServerParts { client, server, layers, ends, local, largest: f32::INFINITY };
+        Ok(Self { parts: Arc::new(parts), watch })
     }
 
     /// Prepares the client of a recipe's servers. The local ends compute in `dtype`.
@@ -96,7 +101,10 @@ impl<'a> StatesServer<'a> {
         watch: &'a dyn Watch,
     ) -> Result<Self> {
         let ends = workspace.models.target_of_adapters(dtype)?;
-        Self::open(served_layers(recipe, workspace)?, workspace, ends, watch)
+        let opened = Self::open(served_layers(recipe, workspace)?, workspace, ends, watch)?;
+        let mut parts = Arc::into_inner(opened.parts).expect("nothing else holds them yet");
+        parts.largest = recipe.largest_stored_state();
+        Ok(Self { parts: Arc::new(parts), watch })
     }
 
     /// Requests all rows, as [`ServerParts::each`] does, until the user stops the job.
@@ -116,8 +124,18 @@ impl<'a> StatesServer<'a> {
             false => "",
             true => "\n  the server names no version of vLLM, so it may be older than 0.31",
         };
+        let (num_compared, num_all) = proved.positions;
+        let unlisted = match num_compared < num_all {
+            false => String::new(),
+            true => format!(
+                "\n  the server lists no `prompt_logprobs` at {} positions, which were not compared",
+                num_all - num_compared
+            ),
+        };
+        let left = proved.left.as_ref().map_or_else(String::new, |left| format!("\n  {left}"));
         format!(
-            "hidden states of {} rows: proved, mean error {:.4} nats ({num} at every position)\n  {}{unversioned}",
+            "hidden states of {} rows: proved at {num_compared} positions of {num} rows, mean error {:.4} nats\n{}{unlisted}\
+             {unversioned}{left}",
             proved.num_rows,
             sum / num.max(1) as f64,
             proved.middle
@@ -135,10 +153,13 @@ impl<'a> StatesServer<'a> {
 }
 
 impl ServerParts {
-    /// Requests the states of rows at the same time.
-    fn fetch(&self, asks: &[StatesAsk<'_>]) -> Result<Vec<ServedStates>, ServedError> {
+    /// Requests the states of rows at the same time. After a failure, deletes the files that were left.
+    fn fetch(&self, asks: &[StatesAsk<'_>]) -> Result<Vec<ServedStates>, TrainError> {
         let new_thread = || Builder::new().name("states".to_owned());
-        side_by_side(new_thread, asks, |ask| self.client.fetch(*ask))
+        side_by_side(new_thread, asks, |ask| self.client.fetch(*ask)).map_err(|error| {
+            let left = self.client.sweep().map_or_else(String::new, |left| format!("; {left}"));
+            TrainError::States(format!("{error}{left}"))
+        })
     }
 
     /// Requests all rows, proves their states and passes those after `layers` to `keep`. `num_proofs`
@@ -158,7 +179,7 @@ impl ServerParts {
         let row_bytes = longest * self.layers.len() * width * size_of::<f32>();
         let at_once = (MOST_BYTES / (2 * row_bytes).max(1)).clamp(1, self.server.concurrency);
         let every = rows.len().div_ceil(num_proofs.max(1)).max(1);
-        let mut prover = Prover::new(&self.ends, self.first_layers.as_ref(), &self.layers);
+        let mut prover = Prover::new(&self.ends, self.local.as_ref(), &self.layers, self.largest);
         let mut proved = Proved::default();
         let asks = rows.iter().enumerate().map(|(nth, row)| StatesAsk {
             id: row.id,
@@ -175,25 +196,35 @@ impl ServerParts {
             if is_interrupted() {
                 return Err(TrainError::Stopped);
             }
-            let states =
-                self.fetch(chunk).map_err(|error| TrainError::States(error.to_string()))?;
+            let states = self.fetch(chunk)?;
+            let again = chunk.iter().filter(|ask| ask.is_proof);
+            let again: Vec<_> = again.map(|ask| StatesAsk { is_proof: false, ..*ask }).collect();
+            let begun = Instant::now();
+            let mut seconds = self.fetch(&again)?.into_iter();
+            proved.again.0 += begun.elapsed();
             for ((ask, mut states), nth) in chunk.iter().zip(states).zip(first..) {
-                let found = prover.prove(ask, &states);
-                let (error, mut last) = found.map_err(|why| {
+                let refused = |why| {
                     TrainError::States(format!("row `{}`: the served hidden states {why}", ask.id))
-                })?;
+                };
+                let (error, mut last) = prover.prove(ask, &states).map_err(refused)?;
                 proved.num_rows += 1;
                 proved.num_tokens += ask.ids.len();
                 proved.num_bytes += states.num_bytes;
                 if ask.is_proof {
+                    let second = seconds.next().expect("each of them was requested again");
+                    prover.check_again(ask, &states, &second).map_err(refused)?;
                     proved.errors = (proved.errors.0 + error, proved.errors.1 + 1);
+                    let (num_compared, num_all) = proved.positions;
+                    proved.positions = (num_compared + states.known.len(), num_all + ask.ids.len());
+                    proved.again.1 += ask.ids.len();
                 }
                 last.drain(..rows[nth].first_supervised * width);
                 let own = places.iter().map(|place| std::mem::take(&mut states.layers[*place]));
                 keep(nth, GivenStates { layers: own.collect(), last })?;
             }
         }
-        proved.middle = prover.middle_text();
+        proved.middle = prover.middle.text();
+        proved.left = self.client.sweep();
         Ok(proved)
     }
 }
@@ -303,7 +334,7 @@ pub struct ExaminedStates {
     pub num_bytes: u64,
     /// The bytes of their states on the disk, at 16 bits per number.
     pub num_stored_bytes: u64,
-    /// The hours that they take, at the speed of the proved rows.
+    /// The hours that they take, at the speed of the proved rows' second requests.
     pub hours: f64,
 }
 
@@ -323,6 +354,18 @@ impl ExaminedStates {
     }
 }
 
+/// Loads the target's first layers: those before as many of the states after `layers` as have their layers
+/// here, with at most [`MOST_PARAMETERS`].
+fn local_layers(workspace: &Workspace, layers: &[usize]) -> Option<CausalLm> {
+    let models = &workspace.models;
+    let config = models.target_config().ok()?;
+    let of_layer = config.num_parameters() / config.shape.num_layers.max(1);
+    let fitting = layers.iter().rev().filter(|layer| **layer * of_layer <= MOST_PARAMETERS);
+    let load =
+        |num| CausalLm::load(models.target_dir(), WeightDtype::F32, Some(num), models.device());
+    fitting.map(|num| load(*num)).find_map(Result::ok)
+}
+
 /// Says how to start a server for the recipe's drafters.
 ///
 /// # Errors
@@ -337,14 +380,22 @@ pub fn how_to_serve(recipe: &Recipe, workspace: &Workspace) -> Result<StatesOutc
 fn server_command(recipe: &Recipe, server: &ServerRecipe, layers: &[usize]) -> String {
     let states = server.states.as_ref();
     let dir = states.and_then(|states| states.server_dirs.first().or(states.dirs.first()));
-    let dir = dir.map_or("/dev/shm/states".to_owned(), |dir| dir.display().to_string());
+    let dir = dir.map_or("/dev/shm/states".into(), |dir| dir.to_string_lossy());
+    let drafting = json!({
+        "method": "extract_hidden_states",
+        "num_speculative_tokens": 1,
+        "draft_model_config": { "hf_config": { "eagle_aux_hidden_state_layer_ids": layers } },
+    });
+    let transfer = json!({
+        "kv_connector": "ExampleHiddenStatesConnector",
+        "kv_role": "kv_producer",
+        "kv_connector_extra_config": { "shared_storage_path": dir },
+    });
     format!(
-        "vllm serve {} --no-enable-prefix-caching \\\n  --speculative-config '{{\"method\": \"extract_hidden_states\", \
-         \"num_speculative_tokens\": 1,\n    \"draft_model_config\": {{\"hf_config\": \
-         {{\"eagle_aux_hidden_state_layer_ids\": {layers:?}}}}}}}' \\\n  --kv-transfer-config '{{\"kv_connector\": \
-         \"ExampleHiddenStatesConnector\", \"kv_role\": \"kv_producer\",\n    \"kv_connector_extra_config\": \
-         {{\"shared_storage_path\": \"{dir}\"}}}}'",
-        recipe.models.target.display()
+        "vllm serve {} --no-enable-prefix-caching \\\n  --speculative-config {} \\\n  --kv-transfer-config {}",
+        quoted(&served_path(&recipe.models.target, false)),
+        quoted(&drafting.to_string()),
+        quoted(&transfer.to_string())
     )
 }
 
@@ -371,10 +422,11 @@ pub fn examine(
     let num = target.num_proofs();
     let every = rows.len().div_ceil(num).max(1);
     let some: Vec<StatesRow<'_>> = rows.iter().step_by(every).copied().collect();
-    let begun = Instant::now();
     let proved = target.each((&[], num), &some, |_, _| Ok(()))?;
     watch.line(&target.summary(&proved));
-    let hours = begun.elapsed().as_secs_f64() / 3600.0;
+    // The first requests make the server compile what it needs for `prompt_logprobs`.
+    let (time, num_timed) = proved.again;
+    let hours = time.as_secs_f64() / 3600.0 / num_timed.max(1) as f64;
     let num_tokens: usize = all.iter().map(Vec::len).sum();
     let share = num_tokens as f64 / proved.num_tokens.max(1) as f64;
     let (sum, num_proved) = proved.errors;
@@ -385,6 +437,6 @@ pub fn examine(
         num_tokens,
         num_bytes: (proved.num_bytes as f64 * share) as u64,
         num_stored_bytes: (num_tokens * target.parts.layers.len() * 2 * target.width()) as u64,
-        hours: hours * share,
+        hours: hours * num_tokens as f64,
     })
 }

@@ -12,7 +12,7 @@ use draftsmith_model::{
 };
 use draftsmith_theory::{HeadTiming, ModelSummary, Road, RoundForwards};
 use draftsmith_train::{
-    BlockTraining, Eagle3Scores, Ending, Features, OptimizerSettings, Teaching, TrainError,
+    BlockTraining, Eagle3Scores, Ending, FeatureFormat, OptimizerSettings, Teaching, TrainError,
     TrainedExport, TrainingRun, train_blocks,
 };
 use serde::{Deserialize, Serialize};
@@ -214,8 +214,8 @@ impl KindTraining for BlockTraining {
         self.common.teacher
     }
 
-    fn is_served(&self) -> bool {
-        self.common.features == Features::Server
+    fn served_format(&self) -> Option<FeatureFormat> {
+        self.common.served_format()
     }
 
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {

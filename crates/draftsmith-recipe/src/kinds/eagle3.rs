@@ -10,7 +10,7 @@ use draftsmith_model::{CausalLm, DrafterModel, Eagle3, Eagle3Config, ModelConfig
 use serde::{Deserialize, Serialize};
 
 use draftsmith_train::{
-    Eagle3Scores, Eagle3Training, Ending, Features, OptimizerSettings, Teaching, TrainError,
+    Eagle3Scores, Eagle3Training, Ending, FeatureFormat, OptimizerSettings, Teaching, TrainError,
     TrainedExport, TrainingRun, train_eagle3,
 };
 use serde_json::{Value, json};
@@ -184,8 +184,8 @@ impl KindTraining for Eagle3Training {
         self.teacher
     }
 
-    fn is_served(&self) -> bool {
-        self.features == Features::Server
+    fn served_format(&self) -> Option<FeatureFormat> {
+        Self::served_format(self)
     }
 
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {

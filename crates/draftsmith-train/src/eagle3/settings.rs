@@ -81,6 +81,11 @@ impl Default for Eagle3Training {
 }
 
 impl Eagle3Training {
+    /// Returns the number format in which states of servers are stored; `None` if servers give none.
+    pub fn served_format(&self) -> Option<FeatureFormat> {
+        (self.features == Features::Server).then_some(self.features_format)
+    }
+
     /// Checks every setting's range. It does not check that the target has the layers.
     ///
     /// # Errors

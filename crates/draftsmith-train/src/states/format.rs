@@ -22,6 +22,14 @@ const SCALE: usize = 4;
 const LARGEST: f32 = 127.0;
 
 impl FeatureFormat {
+    /// Returns the largest number that the format can represent.
+    pub fn largest(self) -> f32 {
+        match self {
+            Self::F16 => f16::MAX.to_f32(),
+            Self::Bf16 | Self::Int8 => bf16::MAX.to_f32(),
+        }
+    }
+
     /// Returns the size of one token's state of `width` numbers, in bytes.
     pub(crate) fn bytes_per_state(self, width: usize) -> usize {
         match self {

@@ -1,73 +1,80 @@
 //! The proof that served hidden states are the target's.
 //!
 //! The state after all layers, normed and multiplied by the LM head, must give the log-probabilities
-//! that the server itself reports. This proves the row, the positions, the norm and the head, for all
-//! states of a token, since the server stores them together. It cannot tell which middle layers the
-//! other states come from. The first of them is compared with local layers, if they are here.
+//! that the server itself reports, on average and at each position. This proves the row, the
+//! positions, the norm and the head. `middle.rs` compares the other states.
 
 use std::collections::HashMap;
 
-use burn::tensor::{Int, Tensor, TensorData};
 use draftsmith_files::hash_bytes;
 use draftsmith_model::{CausalLm, vectors};
 use draftsmith_served::{ServedStates, StatesAsk, StatesDtype};
 use draftsmith_theory::log_softmax;
 
-/// The number of first layers that the proof runs, if the first state comes from no later one.
-pub(super) const NUM_LAYERS: usize = 2;
-/// The largest relative difference between the first served state and the local one. States of
-/// neighbouring layers differ by 17 % and more; quantised weights change them by a few percent.
-const MOST_DIFFERENT: f64 = 0.1;
+use super::middle::{Middle, differences};
+
 /// The largest mean error of log-probabilities in nats, for states in f32.
 const MOST_ERROR: f64 = 1e-3;
 /// The number of positions whose logits are computed at once.
 const CHUNK: usize = 64;
 /// Log-probabilities below this one stand for minus infinity.
 const LEAST: f32 = -1000.0;
+/// The largest error of a single position, as a multiple of the largest mean error. Servers in bf16 give
+/// up to 1.14, the state of another token mostly 20 and more.
+const MOST_OF_POSITION: f64 = 4.0;
+/// The error of a single position in nats that the rounding of the ends' weights explains.
+const WEIGHTS_ERROR: f64 = 0.02;
+/// The largest difference between a token's states of two requests, as a share of the state: of servers
+/// in f32, and in 16 bits.
+const MOST_BETWEEN: [f64; 2] = [0.01, 0.5];
 
 /// Compares the states of rows with what the target must give.
 pub(super) struct Prover<'a> {
     ends: &'a CausalLm,
-    first_layers: Option<&'a CausalLm>,
+    pub(super) middle: Middle<'a>,
     /// The numbers of layers before the states.
     layers: &'a [usize],
+    /// The largest number that can be stored.
+    largest: f32,
     /// Which of the final norm's possible functions gives the log-probabilities; `None` before the
     /// first row.
     norm: Option<usize>,
     /// The rows, with the hash of their tokens, by the hash of their last states.
     seen: HashMap<String, (String, String)>,
-    /// The largest difference from the local layers so far; `None` if they were not compared.
-    most_different: Option<f64>,
 }
 
-/// The mean error of log-probabilities, and the largest error that the server's number format explains.
+/// The errors of log-probabilities in nats, and the largest one that the server's number format explains.
 #[derive(Debug, Clone, Copy)]
 struct Compared {
-    error: f64,
+    mean: f64,
+    /// The position with the largest error, and this error.
+    worst: (usize, f64),
     limit: f64,
 }
 
-impl<'a> Prover<'a> {
-    pub(super) fn new(
-        ends: &'a CausalLm,
-        first_layers: Option<&'a CausalLm>,
-        layers: &'a [usize],
-    ) -> Self {
-        Self { ends, first_layers, layers, norm: None, seen: HashMap::new(), most_different: None }
+impl Compared {
+    fn limit_of_position(&self) -> f64 {
+        MOST_OF_POSITION * self.limit + WEIGHTS_ERROR
     }
 
-    /// Describes what is known about the middle layers.
-    pub(super) fn middle_text(&self) -> String {
-        match self.most_different {
-            Some(most) => format!(
-                "the first states are those of the local layers (largest difference {:.2} %)",
-                100.0 * most
-            ),
-            None => {
-                "the other layers are distinct and finite; no local layers were here to compare"
-                    .to_owned()
-            }
-        }
+    /// Returns whether the number format explains the errors. Those that are not numbers prove nothing.
+    fn is_proved(&self, num_positions: usize) -> bool {
+        let mean = if num_positions > 1 { self.limit } else { self.limit_of_position() };
+        self.mean <= mean && self.worst.1 <= self.limit_of_position()
+    }
+}
+
+impl<'a> Prover<'a> {
+    /// Prepares the proof with the target's ends and those of its layers that are here. `largest` is the
+    /// largest number that can be stored.
+    pub(super) fn new(
+        ends: &'a CausalLm,
+        local: Option<&'a CausalLm>,
+        layers: &'a [usize],
+        largest: f32,
+    ) -> Self {
+        let middle = Middle::new(local, layers);
+        Self { ends, middle, layers, largest, norm: None, seen: HashMap::new() }
     }
 
     /// Applies the target's final norm to states, `[tokens, hidden]`, with each function that it may
@@ -98,13 +105,15 @@ impl<'a> Prover<'a> {
         states: &ServedStates,
     ) -> Result<(f64, Vec<f32>), String> {
         self.check_values(ask, states)?;
-        // A single position has a larger error than the mean of many.
-        let slack = if ask.is_proof { 1.0 } else { 2.0 };
-        // An error that is not a number proves nothing either.
-        let is_proved = |compared: &Compared| compared.error <= slack * compared.limit;
+        let num_known = states.known.len();
+        if ask.is_proof && num_known == 1 && ask.ids.len() > 1 {
+            return Err("cannot be proved: the server lists `prompt_logprobs` at no position; hint: let it return them, as \
+                        vLLM does by default (`--max-logprobs 20`)"
+                .to_owned());
+        }
         let possible = self.normed(states);
-        let num_proved = possible.iter().filter(|(.., compared)| is_proved(compared)).count();
-        let best = possible.into_iter().min_by(|(.., a), (.., b)| a.error.total_cmp(&b.error));
+        let num_proved = possible.iter().filter(|(.., it)| it.is_proved(num_known)).count();
+        let best = possible.into_iter().min_by(|(.., a), (.., b)| a.mean.total_cmp(&b.mean));
         let (norm, normed, compared) = best.expect("the final norm has a function");
         match num_proved {
             0 => return Err(self.blame(ask, states, &normed, compared)),
@@ -117,8 +126,36 @@ impl<'a> Prover<'a> {
                 );
             }
         }
-        self.check_first(ask, states)?;
-        Ok((compared.error, normed))
+        if ask.is_proof {
+            self.middle.check(ask, states)?;
+        }
+        Ok((compared.mean, normed))
+    }
+
+    /// Checks that the states of a second request for a row, without log-probabilities of the prompt, are
+    /// those of the first one. Only the second one can read a cached prefix.
+    ///
+    /// # Errors
+    /// If they differ by more than the server's number format explains.
+    pub(super) fn check_again(
+        &self,
+        ask: &StatesAsk<'_>,
+        first: &ServedStates,
+        second: &ServedStates,
+    ) -> Result<(), String> {
+        let most = MOST_BETWEEN[usize::from(first.dtype != StatesDtype::F32)];
+        for ((layer, first), second) in self.layers.iter().zip(&first.layers).zip(&second.layers) {
+            let apart = differences(second, first, ask.width).into_iter().enumerate();
+            if let Some((position, apart)) = apart.into_iter().find(|(_, apart)| !(*apart <= most))
+            {
+                return Err(format!(
+                    "after layer {layer} differ by {:.0} % at token {position} from those of the same request with \
+                     `prompt_logprobs`; hint: turn prefix caching off (`--no-enable-prefix-caching`)",
+                    100.0 * apart
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Checks that states are numbers, that no token has a state of zeros, and that no two layers or
@@ -130,6 +167,13 @@ impl<'a> Prover<'a> {
                     return Err(format!(
                         "after layer {layer} are not finite at token {position}; hint: serve the target in bf16 or \
                          f32, whose numbers have a larger range than f16's"
+                    ));
+                }
+                let is_stored = layer != self.layers.last().unwrap_or(layer);
+                if is_stored && state.iter().any(|x| x.abs() > self.largest) {
+                    return Err(format!(
+                        "after layer {layer} are too large for `features_format = \"f16\"` at token {position}; hint: store \
+                         them with `features_format = \"bf16\"`"
                     ));
                 }
                 if state.iter().all(|x| *x == 0.0) {
@@ -177,23 +221,28 @@ impl<'a> Prover<'a> {
         });
         let known: Vec<(usize, &Vec<(u32, f32)>)> = known.collect();
         let (mut sum, mut num, mut largest) = (0.0, 0, 0.0_f32);
+        let mut worst = (0, 0.0_f64);
         for chunk in known.chunks(CHUNK) {
             let rows = chunk.iter().flat_map(|(used, _)| &normed[used * width..(used + 1) * width]);
             let (shape, device) = ([1, chunk.len(), width], self.ends.device());
             let rows = vectors::tensor(rows.copied().collect(), shape, &device);
             let rows = rows.cast(self.ends.dtype().float_dtype());
             let logits = vectors::values(self.ends.lm_head(rows));
-            for (logits, (_, known)) in logits.chunks_exact(vocab_size).zip(chunk) {
+            for (logits, (used, known)) in logits.chunks_exact(vocab_size).zip(chunk) {
                 largest = logits.iter().fold(largest, |largest, x| largest.max(x.abs()));
                 let log_probs = log_softmax(logits);
-                for (id, served) in known.iter().filter(|(_, served)| *served > LEAST) {
-                    sum += (log_probs[*id as usize] - f64::from(*served)).abs();
-                    num += 1;
-                }
+                let served = known.iter().filter(|(_, served)| *served > LEAST);
+                let errors =
+                    served.map(|(id, it)| (log_probs[*id as usize] - f64::from(*it)).abs());
+                let errors: Vec<f64> = errors.collect();
+                let own: f64 = errors.iter().sum();
+                (sum, num) = (sum + own, num + errors.len());
+                let own = own / errors.len().max(1) as f64;
+                worst = if own > worst.1 { (*used, own) } else { worst };
             }
         }
-        let error = if num == 0 { f64::NAN } else { sum / f64::from(num) };
-        Compared { error, limit: limit(states.dtype, largest) }
+        let mean = if num == 0 { f64::NAN } else { sum / num as f64 };
+        Compared { mean, worst, limit: limit(states.dtype, largest) }
     }
 
     /// Describes an error that is too large, with its likely cause.
@@ -202,14 +251,19 @@ impl<'a> Prover<'a> {
         ask: &StatesAsk<'_>,
         states: &ServedStates,
         normed: &[f32],
-        Compared { error, limit }: Compared,
+        compared: Compared,
     ) -> String {
+        let Compared { mean, worst, limit } = compared;
         let last = states.layers.last().expect("there is a last state");
-        let fits = |compared: Compared| compared.error <= 2.0 * compared.limit;
+        let fits = |compared: Compared| compared.mean <= 2.0 * compared.limit;
         let shifted = |by: isize| {
             fits(self.compare(normed, states, |position| position.checked_add_signed(by)))
         };
-        let cause = if fits(self.compare(last, states, Some)) {
+        let num = states.known.len();
+        let cause = if num > 1 && mean <= limit {
+            "this token's state is another one; hint: let nobody else use the server, and turn prefix caching off \
+             (`--no-enable-prefix-caching`)"
+        } else if fits(self.compare(last, states, Some)) {
             "they are normed already; hint: the server must store the state before the final norm"
         } else if shifted(1) || shifted(-1) {
             "they are shifted by one token; hint: use vLLM 0.31 or newer, and let it add no token to the prompt"
@@ -217,46 +271,16 @@ impl<'a> Prover<'a> {
             "they are of another layer, prompt or model, or the ends here are of other weights; hint: start the server \
              as `draftsmith server states RECIPE` prints, with the same checkpoint"
         };
-        let place = match ask.is_proof {
-            true => format!("{} positions", states.known.len()),
-            false => format!("token {}", ask.ids.len() - 1),
+        let (place, error, limit) = match ask.is_proof && mean > limit {
+            true => (format!("{num} positions with a mean error"), mean, limit),
+            false => {
+                (format!("token {} with an error", worst.0), worst.1, compared.limit_of_position())
+            }
         };
         format!(
-            "after layer {} give the served log-probabilities of {place} with a mean error of {error:.3} nats (at most \
-             {limit:.3}): {cause}",
+            "after layer {} give the served log-probabilities of {place} of {error:.3} nats (at most {limit:.3}): {cause}",
             self.layers.last().copied().unwrap_or(0)
         )
-    }
-
-    /// Compares the first state with that of the local layers, if they are here, for rows of the
-    /// proof.
-    fn check_first(&mut self, ask: &StatesAsk<'_>, states: &ServedStates) -> Result<(), String> {
-        let Some((model, layer)) = self.first_layers.zip(self.layers.first().copied()) else {
-            return Ok(());
-        };
-        if !ask.is_proof || layer > NUM_LAYERS || self.layers.len() < 2 {
-            return Ok(());
-        }
-        let ids: Vec<i32> = ask.ids.iter().map(|id| *id as i32).collect();
-        let ids = TensorData::new(ids, [1, ask.ids.len()]);
-        let ids = Tensor::<2, Int>::from_data(ids, &model.device());
-        let own = vectors::values(model.exit_states(ids, layer));
-        let squares = |pairs: &mut dyn Iterator<Item = f64>| pairs.map(|x| x * x).sum::<f64>();
-        let served = &states.layers[0];
-        let difference =
-            squares(&mut own.iter().zip(served).map(|(own, served)| f64::from(own - served)));
-        let different = (difference / squares(&mut own.iter().map(|x| f64::from(*x)))).sqrt();
-        self.most_different =
-            Some(self.most_different.map_or(different, |most| most.max(different)));
-        if different <= MOST_DIFFERENT {
-            return Ok(());
-        }
-        Err(format!(
-            "after layer {layer} differ from those of the local layers by {:.0} %: they are of another layer, or of other weights; \
-             hint: start the server with the layers {:?}, and with the same checkpoint",
-            100.0 * different,
-            self.layers
-        ))
     }
 }
 
