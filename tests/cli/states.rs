@@ -10,12 +10,12 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
-use draftsmith_model::{CausalLm, WeightReader, vectors};
+use draftsmith_model::{CausalLm, ModelConfig, WeightDtype, WeightReader, vectors};
 use draftsmith_theory::{SeededDraws, argmax, log_softmax};
 use half::bf16;
 use serde_json::{Map, Value, json};
 
-use crate::support::{Place, Ran, model, read_named_request};
+use crate::support::{Place, Ran, copy_dir, model, read_named_request};
 
 /// The layers before the states that the drafter reads, and the number of all layers.
 const LAYERS: [usize; 4] = [2, 4, 5, 8];
@@ -70,11 +70,15 @@ struct Served {
 
 impl Mock {
     fn serve(dir: PathBuf) -> Self {
+        Self::serve_model(dir, &model("target"))
+    }
+
+    fn serve_model(dir: PathBuf, target: &Path) -> Self {
         std::fs::create_dir_all(&dir).unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let url = format!("http://{}/v1", listener.local_addr().unwrap());
         let (fault, num_states) = (Arc::<Mutex<Fault>>::default(), Arc::<AtomicUsize>::default());
-        let target = CausalLm::from_model_dir(&model("target"), &Device::flex()).unwrap();
+        let target = CausalLm::from_model_dir(target, &Device::flex()).unwrap();
         let served = Arc::new(Served {
             target,
             dir: dir.clone(),
@@ -309,11 +313,71 @@ fn header_of(bytes: &[u8]) -> (Map<String, Value>, usize) {
     (serde_json::from_slice(&bytes[8..start]).unwrap(), start)
 }
 
+/// Changes the matrices of a checkpoint's layers, in groups of 64 weights.
+fn change_layers(dir: &Path, change: fn(&mut [f32])) {
+    let file = dir.join("model.safetensors");
+    let mut bytes = std::fs::read(&file).unwrap();
+    let (header, start) = header_of(&bytes);
+    let layers = header.iter().filter(|(name, _)| name.contains(".layers."));
+    for (name, tensor) in
+        layers.filter(|(_, tensor)| tensor["shape"].as_array().unwrap().len() == 2)
+    {
+        assert_eq!(tensor["dtype"], "BF16", "{name}");
+        let [from, to]: [usize; 2] =
+            serde_json::from_value(tensor["data_offsets"].clone()).unwrap();
+        for group in bytes[start + from..start + to].chunks_mut(128) {
+            let weights =
+                group.chunks_exact(2).map(|it| bf16::from_le_bytes([it[0], it[1]]).to_f32());
+            let mut weights: Vec<f32> = weights.collect();
+            change(&mut weights);
+            for (place, weight) in group.chunks_exact_mut(2).zip(weights) {
+                place.copy_from_slice(&bf16::from_f32(weight).to_le_bytes());
+            }
+        }
+    }
+    std::fs::write(&file, bytes).unwrap();
+}
+
+/// Rounds weights to integers of at most `most`, with one scale.
+fn round_to(most: f32, weights: &mut [f32]) {
+    let scale = weights.iter().fold(0.0_f32, |largest, x| largest.max(x.abs())) / most;
+    weights.iter_mut().for_each(|x| *x = (*x / scale).round() * scale);
+}
+
+/// Adds noise to weights: a share of their size.
+fn tune_by(share: f32, weights: &mut [f32]) {
+    let seed =
+        weights.iter().fold(0, |seed: u64, x| seed.wrapping_mul(31) + u64::from(x.to_bits()));
+    let mut draws = SeededDraws::new(seed, &["tuned"]);
+    let size = weights.iter().map(|x| x * x).sum::<f32>() / weights.len() as f32;
+    let spread = share * (12.0 * size).sqrt();
+    weights.iter_mut().for_each(|x| *x += spread * (draws.uniform() as f32 - 0.5));
+}
+
+/// Makes a random model of another family, with the sizes of the embedded target.
+fn random_model(place: &Place, keys: &Value) -> PathBuf {
+    let dir = place.copy_model("target", keys["model_type"].as_str().unwrap());
+    let config = dir.join("config.json");
+    let mut own: Map<String, Value> =
+        serde_json::from_slice(&std::fs::read(&config).unwrap()).unwrap();
+    own.insert("tie_word_embeddings".to_owned(), json!(false));
+    own.extend(keys.as_object().unwrap().clone());
+    std::fs::write(&config, Value::Object(own).to_string()).unwrap();
+    Device::flex().seed(5);
+    let random = ModelConfig::from_model_dir(&dir).unwrap().init(&Device::flex());
+    random.write_model_dir(&dir, WeightDtype::Bf16).unwrap();
+    dir
+}
+
 /// Writes the ends of the embedded target as a quantised mixture of experts that no code here can run
 /// would have them: under other names, beside a quantised layer, with the keys of the language model in
 /// a table of their own.
 fn write_ends(place: &Place, to: &str) -> PathBuf {
-    let dir = place.copy_model("target", to);
+    write_ends_of(&model("target"), &place.path(to))
+}
+
+fn write_ends_of(target: &Path, to: &Path) -> PathBuf {
+    let dir = copy_dir(target, to);
     let file = dir.join("model.safetensors");
     let bytes = std::fs::read(&file).unwrap();
     let (header, start) = header_of(&bytes);
@@ -667,6 +731,62 @@ fn states_after_middle_layers_are_proved_or_called_unproved() {
 
 fn faults_named(name: &str) -> ChangeStates {
     MIDDLE_FAULTS.into_iter().find(|(own, ..)| *own == name).expect("it is there").1
+}
+
+#[test]
+fn rounded_and_fine_tuned_targets_of_three_families_are_proved() {
+    const VARIANTS: [(&str, fn(&mut [f32])); 6] = [
+        ("as it is", |_| {}),
+        ("int8", |weights| round_to(127.0, weights)),
+        // Three bits of mantissa.
+        ("fp8", |weights| {
+            for x in weights.iter_mut().filter(|x| **x != 0.0) {
+                let unit = (x.abs().log2().floor() - 3.0).exp2();
+                *x = (*x / unit).round() * unit;
+            }
+        }),
+        ("4 bits", |weights| round_to(7.0, weights)),
+        ("tuned by 1 %", |weights| tune_by(0.01, weights)),
+        ("tuned by 5 %", |weights| tune_by(0.05, weights)),
+    ];
+    let (place, _mock) = place();
+    let families = [
+        model("target"),
+        random_model(&place, &json!({ "model_type": "qwen3" })),
+        random_model(&place, &json!({ "model_type": "gemma3_text", "query_pre_attn_scalar": 32 })),
+    ];
+    let mut num_proved = 0;
+    for (family, target) in families.iter().enumerate() {
+        let ends = write_ends_of(target, &place.path(&format!("ends-{family}")));
+        for (nth, (variant, change)) in VARIANTS.into_iter().enumerate() {
+            let name = format!("{family}-{nth}");
+            let served = copy_dir(target, &place.path(&format!("served-{name}")));
+            change_layers(&served, change);
+            let mock = Mock::serve_model(place.path(&format!("states-{name}")), &served);
+            for (local, in_bf16) in [(target, false), (target, true), (&ends, true)] {
+                mock.with(Fault { in_bf16, ..Fault::default() });
+                let set = [
+                    format!("name={family}-{}", local == &ends),
+                    format!("models.target={}", local.display()),
+                    format!("data.server.urls=['{}']", mock.url),
+                    format!("data.server.states.dirs=['{}']", mock.dir.display()),
+                ];
+                let set: Vec<&str> = set.iter().flat_map(|set| ["--set", set]).collect();
+                // The same answers serve all variants.
+                if nth == 0 {
+                    place.run(&[&["build-data", "served.toml"][..], &set].concat()).ok();
+                }
+                let found = place.run(&[&["server", "states", "served.toml"][..], &set].concat());
+                assert!(
+                    found.stderr.contains("proved at"),
+                    "{variant} of {target:?}: {}",
+                    found.stderr
+                );
+                num_proved += 1;
+            }
+        }
+    }
+    assert_eq!(num_proved, 54);
 }
 
 #[test]

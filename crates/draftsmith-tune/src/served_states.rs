@@ -10,17 +10,17 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::ResponseRow;
-use draftsmith_files::in_bytes;
+use draftsmith_files::{in_bytes, parse_json, read_bytes};
 use draftsmith_model::{CausalLm, WeightDtype};
 use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::servers::{quoted, served_path};
+use draftsmith_recipe::exports::servers::{lacks_states, quoted, served_path};
 use draftsmith_recipe::watch::{Progress, Watch};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_served::{
     KeptIn, ServedStates, ServerHints, ServerRecipe, StatesAsk, StatesClient, side_by_side,
 };
 use draftsmith_train::{GivenStates, Keeping, StatesRow, StatesSource, StatesStream, TrainError};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::json;
 
 use self::proof::Prover;
@@ -308,11 +308,19 @@ pub fn served_layers<'a>(
     Ok((server, layers))
 }
 
+/// The key of a target's `config.json` by which servers choose a model's class.
+#[derive(Deserialize)]
+struct Classes {
+    architectures: Option<Vec<String>>,
+}
+
 /// What a few rows say about a server's hidden states, as in `--json`.
 #[derive(Debug, Serialize)]
 pub struct StatesOutcome {
     /// The command that starts the server.
     pub command: String,
+    /// The reason why the server will not start; `None` if none is known.
+    pub problem: Option<String>,
     /// The numbers of layers before the states that the server stores.
     pub layers: Vec<usize>,
     /// The proof, and the size and time of the whole job; `None` without built data.
@@ -373,7 +381,16 @@ fn local_layers(workspace: &Workspace, layers: &[usize]) -> Option<CausalLm> {
 pub fn how_to_serve(recipe: &Recipe, workspace: &Workspace) -> Result<StatesOutcome> {
     let (server, layers) = served_layers(recipe, workspace)?;
     let command = server_command(recipe, server, &layers);
-    Ok(StatesOutcome { command, layers, examined: None })
+    let path = workspace.models.target_dir().join("config.json");
+    let Classes { architectures } = parse_json(&path, &read_bytes(&path)?)?;
+    let class = architectures.unwrap_or_default().into_iter().find(|class| lacks_states(class));
+    let problem = class.map(|class| {
+        format!(
+            "vLLM 0.32 stores no hidden states of a `{class}`: its server would not start. hint: add `--model-impl \
+             transformers` to the command, or use a newer vLLM, if that has the interface for EAGLE-3 for this class"
+        )
+    });
+    Ok(StatesOutcome { command, problem, layers, examined: None })
 }
 
 /// Returns the command that starts a server which gives the states after `layers`.

@@ -13,6 +13,9 @@ use crate::console::Console;
 pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
     let mut outcome = how_to_serve(recipe, workspace)?;
     console.text(format!("Start the server by\n{}\n", outcome.command))?;
+    if let Some(problem) = &outcome.problem {
+        console.text(wrapped(problem, console.width()).join("\n") + "\n")?;
+    }
     if recipe.data_dir().exists() {
         let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
         outcome.examined = Some(examine(recipe, workspace, &data.rows, console)?);

@@ -293,6 +293,20 @@ pub fn served_path(path: &Path, is_written_later: bool) -> String {
     full.as_deref().unwrap_or(path).display().to_string()
 }
 
+/// The classes of models, without `ForCausalLM`, for which vLLM 0.32 lacks its interface for EAGLE-3, by
+/// which it also stores hidden states.
+const WITHOUT_STATES: &str = "AXK1 BailingMoe BailingMoeV2 BailingMoeV2_5 BailingMoeV3 Bloom Cohere Cohere2 Dbrx DeciLM \
+    Ernie4_5_Moe Exaone Exaone4 ExaoneMoe ExaoneMoE Falcon FalconH1 FalconMamba GPTJ Gemma Gemma2 Gemma3 Gemma3n Glm4 Glm4Moe \
+    Glm4MoeLite GraniteMoe GraniteMoeHybrid GraniteMoeSWA GraniteMoeShared HYV3 HrmText HyperCLOVAX IQuestLoopCoder InternLM2 \
+    Jamba Lfm2 Lfm2Moe LongcatFlash LongcatFlashNgram Mamba Mamba2 Mixtral Nemotron OPT OlmoHybrid Olmoe Orion PanguEmbedded \
+    PanguProMoEV2 PanguUltraMoE Param2MoE PhiMoE Qwen2Moe Rnj1 SarvamMoE Solar StableLm Step3Text Step3p5 Zamba2";
+
+/// Returns whether vLLM 0.32 stores no hidden states of a model whose `config.json` names this class.
+pub fn lacks_states(class: &str) -> bool {
+    let class = class.strip_suffix("ForCausalLM");
+    class.is_some_and(|class| WITHOUT_STATES.split_whitespace().any(|known| known == class))
+}
+
 /// Quotes a text as a single word for a POSIX shell.
 pub fn quoted(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || "_-./@+:".contains(c);
