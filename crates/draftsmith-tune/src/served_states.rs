@@ -16,6 +16,7 @@ use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::servers::{lacks_states, quoted, served_path};
 use draftsmith_recipe::watch::{Progress, Watch};
 use draftsmith_recipe::workspace::Workspace;
+use draftsmith_report::duration_text;
 use draftsmith_served::{
     KeptIn, ServedStates, ServerHints, ServerRecipe, StatesAsk, StatesClient, side_by_side,
 };
@@ -351,12 +352,12 @@ impl ExaminedStates {
     pub fn text(&self) -> String {
         format!(
             "All {} rows have {} tokens: their states are {} on the way, one batch at a time, and {} on the disk, and take \
-             about {:.1} hours at the speed of these {} rows.",
+             about {} at the speed of these {} rows.",
             self.num_rows,
             self.num_tokens,
             in_bytes(self.num_bytes),
             in_bytes(self.num_stored_bytes),
-            self.hours,
+            duration_text(3600.0 * self.hours),
             self.num_proved
         )
     }

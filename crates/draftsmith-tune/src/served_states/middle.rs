@@ -33,6 +33,10 @@ const MOST_RATIO: f64 = 100.0;
 /// a text has up to 70, and more in large models.
 const MOST_OF_TOKEN: f64 = 1e5;
 
+/// The number of tokens of a row that are compared with each other, and the least.
+const PART: usize = 1024;
+const LEAST_TOKENS: usize = 8;
+
 /// Compares the states of rows with local ones, and with each other.
 pub(super) struct Middle<'a> {
     local: Option<&'a CausalLm>,
@@ -219,10 +223,17 @@ fn ratios((own, other): (&[f32], &[f32]), width: usize) -> (f64, f64) {
 }
 
 /// Returns for each token of a row whether its state is nearer to its other state than to those of other
-/// tokens. The states are compared by direction, relative to the mean and the spread of each dimension:
-/// without that, the few dimensions that are large for all tokens decide.
+/// tokens in the same part of the row.
 fn nearest_tokens((own, other): (&[f32], &[f32]), ask: &StatesAsk<'_>) -> Vec<bool> {
-    let (ids, shape) = (ask.ids, [ask.ids.len(), ask.width]);
+    let parts = own.chunks(PART * ask.width).zip(other.chunks(PART * ask.width));
+    let parts = parts.zip(ask.ids.chunks(PART)).filter(|(_, ids)| ids.len() >= LEAST_TOKENS);
+    parts.flat_map(|(states, ids)| nearest_in(states, ids)).collect()
+}
+
+/// Returns what [`nearest_tokens`] does for a part of a row. The states are compared by direction, relative
+/// to the mean and the spread of each dimension: without that, the few dimensions that are large for all
+/// tokens decide.
+fn nearest_in((own, other): (&[f32], &[f32]), ids: &[u32]) -> Vec<bool> {
     let unit = |rows: Tensor<2>| {
         let sizes = rows.clone().powi_scalar(2).sum_dim(1).sqrt();
         rows / sizes.clamp_min(f32::MIN_POSITIVE)
@@ -230,6 +241,7 @@ fn nearest_tokens((own, other): (&[f32], &[f32]), ask: &StatesAsk<'_>) -> Vec<bo
     let directions = |states: &[f32]| {
         let scale = states.iter().fold(f32::MIN_POSITIVE, |most, x| most.max(x.abs()));
         let rows = states.iter().map(|x| x / scale).collect();
+        let shape = [ids.len(), states.len() / ids.len()];
         let rows = unit(vectors::tensor(rows, shape, &Device::flex()));
         let rows = rows.clone() - rows.mean_dim(0);
         let spread = rows.clone().powi_scalar(2).mean_dim(0).sqrt();
@@ -237,23 +249,25 @@ fn nearest_tokens((own, other): (&[f32], &[f32]), ask: &StatesAsk<'_>) -> Vec<bo
     };
     let cosines = vectors::values(directions(own).matmul(directions(other).transpose()));
     let is_nearest = |(nth, row): (usize, &[f32])| {
-        let beaten = |(x, id): (&f32, &u32)| *x <= row[nth] || *id == ids[nth];
-        row[nth] > 0.0 && row.iter().zip(ids).all(beaten)
+        let is_beaten = |(x, id): (&f32, &u32)| *x <= row[nth] || *id == ids[nth];
+        row[nth] > 0.0 && row.iter().zip(ids).all(is_beaten)
     };
     cosines.chunks_exact(ids.len()).enumerate().map(is_nearest).collect()
 }
 
 /// Returns the largest [`evidence`] of any stretch of tokens.
 fn most_evidence(hits: &[bool]) -> f64 {
-    let mut most = 0.0_f64;
-    for begin in 0..hits.len() {
-        let mut num_hits = 0;
-        for (nth, hit) in hits[begin..].iter().enumerate() {
-            num_hits += usize::from(*hit);
-            most = most.max(evidence(num_hits, nth + 1));
-        }
-    }
-    most
+    let of_stretches = |part: &[bool]| {
+        let from = |begin: usize| {
+            let mut num_hits = 0;
+            part[begin..].iter().zip(1..).fold(0.0_f64, |most, (hit, num)| {
+                num_hits += usize::from(*hit);
+                most.max(evidence(num_hits, num))
+            })
+        };
+        (0..part.len()).map(from).fold(0.0, f64::max)
+    };
+    hits.chunks(PART).map(of_stretches).fold(0.0, f64::max)
 }
 
 /// Returns the negative logarithm of Chernoff's bound on the probability of at most `num_hits` among `num`
