@@ -21,6 +21,16 @@ enum Deed {
     Sharp,
     /// Takes the second best token, greedily.
     Second,
+    /// Draws the most probable token after the first eight of an answer.
+    Late,
+    /// Takes the second best token after prompts of more than 120 tokens.
+    Wraps,
+    /// Ends answers with the target's end token, which is one of its tokens.
+    Ends,
+    /// The same, and counts nothing.
+    PlainEnds,
+    /// Goes on after the end token.
+    PassesEnds,
     /// Counts rounds without candidates.
     Idle,
     /// Returns no ids.
@@ -67,6 +77,9 @@ impl Drop for Mock {
     }
 }
 
+/// The target's end token.
+const END: u64 = 1;
+
 /// Eight tokens may follow any token.
 fn probs(last: u64, sharpness: f64) -> Vec<f64> {
     let mut draws = SeededDraws::new(3, &["certify", &last.to_string()]);
@@ -81,7 +94,8 @@ fn meet(stream: TcpStream, deed: Deed, rounds: &AtomicUsize) {
     while let Some((line, body)) = read_request(&mut reader) {
         let (status, text) = if line.starts_with("GET /v1/models") {
             ("200 OK", json!({ "data": [{ "id": "mock" }] }).to_string())
-        } else if line.starts_with("GET /metrics") && deed != Deed::Plain {
+        } else if line.starts_with("GET /metrics") && !matches!(deed, Deed::Plain | Deed::PlainEnds)
+        {
             let drafted = if deed == Deed::Idle { 0 } else { 3 * rounds.load(Ordering::SeqCst) };
             let accepted = drafted / 2;
             let names = ["drafts", "draft_tokens", "accepted_tokens"];
@@ -115,28 +129,38 @@ fn answer(body: &Value, deed: Deed) -> Value {
     let prompt: Vec<u64> =
         body["prompt"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
     let is_greedy = body["temperature"] == 0.0;
+    let has_ends = matches!(deed, Deed::Ends | Deed::PlainEnds | Deed::PassesEnds);
+    let id_of = |at: usize| if has_ends && at == 7 { END } else { 20 + at as u64 };
+    let wraps = deed == Deed::Wraps && prompt.len() > 120;
     let mut draws = SeededDraws::new(body["seed"].as_u64().unwrap(), &[&format!("{prompt:?}")]);
     let (mut last, mut ids, mut lists) = (*prompt.last().unwrap(), Vec::new(), Vec::new());
     for _ in 0..body["max_tokens"].as_u64().unwrap() {
         let own = probs(
             last,
-            if deed == Deed::Sharp && !is_greedy && !ids.is_empty() { 1.6 } else { 1.0 },
+            match deed {
+                Deed::Sharp if !is_greedy && !ids.is_empty() => 1.6,
+                Deed::Late if !is_greedy && ids.len() >= 8 => 9.0,
+                _ => 1.0,
+            },
         );
         let mut sorted: Vec<usize> = (0..8).collect();
         sorted.sort_by(|one, other| own[*other].total_cmp(&own[*one]));
         let chosen = match is_greedy {
-            true => sorted[usize::from(deed == Deed::Second && ids.len() == 4)],
+            true => sorted[usize::from(deed == Deed::Second && ids.len() == 4 || wraps)],
             false => draws.categorical(&own),
         };
         let list: serde_json::Map<String, Value> = (0..8)
-            .map(|at| (format!("token_id:{}", 20 + at), json!(probs(last, 1.0)[at].ln())))
+            .map(|at| (format!("token_id:{}", id_of(at)), json!(probs(last, 1.0)[at].ln())))
             .collect();
         lists.push(Value::Object(list));
-        last = 20 + chosen as u64;
+        last = id_of(chosen);
         ids.push(last);
+        if last == END && deed != Deed::PassesEnds {
+            break;
+        }
     }
-    let mut choice =
-        json!({ "index": 0, "text": "x".repeat(ids.len()), "finish_reason": "length" });
+    let reason = if ids.last() == Some(&END) { "stop" } else { "length" };
+    let mut choice = json!({ "index": 0, "text": "x".repeat(ids.len()), "finish_reason": reason });
     if deed != Deed::TextOnly {
         choice["token_ids"] = json!(ids);
     }
@@ -183,7 +207,20 @@ fn verdicts_have_their_exit_codes_and_name_what_differs() {
     let right = certify(Deed::Right, &["--draws", "1500"]);
     assert_eq!(right.code, Some(0), "{}{}", right.stdout, right.stderr);
     let unwrapped = right.stdout.replace('\n', " ");
-    for part in ["NOT REFUTED", "0 differences", "total variation of 0.", "drafted"] {
+    for part in [
+        "NOT REFUTED",
+        "0 differences",
+        "By position of a round, these total variations would be found with probability 0.9: 0.",
+        " at position 1 (",
+        "Sampled to full length, ",
+        " from token 10 on (180 tokens)",
+        "drafted",
+        // What no draw could show.
+        "Smaller differences are not testable at this size, nor is a fault of one request in N",
+        "Not tested: whether the server applies the temperature, since it is 1 (`--temperature`), top-k (`--top-k`), \
+         top-p, min-p, penalties, stop strings, tokens after the first 12 of an answer",
+        "No answer reached an end token, so it was not tested that answers stop there",
+    ] {
         assert!(unwrapped.contains(part), "`{part}`: {}", right.stdout);
     }
     assert!(right.stdout.lines().all(|line| line.chars().count() <= 80), "{}", right.stdout);
@@ -195,6 +232,10 @@ fn verdicts_have_their_exit_codes_and_name_what_differs() {
         (&json!("refuted"), &json!(true))
     );
     assert_eq!(found["greedy"]["differences"], json!([]));
+    // Early tokens are right, so no prefix that answers share shows this.
+    let late = certify(Deed::Late, &["--draws", "1500"]);
+    assert_eq!(late.code, Some(1), "{}{}", late.stdout, late.stderr);
+    assert!(late.stdout.replace('\n', " ").contains("From token 10 on, "), "{}", late.stdout);
     let second = certify(Deed::Second, &["--draws", "0"]);
     assert_eq!(second.code, Some(1), "{}{}", second.stdout, second.stderr);
     assert!(
@@ -286,4 +327,58 @@ fn hints_name_flags_of_their_command() {
         let asked = ["--prompts", "test.jsonl", "--max-new-tokens", "4", "--server", &server.url];
         check_hints(&place, &["survey"], &place.run(&[&pair[..], &asked].concat()).stderr);
     }
+}
+
+#[test]
+fn tokens_after_an_end_token_refute_a_server() {
+    let place = Place::new();
+    place.write_prompts("test.jsonl", 4);
+    let target = model("target").display().to_string();
+    let certify = |server: Deed, reference: Deed| {
+        let [server, reference] = [server, reference].map(Mock::serve);
+        let servers = ["--server", &server.url, "--reference", &reference.url, "--target", &target];
+        let few = ["--prompts", "test.jsonl", "--max-new-tokens", "12", "--draws", "1000"];
+        place.run(&[&["server", "certify"], &servers[..], &few].concat())
+    };
+    let right = certify(Deed::Ends, Deed::PlainEnds);
+    assert_eq!(right.code, Some(0), "{}{}", right.stdout, right.stderr);
+    assert!(right.stdout.contains("stopped at the end token 1; if "), "{}", right.stdout);
+    let passing = certify(Deed::PassesEnds, Deed::PlainEnds);
+    assert_eq!(passing.code, Some(1), "{}{}", passing.stdout, passing.stderr);
+    let said = passing.stdout.replace('\n', " ");
+    assert!(said.contains("go on after the end token 1, where the reference stops"), "{said}");
+    // A reference that knows no such end token does the same.
+    let both = certify(Deed::PassesEnds, Deed::PassesEnds);
+    assert_eq!(both.code, Some(0), "{}{}", both.stdout, both.stderr);
+    assert!(both.stdout.replace('\n', " ").contains("so this is no fault"), "{}", both.stdout);
+}
+
+#[test]
+fn identifiers_show_a_cache_that_wraps_which_short_prompts_do_not() {
+    let place = Place::new();
+    place.write_prompts("test.jsonl", 4);
+    let target = model("target").display().to_string();
+    let reference = Mock::serve(Deed::Plain);
+    let certify = |deed: Deed, num_tokens: &str, more: &[&str]| {
+        let server = Mock::serve(deed);
+        let servers = ["--server", &server.url, "--reference", &reference.url, "--target", &target];
+        let few = ["--max-new-tokens", num_tokens, "--draws", "0", "--json"];
+        place.run(&[&["server", "certify"], &servers[..], &few, more].concat())
+    };
+    let identifiers = ["--workload", "identifiers"];
+    let right = certify(Deed::Right, "8", &identifiers);
+    assert_eq!(right.code, Some(0), "{}{}", right.stdout, right.stderr);
+    let right = right.json();
+    assert_eq!(right["greedy"]["num_prompts"], 12);
+    let doubts = right["doubts"].to_string();
+    assert!(
+        doubts.contains("more than 12 requests") && doubts.contains("sampled answers"),
+        "{doubts}"
+    );
+    // Every token after a long prompt is wrong; some of them are second by a little.
+    assert_ne!(certify(Deed::Wraps, "8", &identifiers).code, Some(0));
+    assert_eq!(certify(Deed::Wraps, "8", &["--prompts", "test.jsonl"]).code, Some(0));
+    certify(Deed::Right, "8", &[]).fails_naming(&["--prompts"]);
+    certify(Deed::Right, "250", &identifiers)
+        .fails_naming(&["exceed the target's context", "--max-new-tokens"]);
 }

@@ -38,6 +38,8 @@ pub struct Completed {
     /// For each position, the most probable tokens with their log-probabilities at temperature 1;
     /// empty if they were not requested.
     pub known: Vec<Vec<(u32, f32)>>,
+    /// The number of tokens that the server sent after the completion's end or limit.
+    pub num_past_end: usize,
 }
 
 /// A client that requests completions from a server, with retries.
@@ -97,6 +99,7 @@ impl Completer {
         Ok(Completed {
             ids: received.entry.response_ids,
             known: received.entry.known.unwrap_or_default(),
+            num_past_end: received.num_past_end,
         })
     }
 }

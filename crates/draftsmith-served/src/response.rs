@@ -12,6 +12,8 @@ use crate::TargetSettings;
 /// A response, with notes about the answer that it came from.
 pub(super) struct Received {
     pub(super) entry: Entry,
+    /// The number of tokens that the server sent after the response's end.
+    pub(super) num_past_end: usize,
     /// Whether the response arrived as text and was tokenised locally.
     pub(super) is_text: bool,
     /// Whether the server reported a different number of prompt tokens than we sent.
@@ -52,6 +54,7 @@ impl Received {
                 ids
             }
         };
+        let num_received = ids.len();
         let entry = if ending == ReplyEnding::ContentFilter {
             Entry::filtered(&ask.id, terms.identity(ask))
         } else {
@@ -80,6 +83,7 @@ impl Received {
         }
         let num_prompt_tokens = completion.num_prompt_tokens;
         Ok(Self {
+            num_past_end: num_received.saturating_sub(entry.response_ids.len()),
             entry,
             is_text,
             has_other_prompt: num_prompt_tokens.is_some_and(|num| num != ask.prompt_ids.len()),

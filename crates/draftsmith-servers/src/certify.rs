@@ -1,6 +1,7 @@
 //! `certify`: compares a server with a reference, and checks by its counters that it speculated.
 
 mod comparison;
+mod identifiers;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -21,8 +22,8 @@ use serde::Serialize;
 use crate::costs::{SERVER_FLAGS, SpeculationCounters, TimedServer};
 
 pub use self::comparison::{
-    Certificate, CertifyPlan, Completing, Difference, GreedyReport, SampledPlan, SampledReport,
-    Verdict, certify,
+    Certificate, CertifyPlan, Completing, Difference, FullLengthTest, GreedyReport, ReachedEnd,
+    SampledPlan, SampledReport, TestedWhat, Verdict, certify,
 };
 
 /// The settings of a certification.
@@ -33,8 +34,10 @@ pub struct CertifySettings {
     pub model: Option<String>,
     /// A function that reads the servers' API key. It is called for every client.
     pub secret: Box<dyn Fn() -> Result<Secret>>,
-    /// The prompt file, and the maximum number of prompts.
-    pub prompts: (PathBuf, usize),
+    /// The prompt file; `None` for identifiers that the target repeats.
+    pub prompts: Option<PathBuf>,
+    /// The maximum number of prompts.
+    pub num_prompts: usize,
     /// The maximum wait for a response.
     pub timeout: Duration,
     /// The plan of the comparison.
@@ -66,12 +69,18 @@ pub fn certify_server(
     watch: &dyn Watch,
 ) -> Result<Certified> {
     let text = workspace.text_side()?;
-    let sources = read_sources(std::slice::from_ref(&settings.prompts.0), &Reading::default())?;
-    let choice = PromptChoice { num_prompts: Some(settings.prompts.1), skip_long: true };
-    let datasets = choice.of_each(sources, text, watch)?;
-    let prompts = datasets.iter().flat_map(|dataset| &dataset.prompts);
-    let prompts =
-        prompts.map(|prompt| text.prompt_ids(prompt, 0, &[])).collect::<Result<Vec<Vec<u32>>>>()?;
+    let prompts: Vec<Vec<u32>> = match &settings.prompts {
+        None => {
+            let ids = |number| identifiers::prompt(text, number, settings.plan.num_tokens);
+            (0..settings.num_prompts).map(ids).collect::<Result<_>>()?
+        }
+        Some(path) => {
+            let sources = read_sources(std::slice::from_ref(path), &Reading::default())?;
+            let choice = PromptChoice { num_prompts: Some(settings.num_prompts), skip_long: true };
+            let prompts = choice.of_all(&sources, text, watch)?;
+            prompts.iter().map(|it| text.prompt_ids(it, 0, &[])).collect::<Result<_>>()?
+        }
+    };
     let open = |url: &String| -> Result<TimedServer> {
         let (model, secret) = (settings.model.as_deref(), (settings.secret)()?);
         Ok(TimedServer::open(url, model, secret, settings.timeout, SERVER_FLAGS)?)
@@ -128,7 +137,8 @@ impl CertifySettings {
     }
 }
 
-/// Says what was not tested: positions of a round, longer answers and higher loads.
+/// Says what was not tested: positions of a round, ends, other settings, longer answers and higher
+/// loads.
 fn untested(certificate: &Certificate, plan: &CertifyPlan) -> Vec<String> {
     let mut doubts = Vec::new();
     if let Some(sampled) = &certificate.sampled {
@@ -144,9 +154,24 @@ fn untested(certificate: &Certificate, plan: &CertifyPlan) -> Vec<String> {
             ));
         }
     }
+    if certificate.ends.iter().all(|end| end.token.is_none()) {
+        doubts.push(
+            "No answer reached an end token, so it was not tested that answers stop there: raise `--max-new-tokens`, or use \
+             prompts with shorter answers."
+                .to_owned(),
+        );
+    }
+    let sampling = plan.sampled.as_ref().map_or("sampled answers (`--draws`)".to_owned(), |it| {
+        let temperature = match it.temperature == 1.0 {
+            true => "whether the server applies the temperature, since it is 1",
+            false => "other temperatures",
+        };
+        let top_k = if it.top_k.is_none() { "top-k (`--top-k`), " } else { "" };
+        format!("{temperature} (`--temperature`), {top_k}top-p, min-p")
+    });
     doubts.push(format!(
-        "Not tested: tokens after the first {} of an answer (`--max-new-tokens`), and more than {} requests at a time \
-         (`--concurrency`).",
+        "Not tested: {sampling}, penalties, stop strings, tokens after the first {} of an answer (`--max-new-tokens`), and \
+         more than {} requests at a time (`--concurrency`).",
         plan.num_tokens, plan.concurrency
     ));
     doubts
@@ -161,7 +186,8 @@ fn judged(
     let mut doubts = Vec::new();
     match counters {
         None => doubts.push(
-            "The server shows no counters of speculation, or was started again, so it is not known whether it speculated."
+            "The server shows no counters of speculation (llama-server needs `--metrics`), or was started again, so it \
+             is not known whether it speculated."
                 .to_owned(),
         ),
         Some(counted) if counted.num_drafted == 0.0 => {

@@ -11,7 +11,9 @@ use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{counted, wrapped};
 use draftsmith_served::{NUM_LOG_PROBS, Secret};
 use draftsmith_servers::certify::{Certified, CertifySettings, certify_server};
-use draftsmith_servers::certify::{CertifyPlan, SampledPlan, Verdict};
+use draftsmith_servers::certify::{
+    CertifyPlan, ReachedEnd, SampledPlan, SampledReport, TestedWhat, Verdict,
+};
 use draftsmith_tune::server_access::read_token;
 
 use crate::commands::check::CheckFailed;
@@ -32,15 +34,18 @@ pub(crate) struct CertifyArguments {
     #[arg(long, value_name = "DIR")]
     target: PathBuf,
     /// Prompts, for which the drafter is sometimes right and sometimes not.
-    #[arg(long, value_name = "FILE")]
-    prompts: PathBuf,
-    /// The most prompts that are answered greedily.
-    #[arg(long, value_name = "N", default_value = "16")]
-    num_prompts: NonZeroUsize,
-    /// Tokens of each greedy answer.
+    #[arg(long, value_name = "FILE", required_unless_present = "workload")]
+    prompts: Option<PathBuf>,
+    /// `identifiers` to repeat, instead of prompts.
+    #[arg(long, value_name = "NAME", conflicts_with = "prompts", value_parser = ["identifiers"], hide_possible_values = true)]
+    workload: Option<String>,
+    /// The most prompts [default: 16; identifiers: 12].
+    #[arg(long, value_name = "N")]
+    num_prompts: Option<NonZeroUsize>,
+    /// Tokens of each answer.
     #[arg(long, value_name = "N", default_value = "128")]
     max_new_tokens: NonZeroUsize,
-    /// Sampled answers from each of the two best places on; 0: none.
+    /// Short sampled answers from each of two places on; 0: none.
     #[arg(long, value_name = "N", default_value = "4000", value_parser = clap::value_parser!(u32).range(0..=10_000_000))]
     draws: u32,
     /// Temperature of sampled answers; other than 1 needs `--top-k`.
@@ -52,9 +57,9 @@ pub(crate) struct CertifyArguments {
     /// The server's candidates per round: as many positions are tested, and one more.
     #[arg(long, value_name = "K", default_value = "3", value_parser = clap::value_parser!(u16).range(1..=64))]
     candidates: u16,
-    /// Concurrent requests under load.
-    #[arg(long, value_name = "N", default_value = "4", alias = "streams", value_parser = clap::value_parser!(u16).range(2..=256))]
-    concurrency: u16,
+    /// Concurrent requests under load [default: 4; identifiers: 12].
+    #[arg(long, value_name = "N", alias = "streams", value_parser = clap::value_parser!(u16).range(2..=256))]
+    concurrency: Option<u16>,
     /// The type that the servers compute in, by which two tokens count as equally good.
     #[arg(long, value_name = "TYPE", default_value = "bf16")]
     server_dtype: ServerDtype,
@@ -119,6 +124,7 @@ pub(crate) fn run(arguments: &CertifyArguments, seed: u64, console: &Console) ->
         seed,
     };
     let key_env = arguments.key_env.clone();
+    let (num_prompts, concurrency) = if arguments.workload.is_some() { (12, 12) } else { (16, 4) };
     let settings = CertifySettings {
         urls: [arguments.server.clone(), arguments.reference.clone()],
         model: arguments.model.clone(),
@@ -126,11 +132,12 @@ pub(crate) fn run(arguments: &CertifyArguments, seed: u64, console: &Console) ->
             Some(name) => read_token(name, "--key-env"),
             None => Ok(Secret::default()),
         }),
-        prompts: (arguments.prompts.clone(), arguments.num_prompts.get()),
+        prompts: arguments.prompts.clone(),
+        num_prompts: arguments.num_prompts.map_or(num_prompts, NonZeroUsize::get),
         timeout: Duration::from_secs(arguments.timeout),
         plan: CertifyPlan {
             num_tokens: arguments.max_new_tokens.get(),
-            concurrency: arguments.concurrency.into(),
+            concurrency: arguments.concurrency.map_or(concurrency, usize::from),
             least_tie: arguments.server_dtype.tie(),
             sampled: (arguments.draws > 0).then_some(sampled),
         },
@@ -174,36 +181,8 @@ fn text(found: &Certified, width: Option<usize>) -> String {
             it.gap
         ));
     }
-    if let Some(sampled) = &certificate.sampled {
-        let answers = format!(
-            "Sampled: {} to {}",
-            counted(sampled.num_draws, "answer"),
-            counted(sampled.num_prompts, "prompt")
-        );
-        sentences.push(match sampled.tests.first() {
-            None => format!(
-                "{answers}, and no prefix in 200 of them, so nothing is tested. Raise `--draws`, or give prompts whose \
-                 first tokens are less open."
-            ),
-            Some(worst) => format!(
-                "{answers}, {}; a total variation of {:.3} would be found at the most visited prefix with probability \
-                 0.9. Smallest p-value: {:.2e}.",
-                counted(sampled.num_prefixes, "tested prefix").replace("prefixs", "prefixes"),
-                sampled.detectable,
-                worst.p_value
-            ),
-        });
-        for test in sampled.tests.iter().filter(|test| test.again.is_some()).take(5) {
-            sentences.push(format!(
-                "Prompt {} and {} of its answer, {:?}: p = {:.2e}, and {:.2e} with new seeds.",
-                test.prompt + 1,
-                counted(test.num_given, "token"),
-                test.what,
-                test.p_value,
-                test.again.unwrap_or(f64::NAN)
-            ));
-        }
-    }
+    sentences.extend(certificate.ends.iter().filter_map(end_sentence));
+    sentences.extend(certificate.sampled.iter().flat_map(sampled_sentences));
     if let Some((drafted, accepted)) = found.num_drafted.zip(found.num_accepted) {
         sentences.push(format!(
             "By its counters the server drafted {drafted} candidates and accepted {accepted}."
@@ -212,4 +191,77 @@ fn text(found: &Certified, width: Option<usize>) -> String {
     sentences.extend(found.doubts.iter().cloned());
     let lines = [verdict.to_owned()].into_iter().chain(sentences);
     lines.flat_map(|line| wrapped(&line, width)).collect::<Vec<_>>().join("\n") + "\n"
+}
+
+/// Describes an end token that answers reached, or an end that they passed.
+fn end_sentence(end: &ReachedEnd) -> Option<String> {
+    let name = end.token.map_or("the limit".to_owned(), |id| format!("the end token {id}"));
+    let why = match end.reference_stops {
+        _ if end.num_past == 0 => {
+            end.token?;
+            let (num, share) =
+                (counted(end.num_stopped, "answer"), 300.0 / end.num_stopped.max(3) as f64);
+            return Some(format!(
+                "{num} stopped at {name}; if {share:.1} % went on, that would be found with probability 0.95."
+            ));
+        }
+        Some(true) => "where the reference stops",
+        Some(false) => "and so do the reference's, so this is no fault",
+        None => "which the reference did not draw, so it is not known whether this is a fault",
+    };
+    Some(format!("{} of the server's answers go on after {name}, {why}.", end.num_past))
+}
+
+/// Describes the sampled tests: what they found, and the differences that they would find.
+fn sampled_sentences(sampled: &SampledReport) -> Vec<String> {
+    let num = |count: usize, what: &str| counted(count, what).replace("prefixs", "prefixes");
+    let mut by_position = Vec::new();
+    for (at, (distance, tokens)) in
+        (1..).zip(sampled.detectable.iter().zip(&sampled.num_by_position))
+    {
+        let of = |distance| format!("{distance:.3} at position {at} ({})", num(*tokens, "token"));
+        by_position.extend(distance.map(of));
+    }
+    let answers = format!(
+        "Sampled: {} to {}",
+        num(sampled.num_draws, "answer"),
+        num(sampled.num_prompts, "prompt")
+    );
+    let mut sentences = vec![match sampled.tests.first() {
+        None => format!(
+            "{answers}, and no prefix in 200 of them, so short answers test nothing. Raise `--draws`, or give prompts whose \
+             first tokens are less open."
+        ),
+        Some(worst) => format!(
+            "{answers}, {}, smallest p-value {:.2e}. By position of a round, these total variations would be found with \
+             probability 0.9: {}.",
+            num(sampled.num_prefixes, "tested prefix"),
+            worst.p_value,
+            by_position.join(", ")
+        ),
+    }];
+    let tested = sampled.full_length.iter().filter(|test| test.num > 0);
+    if let Some(least) = tested.clone().map(|test| test.p_value).reduce(f64::min) {
+        let shares = tested.filter(|test| test.what == TestedWhat::MostProbable).map(|it| {
+            format!("{:.3} from token {} on ({})", it.detectable, it.from + 1, num(it.num, "token"))
+        });
+        sentences.push(format!(
+            "Sampled to full length, smallest p-value {least:.2e}. These changes in the share of most probable tokens would \
+             be found with probability 0.9: {}. Smaller differences are not testable at this size, nor is a fault of one \
+             request in N unless its difference is N times as large: raise `--draws`.",
+            shares.collect::<Vec<_>>().join(", ")
+        ));
+    }
+    let of_prefixes = sampled.tests.iter().map(|test| {
+        let place = format!("Prompt {} and {}", test.prompt + 1, num(test.num_given, "token"));
+        (format!("{place} of its answer, {:?}", test.what), test.p_value, test.again)
+    });
+    let of_places = sampled.full_length.iter().map(|test| {
+        (format!("From token {} on, {:?}", test.from + 1, test.what), test.p_value, test.again)
+    });
+    let repeated = of_prefixes.chain(of_places).filter_map(|(what, first, again)| {
+        Some(format!("{what}: p = {first:.2e}, and {:.2e} with new seeds.", again?))
+    });
+    sentences.extend(repeated.take(8));
+    sentences
 }

@@ -3,8 +3,11 @@
 //! A reference server runs the same target without speculation. Greedy answers must have the same
 //! tokens, except where the reference's two best tokens are nearly tied. Sampled answers must
 //! follow the reference's distribution, which `sampled.rs` tests. The first token of an answer
-//! comes from the prefill and is never speculated, so it is not tested.
+//! comes from the prefill and is never speculated, so it is not tested. Of all answers, `past_end.rs`
+//! counts those that go on after their end.
 
+mod full_length;
+mod past_end;
 mod sampled;
 #[cfg(test)]
 mod tests;
@@ -17,7 +20,11 @@ use std::thread::Builder;
 use draftsmith_served::{Completed, Completer, CompletionAsk, Listener, ServedError, side_by_side};
 use serde::Serialize;
 
-pub use self::sampled::{SampledPlan, SampledReport};
+use self::past_end::Watched;
+
+pub use self::full_length::FullLengthTest;
+pub use self::past_end::ReachedEnd;
+pub use self::sampled::{SampledPlan, SampledReport, TestedWhat};
 
 /// A difference whose gap exceeds the tie gap by this factor is a bug.
 const BUG_GAP: f64 = 10.0;
@@ -79,6 +86,8 @@ pub struct Certificate {
     pub greedy: GreedyReport,
     /// The results of the sampled tests; `None` if they were not requested.
     pub sampled: Option<SampledReport>,
+    /// The ends of the server's answers, which they stop at or pass.
+    pub ends: Vec<ReachedEnd>,
 }
 
 /// The result of the greedy comparison.
@@ -144,6 +153,8 @@ pub fn certify(
     plan: &CertifyPlan,
     listener: &(dyn Listener + Sync),
 ) -> Result<Certificate, ServedError> {
+    let watched = [server, reference].map(Watched::new);
+    let [server, reference] = &watched;
     let greedy = greedy(server, reference, prompts, plan, listener)?;
     let sampled = match &plan.sampled {
         Some(sampled) => {
@@ -152,14 +163,22 @@ pub fn certify(
         }
         None => None,
     };
-    let verdicts =
-        [greedy.verdict(), sampled.as_ref().map_or(Verdict::NotRefuted, SampledReport::verdict)];
-    let verdict = match verdicts {
+    let ends = server.ends(reference, plan.concurrency, listener)?;
+    let of_end = |end: &ReachedEnd| match end.reference_stops {
+        _ if end.num_past == 0 => Verdict::NotRefuted,
+        Some(true) => Verdict::Refuted,
+        Some(false) => Verdict::NotRefuted,
+        None => Verdict::Inconclusive,
+    };
+    let of_sampled = sampled.as_ref().map_or(Verdict::NotRefuted, SampledReport::verdict);
+    let verdicts = [greedy.verdict(), of_sampled].into_iter().chain(ends.iter().map(of_end));
+    let verdicts: Vec<Verdict> = verdicts.collect();
+    let verdict = match () {
         _ if verdicts.contains(&Verdict::Refuted) => Verdict::Refuted,
         _ if verdicts.contains(&Verdict::Inconclusive) => Verdict::Inconclusive,
         _ => Verdict::NotRefuted,
     };
-    Ok(Certificate { verdict, greedy, sampled })
+    Ok(Certificate { verdict, greedy, sampled, ends })
 }
 
 /// Answers all requests, some concurrently. Returns the answers in the order of the requests.
@@ -281,9 +300,13 @@ fn gap(reference: &dyn Completing, prefix: &[u32], token: Option<u32>) -> Result
     Ok(own.map_or(f64::INFINITY, |own| f64::from(best - own)))
 }
 
+/// Builds the request for the log-probabilities of the token after a prefix.
+fn known_ask(prefix: &[u32]) -> CompletionAsk<'_> {
+    CompletionAsk { with_log_probs: true, ..greedy_ask(prefix, 1) }
+}
+
 fn best_after(reference: &dyn Completing, prefix: &[u32]) -> Result<Vec<(u32, f32)>, ServedError> {
-    let ask = CompletionAsk { with_log_probs: true, ..greedy_ask(prefix, 1) };
-    Ok(reference.complete(ask)?.known.into_iter().next().unwrap_or_default())
+    Ok(reference.complete(known_ask(prefix))?.known.into_iter().next().unwrap_or_default())
 }
 
 /// Measures how much the reference's own gaps change under load. Returns the tie gap in nats, and
@@ -299,10 +322,7 @@ fn jitter(
         (0..answer.ids.len()).step_by(7).map(move |at| [prompt, &answer.ids[..at]].concat())
     });
     let prefixes: Vec<Vec<u32>> = positions.take(NUM_JITTER).collect();
-    let asks: Vec<CompletionAsk<'_>> = prefixes
-        .iter()
-        .map(|prefix| CompletionAsk { with_log_probs: true, ..greedy_ask(prefix, 1) })
-        .collect();
+    let asks: Vec<CompletionAsk<'_>> = prefixes.iter().map(|it| known_ask(it)).collect();
     let gaps = |completed: Vec<Completed>| -> Vec<f64> {
         completed
             .iter()

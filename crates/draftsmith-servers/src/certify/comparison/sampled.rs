@@ -7,7 +7,7 @@
 //! temperature with few answers. p-values come from simulating the reference's distribution, with
 //! log-probabilities that change as much as rounding explains. Holm's
 //! method corrects for the number of tests, and a failed test counts only if it fails again with
-//! new seeds.
+//! new seeds. [`super::full_length`] tests tokens that few answers reach by the same prefix.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -16,11 +16,12 @@ use draftsmith_served::{CompletionAsk, Listener, ServedError};
 use draftsmith_theory::SeededDraws;
 use serde::Serialize;
 
+use super::full_length::FullLengthTest;
 use super::token_counts::{Fit, Simulated, TokenNode};
 use super::{Completing, Verdict, best_after, complete_all, greedy_ask};
 
 /// The significance levels: for all first tests together, and for a repeated test (`REFUTED`).
-const SUSPECTED: f64 = 0.01;
+pub(super) const SUSPECTED: f64 = 0.01;
 const REFUTED: f64 = 0.001;
 /// The minimum number of answers for a prefix to be tested.
 const LEAST_VISITS: usize = 200;
@@ -63,10 +64,13 @@ pub struct SampledReport {
     /// For each position of a round, from 1, the number of tested tokens. The last position is the
     /// token that follows when all candidates are accepted.
     pub num_by_position: Vec<usize>,
-    /// The smallest total variation found with probability 0.9 at the most visited prefix.
-    pub detectable: f64,
+    /// For each position of a round, the smallest total variation found with probability 0.9, at the
+    /// prefix where it is smallest; null without a tested prefix.
+    pub detectable: Vec<Option<f64>>,
     /// The tests with the smallest p-values, at most 20, in ascending order.
     pub tests: Vec<DistributionTest>,
+    /// The tests of answers of full length.
+    pub full_length: Vec<FullLengthTest>,
     /// Whether a test failed and failed again with new seeds.
     pub is_refuted: bool,
 }
@@ -98,6 +102,8 @@ pub enum TestedWhat {
     All,
     /// The mean log-probability of tokens.
     LogProbs,
+    /// How many tokens are the most probable ones.
+    MostProbable,
 }
 
 impl SampledReport {
@@ -127,17 +133,19 @@ pub(super) fn test(
     let rounding = tie_gap / 2.0 / plan.temperature;
     let sampling = SampledTest { server, reference, plan, concurrency, listener, rounding };
     let mut tests = Vec::new();
-    let (mut num_prefixes, mut detectable) = (0, f64::NAN);
-    let mut num_by_position = vec![0; plan.num_candidates + 1];
+    let (mut num_prefixes, mut num_by_position) = (0, vec![0; plan.num_candidates + 1]);
+    let mut detectable: Vec<Option<f64>> = vec![None; plan.num_candidates + 1];
     let chosen = sampling.choose(prompts, num_tokens)?;
     let mut references: BTreeMap<Origin, References> = BTreeMap::new();
     for (origin, prompt) in &chosen {
         let mut known = References::new();
         let (own, nodes) = sampling.tests(*origin, prompt, "first", &mut known)?;
         num_prefixes += nodes.len();
-        nodes.iter().for_each(|node| num_by_position[node.prefix.len() - 1] += node.num());
-        let power = nodes.iter().map(|node| node.detectable(rounding));
-        detectable = power.fold(detectable, f64::min);
+        for node in &nodes {
+            let (at, distance) = (node.prefix.len() - 1, node.detectable(rounding));
+            num_by_position[at] += node.num();
+            detectable[at] = Some(detectable[at].map_or(distance, |least| least.min(distance)));
+        }
         tests.extend(own);
         references.insert(*origin, known);
         listener.advance();
@@ -166,6 +174,8 @@ pub(super) fn test(
         is_refuted |= again.is_some_and(|p| p <= REFUTED);
     }
     tests.truncate(20);
+    let full_length = sampling.full_length(prompts, num_tokens)?;
+    is_refuted |= full_length.iter().any(|test| test.again.is_some_and(|p| p <= REFUTED));
     let num_draws = chosen.len() * plan.num_draws;
     Ok(SampledReport {
         num_prompts: chosen.len(),
@@ -174,6 +184,7 @@ pub(super) fn test(
         num_by_position,
         detectable,
         tests,
+        full_length,
         is_refuted,
     })
 }
@@ -206,14 +217,14 @@ impl Openness {
     }
 }
 
-struct SampledTest<'a> {
-    server: &'a dyn Completing,
-    reference: &'a dyn Completing,
-    plan: &'a SampledPlan,
-    concurrency: usize,
-    listener: &'a (dyn Listener + Sync),
+pub(super) struct SampledTest<'a> {
+    pub(super) server: &'a dyn Completing,
+    pub(super) reference: &'a dyn Completing,
+    pub(super) plan: &'a SampledPlan,
+    pub(super) concurrency: usize,
+    pub(super) listener: &'a (dyn Listener + Sync),
     /// The change of a log-probability that rounding explains, in nats.
-    rounding: f64,
+    pub(super) rounding: f64,
 }
 
 impl SampledTest<'_> {
@@ -280,19 +291,11 @@ impl SampledTest<'_> {
         let plan = self.plan;
         let stream = [name, &format!("{}+{}", origin.0, origin.1), "certify"];
         let mut draws = SeededDraws::new(plan.seed, &stream);
-        let seeds: Vec<u32> = (0..plan.num_draws).map(|_| (draws.uniform() * 2e9) as u32).collect();
         // The server cuts candidates at the end of an answer, so answers are longer than the tested
         // part.
         let num_tokens = plan.num_candidates + 3;
-        let ask = |seed: &u32| CompletionAsk {
-            prompt,
-            num_tokens,
-            seed: *seed,
-            temperature: plan.temperature,
-            top_k: plan.top_k,
-            with_log_probs: false,
-        };
-        let asks: Vec<CompletionAsk<'_>> = seeds.iter().map(ask).collect();
+        let asks: Vec<CompletionAsk<'_>> =
+            (0..plan.num_draws).map(|_| self.ask(prompt, num_tokens, &mut draws)).collect();
         let answers = complete_all(self.server, &asks, self.concurrency, self.listener)?;
         let mut visits: BTreeMap<&[u32], Vec<u32>> = BTreeMap::new();
         for answer in &answers {
@@ -306,32 +309,40 @@ impl SampledTest<'_> {
         let mut nodes = Vec::new();
         for (prefix, next) in visits.into_iter().filter(|(_, next)| next.len() >= LEAST_VISITS) {
             if !known.contains_key(prefix) {
-                known.insert(prefix.to_vec(), self.probabilities(prompt, prefix)?);
+                let best = best_after(self.reference, &[prompt, prefix].concat())?;
+                known.insert(prefix.to_vec(), self.probabilities(best));
             }
             nodes.extend(TokenNode::of(prefix, &next, &known[prefix]));
         }
         Ok((self.judge(origin, &nodes, &mut draws), nodes))
     }
 
+    /// Builds the request for a sampled answer, with a drawn seed.
+    pub(super) fn ask<'p>(
+        &self,
+        prompt: &'p [u32],
+        num_tokens: usize,
+        draws: &mut SeededDraws,
+    ) -> CompletionAsk<'p> {
+        let SampledPlan { temperature, top_k, .. } = *self.plan;
+        let seed = (draws.uniform() * 2e9) as u32;
+        CompletionAsk { prompt, num_tokens, seed, temperature, top_k, with_log_probs: false }
+    }
+
     /// Replaces every end token by the first one, so that they count as one token. Servers differ
     /// in the end token that they use.
-    fn joined(&self, id: u32) -> u32 {
+    pub(super) fn joined(&self, id: u32) -> u32 {
         let ends = &self.plan.eos_token_ids;
         if ends.contains(&id) { ends[0] } else { id }
     }
 
-    fn probabilities(
-        &self,
-        prompt: &[u32],
-        prefix: &[u32],
-    ) -> Result<BTreeMap<u32, f64>, ServedError> {
-        let whole = [prompt, prefix].concat();
-        let known = best_after(self.reference, &whole)?;
+    /// Computes the probabilities with which tokens are drawn from log-probabilities at temperature 1.
+    pub(super) fn probabilities(&self, known: Vec<(u32, f32)>) -> BTreeMap<u32, f64> {
         let mut probs: BTreeMap<u32, f64> = BTreeMap::new();
         for (id, prob) in drawn_from(known, self.plan.temperature, self.plan.top_k) {
             *probs.entry(self.joined(id)).or_default() += prob;
         }
-        Ok(probs)
+        probs
     }
 
     fn judge(
