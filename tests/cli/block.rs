@@ -380,3 +380,49 @@ fn llama_cpp_is_told_to_cut_only_a_drafter_with_a_head() {
         assert!(!tuned.contains("assistant_model"), "transformers loads no block drafter: {tuned}");
     }
 }
+
+#[test]
+fn a_bidirectional_drafter_is_served_with_its_whole_block() {
+    let place = Place::new();
+    let target = ModelConfig::from_model_dir(&model("target")).unwrap();
+    let write = |name: &str, is_causal: bool| {
+        let config = BlockDrafterConfig::new(&target, 1, 0);
+        write_block(&place.path(name), BlockDrafterConfig { block_size: 5, is_causal, ..config });
+    };
+    write("whole", false);
+    write("causal", true);
+    let recipe_of = |name: &str| recipe(&place, &format!("kind = 'block'\npath = '{name}'"));
+    for (name, num) in [("whole", 5), ("causal", 3)] {
+        let recipe = recipe_of(name);
+        let out = format!("served-{name}");
+        let export = ["export", "--for", "dspark", name, &out, "--recipe", &recipe, "--json"];
+        let commands = place.run(&export).json()["commands"].to_string();
+        for part in [
+            format!("--spec-draft-n-max {num} "),
+            format!("num_speculative_tokens\\\":{num}"),
+            format!("--speculative-dspark-block-size {num}"),
+        ] {
+            assert!(commands.contains(&part), "`{part}`: {commands}");
+        }
+    }
+    // Costs of shorter blocks price no whole ones.
+    let cell = |num: u64| json!({ "concurrency": 1, "num_candidates": num, "block_ms": [5.0, 5.0], "tokens_per_round": null });
+    let costs = |lengths: &[u64]| {
+        let cells: Vec<Value> = lengths.iter().copied().map(cell).collect();
+        place.write(
+            "costs.json",
+            json!({ "model": "m", "num_words": 1, "cells": cells }).to_string(),
+        );
+    };
+    let recipe = recipe_of("whole");
+    let longer = ["--set", "tune.max_candidate_length=5"];
+    place.run(&[&["record", &recipe], &longer[..]].concat()).ok();
+    let tune = ["tune", &recipe, "--for", "llama.cpp", "--server-costs", "costs.json", "--json"];
+    let tune = [&tune[..], &longer].concat();
+    costs(&[0, 3]);
+    place.run(&tune).fails_naming(&["in whole blocks of 5", "--candidates"]);
+    costs(&[0, 3, 5]);
+    let found = place.run(&tune).json();
+    let cells = found[0]["rows"][0]["cells"].as_array().unwrap();
+    assert!(cells.iter().all(|cell| cell["num_candidates"] == 5), "{found}");
+}

@@ -17,6 +17,8 @@ enum Fault {
     Accepts,
     AnotherLength,
     NoCounters,
+    /// Shows this page of metrics.
+    Shows(&'static str),
     /// Breaks off after this many requests.
     BreaksOff(usize),
     NotJson,
@@ -92,6 +94,9 @@ fn answer(mut stream: TcpStream, length: usize, fault: Fault, state: &State, see
         return page(&mut stream, "200 OK", r#"{"data": [{"id": "mock"}]}"#);
     }
     if line.starts_with("GET /metrics") {
+        if let Fault::Shows(text) = fault {
+            return page(&mut stream, "200 OK", text);
+        }
         if fault == Fault::NoCounters || length == 0 {
             return page(&mut stream, "404 Not Found", "");
         }
@@ -307,10 +312,76 @@ fn servers_that_cannot_be_timed_are_refused() {
     place
         .run(&costs(&other.url, "0", &["--model", "gone"]))
         .fails_naming(&["lists no model `gone`"]);
-    let unknown = Mock::serve(2, Fault::NoCounters);
-    let ran = place.run(&costs(&unknown.url, "2", &["--out", "unknown.json"]));
-    assert!(ran.stderr.contains("shows no counters"), "{}", ran.stderr);
+    let lying = Mock::serve(0, Fault::OwnClock(1e300));
+    let ran = place.run(&costs(&lying.url, "0", &["--out", "lying.json"]));
+    ran.fails_naming(&["reports a `predicted_ms` of 2.4e301 in "]);
+    assert!(!place.path("lying.json").exists());
+}
+
+#[test]
+fn a_server_that_shows_no_drafting_is_not_measured_with_candidates() {
+    let place = Place::new();
+    let measure = |fault: Fault, candidates: &str| {
+        let server = Mock::serve(candidates.parse().unwrap(), fault);
+        let out = format!("{}.json", server.url.rsplit(':').next().unwrap().replace('/', "-"));
+        let one = ["--rounds", "16", "--blocks", "1", "--concurrency", "1", "--out", &out];
+        let asked = ["server", "costs", "--server", &server.url, "--candidates", candidates];
+        (place.run(&[&asked[..], &one].concat()), place.path(&out).exists())
+    };
+    for fault in [Fault::NoCounters, Fault::Shows("vllm:num_requests_running 1\n")] {
+        let (ran, is_written) = measure(fault, "3");
+        assert!(!is_written, "{}", ran.stderr);
+        ran.fails_naming(&[
+            "shows no counters",
+            "`--candidates` is 3",
+            "llama-server with `--metrics`",
+        ]);
+    }
+    // What cannot be checked is said, at any number of candidates.
+    let unread = [
+        "vllm:spec_decode_num_draft_tokens 1050\nvllm:spec_decode_num_accepted_tokens 3\n",
+        "vllm:spec_decode_num_draft_tokens_total NaN\nvllm:spec_decode_num_accepted_tokens_total 3\n",
+    ];
+    for page in unread {
+        for (candidates, what) in [("0", "drafts 0 candidates"), ("3", "drafts 3 candidates")] {
+            let (ran, is_written) = measure(Fault::Shows(page), candidates);
+            let said = ran.stderr.clone();
+            assert!(said.contains("counter `vllm:spec_decode_num_draft_tokens"), "{said}");
+            assert!(
+                said.contains(what) && said.contains("it is not checked") && is_written,
+                "{said}"
+            );
+            ran.ok();
+        }
+    }
+    let (ran, _) = measure(Fault::Shows("sglang:gen_throughput 5\n"), "3");
+    assert!(ran.stderr.contains("SGLang counts no candidates"), "{}", ran.stderr);
     ran.ok();
+    let (ran, _) = measure(Fault::NoCounters, "0");
+    assert!(ran.stderr.contains("llama-server needs `--metrics`"), "{}", ran.stderr);
+    ran.ok();
+    let (ran, _) = measure(Fault::Shows("vllm:num_requests_running 1\n"), "0");
+    assert!(!ran.stderr.contains("it is not checked"), "{}", ran.stderr);
+    ran.ok();
+}
+
+#[test]
+fn costs_are_those_of_one_drafter() {
+    let place = Place::new();
+    let server = Mock::serve(1, Fault::None);
+    let measure = |drafter: &str, concurrency: &str| {
+        let one = ["--rounds", "16", "--blocks", "1", "--concurrency", concurrency];
+        let asked = ["server", "costs", "--server", &server.url, "--candidates", "1"];
+        place.run(&[&asked[..], &one, &["--drafter", drafter]].concat())
+    };
+    measure("eagle", "1").ok();
+    assert_eq!(place.json("server-costs.json")["drafter"], "eagle");
+    measure("block", "2").fails_naming(&[
+        "costs of the model `mock` with `eagle`",
+        "`mock` with `block`",
+        "--out",
+    ]);
+    measure("eagle", "2").ok();
 }
 
 #[test]
@@ -489,6 +560,28 @@ fn settings_of_each_server_follow_from_costs_and_recordings() {
         "{shown}"
     );
     assert!(shown.contains("No drafter pays in every way of decoding"), "{shown}");
+    assert!(shown.contains("Speculation does not pay here"), "{shown}");
+    // Over noisy blocks, the same costs on average decide nothing.
+    let noisy = |cell: &Value| {
+        let mut cell = cell.clone();
+        let ms = cell["block_ms"][0].as_f64().unwrap();
+        cell["block_ms"] = json!([0.3 * ms, ms, 1.1 * ms, 4.0 * ms]);
+        cell
+    };
+    let noisy: Vec<Value> = cells.iter().map(noisy).collect();
+    let noisy = json!({ "model": "m", "drafter": "other", "num_words": 1, "cells": noisy });
+    place.write("noisy.json", noisy.to_string());
+    let shown =
+        place.run(&["tune", "small.toml", "--for", "vllm", "--server-costs", "noisy.json"]).ok();
+    let shown = shown.replace('\n', " ");
+    assert!(shown.contains("It is not certain that speculation pays here"), "{shown}");
+    assert!(shown.contains("No drafter certainly pays in every way of decoding"), "{shown}");
+    // The costs are another drafter's, or nobody's.
+    assert!(shown.contains("costs: noisy.json of `other`, with 0, 1"), "{shown}");
+    assert!(
+        shown.contains("the costs of rounds with the drafter other: with draft a round may take"),
+        "{shown}"
+    );
     assert!(!place.path("checkpoints/small/tuning/vllm-draft-greedy").exists());
     place.run(&tune(&["trtllm"])).fails_naming(&["`draft_len_schedule`", "--schedule-keys"]);
     place

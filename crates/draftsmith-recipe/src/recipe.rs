@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use burn::tensor::Device;
 use draftsmith_files::{read_text, write_whole};
-use draftsmith_model::{ModelConfig, WeightDtype};
+use draftsmith_model::{BlockDrafterConfig, ModelConfig, WeightDtype};
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{FeatureFormat, HeadTraining, OptimizerSettings};
 use serde::de::DeserializeOwned;
@@ -370,7 +370,9 @@ impl Recipe {
                 (out, Some(export))
             }
         };
+        let block = kind.path().filter(|_| flags.is_block);
         Some(ServedDrafter {
+            whole_block: block.and_then(BlockDrafterConfig::whole_block),
             flags,
             target: served_path(&self.models.target, false),
             model,

@@ -19,6 +19,8 @@ use draftsmith_report::median_of;
 use draftsmith_theory::{SeededDraws, ServerCell, ServerCosts};
 use serde::{Deserialize, Serialize};
 
+use self::timing::speculation_name;
+
 pub use self::timing::{SERVER_FLAGS, SpeculationCounters, TimedRounds, TimedServer};
 
 /// The maximum relative change of the sentinel during a block.
@@ -45,6 +47,8 @@ pub struct ServerPlan {
     pub num_candidates: usize,
     /// The batch sizes (numbers of concurrent requests), in ascending order.
     pub concurrency: Vec<usize>,
+    /// The name of the drafter that the server runs, if given.
+    pub drafter: Option<String>,
     /// The number of words in a prompt.
     pub num_words: usize,
     /// The number of rounds in a block.
@@ -61,6 +65,9 @@ pub struct ServerPlan {
 pub struct ServerCostsFile {
     /// The model's name on the server.
     pub model: String,
+    /// The name of the drafter whose rounds were measured; null if it was not given.
+    #[serde(default)]
+    pub drafter: Option<String>,
     /// The number of words in a prompt.
     pub num_words: usize,
     /// The first round time of the reference server without speculation, in milliseconds, to which
@@ -123,11 +130,11 @@ impl ServerCostsFile {
         }
     }
 
-    /// Reads the measured round times.
+    /// Reads the measured round times, and the name of their drafter if the file has it.
     ///
     /// # Errors
     /// If the file is missing or invalid, or has no cell without speculation.
-    pub fn read(path: &Path) -> Result<ServerCosts> {
+    pub fn read(path: &Path) -> Result<(ServerCosts, Option<String>)> {
         if !path.is_file() {
             bail!(
                 "there is no file `{}`; hint: `draftsmith server costs --server URL` measures one",
@@ -140,8 +147,9 @@ impl ServerCostsFile {
             block_seconds: cell.block_ms.iter().map(|ms| ms / 1e3).collect(),
             prompt_token_seconds: median_of(cell.prompt_token_ms).unwrap_or(0.0) / 1e3,
         };
-        let cells = Self::read_or_new(path)?.cells.into_iter().map(cell).collect();
-        ServerCosts::new(cells).with_context(|| format!("costs `{}`", path.display()))
+        let Self { cells, drafter, .. } = Self::read_or_new(path)?;
+        let costs = ServerCosts::new(cells.into_iter().map(cell).collect());
+        Ok((costs.with_context(|| format!("costs `{}`", path.display()))?, drafter))
     }
 
     /// Returns the number of blocks measured for this batch size and number of candidates.
@@ -177,6 +185,37 @@ impl ServerCostsFile {
         ))
     }
 
+    /// Checks that the file is for the same model, drafter and prompts as a measurement. An empty file
+    /// takes them over.
+    ///
+    /// # Errors
+    /// If it is not.
+    fn check(&mut self, server: &TimedServer, plan: &ServerPlan, path: &Path) -> Result<()> {
+        if self.cells.is_empty() {
+            (self.model, self.num_words) = (server.model.clone(), plan.num_words);
+        }
+        let named = plan.drafter.clone().filter(|_| plan.num_candidates > 0);
+        self.drafter = self.drafter.take().or_else(|| named.clone());
+        let asked = (&server.model, plan.num_words, named.as_ref().or(self.drafter.as_ref()));
+        if (&self.model, self.num_words, self.drafter.as_ref()) != asked {
+            let of = |drafter: Option<&String>| {
+                drafter.map(|it| format!(" with `{it}`")).unwrap_or_default()
+            };
+            bail!(
+                "`{}` has costs of the model `{}`{} with prompts of {} words, but the server has `{}`{} and prompts have {}; \
+                 hint: give another file with `--out`, or another `--prompt-words`",
+                path.display(),
+                self.model,
+                of(self.drafter.as_ref()),
+                self.num_words,
+                server.model,
+                of(asked.2),
+                plan.num_words
+            );
+        }
+        Ok(())
+    }
+
     fn write(&self, path: &Path) -> Result<()> {
         Ok(write_whole(path, serde_json::to_string_pretty(self)? + "\n")?)
     }
@@ -196,20 +235,7 @@ pub fn measure_server(
     watch: &dyn Watch,
 ) -> Result<ServerCostsFile> {
     let mut file = ServerCostsFile::read_or_new(path)?;
-    if file.cells.is_empty() {
-        (file.model, file.num_words) = (server.model.clone(), plan.num_words);
-    }
-    if (file.model.as_str(), file.num_words) != (server.model.as_str(), plan.num_words) {
-        bail!(
-            "`{}` has costs of the model `{}` with prompts of {} words, but the server has `{}` and prompts have {}; \
-             hint: give another file with `--out`, or another `--prompt-words`",
-            path.display(),
-            file.model,
-            file.num_words,
-            server.model,
-            plan.num_words
-        );
-    }
+    file.check(server, plan, path)?;
     if !file.cells.is_empty() && file.sentinel_ms.is_some() != beside.is_some() {
         let (had, hint) = match beside {
             None => ("with", "give `--reference URL`"),
@@ -284,13 +310,7 @@ impl Measuring<'_> {
         let before = self.server.counters()?;
         self.block(self.plan.concurrency[0])?;
         let Some(counted) = since(self.server.counters()?, before)? else {
-            if self.plan.num_candidates > 0 {
-                self.watch.note(
-                    "costs: the server shows no counters of speculation, so that it drafts as many candidates as \
-                     `--candidates` says, and accepts none, is not checked",
-                );
-            }
-            return Ok(());
+            return self.note_unchecked();
         };
         let wanted = self.plan.num_candidates as f64;
         let found = match counted.num_rounds {
@@ -313,6 +333,30 @@ impl Measuring<'_> {
                  with that many, or give its number"
             );
         }
+        Ok(())
+    }
+
+    /// Says what cannot be checked of a server without readable counters of speculation.
+    ///
+    /// # Errors
+    /// If the server should speculate, and nothing shows that it does.
+    fn note_unchecked(&self) -> Result<()> {
+        let (page, num_candidates) = (self.server.metrics()?.concat(), self.plan.num_candidates);
+        let why = match speculation_name(&page) {
+            Some(name) => format!("the server's counter `{name}` cannot be read"),
+            None if page.contains("sglang:") => "SGLang counts no candidates".to_owned(),
+            None if num_candidates > 0 => bail!(
+                "the server shows no counters of speculation, but `--candidates` is {num_candidates}; hint: start \
+                 llama-server with `--metrics` and SGLang with `--enable-metrics`, and check that the server speculates"
+            ),
+            None if page.is_empty() => {
+                "the server shows no metrics (llama-server needs `--metrics`)".to_owned()
+            }
+            None => return Ok(()),
+        };
+        self.watch.note(format!(
+            "costs: {why}, so it is not checked that it drafts {num_candidates} candidates and accepts none"
+        ));
         Ok(())
     }
 

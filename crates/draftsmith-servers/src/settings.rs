@@ -55,6 +55,8 @@ pub struct ServerTuning {
     pub source: String,
     /// The measured times of the server's rounds.
     pub costs: ServerCosts,
+    /// The name of the drafter whose rounds were measured, if known.
+    pub drafter: Option<String>,
     /// The server's load.
     pub load: ServerLoad,
 }
@@ -86,6 +88,9 @@ pub struct ServerSettings {
     pub single: Option<Drafting>,
     /// The speedup of `single` over no speculation at the given load; null without a setting.
     pub single_speedup: Option<Estimate>,
+    /// The speedup of a setting that may pay, but not certainly; null if a setting certainly pays, or
+    /// none may.
+    pub uncertain_speedup: Option<Estimate>,
     /// The share of speed at the load that `single` loses against the best setting per batch size.
     pub lost_by_single: f64,
     /// The server's settings files; empty if speculation does not pay.
@@ -203,13 +208,15 @@ impl ServerTuning {
         drafter: DrafterName,
         served: &ServedDrafter,
     ) -> Result<ServerSettings> {
-        let longest = recorded.chosen_on.max_length;
-        let lengths: Vec<usize> =
-            self.costs.lengths().into_iter().filter(|it| *it <= longest).collect();
+        let (longest, whole) = (recorded.chosen_on.max_length, served.whole_block);
+        let is_usable = |it: &usize| *it <= longest && whole.is_none_or(|whole| *it == whole);
+        let lengths: Vec<usize> = self.costs.lengths().into_iter().filter(is_usable).collect();
         if lengths.is_empty() {
+            let whole = whole.map_or(String::new(), |it| format!(", in whole blocks of {it}"));
             bail!(
-                "the costs have no number of candidates up to {longest}, as many as were recorded; hint: measure one \
-                 with `draftsmith server costs --candidates`"
+                "the costs have no number of candidates of {} up to {longest}, as many as were recorded{whole}; hint: measure \
+                 one with `draftsmith server costs --candidates`",
+                drafter.text()
             );
         }
         let mut tried: Vec<Drafting> = lengths.iter().copied().map(Drafting::fixed).collect();
@@ -225,6 +232,13 @@ impl ServerTuning {
         let is_weighed = |row: &LoadRow| row.cells.iter().any(|it| it.drafting.least_prob > 0.0);
         if self.kind == ServerKind::LlamaCpp && cuts && !settings.rows.iter().all(is_weighed) {
             settings.notes.push(MORE_ROWS.to_owned());
+        }
+        let (name, measured) = (drafter.text(), self.drafter.as_deref().unwrap_or("UNNAMED"));
+        if measured != name {
+            settings.notes.push(format!(
+                "These are the costs of rounds with the drafter {measured}: with {name} a round may take longer or shorter. \
+                 `draftsmith server costs --drafter NAME` names the served drafter."
+            ));
         }
         Ok(settings)
     }
@@ -307,6 +321,8 @@ type Speed<'a> = &'a dyn Fn(&RoundTable, &Replayed, Option<Drafting>, &[usize]) 
 impl Choosing<'_> {
     fn settings(&self, drafter: DrafterName, decoding: DecodingName) -> Result<ServerSettings> {
         let (mut rows, mut of_rows): (Vec<LoadRow>, Vec<Option<Drafting>>) = Default::default();
+        let may_pay = |it: &Estimate| (it.low..=it.high).contains(&(1.0 + LEAST_GAIN));
+        let mut uncertain: Option<Estimate> = None;
         for size in self.tuning.costs.batch_sizes() {
             let at_size =
                 |table: &RoundTable, set: &Replayed, setting: Option<Drafting>, some: &[usize]| {
@@ -316,6 +332,8 @@ impl Choosing<'_> {
             let most = rows.last().map_or(usize::MAX, |row| row.best);
             let is_allowed = |it: &Drafting| it.num_candidates <= most && it.least_prob == 0.0;
             let best = self.best(&at_size, is_allowed).flatten();
+            uncertain = uncertain.or(best.map(|it| it.1).filter(may_pay));
+            let best = best.filter(|it| it.1.low >= 1.0 + LEAST_GAIN);
             let cells = self.cells(size);
             of_rows.push(best.map(|it| it.0));
             let (best, speedup) =
@@ -331,6 +349,8 @@ impl Choosing<'_> {
             "the load is outside of the batch sizes of the costs; hint: measure them with `draftsmith server costs \
              --concurrency`",
         )?;
+        let uncertain = single.map(|it| it.1).filter(may_pay).or(uncertain);
+        let single = single.filter(|it| it.1.low >= 1.0 + LEAST_GAIN);
         let (table, all) = (&self.table, self.validation.all());
         let ideal = load.speed(&|size| {
             let nth = rows.iter().position(|row| row.batch_size as f64 >= size);
@@ -347,6 +367,7 @@ impl Choosing<'_> {
             rows,
             single: single.map(|it| it.0),
             single_speedup: single.map(|it| it.1),
+            uncertain_speedup: uncertain.filter(|_| single.is_none()),
             lost_by_single,
             files: Vec::new(),
             start: Vec::new(),
@@ -356,7 +377,8 @@ impl Choosing<'_> {
 
     /// Finds the allowed setting with the highest throughput on validation prompts, or a cheaper
     /// one that is about as good. Returns it with its speedup on test prompts. Returns `Some(None)`
-    /// if the gain is too small, and `None` if the load was not measured.
+    /// if none is faster than the server without speculation, and `None` if the load was not
+    /// measured.
     fn best(
         &self,
         speed: Speed<'_>,
@@ -372,8 +394,7 @@ impl Choosing<'_> {
         let is_as_good =
             |(_, speed): &&(Option<Drafting>, f64)| *speed >= (1.0 - EQUAL_WITHIN) * fastest;
         let Some((Some(best), _)) = speeds.iter().find(is_as_good) else { return Some(None) };
-        let speedup = self.speedup(*best, speed);
-        Some((speedup.low >= 1.0 + LEAST_GAIN).then_some((*best, speedup)))
+        Some(Some((*best, self.speedup(*best, speed))))
     }
 
     /// Computes the result of each setting at a batch size, on test prompts.

@@ -27,9 +27,13 @@ pub(crate) struct CostsArguments {
     /// A server of the same model without speculation that runs beside: cancels changes of the machine's speed.
     #[arg(long, value_name = "URL")]
     reference: Option<String>,
-    /// The number of candidates that it runs now, accepting none; 0: it does not speculate.
+    /// The number of candidates that it runs now, accepting none; 0: it does not speculate. llama-server needs
+    /// `--metrics`.
     #[arg(long, value_name = "K")]
     candidates: usize,
+    /// The drafter's name in the recipe, which the file then keeps.
+    #[arg(long, value_name = "NAME")]
+    drafter: Option<String>,
     /// Numbers of concurrent requests.
     #[arg(
         long,
@@ -86,6 +90,7 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
     let beside = arguments.reference.as_deref().map(open).transpose()?;
     let plan = ServerPlan {
         num_candidates: arguments.candidates,
+        drafter: arguments.drafter.clone(),
         concurrency,
         num_words: arguments.prompt_words as usize,
         num_rounds: arguments.rounds as usize,
@@ -101,8 +106,8 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
         false => "Next, start the server without speculation and measure it with `--candidates 0`."
             .to_owned(),
         true => format!(
-            "Next, start it with another number of candidates, of which it accepts none ({ACCEPT_NOTHING}), and run this \
-             again, or run `draftsmith tune --for SERVER --server-costs {} RECIPE`.",
+            "Next, start it with another number of candidates, of which it accepts none ({ACCEPT_NOTHING}), llama-server \
+             also with `--metrics`, and run this again, or run `draftsmith tune --for SERVER --server-costs {} RECIPE`.",
             arguments.out.display()
         ),
     };

@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use burn::tensor::Device;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use draftsmith_model::WeightDtype;
+use draftsmith_model::{BlockDrafterConfig, WeightDtype};
 use serde_json::json;
 
 use crate::console::Console;
@@ -27,7 +27,7 @@ use draftsmith_tune::serving::tuned_ways;
 /// Arguments of `export`.
 #[derive(Debug, Args)]
 pub(crate) struct ExportArguments {
-    /// The form: `draft-model`, `eagle3`, `transformers`, `vllm`, `specdec-pp` or `kangaroo`.
+    /// The form: `draft-model`, `eagle3`, `dspark`, `transformers`, `vllm`, `specdec-pp` or `kangaroo`.
     #[arg(long = "for", value_name = "FORM", value_parser = form_parser(), hide_possible_values = true)]
     form: String,
     /// The recipe that names the models, instead of the one beside the source.
@@ -84,18 +84,21 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
     let mut written = write(&Exporting { source, out, stop_threshold, open: &open })?;
     let (id, recipe) =
         Recipe::of_export(source, recipe.as_deref(), None)?.only_of(found, source)?;
-    written.commands.extend(starts(&recipe, id, form, out)?);
+    written.commands.extend(starts(&recipe, id, form, [source, out])?);
     print(arguments, &written, console)
 }
 
 /// Returns the commands that start programs with an exported drafter, at the settings that `tune`
 /// found. Empty for formats that they do not load.
-fn starts(recipe: &Recipe, id: DrafterId, form: &str, out: &Path) -> Result<Vec<String>> {
+fn starts(recipe: &Recipe, id: DrafterId, form: &str, paths: [&Path; 2]) -> Result<Vec<String>> {
+    let [source, out] = paths;
     let known =
         [&AS_DRAFT_MODEL, &AS_EAGLE3, &AS_DSPARK].into_iter().find(|flags| flags.form == form);
     let Some(flags) = known else { return Ok(Vec::new()) };
     let (target, model) = (served_path(&recipe.models.target, false), served_path(out, true));
-    let served = ServedDrafter { flags, target, model, export: None };
+    let whole_block = flags.is_block.then(|| BlockDrafterConfig::whole_block(source)).flatten();
+    let untuned = Drafting::fixed(whole_block.unwrap_or(DEFAULT_LENGTH));
+    let served = ServedDrafter { flags, target, model, export: None, whole_block };
     let ways = tuned_ways(recipe, DecodingName::Greedy, Some(id))?;
     let mut lines = Vec::new();
     for runtime in Runtime::ALL {
@@ -105,7 +108,7 @@ fn starts(recipe: &Recipe, id: DrafterId, form: &str, out: &Path) -> Result<Vec<
         let way = ways.iter().find(|way| {
             way.runtime == runtime.name() && way.drafting.is_some_and(|it| it.num_matched.is_none())
         });
-        let drafting = way.and_then(|way| way.drafting).unwrap_or(Drafting::fixed(DEFAULT_LENGTH));
+        let drafting = way.and_then(|way| way.drafting).unwrap_or(untuned);
         lines.push(way.map_or_else(|| format!("{}, not tuned:", runtime.name()), |way| way.text()));
         lines.extend(
             served.start(runtime, drafting, false).into_iter().map(|step| format!("  {step}")),

@@ -108,6 +108,13 @@ impl BlockDrafterConfig {
         }
     }
 
+    /// Returns the number of candidates of the drafter in `dir` if its rows see the whole block. Then
+    /// the candidates of a shorter block differ. `None` for other drafters and unreadable ones.
+    pub fn whole_block(dir: &Path) -> Option<usize> {
+        let config = Self::from_dir(dir).ok().filter(|config| !config.is_causal)?;
+        Some(config.num_candidates())
+    }
+
     /// Returns the greatest number of candidates in a round.
     pub fn num_candidates(&self) -> usize {
         self.block_size - self.num_rows_before()

@@ -139,6 +139,9 @@ pub struct ServedDrafter {
     pub model: String,
     /// The command that writes `model`; `None` if it exists.
     pub export: Option<String>,
+    /// The number of candidates of a block drafter whose rows see the whole block, and whose
+    /// candidates therefore change with the number; `None` for other drafters.
+    pub whole_block: Option<usize>,
 }
 
 impl ServerFlags {
@@ -247,7 +250,7 @@ impl ServedDrafter {
                     let of = flag.map(|flag| format!(" {flag} {target}")).unwrap_or_default();
                     steps.push(convert(&self.model) + &of);
                 }
-                format!("llama-server --model {} {flags}", gguf(&self.target))
+                format!("llama-server --model {} {flags} --metrics", gguf(&self.target))
             }
             Runtime::Vllm => format!("vllm serve {target} {flags}"),
             Runtime::Sglang => {
@@ -324,7 +327,8 @@ mod tests {
 
     fn served(flags: &'static ServerFlags) -> ServedDrafter {
         let export = Some("draftsmith export --for eagle3 own /m/eagle".to_owned());
-        ServedDrafter { flags, target: "/m/t".to_owned(), model: "/m/eagle".to_owned(), export }
+        let (target, model) = ("/m/t".to_owned(), "/m/eagle".to_owned());
+        ServedDrafter { flags, target, model, export, whole_block: None }
     }
 
     #[test]
@@ -337,7 +341,7 @@ mod tests {
         draftsmith export --for eagle3 own /m/eagle
         convert_hf_to_gguf.py /m/t --outfile /m/t.gguf
         convert_hf_to_gguf.py /m/eagle --outfile /m/eagle.gguf --target-model-dir /m/t
-        llama-server --model /m/t.gguf --spec-type draft-eagle3 --spec-draft-model /m/eagle.gguf --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0 --spec-draft-sampling probabilistic
+        llama-server --model /m/t.gguf --spec-type draft-eagle3 --spec-draft-model /m/eagle.gguf --spec-draft-n-max 3 --spec-draft-n-min 0 --spec-draft-p-min 0 --spec-draft-sampling probabilistic --metrics
         ");
         insta::assert_snapshot!(start(&AS_EAGLE3, Runtime::Vllm, three, true), @r#"
         draftsmith export --for eagle3 own /m/eagle
@@ -362,7 +366,7 @@ mod tests {
         let look_up = Drafting::look_up(NgramSimple { num_matched: 4, most: 6 });
         insta::assert_snapshot!(start(&AS_DRAFT_MODEL, Runtime::LlamaCpp, look_up, true), @r"
         convert_hf_to_gguf.py /m/t --outfile /m/t.gguf
-        llama-server --model /m/t.gguf --spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 6 --spec-ngram-simple-min-hits 1
+        llama-server --model /m/t.gguf --spec-type ngram-simple --spec-ngram-simple-size-n 4 --spec-ngram-simple-size-m 6 --spec-ngram-simple-min-hits 1 --metrics
         ");
     }
 

@@ -99,6 +99,12 @@ impl SpeculationCounters {
     }
 }
 
+/// Returns the first name on a page of metrics that is one of speculation, whether or not it can be
+/// read.
+pub(super) fn speculation_name(page: &str) -> Option<&str> {
+    page.split_whitespace().flat_map(|word| word.split('{')).find(|it| it.contains("spec_decode"))
+}
+
 /// Reads a sample of Prometheus' exposition format: a name, labels in braces or none, a value, and a timestamp or
 /// none. `None` for comments, empty lines and anything else.
 fn sample(line: &str) -> Option<(&str, f64)> {
@@ -248,8 +254,13 @@ impl TimedServer {
         // In llama.cpp, the first token comes from the prefill.
         let timings = &answer["timings"];
         let rounds = timings["predicted_n"].as_f64().map(|num| num - 1.0).filter(|num| *num > 0.0);
-        let token_seconds =
-            timings["predicted_ms"].as_f64().zip(rounds).map(|(ms, rounds)| ms / 1e3 / rounds);
+        let predicted_ms = timings["predicted_ms"].as_f64();
+        let took = 1e3 * elapsed.as_secs_f64();
+        if let Some(ms) = predicted_ms.filter(|ms| *ms > took) {
+            let what = format!("reports a `predicted_ms` of {ms:e} in {took:.1} ms");
+            return Err(self.endpoint.failed(&what, "check its clock, or update the server"));
+        }
+        let token_seconds = predicted_ms.zip(rounds).map(|(ms, rounds)| ms / 1e3 / rounds);
         Ok(TimedAnswer {
             elapsed,
             token_seconds: token_seconds.filter(|it| *it > 0.0),
@@ -262,15 +273,23 @@ impl TimedServer {
     /// # Errors
     /// If the server cannot be reached.
     pub fn counters(&self) -> Result<Option<SpeculationCounters>, ServedError> {
+        Ok(self.metrics()?.iter().find_map(|page| SpeculationCounters::read(page)))
+    }
+
+    /// Reads the server's pages of metrics; empty if it has none.
+    ///
+    /// # Errors
+    /// If the server cannot be reached.
+    pub fn metrics(&self) -> Result<Vec<String>, ServedError> {
+        let mut pages = Vec::new();
         for path in ["/metrics", "/prometheus/metrics"] {
-            let page = self.endpoint.get_beside(path);
-            match page.map(|page| SpeculationCounters::read(&String::from_utf8_lossy(&page))) {
-                Ok(Some(counters)) => return Ok(Some(counters)),
-                Ok(None) | Err(ServedError::Server { status: Some(_), .. }) => {}
+            match self.endpoint.get_beside(path) {
+                Ok(page) => pages.push(String::from_utf8_lossy(&page).into_owned()),
+                Err(ServedError::Server { status: Some(_), .. }) => {}
                 Err(error) => return Err(error),
             }
         }
-        Ok(None)
+        Ok(pages)
     }
 }
 

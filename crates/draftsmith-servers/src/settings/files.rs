@@ -4,8 +4,8 @@
 //! configuration), llama.cpp b11434 (`common/arg.cpp`) and TensorRT-LLM 1.3 (`draft_len_schedule`).
 
 use draftsmith_recipe::exports::servers::{Runtime, ServedDrafter, ServerFlags};
-use draftsmith_report::DecodingName;
-use draftsmith_theory::Drafting;
+use draftsmith_report::{DecodingName, times_text};
+use draftsmith_theory::{Drafting, Estimate};
 use serde::Serialize;
 use serde_json::json;
 
@@ -101,8 +101,14 @@ impl ServerKind {
             served,
         };
         if table.most == 0 {
-            let off = "Speculation does not pay here: start the server without it. It must certainly gain 2 %.";
-            settings.notes.push(off.to_owned());
+            settings.notes.push(match settings.uncertain_speedup {
+                Some(Estimate { value, low, high }) => format!(
+                    "It is not certain that speculation pays here: {} ({low:.2} to {high:.2}). It must certainly gain 2 %, \
+                     so start the server without it, or measure more `--blocks` on an idle machine.",
+                    times_text(value)
+                ),
+                None => "Speculation does not pay here: start the server without it.".to_owned(),
+            });
             return;
         }
         let (files, mut notes) = match self {

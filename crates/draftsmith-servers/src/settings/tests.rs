@@ -70,6 +70,7 @@ fn choosing(tuning: &ServerTuning, accepted: f64) -> Choosing<'_> {
 fn settings(accepted: f64, load: ServerLoad) -> ServerSettings {
     let tuning = ServerTuning {
         source: String::new(),
+        drafter: Some("draft".to_owned()),
         kind: ServerKind::Vllm,
         costs: costs(&[1, 2, 4, 8]),
         load,
@@ -83,7 +84,8 @@ fn single(settings: &ServerSettings) -> usize {
 }
 
 fn served(flags: &'static ServerFlags, model: &str) -> ServedDrafter {
-    ServedDrafter { flags, target: "t".to_owned(), model: model.to_owned(), export: None }
+    let (target, model) = ("t".to_owned(), model.to_owned());
+    ServedDrafter { flags, target, model, export: None, whole_block: None }
 }
 
 fn one_client() -> ServerLoad {
@@ -140,6 +142,7 @@ fn one_number_for_a_mixed_load_lies_between_and_its_loss_is_told() {
     assert_eq!(calm.single, alone.single);
     let tuning = ServerTuning {
         source: String::new(),
+        drafter: Some("draft".to_owned()),
         kind: ServerKind::Vllm,
         costs: costs(&[1, 2]),
         load: ServerLoad::Rate(1e6, 1e3),
@@ -182,6 +185,7 @@ fn llama_cpp_stops_below_a_probability_and_looks_up_where_that_pays() {
     let cells = plain.chain([1, 2].into_iter().flat_map(|size| LENGTHS.map(|k| cell(size, k))));
     let tuning = ServerTuning {
         source: String::new(),
+        drafter: Some("draft".to_owned()),
         kind: ServerKind::LlamaCpp,
         costs: ServerCosts::new(cells.collect()).expect("valid"),
         load: ServerLoad::Shares(vec![(2.0, 1.0)]),

@@ -110,8 +110,8 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let look_ups = first.halves.look_ups(&first.costs, seed)?;
     let server = surveyor.tuning.map(|tuning| {
         let target = served_path(surveyor.workspace.models.target_dir(), false);
-        let served =
-            ServedDrafter { flags: &AS_DRAFT_MODEL, target, model: String::new(), export: None };
+        let (flags, model) = (&AS_DRAFT_MODEL, String::new());
+        let served = ServedDrafter { flags, target, model, export: None, whole_block: None };
         tuning.look_ups(first.halves.recorded(surveyor.decoding, seed), &served)?.context(
             "the server's costs have too few rows for look-ups; hint: measure rounds without speculation for more \
              requests, with `draftsmith server costs --candidates 0 --concurrency 1,2,4,8,16`",

@@ -41,10 +41,12 @@ pub(super) fn best_ways(
         if runtime == Runtime::LlamaCpp && !served.flags.llama_cpp_cuts(baseline.recordings.head) {
             tried.retain(|drafting| drafting.least_prob == 0.0);
         }
+        tried.retain(|it| served.whole_block.is_none_or(|whole| it.num_candidates == whole));
         // llama.cpp always drafts the most probable token, while sampled recordings draw from the
         // draft distribution.
         let is_recorded = !(is_sampled && runtime == Runtime::LlamaCpp);
-        if !is_recorded || runtime == Runtime::Transformers && !served.flags.in_transformers {
+        let is_lacking = runtime == Runtime::Transformers && !served.flags.in_transformers;
+        if !is_recorded || is_lacking || tried.is_empty() {
             continue;
         }
         let spent = |drafting: &Drafting| {

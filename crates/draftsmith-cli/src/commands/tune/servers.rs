@@ -116,8 +116,9 @@ impl LoadArguments {
                 "`--server-costs FILE` is missing: the server's rounds, which `draftsmith server costs --server URL` measures"
             );
         };
-        let (source, costs) = (costs.display().to_string(), ServerCostsFile::read(costs)?);
-        Ok(ServerTuning { kind, source, costs, load: self.load() })
+        let source = costs.display().to_string();
+        let (costs, drafter) = ServerCostsFile::read(costs)?;
+        Ok(ServerTuning { kind, source, costs, drafter, load: self.load() })
     }
 }
 
@@ -131,8 +132,9 @@ pub(crate) fn run(
     let mut all = tune_for_server(recipe, workspace, tuning)?;
     let list = |all: Vec<usize>| all.iter().map(usize::to_string).collect::<Vec<_>>().join(", ");
     console.text(format!(
-        "costs: {}, with {} candidates at {} concurrent requests\n\n",
+        "costs: {}{}, with {} candidates at {} concurrent requests\n\n",
         tuning.source,
+        tuning.drafter.as_ref().map(|name| format!(" of `{name}`")).unwrap_or_default(),
         list([0].into_iter().chain(tuning.costs.lengths()).collect()),
         list(tuning.costs.batch_sizes())
     ))?;
@@ -175,9 +177,12 @@ pub(crate) fn write(settings: &mut ServerSettings, dir: &Path) -> Result<()> {
 /// Formats the last sentences: the settings to use and the command that starts the server with them.
 fn last(all: &[ServerSettings], width: Option<usize>) -> String {
     let Some(best) = winner(all) else {
-        let none =
-            "No drafter pays in every way of decoding at this load: serve without speculation.";
-        return format!("\n{}\n", wrapped(none, width).join("\n"));
+        let surely =
+            if all.iter().any(|it| it.uncertain_speedup.is_some()) { " certainly" } else { "" };
+        let none = format!(
+            "No drafter{surely} pays in every way of decoding at this load: serve without speculation."
+        );
+        return format!("\n{}\n", wrapped(&none, width).join("\n"));
     };
     let setting = best.single.map(|single| single.text()).unwrap_or_default();
     let sentence = format!(
