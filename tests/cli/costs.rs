@@ -145,7 +145,13 @@ fn answer(mut stream: TcpStream, length: usize, fault: Fault, state: &State, see
     }
     let given = if fault == Fault::EndsEarly { num_tokens - 5 } else { num_tokens };
     let mut answer = json!({ "choices": [{ "text": "x" }], "usage": { "completion_tokens": given, "prompt_tokens": 200 } });
-    if let Fault::OwnClock(ms) = fault {
+    let own_clock = match fault {
+        Fault::OwnClock(ms) => Some(ms),
+        // So that the machine's load decides nothing.
+        Fault::Shows(_) | Fault::NoCounters => Some(5.0),
+        _ => None,
+    };
+    if let Some(ms) = own_clock {
         answer["timings"] =
             json!({ "predicted_n": num_tokens, "predicted_ms": ms * (num_tokens - 1) as f64 });
     }
@@ -360,7 +366,7 @@ fn a_server_that_shows_no_drafting_is_not_measured_with_candidates() {
     let (ran, _) = measure(Fault::NoCounters, "0");
     assert!(ran.stderr.contains("llama-server needs `--metrics`"), "{}", ran.stderr);
     ran.ok();
-    let (ran, _) = measure(Fault::Shows("vllm:num_requests_running 1\n"), "0");
+    let (ran, _) = measure(Fault::Shows("# TYPE vllm:spec_decode_num_drafts counter\n"), "0");
     assert!(!ran.stderr.contains("it is not checked"), "{}", ran.stderr);
     ran.ok();
 }
@@ -368,9 +374,9 @@ fn a_server_that_shows_no_drafting_is_not_measured_with_candidates() {
 #[test]
 fn costs_are_those_of_one_drafter() {
     let place = Place::new();
-    let server = Mock::serve(1, Fault::None);
-    let measure = |drafter: &str, concurrency: &str| {
-        let one = ["--rounds", "16", "--blocks", "1", "--concurrency", concurrency];
+    let server = Mock::serve(1, Fault::OwnClock(5.0));
+    let measure = |drafter: &str, blocks: &str| {
+        let one = ["--rounds", "16", "--blocks", blocks, "--concurrency", "1"];
         let asked = ["server", "costs", "--server", &server.url, "--candidates", "1"];
         place.run(&[&asked[..], &one, &["--drafter", drafter]].concat())
     };
@@ -382,6 +388,9 @@ fn costs_are_those_of_one_drafter() {
         "--out",
     ]);
     measure("eagle", "2").ok();
+    // Rounds with nobody's candidates are not filed under a name.
+    let unnamed = ["server", "costs", "--server", &server.url, "--candidates", "1"];
+    place.run(&unnamed).fails_naming(&["with `eagle`", "but the server has `mock` and"]);
 }
 
 #[test]

@@ -98,9 +98,10 @@ pub fn certify_server(
     let end = |url, model: &str| settings.end(url, model, text, vocab_size);
     let (server, reference) = (end(url, &counted.model)?, end(reference_url, &listed.model)?);
     let before = counted.counters()?;
+    let sampled = settings.plan.sampled.as_ref();
     let num_units =
-        settings.plan.sampled.as_ref().map_or(0, |it| it.num_prompts.min(prompts.len()));
-    let progress = Progress::new(watch, "certify", "sampled prompts", num_units as u64);
+        sampled.map_or(0, |it| it.num_prompts.min(prompts.len()) + it.num_full_length());
+    let progress = Progress::new(watch, "certify", "sampled places", num_units as u64);
     let listener = Asking { watch, progress: &progress };
     let found = certify(&server, &reference, &prompts, &settings.plan, &listener);
     let certificate = found.map_err(|error| match error {

@@ -194,22 +194,25 @@ impl ServerCostsFile {
         if self.cells.is_empty() {
             (self.model, self.num_words) = (server.model.clone(), plan.num_words);
         }
-        let named = plan.drafter.clone().filter(|_| plan.num_candidates > 0);
-        self.drafter = self.drafter.take().or_else(|| named.clone());
-        let asked = (&server.model, plan.num_words, named.as_ref().or(self.drafter.as_ref()));
-        if (&self.model, self.num_words, self.drafter.as_ref()) != asked {
-            let of = |drafter: Option<&String>| {
-                drafter.map(|it| format!(" with `{it}`")).unwrap_or_default()
+        let speculates = plan.num_candidates > 0;
+        if speculates && self.cells.iter().all(|cell| cell.num_candidates == 0) {
+            self.drafter.clone_from(&plan.drafter);
+        }
+        let drafter = if speculates { &plan.drafter } else { &self.drafter };
+        if (&self.model, self.num_words, &self.drafter) != (&server.model, plan.num_words, drafter)
+        {
+            let of = |drafter: &Option<String>| {
+                drafter.as_ref().map(|it| format!(" with `{it}`")).unwrap_or_default()
             };
             bail!(
                 "`{}` has costs of the model `{}`{} with prompts of {} words, but the server has `{}`{} and prompts have {}; \
                  hint: give another file with `--out`, or another `--prompt-words`",
                 path.display(),
                 self.model,
-                of(self.drafter.as_ref()),
+                of(&self.drafter),
                 self.num_words,
                 server.model,
-                of(asked.2),
+                of(drafter),
                 plan.num_words
             );
         }

@@ -102,7 +102,9 @@ impl SpeculationCounters {
 /// Returns the first name on a page of metrics that is one of speculation, whether or not it can be
 /// read.
 pub(super) fn speculation_name(page: &str) -> Option<&str> {
-    page.split_whitespace().flat_map(|word| word.split('{')).find(|it| it.contains("spec_decode"))
+    let names =
+        page.lines().filter_map(|line| line.split(['{', ' ', '\t']).find(|it| !it.is_empty()));
+    names.into_iter().find(|name| name.contains("spec_decode"))
 }
 
 /// Reads a sample of Prometheus' exposition format: a name, labels in braces or none, a value, and a timestamp or

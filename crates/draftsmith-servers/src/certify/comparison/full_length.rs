@@ -15,8 +15,6 @@ use serde::Serialize;
 use super::sampled::{SUSPECTED, SampledTest, TestedWhat};
 use super::{complete_all, known_ask};
 
-/// The number of sampled answers for each one of full length.
-const DRAWS_PER_ANSWER: usize = 25;
 /// The number of places of an answer, evenly spaced, from which tokens are tested.
 const NUM_PLACES: usize = 4;
 /// The standard errors of a difference that is found with probability 0.9: 3.3 for the significance
@@ -126,12 +124,13 @@ impl SampledTest<'_> {
         name: &str,
     ) -> Result<Vec<FullLengthTest>, ServedError> {
         let mut draws = SeededDraws::new(self.plan.seed, &[name, "full length", "certify"]);
-        let asked = prompts.iter().cycle().take(self.plan.num_draws.div_ceil(DRAWS_PER_ANSWER));
+        let asked = prompts.iter().cycle().take(self.plan.num_full_length());
         let asks: Vec<CompletionAsk<'_>> =
             asked.map(|prompt| self.ask(prompt, num_tokens, &mut draws)).collect();
         let answers = complete_all(self.server, &asks, self.concurrency, self.listener)?;
         let mut tokens = Vec::new();
         for (ask, answer) in asks.iter().zip(&answers) {
+            self.listener.advance();
             let ends = 1..answer.ids.len();
             let prefixes: Vec<Vec<u32>> =
                 ends.clone().map(|at| [ask.prompt, &answer.ids[..at]].concat()).collect();

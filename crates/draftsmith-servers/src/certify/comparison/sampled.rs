@@ -23,6 +23,8 @@ use super::{Completing, Verdict, best_after, complete_all, greedy_ask};
 /// The significance levels: for all first tests together, and for a repeated test (`REFUTED`).
 pub(super) const SUSPECTED: f64 = 0.01;
 const REFUTED: f64 = 0.001;
+/// The number of short answers for each one of full length.
+const DRAWS_PER_ANSWER: usize = 25;
 /// The minimum number of answers for a prefix to be tested.
 const LEAST_VISITS: usize = 200;
 /// The numbers of simulations per test: few at first, then many if the p-value is small.
@@ -50,6 +52,13 @@ pub struct SampledPlan {
     pub eos_token_ids: Vec<u32>,
     /// The seed of answers and simulations.
     pub seed: u64,
+}
+
+impl SampledPlan {
+    /// Returns the number of answers of full length.
+    pub fn num_full_length(&self) -> usize {
+        self.num_draws.div_ceil(DRAWS_PER_ANSWER)
+    }
 }
 
 /// The result of the sampled test.
