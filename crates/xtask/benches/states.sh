@@ -134,6 +134,10 @@ serve float32 "$target" --enable-prefix-caching
 expect 'a cache of prefixes' ''
 serve bfloat16 "$target"
 expect 'bf16' ''
+STATES_FAULT=shifted serve bfloat16 "$target"
+expect 'all but the last layer shifted by a token' 'differ from those of the local layers'
+STATES_FAULT=swapped serve bfloat16 "$target"
+expect 'two middle layers swapped' 'differ from those of the local layers'
 layers='[1, 4, 5, 8]' serve float32 "$target"
 expect 'another first layer' 'differ from those of the local layers'
 layers='[2, 4, 5, 7]' serve float32 "$target"
