@@ -27,6 +27,8 @@ pub(crate) const DRAFT_VOCABULARY: &str = "draft_vocabulary";
 
 /// The tensor with the offsets of a draft vocabulary in published drafters.
 pub(crate) const OFFSETS: &str = "d2t";
+/// A mask of the same tokens, which some files also contain.
+pub(crate) const MASK: &str = "t2d";
 
 /// The logit of a token that is never drawn. Softmax turns it into exactly 0 at any temperature,
 /// and sums with it do not become NaN.
@@ -110,12 +112,26 @@ impl DraftVocabulary {
         (0..).zip(&*self.ids).map(|(at, id)| i64::from(*id) - at).collect()
     }
 
+    /// Returns whether the mask of the same file, if it has one, names the same tokens.
+    fn agrees_with_mask(
+        &self,
+        reader: &mut WeightReader,
+        vocab_size: usize,
+    ) -> Result<bool, ModelError> {
+        if reader.shape(MASK).is_none() {
+            return Ok(true);
+        }
+        let mask = reader.take_integers(MASK, vocab_size)?;
+        let masked = (0..).zip(mask).filter(|(_, is_drafted)| *is_drafted != 0).map(|(id, _)| id);
+        Ok(masked.eq(self.by_id.iter().map(|at| self.ids[*at as usize])))
+    }
+
     /// Reads the vocabulary of `size` tokens from the tensor [`OFFSETS`], which may list the tokens
     /// in any order.
     ///
     /// # Errors
-    /// If the tensor is missing, has another length, or does not give different ids below
-    /// `vocab_size`. The error comes with whether the tensor has ids in place of offsets.
+    /// If the tensor is missing, has another length, does not give different ids below `vocab_size`,
+    /// or names other tokens than the tensor [`MASK`] of the same file. The error comes with whether the tensor has ids in place of offsets.
     pub(crate) fn take_offsets(
         reader: &mut WeightReader,
         size: usize,
@@ -130,7 +146,15 @@ impl DraftVocabulary {
         };
         let mut added = (0..).zip(&offsets).map(|(at, offset)| offset.saturating_add(at));
         if let Some(ids) = tokens(&mut added) {
-            return Ok(Self::new(ids));
+            let vocabulary = Self::new(ids);
+            return match vocabulary.agrees_with_mask(reader, vocab_size) {
+                Ok(true) => Ok(vocabulary),
+                Ok(false) => {
+                    let problem = format!("tensors `{OFFSETS}` and `{MASK}` name different tokens");
+                    Err((false, ModelError::Safetensors { path: reader.path.clone(), problem }))
+                }
+                Err(error) => Err((false, error)),
+            };
         }
         let are_ids = tokens(&mut offsets.iter().copied()).is_some_and(|ids| ids.is_sorted());
         let problem = match are_ids {

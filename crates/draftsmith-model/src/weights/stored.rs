@@ -114,7 +114,7 @@ impl StoredTensor {
         Ok(())
     }
 
-    /// Reads a list of 64-bit integers.
+    /// Reads a list of 64-bit integers, or of booleans as 0 and 1.
     pub(super) fn read_ids(
         &self,
         file: &File,
@@ -122,14 +122,19 @@ impl StoredTensor {
         name: &str,
     ) -> Result<Vec<i64>, ModelError> {
         let io = |e| ModelError::io("read", path, e);
-        if self.dtype != Dtype::I64 {
-            return Err(self.bad_dtype(path, name));
-        }
-        let mut bytes = vec![0_u8; self.shape.iter().product::<usize>() * size_of::<i64>()];
+        let size = match self.dtype {
+            Dtype::I64 => size_of::<i64>(),
+            Dtype::BOOL => 1,
+            _ => return Err(self.bad_dtype(path, name)),
+        };
+        let mut bytes = vec![0_u8; self.shape.iter().product::<usize>() * size];
         let TensorBytes { mut source, start } = self.open(file).map_err(io)?;
         source.seek(SeekFrom::Start(start)).map_err(io)?;
         source.read_exact(&mut bytes).map_err(io)?;
-        Ok(bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect())
+        Ok(match size {
+            1 => bytes.into_iter().map(i64::from).collect(),
+            _ => bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect(),
+        })
     }
 
     fn bad_dtype(&self, path: &Path, name: &str) -> ModelError {
