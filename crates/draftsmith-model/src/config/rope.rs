@@ -79,6 +79,10 @@ impl RopeReading<'_> {
         share: Option<f64>,
     ) -> Result<RopeConfig, ModelError> {
         let theta = self.keys.positive("rope_theta", Some(rope.rope_theta.unwrap_or(theta)))?;
+        if theta < 1.0 {
+            // Channels would turn faster the later they come, and overflow soon.
+            return Err(self.keys.fail("rope_theta", format!("is {theta}, expected at least 1")));
+        }
         let share = rope.partial_rotary_factor.or(share).unwrap_or(1.0);
         let head_dim = self.shape.head_dim;
         let width = (head_dim as f64 * share) as usize;

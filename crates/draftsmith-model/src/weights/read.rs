@@ -21,6 +21,9 @@ use super::{header, torch};
 use crate::error::ModelError;
 use crate::spec::{ModelNames, NormForm, NormSpec};
 
+/// The bound of weights' magnitudes: products of two fit in an f32.
+const LARGEST: f32 = 1e18;
+
 /// An open checkpoint.
 #[derive(Debug)]
 pub struct WeightReader {
@@ -214,6 +217,26 @@ impl WeightReader {
         Ok(values)
     }
 
+    /// Takes a tensor as [`WeightReader::take`] does, and checks that products with its numbers fit in
+    /// an f32.
+    ///
+    /// # Errors
+    /// As [`WeightReader::take`], or if a number is not finite or too large.
+    pub(crate) fn take_finite(
+        &mut self,
+        name: &str,
+        expected: &[usize],
+    ) -> Result<Vec<f32>, ModelError> {
+        let numbers = self.take(name, expected)?;
+        match numbers.iter().find(|number| number.is_nan() || number.abs() >= LARGEST) {
+            None => Ok(numbers),
+            Some(number) => {
+                let (path, tensor) = (self.path.clone(), name.to_owned());
+                Err(ModelError::NotFinite { path, tensor, number: *number })
+            }
+        }
+    }
+
     /// Takes a norm's weights with the spec's offset added, and its biases if it is a LayerNorm.
     /// `layer` is the prefix of its name.
     ///
@@ -380,20 +403,17 @@ impl OpenFile {
     }
 }
 
-/// Checks that all numbers in a directory's weights are finite.
+/// Checks that all numbers in a directory's weights are finite and not too large to compute with.
 ///
 /// # Errors
-/// If a number is not finite (the error names its tensor), or a file cannot be read.
+/// If a number is not (the error names its tensor), or a file cannot be read.
 pub fn check_finite(dir: &Path) -> Result<(), ModelError> {
     let mut reader = WeightReader::open_dir(dir)?;
     let names: Vec<String> =
         reader.names().filter(|name| reader.is_weights(name)).map(str::to_owned).collect();
     for tensor in names {
         let shape = reader.shape(&tensor).unwrap_or_default().to_vec();
-        let numbers = reader.take(&tensor, &shape)?;
-        if let Some(number) = numbers.into_iter().find(|number| !number.is_finite()) {
-            return Err(ModelError::NotFinite { path: dir.to_path_buf(), tensor, number });
-        }
+        reader.take_finite(&tensor, &shape)?;
     }
     Ok(())
 }
