@@ -57,6 +57,10 @@ fn an_adapter_and_its_exported_draft_model_draft_the_same() {
     let [with_adapter, with_draft] =
         [["--adapter", ADAPTER], ["--draft", "draft"]].map(|drafter| generate(&place, drafter));
     assert_eq!(with_draft["token_ids"], with_adapter["token_ids"]);
+    assert!(!message.contains("because of its path"), "{message}");
+    let renamed = ["export", "--for", "draft-model", ADAPTER, "my-EAGLE3-draft"];
+    let message = place.run(&renamed).ok();
+    assert!(message.contains("# vLLM 0.33 runs it as `eagle3` because of its path"), "{message}");
     assert_eq!(rounds(&with_draft), rounds(&with_adapter));
     let shown = place.run(&["inspect", "draft", "--json"]).json();
     assert_eq!(shown["num_layers"], 3, "{shown}");

@@ -252,7 +252,15 @@ impl ServedDrafter {
                 }
                 format!("llama-server --model {} {flags} --metrics", gguf(&self.target))
             }
-            Runtime::Vllm => format!("vllm serve {target} {flags}"),
+            Runtime::Vllm => {
+                let found = served_method(&self.model).filter(|_| is_drafter);
+                if let Some(method) = found.filter(|found| *found != self.flags.vllm_method) {
+                    steps.push(format!(
+                        "# vLLM 0.33 runs it as `{method}` because of its path: rename it"
+                    ));
+                }
+                format!("vllm serve {target} {flags}")
+            }
             Runtime::Sglang => {
                 format!("python -m sglang.launch_server --model-path {target} {flags}")
             }
@@ -308,6 +316,15 @@ const WITHOUT_STATES: &str = "AXK1 BailingMoe BailingMoeV2 BailingMoeV2_5 Bailin
 pub fn lacks_states(class: &str) -> bool {
     let class = class.strip_suffix("ForCausalLM");
     class.is_some_and(|class| WITHOUT_STATES.split_whitespace().any(|known| known == class))
+}
+
+/// Returns the method that vLLM 0.33 takes from a drafter's path, whatever its config says; `None` if
+/// the path names none.
+pub fn served_method(path: &str) -> Option<&'static str> {
+    let path = path.to_lowercase();
+    let known =
+        [("eagle-", "eagle"), ("eagle3", "eagle3"), ("dflash", "dflash"), ("dspark", "dspark")];
+    known.into_iter().find(|(part, _)| path.contains(part)).map(|(_, method)| method)
 }
 
 /// Quotes a text as a single word for a POSIX shell.
