@@ -25,6 +25,8 @@ mod doctor;
 mod export;
 #[path = "cli/features.rs"]
 mod features;
+#[path = "cli/foreign.rs"]
+mod foreign;
 #[path = "cli/generate.rs"]
 mod generate;
 #[path = "cli/help.rs"]

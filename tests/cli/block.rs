@@ -299,7 +299,7 @@ const DAMAGES: [Damage; 11] = [
     ("short-context", &["head-never-built", "unreadable"], |dir| {
         with_key(dir, "max_position_embeddings", json!(64));
     }),
-    ("lm-head-dropped", &["head-never-built"], |dir| {
+    ("other-lm-head", &["head-never-built"], |dir| {
         edit_tensors(dir, |it| {
             let copy = it.header["markov_head.markov_w1.weight"].clone();
             it.header.insert("lm_head.weight".into(), copy);

@@ -93,10 +93,23 @@ pub(crate) fn findings(place: &Place, dir: &str) -> (Vec<String>, bool) {
     (names.collect(), !is_broken)
 }
 
+/// Adds a mask of the even tokens up to `last`; the drafter's go up to 798.
+fn add_mask(dir: &Path, last: usize) {
+    edit_tensors(dir, |it| {
+        let is_drafted = |id: usize| u8::from(id.is_multiple_of(2) && id <= last);
+        let start = it.bytes.len();
+        it.bytes.extend((0..1024).map(is_drafted));
+        let offsets = [start, start + 1024];
+        let entry = json!({ "dtype": "BOOL", "shape": [1024], "data_offsets": offsets });
+        it.header.insert("t2d".into(), entry);
+    });
+    edit_config(dir, |it| drop(it.remove("weights_hash")));
+}
+
 type Damage = (&'static str, bool, fn(&Path));
 
 /// One damage each, by its name; whether the drafter has a draft vocabulary.
-const DAMAGES: [Damage; 24] = [
+const DAMAGES: [Damage; 27] = [
     ("other-target", false, |dir| {
         edit_config(dir, |it| drop(it.insert("target_hash".into(), json!("0".repeat(64)))))
     }),
@@ -133,6 +146,21 @@ const DAMAGES: [Damage; 24] = [
         edit_tensors(dir, |it| {
             let start = it.range("d2t").start;
             it.bytes[start..start + 8].copy_from_slice(&700_i64.to_le_bytes());
+        });
+    }),
+    ("wrong-d2t", true, |dir| {
+        add_mask(dir, 800);
+    }),
+    ("unreadable", false, |dir| {
+        edit_config(dir, |it| {
+            it.insert("rope_theta".into(), json!(1e-300));
+            it.insert("rope_parameters".into(), json!({ "rope_theta": 1e-300 }));
+        });
+    }),
+    ("not-finite", false, |dir| {
+        edit_tensors(dir, |it| {
+            let start = it.range("lm_head.weight").start;
+            it.bytes[start..start + 4].copy_from_slice(&3e38_f32.to_le_bytes());
         });
     }),
     ("missing-tensor", false, |dir| edit_tensors(dir, |it| drop(it.header.remove("fc.weight")))),
@@ -214,6 +242,10 @@ fn each_damage_is_diagnosed_by_name() {
     for is_narrow in [false, true] {
         write_drafter(&place.path("sound"), is_narrow);
         assert_eq!(findings(&place, "sound"), (Vec::new(), true));
+        if is_narrow {
+            add_mask(&place.path("sound"), 798);
+            assert_eq!(findings(&place, "sound"), (Vec::new(), true));
+        }
         std::fs::remove_dir_all(place.path("sound")).unwrap();
     }
     for (name, is_narrow, damage) in DAMAGES {

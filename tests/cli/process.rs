@@ -372,7 +372,7 @@ fn readers_name_changed_weights_of_an_export() {
         let config = place.path(dir).join("config.json");
         let text = std::fs::read_to_string(&config).unwrap();
         assert!(text.contains("\"weights_hash\""), "{text}");
-        std::fs::write(&config, text.replace("weights_hash", "other_key")).unwrap();
+        std::fs::write(&config, text.replace("weights_hash", "_name_or_path")).unwrap();
         change(&place, &format!("{dir}/model.safetensors"));
         place.run(arguments).ok();
     }

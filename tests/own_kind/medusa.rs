@@ -19,8 +19,8 @@ use draftsmith_decode::{
 };
 use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::{
-    CausalLm, ModelError, NamedTensor, StateNetwork, UnrolledInputs, WeightDtype, WeightReader,
-    check_trained_with, write_safetensors,
+    CausalLm, DrafterDir, ModelError, NamedTensor, StateNetwork, UnrolledInputs, WeightDtype,
+    WeightReader, check_trained_with, write_safetensors,
 };
 use draftsmith_recipe::exports::ExportEntry;
 use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading};
@@ -98,7 +98,7 @@ impl DrafterKind for MedusaKind {
         Ok(LoadedDrafter {
             parts: NamedParts { id, parts },
             head: None,
-            dir: Some(dir),
+            dir: Some(dir.path),
             rule_dir: None,
             sizes,
         })
@@ -112,7 +112,7 @@ impl DrafterKind for MedusaKind {
         RoundForwards::Once
     }
 
-    fn path(&self) -> Option<&Path> {
+    fn path(&self) -> Option<&DrafterDir> {
         self.0.path()
     }
 

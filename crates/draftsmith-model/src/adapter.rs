@@ -38,6 +38,8 @@ use crate::rows::Rows;
 use crate::spec::ModelShape;
 use crate::spec::{Activation, LayerSpec, LinearSpec, MlpNames, MlpSpec, WindowSpec};
 use crate::weights::WeightDtype;
+#[cfg(test)]
+pub(crate) use files::{KEYS, OwnKeys};
 pub use kangaroo::KANGAROO_ROPE_THETA;
 use packed_adapter::PackedAdapter;
 

@@ -49,7 +49,9 @@ use packed_block::PackedBlock;
 
 pub use confidence::ConfidenceWeights;
 pub use config::{BlockDrafterConfig, ConfidenceHead};
-pub use files::plain_keys;
+pub use files::copy_distance;
+#[cfg(test)]
+pub(crate) use files::{BlockKeys, KEYS};
 
 /// The beginning of a block.
 #[derive(Debug, Clone, Copy)]

@@ -23,6 +23,8 @@ use serde::Deserialize;
 use serde_json::{Map, Value};
 
 use self::keys::TokenIds;
+#[cfg(test)]
+pub(crate) use self::keys::{Keys, RopeKeys};
 use crate::error::{ModelError, read_json};
 use crate::spec::{
     AttentionSpec, DecoderSpec, MlpSpec, ModelNames, ModelShape, NormForm, NormSpec, RopeConfig,

@@ -47,6 +47,8 @@ use crate::weights::WeightDtype;
 use packed_eagle3::PackedEagle3;
 
 pub use files::{Eagle3Fault, Eagle3FaultKind, Eagle3Files};
+#[cfg(test)]
+pub(crate) use files::{KEYS, OwnKeys};
 
 /// The names of the tensors in published drafters.
 const LAYER: &str = "midlayer";

@@ -24,9 +24,22 @@ pub enum ModelError {
         /// The problem with the value, and the expected values.
         problem: String,
     },
+    /// A key of a drafter's `config.json` that changes what it computes, or may do so.
+    #[error(
+        "`{path}`: key `{key}` {problem}; hint: `ignored_keys = [\"{key}\"]` in the drafter's table of a recipe \
+         reads the drafter without it"
+    )]
+    RefusedKey {
+        /// The file.
+        path: PathBuf,
+        /// The key, dotted.
+        key: String,
+        /// The problem with the value.
+        problem: String,
+    },
     /// A number in weights that is not finite.
     #[error(
-        "`{path}`: tensor `{tensor}` holds {number}, and weights are finite numbers; hint: take a \
+        "`{path}`: tensor `{tensor}` holds {number}, and weights are finite numbers below 1e18; hint: take a \
          checkpoint from before its training failed"
     )]
     NotFinite {
@@ -34,7 +47,7 @@ pub enum ModelError {
         path: PathBuf,
         /// The tensor's name.
         tensor: String,
-        /// The first number that is not finite.
+        /// The first number that is not finite or too large.
         number: f32,
     },
     /// A directory without weights.

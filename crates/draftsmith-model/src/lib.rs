@@ -31,6 +31,7 @@ mod decoder;
 mod draft_model;
 mod draft_vocabulary;
 mod drafter;
+mod drafter_keys;
 mod eagle3;
 mod error;
 #[cfg(test)]
@@ -57,7 +58,7 @@ pub use adapter::{
     Adapter, AdapterArchitecture, AdapterConfig, KANGAROO_ROPE_THETA, VOCABULARY_COVERAGE,
 };
 pub use block_drafter::{
-    BlockDrafter, BlockDrafterConfig, BlockStart, ConfidenceHead, ConfidenceWeights, plain_keys,
+    BlockDrafter, BlockDrafterConfig, BlockStart, ConfidenceHead, ConfidenceWeights, copy_distance,
 };
 pub use buckets::Lengths;
 pub use causal_lm::CausalLm;
@@ -65,6 +66,7 @@ pub use config::{Architecture, ModelConfig};
 pub use decoder::soft_capped;
 pub use draft_vocabulary::{DraftVocabulary, narrowed};
 pub use drafter::{CandidateRows, DrafterModel};
+pub use drafter_keys::DrafterDir;
 pub use eagle3::{
     Eagle3, Eagle3Config, Eagle3Fault, Eagle3FaultKind, Eagle3Files, NUM_TARGET_STATES,
 };

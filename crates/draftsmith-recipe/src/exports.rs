@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, ModelConfig, check_trained_with,
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, DrafterDir, ModelConfig,
+    check_trained_with,
 };
 use draftsmith_theory::DrafterId;
 use serde_json::{Map, Value};
@@ -37,13 +38,13 @@ impl AdapterExport {
     ///
     /// # Errors
     /// If the adapter is invalid, or was trained for another target.
-    pub fn read(dir: &Path, workspace: &Workspace) -> Result<Self> {
+    pub fn read(dir: &DrafterDir, workspace: &Workspace) -> Result<Self> {
         let (config, adapter) =
             workspace.artifacts.adapter_in(&workspace.models, dir, workspace.models.dtype)?;
         let now = || workspace.models.target_hash().map(str::to_owned);
         check_trained_with(("adapter", dir), "target", config.target_hash.as_deref(), now)?;
         check_text("adapter", dir, &config.training, workspace)?;
-        Ok(Self { adapter, config, dir: dir.to_path_buf() })
+        Ok(Self { adapter, config, dir: dir.path.clone() })
     }
 }
 

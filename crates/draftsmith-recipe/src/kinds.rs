@@ -25,7 +25,7 @@ use anyhow::{Context, Result, bail};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::NamedParts;
 use draftsmith_model::{
-    CausalLm, DraftVocabulary, DrafterModel, HeadForm, ModelConfig, WeightDtype,
+    CausalLm, DraftVocabulary, DrafterDir, DrafterModel, HeadForm, ModelConfig, WeightDtype,
 };
 use draftsmith_theory::{Bounds, DrafterId, HeadTiming, RoundForwards, StopRuleConfig};
 use draftsmith_theory::{DecodingName, ModelSummary, Road};
@@ -221,8 +221,9 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         None
     }
 
-    /// Returns the directory of a trained export, if the recipe names one; `None` otherwise.
-    fn path(&self) -> Option<&Path> {
+    /// Returns the directory of a trained export, if the recipe names one, with the keys that it
+    /// ignores; `None` otherwise.
+    fn path(&self) -> Option<&DrafterDir> {
         None
     }
 
@@ -394,6 +395,11 @@ impl DrafterRecipe {
             &key,
             "is set for a drafter that can have none: only a draft model, an adapter and an EAGLE-3 drafter can have a head",
         )?;
+        require(
+            self.head.iter().filter_map(Origin::path).all(|dir| dir.ignored_keys.is_empty()),
+            &format!("{key}.ignored_keys"),
+            "is set, but the keys of heads are all read: only drafters can ignore some",
+        )?;
         let Some(head) = self.head_training() else { return Ok(()) };
         if self.kind.model().is_some() {
             return head.validate().with_context(|| format!("section `[{key}]`"));
@@ -516,14 +522,15 @@ impl DrafterRecipes {
     /// subdirectory of `home` named after the drafter.
     pub(crate) fn export_dir(&self, home: &Path, id: DrafterId) -> PathBuf {
         let given = self.get(id).and_then(|it| it.kind.path());
-        given.map_or_else(|| home.join(id.as_str()), Path::to_path_buf)
+        given.map_or_else(|| home.join(id.as_str()), |dir| dir.path.clone())
     }
 
     /// Returns the directory of a drafter's acceptance head; `None` if the recipe has no head for
     /// it.
     pub(crate) fn head_dir(&self, home: &Path, id: DrafterId) -> Option<PathBuf> {
         let head = self.get(id)?.head.as_ref()?;
-        Some(head.path().map_or_else(|| head_within(&self.export_dir(home, id)), Path::to_path_buf))
+        let beside = || head_within(&self.export_dir(home, id));
+        Some(head.path().map_or_else(beside, |dir| dir.path.clone()))
     }
 
     /// Lists the draft models with their checkpoint directories or names on the Hub. `build-data`

@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail};
 use burn::tensor::Device;
 use draftsmith_files::{read_text, write_whole};
-use draftsmith_model::{BlockDrafterConfig, ModelConfig, WeightDtype};
+use draftsmith_model::{BlockDrafterConfig, DrafterDir, ModelConfig, WeightDtype};
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{FeatureFormat, HeadTraining, OptimizerSettings};
 use serde::de::DeserializeOwned;
@@ -253,8 +253,8 @@ impl Recipe {
     /// If a drafter is missing or invalid, or was trained for other models.
     pub fn load_drafters(&self, workspace: &Workspace, all: bool) -> Result<LoadedDrafters> {
         let wanted = self.evaluated().filter(|(_, it)| all || it.kind.is_recorded());
-        let read = |(id, drafter): (DrafterId, &DrafterRecipe)| {
-            let loaded = drafter.kind.load(&self.loading(id, workspace));
+        let read = |(id, _): (DrafterId, &DrafterRecipe)| {
+            let loaded = self.loading(id, workspace).load();
             let mut loaded = loaded.with_context(|| format!("the drafter `{id}`"))?;
             loaded.tuned_by(&self.checkpoint_dir(), &self.tuning_dir());
             Ok(loaded)
@@ -324,10 +324,13 @@ impl Recipe {
                 all.len()
             );
         };
-        let drafter = match found.kind.and_then(|kind| kind.in_dir(dir)) {
+        let ignored_keys =
+            drafter.kind.path().map(|it| it.ignored_keys.clone()).unwrap_or_default();
+        let given = DrafterDir { path: dir.to_path_buf(), ignored_keys };
+        let drafter = match found.kind.and_then(|kind| kind.in_dir(given)) {
             Some(kind) => DrafterRecipe::new(kind),
             None => {
-                let head = Some(Origin::Path(dir.to_path_buf()));
+                let head = Some(Origin::Path(dir.into()));
                 DrafterRecipe { head, ..(*drafter).clone() }
             }
         };
@@ -364,7 +367,8 @@ impl Recipe {
         let (model, export) = match kind.model() {
             Some(model) => (served_path(model, false), None),
             None => {
-                let source = kind.path().map_or_else(|| self.export_dir(id), Path::to_path_buf);
+                let source =
+                    kind.path().map_or_else(|| self.export_dir(id), |dir| dir.path.clone());
                 let out = served_path(Path::new(&format!("exported/{id}")), true);
                 let export = flags.export_command(&source, &out);
                 (out, Some(export))

@@ -2,13 +2,15 @@
 //!
 //! Servers load many damaged drafters without an error and then accept no candidates. We report
 //! every problem as a named finding, with each server's behaviour and a remedy. The behaviour was
-//! measured on vLLM 0.32 and llama.cpp b11434, and read from the source of SGLang 0.5.23.
+//! measured on vLLM 0.32 and llama.cpp b11434, and read from the source of vLLM 0.33 and SGLang 0.5.23.
 
 mod acceptance;
 mod block;
 mod draft_model;
 mod eagle3;
+mod keys;
 
+use std::borrow::Cow;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
@@ -16,8 +18,8 @@ use burn::tensor::Device;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_files::{parse_json, read_bytes};
 use draftsmith_model::{
-    AcceptanceHead, Adapter, BlockDrafter, Eagle3, ModelConfig, ModelError, WeightDtype,
-    WeightReader, check_finite, hash_model_dir,
+    AcceptanceHead, Adapter, BlockDrafter, DrafterDir, Eagle3, ModelConfig, ModelError,
+    WeightDtype, WeightReader, check_finite, hash_model_dir,
 };
 use draftsmith_recipe::exports::HEAD;
 use draftsmith_recipe::kinds::Kinds;
@@ -58,10 +60,12 @@ impl Serialize for FileForm {
     }
 }
 
-/// The keys of a drafter's `config.json` and the names of its tensors, which identify its format.
+/// The keys of a drafter's `config.json`, the names of its tensors and the shape of `fc`, which identify
+/// its format.
 struct Files {
     keys: Map<String, Value>,
     names: Vec<String>,
+    fc: Option<Vec<usize>>,
 }
 
 impl Files {
@@ -75,6 +79,14 @@ impl Files {
         directory.is_some_and(|directory| (directory.export.is_of)(&self.keys))
     }
 
+    /// Returns whether `fc` reads one state and an embedding, and its layer has no norm of the state.
+    fn is_eagle1(&self) -> bool {
+        let reads_one = matches!(self.fc.as_deref(), Some([rows, columns]) if 2 * rows == *columns);
+        let is_later = |name: &String| name == "d2t" || name.contains("hidden_norm.");
+        self.keys.get("speculators_model_type").is_some_and(|method| *method == "eagle")
+            || reads_one && !self.names.iter().any(is_later)
+    }
+
     fn is_eagle3(&self) -> bool {
         let architecture = self.keys.get("architectures").map(ToString::to_string);
         self.is_of_kind("eagle3")
@@ -84,7 +96,14 @@ impl Files {
 }
 
 /// The known formats. The first match wins. The draft model matches any files, so it comes last.
-static FORMS: [FileForm; 8] = [
+static FORMS: [FileForm; 9] = [
+    FileForm {
+        name: "eagle1",
+        text: "an EAGLE-1 or EAGLE-2 drafter",
+        kind: None,
+        is_of: Files::is_eagle1,
+        examine: eagle1,
+    },
     FileForm {
         name: "block",
         text: "a block drafter",
@@ -120,7 +139,8 @@ static FORMS: [FileForm; 8] = [
         text: "Medusa heads",
         kind: None,
         is_of: |files| {
-            files.has("medusa_num_heads") || files.names.iter().all(|name| is_medusas(name))
+            let is_named = !files.names.is_empty() && files.names.iter().all(|it| is_medusas(it));
+            files.has("medusa_num_heads") || is_named
         },
         examine: medusa,
     },
@@ -184,12 +204,13 @@ pub struct Finding {
     /// The servers' behaviour.
     pub servers: &'static str,
     /// The remedy.
-    pub hint: &'static str,
+    pub hint: Cow<'static, str>,
 }
 
 /// The files of the drafter under examination, and the configuration of its target.
 struct Patient<'a> {
-    dir: &'a Path,
+    /// The directory, with the keys that keep the drafter from being read as ignored.
+    dir: DrafterDir,
     keys: Map<String, Value>,
     target_dir: &'a Path,
     target: ModelConfig,
@@ -203,14 +224,18 @@ impl Patient<'_> {
         severity: Severity,
         what: impl Into<String>,
         servers: &'static str,
-        hint: &'static str,
+        hint: impl Into<Cow<'static, str>>,
     ) {
-        self.findings.push(Finding { name, severity, what: what.into(), servers, hint });
+        let (what, hint) = (what.into(), hint.into());
+        self.findings.push(Finding { name, severity, what, servers, hint });
     }
 
     /// Adds the finding that the decoder cannot read the drafter.
     fn find_unreadable(&mut self, error: &ModelError) {
-        let (servers, hint) = ("most refuse it too", "export the drafter again");
+        let (servers, hint) = (
+            "most refuse it too, if the file is broken",
+            "export it again, or see the error's hint",
+        );
         self.find("unreadable", Severity::Breaks, error.to_string(), servers, hint);
     }
 
@@ -227,8 +252,9 @@ pub fn diagnose(dir: &Path, target_dir: &Path) -> Result<Diagnosis> {
     let keys = config_keys(dir)?;
     let target = ModelConfig::from_model_dir(target_dir)
         .with_context(|| format!("the target `{}`", target_dir.display()))?;
-    let mut patient = Patient { dir, keys, target_dir, target, findings: Vec::new() };
+    let mut patient = Patient { dir: dir.into(), keys, target_dir, target, findings: Vec::new() };
     let form = form_of(&patient)?;
+    keys::examine(&mut patient, form);
     let description = (form.examine)(&mut patient)?;
     numbers(&mut patient);
     trained_target(&mut patient);
@@ -255,17 +281,33 @@ fn config_keys(dir: &Path) -> Result<Map<String, Value>> {
 }
 
 fn form_of(patient: &Patient<'_>) -> Result<&'static FileForm> {
-    let names = match WeightReader::open_dir(patient.dir) {
-        Ok(reader) => reader.names().map(str::to_owned).collect(),
+    let reader = match WeightReader::open_dir(&patient.dir) {
+        Ok(reader) => reader,
         Err(error) => bail!("{error}; hint: give a directory with `model.safetensors`"),
     };
-    let files = Files { keys: patient.keys.clone(), names };
+    let files = Files {
+        keys: patient.keys.clone(),
+        names: reader.names().map(str::to_owned).collect(),
+        fc: reader.shape("fc.weight").map(<[usize]>::to_vec),
+    };
     FORMS.iter().find(|form| (form.is_of)(&files)).context("anything may be a draft model")
+}
+
+/// Describes an EAGLE-1 or EAGLE-2 drafter, whose files are the same. This program cannot run them.
+fn eagle1(patient: &mut Patient<'_>) -> Result<String> {
+    patient.find(
+        "not-run-here",
+        Severity::Note,
+        "it reads one hidden state of the target, as EAGLE-1 and EAGLE-2 do, and is not run by this program",
+        "vLLM: method `eagle`; SGLang: algorithm `EAGLE`; llama.cpp b11434 has only EAGLE-3",
+        "compare the server's counters by position with those of another drafter",
+    );
+    Ok(format!("width {}", patient.number("hidden_size").unwrap_or(0)))
 }
 
 /// Checks whether Medusa heads fit the target. This program recognises them, but cannot run them.
 fn medusa(patient: &mut Patient<'_>) -> Result<String> {
-    let reader = WeightReader::open_dir(patient.dir)?;
+    let reader = WeightReader::open_dir(&patient.dir)?;
     let shape = patient.target.shape.clone();
     let mut heads: Vec<&str> = reader.names().filter_map(|name| name.split('.').next()).collect();
     heads.dedup();
@@ -340,7 +382,7 @@ fn own_export(patient: &mut Patient<'_>) -> Result<String> {
 
 /// Checks that the weights can be read and are finite.
 fn numbers(patient: &mut Patient<'_>) {
-    match check_finite(patient.dir) {
+    match check_finite(&patient.dir) {
         Ok(()) => {}
         Err(error @ ModelError::Dtype { .. }) => patient.find(
             "other-dtype",
@@ -378,7 +420,7 @@ fn trained_target(patient: &mut Patient<'_>) {
 
 /// Reads a drafter as the decoder does. Draft models have been read by then.
 fn read(patient: &Patient<'_>, form: &FileForm) -> Result<(), ModelError> {
-    let (dir, target) = (patient.dir, &patient.target.shape);
+    let (dir, target) = (&patient.dir, &patient.target.shape);
     let (dtype, device) = (WeightDtype::F32, Device::flex());
     match (form.name, form.kind) {
         (_, Some("eagle3")) => Eagle3::from_dir(dir, target, dtype, &device).map(|_| ()),
@@ -398,7 +440,7 @@ fn tokenizers(patient: &mut Patient<'_>) -> Result<()> {
         return Ok(());
     }
     let read = |dir: &Path| TextTokenizer::from_model_dir(dir);
-    let [own, target] = [read(patient.dir)?, read(patient.target_dir)?];
+    let [own, target] = [read(&patient.dir)?, read(patient.target_dir)?];
     if own.hash()? != target.hash()? {
         let what = "`tokenizer.json` differs from the target's";
         patient.find(
@@ -412,7 +454,7 @@ fn tokenizers(patient: &mut Patient<'_>) -> Result<()> {
     }
     let template =
         |dir: &Path| ChatTemplate::from_model_dir(dir).ok().flatten().map(|it| it.hash());
-    if template(patient.dir) != template(patient.target_dir) {
+    if template(&patient.dir) != template(patient.target_dir) {
         patient.find(
             "other-template",
             Severity::Note,

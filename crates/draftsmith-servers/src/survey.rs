@@ -328,7 +328,7 @@ impl Surveyor<'_> {
     /// Loads the drafter.
     fn drafter(&self) -> Result<LoadedDrafters> {
         let loading = self.recipe.loading(DrafterId::DRAFT, self.workspace);
-        Ok(LoadedDrafters(vec![loading.drafter().kind.load(&loading)?]))
+        Ok(LoadedDrafters(vec![loading.load()?]))
     }
 
     /// Returns the maximum number of candidates in a round.

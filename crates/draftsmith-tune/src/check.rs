@@ -243,7 +243,8 @@ fn own_way(
             format!("--draft {} --head {}", of(model), of(recipe.head_dir(id)))
         }
         Some(it) => {
-            let dir = it.kind.path().map(PathBuf::from).unwrap_or_else(|| recipe.export_dir(id));
+            let given = it.kind.path().map(|dir| dir.path.clone());
+            let dir = given.unwrap_or_else(|| recipe.export_dir(id));
             format!("--drafter {}", quoted(&served_path(&dir, true)))
         }
         None => String::new(),

@@ -80,7 +80,7 @@ impl Drafter {
     /// Adds the acceptance head in a directory to the drafter.
     #[must_use]
     pub fn with_head(mut self, dir: impl Into<PathBuf>) -> Self {
-        self.drafter.head = Some(Origin::Path(dir.into()));
+        self.drafter.head = Some(Origin::Path(dir.into().into()));
         self
     }
 
@@ -95,7 +95,7 @@ impl Drafter {
         let Self { drafter, model, lookup_first } = self;
         let kind = drafter.kind.clone();
         if let (Some(Origin::Path(dir)), true) = (&drafter.head, kind.role() != Role::Steps) {
-            return Err(Error::HeadOfLookup(dir.clone()));
+            return Err(Error::HeadOfLookup(dir.path.clone()));
         }
         let id = match kind.model() {
             Some(_) => DrafterId::DRAFT,

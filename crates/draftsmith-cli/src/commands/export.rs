@@ -8,7 +8,7 @@ use anyhow::{Result, bail};
 use burn::tensor::Device;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use draftsmith_model::{BlockDrafterConfig, WeightDtype};
+use draftsmith_model::{BlockDrafterConfig, DrafterDir, WeightDtype};
 use serde_json::json;
 
 use crate::console::Console;
@@ -73,25 +73,32 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
             drafter.display()
         );
     }
+    let (id, recipe) =
+        Recipe::of_export(source, recipe.as_deref(), None)?.only_of(found, source)?;
     let open = || -> Result<Workspace> {
-        let recipe = Recipe::of_export(source, recipe.as_deref(), None)?;
-        let (_, recipe) = recipe.only_of(found, source)?;
         // Drafters that read a server's hidden states may have a target of any family.
         let served_as = recipe.states_server().map(|server| &*server.model);
         recipe.open(served_as, WeightDtype::F32, vec![device.clone()], console)
     };
+    let given = recipe.drafters.get(id).and_then(|it| it.kind.path()).cloned();
+    let from = given.unwrap_or_else(|| source.into());
     let stop_threshold = *stop_threshold;
-    let mut written = write(&Exporting { source, out, stop_threshold, open: &open })?;
-    let (id, recipe) =
-        Recipe::of_export(source, recipe.as_deref(), None)?.only_of(found, source)?;
-    written.commands.extend(starts(&recipe, id, form, [source, out])?);
+    let mut written = write(&Exporting { source: &from, out, stop_threshold, open: &open })?;
+    let ignored = from.ignored_text();
+    written.ignored.extend(ignored.map(|text| format!("keys: the drafter was {text}")));
+    written.commands.extend(starts(&recipe, id, form, (&from, out))?);
     print(arguments, &written, console)
 }
 
 /// Returns the commands that start programs with an exported drafter, at the settings that `tune`
 /// found. Empty for formats that they do not load.
-fn starts(recipe: &Recipe, id: DrafterId, form: &str, paths: [&Path; 2]) -> Result<Vec<String>> {
-    let [source, out] = paths;
+fn starts(
+    recipe: &Recipe,
+    id: DrafterId,
+    form: &str,
+    paths: (&DrafterDir, &Path),
+) -> Result<Vec<String>> {
+    let (source, out) = paths;
     let known =
         [&AS_DRAFT_MODEL, &AS_EAGLE3, &AS_DSPARK].into_iter().find(|flags| flags.form == form);
     let Some(flags) = known else { return Ok(Vec::new()) };

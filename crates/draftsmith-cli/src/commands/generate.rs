@@ -132,8 +132,7 @@ pub(crate) fn run(
 }
 
 fn load(recipe: &Recipe, id: DrafterId, workspace: &Workspace) -> Result<LoadedDrafter> {
-    let loading = recipe.loading(id, workspace);
-    loading.drafter().kind.load(&loading)
+    recipe.loading(id, workspace).load()
 }
 
 /// Decodes with a drafter or the target alone. Also returns the elapsed seconds.

@@ -11,6 +11,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType};
+use draftsmith_files::parse_json_value;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
@@ -18,16 +19,24 @@ use super::{Adapter, AdapterArchitecture, AdapterConfig, NORM, PackedAdapter};
 use crate::config::ModelConfig;
 use crate::decoder::source::{CheckpointSource, named_linears};
 use crate::draft_vocabulary::{DRAFT_VOCABULARY, DraftVocabulary};
-use crate::error::{ModelError, read_json};
+use crate::drafter_keys::{DrafterDir, DrafterKeys, FoundKeys};
+use crate::error::ModelError;
 use crate::packed;
 use crate::spec::ModelShape;
 use crate::weights::{
     NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_with_ids,
 };
 
+/// The keys that are read, the same as in [`OwnKeys`].
+pub(crate) const KEYS: DrafterKeys = DrafterKeys {
+    own: "architecture draft_vocabulary dtype exit_layer target_hash torch_dtype training",
+    table: "",
+    has_families: true,
+};
+
 /// The keys of an adapter's `config.json` that a Llama does not have.
 #[derive(Deserialize)]
-struct OwnKeys {
+pub(crate) struct OwnKeys {
     exit_layer: Option<usize>,
     #[serde(default)]
     architecture: AdapterArchitecture,
@@ -73,10 +82,13 @@ impl AdapterConfig {
     /// Reads an adapter's `config.json`.
     ///
     /// # Errors
-    /// If it is missing, is not a model's configuration, or has no `exit_layer`.
-    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
+    /// If it is missing, is not a model's configuration, has a key that may change the network, or has
+    /// no `exit_layer`.
+    pub fn from_dir(dir: impl Into<DrafterDir>) -> Result<Self, ModelError> {
+        let dir = dir.into();
         let path = dir.join("config.json");
-        let model = ModelConfig::from_model_dir(dir)?;
+        let FoundKeys { keys, refused } = dir.read_keys(&KEYS)?;
+        let model = ModelConfig::from_keys(&path, &keys)?;
         let OwnKeys {
             exit_layer,
             architecture,
@@ -85,7 +97,7 @@ impl AdapterConfig {
             torch_dtype,
             target_hash,
             training,
-        } = read_json(&path)?;
+        } = parse_json_value(&path, "", Value::Object(keys))?;
         let Some(exit_layer) = exit_layer else {
             let problem = "is missing: give the number of the target's layers that run before the \
                            adapter (in Kangaroo: 2 for 7B, 3 for 13B models)";
@@ -95,6 +107,7 @@ impl AdapterConfig {
                 problem: problem.to_owned(),
             });
         };
+        refused.into_iter().next().map_or(Ok(()), Err)?;
         let dtype = WeightDtype::of_config(dtype.or(torch_dtype).as_deref());
         let mut config = Self {
             exit_layer,
@@ -106,7 +119,7 @@ impl AdapterConfig {
             training,
         };
         if let Some(len) = draft_vocabulary {
-            config.draft_vocabulary = Some(read_draft_vocabulary(dir, len, &config)?);
+            config.draft_vocabulary = Some(read_draft_vocabulary(&dir, len, &config)?);
         }
         Ok(config)
     }
@@ -144,14 +157,15 @@ impl Adapter {
     /// If a file is missing, broken or changed since its export, a tensor is missing, extra or
     /// misshapen, or the adapter does not fit the target.
     pub fn from_dir(
-        dir: &Path,
+        dir: impl Into<DrafterDir>,
         target: &ModelShape,
         dtype: WeightDtype,
         device: &Device,
     ) -> Result<(AdapterConfig, Self), ModelError> {
-        let config = AdapterConfig::from_dir(dir)?;
-        config.check_target(dir, target)?;
-        let mut reader = WeightReader::open_dir(dir)?;
+        let dir = dir.into();
+        let config = AdapterConfig::from_dir(&dir)?;
+        config.check_target(&dir, target)?;
+        let mut reader = WeightReader::open_dir(&dir)?;
         let dtype = dtype.float_dtype();
         let mut adapter =
             config.build(&mut CheckpointSource { reader: &mut reader, device, dtype })?;
@@ -160,7 +174,7 @@ impl Adapter {
         }
         adapter.stack.join();
         config.finish(reader)?;
-        check_weights(dir)?;
+        check_weights(&dir)?;
         Ok((config, adapter))
     }
 

@@ -13,6 +13,7 @@ use crate::decoder::layer::DecoderLayer;
 use crate::decoder::source::{RandomSource, WeightSource};
 use crate::decoder::stack::LayerStack;
 use crate::draft_vocabulary::DraftVocabulary;
+use crate::drafter_keys::DrafterDir;
 use crate::error::ModelError;
 use crate::rope::Reach;
 use crate::spec::{LinearSpec, ModelShape};
@@ -110,7 +111,7 @@ impl BlockDrafterConfig {
 
     /// Returns the number of candidates of the drafter in `dir` if its rows see the whole block. Then
     /// the candidates of a shorter block differ. `None` for other drafters and unreadable ones.
-    pub fn whole_block(dir: &Path) -> Option<usize> {
+    pub fn whole_block(dir: &DrafterDir) -> Option<usize> {
         let config = Self::from_dir(dir).ok().filter(|config| !config.is_causal)?;
         Some(config.num_candidates())
     }

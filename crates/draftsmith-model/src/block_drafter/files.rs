@@ -9,8 +9,8 @@
 //! `d2t` contains each draft token's id in the target minus its number in the draft vocabulary.
 //!
 //! The tensors decide whether a Markov or confidence head exists only if no key does. Gated and
-//! recurrent Markov heads, DFlash2, sliding windows and mask embeddings beside the weights are
-//! refused by name.
+//! recurrent Markov heads, DFlash2, mask embeddings beside the weights, and keys that change the
+//! network otherwise, such as sliding windows, are refused by name.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -25,8 +25,9 @@ use super::packed_block::PackedBlock;
 use super::{BlockDrafter, BlockDrafterConfig, ConfidenceHead};
 use crate::config::ModelConfig;
 use crate::decoder::source::{CheckpointSource, named_linears};
-use crate::draft_vocabulary::{DraftVocabulary, OFFSETS};
-use crate::error::{ModelError, read_json};
+use crate::draft_vocabulary::{DraftVocabulary, MASK, OFFSETS};
+use crate::drafter_keys::{DrafterDir, DrafterKeys, FoundKeys};
+use crate::error::ModelError;
 use crate::packed;
 use crate::spec::ModelShape;
 use crate::weights::{
@@ -39,10 +40,8 @@ const CLASS: &str = "Qwen3DSparkModel";
 const LAYER_IDS: &str = "target_layer_ids";
 /// The nested keys of z-lab's form.
 const DFLASH: &str = "dflash_config";
-/// The keys of the speculators library: the drafting method, the keys of the layers, and the layers
-/// whose input is read.
+/// The keys of the speculators library: the drafting method, and the layers whose input is read.
 const METHOD: &str = "speculators_model_type";
-const LAYER_KEYS: &str = "transformer_layer_config";
 const INPUT_IDS: &str = "aux_hidden_state_layer_ids";
 const LAYOUT: &str = "sample_from_anchor";
 const MARKOV_TYPE: &str = "markov_head_type";
@@ -52,10 +51,20 @@ const MOST_ROWS: usize = 256;
 const MOST_RANK: usize = 1 << 16;
 /// A file that MiMo's drafters have beside the weights.
 const MASK_EMBEDDING: &str = "mask_embedding.pt";
+/// The keys that are read, the same as in [`BlockKeys`].
+pub(crate) const KEYS: DrafterKeys = DrafterKeys {
+    own: "architectures aux_hidden_state_layer_ids block_size confidence_head_with_markov draft_vocab_size dtype \
+          enable_confidence_head is_causal markov_head_type markov_rank mask_token_id num_target_layers \
+          sample_from_anchor shift_label speculators_model_type target_hash target_layer_ids \
+          torch_dtype training use_confidence_head",
+    table: DFLASH,
+    has_families: false,
+};
 
-/// The keys of a drafter's `config.json` that a model does not have.
+/// The keys of a drafter's `config.json` that a model does not have. Model-Optimizer gives two of them
+/// other names.
 #[derive(Deserialize)]
-struct BlockKeys {
+pub(crate) struct BlockKeys {
     /// The file, for messages.
     #[serde(skip)]
     path: PathBuf,
@@ -64,15 +73,16 @@ struct BlockKeys {
     num_target_layers: Option<usize>,
     block_size: Option<usize>,
     mask_token_id: Option<u32>,
+    #[serde(alias = "shift_label")]
     sample_from_anchor: Option<bool>,
     #[serde(default)]
     is_causal: bool,
     markov_rank: Option<usize>,
     markov_head_type: Option<String>,
+    #[serde(alias = "use_confidence_head")]
     enable_confidence_head: Option<bool>,
     confidence_head_with_markov: Option<bool>,
     draft_vocab_size: Option<usize>,
-    layer_types: Option<Vec<String>>,
     #[serde(default)]
     architectures: Vec<String>,
     speculators_model_type: Option<String>,
@@ -112,13 +122,6 @@ impl BlockKeys {
             let problem = format!("is {}, expected at most {MOST_RANK}", self.markov_rank());
             return self.fail("markov_rank", problem);
         }
-        let is_other = |form: &&String| *form != "full_attention";
-        if let Some(other) = self.layer_types.iter().flatten().find(is_other) {
-            let problem = format!(
-                "lists `{other}`, and draft layers must attend to all contexts: `full_attention`"
-            );
-            return self.fail("layer_types", problem);
-        }
         if self.path.with_file_name(MASK_EMBEDDING).exists() {
             let problem = format!(
                 "has an embedding of its own in `{MASK_EMBEDDING}`, and only embeddings of the target are used"
@@ -132,14 +135,14 @@ impl BlockKeys {
         self.markov_rank.unwrap_or(0)
     }
 
-    /// Returns whether row i predicts the token after its position. Only z-lab's form and DSpark in
-    /// DeepSpec's form have a default on which all runtimes agree.
+    /// Returns whether row i predicts the token after its position. Only z-lab's form of DFlash, and
+    /// DSpark in DeepSpec's and SpecForge's forms, have a default on which all agree.
     fn is_anchor_first(&self, is_z_labs: bool) -> Result<bool, ModelError> {
         let is_speculators = self.speculators_model_type.is_some();
         match self.sample_from_anchor {
             Some(is_anchor_first) => Ok(is_anchor_first),
-            None if is_z_labs => Ok(false),
             None if self.markov_rank.is_some() && !is_speculators => Ok(true),
+            None if is_z_labs => Ok(false),
             None => self.fail(
                 LAYOUT,
                 "is missing, and runtimes take it differently; hint: set it to true if the anchor's row predicts \
@@ -201,22 +204,6 @@ fn is_class(name: &str, part: &str) -> bool {
     name.to_ascii_lowercase().contains(part)
 }
 
-/// Merges the nested keys of z-lab's and the speculators library's `config.json` into the others. Keys
-/// of the top level have precedence over those of `dflash_config`, and the layers' keys over those of
-/// the top level.
-pub fn plain_keys(mut keys: Map<String, Value>) -> Map<String, Value> {
-    if let Some(Value::Object(nested)) = keys.get(DFLASH).cloned() {
-        for (key, value) in nested {
-            keys.entry(key).or_insert(value);
-        }
-    }
-    if let Some(Value::Object(layer)) = keys.remove(LAYER_KEYS) {
-        // The class of the layers is not that of the drafter.
-        keys.extend(layer.into_iter().filter(|(key, _)| key != "architectures"));
-    }
-    keys
-}
-
 impl BlockDrafterConfig {
     /// Returns whether a `config.json` belongs to a block drafter, of a kind that is read or refused.
     pub fn is_of(config: &Map<String, Value>) -> bool {
@@ -232,21 +219,30 @@ impl BlockDrafterConfig {
     /// # Errors
     /// If a file is missing or malformed, a key contradicts the tensors, or the drafter is of a kind
     /// that is not computed here.
-    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
-        Self::read(dir, &mut open(dir)?)
+    pub fn from_dir(dir: impl Into<DrafterDir>) -> Result<Self, ModelError> {
+        let dir = dir.into();
+        Self::read(&dir, &mut open(&dir)?)
     }
 
-    fn read(dir: &Path, reader: &mut WeightReader) -> Result<Self, ModelError> {
+    /// Reads the keys of a drafter's `config.json`, with those of nested tables beside the others.
+    ///
+    /// # Errors
+    /// If the file is missing or malformed, or an ignored key is absent.
+    pub fn keys(dir: &DrafterDir) -> Result<Map<String, Value>, ModelError> {
+        Ok(dir.read_keys(&KEYS)?.keys)
+    }
+
+    fn read(dir: &DrafterDir, reader: &mut WeightReader) -> Result<Self, ModelError> {
         let path = &dir.join("config.json");
-        let keys = plain_keys(read_json(path)?);
+        let FoundKeys { keys, refused } = dir.read_keys(&KEYS)?;
         let is_z_labs = keys.contains_key(DFLASH);
         let own = parse_json_value(path, "", Value::Object(keys.clone()))?;
         let own = BlockKeys { path: path.clone(), ..own };
         own.check_known()?;
+        refused.into_iter().next().map_or(Ok(()), Err)?;
         let model = ModelConfig::from_keys(path, &keys)?;
         if model.spec.window.is_some() {
-            return own
-                .fail("sliding_window", "is set, and draft layers must attend to all contexts");
+            return own.fail("model_type", "has windows by default, which are not computed here");
         }
         let vocab_size = model.shape.vocab_size;
         let is_anchor_first = own.is_anchor_first(is_z_labs)?;
@@ -311,8 +307,34 @@ impl BlockDrafterConfig {
             || (name == format!("{LM_HEAD}.weight") && self.draft_vocabulary.is_none());
         let is_off = self.confidence == ConfidenceHead::Absent && name.starts_with(CONFIDENCE);
         let is_old = name.ends_with("rotary_emb.inv_freq");
-        is_copy || is_off || is_old || [OFFSETS, "t2d"].contains(&name)
+        is_copy || is_off || is_old || [OFFSETS, MASK].contains(&name)
     }
+}
+
+/// Measures the relative distance (root mean square) of a drafter's `embed_tokens` or `lm_head` from that of
+/// a target with its directory; `None` if the drafter's file does not have the matrix.
+///
+/// # Errors
+/// If a file cannot be read, or the shapes differ.
+pub fn copy_distance(
+    dir: &Path,
+    matrix: &str,
+    (target_dir, target): (&Path, &ModelConfig),
+) -> Result<Option<f64>, ModelError> {
+    let (mut reader, name) = (open(dir)?, format!("{matrix}.weight"));
+    let Some(shape) = reader.shape(&name).map(<[usize]>::to_vec) else { return Ok(None) };
+    let names = &target.spec.names;
+    let of_target = match matrix == LM_HEAD && !target.spec.tie_word_embeddings {
+        true => names.lm_head,
+        false => names.embedding,
+    };
+    let mut ends = WeightReader::open_ends(target_dir, names)?;
+    let theirs = ends.take(&format!("{of_target}.weight"), &shape)?;
+    let own = reader.take(&name, &shape)?;
+    let sum =
+        |terms: &mut dyn Iterator<Item = f32>| terms.map(|it| f64::from(it).powi(2)).sum::<f64>();
+    let apart = sum(&mut own.iter().zip(&theirs).map(|(own, theirs)| own - theirs));
+    Ok(Some((apart / sum(&mut theirs.iter().copied())).sqrt()))
 }
 
 /// Opens the tensors of a directory. Some trainers' names begin with `model.`.
@@ -328,14 +350,15 @@ impl BlockDrafter {
     /// If a file is missing, broken or changed since its export, a tensor is missing, extra or misshapen, or
     /// the drafter does not fit the target.
     pub fn from_dir(
-        dir: &Path,
+        dir: impl Into<DrafterDir>,
         target: &ModelShape,
         dtype: WeightDtype,
         device: &Device,
     ) -> Result<(BlockDrafterConfig, Self), ModelError> {
-        let mut reader = open(dir)?;
-        let config = BlockDrafterConfig::read(dir, &mut reader)?;
-        config.check_target(dir, target)?;
+        let dir = dir.into();
+        let mut reader = open(&dir)?;
+        let config = BlockDrafterConfig::read(&dir, &mut reader)?;
+        config.check_target(&dir, target)?;
         let dtype = dtype.float_dtype();
         let mut source = CheckpointSource { reader: &mut reader, device, dtype };
         let mut drafter = config.build(&mut source)?;
@@ -345,7 +368,7 @@ impl BlockDrafter {
         drafter.stack.join();
         reader.ignore(|name| config.is_beside(name));
         reader.finish()?;
-        check_weights(dir)?;
+        check_weights(&dir)?;
         Ok((config, drafter.with_narrow_heads()))
     }
 

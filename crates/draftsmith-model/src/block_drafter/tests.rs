@@ -520,6 +520,31 @@ fn files_of_other_trainers_are_read_as_the_same_drafter() {
     assert_eq!(config, dflash.config);
     assert_same(&found, &dflash);
 
+    // SpecForge and Model-Optimizer keep a DSpark's keys in the same table.
+    let dspark = models(OURS);
+    let nested = json!({
+        "target_layer_ids": [-1, 1, 4], "mask_token_id": MASK, "markov_rank": dspark.config.markov_rank,
+        "markov_head_type": "vanilla", "projector_type": "dspark", "confidence_head_with_markov": true,
+    });
+    let own = |key: &str, value: bool| {
+        let mut nested = nested.clone();
+        nested[key] = value.into();
+        json!({
+            "architectures": ["DSparkDraftModel"], "sample_from_anchor": null, "markov_rank": null,
+            "markov_head_type": null, "enable_confidence_head": null, "confidence_head_with_markov": null,
+            "target_layer_ids": null, "mask_token_id": null, "dflash_config": nested,
+        })
+    };
+    for (key, value) in
+        [("enable_confidence_head", true), ("use_confidence_head", true), ("shift_label", true)]
+    {
+        let (config, found) = changed(&dspark, |_| {}, set(own(key, value))).unwrap();
+        assert_eq!(config, dspark.config, "{key}");
+        assert_same(&found, &dspark);
+    }
+    let (config, _) = changed(&dspark, |_| {}, set(own("shift_label", false))).unwrap();
+    assert!(!config.is_anchor_first, "the key decides");
+
     let narrow = models(FORMS[3]);
     let speculators = |keys: &mut Map<String, Value>| {
         let mut layer = std::mem::take(keys);
@@ -577,7 +602,7 @@ fn drafters_that_cannot_be_computed_and_damaged_ones_are_refused_by_name() {
         ),
         (
             json!({ "use_sliding_window": true, "sliding_window": 8, "max_window_layers": 0, "layer_types": null }),
-            ["sliding_window", "all contexts"],
+            ["sliding_window", "not computed here"],
         ),
         (json!({ "mask_token_id": null }), ["mask_token_id", "missing"]),
         (json!({ "mask_token_id": 24 }), ["mask_token_id", "below 24"]),

@@ -11,7 +11,7 @@ use crate::error::ModelError;
 use crate::spec::Activation;
 
 #[derive(Deserialize)]
-pub(super) struct Keys {
+pub(crate) struct Keys {
     #[serde(skip)]
     path: PathBuf,
     pub(super) vocab_size: usize,
@@ -57,7 +57,7 @@ pub(super) struct Keys {
 
 /// The value of the key `rope_parameters` or `rope_scaling`.
 #[derive(Deserialize, Default)]
-pub(super) struct RopeKeys {
+pub(crate) struct RopeKeys {
     pub(super) rope_theta: Option<f64>,
     pub(super) partial_rotary_factor: Option<f64>,
     pub(super) rope_type: Option<String>,

@@ -9,7 +9,7 @@
 //! with the keys of the speculators library, which nests the layer's keys in
 //! `transformer_layer_config`.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType};
@@ -24,8 +24,9 @@ use super::{
 use crate::block_drafter::BlockDrafterConfig;
 use crate::config::ModelConfig;
 use crate::decoder::source::{CheckpointSource, ShapeSource, named_linears, parameter};
-use crate::draft_vocabulary::{DraftVocabulary, NarrowHead, OFFSETS};
-use crate::error::{ModelError, read_json};
+use crate::draft_vocabulary::{DraftVocabulary, MASK, NarrowHead, OFFSETS};
+use crate::drafter_keys::{DrafterDir, DrafterKeys, FoundKeys, LAYER_KEYS};
+use crate::error::ModelError;
 use crate::packed;
 use crate::spec::ModelShape;
 use crate::weights::{
@@ -36,25 +37,36 @@ use crate::weights::{
 pub(super) const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
 /// The prefix of the layer's tensors in files of other trainers.
 const OTHER_LAYER: &str = "layers.0.";
-/// The keys of the speculators library: the drafting method, and the keys of the layer.
+/// The key of the speculators library for the drafting method.
 const METHOD: &str = "speculators_model_type";
-const LAYER_KEYS: &str = "transformer_layer_config";
-/// A mask of the draft vocabulary, which some files also contain.
-const MASK: &str = "t2d";
+/// The keys that are read, the same as in [`OwnKeys`].
+pub(crate) const KEYS: DrafterKeys = DrafterKeys {
+    own: "draft_vocab_size dtype eagle_aux_hidden_state_layer_ids norm_before_residual norm_output \
+          speculators_model_type target_hash target_hidden_size torch_dtype training",
+    table: "eagle_config",
+    has_families: false,
+};
+/// Keys that add tensors to a drafter, with a part of the names of these. An ignored key's tensors are
+/// ignored.
+const TENSORS_OF: [(&str, &str); 4] = [
+    ("norm_before_fc", "input_norm."),
+    ("fc_norm", "fc_norm."),
+    (FAMILY, ".q_norm."),
+    (FAMILY, ".k_norm."),
+];
+/// The key that names the family of the layer.
+const FAMILY: &str = "model_type";
 
 /// The keys of a drafter's `config.json` that a Llama does not have.
 #[derive(Deserialize)]
-struct OwnKeys {
+pub(crate) struct OwnKeys {
     draft_vocab_size: Option<usize>,
     target_hidden_size: Option<usize>,
     #[serde(default)]
     norm_before_residual: bool,
     #[serde(default)]
     norm_output: bool,
-    #[serde(default)]
-    norm_before_fc: bool,
     eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
-    eagle_config: Option<NestedKeys>,
     /// The type of the weights. transformers 5 calls the key `dtype`, earlier versions
     /// `torch_dtype`.
     dtype: Option<String>,
@@ -62,12 +74,6 @@ struct OwnKeys {
     target_hash: Option<String>,
     #[serde(default)]
     training: Map<String, Value>,
-}
-
-/// The table in which some files store the numbers of the target's layers.
-#[derive(Deserialize)]
-struct NestedKeys {
-    eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
 }
 
 impl Eagle3Config {
@@ -80,7 +86,7 @@ impl Eagle3Config {
     ///
     /// # Errors
     /// If a file is missing or malformed, or a key contradicts the tensors.
-    pub fn from_dir(dir: &Path, num_layers: usize) -> Result<Self, ModelError> {
+    pub fn from_dir(dir: impl Into<DrafterDir>, num_layers: usize) -> Result<Self, ModelError> {
         let Eagle3Files { config, faults, .. } = Eagle3Files::read(dir, num_layers)?;
         faults.into_iter().next().map_or(Ok(config), |fault| Err(fault.error))
     }
@@ -124,8 +130,8 @@ impl Eagle3Config {
 /// What keeps a drafter from being read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Eagle3FaultKind {
-    /// `norm_before_fc`, which is not computed.
-    NormBeforeFc,
+    /// A key that changes the network in a way that is not computed, or is unknown.
+    RefusedKey,
     /// More than one layer, or none.
     SeveralLayers,
     /// The target's layers are not three, or the target has fewer.
@@ -173,7 +179,7 @@ pub struct Eagle3Files {
     pub keys: Map<String, Value>,
     /// The faults of the configuration and the draft vocabulary.
     faults: Vec<Eagle3Fault>,
-    path: PathBuf,
+    dir: DrafterDir,
     reader: WeightReader,
 }
 
@@ -182,12 +188,14 @@ impl Eagle3Files {
     ///
     /// # Errors
     /// If `config.json` or the weights cannot be read.
-    pub fn read(dir: &Path, num_layers: usize) -> Result<Self, ModelError> {
+    pub fn read(dir: impl Into<DrafterDir>, num_layers: usize) -> Result<Self, ModelError> {
+        let dir = dir.into();
         let path = dir.join("config.json");
-        let keys = plain_keys(&path, read_json(&path)?)?;
+        let FoundKeys { keys, mut refused } = dir.read_keys(&KEYS)?;
+        let keys = complete(&path, keys)?;
         let model = ModelConfig::from_keys(&path, &keys)?;
         let own: OwnKeys = parse_json_value(&path, "", Value::Object(keys.clone()))?;
-        let reader = open(dir)?;
+        let reader = open(&dir)?;
         let has = |name: &str| reader.shape(&format!("{name}.weight")).is_some();
         let config = Eagle3Config {
             target_layers: Eagle3Config::default_layers(num_layers),
@@ -203,26 +211,33 @@ impl Eagle3Files {
             training: own.training,
             model,
         };
-        let mut files = Self { config, keys, faults: Vec::new(), path, reader };
-        if own.norm_before_fc {
-            let problem = "is true, and such drafters cannot be computed".to_owned();
-            files.fault(Eagle3FaultKind::NormBeforeFc, "norm_before_fc", problem);
+        let ModelConfig { architecture, spec, .. } = &config.model;
+        if spec.window.is_some() || spec.attention.names.head_norms.is_some() {
+            let problem = format!(
+                "is `{}`, whose layers have windows or norms of queries and keys, which are not computed here",
+                architecture.model_type()
+            );
+            let is_nested = keys.get(LAYER_KEYS).is_some_and(|layer| layer.get(FAMILY).is_some());
+            let table = if is_nested { format!("{LAYER_KEYS}.") } else { String::new() };
+            refused.push(dir.refuse(table + FAMILY, problem));
         }
+        let fault = |error| Eagle3Fault { kind: Eagle3FaultKind::RefusedKey, error };
+        let faults = refused.into_iter().map(fault).collect();
+        let mut files = Self { config, keys, faults, dir, reader };
         let num_own = files.config.model.shape.num_layers;
         if num_own != 1 {
             let problem = format!("is {num_own}, but a drafter has one layer");
             files.fault(Eagle3FaultKind::SeveralLayers, "num_hidden_layers", problem);
         }
-        let nested = own.eagle_config.and_then(|nested| nested.eagle_aux_hidden_state_layer_ids);
-        if let Some(layers) = own.eagle_aux_hidden_state_layer_ids.or(nested) {
-            files.read_layers(layers);
-        }
+        // Model-Optimizer writes an empty list for the default.
+        let given = own.eagle_aux_hidden_state_layer_ids.filter(|layers| !layers.is_empty());
+        given.into_iter().for_each(|layers| files.read_layers(layers));
         files.read_vocabulary(own.draft_vocab_size);
         Ok(files)
     }
 
     fn fault(&mut self, kind: Eagle3FaultKind, key: &'static str, problem: String) {
-        let error = ModelError::Config { path: self.path.clone(), key, problem };
+        let error = ModelError::Config { path: self.dir.join("config.json"), key, problem };
         self.faults.push(Eagle3Fault { kind, error });
     }
 
@@ -292,9 +307,9 @@ impl Eagle3Files {
 
     /// Finds everything for which the drafter is not read beside a target of this shape.
     pub fn faults_beside(self, target: &ModelShape) -> Vec<Eagle3Fault> {
-        let Self { config, path, mut faults, mut reader, .. } = self;
-        faults.extend(config.target_faults(&path, target));
-        reader.ignore(is_beside);
+        let Self { config, dir, mut faults, mut reader, .. } = self;
+        faults.extend(config.target_faults(&dir.join("config.json"), target));
+        reader.ignore(|name| is_beside(name, &dir));
         for (name, shape) in config.tensor_shapes() {
             let Err(error) = reader.check_shape(&name, &shape) else { continue };
             let kind = match reader.shape(&name) {
@@ -318,23 +333,24 @@ fn open(dir: &Path) -> Result<WeightReader, ModelError> {
     WeightReader::open_dir(dir)?.with_prefix(OTHER_LAYER, &format!("{LAYER}."))
 }
 
-/// Returns whether a tensor is no weight of a drafter: a part of its vocabulary, or the frequencies
-/// that old trainers store.
-fn is_beside(name: &str) -> bool {
-    name == MASK || name == OFFSETS || name.ends_with("rotary_emb.inv_freq")
+/// Returns whether a tensor is no weight of a drafter: a part of its vocabulary, the frequencies that
+/// old trainers store, or that of a key which is ignored.
+fn is_beside(name: &str, dir: &DrafterDir) -> bool {
+    let is_of = |(key, part): &(&str, &str)| name.contains(part) && dir.ignores(key);
+    name == MASK
+        || name == OFFSETS
+        || name.ends_with("rotary_emb.inv_freq")
+        || TENSORS_OF.iter().any(is_of)
 }
 
-/// Merges the nested keys of the layer, if there are any, into the other keys of a `config.json`.
-fn plain_keys(path: &Path, mut keys: Map<String, Value>) -> Result<Map<String, Value>, ModelError> {
+/// Checks the drafting method, and adds the default of the speculators library.
+fn complete(path: &Path, mut keys: Map<String, Value>) -> Result<Map<String, Value>, ModelError> {
     if let Some(method) = keys.get(METHOD).filter(|method| **method != "eagle3") {
         let problem = format!("is {method}, expected \"eagle3\"");
         return Err(ModelError::Config { path: path.to_path_buf(), key: METHOD, problem });
     }
     if keys.contains_key(METHOD) || keys.contains_key(LAYER_KEYS) {
         keys.entry("norm_before_residual").or_insert(true.into());
-    }
-    if let Some(Value::Object(layer)) = keys.remove(LAYER_KEYS) {
-        keys.extend(layer);
     }
     Ok(keys)
 }
@@ -347,21 +363,22 @@ impl Eagle3 {
     /// If a file is missing, broken or changed since its export, a tensor is missing, extra or misshapen, or
     /// the drafter does not fit the target.
     pub fn from_dir(
-        dir: &Path,
+        dir: impl Into<DrafterDir>,
         target: &ModelShape,
         dtype: WeightDtype,
         device: &Device,
     ) -> Result<(Eagle3Config, Self), ModelError> {
-        let config = Eagle3Config::from_dir(dir, target.num_layers)?;
-        config.check_target(dir, target)?;
-        let mut reader = open(dir)?;
+        let dir = dir.into();
+        let config = Eagle3Config::from_dir(&dir, target.num_layers)?;
+        config.check_target(&dir, target)?;
+        let mut reader = open(&dir)?;
         let dtype = dtype.float_dtype();
         let ModelShape { vocab_size, hidden_size, .. } = config.model.shape;
         let embedding = match config.has_embedding {
             false => None,
             true => {
-                let values =
-                    reader.take(&format!("{EMBEDDING}.weight"), &[vocab_size, hidden_size])?;
+                let values = reader
+                    .take_finite(&format!("{EMBEDDING}.weight"), &[vocab_size, hidden_size])?;
                 Some(parameter(values, [vocab_size, hidden_size], device, dtype))
             }
         };
@@ -371,9 +388,9 @@ impl Eagle3 {
             drafter.packed = Some(Arc::new(PackedEagle3::read(&config, &mut reader)?));
         }
         drafter.layer.join();
-        reader.ignore(is_beside);
+        reader.ignore(|name| is_beside(name, &dir));
         reader.finish()?;
-        check_weights(dir)?;
+        check_weights(&dir)?;
         drafter.narrow_head = drafter.narrow_head_of(&config);
         Ok((config, drafter))
     }

@@ -10,6 +10,7 @@ pub mod vllm;
 use std::path::Path;
 
 use anyhow::Result;
+use draftsmith_model::DrafterDir;
 
 use crate::workspace::Workspace;
 
@@ -42,7 +43,7 @@ impl ExportForm {
 /// The arguments for writing an export in another format.
 pub struct Exporting<'a> {
     /// The directory of the export to convert.
-    pub source: &'a Path,
+    pub source: &'a DrafterDir,
     /// The output directory.
     pub out: &'a Path,
     /// The stop threshold of the acceptance head; the tuned threshold if `None`.

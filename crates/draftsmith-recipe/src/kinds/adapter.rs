@@ -7,7 +7,8 @@ use anyhow::{Context, Result, bail};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::{NamedParts, SelfDraftParts};
 use draftsmith_model::{
-    AdapterArchitecture, AdapterConfig, CausalLm, DrafterModel, ModelConfig, WeightDtype,
+    AdapterArchitecture, AdapterConfig, CausalLm, DrafterDir, DrafterModel, ModelConfig,
+    WeightDtype,
 };
 use draftsmith_train::{
     AdapterScores, AdapterTraining, Ending, ExitLayers, InitialWeights, OptimizerSettings,
@@ -121,14 +122,14 @@ impl DrafterKind for AdapterKind {
         };
         let parts = NamedParts { id, parts: Arc::new(parts) };
         let sizes = vec![(id, num_read(workspace.models.target_config()?, &export))];
-        Ok(LoadedDrafter { parts, head, dir: Some(dir), rule_dir: None, sizes })
+        Ok(LoadedDrafter { parts, head, dir: Some(dir.path), rule_dir: None, sizes })
     }
 
     fn role(&self) -> Role {
         Role::Steps
     }
 
-    fn path(&self) -> Option<&Path> {
+    fn path(&self) -> Option<&DrafterDir> {
         self.0.path()
     }
 

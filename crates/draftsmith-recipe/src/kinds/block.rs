@@ -7,8 +7,8 @@ use anyhow::{Context, Result, ensure};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::{BlockDraftParts, NamedParts};
 use draftsmith_model::{
-    BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, ModelConfig, VOCABULARY_COVERAGE,
-    WeightDtype,
+    BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, DrafterDir, ModelConfig,
+    VOCABULARY_COVERAGE, WeightDtype,
 };
 use draftsmith_theory::{HeadTiming, ModelSummary, Road, RoundForwards};
 use draftsmith_train::{
@@ -122,7 +122,7 @@ impl DrafterKind for BlockKind {
         let size = num_read(&config);
         let parts = Arc::new(BlockDraftParts { network, layers: config.target_layers });
         let parts = NamedParts { id, parts };
-        let (dir, sizes) = (Some(loading.export_dir()), vec![(id, size)]);
+        let (dir, sizes) = (Some(loading.export_dir().path), vec![(id, size)]);
         Ok(LoadedDrafter { parts, head: None, dir, rule_dir: None, sizes })
     }
 
@@ -139,7 +139,7 @@ impl DrafterKind for BlockKind {
         (config.confidence != ConfidenceHead::Absent).then_some(HeadTiming::BeforeDraw)
     }
 
-    fn path(&self) -> Option<&Path> {
+    fn path(&self) -> Option<&DrafterDir> {
         self.0.path()
     }
 

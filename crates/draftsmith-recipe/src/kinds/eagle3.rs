@@ -6,7 +6,9 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::{NamedParts, StateDraftParts};
-use draftsmith_model::{CausalLm, DrafterModel, Eagle3, Eagle3Config, ModelConfig, WeightDtype};
+use draftsmith_model::{
+    CausalLm, DrafterDir, DrafterModel, Eagle3, Eagle3Config, ModelConfig, WeightDtype,
+};
 use serde::{Deserialize, Serialize};
 
 use draftsmith_train::{
@@ -97,14 +99,20 @@ impl DrafterKind for Eagle3Kind {
             head: head.as_ref().map(|head| head.head.clone()),
         });
         let parts = NamedParts { id, parts };
-        Ok(LoadedDrafter { parts, head, dir: Some(dir), rule_dir: None, sizes: vec![(id, size)] })
+        Ok(LoadedDrafter {
+            parts,
+            head,
+            dir: Some(dir.path),
+            rule_dir: None,
+            sizes: vec![(id, size)],
+        })
     }
 
     fn role(&self) -> Role {
         Role::Steps
     }
 
-    fn path(&self) -> Option<&Path> {
+    fn path(&self) -> Option<&DrafterDir> {
         self.0.path()
     }
 
@@ -134,7 +142,8 @@ impl DrafterKind for Eagle3Kind {
         let num_layers = loading.workspace.models.target_shape()?.num_layers;
         let config = Eagle3Config::from_dir(&dir, num_layers)?;
         let shape = (config.target_layers, config.norm_before_residual);
-        let shape = format!("{shape:?} {}", config.model.to_json("float32"));
+        let normed = if config.norm_output { " norm_output" } else { "" };
+        let shape = format!("{shape:?} {}{normed}", config.model.to_json("float32"));
         loading.workspace.artifacts.export_hash(&dir, &shape)
     }
 

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::NamedParts;
-use draftsmith_model::{CausalLm, check_trained_with};
+use draftsmith_model::{CausalLm, DrafterDir, check_trained_with};
 use draftsmith_theory::{DrafterId, DrafterName, HeadTiming, ModelSummary};
 
 use super::{DrafterRecipe, DrafterRecipes, names_text};
@@ -97,15 +97,26 @@ impl<'a> Loading<'a> {
         check_trained_with(("drafter", dir), "target", trained_for, now)
     }
 
-    /// Returns the directory of the drafter's export.
-    pub fn export_dir(&self) -> PathBuf {
-        self.drafters.export_dir(&self.home, self.id)
+    /// Returns the directory of the drafter's export, with the keys that the recipe ignores in it.
+    pub fn export_dir(&self) -> DrafterDir {
+        let given = self.drafters.get(self.id).and_then(|it| it.kind.path());
+        given.cloned().unwrap_or_else(|| self.drafters.export_dir(&self.home, self.id).into())
+    }
+
+    /// Loads the drafter, and tells the keys that the recipe ignores.
+    ///
+    /// # Errors
+    /// If a file is missing or invalid, or was trained for other models.
+    pub fn load(&self) -> Result<LoadedDrafter> {
+        if let Some(text) = self.export_dir().ignored_text() {
+            self.workspace.artifacts.watch.note(format!("drafter `{}`: {text}", self.id));
+        }
+        self.drafter().kind.load(self)
     }
 
     /// Loads another drafter that is a part of this one.
     pub fn member(&self, id: DrafterId) -> Result<LoadedDrafter> {
-        let loading = self.of(id);
-        loading.drafter().kind.load(&loading)
+        self.of(id).load()
     }
 
     /// Returns the directory of the drafter's acceptance head; `None` if it has none. If the recipe
@@ -120,7 +131,7 @@ impl<'a> Loading<'a> {
             return Ok(Some(dir.clone()));
         }
         // An adapter that was trained elsewhere may include an acceptance head.
-        Ok(self.drafter().kind.path().and_then(found_adapter_head))
+        Ok(self.drafter().kind.path().and_then(|dir| found_adapter_head(dir)))
     }
 
     /// Summarises an acceptance head for a report.
@@ -133,7 +144,10 @@ impl<'a> Loading<'a> {
     /// # Errors
     /// If a file cannot be read.
     pub fn dir_summary(&self, role: &str, dir: &Path, description: String) -> Result<ModelSummary> {
-        let (role, name) = (role.to_owned(), dir.display().to_string());
+        let (role, name, own) = (role.to_owned(), dir.display().to_string(), self.export_dir());
+        let ignored = own.ignored_text().filter(|_| *own == *dir);
+        let description =
+            description + &ignored.map(|text| format!(", {text}")).unwrap_or_default();
         Ok(ModelSummary { role, name, description, hash: hash_dir(dir, &Silent)? })
     }
 

@@ -1,12 +1,12 @@
 //! The origin of a head or drafter: trained by this recipe, or read from a directory.
 
-use std::path::{Path, PathBuf};
-
 use draftsmith_files::{Notation, plain_problem};
+use draftsmith_model::DrafterDir;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-/// The origin of an export: the keys of its training, or its directory in the only key `path`.
+/// The origin of an export: the keys of its training, or its directory in the key `path`, beside which
+/// only `ignored_keys` is possible.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(try_from = "toml::Table", into = "toml::Table")]
 #[serde(bound = "T: Serialize + DeserializeOwned + Clone")]
@@ -14,7 +14,7 @@ pub enum Origin<T> {
     /// The settings of a training that this recipe runs.
     Training(Box<T>),
     /// The directory of a trained export.
-    Path(PathBuf),
+    Path(DrafterDir),
 }
 
 impl<T> Origin<T> {
@@ -27,7 +27,7 @@ impl<T> Origin<T> {
     }
 
     /// Returns the export's directory; `None` if this recipe trains the export.
-    pub fn path(&self) -> Option<&Path> {
+    pub fn path(&self) -> Option<&DrafterDir> {
         match self {
             Self::Training(_) => None,
             Self::Path(path) => Some(path),
@@ -41,7 +41,14 @@ impl<T: DeserializeOwned> TryFrom<toml::Table> for Origin<T> {
     fn try_from(mut table: toml::Table) -> Result<Self, String> {
         match table.remove("path") {
             None => read_keys(table).map(|training| Self::Training(Box::new(training))),
-            Some(toml::Value::String(path)) if table.is_empty() => Ok(Self::Path(path.into())),
+            Some(toml::Value::String(path)) if table.keys().all(|key| key == IGNORED_KEYS) => {
+                let ignored = table.remove(IGNORED_KEYS).map(read_keys).transpose();
+                let ignored = ignored.map_err(|problem| format!("`{IGNORED_KEYS}` {problem}"))?;
+                Ok(Self::Path(DrafterDir {
+                    path: path.into(),
+                    ignored_keys: ignored.unwrap_or_default(),
+                }))
+            }
             Some(toml::Value::String(_)) => {
                 Err("`path` names a trained export, which has no other keys here".to_owned())
             }
@@ -54,11 +61,20 @@ impl<T: Serialize + Clone> From<Origin<T>> for toml::Table {
     fn from(origin: Origin<T>) -> Self {
         match origin {
             Origin::Training(training) => Self::try_from(training).expect("settings are TOML"),
-            Origin::Path(path) => {
-                Self::from_iter([("path".to_owned(), path.display().to_string().into())])
-            }
+            Origin::Path(dir) => given_dir("path", dir),
         }
     }
+}
+
+/// The key for the keys of a drafter's `config.json` that are ignored.
+const IGNORED_KEYS: &str = "ignored_keys";
+
+/// Writes a directory under the key `key`, with the keys that are ignored in it.
+pub(super) fn given_dir(key: &str, dir: DrafterDir) -> toml::Table {
+    let path = (key.to_owned(), dir.path.display().to_string().into());
+    let ignored =
+        (!dir.ignored_keys.is_empty()).then(|| (IGNORED_KEYS.to_owned(), dir.ignored_keys.into()));
+    [path].into_iter().chain(ignored).collect()
 }
 
 /// Parses a part of a recipe. Error messages name the key.

@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::{parse_json, read_bytes};
+use draftsmith_model::DrafterDir;
 use draftsmith_theory::DrafterId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::origin::read_keys;
+use super::origin::{given_dir, read_keys};
 use super::{DrafterKind, DrafterRecipe, Kind};
 use super::{adapter, block, cascade, eagle3, merged, model, prompt_lookup};
 use crate::exports::{ExportEntry, HEAD};
@@ -54,10 +55,8 @@ impl KindEntry {
 
     /// Creates the settings of a drafter in `dir`, without reading it; `None` for a kind without
     /// files.
-    pub fn in_dir(&self, dir: &Path) -> Option<Kind> {
-        let key = self.directory.as_ref()?.key.to_owned();
-        let table = toml::Table::from_iter([(key, dir.display().to_string().into())]);
-        (self.read)(table).ok()
+    pub fn in_dir(&self, dir: impl Into<DrafterDir>) -> Option<Kind> {
+        (self.read)(given_dir(self.directory.as_ref()?.key, dir.into())).ok()
     }
 }
 

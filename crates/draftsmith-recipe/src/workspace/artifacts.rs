@@ -8,7 +8,8 @@ use std::sync::{Arc, Mutex};
 use anyhow::{Result, bail};
 use draftsmith_data::{DataError, DataSet, Incomplete, PromptFile, hash_file, read_dir};
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, WeightDtype, hash_export,
+    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, DrafterDir, WeightDtype,
+    hash_export,
 };
 
 use super::models::Models;
@@ -24,7 +25,7 @@ pub struct Artifacts {
     data: Cache<Arc<DataSet>>,
     heads: Cache<(AcceptanceHeadConfig, AcceptanceHead)>,
     adapters: Cache<(AdapterConfig, Adapter)>,
-    pub(super) watch: Box<dyn Watch>,
+    pub(crate) watch: Box<dyn Watch>,
 }
 
 /// Cached values by the path of their file or directory.
@@ -92,7 +93,7 @@ impl Artifacts {
     pub fn adapter_in(
         &self,
         models: &Models,
-        dir: &Path,
+        dir: &DrafterDir,
         dtype: WeightDtype,
     ) -> Result<(AdapterConfig, Adapter)> {
         let read = || {

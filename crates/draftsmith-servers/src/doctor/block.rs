@@ -2,17 +2,21 @@
 //! b11434, and read from the source of vLLM 0.33 and SGLang 0.5.23.
 
 use anyhow::Result;
-use draftsmith_model::{BlockDrafterConfig, ConfidenceHead, WeightReader, plain_keys};
-use serde_json::Value;
+use draftsmith_model::{
+    BlockDrafterConfig, ConfidenceHead, ModelError, WeightReader, copy_distance,
+};
+use serde_json::{Map, Value};
 
 use super::Severity::{Breaks, Hurts, Note};
 use super::{Patient, Severity};
 
+/// The relative distance up to which a matrix is a copy in another type: that of bf16.
+const ROUNDING: f64 = 1.0 / 256.0;
 const AS_DSPARK: &str = "run `draftsmith export --for dspark`";
 
 /// Finds problems and describes the drafter.
 pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
-    let files = WeightReader::open_dir(patient.dir)?;
+    let files = WeightReader::open_dir(&patient.dir)?;
     if files.names().any(|name| name.starts_with("model.")) {
         patient.find(
             "prefix",
@@ -23,8 +27,11 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
         );
     }
     let files = files.without_prefix("model.");
-    as_written(patient, &files);
-    let config = match BlockDrafterConfig::from_dir(patient.dir) {
+    match BlockDrafterConfig::keys(&patient.dir) {
+        Ok(keys) => as_written(patient, &files, &keys),
+        Err(error) => patient.find_unreadable(&error),
+    }
+    let config = match BlockDrafterConfig::from_dir(&patient.dir) {
         Ok(config) => config,
         Err(error) => {
             if patient.findings.iter().all(|finding| finding.severity != Breaks) {
@@ -46,8 +53,7 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
 
 /// Finds what is wrong with the keys and tensors themselves. It may keep this program from reading
 /// the drafter too.
-fn as_written(patient: &mut Patient<'_>, files: &WeightReader) {
-    let keys = plain_keys(patient.keys.clone());
+fn as_written(patient: &mut Patient<'_>, files: &WeightReader, keys: &Map<String, Value>) {
     let has = |name: &str| keys.get(name).is_some_and(|value| !value.is_null());
     if !has("mask_token_id") {
         patient.find(
@@ -66,6 +72,16 @@ fn as_written(patient: &mut Patient<'_>, files: &WeightReader) {
             "vLLM and llama.cpp take it as false and the library as true, so one of them drafts every token one place \
              too late",
             "write true if the anchor's row predicts the next token, or else false",
+        );
+    }
+    let is_false = |name: &str| keys.get(name) == Some(&Value::Bool(false));
+    if is_false("sliding_window_non_causal") && keys.get("is_causal") != Some(&Value::Bool(true)) {
+        patient.find(
+            "causal-in-vllm",
+            Hurts,
+            "`sliding_window_non_causal` is false, and the drafter's blocks were trained bidirectional",
+            "vLLM 0.33 then makes all layers causal, those without a window too",
+            "write true for vLLM, or run `draftsmith export --for dspark`",
         );
     }
     let markov = keys.get("markov_head_type").and_then(Value::as_str);
@@ -141,6 +157,17 @@ fn as_read(patient: &mut Patient<'_>, files: &WeightReader, config: &BlockDrafte
             patient.find(name, severity, what, servers, hint);
         }
     }
+    copies(patient, config);
+    let num_layers = patient.target.shape.num_layers;
+    if config.target_layers.iter().any(|layer| [0, num_layers].contains(layer)) {
+        patient.find(
+            "uncaptured-layer",
+            Breaks,
+            "it reads the target's embeddings, or the state after its last layer",
+            "SGLang 0.5.23 refuses the first and captures no state for the second",
+            "do not serve it with SGLang, or train with other layers",
+        );
+    }
     if config.model.shape.context < patient.target.shape.context {
         let what = format!(
             "`max_position_embeddings` is {}, and the target reads {} tokens",
@@ -151,10 +178,48 @@ fn as_read(patient: &mut Patient<'_>, files: &WeightReader, config: &BlockDrafte
     }
 }
 
-fn of_tensors(files: &WeightReader, config: &BlockDrafterConfig, is_untied: bool) -> [Fact; 3] {
+/// Compares the embeddings and LM head in the file with the target's, which the drafter was trained on if
+/// it has all tokens.
+fn copies(patient: &mut Patient<'_>, config: &BlockDrafterConfig) {
+    const MATRICES: [(&str, &str); 2] =
+        [("embed_tokens", "other-embeddings"), ("lm_head", "other-lm-head")];
+    if config.draft_vocabulary.is_some() {
+        return;
+    }
+    for (matrix, name) in MATRICES {
+        let what = match copy_distance(&patient.dir, matrix, (patient.target_dir, &patient.target))
+        {
+            Ok(Some(distance)) if distance > ROUNDING => {
+                format!("`{matrix}.weight` differs from the target's by {:.0} %", 100.0 * distance)
+            }
+            Err(error @ ModelError::Shape { .. }) => error.to_string(),
+            Ok(Some(_)) if matrix == "lm_head" => {
+                patient.find(
+                    "lm-head-dropped",
+                    Note,
+                    "the file contains a copy of the target's `lm_head.weight`",
+                    "llama.cpp and SGLang drop it, and vLLM shares the target's if they are equal",
+                    "leave it out",
+                );
+                continue;
+            }
+            _ => continue,
+        };
+        patient.find(
+            name,
+            Breaks,
+            what,
+            "vLLM computes with it; SGLang drops it; llama.cpp drops an LM head and keeps embeddings; draftsmith drops \
+             both",
+            "remove it if the drafter was trained with the target's, or serve it with vLLM only",
+        );
+    }
+}
+
+fn of_tensors(files: &WeightReader, config: &BlockDrafterConfig, is_untied: bool) -> [Fact; 2] {
     let has_all_tokens = config.draft_vocabulary.is_none();
     let has = |name: &str| has_all_tokens && files.shape(name).is_some();
-    let (embeddings, lm_head) = (has("embed_tokens.weight"), has("lm_head.weight"));
+    let embeddings = has("embed_tokens.weight");
     [
         (
             embeddings && is_untied,
@@ -164,16 +229,6 @@ fn of_tensors(files: &WeightReader, config: &BlockDrafterConfig, is_untied: bool
                 "the file contains `embed_tokens.weight`, and the target's LM head is another matrix",
                 "llama.cpp drops `lm_head.weight` and computes logits with the embeddings, without a word",
                 AS_DSPARK,
-            ],
-        ),
-        (
-            lm_head && !embeddings,
-            "lm-head-dropped",
-            Note,
-            [
-                "the file contains a copy of the target's `lm_head.weight`",
-                "llama.cpp and SGLang drop it, and vLLM shares the target's if they are equal",
-                "leave it out",
             ],
         ),
         (

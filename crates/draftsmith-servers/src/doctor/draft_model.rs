@@ -3,12 +3,13 @@
 use anyhow::Result;
 use burn::tensor::Device;
 use draftsmith_model::{CausalLm, ModelConfig};
+use draftsmith_recipe::exports::servers::{served_method, served_path};
 
 use super::{Patient, SHORT_CONTEXT, Severity};
 
 /// Finds problems and describes the draft model.
 pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
-    let config = match ModelConfig::from_model_dir(patient.dir) {
+    let config = match ModelConfig::from_model_dir(&patient.dir) {
         Ok(config) => config,
         Err(error) => {
             patient.find(
@@ -36,6 +37,15 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
         let what = format!("its context is {}, the target's {}", own.context, target.context);
         patient.find("short-context", Severity::Hurts, what, SHORT_CONTEXT.0, SHORT_CONTEXT.1);
     }
+    if let Some(method) = served_method(&served_path(&patient.dir, true)) {
+        patient.find(
+            "method-in-path",
+            Severity::Breaks,
+            format!("its path contains the name of the method `{method}`"),
+            "vLLM 0.33 takes the method from the path, and not from `method`, and loads it as such a drafter",
+            "rename the directory",
+        );
+    }
     let (small, large) = (config.num_parameters(), patient.target.num_parameters());
     if 3 * small > large {
         let what = format!("it has {small} parameters, over a third of the target's {large}");
@@ -47,7 +57,7 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
             "use a smaller one, or an EAGLE-3 drafter",
         );
     }
-    if let Err(error) = CausalLm::from_model_dir(patient.dir, &Device::flex()) {
+    if let Err(error) = CausalLm::from_model_dir(&patient.dir, &Device::flex()) {
         patient.find(
             "broken-weights",
             Severity::Breaks,

@@ -12,7 +12,10 @@ const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
 
 /// Finds problems and describes the drafter.
 pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
-    let files = match Eagle3Files::read(patient.dir, patient.target.shape.num_layers) {
+    let is_nested =
+        patient.keys.get("eagle_config").is_some_and(|nested| !nested[LAYERS].is_null())
+            && patient.keys.get(LAYERS).is_none_or(Value::is_null);
+    let files = match Eagle3Files::read(&patient.dir, patient.target.shape.num_layers) {
         Ok(files) => files,
         Err(error) => {
             patient.find_unreadable(&error);
@@ -28,7 +31,7 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
         let what = what.split("; hint:").next().unwrap_or_default();
         patient.find(name, severity, what, servers, hint);
     }
-    serving(patient, &config);
+    serving(patient, &config, is_nested);
     Ok(format!(
         "width {}, drafts {} of {} tokens, reads a target of width {}",
         config.model.shape.hidden_size,
@@ -44,11 +47,7 @@ fn advice(kind: Eagle3FaultKind) -> (&'static str, Severity, &'static str, &'sta
         "write for each draft id the target's id less the draft id, as 64-bit integers";
     const OTHER_TARGET: &str = "use the target that it was trained for";
     let (name, servers, hint) = match kind {
-        Eagle3FaultKind::NormBeforeFc => (
-            "norm-before-fc",
-            "llama.cpp and SGLang ignore it and read states that were not normed",
-            "serve it with a vLLM that has the key, or train without",
-        ),
+        Eagle3FaultKind::RefusedKey => ("unknown-key", "not known", "ignore the key in a recipe"),
         Eagle3FaultKind::SeveralLayers => (
             "several-layers",
             "they expect weights of as many layers, and few servers run more than one",
@@ -119,10 +118,8 @@ fn advice(kind: Eagle3FaultKind) -> (&'static str, Severity, &'static str, &'sta
 }
 
 /// Finds properties that this program handles but servers interpret differently.
-fn serving(patient: &mut Patient<'_>, config: &Eagle3Config) {
+fn serving(patient: &mut Patient<'_>, config: &Eagle3Config, is_nested: bool) {
     let given = |key: &str| patient.keys.get(key).filter(|value| !value.is_null());
-    let has_nested = given("eagle_config").is_some_and(|nested| !nested[LAYERS].is_null());
-    let is_nested = given(LAYERS).is_none() && has_nested;
     let is_tied = given("tie_word_embeddings").and_then(Value::as_bool) == Some(true);
     if given("draft_vocab_size").is_none() {
         patient.find(
@@ -151,6 +148,25 @@ fn serving(patient: &mut Patient<'_>, config: &Eagle3Config) {
             format!("it reads the states after layers {layers:?}, not the usual {default:?}"),
             "vLLM and llama.cpp read the key",
             "check that the trainer counted as they do: a state is the input of layer L from 0, or the output after L layers",
+        );
+    }
+    if config.target_layers.contains(&config.num_target_layers) {
+        patient.find(
+            "uncaptured-layer",
+            Severity::Breaks,
+            format!("it reads the state after the target's last layer, {}", config.num_target_layers),
+            "vLLM and llama.cpp give it; SGLang 0.5.23 captures only the inputs of layers and fails",
+            "do not serve it with SGLang, or train with layers before the last",
+        );
+    }
+    if config.norm_output {
+        patient.find(
+            "norm-output",
+            Severity::Hurts,
+            "`norm_output` is true: a step reads the normed output of the step before",
+            "vLLM 0.33 and SGLang 0.5.23 compute it so; llama.cpp b11434 has no such key and feeds back the state before \
+             the norm",
+            "serve it with vLLM or SGLang, or train without for llama.cpp",
         );
     }
     let activation = config.model.spec.mlp.activation;

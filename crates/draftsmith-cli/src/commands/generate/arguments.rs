@@ -177,7 +177,7 @@ pub(super) fn recipe_of(arguments: &GenerateArguments, seed: u64) -> Result<Reci
     };
     if let Some(model) = &arguments.draft {
         let kind = of_keys("model", &[("model", model)])?;
-        let head = arguments.head.clone().map(Origin::Path);
+        let head = arguments.head.as_ref().map(|dir| Origin::Path(dir.into()));
         drafters.push(DrafterId::DRAFT, DrafterRecipe { head, ..DrafterRecipe::new(kind) });
     }
     if let Some(dir) = arguments.drafter_dir() {

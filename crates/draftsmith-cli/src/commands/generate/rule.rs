@@ -100,7 +100,7 @@ pub(super) fn asked_for(
              number of candidates, `--rule fixed=4`"
         );
     }
-    let beside = || drafter.kind.path().and_then(found_adapter_head);
+    let beside = || drafter.kind.path().and_then(|dir| found_adapter_head(dir));
     let has_head = || recipe.head_dir(id).or_else(beside).is_some();
     if needs.acceptance_prob && drafter.kind.own_head().is_none() && !has_head() {
         bail!(

@@ -12,7 +12,7 @@ pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
     let (Exporting { source, out, .. }, workspace) = (export, (export.open)()?);
     let models = &workspace.models;
     let (config, drafter) =
-        BlockDrafter::from_dir(source, models.target_shape()?, models.dtype, models.device())?;
+        BlockDrafter::from_dir(*source, models.target_shape()?, models.dtype, models.device())?;
     let ignored = notes(&config);
     let config =
         BlockDrafterConfig { target_hash: None, training: serde_json::Map::default(), ..config };

@@ -12,17 +12,18 @@ pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
     let (Exporting { source, out, .. }, workspace) = (export, (export.open)()?);
     let models = &workspace.models;
     let (config, drafter) =
-        Eagle3::from_dir(source, models.target_shape()?, models.dtype, models.device())?;
+        Eagle3::from_dir(*source, models.target_shape()?, models.dtype, models.device())?;
     let config = Eagle3Config { target_hash: None, training: serde_json::Map::default(), ..config };
     let dir = OutDir::begin(out)?;
     drafter.write_dir(dir.path(), &config)?;
     dir.finish()?;
-    let mut ignored = Vec::new();
-    if config.norm_before_residual {
-        ignored.push(
-            "`norm_before_residual`, in SGLang: its drafts are accepted less there".to_owned(),
-        );
-    }
+    let lost = [
+        (config.norm_before_residual, "`norm_before_residual`, in SGLang"),
+        (config.norm_output, "`norm_output`, in llama.cpp b11434"),
+    ];
+    let lost = lost.into_iter().filter(|(holds, _)| *holds);
+    let ignored =
+        lost.map(|(_, what)| format!("{what}: its drafts are accepted less there")).collect();
     Ok(Written {
         what: format!(
             "an EAGLE-3 drafter with {} parameters that drafts {} tokens",

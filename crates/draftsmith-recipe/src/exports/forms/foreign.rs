@@ -50,10 +50,10 @@ pub(crate) fn specdec_pp(Exporting { source, out, .. }: &Exporting<'_>) -> Resul
 
 /// Writes a trained adapter in the format that the Kangaroo authors' Python class loads.
 pub(crate) fn kangaroo(Exporting { source, out, .. }: &Exporting<'_>) -> Result<Written> {
-    let AdapterConfig { exit_layer, model, .. } = AdapterConfig::from_dir(source)?;
+    let AdapterConfig { exit_layer, model, .. } = AdapterConfig::from_dir(*source)?;
     // Reading checks a target's shape. Any target with a layer after the exit will do.
     let target = ModelShape { num_layers: exit_layer + 1, ..model.shape };
-    let (config, adapter) = Adapter::from_dir(source, &target, WeightDtype::F32, &Device::flex())?;
+    let (config, adapter) = Adapter::from_dir(*source, &target, WeightDtype::F32, &Device::flex())?;
     let dir = OutDir::begin(out)?;
     adapter.write_kangaroo(dir.path(), &config)?;
     dir.finish()?;

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::write_whole;
-use draftsmith_model::{ModelConfig, weight_files};
+use draftsmith_model::{DrafterDir, ModelConfig, weight_files};
 use draftsmith_theory::DecodingName;
 use draftsmith_theory::{RejectionThresholdConfig, StopRuleConfig};
 use serde_json::json;
@@ -36,7 +36,7 @@ pub(crate) fn of_adapter(export: &Exporting<'_>) -> Result<Written> {
 /// arguments are the source directory, the loaded models, the output directory, and a list to which
 /// it adds everything that is not exported.
 pub(crate) type WriteDraft =
-    fn(&Path, &Workspace, &Path, &mut Vec<String>) -> Result<(HeadExport, ModelConfig)>;
+    fn(&DrafterDir, &Workspace, &Path, &mut Vec<String>) -> Result<(HeadExport, ModelConfig)>;
 
 fn written(export: &Exporting<'_>, draft: WriteDraft) -> Result<Written> {
     let dir = OutDir::begin(export.out)?;
@@ -86,7 +86,7 @@ pub(crate) fn write_with_head(
 
 /// Copies the draft model that the acceptance head in `source` was trained for.
 pub(crate) fn drafted_by_head(
-    source: &Path,
+    source: &DrafterDir,
     workspace: &Workspace,
     out: &Path,
     _ignored: &mut Vec<String>,
@@ -99,7 +99,7 @@ pub(crate) fn drafted_by_head(
 
 /// Exports the adapter in `source`, which must have an acceptance head, as a draft model.
 pub(crate) fn drafted_by_adapter(
-    source: &Path,
+    source: &DrafterDir,
     workspace: &Workspace,
     out: &Path,
     ignored: &mut Vec<String>,

@@ -116,7 +116,7 @@ fn greedy_adapters_and_results_equal_those_of_the_whole_target() {
         assert_eq!(of_served.2, of_local.2, "{which}");
         assert_eq!(of_served.3, of_local.3, "{which}");
         // Without the whole target, its hash is unknown.
-        let config = draftsmith_model::AdapterConfig::from_dir(&served.export_dir(ADAPTER));
+        let config = draftsmith_model::AdapterConfig::from_dir(served.export_dir(ADAPTER));
         assert_eq!(config.expect("an adapter").target_hash, None);
     }
 }

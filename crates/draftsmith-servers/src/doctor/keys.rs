@@ -1,0 +1,98 @@
+//! Finds the keys of a drafter's `config.json` that keep this program from reading it, with what
+//! servers do about each.
+//!
+//! Behaviour was read in the source of vLLM 0.33, SGLang 0.5.23, llama.cpp b11434 and mistral.rs.
+
+use draftsmith_model::{AdapterConfig, BlockDrafterConfig, Eagle3Config, ModelError};
+
+use super::{FileForm, Finding, Patient, Severity};
+
+/// Finds the keys, and ignores them from here on, so that the rest can be examined.
+pub(super) fn examine(patient: &mut Patient<'_>, form: &FileForm) {
+    let Some(kind) = form.kind else { return };
+    let mut keys = Vec::new();
+    while let Some((key, problem)) = refused(patient, kind) {
+        patient.dir.ignored_keys.push(key.clone());
+        keys.push((key, problem));
+    }
+    let names: Vec<String> = keys.iter().map(|(key, _)| format!("\"{key}\"")).collect();
+    for (key, problem) in &keys {
+        let what = problem.split(", which is not").next().unwrap_or_default();
+        let what = format!("`{key}` {what}");
+        let (name, servers, hint) = advice(kind, key, problem);
+        if let Some(finding) = patient.findings.iter_mut().find(|it| it.name == name) {
+            finding.what += &format!("; {what}");
+            continue;
+        }
+        let hint = format!(
+            "{hint}; draftsmith does not compute it: `drafters.NAME.ignored_keys = [{}]` in a recipe reads the drafter \
+             all the same",
+            names.join(", ")
+        );
+        let severity = Severity::Hurts;
+        patient.findings.push(Finding { name, severity, what, servers, hint: hint.into() });
+    }
+}
+
+/// Returns the first key that the reader of a kind refuses, and its problem; `None` without one.
+fn refused(patient: &Patient<'_>, kind: &str) -> Option<(String, String)> {
+    let dir = &patient.dir;
+    let error = match kind {
+        "eagle3" => Eagle3Config::from_dir(dir, patient.target.shape.num_layers).err(),
+        "block" => BlockDrafterConfig::from_dir(dir).err(),
+        "adapter" => AdapterConfig::from_dir(dir).err(),
+        _ => None,
+    };
+    match error? {
+        ModelError::RefusedKey { key, problem, .. } => Some((key, problem)),
+        _ => None,
+    }
+}
+
+/// Returns a finding's name, the servers' behaviour and the remedy.
+fn advice(kind: &str, key: &str, problem: &str) -> (&'static str, &'static str, &'static str) {
+    const AS_TRAINED: &str = "nothing to do for these servers";
+    match (kind, key.rsplit('.').next().unwrap_or_default()) {
+        _ if problem.contains(", but `") => (
+            "contradicting-keys",
+            match kind {
+                "block" => {
+                    "SGLang 0.5.23, llama.cpp b11434 and mistral.rs take the value in `dflash_config`; others may not"
+                }
+                _ => "llama.cpp b11434 takes the value at the top level; others may not",
+            },
+            "remove the one that is not meant",
+        ),
+        ("eagle3", "layer_types" | "sliding_window" | "use_sliding_window") => (
+            "window",
+            "vLLM 0.33 computes the window; SGLang 0.5.23 does only with `--speculative-draft-window-size`; llama.cpp \
+             b11434 attends to all tokens",
+            "serve it with vLLM, or with SGLang and the flag",
+        ),
+        (_, "layer_types" | "sliding_window" | "use_sliding_window") => (
+            "window",
+            "vLLM 0.33, SGLang 0.5.23, llama.cpp b11434 and mistral.rs compute the window",
+            AS_TRAINED,
+        ),
+        ("eagle3", "norm_before_fc") => (
+            "norm-before-fc",
+            "vLLM 0.33, SGLang 0.5.23 and llama.cpp b11434 compute the norm",
+            AS_TRAINED,
+        ),
+        ("eagle3", "fc_norm") => (
+            "fc-norm",
+            "vLLM 0.33 and SGLang 0.5.23 compute the norms; llama.cpp b11434 does not",
+            "serve it with vLLM or SGLang",
+        ),
+        ("eagle3", "model_type") => (
+            "other-layers",
+            "vLLM 0.33 loads Qwen3 layers; of SGLang and llama.cpp it is not known",
+            "serve it with vLLM",
+        ),
+        _ => (
+            "unknown-key",
+            "not known: a server may compute it, ignore it, or refuse the drafter",
+            "look the key up in the code of your server",
+        ),
+    }
+}
