@@ -491,6 +491,7 @@ fn the_proof_finds_every_fault_and_no_innocent() {
     let command = found["command"].as_str().unwrap();
     assert!(command.contains("\"eagle_aux_hidden_state_layer_ids\":[2,4,5,8]"), "{command}");
     assert!(found["examined"]["mean_error"].as_f64().unwrap() < 1e-4, "{found}");
+    assert_eq!(found["examined"]["not_proved"], "that the target is no fine-tune within rounding");
     assert_eq!(found["examined"]["num_rows"], NUM_PROMPTS);
     mock.with(Fault { in_bf16: true, ..Fault::default() });
     examine(&place).ok();

@@ -64,8 +64,9 @@ pub(crate) struct Proved {
     num_bytes: u64,
     /// The time of the second requests for the proof's rows, and the number of their tokens.
     again: (Duration, usize),
-    /// What is known about the middle layers.
+    /// What is known about the middle layers, and what is not.
     middle: String,
+    not_proved: &'static str,
     /// The files that the servers left, if there are any.
     left: Option<String>,
 }
@@ -224,7 +225,7 @@ impl ServerParts {
                 keep(nth, GivenStates { layers: own.collect(), last })?;
             }
         }
-        proved.middle = prover.middle.text();
+        (proved.middle, proved.not_proved) = (prover.middle.text(), prover.middle.not_proved());
         proved.left = self.client.sweep();
         Ok(proved)
     }
@@ -335,6 +336,8 @@ pub struct ExaminedStates {
     pub num_proved: usize,
     /// The mean error of their log-probabilities, in nats.
     pub mean_error: f64,
+    /// What the proof cannot see.
+    pub not_proved: &'static str,
     /// The number of rows that a training asks for.
     pub num_rows: usize,
     /// The number of their tokens.
@@ -352,13 +355,14 @@ impl ExaminedStates {
     pub fn text(&self) -> String {
         format!(
             "All {} rows have {} tokens: their states are {} on the way, one batch at a time, and {} on the disk, and take \
-             about {} at the speed of these {} rows.",
+             about {} at the speed of these {} rows. Not proved: {}.",
             self.num_rows,
             self.num_tokens,
             in_bytes(self.num_bytes),
             in_bytes(self.num_stored_bytes),
             duration_text(3600.0 * self.hours),
-            self.num_proved
+            self.num_proved,
+            self.not_proved
         )
     }
 }
@@ -451,6 +455,7 @@ pub fn examine(
     Ok(ExaminedStates {
         num_proved,
         mean_error: sum / num_proved.max(1) as f64,
+        not_proved: proved.not_proved,
         num_rows: rows.len(),
         num_tokens,
         num_bytes: (proved.num_bytes as f64 * share) as u64,
