@@ -862,6 +862,22 @@ fn files_of_requests_without_an_answer_are_removed() {
 }
 
 #[test]
+fn a_class_without_states_is_named_before_the_server_is_started() {
+    let (place, _mock) = place();
+    let ends = write_ends(&place, "ends");
+    let config = std::fs::read_to_string(ends.join("config.json")).unwrap();
+    let only_ends = format!("models.target={}", ends.display());
+    let set = ["--set", "name=classes", "--set", &only_ends];
+    for (class, is_named) in [("Qwen2MoeForCausalLM", true), ("Qwen3MoeForCausalLM", false)] {
+        let with_class = config.replacen('{', &format!("{{\"architectures\":[\"{class}\"],"), 1);
+        std::fs::write(ends.join("config.json"), with_class).unwrap();
+        let found = place.run(&[&["server", "states", "served.toml", "--json"][..], &set].concat());
+        let problem = found.json()["problem"].clone();
+        assert_eq!(problem.as_str().is_some_and(|it| it.contains(class)), is_named, "{problem}");
+    }
+}
+
+#[test]
 fn the_printed_command_is_safe_to_paste() {
     let (place, _mock) = place();
     let target = place.copy_model("target", "my 'target'");

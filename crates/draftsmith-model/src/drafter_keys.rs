@@ -19,8 +19,8 @@ use serde_json::{Map, Value};
 use crate::error::{ModelError, read_json};
 
 /// Keys that change nothing: records, training and generation settings of transformers, trainers
-/// and this program, and whatever only concerns other inputs than text or windows, which are refused
-/// by themselves.
+/// and this program, and those that only concern windows, or inputs other than text, which are refused by
+/// other keys.
 const INERT: &str = "\
     _attn_implementation _attn_implementation_autoset _commit_hash _experts_implementation _name_or_path \
     _output_attentions architectures assistant_confidence_threshold assistant_early_exit assistant_lookbehind \
@@ -139,7 +139,7 @@ impl DrafterDir {
         (!names.is_empty()).then(text)
     }
 
-    /// Returns whether a key is ignored, in whatever table.
+    /// Returns whether a key is ignored, in any table.
     pub(crate) fn ignores(&self, key: &str) -> bool {
         self.ignored_keys.iter().any(|ignored| last(ignored) == key)
     }

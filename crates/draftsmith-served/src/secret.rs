@@ -17,7 +17,7 @@ const LEAST_TOKEN: usize = 4;
 #[derive(Default)]
 pub struct Secret {
     header: Option<HeaderValue>,
-    /// The text to mask; empty if there is no token, or a short one.
+    /// The text to mask: the token, or empty if it is absent or short.
     hidden: String,
 }
 

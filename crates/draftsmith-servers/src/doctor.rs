@@ -52,7 +52,14 @@ pub struct FileForm {
     is_of: fn(&Files) -> bool,
     /// A function that adds findings and describes the drafter.
     examine: fn(&mut Patient<'_>) -> Result<String>,
+    /// A function that reads the drafter as the decoder does; `None` if `examine` does, or none can.
+    read: Option<ReadDrafter>,
 }
+
+type ReadDrafter = fn(&Patient<'_>, &Device) -> Result<(), ModelError>;
+
+const READ_EAGLE3: ReadDrafter =
+    |it, device| Eagle3::from_dir(&it.dir, &it.target.shape, WeightDtype::F32, device).map(|_| ());
 
 impl Serialize for FileForm {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -103,6 +110,7 @@ static FORMS: [FileForm; 9] = [
         kind: None,
         is_of: Files::is_eagle1,
         examine: eagle1,
+        read: None,
     },
     FileForm {
         name: "block",
@@ -110,6 +118,9 @@ static FORMS: [FileForm; 9] = [
         kind: Some("block"),
         is_of: |files| files.is_of_kind("block"),
         examine: block::examine,
+        read: Some(|it, device| {
+            BlockDrafter::from_dir(&it.dir, &it.target.shape, WeightDtype::F32, device).map(|_| ())
+        }),
     },
     FileForm {
         name: "eagle3_speculators",
@@ -117,6 +128,7 @@ static FORMS: [FileForm; 9] = [
         kind: Some("eagle3"),
         is_of: |files| files.has("speculators_model_type"),
         examine: eagle3::examine,
+        read: Some(READ_EAGLE3),
     },
     FileForm {
         name: "eagle3_layers",
@@ -126,6 +138,7 @@ static FORMS: [FileForm; 9] = [
             files.is_eagle3() && files.names.iter().any(|name| name.starts_with("layers.0."))
         },
         examine: eagle3::examine,
+        read: Some(READ_EAGLE3),
     },
     FileForm {
         name: "eagle3",
@@ -133,6 +146,7 @@ static FORMS: [FileForm; 9] = [
         kind: Some("eagle3"),
         is_of: Files::is_eagle3,
         examine: eagle3::examine,
+        read: Some(READ_EAGLE3),
     },
     FileForm {
         name: "medusa",
@@ -143,6 +157,7 @@ static FORMS: [FileForm; 9] = [
             files.has("medusa_num_heads") || is_named
         },
         examine: medusa,
+        read: None,
     },
     FileForm {
         name: "adapter",
@@ -150,6 +165,9 @@ static FORMS: [FileForm; 9] = [
         kind: Some("adapter"),
         is_of: |files| files.is_of_kind("adapter"),
         examine: own_export,
+        read: Some(|it, device| {
+            Adapter::from_dir(&it.dir, &it.target.shape, WeightDtype::F32, device).map(|_| ())
+        }),
     },
     FileForm {
         name: "acceptance_head",
@@ -157,6 +175,10 @@ static FORMS: [FileForm; 9] = [
         kind: None,
         is_of: |files| (HEAD.is_of)(&files.keys),
         examine: own_export,
+        read: Some(|it, device| {
+            let width = it.number("hidden_size").unwrap_or(0);
+            AcceptanceHead::from_dir(&it.dir, width, device).map(|_| ())
+        }),
     },
     FileForm {
         name: "draft_model",
@@ -164,6 +186,7 @@ static FORMS: [FileForm; 9] = [
         kind: Some("model"),
         is_of: |_| true,
         examine: draft_model::examine,
+        read: None,
     },
 ];
 
@@ -261,7 +284,7 @@ pub fn diagnose(dir: &Path, target_dir: &Path) -> Result<Diagnosis> {
     tokenizers(&mut patient)?;
     let is_fine = |finding: &Finding| finding.severity != Severity::Breaks;
     if patient.findings.iter().all(is_fine)
-        && let Err(error) = read(&patient, form)
+        && let Some(Err(error)) = form.read.map(|read| read(&patient, &Device::flex()))
     {
         patient.find_unreadable(&error);
     }
@@ -415,22 +438,6 @@ fn trained_target(patient: &mut Patient<'_>) {
             "all load it; they accept little, if the other target is no version of this one",
             "use the target that it was trained for, or train it for this one",
         );
-    }
-}
-
-/// Reads a drafter as the decoder does. Draft models have been read by then.
-fn read(patient: &Patient<'_>, form: &FileForm) -> Result<(), ModelError> {
-    let (dir, target) = (&patient.dir, &patient.target.shape);
-    let (dtype, device) = (WeightDtype::F32, Device::flex());
-    match (form.name, form.kind) {
-        (_, Some("eagle3")) => Eagle3::from_dir(dir, target, dtype, &device).map(|_| ()),
-        (_, Some("block")) => BlockDrafter::from_dir(dir, target, dtype, &device).map(|_| ()),
-        (_, Some("adapter")) => Adapter::from_dir(dir, target, dtype, &device).map(|_| ()),
-        ("acceptance_head", _) => {
-            let width = patient.number("hidden_size").unwrap_or(0);
-            AcceptanceHead::from_dir(dir, width, &device).map(|_| ())
-        }
-        _ => Ok(()),
     }
 }
 

@@ -6,6 +6,7 @@
 //! does not follow the target's distribution. It also fails if the acceptance rate is lower than
 //! `tune` predicted, or greedy decoding is slower than with the target alone.
 
+mod failures;
 mod measure;
 
 use draftsmith_report::{
@@ -19,6 +20,7 @@ use draftsmith_model::WeightDtype;
 use draftsmith_theory::{DrafterId, Estimate, LookupFirst, Sampling, StopRuleConfig};
 use serde::Serialize;
 
+pub use self::failures::{p_value_text, rate_text, speed_text};
 use self::measure::{Bench, CheckedRule};
 use crate::serving::tuned_ways;
 use draftsmith_recipe::exports::servers::{quoted, served_path};
@@ -165,7 +167,7 @@ pub struct AcceptanceCheck {
     pub promised: Option<Estimate>,
 }
 
-/// Runs all checks on an export. The caller must derive `passed` and `error` from the results.
+/// Runs all checks on an export.
 ///
 /// # Errors
 /// If a file or model is broken.
@@ -212,7 +214,7 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
     let (greedy, sampled) = bench.judge(greedy, sampled)?;
     let mut serving = vec![own_way(id, &recipe, &greedy, speed.speedup)];
     serving.extend(fastest_ways(&tuned_ways(&recipe, DecodingName::Greedy, Some(id))?));
-    Ok(CheckReport {
+    let mut report = CheckReport {
         serving,
         export: dir.clone(),
         kind: found.export.text,
@@ -220,12 +222,15 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
         prompts: names,
         num_prompts: prompts.len(),
         max_new_tokens,
-        passed: true,
+        passed: false,
         error: None,
         greedy,
         sampled,
         speed,
-    })
+    };
+    report.error = report.failures();
+    report.passed = report.error.is_none();
+    Ok(report)
 }
 
 /// Returns the way to decode with draftsmith, as it was checked.

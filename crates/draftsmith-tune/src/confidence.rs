@@ -1,6 +1,5 @@
 //! Confidence heads for block drafters: what `attach-head` trains, writes and advises.
 
-use std::any::Any;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -8,12 +7,12 @@ use draftsmith_files::write_whole;
 use draftsmith_model::BlockDrafterConfig;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::built_data;
-use draftsmith_recipe::kinds::block::{BlockKind, read_network};
+use draftsmith_recipe::kinds::block::read_network;
 use draftsmith_recipe::kinds::loaded::check_known;
 use draftsmith_recipe::out_dir::OutDir;
 use draftsmith_recipe::watch::{Interrupted, Watch};
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_theory::{DrafterId, Estimate};
+use draftsmith_theory::{DrafterId, Estimate, RoundForwards};
 use draftsmith_train::{
     ConfidenceTraining, FrozenBlock, JudgedPlace, TrainedConfidence, train_confidence,
 };
@@ -99,7 +98,7 @@ pub fn train_confidence_head(
     let blocks = recipe
         .drafters
         .iter()
-        .filter(|(_, drafter)| (&*drafter.kind as &dyn Any).is::<BlockKind>());
+        .filter(|(_, drafter)| drafter.kind.round_forwards() == RoundForwards::Once);
     let blocks: Vec<DrafterId> = blocks.map(|(id, _)| id).collect();
     let id = match (asked, blocks.first()) {
         (Some(asked), _) => {

@@ -70,9 +70,7 @@ pub(crate) fn run(
         seed,
         dtype,
     };
-    let mut checked = check(&settings, device, console)?;
-    checked.error = show::failures(&checked);
-    checked.passed = checked.error.is_none();
+    let checked = check(&settings, device, console)?;
     console.text(show::table(&checked))?;
     if checked.passed {
         let ways = serving_text(&checked.serving, console.width());

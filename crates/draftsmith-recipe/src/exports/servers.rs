@@ -318,8 +318,8 @@ pub fn lacks_states(class: &str) -> bool {
     class.is_some_and(|class| WITHOUT_STATES.split_whitespace().any(|known| known == class))
 }
 
-/// Returns the method that vLLM 0.33 takes from a drafter's path, whatever its config says; `None` if
-/// the path names none.
+/// Returns the method that vLLM 0.33 takes from a drafter's path instead of its config; `None` if the path
+/// names none.
 pub fn served_method(path: &str) -> Option<&'static str> {
     let path = path.to_lowercase();
     let known =

@@ -1,10 +1,9 @@
-//! Formats the results of `check` as text: a table and an error message.
+//! Formats the results of `check` as a table.
 
 use comfy_table::Table;
-use draftsmith_report::{counted, rule_label, table_text, times_text};
-use draftsmith_theory::{Estimate, Sampling};
-
-use draftsmith_tune::check::{AcceptanceCheck, CheckReport, DecodingCheck};
+use draftsmith_report::{counted, rule_label, table_text};
+use draftsmith_theory::Sampling;
+use draftsmith_tune::check::{CheckReport, DecodingCheck, p_value_text, rate_text, speed_text};
 
 /// Formats the results as a table, one line per check, ending with a line break. It fits into 80
 /// columns.
@@ -30,8 +29,8 @@ pub(super) fn table(checked: &CheckReport) -> String {
     {
         table.add_row([
             name.to_owned(),
-            format!("{} of {}", rate(&acceptance.rate), acceptance.num_drafted),
-            acceptance.promised.as_ref().map_or_else(|| "nothing promised".to_owned(), rate),
+            format!("{} of {}", rate_text(&acceptance.rate), acceptance.num_drafted),
+            acceptance.promised.as_ref().map_or_else(|| "nothing promised".to_owned(), rate_text),
             verdict(acceptance.holds).to_owned(),
         ]);
     }
@@ -60,58 +59,6 @@ pub(super) fn table(checked: &CheckReport) -> String {
     )
 }
 
-/// Describes all failures in one sentence. `None` if there are no failures.
-pub(super) fn failures(checked: &CheckReport) -> Option<String> {
-    let CheckReport { greedy, sampled, .. } = checked;
-    let mut failures = Vec::new();
-    if let Some(first) = greedy.output.differences.first() {
-        failures.push(format!(
-            "greedy output is not plain greedy output: {} answers differ, the first that of \
-             `{}` at its token {}",
-            greedy.output.differences.len(),
-            first.id,
-            first.token
-        ));
-    }
-    if !sampled.output.holds {
-        let output = &sampled.output;
-        failures.push(if output.num_impossible > 0 {
-            format!(
-                "sampled output has {} tokens that the target never samples",
-                output.num_impossible
-            )
-        } else {
-            format!(
-                "sampled output does not follow the target's distribution: p = {}, which must be at least {}",
-                p_value(output.p_value),
-                output.alpha
-            )
-        });
-    }
-    failures.extend(broken_promise("greedy", &greedy.acceptance));
-    failures.extend(broken_promise("sampled", &sampled.acceptance));
-    if checked.speed.holds == Some(false) {
-        failures.push(format!(
-            "greedy decoding runs at {} of the target alone; hint: do not serve it, tune it on this \
-             machine, or pass it with `--allow-slower`",
-            speed_text(&checked.speed.speedup)
-        ));
-    }
-    let failures = (!failures.is_empty()).then(|| failures.join("; "))?;
-    Some(format!("the export `{}` fails: {failures}", checked.export.display()))
-}
-
-fn broken_promise(decoding: &str, acceptance: &AcceptanceCheck) -> Option<String> {
-    let promised = acceptance.promised.as_ref().filter(|_| acceptance.holds == Some(false))?;
-    Some(format!(
-        "the {decoding} acceptance rate is {}, not the {} that tuning promised \
-         (`tuned.{decoding}.expected_acceptance_rate`); hint: check with prompts like those it was \
-         tuned on, or tune it again",
-        rate(&acceptance.rate),
-        rate(promised)
-    ))
-}
-
 fn greedy_output(checked: &CheckReport) -> String {
     let output = &checked.greedy.output;
     let ties = match output.num_forgiven_ties {
@@ -132,17 +79,8 @@ fn sampled_output(checked: &CheckReport) -> String {
         0 => String::new(),
         edges => format!(", {edges} at the nucleus's edge"),
     };
-    let p_value = p_value(output.p_value);
+    let p_value = p_value_text(output.p_value);
     format!("p = {p_value}, {} tokens{edges}", checked.sampled.num_tokens)
-}
-
-/// Formats a p-value as a decimal fraction, or as a power of ten below 0.001.
-fn p_value(p_value: f64) -> String {
-    if p_value == 0.0 || p_value >= 0.001 {
-        format!("{}", (p_value * 1e4).round() / 1e4)
-    } else {
-        format!("{p_value:.1e}")
-    }
 }
 
 fn sampling<T>(decoding: &DecodingCheck<T>) -> String {
@@ -161,15 +99,6 @@ fn sampling<T>(decoding: &DecodingCheck<T>) -> String {
 fn rule<T>(checked: &DecodingCheck<T>) -> String {
     let rule = rule_label(checked.lookup_first, &checked.stop_rule);
     format!("{rule}, {}", if checked.is_tuned { "tuned" } else { "default" })
-}
-
-/// Formats a speed-up with its interval: `1.15x (1.06 to 1.25)`.
-fn speed_text(speedup: &Estimate) -> String {
-    format!("{} ({:.2} to {:.2})", times_text(speedup.value), speedup.low, speedup.high)
-}
-
-fn rate(estimate: &Estimate) -> String {
-    format!("{:.3} ({:.3}..{:.3})", estimate.value, estimate.low, estimate.high)
 }
 
 fn verdict(holds: Option<bool>) -> &'static str {

@@ -40,7 +40,7 @@ pub struct FullLengthTest {
 }
 
 /// A drawn token, and the reference's distribution at its position.
-struct DrawnToken {
+struct LateToken {
     position: usize,
     /// The probabilities in descending order; the last one is that of all other tokens together.
     probs: Vec<f64>,
@@ -48,7 +48,7 @@ struct DrawnToken {
     drawn: usize,
 }
 
-impl DrawnToken {
+impl LateToken {
     fn of(position: usize, id: u32, probs: BTreeMap<u32, f64>) -> Self {
         let mut sorted: Vec<(u32, f64)> = probs.into_iter().collect();
         sorted.sort_by(|one, other| other.1.total_cmp(&one.1));
@@ -66,7 +66,7 @@ impl DrawnToken {
 /// least as large in either direction. `value` gives a token's term by its rank and probability.
 /// `rounding` is the change of a log-probability, in nats, that rounding explains.
 fn deviation(
-    tokens: &[&DrawnToken],
+    tokens: &[&LateToken],
     value: impl Fn(usize, f64) -> f64,
     rounding: f64,
 ) -> (f64, f64) {
@@ -138,12 +138,12 @@ impl SampledTest<'_> {
             let known = complete_all(self.reference, &asks, self.concurrency, self.listener)?;
             for (at, known) in ends.zip(known) {
                 let probs = self.probabilities(known.known.into_iter().next().unwrap_or_default());
-                tokens.push(DrawnToken::of(at, self.joined(answer.ids[at]), probs));
+                tokens.push(LateToken::of(at, self.joined(answer.ids[at]), probs));
             }
         }
         let places = (0..NUM_PLACES).map(|place| (place * num_tokens / NUM_PLACES).max(1));
         let tests = places.flat_map(|from| {
-            let some: Vec<&DrawnToken> = tokens.iter().filter(|it| it.position >= from).collect();
+            let some: Vec<&LateToken> = tokens.iter().filter(|it| it.position >= from).collect();
             let num = some.len();
             let test = |what, (error, p_value): (f64, f64)| {
                 let detectable = NUM_ERRORS * error / num as f64;
@@ -165,13 +165,13 @@ mod tests {
     fn tails_are_at_least_those_of_the_binomial_distribution() {
         // P(X >= 24) for X of 1,000 trials at 0.01 is 1.04e-4; the normal distribution gives 4.3e-6.
         let drawn = |at| usize::from(at < 24);
-        let token = |at| DrawnToken { position: 1, probs: vec![0.99, 0.01], drawn: drawn(at) };
-        let all: Vec<DrawnToken> = (0..1_000).map(token).collect();
-        let all: Vec<&DrawnToken> = all.iter().collect();
+        let token = |at| LateToken { position: 1, probs: vec![0.99, 0.01], drawn: drawn(at) };
+        let all: Vec<LateToken> = (0..1_000).map(token).collect();
+        let all: Vec<&LateToken> = all.iter().collect();
         let (error, p_value) = deviation(&all, |at, _| f64::from(at == 0), 0.0);
         assert!((error - 9.9_f64.sqrt()).abs() < 1e-9, "{error}");
         assert!((1.04e-4..5e-4).contains(&p_value), "{p_value}");
-        let sure = DrawnToken { position: 1, probs: vec![1.0], drawn: 0 };
+        let sure = LateToken { position: 1, probs: vec![1.0], drawn: 0 };
         assert_eq!(deviation(&[&sure], |_, prob| prob.ln(), 0.1).1, 1.0);
     }
 }

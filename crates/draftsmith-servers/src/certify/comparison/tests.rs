@@ -78,7 +78,7 @@ struct Mock {
 struct Shows {
     from_token: usize,
     from_round: usize,
-    /// Of so many answers, one shows it.
+    /// One of this many answers shows it.
     one_in: u32,
 }
 
