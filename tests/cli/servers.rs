@@ -91,18 +91,14 @@ fn check_unsaid(place: &Place, ran: &Ran) {
 
 #[test]
 fn a_repeated_token_is_neither_printed_nor_written() {
-    let json = TOKEN.replace('/', "\\/");
     let in_answer = |change: &str| ANSWER.replace("\"index\":0", change);
     let answers = [
         ("401 X".to_owned(), format!("invalid key {TOKEN}")),
-        ("500 X".to_owned(), format!("{{\"error\":\"bad key {json}\"}}")),
+        ("500 X".to_owned(), format!("{{\"error\":\"bad key {TOKEN}\"}}")),
         (format!("500 X\r\nretry-after: {TOKEN}\r\nx-key: {TOKEN}"), String::new()),
-        (
-            format!("302 X\r\nlocation: http://other/?key={}", TOKEN.replace('/', "%2F")),
-            String::new(),
-        ),
+        (format!("302 X\r\nlocation: http://other/?key={TOKEN}"), String::new()),
         ("200 X".to_owned(), format!("<p>{TOKEN}</p>")),
-        ("200 X".to_owned(), in_answer(&format!("\"index\":\"{json}\""))),
+        ("200 X".to_owned(), in_answer(&format!("\"index\":\"{TOKEN}\""))),
         ("200 X".to_owned(), ANSWER.replace("stop", TOKEN)),
         (format!("{TOKEN} X"), String::new()),
     ];
