@@ -491,7 +491,7 @@ fn the_proof_finds_every_fault_and_no_innocent() {
     let command = found["command"].as_str().unwrap();
     assert!(command.contains("\"eagle_aux_hidden_state_layer_ids\":[2,4,5,8]"), "{command}");
     assert!(found["examined"]["mean_error"].as_f64().unwrap() < 1e-4, "{found}");
-    assert_eq!(found["examined"]["not_proved"], "that the target is no fine-tune within rounding");
+    assert_eq!(found["examined"]["not_proved"], "a fine-tune within rounding");
     assert_eq!(found["examined"]["num_rows"], NUM_PROMPTS);
     mock.with(Fault { in_bf16: true, ..Fault::default() });
     examine(&place).ok();
@@ -713,14 +713,10 @@ fn states_after_middle_layers_are_proved_or_called_unproved() {
     // Right states are proved as far as they can be.
     mock.with(Fault::default());
     let found = examine(&place);
-    assert!(found.stderr.contains("after the layers [2, 4, 5, 8] they are those of the local"));
-    assert!(
-        found.stderr.contains("not proved: that the target is no fine-tune"),
-        "{}",
-        found.stderr
-    );
+    assert!(found.stderr.contains("after layers [2, 4, 5, 8]: those of the local"));
+    assert!(found.stderr.contains("not proved: a fine-tune within rounding"), "{}", found.stderr);
     let found = ends();
-    assert!(found.stderr.contains("after layer 5 they belong to their tokens"), "{}", found.stderr);
+    assert!(found.stderr.contains("tokens are near their next states"), "{}", found.stderr);
     assert!(found.stderr.contains(UNPROVED), "{}", found.stderr);
     // A training stops, too.
     let shifted = faults_named("all but the last shifted");
@@ -936,6 +932,7 @@ fn a_drafter_from_served_states_equals_one_from_local_layers() {
     // Of this target, there are only the ends.
     let trained = place.run(&[&["train-drafter", "served.toml"][..], &set].concat());
     assert!(trained.stderr.contains("not proved: which middle layers"), "{}", trained.stderr);
+    assert!(trained.stderr.contains("of 18 more rows, only the last position is proved"));
     trained.ok();
     // Nothing is written where the states are kept in memory or nowhere.
     for (keep, note) in [("memory", "kept in memory"), ("nowhere", "kept nowhere")] {

@@ -9,6 +9,7 @@ use std::thread::Builder;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use burn::tensor::Device;
 use draftsmith_data::ResponseRow;
 use draftsmith_files::{in_bytes, parse_json, read_bytes};
 use draftsmith_model::{CausalLm, WeightDtype};
@@ -130,15 +131,18 @@ impl<'a> StatesServer<'a> {
         let unlisted = match num_compared < num_all {
             false => String::new(),
             true => format!(
-                "\n  the server lists no `prompt_logprobs` at {} positions, which were not compared",
+                "\n  the server lists no `prompt_logprobs` at {} positions: not compared",
                 num_all - num_compared
             ),
         };
+        let others = match proved.num_rows - num {
+            0 => String::new(),
+            others => format!("\n  of {others} more rows, only the last position is proved"),
+        };
         let left = proved.left.as_ref().map_or_else(String::new, |left| format!("\n  {left}"));
         format!(
-            "hidden states of {} rows: proved at {num_compared} positions of {num} rows, mean error {:.4} nats\n{}{unlisted}\
+            "hidden states: proved at {num_compared} positions of {num} rows, mean error {:.4} nats{others}\n{}{unlisted}\
              {unversioned}{left}",
-            proved.num_rows,
             sum / num.max(1) as f64,
             proved.middle
         )
@@ -374,8 +378,9 @@ fn local_layers(workspace: &Workspace, layers: &[usize]) -> Option<CausalLm> {
     let config = models.target_config().ok()?;
     let of_layer = config.num_parameters() / config.shape.num_layers.max(1);
     let fitting = layers.iter().rev().filter(|layer| **layer * of_layer <= MOST_PARAMETERS);
+    // The device's memory is needed for the training.
     let load =
-        |num| CausalLm::load(models.target_dir(), WeightDtype::F32, Some(num), models.device());
+        |num| CausalLm::load(models.target_dir(), WeightDtype::F32, Some(num), &Device::flex());
     fitting.map(|num| load(*num)).find_map(Result::ok)
 }
 

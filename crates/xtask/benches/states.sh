@@ -93,7 +93,7 @@ for number in $(seq "$kills"); do
     wait "$training" 2> /dev/null || true
 done
 for name in served killed; do
-    "$binary" --quiet train-drafter "$name.toml" 2>&1 | grep 'hidden states of' || true
+    "$binary" --quiet train-drafter "$name.toml" 2>&1 | grep 'hidden states: proved' || true
 done
 cmp checkpoints/served/e3/model.safetensors checkpoints/killed/e3/model.safetensors
 echo "after $kills kills: the same weights"

@@ -67,13 +67,13 @@ impl<'a> Middle<'a> {
         if self.num_local > 0 {
             let (layers, most) = (&self.layers[..self.num_local], 100.0 * self.most_different);
             lines.push(format!(
-                "  after the layers {layers:?} they are those of the local layers, at most {most:.2} % apart\n"
+                "  after layers {layers:?}: those of the local layers, at most {most:.2} % apart\n"
             ));
         }
         let compared = self.layers[self.num_local..].iter().zip(&self.nearest);
         for (layer, (num_nearest, num)) in compared {
             lines.push(format!(
-                "  after layer {layer} they belong to their tokens: {num_nearest} of {num} are near their next states\n"
+                "  after layer {layer}: {num_nearest} of {num} tokens are near their next states\n"
             ));
         }
         lines.concat() + "  not proved: " + self.not_proved()
@@ -82,10 +82,8 @@ impl<'a> Middle<'a> {
     /// Describes what the proof cannot see.
     pub(super) fn not_proved(&self) -> &'static str {
         match self.nearest.is_empty() {
-            true => "that the target is no fine-tune within rounding",
-            false => {
-                "which middle layers these are, their exact size, and that the target is no fine-tune"
-            }
+            true => "a fine-tune within rounding",
+            false => "which middle layers these are, their exact size, a fine-tune",
         }
     }
 
