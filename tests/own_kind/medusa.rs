@@ -14,7 +14,7 @@ use burn::tensor::activation::silu;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::{
-    DecodeError, DraftRound, DraftRow, DraftStep, Drafter, DrafterParts, Member, ModelDrafter,
+    DecodeError, DraftRound, DraftRow, DraftStep, Drafter, DrafterParts, ModelDrafter,
     ModelSession, NamedParts, Sizes, StepDrafter, TargetLayers, propose_chain,
 };
 use draftsmith_files::{parse_json, write_whole};
@@ -461,14 +461,4 @@ fn depth(step: &DraftStep<'_>, num_standing: usize, row: usize) -> usize {
         node = step.parents[at];
     }
     depth
-}
-
-impl<'m> ModelDrafter<'m> for MedusaDraft<'m> {
-    fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
-        Some(self)
-    }
-
-    fn into_member(self: Box<Self>) -> Member<'m> {
-        Member::Steps(self)
-    }
 }

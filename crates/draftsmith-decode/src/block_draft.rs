@@ -25,11 +25,11 @@ use draftsmith_theory::{DrafterId, HeadEstimate, HeadTiming, Recording};
 
 use crate::acceptance::Acceptance;
 use crate::chain::propose_chain;
-use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDrafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::record::{RecordOptions, RecordRequest, record};
 use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
-use crate::session::{ModelSession, check_fits, check_logits, to_host};
+use crate::session::{check_fits, check_logits, to_host};
 use crate::target::{KeptStates, Target, TargetLayers};
 
 /// The drafter's name in error messages.
@@ -258,16 +258,6 @@ impl<T: KeptStates> StepDrafter<T> for BlockDraft<'_> {
             }
         }
         Ok(all)
-    }
-}
-
-impl<'m> ModelDrafter<'m> for BlockDraft<'m> {
-    fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
-        Some(self)
-    }
-
-    fn into_member(self: Box<Self>) -> Member<'m> {
-        Member::Steps(self)
     }
 }
 

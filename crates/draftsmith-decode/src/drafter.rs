@@ -159,7 +159,7 @@ pub trait LookUp<T>: Drafter<T> + Send {
     ) -> Vec<u32>;
 }
 
-/// A drafter whose target is a local model.
+/// A drafter whose target is a local model. Every [`StepDrafter`] is one.
 pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> + Send {
     /// Returns the drafter as a [`StepDrafter`] if it drafts step by step, otherwise `None`.
     fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
@@ -170,6 +170,16 @@ pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> + Send {
     /// [`Member::Neither`].
     fn into_member(self: Box<Self>) -> Member<'m> {
         Member::Neither
+    }
+}
+
+impl<'m, D: StepDrafter<ModelSession<'m>> + 'm> ModelDrafter<'m> for D {
+    fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
+        Some(self)
+    }
+
+    fn into_member(self: Box<Self>) -> Member<'m> {
+        Member::Steps(self)
     }
 }
 

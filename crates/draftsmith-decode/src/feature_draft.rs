@@ -11,10 +11,10 @@ use draftsmith_theory::DrafterId;
 
 use crate::acceptance::Acceptance;
 use crate::chain::propose_chain;
-use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDrafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::features::WantedFeatures;
-use crate::session::{ModelSession, check_fits};
+use crate::session::check_fits;
 
 /// A source of the features that a drafter's model reads.
 pub(crate) trait FeatureSource<T>: Send {
@@ -64,16 +64,6 @@ impl<'m, F> FeatureDraft<'m, F> {
     /// Returns the number of tokens that the model has read in a slot.
     pub(crate) fn num_read(&self, slot: usize) -> usize {
         self.cache.len(slot, 0)
-    }
-}
-
-impl<'m, F: FeatureSource<ModelSession<'m>> + 'm> ModelDrafter<'m> for FeatureDraft<'m, F> {
-    fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
-        Some(self)
-    }
-
-    fn into_member(self: Box<Self>) -> Member<'m> {
-        Member::Steps(self)
     }
 }
 

@@ -20,11 +20,11 @@ use draftsmith_theory::{DrafterId, Recording};
 
 use crate::acceptance::Acceptance;
 use crate::chain::propose_chain;
-use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDrafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::record::{RecordOptions, RecordRequest, record};
 use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
-use crate::session::{ModelSession, check_fits};
+use crate::session::check_fits;
 use crate::target::{KeptStates, Target, TargetLayers};
 
 /// The drafter's name in error messages.
@@ -250,16 +250,6 @@ impl<N: StepNetwork, T: KeptStates> StepDrafter<T> for StateDraft<'_, N> {
         candidate: u32,
     ) -> Result<Option<f64>, DecodeError> {
         self.acceptance.predict(&self.read_by_head, at, logits, candidate, ROLE)
-    }
-}
-
-impl<'m, N: StepNetwork> ModelDrafter<'m> for StateDraft<'m, N> {
-    fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
-        Some(self)
-    }
-
-    fn into_member(self: Box<Self>) -> Member<'m> {
-        Member::Steps(self)
     }
 }
 

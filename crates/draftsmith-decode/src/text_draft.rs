@@ -10,7 +10,7 @@ use std::sync::Arc;
 use draftsmith_theory::DrafterId;
 
 use crate::chain::propose_chain;
-use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, Member, ModelDrafter, StepDrafter};
+use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::registry::{DrafterParts, Sizes};
 use crate::session::ModelSession;
@@ -96,15 +96,5 @@ impl<'m> StepDrafter<ModelSession<'m>> for TextDraft<'m> {
             DraftRow::new((step, row), logits, None)
         };
         Ok(steps.iter().flat_map(DraftStep::rows).map(drafted).collect())
-    }
-}
-
-impl<'m> ModelDrafter<'m> for TextDraft<'m> {
-    fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
-        Some(self)
-    }
-
-    fn into_member(self: Box<Self>) -> Member<'m> {
-        Member::Steps(self)
     }
 }

@@ -19,6 +19,7 @@ use crate::lookup_first::LookupFirstDraft;
 use crate::record::{RecordOptions, RecordRequest, record};
 use crate::self_draft::tests::assert_close;
 use crate::sequence::{Limits, Request};
+use crate::session::ModelSession;
 use crate::session::tests::{greedy, greedy_plain};
 use crate::target::Target;
 use crate::tree_draft::TreeDraft;

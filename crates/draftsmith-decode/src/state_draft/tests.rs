@@ -24,6 +24,7 @@ use crate::registry::AnsweringTarget;
 use crate::response_target::{KnownResponse, KnownStates, ResponseTarget};
 use crate::self_draft::tests::assert_close;
 use crate::sequence::{Limits, Request};
+use crate::session::ModelSession;
 use crate::session::tests::{greedy, greedy_plain};
 use crate::target::Target;
 use crate::tree_draft::TreeDraft;
