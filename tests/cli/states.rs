@@ -732,7 +732,8 @@ fn faults_named(name: &str) -> ChangeStates {
 
 #[test]
 fn rounded_and_fine_tuned_targets_of_three_families_are_proved() {
-    const VARIANTS: [(&str, fn(&mut [f32])); 6] = [
+    type Change = fn(&mut [f32]);
+    const VARIANTS: [(&str, Change); 6] = [
         ("as it is", |_| {}),
         ("int8", |weights| round_to(127.0, weights)),
         // Three bits of mantissa.
@@ -884,7 +885,7 @@ fn the_printed_command_is_safe_to_paste() {
     let found = place.run(&[&["server", "states", "served.toml", "--json"][..], &set].concat());
     let command = found.json()["command"].as_str().unwrap().to_owned();
     // A stand-in for `vllm` prints its arguments, each on a line.
-    place.write("vllm", "#!/bin/sh\nprintf '%s\\n' \"$@\"\n".to_owned());
+    place.write("vllm", "#!/bin/sh\nprintf '%s\\n' \"$@\"\n");
     let shell = format!("vllm() {{ sh ./vllm \"$@\"; }}\n{command}");
     let ran = std::process::Command::new("sh")
         .args(["-c", &shell])

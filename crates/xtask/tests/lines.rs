@@ -140,7 +140,7 @@ fn item_len(lines: &[&str]) -> usize {
 }
 
 fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(dir).unwrap().flatten() {
+    for entry in fs::read_dir(dir).expect("a directory").flatten() {
         let path = entry.path();
         if path.is_dir() {
             sources(&path, found);
@@ -156,11 +156,15 @@ fn measured(src: &Path) -> Size {
     sources(src, &mut paths);
     let (mut files, mut tests) = (Vec::new(), BTreeSet::new());
     for path in paths {
-        let source = fs::read_to_string(&path).unwrap();
+        let source = fs::read_to_string(&path).expect("a source");
         let scanned = Scanned::of(&source);
         let (marks, names) = scanned.tests();
         let is_root = path.file_name().is_some_and(|name| name == "lib.rs" || name == "main.rs");
-        let dir = if is_root { path.parent().unwrap().to_owned() } else { path.with_extension("") };
+        let dir = if is_root {
+            path.parent().expect("a file").to_owned()
+        } else {
+            path.with_extension("")
+        };
         tests.extend(names.into_iter().map(|name| dir.join(name)));
         files.push((path, source, scanned, marks));
     }

@@ -7,6 +7,8 @@
 //! The bounds were set on the embedded target, another model of its size, SmolLM2-135M and Gemma 3
 //! 270M, with 14 texts each (`runtimes/states_bounds.py` among the benches).
 
+use std::slice;
+
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::{CausalLm, vectors};
 use draftsmith_served::{ServedStates, StatesAsk};
@@ -120,7 +122,7 @@ impl<'a> Middle<'a> {
         let ids = ask.ids.iter().map(|id| *id as i32).collect::<Vec<_>>();
         let ids = TensorData::new(ids, [1, ask.ids.len()]);
         let ids = Tensor::<2, Int>::from_data(ids, &local.device());
-        let computed = local.exit_states_at(ids, &layers, &[0..ask.ids.len()]);
+        let computed = local.exit_states_at(ids, &layers, slice::from_ref(&(0..ask.ids.len())));
         let computed: Vec<Vec<f32>> = computed.into_iter().map(vectors::values).collect();
         for (served, layer) in states.layers.iter().zip(own) {
             let of_tokens = |computed: &Vec<f32>| differences(served, computed, ask.width);
@@ -143,7 +145,9 @@ impl<'a> Middle<'a> {
                 None if most_evidence(&hits) > MOST_EVIDENCE || num_far > 1 + hits.len() / 20 => {
                     "and belong to other tokens".to_owned()
                 }
-                None if !(median <= MOST_DIFFERENT) => format!("by {:.0} %", 100.0 * median),
+                None if median > MOST_DIFFERENT || median.is_nan() => {
+                    format!("by {:.0} %", 100.0 * median)
+                }
                 None => {
                     self.most_different = self.most_different.max(median);
                     continue;

@@ -146,8 +146,7 @@ impl<'a> Prover<'a> {
         let most = MOST_BETWEEN[usize::from(first.dtype != StatesDtype::F32)];
         for ((layer, first), second) in self.layers.iter().zip(&first.layers).zip(&second.layers) {
             let apart = differences(second, first, ask.width).into_iter().enumerate();
-            if let Some((position, apart)) = apart.into_iter().find(|(_, apart)| !(*apart <= most))
-            {
+            if let Some((position, apart)) = apart.into_iter().find(|(_, apart)| *apart > most) {
                 return Err(format!(
                     "after layer {layer} differ by {:.0} % at token {position} from those of the same request with \
                      `prompt_logprobs`; hint: turn prefix caching off (`--no-enable-prefix-caching`)",
