@@ -5,6 +5,7 @@ mod middle;
 mod proof;
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
@@ -49,6 +50,9 @@ struct ServerParts {
     ends: CausalLm,
     /// The target's first layers, as many as are here and the proof runs; `None` if there are none.
     local: Option<CausalLm>,
+    /// The number of times that rows were requested. The local layers run for the first ones only, since
+    /// a stream requests each batch again in every epoch.
+    num_times: AtomicUsize,
     /// The largest number that can be stored.
     largest: f32,
 }
@@ -89,7 +93,8 @@ impl<'a> StatesServer<'a> {
         let client = StatesClient::new(server, secret, vocab_size, ServerHints::OF_RECIPE)?;
         let local = local_layers(workspace, &layers);
         let (server, ends) = (server.clone(), ends.clone());
-        let parts = ServerParts { client, server, layers, ends, local, largest: f32::INFINITY };
+        let (num_times, largest) = (AtomicUsize::new(0), f32::INFINITY);
+        let parts = ServerParts { client, server, layers, ends, local, num_times, largest };
         Ok(Self { parts: Arc::new(parts), watch })
     }
 
@@ -154,11 +159,15 @@ impl<'a> StatesServer<'a> {
     }
 
     fn num_proofs(&self) -> usize {
-        self.parts.server.states.as_ref().map_or(1, |states| states.proof)
+        self.parts.num_proofs()
     }
 }
 
 impl ServerParts {
+    fn num_proofs(&self) -> usize {
+        self.server.states.as_ref().map_or(1, |states| states.proof)
+    }
+
     /// Requests the states of rows at the same time. After a failure, deletes the files that were left.
     fn fetch(&self, asks: &[StatesAsk<'_>]) -> Result<Vec<ServedStates>, TrainError> {
         let new_thread = || Builder::new().name("states".to_owned());
@@ -185,7 +194,9 @@ impl ServerParts {
         let row_bytes = longest * self.layers.len() * width * size_of::<f32>();
         let at_once = (MOST_BYTES / (2 * row_bytes).max(1)).clamp(1, self.server.concurrency);
         let every = rows.len().div_ceil(num_proofs.max(1)).max(1);
-        let mut prover = Prover::new(&self.ends, self.local.as_ref(), &self.layers, self.largest);
+        let is_first = self.num_times.fetch_add(1, Ordering::Relaxed) < self.num_proofs();
+        let local = self.local.as_ref().filter(|_| is_first);
+        let mut prover = Prover::new(&self.ends, local, &self.layers, self.largest);
         let mut proved = Proved::default();
         let asks = rows.iter().enumerate().map(|(nth, row)| StatesAsk {
             id: row.id,
