@@ -1,39 +1,27 @@
 //! Self-draft adapters: from rows and a frozen target to trained adapters (Kangaroo, §3.1).
 //!
-//! A batch contains the frozen target's hidden states after the exit layers and after the last
-//! layer (`batches`). The learner (`learner`) compares the adapter's predictions with the target's
-//! (`distillation`). The target is never part of the learner, so checkpoints contain only adapters.
+//! The learner (`learner`) compares the adapter's predictions from the hidden states after the exit
+//! layer with those of the whole target.
 
-pub(crate) mod batches;
-pub(crate) mod distillation;
 pub(crate) mod learner;
-pub(crate) mod rows;
 pub(crate) mod settings;
-pub(crate) mod stored;
 #[cfg(test)]
 mod tests;
 
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
-
 use burn::module::Module;
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{Adapter, AdapterConfig, CausalLm, DraftVocabulary, Lengths};
+use draftsmith_model::{Adapter, AdapterConfig, CausalLm};
 use draftsmith_theory::SeededDraws;
 
-use self::batches::{AdapterSource, FrozenTarget, batches_a_step};
 use self::learner::{AdapterLearner, AdapterScores};
-use self::rows::AdapterRow;
-use self::settings::{AdapterTraining, InitialWeights, Teaching};
-use self::stored::StoredStates;
-use crate::data::split::SplitRows;
-use crate::data::{Loaders, StepExamples};
-use crate::error::{Section, TrainError};
+use self::settings::{AdapterTraining, InitialWeights};
+use crate::data::StepExamples;
+use crate::error::TrainError;
+use crate::lessons::batches::batches_a_step;
+use crate::lessons::{Sources, prepare};
 use crate::run::devices::PerDevice;
-use crate::run::optimizer::OptimizerSettings;
 use crate::run::trained::Trained;
 use crate::run::{Ending, Setup, TrainingRun};
-use crate::states::{FeatureDir, FeatureFormat, Features, StateFiles};
 
 /// A trained adapter.
 pub type TrainedAdapter = Trained<Adapter, AdapterConfig, AdapterScores>;
@@ -148,136 +136,6 @@ fn config_of(
     let (architecture, dtype) = (training.architecture, target.stored_dtype());
     let config = AdapterConfig { architecture, dtype, ..config };
     Ok(config.with_layers(training.num_layers))
-}
-
-/// The inputs that the training of a self-draft reads from the target and the rows, and the
-/// settings for reading them.
-pub(crate) struct Lessons<'a> {
-    pub(crate) section: Section,
-    /// For each hidden state that the drafter reads, the number of the target's layers before it.
-    pub(crate) layers: Vec<usize>,
-    /// Whether the drafter reads token embeddings, each with the hidden state of the position
-    /// before.
-    pub(crate) reads_tokens: bool,
-    /// Whether the target's logit soft cap also applies to a drafter's own LM head.
-    pub(crate) caps_own_heads: bool,
-    pub(crate) draft_vocabulary: Option<usize>,
-    pub(crate) teacher: Teaching,
-    pub(crate) max_len: usize,
-    pub(crate) cache_mib: usize,
-    pub(crate) features: Features,
-    pub(crate) features_format: FeatureFormat,
-    pub(crate) optimizer: &'a OptimizerSettings,
-}
-
-/// The loaders of a training, with the draft vocabulary and the stored hidden states.
-pub(crate) struct Sources {
-    pub(crate) loaders: Loaders<AdapterSource>,
-    /// The draft vocabulary, and the fraction of the validation rows' response tokens in it. `None`
-    /// if all tokens may be drafted.
-    pub(crate) vocabulary: Option<(DraftVocabulary, f64)>,
-    /// The hidden states on the disk; `None` if they are not stored.
-    pub(crate) stored: Option<Arc<StoredStates>>,
-}
-
-/// Opens the files of hidden states for all rows, if the settings ask for them. States that servers
-/// give are requested here.
-///
-/// # Errors
-/// If a file cannot be opened, or the servers fail.
-fn open_states(
-    lessons: &Lessons<'_>,
-    mut rows: Vec<&AdapterRow>,
-    width: usize,
-    place: Option<&FeatureDir<'_>>,
-) -> Result<Option<Arc<StoredStates>>, TrainError> {
-    let has_source = place.is_some_and(|place| place.source.is_some());
-    if lessons.features == Features::Server && !has_source {
-        return Err(TrainError::States(format!(
-            "`{}.features` is `server`, and no server gives hidden states",
-            lessons.section
-        )));
-    }
-    let (Features::Cache | Features::Server, Some(place)) = (lessons.features, place) else {
-        return Ok(None);
-    };
-    let files = StateFiles::new(place.clone(), lessons.features_format);
-    // Rows are sorted, so that the file does not depend on the split.
-    rows.sort_by(|one, other| one.id.cmp(&other.id));
-    let wanted = (&lessons.layers[..], lessons.teacher);
-    Ok(Some(Arc::new(StoredStates::open(files, wanted, width, &rows)?)))
-}
-
-/// Splits the rows and makes the loaders of both sides. If the settings ask for it, chooses a draft
-/// vocabulary from the training rows, and stores hidden states in `place`. `targets` have no
-/// autodiff.
-pub(crate) fn prepare(
-    targets: &PerDevice<CausalLm>,
-    rows: &[ResponseRow],
-    lessons: &Lessons<'_>,
-    seed: u64,
-    place: Option<&FeatureDir<'_>>,
-) -> Result<Sources, TrainError> {
-    let target = targets.first();
-    let max_len = lessons.max_len.min(target.shape().context);
-    let vocab_size = target.shape().vocab_size;
-    let optimizer = lessons.optimizer;
-    let first = usize::from(lessons.reads_tokens);
-    let split = SplitRows::new(rows, vocab_size, optimizer.validation_fraction, |row| {
-        Ok(AdapterRow::new(row, first, max_len))
-    })?;
-    let counts = split.counts();
-    if counts.num_training == 0 || counts.num_validation == 0 {
-        return Err(TrainError::TooFewRows {
-            section: lessons.section,
-            num_rows: rows.len(),
-            num_unusable: counts.num_unusable,
-            num_training: counts.num_training,
-            num_validation: counts.num_validation,
-            max_len,
-            validation_fraction: optimizer.validation_fraction,
-            mixing_ratio: None,
-        });
-    }
-
-    let lengths = Lengths::on(&targets.first().device());
-    let vocabulary = lessons.draft_vocabulary.map(|size| {
-        let counts = |rows: &[Arc<AdapterRow>]| {
-            let mut counts = vec![0_u64; vocab_size];
-            for id in rows.iter().flat_map(|row| row.predicted()) {
-                counts[*id as usize] += 1;
-            }
-            counts
-        };
-        let always = &target.shape().eos_token_ids;
-        let vocabulary = DraftVocabulary::most_frequent(&counts(&split.training), size, always);
-        let coverage = vocabulary.coverage(&counts(&split.validation));
-        (vocabulary, coverage)
-    });
-    let narrowed = vocabulary.as_ref().map(|(vocabulary, _)| vocabulary);
-    let targets = targets.clone().map(|target| {
-        let frozen = FrozenTarget::new(target, narrowed);
-        if lessons.caps_own_heads { frozen } else { frozen.with_uncapped_students() }
-    });
-    let width = target.shape().hidden_size;
-    let all = split.training.iter().chain(&split.validation).map(AsRef::as_ref);
-    let stored = open_states(lessons, all.collect(), width, place)?;
-    let room = Arc::new(AtomicUsize::new(lessons.cache_mib.saturating_mul(1 << 20)));
-    let source = |rows| AdapterSource {
-        targets: targets.clone(),
-        exit_layers: lessons.layers.clone(),
-        reads_tokens: lessons.reads_tokens,
-        teaching: lessons.teacher,
-        rows,
-        batch_size: optimizer.batch_size,
-        lengths,
-        room: room.clone(),
-        stored: stored.clone(),
-    };
-    let (training_rows, validation_rows) = (source(split.training), source(split.validation));
-    let (settings, num_epochs) = (optimizer.batches(seed), optimizer.num_epochs);
-    let loaders = Loaders::new(training_rows, validation_rows, settings, num_epochs, counts);
-    Ok(Sources { loaders, vocabulary, stored })
 }
 
 /// Initialises an adapter on the target's device, with autodiff. Its weights are drawn from the

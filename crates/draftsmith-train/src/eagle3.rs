@@ -18,18 +18,18 @@ use draftsmith_model::{
 use draftsmith_theory::SeededDraws;
 
 use self::learner::StateLearner;
-use self::scores::Eagle3Scores;
+use self::scores::DraftScores;
 use self::settings::Eagle3Training;
-use crate::adapter::batches::batches_a_step;
 use crate::adapter::settings::InitialWeights;
-use crate::adapter::{Sources, prepare};
 use crate::error::TrainError;
+use crate::lessons::batches::batches_a_step;
+use crate::lessons::{Sources, prepare};
 use crate::run::devices::PerDevice;
 use crate::run::trained::{ExportConfig, Trained};
 use crate::run::{Ending, Setup, TrainingRun};
 
 /// A trained drafter.
-pub type TrainedEagle3 = Trained<Eagle3, Eagle3Config, Eagle3Scores>;
+pub type TrainedEagle3 = Trained<Eagle3, Eagle3Config, DraftScores>;
 
 /// Trains a drafter for each of `trainings`, on the target's device and `run.more_devices`. All
 /// drafters share the target's forwards. Each ends with the same bits as if it were trained alone.
@@ -75,7 +75,7 @@ pub fn train_eagle3(
 pub type InitialNetwork<'a, N, C> = Box<dyn Fn(Option<&DraftVocabulary>) -> (N, C) + 'a>;
 
 /// A trained network that drafts from the target's hidden states, with its scores.
-pub type TrainedState<N, C> = Trained<N, C, Eagle3Scores>;
+pub type TrainedState<N, C> = Trained<N, C, DraftScores>;
 
 /// A network to train, with its settings.
 pub struct StateMember<'a, N, C> {

@@ -28,7 +28,8 @@
 //! |---|---|
 //! | `data` | the rows of each batch and step, and the thread that prepares them |
 //! | `head` | acceptance heads: settings, sweep, mixtures, rollouts, features, loss |
-//! | `adapter` | self-draft adapters: settings, batches, distillation losses, scores |
+//! | `lessons` | what self-drafts learn from: batches, hidden states, distillation losses |
+//! | `adapter` | self-draft adapters: settings, first weights, scores |
 //! | `block` | block drafters: settings, first weights |
 //! | `confidence` | confidence heads of finished block drafters |
 //! | `eagle3` | EAGLE-3 and other drafters on states: settings, unrolled steps, accepted lengths |
@@ -44,6 +45,7 @@ mod data;
 mod eagle3;
 mod error;
 mod head;
+mod lessons;
 mod log;
 mod ranges;
 mod run;
@@ -51,9 +53,8 @@ mod states;
 #[cfg(test)]
 mod tests;
 
-pub use adapter::distillation::DistillationLoss;
 pub use adapter::learner::AdapterScores;
-pub use adapter::settings::{AdapterTraining, ExitLayers, InitialWeights, Teaching};
+pub use adapter::settings::{AdapterTraining, ExitLayers, InitialWeights};
 pub use adapter::{TrainedAdapter, adapter_examples, first_adapter, train_adapters};
 pub use block::{BlockShape, BlockTraining, TrainedBlock, train_blocks};
 pub use confidence::{
@@ -61,7 +62,7 @@ pub use confidence::{
 };
 pub use data::split::is_held_out;
 pub use data::{Example, RowCounts, StepExamples};
-pub use eagle3::scores::{Eagle3Scores, MAX_STEPS, StepShares};
+pub use eagle3::scores::{DraftScores, MAX_STEPS, StepShares};
 pub use eagle3::settings::Eagle3Training;
 pub use eagle3::{
     InitialNetwork, StateMember, TrainedEagle3, TrainedState, train_eagle3, train_state_drafters,
@@ -72,6 +73,8 @@ pub use head::recorded::RecordedRollouts;
 pub use head::rollout_rows::{recordings_of, rollout_rows, rows_of_recording};
 pub use head::settings::{HeadLabels, HeadSweep, HeadTraining};
 pub use head::{HeadData, TrainedHead, first_head, head_examples, train_heads};
+pub use lessons::Teaching;
+pub use lessons::distillation::DistillationLoss;
 pub use log::renderer;
 pub use run::checkpoint::{Resumption, discard};
 pub use run::clipping::Clipping;

@@ -12,7 +12,7 @@ use draftsmith_model::{
 };
 use draftsmith_theory::{HeadTiming, ModelSummary, Road, RoundForwards};
 use draftsmith_train::{
-    BlockTraining, Eagle3Scores, Ending, FeatureFormat, OptimizerSettings, Teaching, TrainError,
+    BlockTraining, DraftScores, Ending, FeatureFormat, OptimizerSettings, Teaching, TrainError,
     TrainedExport, TrainingRun, train_blocks,
 };
 use serde::{Deserialize, Serialize};
@@ -248,7 +248,7 @@ impl KindTraining for BlockTraining {
 
     fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {
         let config = BlockDrafterConfig::from_dir(dir)?;
-        let scores: Eagle3Scores = serde_json::from_value(scores.clone())?;
+        let scores: DraftScores = serde_json::from_value(scores.clone())?;
         let lines = format!(
             "{} parameters\n{}{}",
             config.num_parameters(),

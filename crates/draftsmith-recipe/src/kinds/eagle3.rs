@@ -12,7 +12,7 @@ use draftsmith_model::{
 use serde::{Deserialize, Serialize};
 
 use draftsmith_train::{
-    Eagle3Scores, Eagle3Training, Ending, FeatureFormat, OptimizerSettings, Teaching, TrainError,
+    DraftScores, Eagle3Training, Ending, FeatureFormat, OptimizerSettings, Teaching, TrainError,
     TrainedExport, TrainingRun, train_eagle3,
 };
 use serde_json::{Value, json};
@@ -227,7 +227,7 @@ impl KindTraining for Eagle3Training {
 
     fn describe(&self, dir: &Path, num_layers: usize, scores: &Value) -> Result<TrainedText> {
         let config = Eagle3Config::from_dir(dir, num_layers)?;
-        let scores: Eagle3Scores = serde_json::from_value(scores.clone())?;
+        let scores: DraftScores = serde_json::from_value(scores.clone())?;
         let [low, middle, high] = config.target_layers;
         let (vocabulary, coverage) =
             (config.draft_vocabulary.as_ref(), config.vocabulary_coverage());

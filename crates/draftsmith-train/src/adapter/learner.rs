@@ -6,10 +6,10 @@ use burn::tensor::Tensor;
 use draftsmith_model::Adapter;
 use serde::{Deserialize, Serialize};
 
-use crate::adapter::batches::{AdapterBatch, at_positions};
-use crate::adapter::distillation::{DistillationLoss, NUM_SCORES, Student, StudentStep};
 use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
+use crate::lessons::batches::{LessonBatch, at_positions};
+use crate::lessons::distillation::{DistillationLoss, NUM_SCORES, Student, StudentStep};
 use crate::run::member::{Score, Trainee};
 
 /// An adapter with the settings of its training steps. The target is not part of it, because
@@ -17,7 +17,7 @@ use crate::run::member::{Score, Trainee};
 #[derive(Module, Debug)]
 pub(crate) struct AdapterLearner {
     pub(crate) adapter: Adapter,
-    /// The index of the adapter's exit layer in [`AdapterBatch::features`].
+    /// The index of the adapter's exit layer in [`LessonBatch::features`].
     #[module(skip)]
     pub(crate) exit: usize,
     #[module(skip)]
@@ -30,7 +30,7 @@ pub(crate) struct AdapterLearner {
 #[derive(Debug)]
 pub(crate) struct AdapterSums {
     /// The sums, `[NUM_SCORES]`: see
-    /// [`LmHead::score_sums`](crate::adapter::distillation::LmHead::score_sums).
+    /// [`LmHead::score_sums`](crate::lessons::distillation::LmHead::score_sums).
     sums: Tensor<1>,
     num_tokens: usize,
 }
@@ -76,7 +76,7 @@ impl AdapterScores {
 
 impl AdapterLearner {
     /// Computes the adapter's outputs at the batch's supervised positions, in the features' type.
-    fn student(&self, batch: &AdapterBatch) -> Student {
+    fn student(&self, batch: &LessonBatch) -> Student {
         let features = batch.features[self.exit].clone();
         let adapter = self.adapter.to_dtype(features.dtype().into());
         Student {
@@ -87,7 +87,7 @@ impl AdapterLearner {
 }
 
 impl Trainee for AdapterLearner {
-    type Content = AdapterBatch;
+    type Content = LessonBatch;
     type Part = Adapter;
     type Output = AdapterSums;
     type Tally = AdapterTally;
@@ -110,7 +110,7 @@ impl Trainee for AdapterLearner {
         self.adapter
     }
 
-    fn train_step(&self, batch: &TrainingBatch<AdapterBatch>) -> (Tensor<1>, GradientsParams) {
+    fn train_step(&self, batch: &TrainingBatch<LessonBatch>) -> (Tensor<1>, GradientsParams) {
         let TrainingBatch { content, step_share, .. } = batch;
         let Student { hidden: outputs, own_head } = self.student(content);
         let step = StudentStep {
@@ -129,8 +129,8 @@ impl Trainee for AdapterLearner {
         (loss, found.backward(self, vec![outputs], own_head, *step_share))
     }
 
-    fn validation_step(&self, batch: &TrainingBatch<AdapterBatch>) -> AdapterSums {
-        let AdapterBatch { lm_head, teacher, tokens, .. } = &batch.content;
+    fn validation_step(&self, batch: &TrainingBatch<LessonBatch>) -> AdapterSums {
+        let LessonBatch { lm_head, teacher, tokens, .. } = &batch.content;
         let Student { hidden, own_head } = self.student(&batch.content);
         let own_head = own_head.map(Tensor::without_autodiff);
         let student = Student { hidden: hidden.without_autodiff(), own_head };
@@ -174,11 +174,11 @@ mod tests {
     use draftsmith_model::{AdapterArchitecture, AdapterConfig, Lengths};
 
     use super::*;
-    use crate::adapter::batches::{AdapterSource, FrozenTarget};
-    use crate::adapter::distillation::Lesson;
-    use crate::adapter::rows::AdapterRow;
-    use crate::adapter::settings::Teaching;
     use crate::data::BatchSource;
+    use crate::lessons::Teaching;
+    use crate::lessons::batches::{FrozenTarget, LessonSource};
+    use crate::lessons::distillation::Lesson;
+    use crate::lessons::rows::LessonRow;
     use crate::tests::pair::{gradients_of, responses, tiny_draft};
 
     #[test]
@@ -195,11 +195,11 @@ mod tests {
         let target = tiny_draft(16, 64);
         let rows = responses(6, 20, 5)
             .iter()
-            .map(|row| AdapterRow::new(row, 0, 64).unwrap().into())
+            .map(|row| LessonRow::new(row, 0, 64).unwrap().into())
             .collect();
         let targets = FrozenTarget::new(target.clone(), None).into();
         let (exit_layers, room) = (vec![1], Arc::default());
-        let source = AdapterSource {
+        let source = LessonSource {
             targets,
             exit_layers,
             reads_tokens: false,
@@ -218,7 +218,7 @@ mod tests {
             loss: DistillationLoss::CrossEntropy,
             loss_chunk: 7,
         };
-        let batches: Vec<TrainingBatch<AdapterBatch>> =
+        let batches: Vec<TrainingBatch<LessonBatch>> =
             source.step_batches(1, &[(0..6).collect::<Vec<_>>()]).collect();
         assert_eq!(batches.len(), if lengths == Lengths::AsGiven { 2 } else { 1 });
         assert!((batches.iter().map(|batch| batch.step_share).sum::<f64>() - 1.0).abs() < 1e-12);

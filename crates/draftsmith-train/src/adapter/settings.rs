@@ -5,9 +5,9 @@
 use draftsmith_model::{AdapterArchitecture, WeightDtype};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::adapter::Lessons;
-use crate::adapter::distillation::DistillationLoss;
 use crate::error::TrainError;
+use crate::lessons::distillation::DistillationLoss;
+use crate::lessons::{Lessons, Teaching};
 use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
 use crate::states::{FeatureFormat, Features};
@@ -82,17 +82,6 @@ pub enum InitialWeights {
     /// The weights of the target's layer after the exit (the first that drafting skips), and of its
     /// final norm. Biases are left out, and the MLP of `mlp-only` is random.
     Target,
-}
-
-/// The teacher of an adapter.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Teaching {
-    /// The target's distribution at each token.
-    Target,
-    /// The next token of the response. A token outside the draft vocabulary adds nothing to the
-    /// loss.
-    Response,
 }
 
 /// One exit layer, or several with an adapter each. In a recipe, `2` or `[1, 2]`.

@@ -9,11 +9,11 @@ use burn::tensor::{Int, Tensor, TensorData, activation::log_softmax};
 use draftsmith_model::{AdapterArchitecture, WeightDtype};
 
 use super::*;
-use crate::adapter::distillation::DistillationLoss;
 use crate::adapter::settings::{ExitLayers, InitialWeights};
 use crate::data::split::is_held_out;
+use crate::lessons::distillation::DistillationLoss;
 use crate::run::optimizer::OptimizerSettings;
-use crate::states::FeatureFormat;
+use crate::states::{FeatureDir, FeatureFormat, Features};
 use crate::tests::pair::{early_target, response_row, responses, tiny_draft};
 use crate::tests::runs::{assert_contains, exported, only};
 

@@ -7,18 +7,18 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor};
 use draftsmith_model::{StateNetwork, UnrolledInputs};
 
-use super::scores::{Eagle3Scores, Eagle3Tally};
-use crate::adapter::batches::AdapterBatch;
-use crate::adapter::distillation::{DistillationLoss, Student, StudentStep};
+use super::scores::{DraftScores, DraftTally};
 use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
+use crate::lessons::batches::LessonBatch;
+use crate::lessons::distillation::{DistillationLoss, Student, StudentStep};
 use crate::run::member::{Score, Trainee};
 
 /// A drafter with the settings of its steps. The target is not part of it.
 #[derive(Module, Debug)]
 pub(crate) struct StateLearner<N: StateNetwork> {
     pub(crate) drafter: N,
-    /// The indices in [`AdapterBatch::features`] of the hidden states that the drafter reads.
+    /// The indices in [`LessonBatch::features`] of the hidden states that the drafter reads.
     #[module(skip)]
     pub(crate) states: Vec<usize>,
     #[module(skip)]
@@ -32,14 +32,14 @@ pub(crate) struct StateLearner<N: StateNetwork> {
 }
 
 /// The outputs of a validation step for one batch.
-pub(crate) struct Eagle3Output {
+pub(crate) struct DraftOutput {
     /// The score sums of the first step: see
-    /// [`LmHead::score_sums`](crate::adapter::distillation::LmHead::score_sums).
+    /// [`LmHead::score_sums`](crate::lessons::distillation::LmHead::score_sums).
     sums: Tensor<1>,
     /// For each step, the most probable token of each supervised position.
     drafted: Vec<Tensor<1, Int>>,
     /// For each row, the tokens of the response that the supervised positions predict, as in
-    /// [`AdapterBatch::next_ids`].
+    /// [`LessonBatch::next_ids`].
     wanted: Vec<Vec<Option<u32>>>,
 }
 
@@ -48,7 +48,7 @@ impl<N: StateNetwork> StateLearner<N> {
     /// head that reads them, unless it is the target's. Position p of the batch's rows predicts token p + 1.
     /// The drafter makes this prediction at its position p − 1, from the target's hidden states at
     /// p − 1 and the embedding of token p.
-    fn outputs(&self, batch: &AdapterBatch) -> (Vec<Tensor<2>>, Option<Tensor<2>>) {
+    fn outputs(&self, batch: &LessonBatch) -> (Vec<Tensor<2>>, Option<Tensor<2>>) {
         let drafter = self.drafter.to_dtype(batch.features[0].dtype().into());
         let [_, seq] = batch.ids.dims();
         let states = self.states.iter();
@@ -90,8 +90,8 @@ impl<N: StateNetwork> StateLearner<N> {
 ///
 /// # Shapes
 /// - output: `[tokens, 1]`, as
-///   [`LessonTokens::are`](crate::adapter::distillation::LessonTokens::are)
-fn are_supervised(batch: &AdapterBatch, step: usize) -> Option<Tensor<2>> {
+///   [`LessonTokens::are`](crate::lessons::distillation::LessonTokens::are)
+fn are_supervised(batch: &LessonBatch, step: usize) -> Option<Tensor<2>> {
     let all = batch.tokens.are.clone();
     if step == 0 {
         return all;
@@ -109,15 +109,15 @@ fn are_supervised(batch: &AdapterBatch, step: usize) -> Option<Tensor<2>> {
 }
 
 impl<N: StateNetwork> Trainee for StateLearner<N> {
-    type Content = AdapterBatch;
+    type Content = LessonBatch;
     type Part = N;
-    type Output = Eagle3Output;
-    type Tally = Eagle3Tally;
-    type Scores = Eagle3Scores;
+    type Output = DraftOutput;
+    type Tally = DraftTally;
+    type Scores = DraftScores;
 
     const SECTION: Section = N::KIND;
     const FROZEN: &'static str = "target";
-    const SCORES: &'static [Score<Eagle3Scores>] = &[
+    const SCORES: &'static [Score<DraftScores>] = &[
         Score {
             name: "accepted length",
             higher_is_better: true,
@@ -142,7 +142,7 @@ impl<N: StateNetwork> Trainee for StateLearner<N> {
 
     /// Computes the loss Σₖ wᵏ · (sum of the token losses of step k) / (number of tokens in the
     /// first step), and its gradients.
-    fn train_step(&self, batch: &TrainingBatch<AdapterBatch>) -> (Tensor<1>, GradientsParams) {
+    fn train_step(&self, batch: &TrainingBatch<LessonBatch>) -> (Tensor<1>, GradientsParams) {
         let TrainingBatch { content, step_share, .. } = batch;
         let (outputs, own_head) = self.outputs(content);
         let steps: Vec<StudentStep> = outputs
@@ -165,7 +165,7 @@ impl<N: StateNetwork> Trainee for StateLearner<N> {
         (loss, found.backward(self, outputs, own_head, *step_share))
     }
 
-    fn validation_step(&self, batch: &TrainingBatch<AdapterBatch>) -> Eagle3Output {
+    fn validation_step(&self, batch: &TrainingBatch<LessonBatch>) -> DraftOutput {
         let content = &batch.content;
         let (outputs, own_head) = self.valid().outputs(content);
         let head = &content.lm_head;
@@ -177,16 +177,16 @@ impl<N: StateNetwork> Trainee for StateLearner<N> {
             outputs.iter().map(|outputs| head.most_probable(student(outputs), self.loss_chunk));
         let mut ids = content.next_ids.iter().copied();
         let wanted = content.wanted.iter().map(|row| ids.by_ref().take(row.len()).collect());
-        Eagle3Output { sums, drafted: drafted.collect(), wanted: wanted.collect() }
+        DraftOutput { sums, drafted: drafted.collect(), wanted: wanted.collect() }
     }
 
-    fn tally(&self) -> Eagle3Tally {
-        Eagle3Tally::default()
+    fn tally(&self) -> DraftTally {
+        DraftTally::default()
     }
 
     /// Adds a batch to the tally, and returns the mean cross-entropy of the first step as the batch's loss.
-    fn count(output: Eagle3Output, tally: &mut Eagle3Tally) -> Result<Option<f64>, TrainError> {
-        let Eagle3Output { sums, drafted, wanted } = output;
+    fn count(output: DraftOutput, tally: &mut DraftTally) -> Result<Option<f64>, TrainError> {
+        let DraftOutput { sums, drafted, wanted } = output;
         let sums = to_host(sums)?;
         let mut rows: Vec<Vec<Vec<bool>>> = vec![Vec::new(); wanted.len()];
         for (step, drafted) in drafted.into_iter().enumerate() {
@@ -205,11 +205,11 @@ impl<N: StateNetwork> Trainee for StateLearner<N> {
         Ok(is_finite.then(|| f64::from(sums[0]) / num_tokens as f64))
     }
 
-    fn scores(tally: Eagle3Tally) -> Eagle3Scores {
+    fn scores(tally: DraftTally) -> DraftScores {
         tally.scores()
     }
 
-    fn to_minimise(&self, scores: &Eagle3Scores) -> f64 {
+    fn to_minimise(&self, scores: &DraftScores) -> f64 {
         -scores.accepted_length
     }
 }

@@ -8,7 +8,7 @@ pub const MAX_STEPS: usize = 8;
 /// The scores of one drafter. Means over no tokens are NaN.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Eagle3Scores {
+pub struct DraftScores {
     /// The number of tokens predicted by the first step.
     pub num_tokens: usize,
     /// The mean of −Σ p log q in the first step, in nats. p is the target's and q the drafter's
@@ -24,7 +24,7 @@ pub struct Eagle3Scores {
     pub accepted_length: f64,
 }
 
-impl Eagle3Scores {
+impl DraftScores {
     /// Formats the scores as one line.
     pub fn text(&self) -> String {
         let shares = self.agreement.as_slice().iter().map(|share| format!("{share:.3}"));
@@ -90,7 +90,7 @@ impl TryFrom<Vec<f64>> for StepShares {
 
 /// Sums over the validation rows.
 #[derive(Debug, Default)]
-pub(crate) struct Eagle3Tally {
+pub(crate) struct DraftTally {
     pub(crate) cross_entropy: f64,
     pub(crate) overlap: f64,
     /// The numbers of tokens and of agreements in each step.
@@ -98,7 +98,7 @@ pub(crate) struct Eagle3Tally {
     pub(crate) num_accepted: usize,
 }
 
-impl Eagle3Tally {
+impl DraftTally {
     /// Adds a batch. `rows` contains, for each row and step, whether each token agrees. The round
     /// that begins at the n-th token of a row consists of the n-th entry of each step.
     pub(crate) fn add(&mut self, rows: &[Vec<Vec<bool>>]) {
@@ -119,11 +119,11 @@ impl Eagle3Tally {
         }
     }
 
-    pub(crate) fn scores(self) -> Eagle3Scores {
+    pub(crate) fn scores(self) -> DraftScores {
         let num_tokens = self.steps.first().map_or(0, |[num, _]| *num);
         let mean = |sum: f64| sum / num_tokens as f64;
         let shares = self.steps.iter().map(|[num, agreeing]| *agreeing as f64 / *num as f64);
-        Eagle3Scores {
+        DraftScores {
             num_tokens,
             cross_entropy: mean(self.cross_entropy),
             overlap: mean(self.overlap),
@@ -139,7 +139,7 @@ mod tests {
 
     #[test]
     fn a_round_is_accepted_up_to_the_first_difference() {
-        let mut tally = Eagle3Tally { cross_entropy: 6.0, overlap: 1.5, ..Default::default() };
+        let mut tally = DraftTally { cross_entropy: 6.0, overlap: 1.5, ..Default::default() };
         // Four tokens to draft: rounds accept 2, 0 and 2 of three steps, and 1 of the only one at the end.
         let row = vec![vec![true, false, true, true], vec![true, true, true], vec![false, true]];
         tally.add(&[row, vec![vec![], vec![], vec![]]]);

@@ -4,10 +4,10 @@ use draftsmith_model::{NUM_TARGET_STATES, WeightDtype};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::scores::MAX_STEPS;
-use crate::adapter::Lessons;
-use crate::adapter::distillation::DistillationLoss;
-use crate::adapter::settings::{InitialWeights, Teaching};
+use crate::adapter::settings::InitialWeights;
 use crate::error::{Section, TrainError};
+use crate::lessons::distillation::DistillationLoss;
+use crate::lessons::{Lessons, Teaching};
 use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
 use crate::states::{FeatureFormat, Features};

@@ -7,11 +7,11 @@ use burn::tensor::activation::{log_softmax, softmax};
 use draftsmith_model::{Lengths, UnrolledInputs};
 
 use super::*;
-use crate::adapter::batches::{AdapterSource, FrozenTarget};
-use crate::adapter::distillation::{DistillationLoss, Lesson};
-use crate::adapter::rows::AdapterRow;
-use crate::adapter::settings::Teaching;
 use crate::data::BatchSource;
+use crate::lessons::Teaching;
+use crate::lessons::batches::{FrozenTarget, LessonSource};
+use crate::lessons::distillation::{DistillationLoss, Lesson};
+use crate::lessons::rows::LessonRow;
 use crate::run::member::Trainee;
 use crate::run::optimizer::OptimizerSettings;
 use crate::states::Features;
@@ -63,10 +63,10 @@ fn gradients_are_those_of_the_weighted_loss() {
     for lengths in [Lengths::AsGiven, Lengths::InBuckets] {
         let target = deep_target(16, 64);
         let rows = responses(6, 20, 5);
-        let rows = rows.iter().filter_map(|row| AdapterRow::new(row, 1, 64));
+        let rows = rows.iter().filter_map(|row| LessonRow::new(row, 1, 64));
         let rows: Vec<_> = rows.map(Into::into).collect();
         let num_rows = rows.len();
-        let source = AdapterSource {
+        let source = LessonSource {
             targets: FrozenTarget::new(target.clone(), None).into(),
             exit_layers: vec![0, 1, 2],
             reads_tokens: true,

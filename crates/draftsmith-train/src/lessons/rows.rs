@@ -1,4 +1,4 @@
-//! Rows of adapter training, and their conversion to a padded batch.
+//! Rows of lessons, and their conversion to a padded batch.
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -7,9 +7,9 @@ use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_data::ResponseRow;
 use draftsmith_model::Lengths;
 
-/// The parts of a [`ResponseRow`] that adapter training needs, with at least one supervised position.
+/// The parts of a [`ResponseRow`] that the training of a self-draft needs, with at least one supervised position.
 #[derive(Debug, Clone, PartialEq)]
-pub(crate) struct AdapterRow {
+pub(crate) struct LessonRow {
     pub(crate) id: String,
     /// The prompt and the response without its last token.
     pub(crate) input_ids: Vec<u32>,
@@ -22,7 +22,7 @@ pub(crate) struct AdapterRow {
     pub(crate) teacher: OnceLock<Vec<f32>>,
 }
 
-impl AdapterRow {
+impl LessonRow {
     /// Cuts a row to `max_len` tokens. The first supervised position is `first` or later. Returns
     /// `None` if no position is supervised.
     ///
@@ -64,7 +64,7 @@ pub(crate) struct Padded {
 }
 
 /// Computes a batch's numbers of rows and of positions, including padding.
-pub(crate) fn padded_dims(rows: &[&AdapterRow], lengths: Lengths, batch_size: usize) -> [usize; 2] {
+pub(crate) fn padded_dims(rows: &[&LessonRow], lengths: Lengths, batch_size: usize) -> [usize; 2] {
     let seq = rows.iter().map(|row| row.input_ids.len()).max().unwrap_or(0);
     [lengths.padded_batch(rows.len(), batch_size), lengths.padded(seq)]
 }
@@ -72,7 +72,7 @@ pub(crate) fn padded_dims(rows: &[&AdapterRow], lengths: Lengths, batch_size: us
 impl Padded {
     /// Pads rows on the right, which does not affect a causal model's states on the left.
     pub(crate) fn new(
-        rows: &[&AdapterRow],
+        rows: &[&LessonRow],
         lengths: Lengths,
         batch_size: usize,
         device: &Device,

@@ -8,9 +8,9 @@ use draftsmith_files::in_bytes;
 use draftsmith_model::vectors::values;
 use draftsmith_model::{CausalLm, Lengths};
 
-use crate::adapter::rows::{AdapterRow, Padded};
-use crate::adapter::settings::Teaching;
+use super::Teaching;
 use crate::error::TrainError;
+use crate::lessons::rows::{LessonRow, Padded};
 use crate::states::{
     GivenStates, Keeping, RowStatesPlan, StateFile, StateFiles, StatesRow, StatesSource,
     StatesStream, check_stored, problems,
@@ -51,15 +51,15 @@ pub(crate) struct RowStates {
 impl RowStates {
     /// Returns states that are not numbers, for a row whose states cannot be had. Training then stops
     /// with an error that names the row, because the loss is not finite.
-    fn lost(row: &AdapterRow, num_exits: usize, width: usize) -> Self {
+    fn lost(row: &LessonRow, num_exits: usize, width: usize) -> Self {
         let states = |num: usize| vec![f32::NAN; num * width];
         let exits = (0..num_exits).map(|_| states(row.input_ids.len()));
         Self { exits: exits.collect(), last: states(row.num_supervised()) }
     }
 }
 
-fn wanted(row: &AdapterRow) -> StatesRow<'_> {
-    let AdapterRow { id, input_ids, first_supervised, .. } = row;
+fn wanted(row: &LessonRow) -> StatesRow<'_> {
+    let LessonRow { id, input_ids, first_supervised, .. } = row;
     StatesRow { id, ids: input_ids, first_supervised: *first_supervised }
 }
 
@@ -69,7 +69,7 @@ impl FallibleStream {
     }
 
     /// Requests the states of a batch; `None` after a failure.
-    fn batch(&self, exit_layers: &[usize], rows: &[&AdapterRow]) -> Option<Vec<RowStates>> {
+    fn batch(&self, exit_layers: &[usize], rows: &[&LessonRow]) -> Option<Vec<RowStates>> {
         if self.failure().is_some() {
             return None;
         }
@@ -96,7 +96,7 @@ impl StoredStates {
         mut files: StateFiles<'_>,
         (exit_layers, teaching): (&[usize], Teaching),
         width: usize,
-        rows: &[&AdapterRow],
+        rows: &[&LessonRow],
     ) -> Result<Self, TrainError> {
         let source = files.source();
         if let Some(Keeping::Nowhere(stream)) = source.map(StatesSource::keeping) {
@@ -110,7 +110,7 @@ impl StoredStates {
             let otherwise = Otherwise::Stream(FallibleStream { stream, failure: Mutex::default() });
             return Ok(Self { exits: Vec::new(), last: None, otherwise });
         }
-        let states = |row: &&'_ AdapterRow, num_states| {
+        let states = |row: &&'_ LessonRow, num_states| {
             let mut ids = row.input_ids.clone();
             ids.push(num_states as u32);
             ids
@@ -156,7 +156,7 @@ impl StoredStates {
         &self,
         source: &dyn StatesSource,
         exit_layers: &[usize],
-        rows: &[&AdapterRow],
+        rows: &[&LessonRow],
     ) -> Result<(), TrainError> {
         let missing = rows.iter().filter(|row| self.read(row).is_none()).map(|row| wanted(row));
         let missing: Vec<StatesRow<'_>> = missing.collect();
@@ -177,12 +177,12 @@ impl StoredStates {
         &self,
         target: &CausalLm,
         exit_layers: &[usize],
-        rows: &[&AdapterRow],
+        rows: &[&LessonRow],
         batch: (Lengths, usize),
     ) -> Vec<RowStates> {
         let mut all: Vec<Option<RowStates>> = rows.iter().map(|row| self.read(row)).collect();
         let found = rows.iter().zip(&all);
-        let missing: Vec<&AdapterRow> =
+        let missing: Vec<&LessonRow> =
             found.filter(|(_, states)| states.is_none()).map(|(row, _)| *row).collect();
         if !missing.is_empty() {
             let made = match &self.otherwise {
@@ -191,7 +191,7 @@ impl StoredStates {
                 Otherwise::Lost => None,
             };
             let width = target.shape().hidden_size;
-            let lost = |row: &&AdapterRow| RowStates::lost(row, exit_layers.len(), width);
+            let lost = |row: &&LessonRow| RowStates::lost(row, exit_layers.len(), width);
             let made = made.unwrap_or_else(|| missing.iter().map(lost).collect());
             let places = all.iter_mut().filter(|states| states.is_none());
             places.zip(made).for_each(|(place, made)| *place = Some(made));
@@ -199,7 +199,7 @@ impl StoredStates {
         all.into_iter().flatten().collect()
     }
 
-    fn read(&self, row: &AdapterRow) -> Option<RowStates> {
+    fn read(&self, row: &LessonRow) -> Option<RowStates> {
         if matches!(self.otherwise, Otherwise::Stream(_)) {
             return None;
         }
@@ -216,7 +216,7 @@ impl StoredStates {
         &self,
         target: &CausalLm,
         exit_layers: &[usize],
-        rows: &[&AdapterRow],
+        rows: &[&LessonRow],
         (lengths, batch_size): (Lengths, usize),
     ) -> Vec<RowStates> {
         let Padded { ids, wanted } = Padded::new(rows, lengths, batch_size, &target.device());
@@ -228,7 +228,7 @@ impl StoredStates {
             .map(|file| (file, values(target.final_states_from(exit_layers, &exits, &wanted))));
         let width = target.shape().hidden_size;
         let exits: Vec<Vec<f32>> = exits.into_iter().map(values).collect();
-        let of_row = |(nth, row): (usize, &&AdapterRow)| {
+        let of_row = |(nth, row): (usize, &&LessonRow)| {
             let states = |all: &[f32], first: usize, num: usize| {
                 let first = (nth * seq + first) * width;
                 all[first..first + num * width].to_vec()

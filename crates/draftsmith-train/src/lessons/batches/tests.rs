@@ -1,4 +1,4 @@
-//! Tests of rows and batches of adapter training.
+//! Tests of the rows and batches of lessons.
 
 use std::path::Path;
 
@@ -16,7 +16,7 @@ fn row(prompt: &[u32], response: &[u32]) -> ResponseRow {
 /// The token at each supervised position, and the one that it predicts.
 fn predicted(prompt: &[u32], response: &[u32], max_len: usize) -> Option<Vec<(u32, u32)>> {
     let all = [prompt, response].concat();
-    let row = AdapterRow::new(&row(prompt, response), 0, max_len)?;
+    let row = LessonRow::new(&row(prompt, response), 0, max_len)?;
     assert_eq!(row.input_ids, all[..row.input_ids.len()]);
     let positions = row.first_supervised..row.input_ids.len();
     Some(positions.map(|position| (all[position], all[position + 1])).collect())
@@ -54,16 +54,16 @@ fn rows_without_a_supervised_position_are_unusable() {
 fn rows_need_no_draft_columns() {
     let mut without_draft = row(&[1], &[2]);
     without_draft.draft = None;
-    assert!(AdapterRow::new(&without_draft, 0, 64).is_some());
+    assert!(LessonRow::new(&without_draft, 0, 64).is_some());
 }
 
-fn source(num_rows: usize) -> AdapterSource {
+fn source(num_rows: usize) -> LessonSource {
     let target = tiny_draft(16, 64);
     let rows = responses(num_rows, 20, 5)
         .iter()
-        .map(|row| Arc::new(AdapterRow::new(row, 0, 64).unwrap()))
+        .map(|row| Arc::new(LessonRow::new(row, 0, 64).unwrap()))
         .collect();
-    AdapterSource {
+    LessonSource {
         targets: FrozenTarget::new(target, None).into(),
         exit_layers: vec![1],
         reads_tokens: false,
@@ -84,7 +84,7 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 fn padding_does_not_change_a_rows_states() {
     let source = source(7);
     let by_id = |id: &str| source.rows.iter().find(|row| row.id == id).unwrap();
-    let batches: Vec<TrainingBatch<AdapterBatch>> =
+    let batches: Vec<TrainingBatch<LessonBatch>> =
         source.step_batches(1, &[vec![0, 1, 2], vec![3, 4, 5], vec![6]]).collect();
     let sizes: Vec<usize> = batches.iter().map(|batch| batch.row_ids.len()).collect();
     assert_eq!(sizes, [3, 3, 1]);
@@ -125,12 +125,12 @@ fn states_kept_in_memory_equal_recomputed_ones() {
     let width = target.shape().hidden_size;
     let source = |num_rows| {
         let targets = FrozenTarget::new(target.clone(), None).into();
-        AdapterSource { targets, ..source(num_rows) }
+        LessonSource { targets, ..source(num_rows) }
     };
     let none = source(7);
-    let bits = |source: &AdapterSource, epoch: u64, step: &[Vec<usize>]| -> Vec<[Vec<f32>; 2]> {
+    let bits = |source: &LessonSource, epoch: u64, step: &[Vec<usize>]| -> Vec<[Vec<f32>; 2]> {
         let batches = source.step_batches(epoch, step);
-        let states = |batch: TrainingBatch<AdapterBatch>| {
+        let states = |batch: TrainingBatch<LessonBatch>| {
             let batch = batch.content;
             [batch.features[0].clone().flatten(0, 1), states_of(batch.teacher)].map(values)
         };
@@ -140,7 +140,7 @@ fn states_kept_in_memory_equal_recomputed_ones() {
     let epochs = [[vec![0, 1, 2], vec![3, 4, 5], vec![6]], [vec![6, 2, 4], vec![0, 5, 1], vec![3]]];
     let bytes: usize = none.rows.iter().map(|row| row.num_supervised() * width * 4).sum();
     for room in [bytes, bytes / 2] {
-        let source = AdapterSource { room: Arc::new(room.into()), ..source(7) };
+        let source = LessonSource { room: Arc::new(room.into()), ..source(7) };
         for epoch in [1, 2, 3] {
             let step = &epochs[epoch % 2];
             assert!(bits(&source, 1, step) == bits(&none, 1, step), "epoch {epoch}");
@@ -157,7 +157,7 @@ fn states_kept_in_memory_equal_recomputed_ones() {
 #[test]
 fn batches_are_weighted_by_their_tokens() {
     let source = source(7);
-    let batches: Vec<TrainingBatch<AdapterBatch>> =
+    let batches: Vec<TrainingBatch<LessonBatch>> =
         source.step_batches(1, &[vec![0, 1, 2], vec![3, 4, 5], vec![6]]).collect();
     let total: usize = source.rows.iter().map(|row| row.num_supervised()).sum();
     for batch in &batches {
@@ -178,8 +178,8 @@ fn devices_take_turns() {
         [tiny_draft(16, 64), deep_target(16, 64)].map(|target| FrozenTarget::new(target, None));
     let step = [vec![0, 1, 2], vec![3, 4, 5], vec![6]];
     let teachers = |targets: PerDevice<FrozenTarget>| -> Vec<Vec<f32>> {
-        let source = AdapterSource { targets, ..source.clone() };
-        let batches: Vec<TrainingBatch<AdapterBatch>> = source.step_batches(1, &step).collect();
+        let source = LessonSource { targets, ..source.clone() };
+        let batches: Vec<TrainingBatch<LessonBatch>> = source.step_batches(1, &step).collect();
         let ends: Vec<bool> = batches.iter().map(|batch| batch.ends_step).collect();
         assert_eq!(ends, [false, false, true]);
         batches.into_iter().map(|batch| values(states_of(batch.content.teacher))).collect()
@@ -202,13 +202,13 @@ fn states_of(lesson: Lesson) -> Tensor<2> {
 fn a_response_as_teacher_needs_only_its_tokens() {
     let rows: Vec<ResponseRow> = responses(7, 20, 5);
     let target = deep_target(16, 64);
-    let source = AdapterSource {
+    let source = LessonSource {
         targets: FrozenTarget::new(target, None).into(),
         teaching: Teaching::Response,
         ..source(7)
     };
     let step = [vec![0, 1, 2], vec![3, 4, 5], vec![6]];
-    let whole = AdapterSource { teaching: Teaching::Target, ..source.clone() };
+    let whole = LessonSource { teaching: Teaching::Target, ..source.clone() };
     for (batch, whole) in source.step_batches(1, &step).zip(whole.step_batches(1, &step)) {
         let Lesson::Tokens(tokens) = &batch.content.teacher else { panic!("tokens are expected") };
         let expected: Vec<u32> = batch
@@ -217,8 +217,7 @@ fn a_response_as_teacher_needs_only_its_tokens() {
             .flat_map(|id| rows.iter().find(|row| row.id == *id).unwrap().response_ids.clone())
             .collect();
         assert_eq!(*tokens, expected);
-        let states =
-            |batch: &TrainingBatch<AdapterBatch>| values(batch.content.features[0].clone());
+        let states = |batch: &TrainingBatch<LessonBatch>| values(batch.content.features[0].clone());
         assert!(states(&batch) == states(&whole));
     }
 }
@@ -230,7 +229,7 @@ fn a_responses_labels_are_numbers_in_the_draft_vocabulary() {
         let vocabulary = DraftVocabulary::new(ids.clone());
         let targets = FrozenTarget::new(tiny_draft(16, 64), Some(&vocabulary)).into();
         let teaching = Teaching::Response;
-        let source = AdapterSource { targets, teaching, lengths, ..source(3) };
+        let source = LessonSource { targets, teaching, lengths, ..source(3) };
         let batch = source.step_batches(1, &[vec![0, 1, 2]]).next().unwrap().content;
         let predicted: Vec<u32> = source.rows_of_batches(&[vec![0, 1, 2]])[0]
             .iter()

@@ -1,4 +1,4 @@
-//! Batches of adapter training: rows with the frozen target's hidden states.
+//! Batches of lessons: rows with the frozen target's hidden states.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use burn::tensor::{Int, Tensor, TensorData};
 use draftsmith_model::{CausalLm, DraftVocabulary, Lengths, vectors};
 
-use crate::adapter::distillation::{Lesson, LessonTokens, LmHead};
-use crate::adapter::rows::{AdapterRow, Padded, padded_dims};
-use crate::adapter::settings::Teaching;
-use crate::adapter::stored::StoredStates;
+use super::Teaching;
 use crate::data::{BatchSource, Example, TrainingBatch, padding_mask};
+use crate::lessons::distillation::{Lesson, LessonTokens, LmHead};
+use crate::lessons::rows::{LessonRow, Padded, padded_dims};
+use crate::lessons::stored::StoredStates;
 use crate::run::devices::PerDevice;
 use crate::run::optimizer::OptimizerSettings;
 
@@ -25,9 +25,9 @@ pub(crate) fn batches_a_step(optimizer: &OptimizerSettings) -> usize {
     optimizer.gradient_accumulation.max(CPU_BATCHES)
 }
 
-/// A batch of rows, as inputs of the adapter and its loss.
+/// A batch of rows, as inputs of the drafter and its loss.
 #[derive(Debug, Clone)]
-pub(crate) struct AdapterBatch {
+pub(crate) struct LessonBatch {
     /// The frozen target's hidden states after each exit layer, `[rows, seq, hidden]`, padded on
     /// the right.
     pub(crate) features: Vec<Tensor<3>>,
@@ -90,13 +90,13 @@ impl FrozenTarget {
 
 /// The training or validation rows, with the target that reads them.
 #[derive(Clone)]
-pub(crate) struct AdapterSource {
+pub(crate) struct LessonSource {
     pub(crate) targets: PerDevice<FrozenTarget>,
     pub(crate) exit_layers: Vec<usize>,
     /// Whether batches contain token embeddings.
     pub(crate) reads_tokens: bool,
     pub(crate) teaching: Teaching,
-    pub(crate) rows: Vec<Arc<AdapterRow>>,
+    pub(crate) rows: Vec<Arc<LessonRow>>,
     pub(crate) batch_size: usize,
     pub(crate) lengths: Lengths,
     /// The number of free bytes for the rows' final hidden states in memory.
@@ -105,8 +105,8 @@ pub(crate) struct AdapterSource {
     pub(crate) stored: Option<Arc<StoredStates>>,
 }
 
-impl BatchSource for AdapterSource {
-    type Content = AdapterBatch;
+impl BatchSource for LessonSource {
+    type Content = LessonBatch;
 
     fn num_rows(&self) -> usize {
         self.rows.len()
@@ -126,7 +126,7 @@ impl BatchSource for AdapterSource {
         &self,
         _epoch: u64,
         step: &[Vec<usize>],
-    ) -> impl Iterator<Item = TrainingBatch<AdapterBatch>> {
+    ) -> impl Iterator<Item = TrainingBatch<LessonBatch>> {
         let batches = self.rows_of_batches(step);
         let num_supervised: usize = batches.iter().flatten().map(|row| row.num_supervised()).sum();
         let (num_batches, num_devices) = (batches.len(), self.num_devices());
@@ -140,7 +140,7 @@ impl BatchSource for AdapterSource {
     }
 
     fn step_examples(&self, _epoch: u64, step: &[Vec<usize>]) -> Vec<Vec<Example>> {
-        let example = |row: &AdapterRow| Example {
+        let example = |row: &LessonRow| Example {
             row_id: row.id.clone(),
             input_ids: row.input_ids.clone(),
             positions: (row.first_supervised..row.input_ids.len()).collect(),
@@ -151,28 +151,28 @@ impl BatchSource for AdapterSource {
     }
 }
 
-impl AdapterSource {
+impl LessonSource {
     /// Divides a step's rows into batches of similar length. On the CPU, the only batch of a step
     /// is divided in two.
-    fn rows_of_batches(&self, step: &[Vec<usize>]) -> Vec<Vec<&AdapterRow>> {
-        let mut rows: Vec<&AdapterRow> =
+    fn rows_of_batches(&self, step: &[Vec<usize>]) -> Vec<Vec<&LessonRow>> {
+        let mut rows: Vec<&LessonRow> =
             step.iter().flatten().map(|row| self.rows[*row].as_ref()).collect();
         rows.sort_by_key(|row| row.input_ids.len());
         let batch_size = match step {
             [only] if self.lengths == Lengths::AsGiven => only.len().div_ceil(CPU_BATCHES),
             _ => step.first().map_or(1, Vec::len),
         };
-        rows.chunks(batch_size).map(<[&AdapterRow]>::to_vec).collect()
+        rows.chunks(batch_size).map(<[&LessonRow]>::to_vec).collect()
     }
 
     /// Makes a batch of a step that has `step_supervised` supervised tokens.
     fn batch(
         &self,
         target: &FrozenTarget,
-        rows: &[&AdapterRow],
+        rows: &[&LessonRow],
         step_supervised: usize,
         ends_step: bool,
-    ) -> TrainingBatch<AdapterBatch> {
+    ) -> TrainingBatch<LessonBatch> {
         let dims = padded_dims(rows, self.lengths, self.batch_size);
         let [_, seq] = dims;
         let mut supervised: Vec<i32> = Vec::new();
@@ -214,7 +214,7 @@ impl AdapterSource {
         let tokens = LessonTokens { num: num_supervised, are: are_tokens };
         let lm_head = target.lm_head.clone();
         TrainingBatch {
-            content: AdapterBatch {
+            content: LessonBatch {
                 features,
                 embedded,
                 ids,
@@ -239,7 +239,7 @@ impl AdapterSource {
         &self,
         stored: &StoredStates,
         target: &FrozenTarget,
-        rows: &[&AdapterRow],
+        rows: &[&LessonRow],
         [num_rows, seq]: [usize; 2],
         supervised: &Tensor<1, Int>,
     ) -> (Vec<Tensor<3>>, Option<Tensor<2>>) {
@@ -278,7 +278,7 @@ impl AdapterSource {
     fn teacher(
         &self,
         target: &FrozenTarget,
-        rows: &[&AdapterRow],
+        rows: &[&LessonRow],
         features: &[Tensor<3>],
         mut wanted: Vec<Range<usize>>,
         supervised: Tensor<1, Int>,

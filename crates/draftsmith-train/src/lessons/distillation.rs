@@ -1,8 +1,8 @@
-//! The distillation losses of an adapter, and their gradients through the target's LM head.
+//! The distillation losses of a self-draft, and their gradients through the target's LM head.
 //!
 //! The logits of a whole batch do not fit in memory, and autodiff would hold several copies of them.
 //! So the loss is computed a chunk of tokens at a time without autodiff: the gradient with respect to
-//! the adapter's hidden states has a closed form, and the learner backpropagates from there. On the
+//! the drafter's hidden states has a closed form, and the learner backpropagates from there. On the
 //! CPU the formulas are passes over one token's logits (`on_host`), on other devices they are tensor
 //! operations (`on_device`). Matrix products run in the LM head's type, the rest in f32.
 
