@@ -19,8 +19,8 @@ use draftsmith_decode::{
 };
 use draftsmith_files::{parse_json, write_whole};
 use draftsmith_model::{
-    CausalLm, DrafterDir, ModelError, NamedTensor, StateNetwork, UnrolledInputs, WeightDtype,
-    WeightReader, check_trained_with, write_safetensors,
+    CausalLm, DraftVocabulary, DrafterDir, ModelError, NamedTensor, StateNetwork, UnrolledInputs,
+    WeightDtype, WeightReader, check_trained_with, write_safetensors,
 };
 use draftsmith_recipe::exports::ExportEntry;
 use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading};
@@ -32,7 +32,7 @@ use draftsmith_recipe::kinds::{
 use draftsmith_report::{ModelSummary, Road};
 use draftsmith_theory::{DrafterId, RoundForwards, SeededDraws};
 use draftsmith_train::{
-    Eagle3Training, Ending, ExportConfig, OptimizerSettings, StateMember, Teaching, TrainError,
+    Eagle3Training, Ending, ExportConfig, ExportRecord, LessonSettings, StateTraining, TrainError,
     TrainedExport, TrainingRun, train_state_drafters,
 };
 use serde::{Deserialize, Serialize};
@@ -146,16 +146,8 @@ impl DrafterKind for MedusaKind {
 }
 
 impl KindTraining for MedusaTraining {
-    fn optimizer(&self) -> &OptimizerSettings {
-        &self.0.optimizer
-    }
-
-    fn dtype(&self) -> WeightDtype {
-        self.0.dtype
-    }
-
-    fn teacher(&self) -> Teaching {
-        self.0.teacher
+    fn lessons(&self) -> LessonSettings {
+        self.0.lessons()
     }
 
     fn check_layers(&self, _num_layers: usize) -> Result<(), TrainError> {
@@ -182,29 +174,9 @@ impl KindTraining for MedusaTraining {
         seed: u64,
         run: TrainingRun<'_>,
     ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
-        let (layer, hidden_size) = (target.shape().num_layers - 1, target.shape().hidden_size);
         let trainings = all.iter().filter_map(|one| (*one as &dyn Any).downcast_ref::<Self>());
-        let members = trainings.map(|Self(training)| StateMember {
-            training,
-            layers: vec![layer],
-            initial: Box::new(move |_| {
-                let config = MedusaConfig {
-                    medusa_num_heads: training.num_steps,
-                    hidden_size,
-                    vocab_size: target.shape().vocab_size,
-                    layer,
-                    target_hash: None,
-                    training: Map::new(),
-                };
-                let device = target.device().autodiff();
-                let heads = Medusa::new(&config, seed, &device);
-                // As the authors do, begin with the target's LM head.
-                let lm_head = Tensor::from_data(target.lm_head_weight().into_data(), &device);
-                (Medusa { lm_head: Param::from_tensor(lm_head), ..heads }, config)
-            }),
-        });
-        let members: Vec<_> = members.collect();
-        Ok(train_state_drafters(target, rows, &members, seed, run)?.into_exports())
+        let trainings: Vec<Self> = trainings.cloned().collect();
+        Ok(train_state_drafters(target, rows, &trainings, seed, run)?.into_exports())
     }
 
     fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {
@@ -214,6 +186,44 @@ impl KindTraining for MedusaTraining {
         let heads = json!(config.medusa_num_heads);
         let properties = Map::from_iter([("num_heads".to_owned(), heads)]);
         Ok(TrainedText { place, lines, properties })
+    }
+}
+
+impl StateTraining for MedusaTraining {
+    type Network = Medusa;
+    type Config = MedusaConfig;
+
+    fn common(&self) -> &Eagle3Training {
+        &self.0
+    }
+
+    fn config(&self, target: &CausalLm) -> Result<MedusaConfig, TrainError> {
+        Ok(MedusaConfig {
+            medusa_num_heads: self.0.num_steps,
+            hidden_size: target.shape().hidden_size,
+            vocab_size: target.shape().vocab_size,
+            layer: target.shape().num_layers - 1,
+            target_hash: None,
+            training: Map::new(),
+        })
+    }
+
+    fn layers(config: &MedusaConfig) -> Vec<usize> {
+        vec![config.layer]
+    }
+
+    fn network(
+        &self,
+        config: &mut MedusaConfig,
+        _vocabulary: Option<&DraftVocabulary>,
+        target: &CausalLm,
+        seed: u64,
+    ) -> Medusa {
+        let device = target.device().autodiff();
+        let heads = Medusa::new(config, seed, &device);
+        // As the authors do, begin with the target's LM head.
+        let lm_head = Tensor::from_data(target.lm_head_weight().into_data(), &device);
+        Medusa { lm_head: Param::from_tensor(lm_head), ..heads }
     }
 }
 
@@ -238,12 +248,8 @@ impl MedusaConfig {
 }
 
 impl ExportConfig<Medusa> for MedusaConfig {
-    fn training(&mut self) -> &mut Map<String, Value> {
-        &mut self.training
-    }
-
-    fn set_hashes(&mut self, _draft: Option<String>, target: Option<String>) {
-        self.target_hash = target;
+    fn record(&mut self) -> ExportRecord<'_> {
+        ExportRecord { training: &mut self.training, target_hash: &mut self.target_hash }
     }
 
     fn write(&self, model: &Medusa, dir: &Path) -> Result<(), ModelError> {

@@ -30,8 +30,7 @@ use draftsmith_model::{
 use draftsmith_theory::{Bounds, DrafterId, HeadTiming, RoundForwards, StopRuleConfig};
 use draftsmith_theory::{DecodingName, ModelSummary, Road};
 use draftsmith_train::{
-    Ending, FeatureFormat, HeadLabels, HeadTraining, OptimizerSettings, Teaching, TrainError,
-    TrainedExport, TrainingRun,
+    Ending, HeadLabels, HeadTraining, LessonSettings, TrainError, TrainedExport, TrainingRun,
 };
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -54,23 +53,12 @@ pub const NOTHING_DRAFTS: &str = "the recipe has no drafter for this; hint: add 
 
 /// The training of a drafter that reads the target's hidden states.
 pub trait KindTraining: Any {
-    /// Returns the optimizer settings.
-    fn optimizer(&self) -> &OptimizerSettings;
-
-    /// Returns the dtype that the training computes in.
-    fn dtype(&self) -> WeightDtype;
-
-    /// Returns the training targets: the target model's distributions or the response's tokens.
-    fn teacher(&self) -> Teaching;
-
-    /// Returns the number format in which states of servers are stored; `None` if servers give none.
-    fn served_format(&self) -> Option<FeatureFormat> {
-        None
-    }
+    /// Returns the settings that all self-drafts have for what they learn from.
+    fn lessons(&self) -> LessonSettings;
 
     /// Returns whether servers give the target's hidden states.
     fn is_served(&self) -> bool {
-        self.served_format().is_some()
+        self.lessons().served_format().is_some()
     }
 
     /// Checks that a target of `num_layers` layers has all layers that the drafter reads.

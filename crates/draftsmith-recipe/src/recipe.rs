@@ -353,7 +353,7 @@ impl Recipe {
     pub fn held_out_share(&self) -> f64 {
         let trainings = self.drafters.iter().flat_map(|(_, it)| {
             let head = it.head_training().map(|head| head.optimizer);
-            let own = it.kind.training().map(|training| *training.optimizer());
+            let own = it.kind.training().map(|training| training.lessons().optimizer);
             [head, own].into_iter().flatten()
         });
         let fractions = trainings.map(|optimizer| optimizer.validation_fraction);
@@ -433,7 +433,7 @@ impl Recipe {
         let states = self.states_server().and_then(|server| server.states.as_ref());
         let is_stored = states.is_some_and(|states| states.keep != KeptIn::Nowhere);
         let trained = self.trained_self_drafts().into_iter().filter(|_| is_stored);
-        let formats = trained.filter_map(|(_, training)| training.served_format());
+        let formats = trained.filter_map(|(_, training)| training.lessons().served_format());
         formats.map(FeatureFormat::largest).fold(f32::MAX, f32::min)
     }
 

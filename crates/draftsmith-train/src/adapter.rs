@@ -10,18 +10,18 @@ mod tests;
 
 use burn::module::Module;
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{Adapter, AdapterConfig, CausalLm};
+use draftsmith_model::{Adapter, AdapterConfig, CausalLm, DraftVocabulary};
 use draftsmith_theory::SeededDraws;
+use serde_json::json;
 
 use self::learner::{AdapterLearner, AdapterScores};
-use self::settings::{AdapterTraining, InitialWeights};
+use self::settings::AdapterTraining;
 use crate::data::StepExamples;
 use crate::error::TrainError;
-use crate::lessons::batches::batches_a_step;
-use crate::lessons::{Sources, prepare};
-use crate::run::devices::PerDevice;
+use crate::lessons::{Lessons, prepare};
 use crate::run::trained::Trained;
-use crate::run::{Ending, Setup, TrainingRun};
+use crate::run::{Ending, TrainingRun};
+use crate::self_draft::{InitialWeights, Pupil, train_pupils};
 
 /// A trained adapter.
 pub type TrainedAdapter = Trained<Adapter, AdapterConfig, AdapterScores>;
@@ -55,45 +55,24 @@ pub fn train_adapters(
     run: TrainingRun<'_>,
 ) -> Result<Ending<Vec<TrainedAdapter>>, TrainError> {
     training.validate()?;
-    let optimizer = training.optimizer.of_width(target.shape().hidden_size);
-    let training = &AdapterTraining { optimizer, ..training.clone() };
     let exit_layers = training.exit_layer.to_vec();
     let configs = exit_layers.iter().map(|layer| config_of(target, training, *layer));
     let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
-    // The target has no autodiff on any device, because hidden states are constants.
-    let frozen = target.valid().to_dtype(training.dtype);
-    let more = run.more_devices(batches_a_step(&training.optimizer));
-    let targets = PerDevice::frozen(frozen, more)?;
-    let place = run.feature_dir();
-    let Sources { loaders, vocabulary, stored } =
-        prepare(&targets, rows, &training.lessons(), seed, Some(&place))?;
-    let (vocabulary, coverage) = vocabulary.unzip();
-    let configs: Vec<AdapterConfig> = configs
-        .into_iter()
-        .map(|config| AdapterConfig { draft_vocabulary: vocabulary.clone(), ..config })
-        .collect();
-    let devices = PerDevice::trained(targets.first().device(), more)?;
-    let setup = Setup { loaders, devices, optimizer, label: "self-draft adapter" };
-    let learners = configs.iter().enumerate().map(|(exit, config)| {
-        let learner = AdapterLearner {
-            adapter: initial_adapter(config, target, training.initial, seed),
-            exit,
-            loss: training.loss,
-            loss_chunk: training.loss_chunk,
+    let pupils = |vocabulary: Option<&DraftVocabulary>| {
+        let pupil = |(exit, config)| {
+            let config = AdapterConfig { draft_vocabulary: vocabulary.cloned(), ..config };
+            let learner = AdapterLearner {
+                adapter: initial_adapter(&config, target, training.initial, seed),
+                exit,
+                loss: training.loss,
+                loss_chunk: training.loss_chunk,
+            };
+            let name = format!("exit-{}", config.exit_layer);
+            Pupil { name, learner, config, settings: json!(training) }
         };
-        (format!("exit-{}", config.exit_layer), learner)
-    });
-    let trained = run.train(setup, learners.collect(), |nth, part, outcome| {
-        let mut trained = Trained::new((part, configs[nth].clone()), outcome);
-        let in_config = ["exit_layer", "architecture"];
-        trained.config.training = trained.record(training, &in_config, "num_tokens", seed);
-        if let Some(coverage) = coverage {
-            trained.config.set_vocabulary_coverage(coverage);
-        }
-        trained
-    });
-    stored.iter().flat_map(|stored| stored.problems()).for_each(place.notify);
-    trained
+        configs.into_iter().enumerate().map(pupil).collect()
+    };
+    train_pupils(target, rows, &lessons_of(training), pupils, seed, run)
 }
 
 /// Returns the examples that [`train_adapters`] uses in every training step and in validation.
@@ -107,7 +86,7 @@ pub fn adapter_examples(
     seed: u64,
 ) -> Result<Vec<StepExamples>, TrainError> {
     training.validate()?;
-    Ok(prepare(&target.valid().into(), rows, &training.lessons(), seed, None)?.loaders.examples())
+    Ok(prepare(&target.valid().into(), rows, &lessons_of(training), seed, None)?.loaders.examples())
 }
 
 /// Returns the initial adapter of [`train_adapters`], on the target's device.
@@ -123,6 +102,17 @@ pub fn first_adapter(
     let config = config_of(target, training, exit_layer)?;
     let first = initial_adapter(&config, target, training.initial, seed).valid();
     Ok((config, first))
+}
+
+fn lessons_of(training: &AdapterTraining) -> Lessons {
+    Lessons {
+        section: "adapter",
+        label: "self-draft adapter",
+        layers: training.exit_layer.to_vec(),
+        reads_tokens: false,
+        caps_own_heads: true,
+        settings: training.lessons(),
+    }
 }
 
 fn config_of(

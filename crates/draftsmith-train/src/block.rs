@@ -1,25 +1,20 @@
 //! Block drafters (DFlash, DSpark): from rows and a frozen target to trained drafters.
 //!
-//! The training is that of [`train_eagle3`](crate::train_eagle3): every position of the responses is
-//! an anchor, and the rows of all blocks are computed in one forward, in which each block attends to
+//! The training is that of [`train_state_drafters`](crate::train_state_drafters): every position of the
+//! responses is an anchor, and the rows of all blocks are computed in one forward, in which each block attends to
 //! the contexts before its anchor and to its own earlier rows. Row k is step k of a draft.
 
-use draftsmith_data::ResponseRow;
-use draftsmith_model::{BlockDrafter, BlockDrafterConfig, CausalLm};
+use draftsmith_model::{BlockDrafter, BlockDrafterConfig, CausalLm, DraftVocabulary};
 use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use crate::adapter::settings::InitialWeights;
+use crate::eagle3::StateTraining;
 use crate::eagle3::settings::Eagle3Training;
-use crate::eagle3::{StateMember, TrainedState, train_state_drafters};
 use crate::error::TrainError;
-use crate::run::{Ending, TrainingRun};
+use crate::self_draft::InitialWeights;
 
-/// A trained drafter.
-pub type TrainedBlock = TrainedState<BlockDrafter, BlockDrafterConfig>;
-
-/// The settings of [`train_blocks`]. Every key is optional.
+/// The settings of a block drafter's [training](crate::train_state_drafters). Every key is optional.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(try_from = "Map<String, Value>", into = "Map<String, Value>")]
 pub struct BlockTraining {
@@ -98,9 +93,8 @@ impl BlockTraining {
     /// [`TrainError::Setting`] with the first key that is out of range.
     pub fn validate(&self) -> Result<(), TrainError> {
         let BlockShape { num_layers, block_size, layers, .. } = &self.shape;
-        let invalid = |key, value, expected| {
-            Err(TrainError::Setting { section: "block", key, value, expected })
-        };
+        let invalid =
+            |key, value, expected| Err(TrainError::setting("block", key, value, expected));
         if !(1..=64).contains(num_layers) {
             return invalid("num_layers", num_layers.to_string(), "1 to 64");
         }
@@ -122,12 +116,8 @@ impl BlockTraining {
     pub fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
         match &self.shape.layers {
             Some(layers) if layers.iter().any(|layer| !(1..=num_layers).contains(layer)) => {
-                Err(TrainError::Setting {
-                    section: "block",
-                    key: "layers",
-                    value: format!("{layers:?}"),
-                    expected: "numbers from 1 to the target's number of layers",
-                })
+                let expected = "numbers from 1 to the target's number of layers";
+                Err(TrainError::setting("block", "layers", format!("{layers:?}"), expected))
             }
             _ => Ok(()),
         }
@@ -141,19 +131,25 @@ impl BlockTraining {
         layers.dedup();
         layers
     }
+}
+
+impl StateTraining for BlockTraining {
+    type Network = BlockDrafter;
+    type Config = BlockDrafterConfig;
+
+    fn common(&self) -> &Eagle3Training {
+        &self.common
+    }
 
     fn config(&self, target: &CausalLm) -> Result<BlockDrafterConfig, TrainError> {
+        self.validate()?;
         let BlockShape { num_layers, block_size, markov_rank, mask_token_id, .. } = &self.shape;
         let shape = target.shape();
         self.check_layers(shape.num_layers)?;
         let mask = mask_token_id.unwrap_or(shape.vocab_size as u32 - 1);
         if mask as usize >= shape.vocab_size {
-            return Err(TrainError::Setting {
-                section: "block",
-                key: "mask_token_id",
-                value: mask.to_string(),
-                expected: "a token of the target's vocabulary",
-            });
+            let expected = "a token of the target's vocabulary";
+            return Err(TrainError::setting("block", "mask_token_id", mask, expected));
         }
         Ok(BlockDrafterConfig {
             target_layers: self.layers_of(shape.num_layers),
@@ -163,42 +159,27 @@ impl BlockTraining {
             ..BlockDrafterConfig::new(target.config(), *num_layers, mask)
         })
     }
-}
 
-/// Trains a drafter for each of `trainings`, as [`train_eagle3`](crate::train_eagle3) does.
-///
-/// # Errors
-/// As [`train_eagle3`](crate::train_eagle3).
-///
-/// # Panics
-/// As [`train_eagle3`](crate::train_eagle3).
-pub fn train_blocks(
-    target: &CausalLm,
-    rows: &[ResponseRow],
-    trainings: &[BlockTraining],
-    seed: u64,
-    run: TrainingRun<'_>,
-) -> Result<Ending<Vec<TrainedBlock>>, TrainError> {
-    trainings.iter().try_for_each(BlockTraining::validate)?;
-    let configs = trainings.iter().map(|training| training.config(target));
-    let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
-    let members = trainings.iter().zip(&configs).map(|(training, config)| StateMember {
-        training: &training.common,
-        layers: config.target_layers.clone(),
-        initial: Box::new(move |vocabulary| {
-            let config =
-                BlockDrafterConfig { draft_vocabulary: vocabulary.cloned(), ..config.clone() };
-            let mut draws = SeededDraws::new(seed, &["block"]);
-            let device = target.device().autodiff();
-            let drawn = config.init_from(target, &device, || draws.uniform());
-            let drafter = match training.common.initial {
-                InitialWeights::Random => drawn,
-                InitialWeights::Target => drawn.with_weights_of(target),
-            };
-            (drafter, config)
-        }),
-    });
-    train_state_drafters(target, rows, &members.collect::<Vec<_>>(), seed, run)
+    fn layers(config: &BlockDrafterConfig) -> Vec<usize> {
+        config.target_layers.clone()
+    }
+
+    fn network(
+        &self,
+        config: &mut BlockDrafterConfig,
+        vocabulary: Option<&DraftVocabulary>,
+        target: &CausalLm,
+        seed: u64,
+    ) -> BlockDrafter {
+        config.draft_vocabulary = vocabulary.cloned();
+        let mut draws = SeededDraws::new(seed, &["block"]);
+        let device = target.device().autodiff();
+        let drawn = config.init_from(target, &device, || draws.uniform());
+        match self.common.initial {
+            InitialWeights::Random => drawn,
+            InitialWeights::Target => drawn.with_weights_of(target),
+        }
+    }
 }
 
 #[cfg(test)]
@@ -206,7 +187,9 @@ mod tests {
     use draftsmith_model::StateNetwork;
 
     use super::*;
+    use crate::eagle3::train_state_drafters;
     use crate::run::optimizer::OptimizerSettings;
+    use crate::run::{Ending, TrainingRun};
     use crate::tests::pair::{patterned, random_model};
 
     fn quick(keys: Value) -> BlockTraining {
@@ -247,7 +230,7 @@ mod tests {
         let train = |trainings: &[BlockTraining]| {
             let dir = tempfile::tempdir().expect("a directory");
             let run = TrainingRun::new(dir.path(), "");
-            match train_blocks(&target, &rows, trainings, 3, run).expect("it trains") {
+            match train_state_drafters(&target, &rows, trainings, 3, run).expect("it trains") {
                 Ending::Finished(trained) => trained,
                 Ending::Stopped { .. } => panic!("nothing stops it"),
             }

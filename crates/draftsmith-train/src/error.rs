@@ -143,6 +143,18 @@ pub enum TrainError {
     Device(String),
 }
 
+impl TrainError {
+    /// Builds the error for a setting that is out of range.
+    pub(crate) fn setting(
+        section: Section,
+        key: &'static str,
+        value: impl std::fmt::Display,
+        expected: &'static str,
+    ) -> Self {
+        Self::Setting { section, key, value: value.to_string(), expected }
+    }
+}
+
 /// The name of a recipe's table, used in messages: `head`, or the kind of a drafter.
 pub type Section = &'static str;
 

@@ -14,7 +14,7 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{CausalLm, DraftVocabulary, Lengths};
+use draftsmith_model::{CausalLm, DraftVocabulary, Lengths, WeightDtype};
 use serde::{Deserialize, Serialize};
 
 use self::batches::{FrozenTarget, LessonSource};
@@ -38,10 +38,40 @@ pub enum Teaching {
     Response,
 }
 
+/// The settings that all self-drafts have for what they learn from.
+#[derive(Debug, Clone, Copy)]
+pub struct LessonSettings {
+    /// The size of the draft vocabulary; `None` for all tokens.
+    pub draft_vocabulary: Option<usize>,
+    /// The teacher.
+    pub teacher: Teaching,
+    /// The longest training sequence, in tokens.
+    pub max_len: usize,
+    /// The memory in MiB for the target's final hidden states.
+    pub cache_mib: usize,
+    /// Whether the target's hidden states are stored.
+    pub features: Features,
+    /// The format of stored hidden states.
+    pub features_format: FeatureFormat,
+    /// The type in which the frozen target and the drafter compute.
+    pub dtype: WeightDtype,
+    /// The optimizer's settings.
+    pub optimizer: OptimizerSettings,
+}
+
+impl LessonSettings {
+    /// Returns the number format in which states of servers are stored; `None` if servers give none.
+    pub fn served_format(&self) -> Option<FeatureFormat> {
+        (self.features == Features::Server).then_some(self.features_format)
+    }
+}
+
 /// The inputs that the training of a self-draft reads from the target and the rows, and the
 /// settings for reading them.
-pub(crate) struct Lessons<'a> {
+pub(crate) struct Lessons {
     pub(crate) section: Section,
+    /// The kind of the drafters, for listeners.
+    pub(crate) label: &'static str,
     /// For each hidden state that the drafter reads, the number of the target's layers before it.
     pub(crate) layers: Vec<usize>,
     /// Whether the drafter reads token embeddings, each with the hidden state of the position
@@ -49,13 +79,7 @@ pub(crate) struct Lessons<'a> {
     pub(crate) reads_tokens: bool,
     /// Whether the target's logit soft cap also applies to a drafter's own LM head.
     pub(crate) caps_own_heads: bool,
-    pub(crate) draft_vocabulary: Option<usize>,
-    pub(crate) teacher: Teaching,
-    pub(crate) max_len: usize,
-    pub(crate) cache_mib: usize,
-    pub(crate) features: Features,
-    pub(crate) features_format: FeatureFormat,
-    pub(crate) optimizer: &'a OptimizerSettings,
+    pub(crate) settings: LessonSettings,
 }
 
 /// The loaders of a training, with the draft vocabulary and the stored hidden states.
@@ -74,25 +98,26 @@ pub(crate) struct Sources {
 /// # Errors
 /// If a file cannot be opened, or the servers fail.
 fn open_states(
-    lessons: &Lessons<'_>,
+    lessons: &Lessons,
     mut rows: Vec<&LessonRow>,
     width: usize,
     place: Option<&FeatureDir<'_>>,
 ) -> Result<Option<Arc<StoredStates>>, TrainError> {
     let has_source = place.is_some_and(|place| place.source.is_some());
-    if lessons.features == Features::Server && !has_source {
+    if lessons.settings.features == Features::Server && !has_source {
         return Err(TrainError::States(format!(
             "`{}.features` is `server`, and no server gives hidden states",
             lessons.section
         )));
     }
-    let (Features::Cache | Features::Server, Some(place)) = (lessons.features, place) else {
+    let (Features::Cache | Features::Server, Some(place)) = (lessons.settings.features, place)
+    else {
         return Ok(None);
     };
-    let files = StateFiles::new(place.clone(), lessons.features_format);
+    let files = StateFiles::new(place.clone(), lessons.settings.features_format);
     // Rows are sorted, so that the file does not depend on the split.
     rows.sort_by(|one, other| one.id.cmp(&other.id));
-    let wanted = (&lessons.layers[..], lessons.teacher);
+    let wanted = (&lessons.layers[..], lessons.settings.teacher);
     Ok(Some(Arc::new(StoredStates::open(files, wanted, width, &rows)?)))
 }
 
@@ -102,14 +127,14 @@ fn open_states(
 pub(crate) fn prepare(
     targets: &PerDevice<CausalLm>,
     rows: &[ResponseRow],
-    lessons: &Lessons<'_>,
+    lessons: &Lessons,
     seed: u64,
     place: Option<&FeatureDir<'_>>,
 ) -> Result<Sources, TrainError> {
     let target = targets.first();
-    let max_len = lessons.max_len.min(target.shape().context);
+    let max_len = lessons.settings.max_len.min(target.shape().context);
     let vocab_size = target.shape().vocab_size;
-    let optimizer = lessons.optimizer;
+    let optimizer = &lessons.settings.optimizer;
     let first = usize::from(lessons.reads_tokens);
     let split = SplitRows::new(rows, vocab_size, optimizer.validation_fraction, |row| {
         Ok(LessonRow::new(row, first, max_len))
@@ -129,7 +154,7 @@ pub(crate) fn prepare(
     }
 
     let lengths = Lengths::on(&targets.first().device());
-    let vocabulary = lessons.draft_vocabulary.map(|size| {
+    let vocabulary = lessons.settings.draft_vocabulary.map(|size| {
         let counts = |rows: &[Arc<LessonRow>]| {
             let mut counts = vec![0_u64; vocab_size];
             for id in rows.iter().flat_map(|row| row.predicted()) {
@@ -150,12 +175,12 @@ pub(crate) fn prepare(
     let width = target.shape().hidden_size;
     let all = split.training.iter().chain(&split.validation).map(AsRef::as_ref);
     let stored = open_states(lessons, all.collect(), width, place)?;
-    let room = Arc::new(AtomicUsize::new(lessons.cache_mib.saturating_mul(1 << 20)));
+    let room = Arc::new(AtomicUsize::new(lessons.settings.cache_mib.saturating_mul(1 << 20)));
     let source = |rows| LessonSource {
         targets: targets.clone(),
         exit_layers: lessons.layers.clone(),
         reads_tokens: lessons.reads_tokens,
-        teaching: lessons.teacher,
+        teaching: lessons.settings.teacher,
         rows,
         batch_size: optimizer.batch_size,
         lengths,

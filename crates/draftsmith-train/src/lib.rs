@@ -29,6 +29,7 @@
 //! | `data` | the rows of each batch and step, and the thread that prepares them |
 //! | `head` | acceptance heads: settings, sweep, mixtures, rollouts, features, loss |
 //! | `lessons` | what self-drafts learn from: batches, hidden states, distillation losses |
+//! | `self_draft` | the training of all self-drafts: from lessons to trained drafters |
 //! | `adapter` | self-draft adapters: settings, first weights, scores |
 //! | `block` | block drafters: settings, first weights |
 //! | `confidence` | confidence heads of finished block drafters |
@@ -49,14 +50,15 @@ mod lessons;
 mod log;
 mod ranges;
 mod run;
+mod self_draft;
 mod states;
 #[cfg(test)]
 mod tests;
 
 pub use adapter::learner::AdapterScores;
-pub use adapter::settings::{AdapterTraining, ExitLayers, InitialWeights};
+pub use adapter::settings::{AdapterTraining, ExitLayers};
 pub use adapter::{TrainedAdapter, adapter_examples, first_adapter, train_adapters};
-pub use block::{BlockShape, BlockTraining, TrainedBlock, train_blocks};
+pub use block::{BlockShape, BlockTraining};
 pub use confidence::{
     ConfidenceTraining, FrozenBlock, JudgedPlace, TrainedConfidence, train_confidence,
 };
@@ -64,24 +66,23 @@ pub use data::split::is_held_out;
 pub use data::{Example, RowCounts, StepExamples};
 pub use eagle3::scores::{DraftScores, MAX_STEPS, StepShares};
 pub use eagle3::settings::Eagle3Training;
-pub use eagle3::{
-    InitialNetwork, StateMember, TrainedEagle3, TrainedState, train_eagle3, train_state_drafters,
-};
+pub use eagle3::{StateTraining, TrainedState, train_state_drafters};
 pub use error::{Section, TrainError};
 pub use head::predicted::{TrainingInput, predictions_along};
 pub use head::recorded::RecordedRollouts;
 pub use head::rollout_rows::{recordings_of, rollout_rows, rows_of_recording};
 pub use head::settings::{HeadLabels, HeadSweep, HeadTraining};
 pub use head::{HeadData, TrainedHead, first_head, head_examples, train_heads};
-pub use lessons::Teaching;
 pub use lessons::distillation::DistillationLoss;
+pub use lessons::{LessonSettings, Teaching};
 pub use log::renderer;
 pub use run::checkpoint::{Resumption, discard};
 pub use run::clipping::Clipping;
 pub use run::optimizer::{OptimizerSettings, Schedule};
 pub use run::progress::EpochScores;
-pub use run::trained::{ExportConfig, ExportStamp, Trained, TrainedExport};
+pub use run::trained::{ExportConfig, ExportRecord, ExportStamp, Trained, TrainedExport};
 pub use run::{Ending, TrainingRun, TrainingSize};
+pub use self_draft::InitialWeights;
 pub use states::{
     FeatureDir, FeatureFormat, Features, GivenStates, Keeping, StatesRow, StatesSource,
     StatesStream,

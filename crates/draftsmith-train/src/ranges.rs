@@ -19,6 +19,7 @@ pub(crate) enum Range {
 impl Range {
     pub(crate) const NOT_NEGATIVE: Self = Self::Within(0.0, f64::MAX, "0 or more");
     pub(crate) const AT_LEAST_ONE: Self = Self::Within(1.0, f64::MAX, "1 or more");
+    pub(crate) const AT_LEAST_TWO: Self = Self::Within(2.0, f64::MAX, "2 or more");
 
     /// Returns whether `x` is in the range, and the range in words.
     fn check(self, x: f64) -> (bool, &'static str) {
@@ -43,7 +44,7 @@ pub(crate) fn check_numbers(
     for &(key, value, range) in numbers {
         let (is_inside, expected) = range.check(value);
         if !(is_inside && value.is_finite()) {
-            return Err(TrainError::Setting { section, key, value: value.to_string(), expected });
+            return Err(TrainError::setting(section, key, value, expected));
         }
     }
     Ok(())

@@ -42,13 +42,9 @@ impl Features {
         if self != Self::Server {
             return Ok(());
         }
-        Err(TrainError::Setting {
-            section,
-            key: "features",
-            value: "`server`".to_owned(),
-            expected: "`recompute` or `cache`; drafters of the kinds `eagle3` and `block` allow `server`, and their heads \
-                       then read states that follow from the server's",
-        })
+        let expected = "`recompute` or `cache`; drafters of the kinds `eagle3` and `block` allow `server`, and their heads \
+                        then read states that follow from the server's";
+        Err(TrainError::setting(section, "features", "`server`", expected))
     }
 }
 

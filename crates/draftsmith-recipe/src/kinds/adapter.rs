@@ -11,8 +11,8 @@ use draftsmith_model::{
     WeightDtype,
 };
 use draftsmith_train::{
-    AdapterScores, AdapterTraining, Ending, ExitLayers, InitialWeights, OptimizerSettings,
-    Teaching, TrainError, TrainedExport, TrainingRun, train_adapters,
+    AdapterScores, AdapterTraining, Ending, ExitLayers, InitialWeights, LessonSettings, TrainError,
+    TrainedExport, TrainingRun, train_adapters,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -193,16 +193,8 @@ impl DrafterKind for AdapterKind {
 }
 
 impl KindTraining for AdapterTraining {
-    fn optimizer(&self) -> &OptimizerSettings {
-        &self.optimizer
-    }
-
-    fn dtype(&self) -> WeightDtype {
-        self.dtype
-    }
-
-    fn teacher(&self) -> Teaching {
-        self.teacher
+    fn lessons(&self) -> LessonSettings {
+        Self::lessons(self)
     }
 
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {

@@ -8,12 +8,12 @@ use draftsmith_data::ResponseRow;
 use draftsmith_decode::{BlockDraftParts, NamedParts};
 use draftsmith_model::{
     BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, DrafterDir, ModelConfig,
-    VOCABULARY_COVERAGE, WeightDtype,
+    VOCABULARY_COVERAGE,
 };
 use draftsmith_theory::{HeadTiming, ModelSummary, Road, RoundForwards};
 use draftsmith_train::{
-    BlockTraining, DraftScores, Ending, FeatureFormat, OptimizerSettings, Teaching, TrainError,
-    TrainedExport, TrainingRun, train_blocks,
+    BlockTraining, DraftScores, Ending, LessonSettings, TrainError, TrainedExport, TrainingRun,
+    train_state_drafters,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -202,20 +202,8 @@ impl DrafterKind for BlockKind {
 }
 
 impl KindTraining for BlockTraining {
-    fn optimizer(&self) -> &OptimizerSettings {
-        &self.common.optimizer
-    }
-
-    fn dtype(&self) -> WeightDtype {
-        self.common.dtype
-    }
-
-    fn teacher(&self) -> Teaching {
-        self.common.teacher
-    }
-
-    fn served_format(&self) -> Option<FeatureFormat> {
-        self.common.served_format()
+    fn lessons(&self) -> LessonSettings {
+        self.common.lessons()
     }
 
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
@@ -243,7 +231,7 @@ impl KindTraining for BlockTraining {
         run: TrainingRun<'_>,
     ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
         let trainings: Vec<Self> = trainings_of(all).cloned().collect();
-        Ok(train_blocks(target, rows, &trainings, seed, run)?.into_exports())
+        Ok(train_state_drafters(target, rows, &trainings, seed, run)?.into_exports())
     }
 
     fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {

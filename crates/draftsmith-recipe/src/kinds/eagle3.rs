@@ -12,8 +12,8 @@ use draftsmith_model::{
 use serde::{Deserialize, Serialize};
 
 use draftsmith_train::{
-    DraftScores, Eagle3Training, Ending, FeatureFormat, OptimizerSettings, Teaching, TrainError,
-    TrainedExport, TrainingRun, train_eagle3,
+    DraftScores, Eagle3Training, Ending, LessonSettings, TrainError, TrainedExport, TrainingRun,
+    train_state_drafters,
 };
 use serde_json::{Value, json};
 
@@ -181,20 +181,8 @@ impl DrafterKind for Eagle3Kind {
 }
 
 impl KindTraining for Eagle3Training {
-    fn optimizer(&self) -> &OptimizerSettings {
-        &self.optimizer
-    }
-
-    fn dtype(&self) -> WeightDtype {
-        self.dtype
-    }
-
-    fn teacher(&self) -> Teaching {
-        self.teacher
-    }
-
-    fn served_format(&self) -> Option<FeatureFormat> {
-        Self::served_format(self)
+    fn lessons(&self) -> LessonSettings {
+        Self::lessons(self)
     }
 
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
@@ -222,7 +210,7 @@ impl KindTraining for Eagle3Training {
         run: TrainingRun<'_>,
     ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
         let trainings: Vec<Self> = trainings_of(all).cloned().collect();
-        Ok(train_eagle3(target, rows, &trainings, seed, run)?.into_exports())
+        Ok(train_state_drafters(target, rows, &trainings, seed, run)?.into_exports())
     }
 
     fn describe(&self, dir: &Path, num_layers: usize, scores: &Value) -> Result<TrainedText> {

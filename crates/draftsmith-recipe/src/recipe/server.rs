@@ -51,7 +51,7 @@ pub(super) fn check_without_weights(recipe: &Recipe) -> Result<()> {
         "the target's weights, which are not read where `data.server.labels` is `server`";
     for (id, training) in recipe.trained_self_drafts() {
         require(
-            training.teacher() != Teaching::Target || training.is_served(),
+            training.lessons().teacher != Teaching::Target || training.is_served(),
             &format!("drafters.{id}.teacher"),
             &format!(
                 "is `target`, which needs {WEIGHTS}; hint: `response` needs only the layers before the exit, and \

@@ -101,7 +101,7 @@ fn the_command_lines_dtype_applies_to_trainings_without_one() {
         let [head, of_adapter] =
             [draft, exit].map(|drafter| drafter.head_training().expect("one").dtype);
         let adapter = exit.kind.training().expect("an adapter that is trained");
-        [head, adapter.dtype(), of_adapter]
+        [head, adapter.lessons().dtype, of_adapter]
     };
     use WeightDtype::{Bf16, F32};
     assert_eq!(dtypes(F32, &[]), [F32; 3]);

@@ -9,8 +9,9 @@ use serde::{Deserialize, Serialize};
 use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
 use crate::lessons::batches::{LessonBatch, at_positions};
-use crate::lessons::distillation::{DistillationLoss, NUM_SCORES, Student, StudentStep};
+use crate::lessons::distillation::{DistillationLoss, NUM_SCORES, Student};
 use crate::run::member::{Score, Trainee};
+use crate::self_draft::loss_and_gradients;
 
 /// An adapter with the settings of its training steps. The target is not part of it, because
 /// everything in it is trained and saved.
@@ -111,22 +112,9 @@ impl Trainee for AdapterLearner {
     }
 
     fn train_step(&self, batch: &TrainingBatch<LessonBatch>) -> (Tensor<1>, GradientsParams) {
-        let TrainingBatch { content, step_share, .. } = batch;
-        let Student { hidden: outputs, own_head } = self.student(content);
-        let step = StudentStep {
-            hidden: outputs.clone().without_autodiff(),
-            are: content.tokens.are.clone(),
-            share: 1.0 / content.tokens.num as f64,
-        };
-        let found = content.lm_head.loss_and_gradients(
-            self.loss,
-            &[step],
-            own_head.clone().map(Tensor::without_autodiff),
-            &content.teacher,
-            self.loss_chunk,
-        );
-        let loss = found.loss.clone();
-        (loss, found.backward(self, vec![outputs], own_head, *step_share))
+        let Student { hidden, own_head } = self.student(&batch.content);
+        let how = (self.loss, self.loss_chunk);
+        loss_and_gradients(self, batch, (vec![hidden], own_head), 1.0, how)
     }
 
     fn validation_step(&self, batch: &TrainingBatch<LessonBatch>) -> AdapterSums {

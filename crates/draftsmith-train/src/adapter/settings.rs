@@ -7,9 +7,10 @@ use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::error::TrainError;
 use crate::lessons::distillation::DistillationLoss;
-use crate::lessons::{Lessons, Teaching};
+use crate::lessons::{LessonSettings, Teaching};
 use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
+use crate::self_draft::InitialWeights;
 use crate::states::{FeatureFormat, Features};
 
 /// The settings of [`train_adapters`](crate::train_adapters). Every key is optional.
@@ -72,18 +73,6 @@ pub struct AdapterTraining {
     pub optimizer: OptimizerSettings,
 }
 
-/// The source of an adapter's initial weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum InitialWeights {
-    /// Random weights: linear layers uniform within ±1/√inputs (torch's default), and norms of
-    /// ones.
-    Random,
-    /// The weights of the target's layer after the exit (the first that drafting skips), and of its
-    /// final norm. Biases are left out, and the MLP of `mlp-only` is random.
-    Target,
-}
-
 /// One exit layer, or several with an adapter each. In a recipe, `2` or `[1, 2]`.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(untagged, expecting = "expected a number of layers, or a list of such numbers")]
@@ -133,7 +122,7 @@ impl AdapterTraining {
     pub fn validate(&self) -> Result<(), TrainError> {
         let section = "adapter";
         let invalid =
-            |key, value, expected| Err(TrainError::Setting { section, key, value, expected });
+            |key, value, expected| Err(TrainError::setting(section, key, value, expected));
         let exit_layers = self.exit_layer.to_vec();
         let are_distinct =
             exit_layers.iter().enumerate().all(|(n, layer)| !exit_layers[..n].contains(layer));
@@ -152,28 +141,24 @@ impl AdapterTraining {
         check_numbers(
             section,
             &[
-                ("max_len", self.max_len as f64, Range::Within(2.0, f64::MAX, "2 or more")),
+                ("max_len", self.max_len as f64, Range::AT_LEAST_TWO),
                 ("num_layers", self.num_layers as f64, Range::Within(1.0, 8.0, "1 to 8")),
                 ("loss_chunk", self.loss_chunk as f64, Range::AT_LEAST_ONE),
             ],
         )
     }
-}
 
-impl AdapterTraining {
-    pub(crate) fn lessons(&self) -> Lessons<'_> {
-        Lessons {
-            section: "adapter",
-            layers: self.exit_layer.to_vec(),
-            reads_tokens: false,
-            caps_own_heads: true,
+    /// Returns the settings that all self-drafts have for what they learn from.
+    pub fn lessons(&self) -> LessonSettings {
+        LessonSettings {
             draft_vocabulary: self.draft_vocabulary,
             teacher: self.teacher,
             max_len: self.max_len,
             cache_mib: self.cache_mib,
             features: self.features,
             features_format: self.features_format,
-            optimizer: &self.optimizer,
+            dtype: self.dtype,
+            optimizer: self.optimizer,
         }
     }
 }

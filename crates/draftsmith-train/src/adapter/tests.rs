@@ -9,7 +9,7 @@ use burn::tensor::{Int, Tensor, TensorData, activation::log_softmax};
 use draftsmith_model::{AdapterArchitecture, WeightDtype};
 
 use super::*;
-use crate::adapter::settings::{ExitLayers, InitialWeights};
+use crate::adapter::settings::ExitLayers;
 use crate::data::split::is_held_out;
 use crate::lessons::distillation::DistillationLoss;
 use crate::run::optimizer::OptimizerSettings;

@@ -8,11 +8,13 @@ use burn::tensor::{Int, Tensor};
 use draftsmith_model::{StateNetwork, UnrolledInputs};
 
 use super::scores::{DraftScores, DraftTally};
+use super::settings::Eagle3Training;
 use crate::data::TrainingBatch;
 use crate::error::{Section, TrainError, to_host};
 use crate::lessons::batches::LessonBatch;
-use crate::lessons::distillation::{DistillationLoss, Student, StudentStep};
+use crate::lessons::distillation::Student;
 use crate::run::member::{Score, Trainee};
+use crate::self_draft::loss_and_gradients;
 
 /// A drafter with the settings of its steps. The target is not part of it.
 #[derive(Module, Debug)]
@@ -22,13 +24,7 @@ pub(crate) struct StateLearner<N: StateNetwork> {
     #[module(skip)]
     pub(crate) states: Vec<usize>,
     #[module(skip)]
-    pub(crate) num_steps: usize,
-    #[module(skip)]
-    pub(crate) step_weight: f64,
-    #[module(skip)]
-    pub(crate) loss: DistillationLoss,
-    #[module(skip)]
-    pub(crate) loss_chunk: usize,
+    pub(crate) training: Eagle3Training,
 }
 
 /// The outputs of a validation step for one batch.
@@ -71,7 +67,7 @@ impl<N: StateNetwork> StateLearner<N> {
             next_ids,
             embedded,
             begun: &begun,
-            num_steps: self.num_steps,
+            num_steps: self.training.num_steps,
             lengths: batch.lengths,
         });
         let own_head = match drafter.more_head() {
@@ -83,29 +79,6 @@ impl<N: StateNetwork> StateLearner<N> {
         };
         (outputs, own_head)
     }
-}
-
-/// Marks the supervised tokens of a step, numbered from 0. The first `step` tokens of each row are
-/// not supervised, since the earliest round begins at the first supervised position.
-///
-/// # Shapes
-/// - output: `[tokens, 1]`, as
-///   [`LessonTokens::are`](crate::lessons::distillation::LessonTokens::are)
-fn are_supervised(batch: &LessonBatch, step: usize) -> Option<Tensor<2>> {
-    let all = batch.tokens.are.clone();
-    if step == 0 {
-        return all;
-    }
-    let of_row = |wanted: &Range<usize>| (0..wanted.len()).map(|nth| nth >= step);
-    let are = batch.wanted.iter().flat_map(of_row).map(|is| if is { 1.0 } else { 0.0 });
-    let mut are: Vec<f32> = are.collect();
-    are.resize(batch.lengths.padded(are.len()), 0.0);
-    let are = Tensor::<1>::from_floats(are.as_slice(), &batch.features[0].device());
-    let are = are.unsqueeze_dim(1);
-    Some(match all {
-        Some(all) => are * all,
-        None => are,
-    })
 }
 
 impl<N: StateNetwork> Trainee for StateLearner<N> {
@@ -140,29 +113,10 @@ impl<N: StateNetwork> Trainee for StateLearner<N> {
         self.drafter
     }
 
-    /// Computes the loss Σₖ wᵏ · (sum of the token losses of step k) / (number of tokens in the
-    /// first step), and its gradients.
     fn train_step(&self, batch: &TrainingBatch<LessonBatch>) -> (Tensor<1>, GradientsParams) {
-        let TrainingBatch { content, step_share, .. } = batch;
-        let (outputs, own_head) = self.outputs(content);
-        let steps: Vec<StudentStep> = outputs
-            .iter()
-            .enumerate()
-            .map(|(nth, outputs)| StudentStep {
-                hidden: outputs.clone().without_autodiff(),
-                are: are_supervised(content, nth),
-                share: self.step_weight.powi(nth as i32) / content.tokens.num as f64,
-            })
-            .collect();
-        let found = content.lm_head.loss_and_gradients(
-            self.loss,
-            &steps,
-            own_head.clone().map(Tensor::without_autodiff),
-            &content.teacher,
-            self.loss_chunk,
-        );
-        let loss = found.loss.clone();
-        (loss, found.backward(self, outputs, own_head, *step_share))
+        let Eagle3Training { step_weight, loss, loss_chunk, .. } = self.training;
+        let outputs = self.outputs(&batch.content);
+        loss_and_gradients(self, batch, outputs, step_weight, (loss, loss_chunk))
     }
 
     fn validation_step(&self, batch: &TrainingBatch<LessonBatch>) -> DraftOutput {
@@ -172,9 +126,10 @@ impl<N: StateNetwork> Trainee for StateLearner<N> {
         let student =
             |hidden: &Tensor<2>| Student { hidden: hidden.clone(), own_head: own_head.clone() };
         let (tokens, teacher) = (&content.tokens, &content.teacher);
-        let sums = head.score_sums(student(&outputs[0]), teacher, tokens, self.loss_chunk);
-        let drafted =
-            outputs.iter().map(|outputs| head.most_probable(student(outputs), self.loss_chunk));
+        let sums = head.score_sums(student(&outputs[0]), teacher, tokens, self.training.loss_chunk);
+        let drafted = outputs
+            .iter()
+            .map(|outputs| head.most_probable(student(outputs), self.training.loss_chunk));
         let mut ids = content.next_ids.iter().copied();
         let wanted = content.wanted.iter().map(|row| ids.by_ref().take(row.len()).collect());
         DraftOutput { sums, drafted: drafted.collect(), wanted: wanted.collect() }

@@ -4,15 +4,15 @@ use draftsmith_model::{NUM_TARGET_STATES, WeightDtype};
 use serde::{Deserialize, Deserializer, Serialize};
 
 use super::scores::MAX_STEPS;
-use crate::adapter::settings::InitialWeights;
-use crate::error::{Section, TrainError};
+use crate::error::TrainError;
 use crate::lessons::distillation::DistillationLoss;
-use crate::lessons::{Lessons, Teaching};
+use crate::lessons::{LessonSettings, Teaching};
 use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
+use crate::self_draft::InitialWeights;
 use crate::states::{FeatureFormat, Features};
 
-/// The settings of [`train_eagle3`](crate::train_eagle3). Every key is optional.
+/// The settings of an EAGLE-3 drafter's [training](crate::train_state_drafters). Every key is optional.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Eagle3Training {
@@ -80,12 +80,10 @@ impl Default for Eagle3Training {
     }
 }
 
-impl Eagle3Training {
-    /// Returns the number format in which states of servers are stored; `None` if servers give none.
-    pub fn served_format(&self) -> Option<FeatureFormat> {
-        (self.features == Features::Server).then_some(self.features_format)
-    }
+const STEPS: Range = Range::Within(1.0, MAX_STEPS as f64, "1 to 8");
+const STEP_WEIGHT: Range = Range::Within(f64::MIN_POSITIVE, 1.0, "above 0 and at most 1");
 
+impl Eagle3Training {
     /// Checks every setting's range. It does not check that the target has the layers.
     ///
     /// # Errors
@@ -93,7 +91,7 @@ impl Eagle3Training {
     pub fn validate(&self) -> Result<(), TrainError> {
         let section = "eagle3";
         let invalid =
-            |key, value, expected| Err(TrainError::Setting { section, key, value, expected });
+            |key, value, expected| Err(TrainError::setting(section, key, value, expected));
         if let Some(layers) = self.layers
             && !layers.is_sorted_by(|one, next| one < next)
         {
@@ -106,17 +104,9 @@ impl Eagle3Training {
         check_numbers(
             section,
             &[
-                (
-                    "num_steps",
-                    self.num_steps as f64,
-                    Range::Within(1.0, MAX_STEPS as f64, "1 to 8"),
-                ),
-                (
-                    "step_weight",
-                    self.step_weight,
-                    Range::Within(f64::MIN_POSITIVE, 1.0, "above 0 and at most 1"),
-                ),
-                ("max_len", self.max_len as f64, Range::Within(2.0, f64::MAX, "2 or more")),
+                ("num_steps", self.num_steps as f64, STEPS),
+                ("step_weight", self.step_weight, STEP_WEIGHT),
+                ("max_len", self.max_len as f64, Range::AT_LEAST_TWO),
                 ("loss_chunk", self.loss_chunk as f64, Range::AT_LEAST_ONE),
             ],
         )
@@ -129,12 +119,8 @@ impl Eagle3Training {
     pub fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
         match self.layers {
             Some(layers) if layers.iter().any(|layer| *layer >= num_layers) => {
-                Err(TrainError::Setting {
-                    section: "eagle3",
-                    key: "layers",
-                    value: format!("{layers:?}"),
-                    expected: "numbers below the target's number of layers",
-                })
+                let expected = "numbers below the target's number of layers";
+                Err(TrainError::setting("eagle3", "layers", format!("{layers:?}"), expected))
             }
             _ => Ok(()),
         }
@@ -154,23 +140,17 @@ impl Eagle3Training {
         Self { layers, num_steps, step_weight, initial, loss, loss_chunk, ..self.clone() }
     }
 
-    /// Describes the inputs of a training that reads the hidden states after these `layers` of the
-    /// target.
-    pub(crate) fn lessons(&self, section: Section, mut layers: Vec<usize>) -> Lessons<'_> {
-        layers.sort_unstable();
-        layers.dedup();
-        Lessons {
-            section,
-            layers,
-            reads_tokens: true,
-            caps_own_heads: false,
+    /// Returns the settings that all self-drafts have for what they learn from.
+    pub fn lessons(&self) -> LessonSettings {
+        LessonSettings {
             draft_vocabulary: self.draft_vocabulary,
             teacher: self.teacher,
             max_len: self.max_len,
             cache_mib: self.cache_mib,
             features: self.features,
             features_format: self.features_format,
-            optimizer: &self.optimizer,
+            dtype: self.dtype,
+            optimizer: self.optimizer,
         }
     }
 }

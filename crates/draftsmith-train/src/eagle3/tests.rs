@@ -34,10 +34,14 @@ fn quick() -> Eagle3Training {
     }
 }
 
-fn train(rows: &[ResponseRow], training: &Eagle3Training) -> Result<TrainedEagle3, TrainError> {
+fn train(
+    rows: &[ResponseRow],
+    training: &Eagle3Training,
+) -> Result<TrainedState<Eagle3, Eagle3Config>, TrainError> {
     let dir = tempfile::tempdir().unwrap();
     let run = TrainingRun::new(dir.path(), "");
-    train_eagle3(&deep_target(16, 64), rows, std::slice::from_ref(training), 3, run).map(only)
+    train_state_drafters(&deep_target(16, 64), rows, std::slice::from_ref(training), 3, run)
+        .map(only)
 }
 
 #[test]
@@ -77,16 +81,15 @@ fn gradients_are_those_of_the_weighted_loss() {
             stored: None,
             teaching: Teaching::Target,
         };
-        let config =
-            Eagle3Config { target_layers: [0, 1, 2], ..Eagle3Config::new(target.config()) };
-        let mut learner = StateLearner {
-            drafter: initial_drafter(&config, &target, InitialWeights::Random, 1),
-            states: vec![0, 1, 2],
-            num_steps: 3,
+        let training = Eagle3Training {
             step_weight: 0.5,
-            loss: DistillationLoss::CrossEntropy,
-            loss_chunk: 7,
+            initial: InitialWeights::Random,
+            layers: Some([0, 1, 2]),
+            ..quick()
         };
+        let mut config = training.config(&target).unwrap();
+        let drafter = training.network(&mut config, None, &target, 1);
+        let mut learner = StateLearner { drafter, states: vec![0, 1, 2], training };
         let all: Vec<usize> = (0..num_rows).collect();
         let batches: Vec<_> = source.step_batches(1, &[all]).collect();
         assert_eq!(batches.len(), if lengths == Lengths::AsGiven { 2 } else { 1 });
@@ -133,7 +136,7 @@ fn gradients_are_those_of_the_weighted_loss() {
             let expected = gradients_of(&learner, &expected);
             let direct: f32 = direct.into_scalar();
             for loss_chunk in [5, 1000] {
-                learner.loss_chunk = loss_chunk;
+                learner.training.loss_chunk = loss_chunk;
                 let (loss, gradients) = learner.train_step(step);
                 let loss: f32 = loss.into_scalar();
                 assert!((loss - direct).abs() < 1e-4, "{loss} {direct}");
@@ -193,7 +196,7 @@ fn drafters_of_one_pass_equal_those_trained_alone() {
     let pass = |trainings: &[Eagle3Training]| {
         let dir = tempfile::tempdir().unwrap();
         let run = TrainingRun::new(dir.path(), "");
-        match train_eagle3(&target, &rows, trainings, 3, run).unwrap() {
+        match train_state_drafters(&target, &rows, trainings, 3, run).unwrap() {
             Ending::Finished(trained) => trained,
             Ending::Stopped { .. } => panic!("nothing stops it"),
         }

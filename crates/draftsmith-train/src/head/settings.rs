@@ -187,24 +187,16 @@ impl HeadTraining {
         )?;
         self.features.check_local(section)?;
         if self.features == Features::Cache && self.labels.mixed().is_some() {
-            return Err(TrainError::Setting {
-                section,
-                key: "features",
-                value: "`cache`".to_owned(),
-                expected: "`recompute`: with these labels each epoch mixes the tokens of target and \
-                           draft again, so hidden states change; `labels = \"rollouts\"` allows `cache`",
-            });
+            let expected = "`recompute`: with these labels each epoch mixes the tokens of target and \
+                            draft again, so hidden states change; `labels = \"rollouts\"` allows `cache`";
+            return Err(TrainError::setting(section, "features", "`cache`", expected));
         }
         if self.labels.mixed().is_none()
             && self.sweep.iter().any(|sweep| sweep.mixing_ratio.is_some())
         {
-            return Err(TrainError::Setting {
-                section,
-                key: "sweep.mixing_ratio",
-                value: "set".to_owned(),
-                expected: "no such list: with labels from rollouts nothing is mixed, so its heads \
-                           would be equal",
-            });
+            let expected = "no such list: with labels from rollouts nothing is mixed, so its heads \
+                            would be equal";
+            return Err(TrainError::setting(section, "sweep.mixing_ratio", "set", expected));
         }
         Ok(())
     }
@@ -246,7 +238,7 @@ fn check_list(key: &'static str, values: Option<Vec<f64>>, range: Range) -> Resu
     let are_distinct = values.iter().enumerate().all(|(n, value)| !values[..n].contains(value));
     if values.is_empty() || !are_distinct {
         let (value, expected) = (format!("{values:?}"), "a list of different values");
-        return Err(TrainError::Setting { section: SECTION, key, value, expected });
+        return Err(TrainError::setting(SECTION, key, value, expected));
     }
     let numbers: Vec<_> = values.into_iter().map(|value| (key, value, range)).collect();
     check_numbers(SECTION, &numbers)

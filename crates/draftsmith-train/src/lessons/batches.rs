@@ -53,6 +53,30 @@ pub(crate) struct LessonBatch {
     pub(crate) lengths: Lengths,
 }
 
+impl LessonBatch {
+    /// Marks the supervised tokens of a step, numbered from 0. The first `step` tokens of each row
+    /// are not supervised, since the earliest round begins at the first supervised position.
+    ///
+    /// # Shapes
+    /// - output: `[tokens, 1]`, as [`LessonTokens::are`]
+    pub(crate) fn are_supervised(&self, step: usize) -> Option<Tensor<2>> {
+        let all = self.tokens.are.clone();
+        if step == 0 {
+            return all;
+        }
+        let of_row = |wanted: &Range<usize>| (0..wanted.len()).map(|nth| nth >= step);
+        let are = self.wanted.iter().flat_map(of_row).map(|is| if is { 1.0 } else { 0.0 });
+        let mut are: Vec<f32> = are.collect();
+        are.resize(self.lengths.padded(are.len()), 0.0);
+        let are = Tensor::<1>::from_floats(are.as_slice(), &self.features[0].device());
+        let are = are.unsqueeze_dim(1);
+        Some(match all {
+            Some(all) => are * all,
+            None => are,
+        })
+    }
+}
+
 /// The frozen target with its LM head and the draft vocabulary.
 #[derive(Debug, Clone)]
 pub(crate) struct FrozenTarget {

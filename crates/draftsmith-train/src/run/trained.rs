@@ -106,14 +106,22 @@ impl<M, C, S: Copy + Serialize> Trained<M, C, S> {
     }
 }
 
-/// The `config.json` of a trained module of the type `M`.
-pub trait ExportConfig<M> {
-    /// Returns the record of the training, so that keys can be added.
-    fn training(&mut self) -> &mut Map<String, Value>;
+/// The keys of a trained module's `config.json` that tell how it was trained.
+#[derive(Debug)]
+pub struct ExportRecord<'a> {
+    /// The record of the training.
+    pub training: &'a mut Map<String, Value>,
+    /// The hash of the target; `None` if it is unknown because the target runs on a server.
+    pub target_hash: &'a mut Option<String>,
+}
 
-    /// Sets the hashes of the draft and the target that the module belongs to. The target's hash is
-    /// unknown if the target runs on a server.
-    fn set_hashes(&mut self, draft: Option<String>, target: Option<String>);
+/// The `config.json` of a trained module of the type `M`.
+pub trait ExportConfig<M>: Clone {
+    /// Returns the record of the training, so that it can be set.
+    fn record(&mut self) -> ExportRecord<'_>;
+
+    /// Sets the hash of the draft model, for a module that belongs to one.
+    fn set_draft_hash(&mut self, _hash: Option<String>) {}
 
     /// Writes the configuration and the weights into a directory.
     ///
@@ -123,12 +131,12 @@ pub trait ExportConfig<M> {
 }
 
 impl ExportConfig<AcceptanceHead> for AcceptanceHeadConfig {
-    fn training(&mut self) -> &mut Map<String, Value> {
-        &mut self.training
+    fn record(&mut self) -> ExportRecord<'_> {
+        ExportRecord { training: &mut self.training, target_hash: &mut self.target_hash }
     }
 
-    fn set_hashes(&mut self, draft: Option<String>, target: Option<String>) {
-        (self.draft_hash, self.target_hash) = (draft, target);
+    fn set_draft_hash(&mut self, hash: Option<String>) {
+        self.draft_hash = hash;
     }
 
     fn write(&self, model: &AcceptanceHead, dir: &Path) -> Result<(), ModelError> {
@@ -137,12 +145,8 @@ impl ExportConfig<AcceptanceHead> for AcceptanceHeadConfig {
 }
 
 impl ExportConfig<Adapter> for AdapterConfig {
-    fn training(&mut self) -> &mut Map<String, Value> {
-        &mut self.training
-    }
-
-    fn set_hashes(&mut self, _: Option<String>, target: Option<String>) {
-        self.target_hash = target;
+    fn record(&mut self) -> ExportRecord<'_> {
+        ExportRecord { training: &mut self.training, target_hash: &mut self.target_hash }
     }
 
     fn write(&self, model: &Adapter, dir: &Path) -> Result<(), ModelError> {
@@ -151,12 +155,8 @@ impl ExportConfig<Adapter> for AdapterConfig {
 }
 
 impl ExportConfig<BlockDrafter> for BlockDrafterConfig {
-    fn training(&mut self) -> &mut Map<String, Value> {
-        &mut self.training
-    }
-
-    fn set_hashes(&mut self, _: Option<String>, target: Option<String>) {
-        self.target_hash = target;
+    fn record(&mut self) -> ExportRecord<'_> {
+        ExportRecord { training: &mut self.training, target_hash: &mut self.target_hash }
     }
 
     fn write(&self, model: &BlockDrafter, dir: &Path) -> Result<(), ModelError> {
@@ -165,12 +165,8 @@ impl ExportConfig<BlockDrafter> for BlockDrafterConfig {
 }
 
 impl ExportConfig<Eagle3> for Eagle3Config {
-    fn training(&mut self) -> &mut Map<String, Value> {
-        &mut self.training
-    }
-
-    fn set_hashes(&mut self, _: Option<String>, target: Option<String>) {
-        self.target_hash = target;
+    fn record(&mut self) -> ExportRecord<'_> {
+        ExportRecord { training: &mut self.training, target_hash: &mut self.target_hash }
     }
 
     fn write(&self, model: &Eagle3, dir: &Path) -> Result<(), ModelError> {
@@ -229,11 +225,12 @@ impl<M: 'static, C: ExportConfig<M> + 'static, S: Copy + Serialize> From<Trained
         let Trained { model, mut config, scores, best_epoch, interrupted, .. } = trained;
         let (num_steps, duration) = (trained.num_steps, trained.duration);
         let write = move |dir: &Path, stamp: ExportStamp| {
-            config.set_hashes(stamp.draft_hash, stamp.target_hash);
-            let keys = stamp.keys.into_iter().map(|(key, value)| (key.to_owned(), value));
-            config.training().extend(keys);
+            config.set_draft_hash(stamp.draft_hash);
+            let ExportRecord { training, target_hash } = config.record();
+            *target_hash = stamp.target_hash;
+            training.extend(stamp.keys.into_iter().map(|(key, value)| (key.to_owned(), value)));
             config.write(&model, dir)?;
-            Ok(std::mem::take(config.training()))
+            Ok(std::mem::take(config.record().training))
         };
         Self {
             write: Box::new(write),

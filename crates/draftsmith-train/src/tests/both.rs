@@ -9,13 +9,13 @@ use draftsmith_data::ResponseRow;
 use serde_json::Value;
 
 use crate::adapter::learner::AdapterLearner;
-use crate::adapter::settings::{AdapterTraining, ExitLayers, InitialWeights};
+use crate::adapter::settings::{AdapterTraining, ExitLayers};
 use crate::adapter::train_adapters;
 use crate::data::RowCounts;
 use crate::data::split::is_held_out;
 use crate::eagle3::learner::StateLearner;
 use crate::eagle3::settings::Eagle3Training;
-use crate::eagle3::train_eagle3;
+use crate::eagle3::train_state_drafters;
 use crate::error::{Section, TrainError};
 use crate::head::learner::HeadLearner;
 use crate::head::settings::HeadTraining;
@@ -25,6 +25,7 @@ use crate::run::member::Trainee;
 use crate::run::optimizer::OptimizerSettings;
 use crate::run::trained::Trained;
 use crate::run::{Ending, TrainingRun};
+use crate::self_draft::InitialWeights;
 use crate::tests::pair::{deep_target, response_row, responses, tiny_draft};
 use crate::tests::runs::{Export, Watcher, assert_contains, exported, files_under, finished};
 
@@ -140,7 +141,7 @@ fn train_drafter(
         optimizer,
         ..Eagle3Training::default()
     };
-    let ending = train_eagle3(&deep_target(16, 64), rows, &[settings], seed, run)?;
+    let ending = train_state_drafters(&deep_target(16, 64), rows, &[settings], seed, run)?;
     Ok(ending.map(|mut drafters| {
         let drafter = drafters.remove(0);
         Outcome::of(&drafter, |dir| drafter.model.write_dir(dir, &drafter.config).unwrap())

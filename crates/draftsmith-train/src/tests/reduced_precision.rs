@@ -5,12 +5,13 @@ use burn::tensor::{DType, Tensor};
 
 use draftsmith_model::{AdapterArchitecture, HeadForm, WeightDtype};
 
-use crate::adapter::settings::{AdapterTraining, ExitLayers, InitialWeights};
+use crate::adapter::settings::{AdapterTraining, ExitLayers};
 use crate::adapter::{TrainedAdapter, train_adapters};
 use crate::head::settings::HeadTraining;
 use crate::head::{TrainedHead, train_heads};
 use crate::run::TrainingRun;
 use crate::run::optimizer::OptimizerSettings;
+use crate::self_draft::InitialWeights;
 use crate::tests::pair::{early_target, responses, tiny_draft};
 use crate::tests::runs::finished;
 

@@ -17,7 +17,7 @@ use super::head_trainer::HeadTrainer;
 use super::outcomes::{DrafterOutcome, HeadOutcome};
 use super::{TrainingWatch, check_devices};
 use crate::served_states::StatesServer;
-use draftsmith_train::StatesSource;
+use draftsmith_train::{LessonSettings, StatesSource};
 
 /// The command's name in messages.
 const COMMAND: &str = "train-drafter";
@@ -123,9 +123,10 @@ impl<'a> DrafterStage<'a> {
             }
         }
         let Some(first) = missing.first() else { return Ok(outcomes) };
-        let (training, dtype) = (first.training, first.training.dtype());
+        let training = first.training;
+        let LessonSettings { dtype, optimizer, .. } = training.lessons();
         let shown = (watch as &dyn draftsmith_recipe::watch::Watch, COMMAND);
-        check_devices(shown, first.kind(), models, dtype, training.optimizer())?;
+        check_devices(shown, first.kind(), models, dtype, &optimizer)?;
         let target = models.target_of_adapters(dtype)?;
         let names: Vec<String> = missing.iter().map(|one| format!("`{}`", one.id)).collect();
         let together = if names.len() > 1 { ", in one pass" } else { "" };
@@ -160,7 +161,7 @@ impl<'a> DrafterStage<'a> {
     /// Sets up a training whose state directory is named after the drafter `first`.
     fn job(self, first: &Trainee<'_>) -> Result<ExportJob<'a>> {
         let Self { recipe, workspace, data, watch } = self;
-        let dtype = first.training.dtype().name();
+        let dtype = first.training.lessons().dtype.name();
         // States from servers do not depend on the type in which the training computes.
         let from = match &workspace.models.served_as {
             Some(name) if first.training.is_served() => format!("served as {name}"),

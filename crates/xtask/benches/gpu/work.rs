@@ -12,7 +12,7 @@ use draftsmith_theory::SeededDraws;
 use draftsmith_train::renderer::Listener;
 use draftsmith_train::{
     AdapterTraining, Eagle3Training, Ending, ExitLayers, HeadTraining, OptimizerSettings,
-    TrainingRun, is_held_out, train_adapters, train_eagle3, train_heads,
+    TrainingRun, is_held_out, train_adapters, train_heads, train_state_drafters,
 };
 use serde::Deserialize;
 
@@ -151,7 +151,7 @@ impl Work {
                     optimizer: timing.optimizer(OptimizerSettings::EAGLE3, 1),
                     ..Eagle3Training::default()
                 };
-                let ending = train_eagle3(frozen, rows, &[training], SEED, run)?;
+                let ending = train_state_drafters(frozen, rows, &[training], SEED, run)?;
                 matches!(ending, Ending::Stopped { .. })
             }
             Self::Head { num_layers, accumulation } => {

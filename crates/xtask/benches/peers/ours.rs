@@ -15,7 +15,7 @@ use draftsmith_model::{CausalLm, HeadForm};
 use draftsmith_theory::{Decoding, FixedLengthConfig, SeededDraws};
 use draftsmith_train::{
     AdapterTraining, BlockTraining, ExitLayers, HeadLabels, HeadTraining, OptimizerSettings,
-    TrainingRun, discard, train_adapters, train_blocks, train_heads,
+    TrainingRun, discard, train_adapters, train_heads, train_state_drafters,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -254,7 +254,7 @@ impl Ours {
         let begun = Instant::now();
         let rows = &self.rows[..num_rows.min(self.rows.len())];
         let (trainings, run) = (std::slice::from_ref(&training), run_in(&dir));
-        let trained = train_blocks(&self.target, rows, trainings, self.seed, run)?;
+        let trained = train_state_drafters(&self.target, rows, trainings, self.seed, run)?;
         let trained = trained.best().context("nothing was trained")?.remove(0);
         Ok(Measurement::of(trained.num_supervised, begun.elapsed()))
     }
