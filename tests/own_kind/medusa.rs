@@ -26,10 +26,9 @@ use draftsmith_recipe::exports::ExportEntry;
 use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading};
 use draftsmith_recipe::kinds::origin::Origin;
 use draftsmith_recipe::kinds::{
-    DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
+    DrafterFiles, DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, TrainedText,
     read_kind, settings_table,
 };
-use draftsmith_report::{ModelSummary, Road};
 use draftsmith_theory::{DrafterId, RoundForwards, SeededDraws};
 use draftsmith_train::{
     Eagle3Training, Ending, ExportConfig, ExportRecord, LessonSettings, StateTraining, TrainError,
@@ -78,10 +77,6 @@ impl DrafterKind for MedusaKind {
         "Medusa".to_owned()
     }
 
-    fn road(&self) -> Road {
-        Road::SelfDraft
-    }
-
     fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
         let Some(MedusaTraining(training)) = self.0.training() else { return Ok(()) };
         training.validate().with_context(|| format!("section `[{key}]`"))
@@ -104,10 +99,6 @@ impl DrafterKind for MedusaKind {
         })
     }
 
-    fn role(&self) -> Role {
-        Role::Steps
-    }
-
     fn round_forwards(&self) -> RoundForwards {
         RoundForwards::Once
     }
@@ -128,20 +119,11 @@ impl DrafterKind for MedusaKind {
         5
     }
 
-    fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        let dir = loading.export_dir();
-        let shape = format!("medusa {}", MedusaConfig::from_dir(&dir)?.layer);
-        loading.workspace.artifacts.export_hash(&dir, &shape)
-    }
-
-    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        self.recorded_hash(loading)
-    }
-
-    fn summaries(&self, loading: &Loading<'_>, _: &LoadedDrafter) -> Result<Vec<ModelSummary>> {
-        let dir = loading.export_dir();
-        let text = format!("{} Medusa heads", MedusaConfig::from_dir(&dir)?.medusa_num_heads);
-        Ok(vec![loading.dir_summary(loading.id.as_str(), &dir, text)?])
+    fn files(&self, _loading: &Loading<'_>, dir: &DrafterDir) -> Result<Option<DrafterFiles>> {
+        let config = MedusaConfig::from_dir(dir)?;
+        let shape = format!("medusa {}", config.layer);
+        let description = format!("{} Medusa heads", config.medusa_num_heads);
+        Ok(Some(DrafterFiles { shape, description }))
     }
 }
 

@@ -25,7 +25,8 @@ use anyhow::{Context, Result, bail};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::NamedParts;
 use draftsmith_model::{
-    CausalLm, DraftVocabulary, DrafterDir, DrafterModel, HeadForm, ModelConfig, WeightDtype,
+    CausalLm, DraftVocabulary, DrafterDir, DrafterModel, HeadForm, ModelConfig,
+    VOCABULARY_COVERAGE, WeightDtype,
 };
 use draftsmith_theory::{Bounds, DrafterId, HeadTiming, RoundForwards, StopRuleConfig};
 use draftsmith_theory::{DecodingName, ModelSummary, Road};
@@ -131,21 +132,52 @@ fn low_agreement_text(agreement: f64, training: &Map<String, Value>) -> String {
     )
 }
 
+/// Describes a draft vocabulary and its fraction of the validation responses' tokens; `None` without
+/// one. `training` is the `training` object of the drafter's `config.json`.
+fn drafted_text(
+    vocabulary: Option<&DraftVocabulary>,
+    training: &Map<String, Value>,
+) -> Option<String> {
+    let (size, coverage) = (vocabulary?.ids().len(), coverage_in(training)?);
+    let share = coverage * 100.0;
+    Some(format!(", drafting {size} tokens: {share:.1} % of the validation responses'"))
+}
+
+fn coverage_in(training: &Map<String, Value>) -> Option<f64> {
+    training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64)
+}
+
 impl TrainedText {
-    /// Adds the draft vocabulary's size and coverage to the properties, or null without one.
-    pub fn with_vocabulary(
-        mut self,
+    /// Describes a self-draft with the `training` object of its `config.json`, its draft vocabulary,
+    /// and its agreement with the target. Adds the vocabulary's size and coverage to the properties,
+    /// or null without one.
+    fn new<const N: usize>(
+        (place, lines): (String, String),
+        agreement: f64,
+        training: &Map<String, Value>,
         vocabulary: Option<&DraftVocabulary>,
-        coverage: Option<f64>,
+        properties: [(&str, Value); N],
     ) -> Self {
         let size = vocabulary.map(|all| all.ids().len());
-        self.properties.insert("draft_vocabulary".to_owned(), json!(size));
-        self.properties.insert("vocabulary_coverage".to_owned(), json!(coverage));
-        self
+        let coverage = json!(coverage_in(training));
+        let drafted = [("draft_vocabulary", json!(size)), ("vocabulary_coverage", coverage)];
+        let properties = properties.into_iter().chain(drafted);
+        let properties = properties.map(|(key, value)| (key.to_owned(), value)).collect();
+        Self { place, lines: lines + &low_agreement_text(agreement, training), properties }
     }
 }
 
-/// The interface of a kind of drafter. The defaults suit kinds that do not draft step by step.
+/// What the files of a trained drafter say about it.
+#[derive(Debug, Clone)]
+pub struct DrafterFiles {
+    /// The properties that, together with the weights, identify the drafter in recordings.
+    pub shape: String,
+    /// The description in reports.
+    pub description: String,
+}
+
+/// The interface of a kind of drafter. The defaults suit self-drafts, and kinds that do not draft step
+/// by step.
 pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     /// Returns the entry in the table of kinds.
     fn entry(&self) -> &'static KindEntry;
@@ -157,7 +189,9 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     fn text(&self) -> String;
 
     /// Returns the drafter's [`Road`], a coarse class by which reports compare drafters.
-    fn road(&self) -> Road;
+    fn road(&self) -> Road {
+        Road::SelfDraft
+    }
 
     /// Checks the settings. Error messages refer to the drafter's table as `key`.
     ///
@@ -173,9 +207,11 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     /// If a file is missing or invalid, or was trained for other models.
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter>;
 
-    /// Returns the role that the drafter can have inside another drafter.
+    /// Returns the role that the drafter can have inside another drafter. Self-drafts draft step by
+    /// step.
     fn role(&self) -> Role {
-        Role::Neither
+        let is_self_draft = self.path().is_some() || self.training().is_some();
+        if is_self_draft { Role::Steps } else { Role::Neither }
     }
 
     /// Returns whether the drafter's rollouts are recorded and its stop rules tuned on them.
@@ -258,12 +294,25 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         None
     }
 
+    /// Reads the files of a trained drafter in `dir`; `None` for a kind without its own files.
+    ///
+    /// # Errors
+    /// If a file is missing or invalid.
+    fn files(&self, _loading: &Loading<'_>, _dir: &DrafterDir) -> Result<Option<DrafterFiles>> {
+        Ok(None)
+    }
+
     /// Returns the hash that identifies the drafter in recordings, without the acceptance head.
     ///
     /// # Errors
     /// If the drafter cannot be recorded, or a file cannot be read.
     fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        bail!("the drafter `{}` has no model, and so no probabilities to record", loading.id)
+        let dir = loading.export_dir();
+        self.entry().need(&dir)?;
+        let Some(files) = self.files(loading, &dir)? else {
+            bail!("the drafter `{}` has no model, and so no probabilities to record", loading.id)
+        };
+        loading.workspace.artifacts.export_hash(&dir, &files.shape)
     }
 
     /// Returns the hash of the drafter's weights, or an empty string for a kind without weights.
@@ -271,8 +320,11 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If a file cannot be read.
-    fn weights_hash(&self, _loading: &Loading<'_>) -> Result<String> {
-        Ok(String::new())
+    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
+        match self.entry().directory {
+            Some(_) => self.recorded_hash(loading),
+            None => Ok(String::new()),
+        }
     }
 
     /// Summarises the drafter's files and its acceptance head for a report.
@@ -281,10 +333,14 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     /// If a file cannot be read.
     fn summaries(
         &self,
-        _loading: &Loading<'_>,
-        _loaded: &LoadedDrafter,
+        loading: &Loading<'_>,
+        loaded: &LoadedDrafter,
     ) -> Result<Vec<ModelSummary>> {
-        Ok(Vec::new())
+        let dir = loading.export_dir();
+        let Some(files) = self.files(loading, &dir)? else { return Ok(Vec::new()) };
+        let own = loading.dir_summary(loading.id.as_str(), &dir, files.description);
+        let head = loaded.head.as_ref().map(|head| loading.head_summary(head));
+        [own].into_iter().chain(head).collect()
     }
 
     /// Loads the model whose hidden states the drafter's acceptance head reads, to train the head.

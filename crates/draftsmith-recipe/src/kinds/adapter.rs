@@ -20,13 +20,12 @@ use serde_json::{Value, json};
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::{
-    DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
-    low_agreement_text, read_kind, settings_table, trainings_of,
+    DrafterFiles, DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, TrainedText,
+    drafted_text, read_kind, settings_table, trainings_of,
 };
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
 use crate::exports::{AdapterExport, ExportEntry, describe_adapter, inspected};
-use draftsmith_theory::{ModelSummary, Road};
 
 /// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry = KindEntry {
@@ -91,10 +90,6 @@ impl DrafterKind for AdapterKind {
         is_served.then_some(&AS_DRAFT_MODEL)
     }
 
-    fn road(&self) -> Road {
-        Road::SelfDraft
-    }
-
     fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
         let Origin::Training(training) = &self.0 else { return Ok(()) };
         if let ExitLayers::Many(layers) = &training.exit_layer {
@@ -111,10 +106,7 @@ impl DrafterKind for AdapterKind {
         let dir = loading.export_dir();
         ENTRY.need(&dir)?;
         let export = AdapterExport::read(&dir, workspace)?;
-        let head = match loading.head_dir()? {
-            Some(head) => Some(export.head(&head, workspace)?),
-            None => None,
-        };
+        let head = loading.head_dir()?.map(|head| export.head(&head, workspace)).transpose()?;
         let parts = SelfDraftParts {
             exit_layer: export.config.exit_layer,
             adapter: export.adapter.clone(),
@@ -123,10 +115,6 @@ impl DrafterKind for AdapterKind {
         let parts = NamedParts { id, parts: Arc::new(parts) };
         let sizes = vec![(id, num_read(workspace.models.target_config()?, &export))];
         Ok(LoadedDrafter { parts, head, dir: Some(dir.path), rule_dir: None, sizes })
-    }
-
-    fn role(&self) -> Role {
-        Role::Steps
     }
 
     fn path(&self) -> Option<&DrafterDir> {
@@ -159,29 +147,15 @@ impl DrafterKind for AdapterKind {
         6
     }
 
-    fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        let dir = loading.export_dir();
-        ENTRY.need(&dir)?;
-        let config = AdapterConfig::from_dir(&dir)?;
+    fn files(&self, _loading: &Loading<'_>, dir: &DrafterDir) -> Result<Option<DrafterFiles>> {
+        let config = AdapterConfig::from_dir(dir)?;
         let shape = format!("{} {}", config.exit_layer, config.model.to_json("float32"));
-        loading.workspace.artifacts.export_hash(&dir, &shape)
+        Ok(Some(DrafterFiles { shape, description: describe_adapter(&config) }))
     }
 
     fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
         let dir = loading.export_dir();
         loading.workspace.artifacts.adapter_hash(&dir, &AdapterConfig::from_dir(&dir)?)
-    }
-
-    fn summaries(
-        &self,
-        loading: &Loading<'_>,
-        loaded: &LoadedDrafter,
-    ) -> Result<Vec<ModelSummary>> {
-        let dir = loading.export_dir();
-        let text = describe_adapter(&AdapterConfig::from_dir(&dir)?);
-        let own = loading.dir_summary(loading.id.as_str(), &dir, text);
-        let head = loaded.head.as_ref().map(|head| loading.head_summary(head));
-        [own].into_iter().chain(head).collect()
     }
 
     fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
@@ -236,28 +210,20 @@ impl KindTraining for AdapterTraining {
     fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {
         let config = AdapterConfig::from_dir(dir)?;
         let scores: AdapterScores = serde_json::from_value(scores.clone())?;
-        let (vocabulary, coverage) =
-            (config.draft_vocabulary.as_ref(), config.vocabulary_coverage());
-        let drafted = match vocabulary.zip(coverage) {
-            Some((vocabulary, coverage)) => format!(
-                ", drafting {} tokens: {:.1} % of the validation responses', to which the scores \
-                 are limited",
-                vocabulary.ids().len(),
-                coverage * 100.0
-            ),
-            None => String::new(),
-        };
+        let (training, vocabulary) = (&config.training, config.draft_vocabulary.as_ref());
+        let drafted = drafted_text(vocabulary, training);
+        let drafted = drafted.map(|text| text + ", to which the scores are limited");
         let lines = format!(
-            "{}, {} parameters{drafted}\nvalidation over {} tokens: cross-entropy {:.4} (the target's \
-             own {:.4}), agreement {:.4}, overlap {:.4}{}",
+            "{}, {} parameters{}\nvalidation over {} tokens: cross-entropy {:.4} (the target's \
+             own {:.4}), agreement {:.4}, overlap {:.4}",
             config.architecture,
             config.num_parameters(),
+            drafted.unwrap_or_default(),
             scores.num_tokens,
             scores.cross_entropy,
             scores.target_entropy,
             scores.agreement,
             scores.overlap,
-            low_agreement_text(scores.agreement, &config.training),
         );
         let place = format!("behind layer {}", config.exit_layer);
         let properties = [
@@ -265,9 +231,8 @@ impl KindTraining for AdapterTraining {
             ("architecture", json!(config.architecture)),
             ("num_parameters", json!(config.num_parameters())),
         ];
-        let properties =
-            properties.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
-        Ok(TrainedText { place, lines, properties }.with_vocabulary(vocabulary, coverage))
+        let texts = (place, lines);
+        Ok(TrainedText::new(texts, scores.agreement, training, vocabulary, properties))
     }
 }
 

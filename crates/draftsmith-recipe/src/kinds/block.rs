@@ -8,9 +8,8 @@ use draftsmith_data::ResponseRow;
 use draftsmith_decode::{BlockDraftParts, NamedParts};
 use draftsmith_model::{
     BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, DrafterDir, ModelConfig,
-    VOCABULARY_COVERAGE,
 };
-use draftsmith_theory::{HeadTiming, ModelSummary, Road, RoundForwards};
+use draftsmith_theory::{HeadTiming, RoundForwards};
 use draftsmith_train::{
     BlockTraining, DraftScores, Ending, LessonSettings, TrainError, TrainedExport, TrainingRun,
     train_state_drafters,
@@ -21,8 +20,8 @@ use serde_json::{Map, Value, json};
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::{
-    DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
-    low_agreement_text, read_kind, settings_table, trainings_of,
+    DrafterFiles, DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, TrainedText,
+    read_kind, settings_table, trainings_of,
 };
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_DSPARK, ServerFlags};
@@ -102,10 +101,6 @@ impl DrafterKind for BlockKind {
         Some(&AS_DSPARK)
     }
 
-    fn road(&self) -> Road {
-        Road::SelfDraft
-    }
-
     fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
         let Origin::Training(training) = &self.0 else { return Ok(()) };
         training.validate().with_context(|| format!("section `[{key}]`"))
@@ -124,10 +119,6 @@ impl DrafterKind for BlockKind {
         let parts = NamedParts { id, parts };
         let (dir, sizes) = (Some(loading.export_dir().path), vec![(id, size)]);
         Ok(LoadedDrafter { parts, head: None, dir, rule_dir: None, sizes })
-    }
-
-    fn role(&self) -> Role {
-        Role::Steps
     }
 
     fn round_forwards(&self) -> RoundForwards {
@@ -171,25 +162,8 @@ impl DrafterKind for BlockKind {
         }
     }
 
-    fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        let dir = loading.export_dir();
-        ENTRY.need(&dir)?;
-        let own = BlockDrafterConfig::from_dir(&dir)?;
-        let shape = BlockDrafterConfig { target_hash: None, training: Map::new(), ..own };
-        loading.workspace.artifacts.export_hash(&dir, &shape.to_json().to_string())
-    }
-
-    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        self.recorded_hash(loading)
-    }
-
-    fn summaries(
-        &self,
-        loading: &Loading<'_>,
-        _loaded: &LoadedDrafter,
-    ) -> Result<Vec<ModelSummary>> {
-        let dir = loading.export_dir();
-        let config = BlockDrafterConfig::from_dir(&dir)?;
+    fn files(&self, _loading: &Loading<'_>, dir: &DrafterDir) -> Result<Option<DrafterFiles>> {
+        let config = BlockDrafterConfig::from_dir(dir)?;
         let description = format!(
             "block drafter of {} layers {}, {} parameters, drafts {} tokens",
             config.model.shape.num_layers,
@@ -197,7 +171,8 @@ impl DrafterKind for BlockKind {
             config.num_parameters(),
             config.num_draft_tokens()
         );
-        Ok(vec![loading.dir_summary(loading.id.as_str(), &dir, description)?])
+        let shape = BlockDrafterConfig { target_hash: None, training: Map::new(), ..config };
+        Ok(Some(DrafterFiles { shape: shape.to_json().to_string(), description }))
     }
 }
 
@@ -237,21 +212,13 @@ impl KindTraining for BlockTraining {
     fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {
         let config = BlockDrafterConfig::from_dir(dir)?;
         let scores: DraftScores = serde_json::from_value(scores.clone())?;
-        let lines = format!(
-            "{} parameters\n{}{}",
-            config.num_parameters(),
-            scores.text(),
-            low_agreement_text(scores.agreement.first(), &config.training),
-        );
-        let properties = [
-            ("layers", json!(config.target_layers)),
-            ("num_parameters", json!(config.num_parameters())),
-        ];
+        let num_parameters = config.num_parameters();
+        let lines = format!("{num_parameters} parameters\n{}", scores.text());
         let properties =
-            properties.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
-        let coverage = config.training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64);
-        Ok(TrainedText { place: place_text(&config), lines, properties }
-            .with_vocabulary(config.draft_vocabulary.as_ref(), coverage))
+            [("layers", json!(config.target_layers)), ("num_parameters", json!(num_parameters))];
+        let (texts, agreement) = ((place_text(&config), lines), scores.agreement.first());
+        let (training, vocabulary) = (&config.training, config.draft_vocabulary.as_ref());
+        Ok(TrainedText::new(texts, agreement, training, vocabulary, properties))
     }
 }
 

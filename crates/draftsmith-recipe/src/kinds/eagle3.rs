@@ -20,13 +20,12 @@ use serde_json::{Value, json};
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::{
-    DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, Role, TrainedText,
-    low_agreement_text, read_kind, settings_table, trainings_of,
+    DrafterFiles, DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, TrainedText,
+    drafted_text, read_kind, settings_table, trainings_of,
 };
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_EAGLE3, ServerFlags};
 use crate::exports::{ExportEntry, inspected, read_self_drafts_head};
-use draftsmith_theory::{ModelSummary, Road};
 
 /// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry = KindEntry {
@@ -68,10 +67,6 @@ impl DrafterKind for Eagle3Kind {
         Some(&AS_EAGLE3)
     }
 
-    fn road(&self) -> Road {
-        Road::SelfDraft
-    }
-
     fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
         let Origin::Training(training) = &self.0 else { return Ok(()) };
         training.validate().with_context(|| format!("section `[{key}]`"))
@@ -84,32 +79,20 @@ impl DrafterKind for Eagle3Kind {
         let (shape, dtype) = (models.target_shape()?, models.dtype);
         let (config, network) = Eagle3::from_dir(&dir, shape, dtype, models.device())?;
         loading.check_target(&dir, config.target_hash.as_deref())?;
-        let head = match loading.head_dir()? {
-            Some(head) => {
-                check_width(&dir, &config)?;
-                let hash = || self.recorded_hash(loading);
-                Some(read_self_drafts_head(&head, shape.hidden_size, hash, loading.workspace)?)
-            }
-            None => None,
-        };
-        let size = num_read(&config);
-        let parts = Arc::new(StateDraftParts {
+        let head = loading.head_dir()?.map(|head| {
+            check_width(&dir, &config)?;
+            let hash = || self.recorded_hash(loading);
+            read_self_drafts_head(&head, shape.hidden_size, hash, loading.workspace)
+        });
+        let head = head.transpose()?;
+        let sizes = vec![(id, num_read(&config))];
+        let parts = StateDraftParts {
             network,
             layers: config.target_layers.to_vec(),
             head: head.as_ref().map(|head| head.head.clone()),
-        });
-        let parts = NamedParts { id, parts };
-        Ok(LoadedDrafter {
-            parts,
-            head,
-            dir: Some(dir.path),
-            rule_dir: None,
-            sizes: vec![(id, size)],
-        })
-    }
-
-    fn role(&self) -> Role {
-        Role::Steps
+        };
+        let parts = NamedParts { id, parts: Arc::new(parts) };
+        Ok(LoadedDrafter { parts, head, dir: Some(dir.path), rule_dir: None, sizes })
     }
 
     fn path(&self) -> Option<&DrafterDir> {
@@ -136,38 +119,19 @@ impl DrafterKind for Eagle3Kind {
         })
     }
 
-    fn recorded_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        let dir = loading.export_dir();
-        ENTRY.need(&dir)?;
+    fn files(&self, loading: &Loading<'_>, dir: &DrafterDir) -> Result<Option<DrafterFiles>> {
         let num_layers = loading.workspace.models.target_shape()?.num_layers;
-        let config = Eagle3Config::from_dir(&dir, num_layers)?;
+        let config = Eagle3Config::from_dir(dir, num_layers)?;
         let shape = (config.target_layers, config.norm_before_residual);
         let normed = if config.norm_output { " norm_output" } else { "" };
         let shape = format!("{shape:?} {}{normed}", config.model.to_json("float32"));
-        loading.workspace.artifacts.export_hash(&dir, &shape)
-    }
-
-    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        self.recorded_hash(loading)
-    }
-
-    fn summaries(
-        &self,
-        loading: &Loading<'_>,
-        loaded: &LoadedDrafter,
-    ) -> Result<Vec<ModelSummary>> {
-        let num_layers = loading.workspace.models.target_shape()?.num_layers;
-        let dir = loading.export_dir();
-        let config = Eagle3Config::from_dir(&dir, num_layers)?;
-        let [low, middle, high] = config.target_layers;
         let description = format!(
-            "EAGLE-3 over layers {low}, {middle} and {high}, {} parameters, drafts {} tokens",
+            "EAGLE-3 {}, {} parameters, drafts {} tokens",
+            place_text(&config),
             config.num_parameters(),
             config.num_draft_tokens()
         );
-        let own = loading.dir_summary(loading.id.as_str(), &dir, description);
-        let head = loaded.head.as_ref().map(|head| loading.head_summary(head));
-        [own].into_iter().chain(head).collect()
+        Ok(Some(DrafterFiles { shape, description }))
     }
 
     fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
@@ -216,32 +180,21 @@ impl KindTraining for Eagle3Training {
     fn describe(&self, dir: &Path, num_layers: usize, scores: &Value) -> Result<TrainedText> {
         let config = Eagle3Config::from_dir(dir, num_layers)?;
         let scores: DraftScores = serde_json::from_value(scores.clone())?;
-        let [low, middle, high] = config.target_layers;
-        let (vocabulary, coverage) =
-            (config.draft_vocabulary.as_ref(), config.vocabulary_coverage());
-        let drafted = match vocabulary.zip(coverage) {
-            Some((vocabulary, coverage)) => format!(
-                ", drafting {} tokens: {:.1} % of the validation responses'",
-                vocabulary.ids().len(),
-                coverage * 100.0
-            ),
-            None => String::new(),
-        };
-        let lines = format!(
-            "{} parameters{drafted}\n{}{}",
-            config.num_parameters(),
-            scores.text(),
-            low_agreement_text(scores.agreement.first(), &config.training),
-        );
-        let place = format!("over layers {low}, {middle} and {high}");
-        let properties = [
-            ("layers", json!(config.target_layers)),
-            ("num_parameters", json!(config.num_parameters())),
-        ];
+        let (training, vocabulary) = (&config.training, config.draft_vocabulary.as_ref());
+        let drafted = drafted_text(vocabulary, training).unwrap_or_default();
+        let num_parameters = config.num_parameters();
+        let lines = format!("{num_parameters} parameters{drafted}\n{}", scores.text());
         let properties =
-            properties.map(|(key, value)| (key.to_owned(), value)).into_iter().collect();
-        Ok(TrainedText { place, lines, properties }.with_vocabulary(vocabulary, coverage))
+            [("layers", json!(config.target_layers)), ("num_parameters", json!(num_parameters))];
+        let (texts, agreement) = ((place_text(&config), lines), scores.agreement.first());
+        Ok(TrainedText::new(texts, agreement, training, vocabulary, properties))
     }
+}
+
+/// Names the target's layers whose states the drafter reads.
+fn place_text(config: &Eagle3Config) -> String {
+    let [low, middle, high] = config.target_layers;
+    format!("over layers {low}, {middle} and {high}")
 }
 
 /// Checks that the drafter's hidden size equals the target's. An acceptance head needs that,

@@ -87,10 +87,6 @@ impl DrafterKind for ModelKind {
         Ok(loading.workspace.models.draft_model_hash(loading.id)?.to_owned())
     }
 
-    fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        self.recorded_hash(loading)
-    }
-
     fn summaries(
         &self,
         loading: &Loading<'_>,
