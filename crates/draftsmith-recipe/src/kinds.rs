@@ -31,7 +31,8 @@ use draftsmith_model::{
 use draftsmith_theory::{Bounds, DrafterId, HeadTiming, RoundForwards, StopRuleConfig};
 use draftsmith_theory::{DecodingName, ModelSummary, Road};
 use draftsmith_train::{
-    Ending, HeadLabels, HeadTraining, LessonSettings, TrainError, TrainedExport, TrainingRun,
+    Ending, FeatureFormat, HeadLabels, HeadTraining, LessonSettings, TrainError, TrainedExport,
+    TrainingRun,
 };
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
@@ -57,9 +58,14 @@ pub trait KindTraining: Any {
     /// Returns the settings that all self-drafts have for what they learn from.
     fn lessons(&self) -> LessonSettings;
 
+    /// Returns the number format in which states of servers are stored; `None` if servers give none.
+    fn served_format(&self) -> Option<FeatureFormat> {
+        self.lessons().served_format()
+    }
+
     /// Returns whether servers give the target's hidden states.
     fn is_served(&self) -> bool {
-        self.lessons().served_format().is_some()
+        self.served_format().is_some()
     }
 
     /// Checks that a target of `num_layers` layers has all layers that the drafter reads.

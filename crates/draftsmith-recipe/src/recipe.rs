@@ -433,7 +433,7 @@ impl Recipe {
         let states = self.states_server().and_then(|server| server.states.as_ref());
         let is_stored = states.is_some_and(|states| states.keep != KeptIn::Nowhere);
         let trained = self.trained_self_drafts().into_iter().filter(|_| is_stored);
-        let formats = trained.filter_map(|(_, training)| training.lessons().served_format());
+        let formats = trained.filter_map(|(_, training)| training.served_format());
         formats.map(FeatureFormat::largest).fold(f32::MAX, f32::min)
     }
 

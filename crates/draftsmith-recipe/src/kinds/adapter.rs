@@ -11,8 +11,8 @@ use draftsmith_model::{
     WeightDtype,
 };
 use draftsmith_train::{
-    AdapterScores, AdapterTraining, Ending, ExitLayers, InitialWeights, LessonSettings, TrainError,
-    TrainedExport, TrainingRun, train_adapters,
+    AdapterScores, AdapterTraining, Ending, ExitLayers, FeatureFormat, InitialWeights,
+    LessonSettings, TrainError, TrainedExport, TrainingRun, train_adapters,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -169,6 +169,11 @@ impl DrafterKind for AdapterKind {
 impl KindTraining for AdapterTraining {
     fn lessons(&self) -> LessonSettings {
         Self::lessons(self)
+    }
+
+    /// Returns `None`, because an adapter reads the states of layers that it runs itself.
+    fn served_format(&self) -> Option<FeatureFormat> {
+        None
     }
 
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {

@@ -24,6 +24,15 @@ fn message(text: &str, overrides: &[&str]) -> String {
 }
 
 #[test]
+fn an_adapter_that_asks_for_states_of_servers_is_refused_by_its_own_key() {
+    let own = "[drafters.exit]\nkind = 'adapter'\nexit_layer = 1\nfeatures = 'server'\n";
+    let message = message(&format!("{RECIPE}{own}"), &[]);
+    let expected =
+        "section `[drafters.exit]`: `adapter.features` is `server`, expected `recompute`";
+    assert!(message.contains(expected), "{message}");
+}
+
+#[test]
 fn all_recipes_of_the_repository_read() {
     let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../recipes");
     for dir in [dir.to_owned(), format!("{dir}/papers")] {
