@@ -9,39 +9,34 @@
 
 mod files;
 mod kangaroo;
-mod packed_adapter;
 #[cfg(test)]
 mod tests;
 
 use std::path::Path;
-use std::sync::Arc;
 
 use burn::module::{Module, Param};
-use burn::nn::{Initializer, Linear};
+use burn::nn::Initializer;
 use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
-use crate::decoder::few_rows;
-use crate::decoder::layer::DecoderLayer;
-use crate::decoder::soft_capped;
 use crate::decoder::source::{RandomSource, WeightSource};
-use crate::decoder::stack::LayerStack;
+use crate::decoder::stack::{LayerStack, StackSpec};
 use crate::draft_vocabulary::DraftVocabulary;
 use crate::error::ModelError;
-use crate::kv_cache::{CachePlace, KvCache};
+use crate::frozen::{Packable, PackableLinear, PackableStack};
+use crate::kv_cache::KvCache;
 use crate::precision::{cast_parameters, copied};
-use crate::rope::Reach;
 use crate::rows::Rows;
 use crate::spec::ModelShape;
 use crate::spec::{Activation, LayerSpec, LinearSpec, MlpNames, MlpSpec, WindowSpec};
+use crate::state_network::copied_head;
 use crate::weights::WeightDtype;
 #[cfg(test)]
 pub(crate) use files::{KEYS, OwnKeys};
 pub use kangaroo::KANGAROO_ROPE_THETA;
-use packed_adapter::PackedAdapter;
 
 /// The prefix of the names of an adapter's layers. As in Kangaroo, names are those of a Llama
 /// without the first `model.`.
@@ -118,14 +113,11 @@ pub struct AdapterConfig {
 /// A self-draft adapter: one or a few layers between a target's shallow layers and its LM head.
 #[derive(Module, Debug)]
 pub struct Adapter {
-    pub(crate) stack: LayerStack,
+    pub(crate) stack: PackableStack,
     /// The separate LM head, `[hidden, vocab]`; `None` if the adapter uses the target's.
-    lm_head: Option<Linear>,
+    lm_head: Option<PackableLinear>,
     #[module(skip)]
     logit_soft_cap: Option<f32>,
-    /// The same weights in packed form, for decoding on the CPU.
-    #[module(skip)]
-    packed: Option<Arc<PackedAdapter>>,
     #[module(skip)]
     shape: ModelShape,
     #[module(skip)]
@@ -207,9 +199,11 @@ impl AdapterConfig {
         LayerSpec { attention, mlp, ..spec.layer(0) }
     }
 
-    /// Returns the prefix of the names of a layer's tensors.
-    fn layer_name(&self, number: usize) -> String {
-        format!("{LAYERS}.{number}")
+    /// Specifies the layers and their norm.
+    fn stack(&self) -> StackSpec<'_> {
+        let layer = |number| (self.layer(), format!("{LAYERS}.{number}"));
+        let layers = (0..self.model.shape.num_layers).map(layer).collect();
+        StackSpec { model: &self.model, layers, norm: NORM }
     }
 
     /// Specifies the separate LM head, if the architecture has one.
@@ -250,17 +244,13 @@ impl AdapterConfig {
 
     /// Builds the adapter with the weights of `source`.
     fn build<S: WeightSource>(&self, source: &mut S) -> Result<Adapter, S::Error> {
-        let ModelConfig { shape, spec, .. } = &self.model;
-        let layer =
-            |number| DecoderLayer::build(&self.layer(), shape, &self.layer_name(number), source);
-        let layers = (0..shape.num_layers).map(layer).collect::<Result<_, _>>()?;
-        let norm = source.norm("", NORM, shape.hidden_size, &spec.norm)?;
+        let stack = PackableStack::build(&self.stack(), source)?;
+        let head = self.own_head();
         Ok(Adapter {
-            stack: LayerStack { layers, norm, reaches: Reach::all_of(spec, shape) },
-            lm_head: self.own_head().map(|head| source.linear("", &head)).transpose()?,
-            logit_soft_cap: spec.logit_soft_cap,
-            packed: None,
-            shape: shape.clone(),
+            stack,
+            lm_head: head.map(|head| PackableLinear::build(&head, source)).transpose()?,
+            logit_soft_cap: self.model.spec.logit_soft_cap,
+            shape: self.model.shape.clone(),
             draft_vocabulary: self.draft_vocabulary.clone(),
         })
     }
@@ -270,10 +260,8 @@ impl AdapterConfig {
     /// attention has 2H(q + kv) + H parameters, its MLP 3HI + H, the MLP of "MLP only" 2H² + H, an
     /// LM head HV, and the last norm H.
     pub fn num_parameters(&self) -> usize {
-        let shape = &self.model.shape;
         let head = self.own_head().map_or(0, |head| head.num_parameters());
-        let norm = self.model.spec.norm.num_parameters(shape.hidden_size);
-        shape.num_layers * self.layer().num_parameters(shape) + head + norm
+        self.stack().num_parameters() + head
     }
 
     /// Checks that the adapter fits a target.
@@ -324,25 +312,23 @@ impl Adapter {
     /// # Panics
     /// If the target has another shape.
     pub fn with_layers_of(self, target: &CausalLm, first: usize) -> Self {
-        let device = self.device();
+        let (device, stack) = (self.stack.device(), self.stack.tensors);
         let last = target.shape().num_layers - 1;
-        let layers = self.stack.layers.into_iter().enumerate().map(|(number, layer)| match target
-            .layer(last.min(first + number).max(first))
-        {
-            Some(theirs) => layer.with_parts_of(theirs, &device),
-            None => layer,
+        let layers = stack.layers.into_iter().enumerate().map(|(number, layer)| {
+            match target.layer(last.min(first + number).max(first)) {
+                Some(theirs) => layer.with_parts_of(theirs, &device),
+                None => layer,
+            }
         });
         let layers = layers.collect();
         let norm = copied(target.last_norm(), &device);
-        Self { stack: LayerStack { layers, norm, reaches: self.stack.reaches }, ..self }
+        Self { stack: LayerStack { layers, norm, ..stack }.into(), ..self }
     }
 
     /// Copies the target's LM head into the adapter's separate one, if it has one.
     pub fn with_head_of(self, target: &CausalLm) -> Self {
-        let device = self.device();
-        let theirs = || Param::from_tensor(target.lm_head_weight());
-        let lm_head =
-            self.lm_head.map(|_| copied(Linear { weight: theirs(), bias: None }, &device));
+        let device = self.stack.device();
+        let lm_head = self.lm_head.map(|_| copied_head(target, None, &device));
         Self { lm_head, ..self }
     }
 
@@ -353,26 +339,15 @@ impl Adapter {
 
     /// Creates a cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        let device = self.device();
-        let place = match (&self.stack.layers[0].attention, &self.packed) {
-            (None, _) => CachePlace::Nowhere,
-            (Some(_), Some(_)) => CachePlace::Host,
-            (Some(attention), None) => {
-                let [query, ..] = attention.projections();
-                CachePlace::Device(&device, query.weight.val().dtype().into())
-            }
-        };
-        KvCache::new(&self.shape, capacity, num_slots, place)
-    }
-
-    fn device(&self) -> Device {
-        self.stack.norm.gamma().device()
+        self.stack.form().new_cache(&self.shape, capacity, num_slots)
     }
 
     /// Returns a copy that computes in `dtype`, for one training forward over whole sequences. On
     /// an autodiff device, gradients reach this adapter's parameters in their own type.
     pub fn to_dtype(&self, dtype: FloatDType) -> Self {
-        cast_parameters(Self { packed: None, ..self.clone() }, dtype)
+        let own = self.clone();
+        let (stack, lm_head) = (own.stack.unpacked(), own.lm_head.map(Packable::unpacked));
+        cast_parameters(Self { stack, lm_head, ..own }, dtype)
     }
 
     /// Returns the number of parameters.
@@ -396,19 +371,10 @@ impl Adapter {
     /// Computes logits of rows after the final norm, with the adapter's separate LM head or else
     /// the target's.
     pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
-        let Some(head) = &self.lm_head else { return target.logits(normed) };
-        if let Some(packed) = &self.packed
-            && let Some(logits) = packed.logits(&normed.place.clone().into_host())
-        {
-            return normed.with_place(logits);
+        match &self.lm_head {
+            Some(head) => head.logits(normed, self.logit_soft_cap),
+            None => target.logits(normed),
         }
-        let rows = normed.place.clone().into_device(&self.device());
-        normed.with_place(rows.map(|rows| {
-            let [batch, seq, width] = rows.dims();
-            let logits = few_rows::logits(rows.reshape([batch * seq, width]), head.weight.val());
-            let logits = soft_capped(logits, self.logit_soft_cap);
-            logits.reshape([batch, seq, self.shape.vocab_size])
-        }))
     }
 
     /// Computes the LM head's input over whole sequences, without a cache. The adapter is causal,
@@ -419,7 +385,7 @@ impl Adapter {
     /// - output: `[batch, seq, hidden]`, after the adapter's norm
     pub fn forward(&self, features: Tensor<3>) -> Tensor<3> {
         let all = 0..self.stack.layers.len();
-        self.stack.norm.forward(self.stack.forward(all, features, &self.device()))
+        self.stack.norm.forward(self.stack.forward(all, features, &self.stack.device()))
     }
 
     /// Computes [`Self::forward`] for new tokens, which follow the cached tokens of their
@@ -428,20 +394,7 @@ impl Adapter {
     /// # Panics
     /// If a slot is full, or its rows come in several runs.
     pub fn forward_cached(&self, features: Rows, cache: &mut KvCache) -> Rows {
-        let (place, slots) = features.into_parts();
-        let runs = slots.runs();
-        match &self.packed {
-            Some(packed) => {
-                let normed = packed.forward(place.into_host(), runs, cache);
-                slots.rows(normed)
-            }
-            None => {
-                let features = place.into_device(&self.device());
-                let all = 0..self.stack.layers.len();
-                let hidden = self.stack.forward_cached(all, features, runs, cache);
-                slots.rows(hidden.map(|rows| self.stack.norm.forward(rows)))
-            }
-        }
+        self.stack.form().forward_normed(features, cache)
     }
 
     /// Adds the keys and values of new tokens to the cache, without computing outputs.
@@ -449,16 +402,6 @@ impl Adapter {
     /// # Panics
     /// As [`Adapter::forward_cached`].
     pub fn fill_cache(&self, features: Rows, cache: &mut KvCache) {
-        let (place, slots) = features.into_parts();
-        let runs = slots.runs();
-        match &self.packed {
-            Some(packed) => packed.fill(place.into_host(), runs, cache),
-            None => {
-                let features = place.into_device(&self.device());
-                let last = self.stack.layers.len() - 1;
-                let hidden = self.stack.forward_cached(0..last, features, runs, cache);
-                self.stack.fill_last(hidden, slots.runs(), cache);
-            }
-        }
+        self.stack.form().fill_from(0, features, cache);
     }
 }

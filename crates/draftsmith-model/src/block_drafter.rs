@@ -28,7 +28,6 @@
 mod confidence;
 mod config;
 mod files;
-mod packed_block;
 #[cfg(test)]
 mod tests;
 mod training;
@@ -37,15 +36,12 @@ use std::sync::Arc;
 
 use burn::module::Module;
 use burn::nn::Linear;
-use burn::tensor::Device;
 
 use crate::causal_lm::CausalLm;
-use crate::decoder::norm::Norm;
-use crate::decoder::stack::LayerStack;
-use crate::draft_vocabulary::{DraftVocabulary, NarrowHead};
-use crate::kv_cache::{CachePlace, KvCache};
-use crate::rows::{DeviceRows, RowData, Rows};
-use packed_block::PackedBlock;
+use crate::draft_vocabulary::NarrowHead;
+use crate::frozen::{Packable, PackableLinear, PackableNorm, PackableStack};
+use crate::kv_cache::KvCache;
+use crate::rows::Rows;
 
 pub use confidence::ConfidenceWeights;
 pub use config::{BlockDrafterConfig, ConfidenceHead};
@@ -68,20 +64,17 @@ pub struct BlockStart {
 #[derive(Module, Debug)]
 pub struct BlockDrafter {
     /// The projection of the target's hidden states, concatenated.
-    fc: Linear,
-    context_norm: Norm,
+    fc: PackableLinear,
+    context_norm: PackableNorm,
     /// The draft layers and the norm of their output.
-    stack: LayerStack,
+    stack: PackableStack,
     /// The LM head, whose outputs are the tokens of the draft vocabulary. `None` to use the
     /// target's.
-    lm_head: Option<Linear>,
+    lm_head: Option<PackableLinear>,
     /// The Markov head: the vector of each token, `[rank, vocab]`, and the projection of vectors to
     /// logits of the draft vocabulary.
-    markov: Option<[Linear; 2]>,
-    confidence: Option<Linear>,
-    /// The same weights in packed form, for decoding on the CPU.
-    #[module(skip)]
-    packed: Option<Arc<PackedBlock>>,
+    markov: Option<[PackableLinear; 2]>,
+    confidence: Option<PackableLinear>,
     /// The LM head together with the draft vocabulary. Set if the drafter has a head of its own and
     /// was loaded for decoding.
     #[module(skip)]
@@ -97,8 +90,19 @@ pub struct BlockDrafter {
 }
 
 impl BlockDrafter {
-    fn device(&self) -> Device {
-        self.stack.norm.gamma().device()
+    /// Drops the packed copies of the weights.
+    fn unpacked(self) -> Self {
+        Self {
+            fc: self.fc.unpacked(),
+            context_norm: self.context_norm.unpacked(),
+            stack: self.stack.unpacked(),
+            lm_head: self.lm_head.map(Packable::unpacked),
+            markov: self.markov.map(|both| both.map(Packable::unpacked)),
+            confidence: self.confidence.map(Packable::unpacked),
+            narrow_head: None,
+            narrow_markov: None,
+            ..self
+        }
     }
 
     /// Returns the longest sequence, in tokens.
@@ -124,12 +128,8 @@ impl BlockDrafter {
     /// Creates a cache for `num_slots` sequences, with room for contexts of up to `capacity` tokens
     /// each and for a block after them.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        let device = self.device();
-        let place = match &self.packed {
-            Some(_) => CachePlace::Host,
-            None => CachePlace::Device(&device, self.fc.weight.val().dtype().into()),
-        };
-        KvCache::new(&self.config.model.shape, capacity + self.config.block_size, num_slots, place)
+        let capacity = capacity + self.config.block_size;
+        self.stack.form().new_cache(&self.config.model.shape, capacity, num_slots)
     }
 
     /// Computes the contexts of some positions from the target's states there, in the order of the
@@ -142,11 +142,8 @@ impl BlockDrafter {
     /// # Panics
     /// If the number of states is not the number of layers, or the states differ in rows.
     pub fn contexts(&self, states: &[Rows]) -> Rows {
-        if let Some(packed) = &self.packed {
-            return states[0].with_place(packed.contexts(states));
-        }
-        let read = DeviceRows::side_by_side(states, &self.device());
-        states[0].with_place(read.map(|read| self.context_norm.forward(self.fc.forward(read))))
+        let fused = self.fc.of_rows(Rows::side_by_side(states));
+        self.context_norm.form().of_rows(fused)
     }
 
     /// Writes the keys and values of contexts, which follow their sequences' contexts in the cache.
@@ -157,14 +154,7 @@ impl BlockDrafter {
     /// # Panics
     /// If a slot is full, or its rows come in several runs.
     pub fn read_contexts(&self, contexts: Rows, cache: &mut KvCache) {
-        let (place, slots) = contexts.into_parts();
-        match &self.packed {
-            Some(packed) => packed.read_contexts(&place.into_host(), slots.runs(), cache),
-            None => {
-                let rows = place.into_device(&self.device());
-                self.stack.fill_each(rows, slots.runs(), cache);
-            }
-        }
+        self.stack.form().fill_each(contexts, cache);
     }
 
     /// Runs a block in each of some slots, whose caches hold the contexts of all tokens before the
@@ -201,20 +191,11 @@ impl BlockDrafter {
                 cache.begin_block(*slot, *len, tokens.len());
             }
         }
-        let (place, slots) = target.embed_runs(&runs).into_parts();
-        let normed = match &self.packed {
-            Some(packed) => RowData::from(packed.forward(place.into_host(), slots.runs(), cache)),
-            None => {
-                let rows = place.into_device(&self.device());
-                let all = 0..self.stack.layers.len();
-                let rows = self.stack.forward_cached(all, rows, slots.runs(), cache);
-                rows.map(|rows| self.stack.norm.forward(rows)).into()
-            }
-        };
+        let normed = self.stack.form().forward_normed(target.embed_runs(&runs), cache);
         for (block, len) in blocks.iter().zip(lens) {
             cache.truncate(block.slot, len);
         }
-        slots.rows(normed).last_of_each(nums.into_iter())
+        normed.last_of_each(nums.into_iter())
     }
 
     /// Counts the rows of a block's candidates. A bidirectional drafter computes all, because its
@@ -259,11 +240,7 @@ impl BlockDrafter {
         let head = self.confidence.as_ref()?;
         let reads_token = self.config.confidence == ConfidenceHead::OfRowAndToken;
         let vectors = reads_token.then(|| self.vectors_of(normed, tokens)).flatten();
-        if let Some(packed) = &self.packed {
-            return Some(normed.with_place(packed.confidence_logits(normed, vectors.as_ref())));
-        }
-        let read = DeviceRows::side_by_side([normed].into_iter().chain(&vectors), &self.device());
-        Some(normed.with_place(read.map(|read| head.forward(read))))
+        Some(head.of_rows(Rows::side_by_side([normed].into_iter().chain(&vectors))))
     }
 
     /// Looks up the Markov head's vectors of tokens, one for each row of `rows`; `None` without a
@@ -271,34 +248,16 @@ impl BlockDrafter {
     fn vectors_of(&self, rows: &Rows, tokens: &[u32]) -> Option<Rows> {
         let [table, _] = self.markov.as_ref()?;
         assert_eq!(rows.num_rows(), tokens.len(), "a token before each row");
-        if let Some(packed) = &self.packed {
-            return Some(rows.with_place(packed.vectors_of(tokens)));
-        }
-        let table = table.weight.val().transpose();
-        Some(rows.with_place(DeviceRows::looked_up(table, tokens.iter())))
+        let of = |table: &Linear| table.weight.val().transpose();
+        Some(rows.with_place(table.looked_up(of, tokens.iter())))
     }
 
     /// Combines the drafter's own matrices that give logits with the tokens that it may draft.
     fn with_narrow_heads(mut self) -> Self {
-        let config = &self.config;
-        let vocab_size = config.model.shape.vocab_size;
-        let all = || DraftVocabulary::new((0..vocab_size as u32).collect::<Vec<u32>>());
-        let vocabulary = config.draft_vocabulary.clone().unwrap_or_else(all);
-        let of = |packed: Option<_>, linear: Option<&Linear>| match (packed, linear) {
-            (Some(packed), _) => {
-                Some(NarrowHead::of_packed(packed, vocabulary.clone(), vocab_size))
-            }
-            (None, Some(linear)) => {
-                let weight = linear.weight.val();
-                Some(NarrowHead::of_tensor(weight, vocabulary.clone(), vocab_size))
-            }
-            (None, None) => None,
-        };
-        let packed = self.packed.as_deref();
-        let narrow_head =
-            of(packed.and_then(|packed| packed.lm_head.clone()), self.lm_head.as_ref());
-        let out = self.markov.as_ref().map(|[_, out]| out);
-        let narrow_markov = of(packed.and_then(|packed| packed.markov_out.clone()), out);
+        let (config, vocab_size) = (&self.config, self.config.model.shape.vocab_size);
+        let of = |head| NarrowHead::of_own(head, config.draft_vocabulary.as_ref(), vocab_size);
+        let narrow_head = self.lm_head.as_ref().map(of);
+        let narrow_markov = self.markov.as_ref().map(|[_, out]| of(out));
         (self.narrow_head, self.narrow_markov) = (narrow_head, narrow_markov);
         self
     }

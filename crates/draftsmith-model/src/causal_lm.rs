@@ -23,12 +23,11 @@ use serde_json::json;
 
 use crate::buckets::padded_rows;
 use crate::config::ModelConfig;
-use crate::decoder::Decoder;
-use crate::decoder::few_rows;
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
-use crate::decoder::soft_capped;
+use crate::decoder::{Decoder, logits};
 use crate::error::ModelError;
+use crate::frozen::Stack;
 use crate::kv_cache::{CachePlace, KvCache};
 use crate::packed::{self, PackedWeights};
 use crate::rows::{DeviceRows, HostRows, Rows, Run, Slots};
@@ -212,7 +211,8 @@ impl CausalLm {
 
     fn check_here(&self, layers: &Range<usize>) {
         let num_here = self.num_here;
-        assert!(layers.end <= num_here, "only the model's first {num_here} layers were loaded");
+        let are_here = layers.is_empty() || layers.end <= num_here;
+        assert!(are_here, "only the model's first {num_here} layers were loaded");
     }
 
     /// Returns the type in which the model computes. Packed weights may be stored in another type.
@@ -365,24 +365,8 @@ impl CausalLm {
     /// If the layers of the range hold different numbers of a sequence's tokens, a slot is full, or
     /// a sequence's rows come in several runs.
     pub fn forward_layers(&self, layers: Range<usize>, hidden: Rows, cache: &mut KvCache) -> Rows {
-        if layers.is_empty() {
-            return hidden;
-        }
         self.check_here(&layers);
-        let (place, slots) = hidden.into_parts();
-        let runs = slots.runs();
-        match &self.weights {
-            ModelWeights::Tensors(decoder) => {
-                let hidden = place.into_device(&decoder.device());
-                let hidden = decoder.stack.forward_cached(layers, hidden, runs, cache);
-                slots.rows(hidden)
-            }
-            ModelWeights::Packed(packed) => {
-                let mut rows = place.into_host();
-                packed.forward_layers(layers, &mut rows, runs, cache);
-                slots.rows(rows)
-            }
-        }
+        self.stack().forward(layers, hidden, cache)
     }
 
     /// Writes the keys and values of new tokens into the caches of all layers from `first` on. The
@@ -392,26 +376,19 @@ impl CausalLm {
     /// # Panics
     /// As [`CausalLm::forward_layers`].
     pub fn fill_cache(&self, first: usize, hidden: Rows, cache: &mut KvCache) {
-        let last = self.shape().num_layers - 1;
-        let (place, slots) = self.forward_layers(first..last, hidden, cache).into_parts();
-        let runs = slots.runs();
-        match &self.weights {
-            ModelWeights::Tensors(decoder) => {
-                decoder.stack.fill_last(place.into_device(&decoder.device()), runs, cache);
-            }
-            ModelWeights::Packed(packed) => packed.fill_last(&place.into_host(), runs, cache),
-        }
+        self.check_here(&(first..self.shape().num_layers));
+        self.stack().fill_from(first, hidden, cache);
     }
 
     /// Applies [`CausalLm::final_norm`] to rows.
     pub fn normed(&self, hidden: Rows) -> Rows {
-        let (place, slots) = hidden.into_parts();
+        self.stack().norm().of_rows(hidden)
+    }
+
+    fn stack(&self) -> Stack<'_> {
         match &self.weights {
-            ModelWeights::Tensors(decoder) => {
-                let hidden = place.into_device(&decoder.device());
-                slots.rows(hidden.map(|hidden| self.final_norm(hidden)))
-            }
-            ModelWeights::Packed(packed) => slots.rows(packed.normed(place.into_host())),
+            ModelWeights::Tensors(decoder) => Stack::Tensors(&decoder.stack),
+            ModelWeights::Packed(packed) => packed.stack(),
         }
     }
 
@@ -450,18 +427,13 @@ impl CausalLm {
         }
     }
 
-    /// Applies the LM head to hidden states after the final norm. Logits are always f32, so the
-    /// soft cap and later steps cause no further rounding to bf16.
+    /// Applies the LM head to hidden states after the final norm. Logits are always f32.
     ///
     /// # Shapes
     /// - hidden: `[batch, seq, hidden]`
     /// - output: `[batch, seq, vocab]`
     pub fn lm_head(&self, hidden: Tensor<3>) -> Tensor<3> {
-        let [batch, seq, width] = hidden.dims();
-        let rows = hidden.reshape([batch * seq, width]);
-        let logits = few_rows::logits(rows, self.lm_head_weight());
-        let logits = soft_capped(logits, self.config.spec.logit_soft_cap);
-        logits.reshape([batch, seq, self.shape().vocab_size])
+        logits(hidden, self.lm_head_weight(), self.config.spec.logit_soft_cap)
     }
 
     /// Returns the LM head if it is packed.

@@ -38,7 +38,7 @@ use norm::Norm;
 use source::{
     CheckpointSource, RandomSource, WeightSource, linear, named_linears, parameter, transposed,
 };
-use stack::LayerStack;
+use stack::{LayerStack, StackSpec};
 
 /// The embedding, the layers, the final norm and the LM head.
 #[derive(Module, Debug)]
@@ -99,15 +99,8 @@ impl Decoder {
         lm_head: Option<Linear>,
         source: &mut S,
     ) -> Result<Self, S::Error> {
-        let ModelConfig { shape, spec, .. } = config;
-        let layers = (0..shape.num_layers).map(|number| {
-            let (layer, name) = (spec.layer(number), spec.names.layer(number));
-            DecoderLayer::build(&layer, shape, &name, source)
-        });
-        let layers = layers.collect::<Result<_, _>>()?;
-        let norm = source.norm("", spec.names.norm, shape.hidden_size, &spec.norm)?;
-        let stack = LayerStack { layers, norm, reaches: Reach::all_of(spec, shape) };
-        Ok(Self { embedding, stack, lm_head, embedding_scale: spec.embedding_scale })
+        let stack = LayerStack::build(&config.stack(), source)?;
+        Ok(Self { embedding, stack, lm_head, embedding_scale: config.spec.embedding_scale })
     }
 
     /// Reads a checkpoint tensor by tensor. Each tensor reaches the device in `dtype`, so a bf16
@@ -159,10 +152,7 @@ impl Decoder {
         let ModelConfig { shape, spec, .. } = config;
         let embedding = format!("{}.weight", spec.names.embedding);
         let mut tensors = vec![NamedTensor::from_tensor(&embedding, self.embedding.val())];
-        for (number, layer) in self.stack.layers.iter().enumerate() {
-            tensors.extend(layer.named(&spec.layer(number), shape, &spec.names.layer(number)));
-        }
-        tensors.extend(self.stack.norm.named(&spec.norm, spec.names.norm));
+        tensors.extend(self.stack.named(&config.stack()));
         if let Some(head) = self.lm_head.as_ref().filter(|_| !spec.tie_word_embeddings) {
             tensors.extend(named_linears("", [(spec.lm_head(shape), head)]));
         }
@@ -214,6 +204,32 @@ impl Decoder {
             None => embedded,
         }
     }
+}
+
+/// What layers are expected to have.
+pub(crate) const BOTH_PARTS: &str = "the layer has both parts";
+
+impl ModelConfig {
+    /// Specifies the model's layers and their norm.
+    pub(crate) fn stack(&self) -> StackSpec<'_> {
+        let spec = &self.spec;
+        let layer = |number| (spec.layer(number), spec.names.layer(number));
+        let layers = (0..self.shape.num_layers).map(layer).collect();
+        StackSpec { model: self, layers, norm: spec.names.norm }
+    }
+}
+
+/// Applies an LM head to hidden states after the final norm, and a soft cap if given. Logits are
+/// always f32, so the soft cap and later steps cause no further rounding to bf16.
+///
+/// # Shapes
+/// - hidden: `[batch, seq, hidden]`
+/// - head: `[hidden, vocab]`
+/// - output: `[batch, seq, vocab]`
+pub(crate) fn logits(hidden: Tensor<3>, head: Tensor<2>, cap: Option<f32>) -> Tensor<3> {
+    let ([batch, seq, width], [_, vocab_size]) = (hidden.dims(), head.dims());
+    let logits = few_rows::logits(hidden.reshape([batch * seq, width]), head);
+    soft_capped(logits, cap).reshape([batch, seq, vocab_size])
 }
 
 /// Applies the soft cap of Gemma 2, which bounds numbers smoothly: `cap · tanh(x / cap)`, or x

@@ -17,6 +17,7 @@ use crate::decoder::few_rows::{self, with_contiguous_columns};
 use crate::decoder::kernels::Kernels;
 use crate::decoder::soft_capped;
 use crate::error::ModelError;
+use crate::frozen::PackableLinear;
 use crate::packed::{self, PackedWeights};
 use crate::rows::{HostRows, Rows};
 use crate::weights::WeightReader;
@@ -217,28 +218,19 @@ impl NarrowHead {
         }
     }
 
-    /// Wraps a drafter's own LM head with packed weights. Its outputs are the tokens of
-    /// `vocabulary`.
-    pub(crate) fn of_packed(
-        weight: Arc<PackedWeights>,
-        vocabulary: DraftVocabulary,
+    /// Wraps a drafter's own LM head, whose outputs are the tokens of `vocabulary`; all tokens if it
+    /// is `None`.
+    pub(crate) fn of_own(
+        head: &PackableLinear,
+        vocabulary: Option<&DraftVocabulary>,
         vocab_size: usize,
     ) -> Self {
-        let weight = NarrowWeight::Packed(weight);
-        Self { weight, vocabulary, logit_soft_cap: None, vocab_size }
-    }
-
-    /// Wraps a drafter's own LM head with a tensor of weights. Its outputs are the tokens of
-    /// `vocabulary`.
-    ///
-    /// # Shapes
-    /// - weight: `[hidden, tokens]`
-    pub(crate) fn of_tensor(
-        weight: Tensor<2>,
-        vocabulary: DraftVocabulary,
-        vocab_size: usize,
-    ) -> Self {
-        let weight = NarrowWeight::of(weight);
+        let weight = match &head.packed {
+            Some(packed) => NarrowWeight::Packed(packed.clone()),
+            None => NarrowWeight::of(head.weight.val()),
+        };
+        let all = || DraftVocabulary::new((0..vocab_size as u32).collect::<Vec<u32>>());
+        let vocabulary = vocabulary.cloned().unwrap_or_else(all);
         Self { weight, vocabulary, logit_soft_cap: None, vocab_size }
     }
 

@@ -14,12 +14,10 @@
 //! for the residual stream after the target's first L layers.
 
 mod files;
-mod packed_eagle3;
 #[cfg(test)]
 mod tests;
 
 use std::path::Path;
-use std::sync::Arc;
 
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear};
@@ -29,22 +27,21 @@ use serde_json::{Map, Value};
 use crate::adapter::VOCABULARY_COVERAGE;
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
-use crate::decoder::attention::{DraftPlan, Drafts, Positions, UnrolledAttention, delayed};
-use crate::decoder::layer::DecoderLayer;
-use crate::decoder::norm::Norm;
+use crate::decoder::BOTH_PARTS;
+use crate::decoder::attention::{DraftPlan, Drafts, UnrolledAttention, delayed};
 use crate::decoder::source::{RandomSource, WeightSource};
-use crate::draft_vocabulary::{DraftVocabulary, NarrowHead, narrowed};
+use crate::decoder::stack::StackSpec;
+use crate::draft_vocabulary::{DraftVocabulary, NarrowHead};
 use crate::error::ModelError;
-use crate::kv_cache::{CachePlace, KvCache};
-use crate::precision::{cast_parameters, copied};
-use crate::rope::Reach;
+use crate::frozen::{Packable, PackableLinear, PackableNorm, PackableStack, PackableTable};
+use crate::kv_cache::KvCache;
+use crate::precision::cast_parameters;
 use crate::rows::{DeviceRows, HostRows, RowData, Rows, Slots};
 use crate::spec::{
     AttentionNames, AttentionSpec, LayerSpec, LinearSpec, ModelShape, RopeConfig, RopeScaling,
 };
-use crate::state_network::{StateNetwork, StepNetwork, UnrolledInputs};
+use crate::state_network::{StateNetwork, StepNetwork, UnrolledInputs, begun_from, copied_head};
 use crate::weights::WeightDtype;
-use packed_eagle3::PackedEagle3;
 
 pub use files::{Eagle3Fault, Eagle3FaultKind, Eagle3Files};
 #[cfg(test)]
@@ -57,8 +54,6 @@ const EMBEDDING_NORM: &str = "midlayer.input_layernorm";
 const NORM: &str = "norm";
 const LM_HEAD: &str = "lm_head";
 const EMBEDDING: &str = "embed_tokens";
-
-const BOTH_PARTS: &str = "its layer has both parts";
 
 /// The number of the target's hidden states that a drafter reads.
 pub const NUM_TARGET_STATES: usize = 3;
@@ -97,26 +92,20 @@ pub struct Eagle3Config {
 #[derive(Module, Debug)]
 pub struct Eagle3 {
     /// The projection of the target's hidden states, concatenated, to g.
-    fc: Linear,
-    embedding_norm: Norm,
-    /// The decoder layer. Its attention reads an embedding and g, concatenated; its attention norm
-    /// is the norm of g.
-    layer: DecoderLayer,
-    norm: Norm,
+    fc: PackableLinear,
+    embedding_norm: PackableNorm,
+    /// The decoder layer and the norm of its output. The layer's attention reads an embedding and
+    /// g, concatenated; its attention norm is the norm of g.
+    stack: PackableStack,
     /// The LM head, whose outputs are the tokens of the draft vocabulary. `None` to use the
     /// target's.
-    lm_head: Option<Linear>,
+    lm_head: Option<PackableLinear>,
     /// The token embeddings, `[vocab, hidden]`; `None` to use the target's.
-    embedding: Option<Param<Tensor<2>>>,
-    #[module(skip)]
-    reaches: Vec<Reach>,
+    embedding: Option<PackableTable>,
     #[module(skip)]
     norm_before_residual: bool,
     #[module(skip)]
     norm_output: bool,
-    /// The same weights in packed form, for decoding on the CPU.
-    #[module(skip)]
-    packed: Option<Arc<PackedEagle3>>,
     #[module(skip)]
     shape: ModelShape,
     /// The LM head together with the draft vocabulary. It is set if the drafter was loaded for
@@ -155,12 +144,14 @@ impl Eagle3Config {
         }
     }
 
-    /// Specifies the layer, whose queries, keys and values read an embedding and g, concatenated.
-    fn layer(&self) -> LayerSpec {
+    /// Specifies the layer, whose queries, keys and values read an embedding and g, concatenated, and
+    /// the norm of its output.
+    fn stack(&self) -> StackSpec<'_> {
         let spec = &self.model.spec;
         let names = AttentionNames { norm: "hidden_norm", ..AttentionNames::LLAMA };
         let attention = AttentionSpec { num_read: 2, names, ..spec.attention.clone() };
-        LayerSpec { attention: Some(attention), ..spec.layer(0) }
+        let layer = LayerSpec { attention: Some(attention), ..spec.layer(0) };
+        StackSpec { model: &self.model, layers: vec![(layer, LAYER.to_owned())], norm: NORM }
     }
 
     fn fc(&self) -> LinearSpec {
@@ -192,11 +183,7 @@ impl Eagle3Config {
         let norm = spec.norm.num_parameters(shape.hidden_size);
         let embedding = if self.has_embedding { shape.vocab_size * shape.hidden_size } else { 0 };
         let head = self.own_head().map_or(0, |head| head.num_parameters());
-        self.fc().num_parameters()
-            + self.layer().num_parameters(shape)
-            + 2 * norm
-            + embedding
-            + head
+        self.fc().num_parameters() + self.stack().num_parameters() + norm + embedding + head
     }
 
     /// Checks that the drafter in `dir` fits a target.
@@ -263,8 +250,8 @@ impl Eagle3Config {
         };
         let ModelShape { vocab_size, hidden_size, .. } = self.model.shape;
         // The standard deviation of a uniform number is its bound divided by √3.
-        let embedding =
-            self.has_embedding.then(|| values([vocab_size, hidden_size], 0.02 * 3f64.sqrt()));
+        let bound = 0.02 * 3f64.sqrt();
+        let embedding = self.has_embedding.then(|| values([vocab_size, hidden_size], bound).into());
         let matrix = |linear: &LinearSpec| {
             values([linear.inputs, linear.outputs], 1.0 / (linear.inputs as f64).sqrt())
         };
@@ -276,7 +263,7 @@ impl Eagle3Config {
     pub fn init(&self, device: &Device) -> Eagle3 {
         let shape = [self.model.shape.vocab_size, self.model.shape.hidden_size];
         let normal = Initializer::Normal { mean: 0.0, std: 0.02 };
-        let embedding = self.has_embedding.then(|| normal.init(shape, device));
+        let embedding = self.has_embedding.then(|| normal.init(shape, device).into());
         let matrix = |linear: &LinearSpec| {
             let bound = 1.0 / (linear.inputs as f64).sqrt();
             let uniform = Initializer::Uniform { min: -bound, max: bound };
@@ -289,24 +276,19 @@ impl Eagle3Config {
     /// Builds the drafter with the weights of `source`.
     fn build<S: WeightSource>(
         &self,
-        embedding: Option<Param<Tensor<2>>>,
+        embedding: Option<PackableTable>,
         source: &mut S,
     ) -> Result<Eagle3, S::Error> {
-        let ModelConfig { shape, spec, .. } = &self.model;
-        let mut norm = |name| source.norm("", name, shape.hidden_size, &spec.norm);
-        let (embedding_norm, last_norm) = (norm(EMBEDDING_NORM)?, norm(NORM)?);
+        let head = self.own_head();
         Ok(Eagle3 {
-            fc: source.linear("", &self.fc())?,
-            embedding_norm,
-            layer: DecoderLayer::build(&self.layer(), shape, LAYER, source)?,
-            norm: last_norm,
-            lm_head: self.own_head().map(|head| source.linear("", &head)).transpose()?,
+            fc: PackableLinear::build(&self.fc(), source)?,
+            embedding_norm: PackableNorm::build(EMBEDDING_NORM, &self.model, source)?,
+            stack: PackableStack::build(&self.stack(), source)?,
+            lm_head: head.map(|head| PackableLinear::build(&head, source)).transpose()?,
             embedding,
-            reaches: Reach::all_of(spec, shape),
             norm_before_residual: self.norm_before_residual,
             norm_output: self.norm_output,
-            packed: None,
-            shape: shape.clone(),
+            shape: self.model.shape.clone(),
             narrow_head: None,
         })
     }
@@ -318,8 +300,17 @@ impl Eagle3 {
         self.shape.hidden_size
     }
 
-    fn device(&self) -> Device {
-        self.norm.gamma().device()
+    /// Drops the packed copies of the weights.
+    fn unpacked(self) -> Self {
+        Self {
+            fc: self.fc.unpacked(),
+            embedding_norm: self.embedding_norm.unpacked(),
+            stack: self.stack.unpacked(),
+            lm_head: self.lm_head.map(Packable::unpacked),
+            embedding: self.embedding.map(Packable::unpacked),
+            narrow_head: None,
+            ..self
+        }
     }
 
     /// Copies the target's weights where the shapes allow. The MLP, the output projection, the
@@ -328,48 +319,25 @@ impl Eagle3 {
     /// previous weights. The LM head is the target's, for the tokens that the drafter may draft.
     /// Biases are left out.
     pub fn with_weights_of(self, target: &CausalLm, config: &Eagle3Config) -> Self {
-        let device = self.device();
-        let ModelShape { num_layers, hidden_size, .. } = *target.shape();
-        if hidden_size != self.shape.hidden_size {
+        let device = self.stack.device();
+        if target.shape().hidden_size != self.shape.hidden_size {
             return self;
         }
-        let (theirs, last_norm) = (target.layer(num_layers - 1), target.last_norm());
-        let layer = match theirs {
-            Some(theirs) => self.layer.begun_from(theirs, &device),
-            None => self.layer,
-        };
-        let head = match &config.draft_vocabulary {
-            Some(vocabulary) => narrowed(target.lm_head_weight(), vocabulary),
-            None => target.lm_head_weight(),
-        };
-        let head = copied(Linear { weight: Param::from_tensor(head), bias: None }, &device);
-        let fc = passing_last(&self.fc, &device);
-        let norm = match last_norm.beta() {
-            None => copied(last_norm, &device),
-            Some(_) => self.norm,
-        };
-        let lm_head = self.lm_head.map(|_| head);
-        Self { fc, layer, norm, lm_head, ..self }
-    }
-
-    /// Computes the input of the projections to queries, keys and values, and the beginning of the
-    /// residual stream.
-    fn begin(&self, embedded: Tensor<3>, features: Tensor<3>) -> (Tensor<3>, Tensor<3>) {
-        let attention = self.layer.attention.as_ref().expect(BOTH_PARTS);
-        let normed = attention.normed_input(features.clone());
-        let read = Tensor::cat(vec![self.embedding_norm.forward(embedded), normed.clone()], 2);
-        (read, if self.norm_before_residual { normed } else { features })
+        let vocabulary = config.draft_vocabulary.as_ref();
+        let fc = passing_last(&self.fc, &device).into();
+        let stack = begun_from(self.stack.tensors, target).into();
+        let lm_head = self.lm_head.map(|_| copied_head(target, vocabulary, &device));
+        Self { fc, stack, lm_head, ..self }
     }
 
     /// Converts the drafter to decode in `dtype`.
     pub fn in_dtype(&self, dtype: FloatDType) -> Self {
-        let own = self.to_dtype(dtype);
-        let head = self.narrow_head.as_ref().zip(own.own_head());
-        let narrow_head = head.map(|(head, weight)| {
-            NarrowHead::of_tensor(weight, head.vocabulary.clone(), self.shape.vocab_size)
+        let mut own = self.to_dtype(dtype);
+        let head = self.narrow_head.as_ref().zip(own.lm_head.as_ref());
+        own.narrow_head = head.map(|(head, own)| {
+            NarrowHead::of_own(own, Some(&head.vocabulary), self.shape.vocab_size)
         });
-        let mut own = Self { narrow_head, ..own };
-        own.layer.join();
+        own.stack.tensors.join();
         own
     }
 }
@@ -391,8 +359,7 @@ impl StateNetwork for Eagle3 {
     const KIND: &'static str = "eagle3";
 
     fn to_dtype(&self, dtype: FloatDType) -> Self {
-        let own = Self { packed: None, narrow_head: None, ..self.clone() };
-        cast_parameters(own, dtype)
+        cast_parameters(self.clone().unpacked(), dtype)
     }
 
     fn own_embedding(&self, ids: Tensor<2, Int>) -> Option<Tensor<3>> {
@@ -408,12 +375,12 @@ impl StateNetwork for Eagle3 {
 
     fn unrolled(&self, inputs: UnrolledInputs<'_>) -> Vec<Tensor<2>> {
         let UnrolledInputs { states, embedded, begun, num_steps, lengths, .. } = inputs;
-        let (attention, mlp) =
-            self.layer.attention.as_ref().zip(self.layer.mlp.as_ref()).expect(BOTH_PARTS);
+        let layer = &self.stack.layers[0];
+        let (attention, mlp) = layer.attention.as_ref().zip(layer.mlp.as_ref()).expect(BOTH_PARTS);
         let [_, seq, _] = embedded.dims();
-        let place = (embedded.dtype().into(), &self.device());
+        let place = (embedded.dtype().into(), &self.stack.device());
         let plan = DraftPlan { begun, seq, num_steps, rows_ahead: 0, lengths };
-        let drafts = Drafts::new(plan, &self.reaches[0], place);
+        let drafts = Drafts::new(plan, &self.stack.reaches[0], place);
         let known = |x: Tensor<3>| {
             let [batch, seq, width] = x.dims();
             x.reshape([batch * seq, width]).select(0, drafts.known.clone())
@@ -429,7 +396,7 @@ impl StateNetwork for Eagle3 {
             let stream = if self.norm_before_residual { normed.clone() } else { given.clone() };
             let stream = stream + attending.step(normed);
             let output = stream.clone() + mlp.forward(stream.unsqueeze()).squeeze_dim::<2>(0);
-            let normed = self.norm.forward(output.clone());
+            let normed = self.stack.norm.forward(output.clone());
             given = delayed(if self.norm_output { normed.clone() } else { output }, 1);
             normed
         });
@@ -443,33 +410,18 @@ impl StepNetwork for Eagle3 {
     }
 
     fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        let device = self.device();
-        let place = match &self.packed {
-            Some(_) => CachePlace::Host,
-            None => CachePlace::Device(&device, self.fc.weight.val().dtype().into()),
-        };
-        KvCache::new(&self.shape, capacity, num_slots, place)
+        self.stack.form().new_cache(&self.shape, capacity, num_slots)
     }
 
     fn embed(&self, target: &CausalLm, runs: &[(usize, &[u32])]) -> Rows {
-        if let Some(packed) = &self.packed {
-            let Some(rows) = packed.embed(runs.iter().flat_map(|(_, ids)| *ids)) else {
-                return target.embed_runs(runs);
-            };
-            return slots_of(runs).rows(rows);
-        }
         let Some(table) = &self.embedding else { return target.embed_runs(runs) };
         let ids = runs.iter().flat_map(|(_, ids)| *ids);
-        slots_of(runs).rows(DeviceRows::looked_up(table.val(), ids))
+        slots_of(runs).rows(table.looked_up(Param::val, ids))
     }
 
     fn features(&self, states: &[Rows]) -> Rows {
         assert_eq!(states.len(), NUM_TARGET_STATES, "one for each layer");
-        if let Some(packed) = &self.packed {
-            return states[0].with_place(packed.features(states));
-        }
-        let read = DeviceRows::side_by_side(states, &self.device());
-        states[0].with_place(read.map(|read| self.fc.forward(read)))
+        self.fc.of_rows(Rows::side_by_side(states))
     }
 
     fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
@@ -479,7 +431,7 @@ impl StepNetwork for Eagle3 {
             RowData::Host(_) => rows.with_place(HostRows { values: vec![0.0; width], width }),
             RowData::Device(found) => {
                 let [_, num_padded, _] = found.tensor.dims();
-                let like = (&self.device(), found.tensor.dtype());
+                let like = (&self.stack.device(), found.tensor.dtype());
                 let tensor = Box::new(Tensor::<3>::zeros([1, num_padded, width], like));
                 rows.with_place(DeviceRows { tensor, num_rows: 1 })
             }
@@ -487,38 +439,17 @@ impl StepNetwork for Eagle3 {
     }
 
     fn forward_cached(&self, embedded: Rows, features: Rows, cache: &mut KvCache) -> Rows {
-        let ((embedded, _), (features, slots)) = (embedded.into_parts(), features.into_parts());
-        let runs = slots.runs();
-        if let Some(packed) = &self.packed {
-            let rows = packed.forward(embedded.into_host(), features.into_host(), runs, cache);
-            return slots.rows(if self.norm_output { packed.normed(rows) } else { rows });
-        }
-        let device = self.device();
-        let (embedded, features) = (embedded.into_device(&device), features.into_device(&device));
-        let about = (self.layer.is_joined(), Some(self.shape.num_kv_heads));
-        let positions = Positions::following(&self.reaches, about, &features, 0..1, runs, cache);
-        let (read, stream) = self.begin(*embedded.tensor, *features.tensor);
-        let num_rows = features.num_rows;
-        let mut output =
-            self.layer.forward_reading(read, stream, &positions, Some(cache.layer_mut(0)));
-        if self.norm_output {
-            output = self.norm.forward(output);
-        }
-        slots.rows(DeviceRows { tensor: Box::new(output), num_rows })
+        let stack = self.stack.form();
+        let embedded = self.embedding_norm.form().of_rows(embedded);
+        let normed = stack.first_norm().of_rows(features.clone());
+        let read = Rows::side_by_side([&embedded, &normed]);
+        let stream = if self.norm_before_residual { normed } else { features };
+        let output = stack.forward_reading(read, stream, cache);
+        if self.norm_output { stack.norm().of_rows(output) } else { output }
     }
 
     fn normed(&self, outputs: Rows) -> Rows {
-        if self.norm_output {
-            return outputs;
-        }
-        let (place, slots) = outputs.into_parts();
-        match &self.packed {
-            Some(packed) => slots.rows(packed.normed(place.into_host())),
-            None => {
-                let rows = place.into_device(&self.device());
-                slots.rows(rows.map(|rows| self.norm.forward(rows)))
-            }
-        }
+        if self.norm_output { outputs } else { self.stack.form().norm().of_rows(outputs) }
     }
 
     fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {

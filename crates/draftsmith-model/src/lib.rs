@@ -37,6 +37,7 @@ mod error;
 #[cfg(test)]
 mod fixtures;
 mod following;
+mod frozen;
 mod kv_cache;
 mod packed;
 mod placed;

@@ -93,18 +93,6 @@ impl DeviceRows {
         Self { tensor: Box::new(table.select(0, ids).unsqueeze()), num_rows }
     }
 
-    /// Joins the rows of several matrices: each row of the first with the same row of the others.
-    pub(crate) fn side_by_side<'a>(
-        parts: impl IntoIterator<Item = &'a Rows>,
-        device: &Device,
-    ) -> Self {
-        let parts = parts.into_iter().map(|rows| rows.place.clone().into_device(device));
-        let parts: Vec<Self> = parts.collect();
-        let num_rows = parts[0].num_rows;
-        let tensors = parts.into_iter().map(|rows| *rows.tensor).collect();
-        Self { tensor: Box::new(Tensor::cat(tensors, 2)), num_rows }
-    }
-
     /// Applies a function to all rows, including padding.
     ///
     /// # Shapes
@@ -172,19 +160,6 @@ impl RowData {
 pub(crate) struct HostRows {
     pub(crate) values: Vec<f32>,
     pub(crate) width: usize,
-}
-
-impl HostRows {
-    /// Joins the rows of several matrices: each row of the first with the same row of the others.
-    pub(crate) fn side_by_side(parts: &[&Self]) -> Vec<f32> {
-        let mut joined = Vec::with_capacity(parts.iter().map(|part| part.values.len()).sum());
-        for row in 0..parts[0].values.len() / parts[0].width {
-            for Self { values, width } in parts {
-                joined.extend_from_slice(&values[row * width..][..*width]);
-            }
-        }
-        joined
-    }
 }
 
 impl From<HostRows> for RowData {
@@ -373,6 +348,30 @@ impl Rows {
             all.values.extend_from_slice(&rows.values);
         }
         slots.rows(all)
+    }
+
+    /// Joins the rows of several matrices: each row of the first with the same row of the others.
+    /// The result is in host memory if any part is there.
+    pub(crate) fn side_by_side<'a>(parts: impl IntoIterator<Item = &'a Self>) -> Self {
+        let parts: Vec<&Self> = parts.into_iter().collect();
+        let on_device = parts.iter().map(|part| match &part.place {
+            RowData::Host(_) => None,
+            RowData::Device(rows) => Some(Tensor::clone(&rows.tensor)),
+        });
+        let num_rows = parts[0].num_rows();
+        if let Some(tensors) = on_device.collect::<Option<Vec<_>>>() {
+            let tensor = Box::new(Tensor::cat(tensors, 2));
+            return parts[0].with_place(DeviceRows { tensor, num_rows });
+        }
+        let on_host: Vec<_> = parts.iter().map(|part| part.place.host()).collect();
+        let mut values = Vec::with_capacity(on_host.iter().map(|part| part.values.len()).sum());
+        for row in 0..num_rows {
+            for part in &on_host {
+                values.extend_from_slice(&part.values[row * part.width..][..part.width]);
+            }
+        }
+        let width = on_host.iter().map(|part| part.width).sum();
+        parts[0].with_place(HostRows { values, width })
     }
 
     /// Copies the values of each part to host memory, row by row. All parts on a device are read at

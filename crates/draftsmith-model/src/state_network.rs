@@ -4,13 +4,50 @@
 use std::fmt::Debug;
 use std::ops::Range;
 
-use burn::module::{Module, ModuleDisplay};
-use burn::tensor::{FloatDType, Int, Tensor};
+use burn::module::{Module, ModuleDisplay, Param};
+use burn::nn::Linear;
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use crate::buckets::Lengths;
 use crate::causal_lm::CausalLm;
+use crate::decoder::stack::LayerStack;
+use crate::draft_vocabulary::{DraftVocabulary, narrowed};
+use crate::frozen::PackableLinear;
 use crate::kv_cache::KvCache;
+use crate::precision::copied;
 use crate::rows::Rows;
+
+/// Initialises a drafter's layers with trainable copies of the target's last layers, and its norm
+/// with the target's, where they were loaded and fit.
+pub(crate) fn begun_from(stack: LayerStack, target: &CausalLm) -> LayerStack {
+    let device = stack.device();
+    let first = target.shape().num_layers.saturating_sub(stack.layers.len());
+    let layers = stack.layers.into_iter().zip(first..);
+    let layers = layers.map(|(layer, number)| match target.layer(number) {
+        Some(theirs) => layer.begun_from(theirs, &device),
+        None => layer,
+    });
+    let last_norm = target.last_norm();
+    let norm = match last_norm.beta() {
+        None => copied(last_norm, &device),
+        Some(_) => stack.norm,
+    };
+    LayerStack { layers: layers.collect(), norm, reaches: stack.reaches }
+}
+
+/// Copies the target's LM head, for the tokens that a drafter may draft.
+pub(crate) fn copied_head(
+    target: &CausalLm,
+    vocabulary: Option<&DraftVocabulary>,
+    device: &Device,
+) -> PackableLinear {
+    let all = target.lm_head_weight();
+    let weight = match vocabulary {
+        Some(vocabulary) => narrowed(all, vocabulary),
+        None => all,
+    };
+    copied(Linear { weight: Param::from_tensor(weight), bias: None }, device).into()
+}
 
 /// A network that drafts from its target's hidden states and can be trained.
 pub trait StateNetwork: Module + ModuleDisplay + Sync + 'static {

@@ -8,20 +8,18 @@
 //! Adapters are written in bf16 if their target's files have 16 bits per number, otherwise in f32.
 
 use std::path::Path;
-use std::sync::Arc;
 
 use burn::tensor::{Device, FloatDType};
 use draftsmith_files::parse_json_value;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use super::{Adapter, AdapterArchitecture, AdapterConfig, NORM, PackedAdapter};
+use super::{Adapter, AdapterArchitecture, AdapterConfig};
 use crate::config::ModelConfig;
 use crate::decoder::source::{CheckpointSource, named_linears};
 use crate::draft_vocabulary::{DRAFT_VOCABULARY, DraftVocabulary};
 use crate::drafter_keys::{DrafterDir, DrafterKeys, FoundKeys};
 use crate::error::ModelError;
-use crate::packed;
 use crate::spec::ModelShape;
 use crate::weights::{
     NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_with_ids,
@@ -169,10 +167,7 @@ impl Adapter {
         let dtype = dtype.float_dtype();
         let mut adapter =
             config.build(&mut CheckpointSource { reader: &mut reader, device, dtype })?;
-        if dtype == FloatDType::F32 && packed::runs_on(device) {
-            adapter.packed = Some(Arc::new(PackedAdapter::read(&config, &mut reader)?));
-        }
-        adapter.stack.join();
+        adapter.stack.tensors.join();
         config.finish(reader)?;
         check_weights(&dir)?;
         Ok((config, adapter))
@@ -209,14 +204,9 @@ impl Adapter {
 
     /// Lists the adapter's tensors in the layout of its file.
     pub(super) fn named(&self, config: &AdapterConfig) -> Vec<NamedTensor> {
-        let layers = self.stack.layers.iter().enumerate();
-        let mut tensors: Vec<NamedTensor> = layers
-            .flat_map(|(number, layer)| {
-                layer.named(&config.layer(), &self.shape, &config.layer_name(number))
-            })
-            .collect();
-        tensors.extend(self.stack.norm.named(&config.model.spec.norm, NORM));
-        tensors.extend(named_linears("", config.own_head().into_iter().zip(&self.lm_head)));
+        let mut tensors = self.stack.named(&config.stack());
+        let head = config.own_head().into_iter().zip(self.lm_head.as_deref());
+        tensors.extend(named_linears("", head));
         tensors
     }
 }

@@ -10,7 +10,9 @@ use half::bf16;
 
 use super::*;
 use crate::decoder::attention::Positions;
+use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
+use crate::decoder::soft_capped;
 use crate::error::read_json;
 use crate::fixtures::{FIXTURES, load};
 use crate::rows::HostRows;
@@ -238,7 +240,7 @@ fn first_weights_are_its_layers(target: &CausalLm) {
             let config = config_for(target, architecture, 1);
             let drawn = config.init(&device);
             let adapter = drawn.clone().with_layers_of(target, last).with_head_of(target);
-            assert_eq!(adapter.device(), device);
+            assert_eq!(adapter.stack.device(), device);
             let mut expected = drawn.stack.layers[0].clone();
             expected.attention = expected.attention.and(theirs.attention.clone());
             // No layer of the target has an MLP like that of "MLP only".

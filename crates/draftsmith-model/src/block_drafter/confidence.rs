@@ -8,6 +8,7 @@ use burn::nn::Linear;
 use burn::tensor::{Device, Tensor, TensorData};
 
 use super::{BlockDrafter, BlockDrafterConfig, ConfidenceHead};
+use crate::frozen::PackableLinear;
 use crate::rows::Rows;
 use crate::spec::LinearSpec;
 
@@ -43,7 +44,7 @@ impl BlockDrafter {
             config.confidence = ConfidenceHead::OfRowAndToken;
             let weight = head.weight.val();
             let more = Tensor::zeros([config.markov_rank, 1], &device);
-            head.weight = Param::from_tensor(Tensor::cat(vec![weight, more], 0));
+            head.tensors.weight = Param::from_tensor(Tensor::cat(vec![weight, more], 0));
         }
         let own = Self { markov, confidence, config: Arc::new(config.clone()), ..self };
         (own.to_tensors(), config)
@@ -107,10 +108,10 @@ impl BlockDrafter {
     }
 }
 
-fn zeros(spec: &LinearSpec, device: &Device) -> Linear {
+fn zeros(spec: &LinearSpec, device: &Device) -> PackableLinear {
     linear(Tensor::zeros([spec.inputs, spec.outputs], device), None)
 }
 
-fn linear(weight: Tensor<2>, bias: Option<Tensor<1>>) -> Linear {
-    Linear { weight: Param::from_tensor(weight), bias: bias.map(Param::from_tensor) }
+fn linear(weight: Tensor<2>, bias: Option<Tensor<1>>) -> PackableLinear {
+    Linear { weight: Param::from_tensor(weight), bias: bias.map(Param::from_tensor) }.into()
 }

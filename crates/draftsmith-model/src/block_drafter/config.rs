@@ -9,13 +9,12 @@ use serde_json::{Map, Value};
 
 use super::BlockDrafter;
 use crate::config::ModelConfig;
-use crate::decoder::layer::DecoderLayer;
 use crate::decoder::source::{RandomSource, WeightSource};
-use crate::decoder::stack::LayerStack;
+use crate::decoder::stack::StackSpec;
 use crate::draft_vocabulary::DraftVocabulary;
 use crate::drafter_keys::DrafterDir;
 use crate::error::ModelError;
-use crate::rope::Reach;
+use crate::frozen::{PackableLinear, PackableNorm, PackableStack};
 use crate::spec::{LinearSpec, ModelShape};
 use crate::weights::WeightDtype;
 
@@ -138,8 +137,15 @@ impl BlockDrafterConfig {
         let linears = [Some(self.fc()), self.own_head(), self.confidence()].into_iter().flatten();
         let linears = linears.chain(self.markov().into_iter().flatten());
         linears.map(|linear| linear.num_parameters()).sum::<usize>()
-            + shape.num_layers * spec.layer(0).num_parameters(shape)
-            + 2 * spec.norm.num_parameters(shape.hidden_size)
+            + self.stack().num_parameters()
+            + spec.norm.num_parameters(shape.hidden_size)
+    }
+
+    /// Specifies the draft layers and the norm of their output.
+    pub(super) fn stack(&self) -> StackSpec<'_> {
+        let layer = |number| (self.model.spec.layer(number), format!("{LAYERS}.{number}"));
+        let layers = (0..self.model.shape.num_layers).map(layer).collect();
+        StackSpec { model: &self.model, layers, norm: NORM }
     }
 
     pub(super) fn fc(&self) -> LinearSpec {
@@ -226,10 +232,8 @@ impl BlockDrafterConfig {
 
     /// Builds the drafter with the weights of `source`.
     pub(super) fn build<S: WeightSource>(&self, source: &mut S) -> Result<BlockDrafter, S::Error> {
-        let ModelConfig { shape, spec, .. } = &self.model;
-        let mut norm = |name| source.norm("", name, shape.hidden_size, &spec.norm);
-        let (context_norm, last_norm) = (norm(CONTEXT_NORM)?, norm(NORM)?);
-        let mut linear = |linear: LinearSpec| source.linear("", &linear);
+        let context_norm = PackableNorm::build(CONTEXT_NORM, &self.model, source)?;
+        let mut linear = |linear: LinearSpec| PackableLinear::build(&linear, source);
         let fc = linear(self.fc())?;
         let lm_head = self.own_head().map(&mut linear).transpose()?;
         let markov = match self.markov() {
@@ -237,28 +241,17 @@ impl BlockDrafterConfig {
             None => None,
         };
         let confidence = self.confidence().map(&mut linear).transpose()?;
-        let layers = (0..shape.num_layers).map(|number| {
-            DecoderLayer::build(&spec.layer(number), shape, &layer_name(number), source)
-        });
-        let layers = layers.collect::<Result<_, _>>()?;
-        let reaches = Reach::all_of(spec, shape);
         Ok(BlockDrafter {
             fc,
             context_norm,
-            stack: LayerStack { layers, norm: last_norm, reaches },
+            stack: PackableStack::build(&self.stack(), source)?,
             lm_head,
             markov,
             confidence,
-            packed: None,
             narrow_head: None,
             narrow_markov: None,
             mask: None,
             config: Arc::new(self.clone()),
         })
     }
-}
-
-/// Returns the prefix of a layer's tensors.
-pub(super) fn layer_name(number: usize) -> String {
-    format!("{LAYERS}.{number}")
 }

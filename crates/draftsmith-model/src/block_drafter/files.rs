@@ -13,22 +13,19 @@
 //! network otherwise, such as sliding windows, are refused by name.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
 
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::Device;
 use draftsmith_files::parse_json_value;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::config::{CONFIDENCE, CONTEXT_NORM, LM_HEAD, NORM, layer_name};
-use super::packed_block::PackedBlock;
+use super::config::{CONFIDENCE, CONTEXT_NORM, LM_HEAD};
 use super::{BlockDrafter, BlockDrafterConfig, ConfidenceHead};
 use crate::config::ModelConfig;
 use crate::decoder::source::{CheckpointSource, named_linears};
 use crate::draft_vocabulary::{DraftVocabulary, MASK, OFFSETS};
 use crate::drafter_keys::{DrafterDir, DrafterKeys, FoundKeys};
 use crate::error::ModelError;
-use crate::packed;
 use crate::spec::ModelShape;
 use crate::weights::{
     NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_with_ids,
@@ -362,10 +359,7 @@ impl BlockDrafter {
         let dtype = dtype.float_dtype();
         let mut source = CheckpointSource { reader: &mut reader, device, dtype };
         let mut drafter = config.build(&mut source)?;
-        if dtype == FloatDType::F32 && packed::runs_on(device) {
-            drafter.packed = Some(Arc::new(PackedBlock::read(&config, &mut reader)?));
-        }
-        drafter.stack.join();
+        drafter.stack.tensors.join();
         reader.ignore(|name| config.is_beside(name));
         reader.finish()?;
         check_weights(&dir)?;
@@ -375,7 +369,7 @@ impl BlockDrafter {
     /// Returns the same drafter with its weights as tensors, for comparison.
     #[must_use]
     pub fn to_tensors(&self) -> Self {
-        Self { packed: None, ..self.clone() }.with_narrow_heads()
+        self.clone().unpacked().with_narrow_heads()
     }
 
     /// Writes `model.safetensors` in the configuration's type, then `config.json`, each under a temporary name
@@ -394,17 +388,13 @@ impl BlockDrafter {
 
     /// Lists the drafter's tensors in the layout of its file.
     pub(super) fn named(&self, config: &BlockDrafterConfig) -> Vec<NamedTensor> {
-        let ModelConfig { shape, spec, .. } = &config.model;
         let heads = config.own_head().into_iter().zip(&self.lm_head);
         let heads = heads.chain(config.confidence().into_iter().zip(&self.confidence));
         let markov = config.markov().into_iter().flatten().zip(self.markov.iter().flatten());
         let linears = [(config.fc(), &self.fc)].into_iter().chain(heads).chain(markov);
-        let mut tensors = named_linears("", linears);
-        tensors.extend(self.context_norm.named(&spec.norm, CONTEXT_NORM));
-        for (number, layer) in self.stack.layers.iter().enumerate() {
-            tensors.extend(layer.named(&spec.layer(number), shape, &layer_name(number)));
-        }
-        tensors.extend(self.stack.norm.named(&spec.norm, NORM));
+        let mut tensors = named_linears("", linears.map(|(spec, linear)| (spec, &**linear)));
+        tensors.extend(self.context_norm.named(&config.model.spec.norm, CONTEXT_NORM));
+        tensors.extend(self.stack.named(&config.stack()));
         tensors
     }
 }

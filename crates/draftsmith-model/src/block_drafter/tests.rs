@@ -4,12 +4,13 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor, TensorData};
 use serde_json::{Map, Value};
 
 use super::*;
 use crate::buckets::Lengths;
 use crate::config::ModelConfig;
+use crate::draft_vocabulary::DraftVocabulary;
 use crate::error::ModelError;
 use crate::fixtures::{FIXTURES, expected, load};
 use crate::spec::ModelShape;

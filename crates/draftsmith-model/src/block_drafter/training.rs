@@ -7,17 +7,13 @@ use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 
 use super::{BlockDrafter, BlockDrafterConfig};
 use crate::causal_lm::CausalLm;
+use crate::decoder::BOTH_PARTS;
 use crate::decoder::attention::{DraftPlan, Drafts};
-use crate::decoder::layer::DecoderLayer;
 use crate::decoder::source::RandomSource;
-use crate::decoder::stack::LayerStack;
-use crate::draft_vocabulary::narrowed;
 use crate::eagle3::passing_last;
-use crate::precision::{cast_parameters, copied};
+use crate::precision::cast_parameters;
 use crate::spec::LinearSpec;
-use crate::state_network::{StateNetwork, UnrolledInputs};
-
-const BOTH_PARTS: &str = "a draft layer has attention and an MLP";
+use crate::state_network::{StateNetwork, UnrolledInputs, begun_from, copied_head};
 
 impl BlockDrafterConfig {
     /// Initialises a drafter to train for a target, from numbers that `draw` gives, uniform from 0
@@ -39,7 +35,7 @@ impl BlockDrafterConfig {
         let Ok(drafter) = self.build(&mut RandomSource { device, matrix });
         let markov = drafter.markov.map(|[vectors, out]| {
             let weight = Param::from_tensor(out.weight.val().zeros_like());
-            [vectors, Linear { weight, ..out }]
+            [vectors, Linear { weight, ..out.tensors }.into()]
         });
         BlockDrafter { markov, ..drafter }.with_mask_of(target)
     }
@@ -58,28 +54,11 @@ impl BlockDrafter {
     /// norm and the LM head are the target's, the latter for the tokens that the drafter may draft.
     #[must_use]
     pub fn with_weights_of(self, target: &CausalLm) -> Self {
-        let device = self.device();
-        let (own, num_layers) = (self.stack.layers.len(), target.shape().num_layers);
-        let first = num_layers.saturating_sub(own);
-        let layers = self.stack.layers.into_iter().enumerate();
-        let layers: Vec<DecoderLayer> = layers
-            .map(|(nth, layer)| match target.layer(first + nth) {
-                Some(theirs) => layer.begun_from(theirs, &device),
-                None => layer,
-            })
-            .collect();
-        let last_norm = target.last_norm();
-        let norm = match last_norm.beta() {
-            None => copied(last_norm, &device),
-            Some(_) => self.stack.norm,
-        };
-        let lm_head =
-            self.lm_head.zip(self.config.draft_vocabulary.as_ref()).map(|(_, vocabulary)| {
-                let weight = Param::from_tensor(narrowed(target.lm_head_weight(), vocabulary));
-                copied(Linear { weight, bias: None }, &device)
-            });
-        let stack = LayerStack { layers, norm, ..self.stack };
-        Self { fc: passing_last(&self.fc, &device), stack, lm_head, ..self }
+        let device = self.stack.device();
+        let head = self.lm_head.zip(self.config.draft_vocabulary.as_ref());
+        let lm_head = head.map(|(_, vocabulary)| copied_head(target, Some(vocabulary), &device));
+        let stack = begun_from(self.stack.tensors, target).into();
+        Self { fc: passing_last(&self.fc, &device).into(), stack, lm_head, ..self }
     }
 }
 
@@ -87,8 +66,7 @@ impl StateNetwork for BlockDrafter {
     const KIND: &'static str = "block";
 
     fn to_dtype(&self, dtype: FloatDType) -> Self {
-        let own = Self { packed: None, narrow_head: None, narrow_markov: None, ..self.clone() };
-        cast_parameters(own, dtype)
+        cast_parameters(self.clone().unpacked(), dtype)
     }
 
     fn own_head(&self) -> Option<Tensor<2>> {
@@ -107,7 +85,7 @@ impl StateNetwork for BlockDrafter {
     fn unrolled(&self, inputs: UnrolledInputs<'_>) -> Vec<Tensor<2>> {
         let UnrolledInputs { states, next_ids, embedded, begun, num_steps, lengths } = inputs;
         let [batch, seq, hidden_size] = embedded.dims();
-        let (dtype, device) = (embedded.dtype(), self.device());
+        let (dtype, device) = (embedded.dtype(), self.stack.device());
         let plan = DraftPlan { begun, seq, num_steps, rows_ahead: 1, lengths };
         let drafts = Drafts::new(plan, &self.stack.reaches[0], (dtype.into(), &device));
         let known = |x: Tensor<3>| {

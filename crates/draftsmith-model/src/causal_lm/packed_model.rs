@@ -12,10 +12,9 @@ use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
 use crate::decoder::packing::{unpacked_layer, unpacked_linear, unpacked_norm};
 use crate::error::ModelError;
-use crate::kv_cache::KvCache;
-use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, Packing};
-use crate::rope::Reach;
-use crate::rows::{HostRows, Run};
+use crate::frozen::{PackedStack, Stack};
+use crate::packed::{self, PackedWeights, Packing};
+use crate::rows::HostRows;
 use crate::spec::LinearSpec;
 use crate::weights::WeightReader;
 
@@ -32,13 +31,11 @@ struct PackedParts {
     /// The embedding, packed as a matrix whose outputs are tokens. `None` if it is tied to the LM
     /// head, which then serves as the embedding too.
     embedding: Option<PackedWeights>,
-    layers: Vec<PackedLayer>,
-    norm: PackedNorm,
+    stack: PackedStack,
     lm_head: PackedWeights,
     /// The factor by which embeddings are multiplied, if any.
     embedding_scale: Option<f32>,
     logit_soft_cap: Option<f32>,
-    reaches: Vec<Reach>,
     /// The LM head as a tensor, which is built when training first asks for it. Losses also need
     /// products with the transpose, which packed weights do not support.
     lm_head_tensor: OnceLock<Tensor<2>>,
@@ -61,16 +58,12 @@ impl PackedModel {
         } else {
             (Some(table), packing.linears("", &[spec.lm_head(shape)])?)
         };
-        let layer = |number| packing.layer(&spec.layer(number), shape, &spec.names.layer(number));
-        let layers = (0..shape.num_layers).map(layer).collect::<Result<_, _>>()?;
         let weights = PackedParts {
             embedding,
-            layers,
-            norm: packing.norm("", spec.names.norm, shape.hidden_size, &spec.norm)?,
+            stack: PackedStack::read(&config.stack(), &mut packing)?,
             lm_head,
             embedding_scale: spec.embedding_scale,
             logit_soft_cap: spec.logit_soft_cap,
-            reaches: Reach::all_of(spec, shape),
             lm_head_tensor: OnceLock::new(),
         };
         Ok(Self { weights: Arc::new(weights) })
@@ -79,8 +72,8 @@ impl PackedModel {
     /// Unpacks the weights into tensors in f32, for writing or computing in another type.
     pub(super) fn to_decoder(&self, config: &ModelConfig, device: &Device) -> Decoder {
         let embedding = self.embedding_table(device);
-        let layers =
-            (0..self.weights.layers.len()).map(|n| self.layer(n, config, device)).collect();
+        let num_layers = self.weights.stack.layers().len();
+        let layers = (0..num_layers).map(|number| self.layer(number, config, device)).collect();
         let lm_head = self.lm_head_weight(device);
         Decoder::new(config, embedding, layers, self.norm(config, device), lm_head)
     }
@@ -98,13 +91,13 @@ impl PackedModel {
         config: &ModelConfig,
         device: &Device,
     ) -> DecoderLayer {
-        let layer = &self.weights.layers[number];
+        let layer = &self.weights.stack.layers()[number];
         unpacked_layer(layer, &config.spec.layer(number), &config.shape, device)
     }
 
     /// Unpacks the final norm.
     pub(super) fn norm(&self, config: &ModelConfig, device: &Device) -> Norm {
-        unpacked_norm(&self.weights.norm, &config.spec.norm, device)
+        unpacked_norm(&self.weights.stack.norm, &config.spec.norm, device)
     }
 
     /// Returns the LM head as a tensor, `[hidden, vocab]`, unpacked at the first call.
@@ -125,15 +118,12 @@ impl PackedModel {
     }
 
     pub(super) fn embed(&self, ids: &[u32]) -> HostRows {
-        let (embedding, width) = (self.embedding(), self.weights.norm.width());
-        let mut values = Vec::with_capacity(ids.len() * width);
-        for id in ids {
-            embedding.read_output(*id as usize, &mut values);
-        }
+        let embedding = self.embedding();
+        let mut values = embedding.read_outputs(ids.iter());
         if let Some(scale) = self.weights.embedding_scale {
             packed::scale(&mut values, scale);
         }
-        HostRows { values, width }
+        HostRows { values, width: embedding.inputs }
     }
 
     /// Computes the root mean square of the embeddings, with the embedding scale.
@@ -148,37 +138,8 @@ impl PackedModel {
         size * self.weights.embedding_scale.unwrap_or(1.0)
     }
 
-    /// Runs layers on rows that belong to the slots in `runs`.
-    pub(super) fn forward_layers(
-        &self,
-        layers: Range<usize>,
-        hidden: &mut HostRows,
-        runs: impl Iterator<Item = Run>,
-        cache: &mut KvCache,
-    ) {
-        let (rows, caches, scratch) = cache.extend_packed(layers.clone(), runs);
-        let PackedParts { layers: all, reaches, .. } = &*self.weights;
-        packed::forward_layers(&all[layers], &mut hidden.values, rows, caches, reaches, scratch);
-    }
-
-    /// Writes the keys and values of rows into the cache of the last layer, without computing its
-    /// output.
-    pub(super) fn fill_last(
-        &self,
-        hidden: &HostRows,
-        runs: impl Iterator<Item = Run>,
-        cache: &mut KvCache,
-    ) {
-        let PackedParts { layers, reaches, .. } = &*self.weights;
-        let last = layers.len() - 1;
-        let (rows, mut caches, scratch) = cache.extend_packed(last..last + 1, runs);
-        let slots = caches.next().expect("the last layer has a cache");
-        layers[last].attention.fill(&hidden.values, rows, slots, reaches, scratch);
-    }
-
-    pub(super) fn normed(&self, mut hidden: HostRows) -> HostRows {
-        self.weights.norm.forward(&mut hidden.values);
-        hidden
+    pub(super) fn stack(&self) -> Stack<'_> {
+        Stack::Packed(&self.weights.stack)
     }
 
     pub(super) fn logits(&self, normed: &HostRows) -> HostRows {
@@ -197,7 +158,7 @@ impl PackedModel {
         wanted: &[Range<usize>],
         are_last: bool,
     ) {
-        let PackedParts { layers: all, reaches, .. } = &*self.weights;
-        packed::forward_sequences(&all[layers], x, wanted, are_last, reaches);
+        let stack = &self.weights.stack;
+        packed::forward_sequences(&stack.layers()[layers], x, wanted, are_last, &stack.reaches);
     }
 }

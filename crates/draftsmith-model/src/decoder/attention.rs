@@ -44,7 +44,7 @@ const CACHE: &str = "positions that continue a cache come with it";
 /// The attention block of one layer, with its norms.
 #[derive(Module, Debug)]
 pub(crate) struct Attention {
-    pub(super) norm: Norm,
+    pub(crate) norm: Norm,
     pub(super) query: Linear,
     pub(super) key: Linear,
     pub(super) value: Linear,

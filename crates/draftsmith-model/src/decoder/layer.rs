@@ -5,6 +5,7 @@ use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 
+use super::BOTH_PARTS;
 use super::attention::{Attention, Positions};
 use super::mlp::Mlp;
 use super::source::{RandomSource, WeightSource};
@@ -154,7 +155,7 @@ impl DecoderLayer {
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
         let parts = self.attention.as_ref().zip(self.mlp.as_ref());
-        let (attention, mlp) = parts.expect("the layer has both parts");
+        let (attention, mlp) = parts.expect(BOTH_PARTS);
         let hidden = attention.added_to(hidden, (read, true), positions, cache);
         mlp.added_to(hidden.clone(), hidden, positions.kernels())
     }

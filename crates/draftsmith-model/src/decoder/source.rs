@@ -4,6 +4,7 @@
 //! Hugging Face stores linear weights as `[out, in]`; they are transposed here, once.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use burn::module::Param;
 use burn::nn::{Initializer, Linear};
@@ -11,6 +12,7 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::norm::Norm;
 use crate::error::ModelError;
+use crate::packed::{self, Packing};
 use crate::spec::{LinearSpec, NormForm, NormSpec};
 use crate::weights::{NamedTensor, WeightReader, norm_name};
 
@@ -29,6 +31,16 @@ pub(crate) trait WeightSource {
         width: usize,
         spec: &NormSpec,
     ) -> Result<Norm, Self::Error>;
+
+    /// Reads a packed copy of weights. `None` if the source is no checkpoint, or its weights are
+    /// not for decoding on the CPU.
+    fn packed<P>(
+        &mut self,
+        read: impl FnOnce(&mut Packing<'_>) -> Result<P, ModelError>,
+    ) -> Result<Option<Arc<P>>, Self::Error> {
+        let _ = read;
+        Ok(None)
+    }
 }
 
 /// A checkpoint. Each tensor goes to `device` in `dtype` as soon as it is read.
@@ -79,6 +91,14 @@ impl WeightSource for CheckpointSource<'_> {
     ) -> Result<Norm, ModelError> {
         let (weight, bias) = self.reader.take_norm(layer, name, width, spec)?;
         Ok(Norm::new(spec, weight, bias, self.device))
+    }
+
+    fn packed<P>(
+        &mut self,
+        read: impl FnOnce(&mut Packing<'_>) -> Result<P, ModelError>,
+    ) -> Result<Option<Arc<P>>, ModelError> {
+        let packs = self.dtype == FloatDType::F32 && packed::runs_on(self.device);
+        packs.then(|| read(&mut Packing { reader: self.reader }).map(Arc::new)).transpose()
     }
 }
 

@@ -1,4 +1,4 @@
-//! Consecutive decoder layers and the norm after them: the part that a model and an adapter share.
+//! Consecutive decoder layers and the norm after them: the part that a model and its drafters share.
 
 use std::ops::Range;
 
@@ -8,9 +8,13 @@ use burn::tensor::{Device, Tensor};
 use super::attention::{Attention, Positions};
 use super::layer::DecoderLayer;
 use super::norm::Norm;
+use super::source::WeightSource;
+use crate::config::ModelConfig;
 use crate::kv_cache::KvCache;
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, Run};
+use crate::spec::LayerSpec;
+use crate::weights::NamedTensor;
 
 /// Decoder layers and the norm after them.
 #[derive(Module, Debug)]
@@ -21,7 +25,51 @@ pub(crate) struct LayerStack {
     pub(crate) reaches: Vec<Reach>,
 }
 
+/// The specification of a stack.
+pub(crate) struct StackSpec<'a> {
+    pub(crate) model: &'a ModelConfig,
+    /// Each layer with the prefix of its tensors in checkpoints.
+    pub(crate) layers: Vec<(LayerSpec, String)>,
+    /// The name of the norm.
+    pub(crate) norm: &'static str,
+}
+
+impl StackSpec<'_> {
+    /// Counts the parameters.
+    pub(crate) fn num_parameters(&self) -> usize {
+        let ModelConfig { shape, spec, .. } = self.model;
+        let layers = self.layers.iter().map(|(layer, _)| layer.num_parameters(shape));
+        layers.sum::<usize>() + spec.norm.num_parameters(shape.hidden_size)
+    }
+}
+
 impl LayerStack {
+    /// Builds a stack with weights from `source`.
+    pub(crate) fn build<S: WeightSource>(
+        spec: &StackSpec<'_>,
+        source: &mut S,
+    ) -> Result<Self, S::Error> {
+        let ModelConfig { shape, spec: decoder, .. } = spec.model;
+        let layers = spec.layers.iter();
+        let layers = layers.map(|(layer, name)| DecoderLayer::build(layer, shape, name, source));
+        let layers = layers.collect::<Result<_, _>>()?;
+        let norm = source.norm("", spec.norm, shape.hidden_size, &decoder.norm)?;
+        Ok(Self { layers, norm, reaches: Reach::all_of(decoder, shape) })
+    }
+
+    /// Lists the tensors in a checkpoint's layout.
+    pub(crate) fn named(&self, spec: &StackSpec<'_>) -> Vec<NamedTensor> {
+        let ModelConfig { shape, spec: decoder, .. } = spec.model;
+        let layers = self.layers.iter().zip(&spec.layers);
+        let layers = layers.flat_map(|(own, (layer, name))| own.named(layer, shape, name));
+        layers.chain(self.norm.named(&decoder.norm, spec.norm)).collect()
+    }
+
+    /// Returns the device of the weights.
+    pub(crate) fn device(&self) -> Device {
+        self.norm.gamma().device()
+    }
+
     /// Joins the products of each layer, if it decodes on a GPU.
     pub(crate) fn join(&mut self) {
         self.layers.iter_mut().for_each(DecoderLayer::join);
@@ -45,30 +93,33 @@ impl LayerStack {
         hidden.map(|hidden| layers.fold(hidden, run))
     }
 
-    /// Writes the keys and values of new tokens into the cache of the last layer, without computing
-    /// its output.
-    pub(crate) fn fill_last(
+    /// Runs the only layer on new tokens, with attention that reads the rows `read` instead of the
+    /// residual stream `hidden`. The norm has been applied to them already.
+    pub(crate) fn forward_reading(
         &self,
+        read: Tensor<3>,
         hidden: DeviceRows,
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
-    ) {
-        let last = self.layers.len() - 1;
-        let positions = self.positions(last..last + 1, &hidden, runs, cache);
-        self.layers[last].fill((*hidden.tensor, false), &positions, cache.layer_mut(last));
+    ) -> DeviceRows {
+        let positions = self.positions(0..1, &hidden, runs, cache);
+        let cache = Some(cache.layer_mut(0));
+        hidden.map(|hidden| self.layers[0].forward_reading(read, hidden, &positions, cache))
     }
 
-    /// Writes the keys and values of new tokens into the cache of every layer. All layers read the
-    /// same rows, which are after the norm.
-    pub(crate) fn fill_each(
+    /// Writes the keys and values of new tokens into the caches of layers, which all read the same
+    /// rows, and computes nothing else. The norm is applied first, unless `is_normed` is true.
+    pub(crate) fn fill(
         &self,
-        read: DeviceRows,
+        layers: Range<usize>,
+        (read, is_normed): (DeviceRows, bool),
         runs: impl Iterator<Item = Run>,
         cache: &mut KvCache,
     ) {
-        let positions = self.positions(0..self.layers.len(), &read, runs, cache);
-        for (number, layer) in self.layers.iter().enumerate() {
-            layer.fill((Tensor::clone(&read.tensor), true), &positions, cache.layer_mut(number));
+        let positions = self.positions(layers.clone(), &read, runs, cache);
+        for number in layers {
+            let read = (Tensor::clone(&read.tensor), is_normed);
+            self.layers[number].fill(read, &positions, cache.layer_mut(number));
         }
     }
 

@@ -10,25 +10,25 @@
 //! `transformer_layer_config`.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use burn::tensor::{Device, FloatDType};
+use burn::tensor::Device;
 use draftsmith_files::parse_json_value;
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::packed_eagle3::PackedEagle3;
 use super::{
-    EMBEDDING, EMBEDDING_NORM, Eagle3, Eagle3Config, FC, LAYER, LM_HEAD, NORM, NUM_TARGET_STATES,
+    EMBEDDING, EMBEDDING_NORM, Eagle3, Eagle3Config, FC, LAYER, LM_HEAD, NUM_TARGET_STATES,
 };
 use crate::block_drafter::BlockDrafterConfig;
 use crate::config::ModelConfig;
-use crate::decoder::source::{CheckpointSource, ShapeSource, named_linears, parameter};
+use crate::decoder::source::{
+    CheckpointSource, ShapeSource, WeightSource, named_linears, parameter,
+};
 use crate::draft_vocabulary::{DraftVocabulary, MASK, NarrowHead, OFFSETS};
 use crate::drafter_keys::{DrafterDir, DrafterKeys, FoundKeys, LAYER_KEYS};
 use crate::error::ModelError;
-use crate::packed;
-use crate::spec::ModelShape;
+use crate::frozen::Packable;
+use crate::spec::{LinearSpec, ModelShape};
 use crate::weights::{
     NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_with_ids,
 };
@@ -374,20 +374,19 @@ impl Eagle3 {
         let mut reader = open(&dir)?;
         let dtype = dtype.float_dtype();
         let ModelShape { vocab_size, hidden_size, .. } = config.model.shape;
+        let mut source = CheckpointSource { reader: &mut reader, device, dtype };
         let embedding = match config.has_embedding {
             false => None,
             true => {
-                let values = reader
-                    .take_finite(&format!("{EMBEDDING}.weight"), &[vocab_size, hidden_size])?;
-                Some(parameter(values, [vocab_size, hidden_size], device, dtype))
+                let (name, shape) = (format!("{EMBEDDING}.weight"), [vocab_size, hidden_size]);
+                let values = source.reader.take_finite(&name, &shape)?;
+                let table = LinearSpec::lm_head(EMBEDDING, &config.model.shape);
+                let packed = source.packed(|packing| packing.linears("", &[table]))?;
+                Some(Packable { tensors: parameter(values, shape, device, dtype), packed })
             }
         };
-        let mut source = CheckpointSource { reader: &mut reader, device, dtype };
         let mut drafter = config.build(embedding, &mut source)?;
-        if dtype == FloatDType::F32 && packed::runs_on(device) {
-            drafter.packed = Some(Arc::new(PackedEagle3::read(&config, &mut reader)?));
-        }
-        drafter.layer.join();
+        drafter.stack.tensors.join();
         reader.ignore(|name| is_beside(name, &dir));
         reader.finish()?;
         check_weights(&dir)?;
@@ -398,23 +397,15 @@ impl Eagle3 {
     /// Returns the same drafter with its weights as tensors, for comparison.
     #[must_use]
     pub fn to_tensors(&self, config: &Eagle3Config) -> Self {
-        let mut own = Self { packed: None, narrow_head: None, ..self.clone() };
-        own.narrow_head = own.narrow_head_of(config);
-        own
+        let own = self.clone().unpacked();
+        Self { narrow_head: own.narrow_head_of(config), ..own }
     }
 
     /// Combines the drafter's own LM head with the tokens that it may draft. `None` if the drafter
     /// uses the target's LM head.
     fn narrow_head_of(&self, config: &Eagle3Config) -> Option<NarrowHead> {
-        let vocab_size = config.model.shape.vocab_size;
-        let all = || DraftVocabulary::new((0..vocab_size as u32).collect::<Vec<u32>>());
-        let vocabulary = || config.draft_vocabulary.clone().unwrap_or_else(all);
-        if let Some(packed) = &self.packed {
-            let head = packed.lm_head.clone()?;
-            return Some(NarrowHead::of_packed(head, vocabulary(), vocab_size));
-        }
-        let head = self.lm_head.as_ref()?;
-        Some(NarrowHead::of_tensor(head.weight.val(), vocabulary(), vocab_size))
+        let (vocabulary, vocab_size) = (config.draft_vocabulary.as_ref(), self.shape.vocab_size);
+        self.lm_head.as_ref().map(|head| NarrowHead::of_own(head, vocabulary, vocab_size))
     }
 
     /// Writes `model.safetensors` in the configuration's type, then `config.json`, each under a temporary name
@@ -434,11 +425,11 @@ impl Eagle3 {
     /// Lists the drafter's tensors in the layout of its file.
     pub(super) fn named(&self, config: &Eagle3Config) -> Vec<NamedTensor> {
         let norm = &config.model.spec.norm;
-        let mut tensors = named_linears("", [(config.fc(), &self.fc)]);
+        let mut tensors = named_linears("", [(config.fc(), &*self.fc)]);
         tensors.extend(self.embedding_norm.named(norm, EMBEDDING_NORM));
-        tensors.extend(self.layer.named(&config.layer(), &self.shape, LAYER));
-        tensors.extend(self.norm.named(norm, NORM));
-        tensors.extend(named_linears("", config.own_head().into_iter().zip(&self.lm_head)));
+        tensors.extend(self.stack.named(&config.stack()));
+        let head = config.own_head().into_iter().zip(self.lm_head.as_deref());
+        tensors.extend(named_linears("", head));
         let table = self
             .embedding
             .as_ref()

@@ -5,6 +5,7 @@ use std::ops::Range;
 use super::*;
 use crate::buckets::Lengths;
 use crate::buckets::padded_rows;
+use crate::draft_vocabulary::narrowed;
 use crate::drafter::DrafterModel;
 use crate::weights::NamedTensor;
 use crate::weights::write_with_ids;
@@ -139,7 +140,8 @@ fn a_drafter_begins_with_what_fits_of_the_target() {
     };
     let begun = drafter.clone().with_weights_of(&target, &config);
     let theirs = target.layer(3).unwrap().attention.unwrap();
-    let (own, drawn) = (begun.layer.attention.as_ref().unwrap(), drafter.layer.attention.unwrap());
+    let layer = |drafter: &Eagle3| drafter.stack.layers[0].attention.clone().unwrap();
+    let (own, drawn) = (layer(&begun), layer(&drafter));
     let halves = |linear: &Linear| {
         let weight = linear.weight.val();
         [values(weight.clone().narrow(0, 0, 16)), values(weight.narrow(0, 16, 16))]

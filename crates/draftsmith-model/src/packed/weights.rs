@@ -123,6 +123,13 @@ impl PackedWeights {
         self.lines.read_output(self.inputs, output, values);
     }
 
+    /// Returns the weights of some outputs, one after another.
+    pub(crate) fn read_outputs<'a>(&self, outputs: impl Iterator<Item = &'a u32>) -> Vec<f32> {
+        let mut values = Vec::with_capacity(outputs.size_hint().0 * self.inputs);
+        outputs.for_each(|output| self.read_output(*output as usize, &mut values));
+        values
+    }
+
     /// Selects some outputs of the matrix.
     pub(crate) fn select_outputs(&self, outputs: &[u32]) -> Self {
         let mut selected = Self::zeros(self.storage(), self.inputs, outputs.len());
