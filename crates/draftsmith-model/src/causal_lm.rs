@@ -302,9 +302,8 @@ impl CausalLm {
 
     /// Creates a cache for `num_slots` sequences of up to `capacity` tokens each.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        let device = self.device();
         let place = match &self.weights {
-            ModelWeights::Tensors(decoder) => CachePlace::Device(&device, decoder.dtype()),
+            ModelWeights::Tensors(decoder) => CachePlace::Device(decoder.device(), decoder.dtype()),
             ModelWeights::Packed(_) => CachePlace::Host,
         };
         KvCache::new(self.shape(), capacity, num_slots, place)

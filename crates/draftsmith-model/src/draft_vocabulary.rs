@@ -264,7 +264,7 @@ impl NarrowHead {
                 }
                 let column_of = TensorData::new(column_of, [self.vocab_size]);
                 let column_of = Tensor::<1, Int>::from_data(column_of, &device);
-                normed.with_place(normed.place.clone().into_device(&device).map(|hidden| {
+                normed.clone().map_on(&device, |hidden| {
                     let [_, num_rows, width] = hidden.dims();
                     let hidden = hidden.reshape([num_rows, width]);
                     let logits = few_rows::logits(hidden, Tensor::clone(weight));
@@ -272,7 +272,7 @@ impl NarrowHead {
                     let never = Tensor::<2>::full([num_rows, 1], NEVER, &device);
                     let wide = Tensor::cat(vec![logits, never], 1).select(1, column_of);
                     wide.unsqueeze::<3>()
-                }))
+                })
             }
         }
     }

@@ -22,8 +22,8 @@ use crate::packed::{
     self, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Packing, Threads,
 };
 use crate::rope::Reach;
-use crate::rows::{DeviceRows, HostRows, RowData, Rows, Run};
-use crate::spec::{LayerSpec, LinearSpec, ModelShape};
+use crate::rows::{DeviceRows, HostRows, RowData, Rows};
+use crate::spec::{LinearSpec, ModelShape};
 
 /// The form of weights that a forward uses.
 pub(crate) enum Form<'a, T, P> {
@@ -104,16 +104,14 @@ impl PackableLinear {
 
     /// Multiplies rows by the matrix and adds the bias.
     pub(crate) fn of_rows(&self, rows: Rows) -> Rows {
-        let (place, slots) = rows.into_parts();
         match self.form() {
             Form::Packed(weights) => {
                 let mut values = Vec::new();
-                weights.multiply(&place.into_host().values, &mut values, &Threads::All);
-                slots.rows(HostRows { values, width: weights.outputs })
+                weights.multiply(&rows.place.host().values, &mut values, &Threads::All);
+                rows.with_place(HostRows { values, width: weights.outputs })
             }
             Form::Tensors(linear) => {
-                let rows = place.into_device(&linear.weight.device());
-                slots.rows(rows.map(|rows| linear.forward(rows)))
+                rows.map_on(&linear.weight.device(), |rows| linear.forward(rows))
             }
         }
     }
@@ -125,10 +123,9 @@ impl PackableLinear {
                 let values = packed::logits(head, &normed.place.host().values, cap);
                 normed.with_place(HostRows { values, width: head.outputs })
             }
-            Form::Tensors(head) => {
-                let rows = normed.place.clone().into_device(&head.weight.device());
-                normed.with_place(rows.map(|rows| logits(rows, head.weight.val(), cap)))
-            }
+            Form::Tensors(head) => normed
+                .clone()
+                .map_on(&head.weight.device(), |rows| logits(rows, head.weight.val(), cap)),
         }
     }
 }
@@ -149,17 +146,9 @@ impl PackableNorm {
 impl Form<'_, Norm, PackedNorm> {
     /// Norms rows.
     pub(crate) fn of_rows(&self, rows: Rows) -> Rows {
-        let (place, slots) = rows.into_parts();
         match self {
-            Self::Packed(norm) => {
-                let mut rows = place.into_host();
-                norm.forward(&mut rows.values);
-                slots.rows(rows)
-            }
-            Self::Tensors(norm) => {
-                let rows = place.into_device(&norm.gamma().device());
-                slots.rows(rows.map(|rows| norm.forward(rows)))
-            }
+            Self::Packed(norm) => rows.on_host(|values, _| norm.forward(values)),
+            Self::Tensors(norm) => rows.map_on(&norm.gamma().device(), |rows| norm.forward(rows)),
         }
     }
 }
@@ -187,8 +176,7 @@ pub(crate) struct PackedStack {
 #[derive(Debug)]
 enum PackedLayers {
     Whole(Vec<PackedLayer>),
-    Attention(Vec<PackedAttention>),
-    Mlp(Vec<PackedMlp>),
+    Parts(Vec<(Option<PackedAttention>, Option<PackedMlp>)>),
 }
 
 impl PackedStack {
@@ -201,21 +189,19 @@ impl PackedStack {
         packing: &mut Packing<'_>,
     ) -> Result<Self, ModelError> {
         let StackSpec { model: ModelConfig { shape, spec: decoder, .. }, layers, norm } = spec;
-        let lack = |part: fn(&LayerSpec) -> bool| layers.iter().any(|(layer, _)| !part(layer));
+        let are_whole = layers.iter().all(|(it, _)| it.attention.is_some() && it.mlp.is_some());
         let each = layers.iter();
-        let layers = if lack(|layer| layer.mlp.is_some()) {
-            let attention = each.filter_map(|(layer, name)| {
-                Some(packing.attention(layer.attention.as_ref()?, layer, shape, name))
-            });
-            PackedLayers::Attention(attention.collect::<Result<_, _>>()?)
-        } else if lack(|layer| layer.attention.is_some()) {
-            let mlp = each.filter_map(|(layer, name)| {
-                Some(packing.mlp(layer.mlp.as_ref()?, layer, shape, name))
-            });
-            PackedLayers::Mlp(mlp.collect::<Result<_, _>>()?)
-        } else {
+        let layers = if are_whole {
             let whole = each.map(|(layer, name)| packing.layer(layer, shape, name));
             PackedLayers::Whole(whole.collect::<Result<_, _>>()?)
+        } else {
+            let parts = each.map(|(layer, name)| {
+                let attention = layer.attention.as_ref();
+                let attention = attention.map(|it| packing.attention(it, layer, shape, name));
+                let mlp = layer.mlp.as_ref().map(|it| packing.mlp(it, layer, shape, name));
+                Ok((attention.transpose()?, mlp.transpose()?))
+            });
+            PackedLayers::Parts(parts.collect::<Result<_, ModelError>>()?)
         };
         let norm = packing.norm("", norm, shape.hidden_size, &decoder.norm)?;
         Ok(Self { layers, norm, reaches: Reach::all_of(decoder, shape) })
@@ -233,64 +219,14 @@ impl PackedStack {
     fn attention(&self, number: usize) -> Option<&PackedAttention> {
         match &self.layers {
             PackedLayers::Whole(layers) => Some(&layers[number].attention),
-            PackedLayers::Attention(layers) => Some(&layers[number]),
-            PackedLayers::Mlp(_) => None,
+            PackedLayers::Parts(layers) => layers[number].0.as_ref(),
         }
     }
 
     fn len(&self) -> usize {
         match &self.layers {
             PackedLayers::Whole(layers) => layers.len(),
-            PackedLayers::Attention(layers) => layers.len(),
-            PackedLayers::Mlp(layers) => layers.len(),
-        }
-    }
-
-    fn forward(
-        &self,
-        layers: Range<usize>,
-        x: &mut [f32],
-        runs: impl Iterator<Item = Run>,
-        cache: &mut KvCache,
-    ) {
-        let (placed, memory, scratch) = cache.extend_packed(layers.clone(), runs);
-        let reaches = &self.reaches;
-        match &self.layers {
-            PackedLayers::Whole(all) => {
-                packed::forward_layers(&all[layers], x, placed, memory, reaches, scratch);
-            }
-            PackedLayers::Attention(all) => all[layers]
-                .iter()
-                .zip(memory)
-                .for_each(|(layer, slots)| layer.forward(x, placed, slots, reaches, scratch)),
-            PackedLayers::Mlp(all) => all[layers].iter().for_each(|mlp| mlp.forward(x, scratch)),
-        }
-    }
-
-    fn forward_reading(
-        &self,
-        both: (&[f32], &mut [f32]),
-        runs: impl Iterator<Item = Run>,
-        cache: &mut KvCache,
-    ) {
-        let (placed, mut memory, scratch) = cache.extend_packed(0..1, runs);
-        let slots = memory.next().expect("the cache has the layer");
-        let (layer, reaches) = (&self.layers()[0], &self.reaches);
-        packed::forward_reading(layer, both, placed, slots, reaches, scratch);
-    }
-
-    fn fill(
-        &self,
-        layers: Range<usize>,
-        (x, is_normed): (&[f32], bool),
-        runs: impl Iterator<Item = Run>,
-        cache: &mut KvCache,
-    ) {
-        let (placed, memory, scratch) = cache.extend_packed(layers.clone(), runs);
-        for (number, slots) in layers.zip(memory) {
-            let Some(attention) = self.attention(number) else { continue };
-            let fill = if is_normed { PackedAttention::fill_read } else { PackedAttention::fill };
-            fill(attention, x, placed, slots, &self.reaches, scratch);
+            PackedLayers::Parts(layers) => layers.len(),
         }
     }
 }
@@ -310,16 +246,12 @@ impl Stack<'_> {
         capacity: usize,
         num_slots: usize,
     ) -> KvCache {
-        let device;
         let place = match self {
             Self::Packed(stack) => stack.attention(0).map(|_| CachePlace::Host),
-            Self::Tensors(stack) => {
-                device = stack.device();
-                stack.layers[0].attention.as_ref().map(|attention| {
-                    let [query, ..] = attention.projections();
-                    CachePlace::Device(&device, query.weight.dtype().into())
-                })
-            }
+            Self::Tensors(stack) => stack.layers[0].attention.as_ref().map(|attention| {
+                let [query, ..] = attention.projections();
+                CachePlace::Device(stack.device(), query.weight.dtype().into())
+            }),
         };
         KvCache::new(shape, capacity, num_slots, place.unwrap_or(CachePlace::Nowhere))
     }
@@ -329,18 +261,33 @@ impl Stack<'_> {
         if layers.is_empty() {
             return rows;
         }
-        let (place, slots) = rows.into_parts();
         match self {
-            Self::Packed(stack) => {
-                let mut rows = place.into_host();
-                stack.forward(layers, &mut rows.values, slots.runs(), cache);
-                slots.rows(rows)
-            }
-            Self::Tensors(stack) => {
-                let rows = place.into_device(&stack.device());
-                let rows = stack.forward_cached(layers, rows, slots.runs(), cache);
-                slots.rows(rows)
-            }
+            Self::Packed(PackedStack { layers: all, reaches, .. }) => rows.on_host(|x, slots| {
+                let (placed, memory, scratch) = cache.extend_packed(layers.clone(), slots.runs());
+                match all {
+                    PackedLayers::Whole(all) => {
+                        packed::forward_layers(&all[layers], x, placed, memory, reaches, scratch);
+                    }
+                    PackedLayers::Parts(all) => {
+                        for ((attention, mlp), slots) in all[layers].iter().zip(memory) {
+                            if let Some(attention) = attention {
+                                attention.forward(x, placed, slots, reaches, scratch);
+                            }
+                            if let Some(mlp) = mlp {
+                                mlp.forward(x, scratch);
+                            }
+                        }
+                    }
+                }
+            }),
+            Self::Tensors(stack) => rows.on_device(&stack.device(), |rows, slots| {
+                let positions = stack.positions(layers.clone(), &rows, slots.runs(), cache);
+                let run = |hidden, number: usize| {
+                    let cache = Some(cache.layer_mut(number));
+                    stack.layers[number].forward(hidden, &positions, cache)
+                };
+                rows.map(|hidden| layers.fold(hidden, run))
+            }),
         }
     }
 
@@ -352,20 +299,20 @@ impl Stack<'_> {
     /// Runs the only layer on new tokens. Its attention reads the rows `read` instead of the
     /// residual stream `rows`; the norm has been applied to them already.
     pub(crate) fn forward_reading(&self, read: Rows, rows: Rows, cache: &mut KvCache) -> Rows {
-        let ((read, _), (place, slots)) = (read.into_parts(), rows.into_parts());
+        let (read, _) = read.into_parts();
         match self {
-            Self::Packed(stack) => {
-                let (read, mut rows) = (read.into_host(), place.into_host());
-                let both = (&*read.values, &mut *rows.values);
-                stack.forward_reading(both, slots.runs(), cache);
-                slots.rows(rows)
-            }
-            Self::Tensors(stack) => {
-                let device = stack.device();
-                let (read, rows) = (read.into_device(&device), place.into_device(&device));
-                let rows = stack.forward_reading(*read.tensor, rows, slots.runs(), cache);
-                slots.rows(rows)
-            }
+            Self::Packed(stack) => rows.on_host(|x, slots| {
+                let (placed, mut memory, scratch) = cache.extend_packed(0..1, slots.runs());
+                let memory = memory.next().expect("the cache has the layer");
+                let (layer, both) = (&stack.layers()[0], (&*read.into_host().values, &mut **x));
+                packed::forward_reading(layer, both, placed, memory, &stack.reaches, scratch);
+            }),
+            Self::Tensors(stack) => rows.on_device(&stack.device(), |rows, slots| {
+                let read = *read.into_device(&stack.device()).tensor;
+                let positions = stack.positions(0..1, &rows, slots.runs(), cache);
+                let cache = Some(cache.layer_mut(0));
+                rows.map(|rows| stack.layers[0].forward_reading(read, rows, &positions, cache))
+            }),
         }
     }
 
@@ -388,12 +335,24 @@ impl Stack<'_> {
         let (place, slots) = read.into_parts();
         match self {
             Self::Packed(stack) => {
-                let rows = place.into_host();
-                stack.fill(layers, (&rows.values, is_normed), slots.runs(), cache);
+                let x = &place.into_host().values;
+                let (placed, memory, scratch) = cache.extend_packed(layers.clone(), slots.runs());
+                for (number, slots) in layers.zip(memory) {
+                    let Some(attention) = stack.attention(number) else { continue };
+                    let fill = match is_normed {
+                        true => PackedAttention::fill_read,
+                        false => PackedAttention::fill,
+                    };
+                    fill(attention, x, placed, slots, &stack.reaches, scratch);
+                }
             }
             Self::Tensors(stack) => {
                 let rows = place.into_device(&stack.device());
-                stack.fill(layers, (rows, is_normed), slots.runs(), cache);
+                let positions = stack.positions(layers.clone(), &rows, slots.runs(), cache);
+                for number in layers {
+                    let read = (Tensor::clone(&rows.tensor), is_normed);
+                    stack.layers[number].fill(read, &positions, cache.layer_mut(number));
+                }
             }
         }
     }

@@ -66,12 +66,12 @@ enum Store {
 }
 
 /// The kind of storage that a model needs for its cache.
-#[derive(Debug, Clone, Copy)]
-pub(crate) enum CachePlace<'a> {
+#[derive(Debug)]
+pub(crate) enum CachePlace {
     /// Host memory, for packed weights.
     Host,
     /// A device, and the type in which the model computes.
-    Device(&'a Device, FloatDType),
+    Device(Device, FloatDType),
     /// No storage, for layers without attention.
     Nowhere,
 }
@@ -82,7 +82,7 @@ impl KvCache {
         shape: &ModelShape,
         capacity: usize,
         num_slots: usize,
-        place: CachePlace<'_>,
+        place: CachePlace,
     ) -> Self {
         let (heads, head_dim) = (shape.num_kv_heads, shape.head_dim);
         let first = capacity.min(FIRST);
@@ -90,14 +90,14 @@ impl KvCache {
             CachePlace::Device(..) => padded_keys(first),
             CachePlace::Host | CachePlace::Nowhere => first,
         };
-        let store = || match place {
+        let store = || match &place {
             CachePlace::Host => {
                 let new = |_| PackedLayerCache::new(heads, head_dim, allocated);
                 Store::Host((0..num_slots).map(new).collect())
             }
             CachePlace::Device(device, dtype) => {
                 let dims = [num_slots, heads, allocated, head_dim];
-                let zeros = || Some(Tensor::zeros(dims, (device, DType::from(dtype))));
+                let zeros = || Some(Tensor::zeros(dims, (device, DType::from(*dtype))));
                 Store::Device(Box::new([zeros(), zeros()]))
             }
             CachePlace::Nowhere => Store::Nowhere,

@@ -239,6 +239,35 @@ impl Rows {
         (self.place, self.slots)
     }
 
+    /// Applies a function to the rows in host memory, and to their slots.
+    pub(crate) fn on_host(self, of_all: impl FnOnce(&mut Vec<f32>, &Slots)) -> Self {
+        let mut rows = self.place.into_host();
+        of_all(&mut rows.values, &self.slots);
+        self.slots.rows(rows)
+    }
+
+    /// Applies a function to the rows on a device, including padding, and to their slots.
+    pub(crate) fn on_device(
+        self,
+        device: &Device,
+        of_all: impl FnOnce(DeviceRows, &Slots) -> DeviceRows,
+    ) -> Self {
+        let rows = of_all(self.place.into_device(device), &self.slots);
+        self.slots.rows(rows)
+    }
+
+    /// Applies a function to the rows on a device, including padding.
+    ///
+    /// # Shapes
+    /// - of_all: from and to `[1, rows and padding, width]`
+    pub(crate) fn map_on(
+        self,
+        device: &Device,
+        of_all: impl FnOnce(Tensor<3>) -> Tensor<3>,
+    ) -> Self {
+        self.on_device(device, |rows, _| rows.map(of_all))
+    }
+
     /// Adds the numbers of `other`, which has as many rows, in the same place and with the same
     /// padding.
     pub(crate) fn plus(&self, other: &Self) -> Self {

@@ -75,55 +75,9 @@ impl LayerStack {
         self.layers.iter_mut().for_each(DecoderLayer::join);
     }
 
-    /// Runs layers on new tokens, which follow the cached tokens of their sequences.
-    pub(crate) fn forward_cached(
-        &self,
-        layers: Range<usize>,
-        hidden: DeviceRows,
-        runs: impl Iterator<Item = Run>,
-        cache: &mut KvCache,
-    ) -> DeviceRows {
-        if layers.is_empty() {
-            return hidden;
-        }
-        let positions = self.positions(layers.clone(), &hidden, runs, cache);
-        let run = |hidden, number: usize| {
-            self.layers[number].forward(hidden, &positions, Some(cache.layer_mut(number)))
-        };
-        hidden.map(|hidden| layers.fold(hidden, run))
-    }
-
-    /// Runs the only layer on new tokens, with attention that reads the rows `read` instead of the
-    /// residual stream `hidden`. The norm has been applied to them already.
-    pub(crate) fn forward_reading(
-        &self,
-        read: Tensor<3>,
-        hidden: DeviceRows,
-        runs: impl Iterator<Item = Run>,
-        cache: &mut KvCache,
-    ) -> DeviceRows {
-        let positions = self.positions(0..1, &hidden, runs, cache);
-        let cache = Some(cache.layer_mut(0));
-        hidden.map(|hidden| self.layers[0].forward_reading(read, hidden, &positions, cache))
-    }
-
-    /// Writes the keys and values of new tokens into the caches of layers, which all read the same
-    /// rows, and computes nothing else. The norm is applied first, unless `is_normed` is true.
-    pub(crate) fn fill(
-        &self,
-        layers: Range<usize>,
-        (read, is_normed): (DeviceRows, bool),
-        runs: impl Iterator<Item = Run>,
-        cache: &mut KvCache,
-    ) {
-        let positions = self.positions(layers.clone(), &read, runs, cache);
-        for number in layers {
-            let read = (Tensor::clone(&read.tensor), is_normed);
-            self.layers[number].fill(read, &positions, cache.layer_mut(number));
-        }
-    }
-
-    fn positions(
+    /// Registers new tokens, which follow the cached tokens of their sequences, in the caches of
+    /// layers.
+    pub(crate) fn positions(
         &self,
         layers: Range<usize>,
         hidden: &DeviceRows,
