@@ -24,8 +24,10 @@ use crate::run::trained::{ExportConfig, Trained};
 use crate::run::{Ending, TrainingRun};
 use crate::self_draft::{InitialWeights, Pupil, train_pupils};
 
-/// A trained network that drafts from the target's hidden states, with its scores.
-pub type TrainedState<N, C> = Trained<N, C, DraftScores>;
+/// A network that drafts from the target's hidden states, trained with settings of the type `T`, and
+/// its scores.
+pub type TrainedState<T> =
+    Trained<<T as StateTraining>::Network, <T as StateTraining>::Config, DraftScores>;
 
 /// The settings of the training of a network that drafts from the target's hidden states.
 pub trait StateTraining {
@@ -83,7 +85,7 @@ pub fn train_state_drafters<T: StateTraining>(
     trainings: &[T],
     seed: u64,
     run: TrainingRun<'_>,
-) -> Result<Ending<Vec<TrainedState<T::Network, T::Config>>>, TrainError> {
+) -> Result<Ending<Vec<TrainedState<T>>>, TrainError> {
     let configs = trainings.iter().map(|training| training.config(target));
     let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
     let first = trainings.first().expect("there is a training").common();

@@ -37,7 +37,7 @@ fn quick() -> Eagle3Training {
 fn train(
     rows: &[ResponseRow],
     training: &Eagle3Training,
-) -> Result<TrainedState<Eagle3, Eagle3Config>, TrainError> {
+) -> Result<TrainedState<Eagle3Training>, TrainError> {
     let dir = tempfile::tempdir().unwrap();
     let run = TrainingRun::new(dir.path(), "");
     train_state_drafters(&deep_target(16, 64), rows, std::slice::from_ref(training), 3, run)
