@@ -23,7 +23,7 @@ use draftsmith_recipe::{Overrides, Recipe};
 pub(crate) struct ImportArguments {
     /// The source's form: `specdec-pp` or `kangaroo`.
     #[arg(long, value_name = "FORM", hide_possible_values = true)]
-    from: Form,
+    from: ImportForm,
     /// For an adapter: the target's layers before it (the authors': 2 for 7B, 3 for 13B models).
     #[arg(long, value_name = "N")]
     exit_layer: Option<NonZeroUsize>,
@@ -38,7 +38,7 @@ pub(crate) struct ImportArguments {
 
 /// The formats.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum Form {
+enum ImportForm {
     /// A SpecDec++ acceptance head (`config.json` and `model.safetensors`), or a JSON file of SpecDec++
     /// data.
     SpecdecPp,
@@ -58,7 +58,7 @@ impl ImportArguments {
         dtype: WeightDtype,
     ) -> Result<Option<Recipe>> {
         let Self { from, recipe, source, out, .. } = self;
-        if !matches!(from, Form::SpecdecPp) || !source.is_file() {
+        if !matches!(from, ImportForm::SpecdecPp) || !source.is_file() {
             if recipe.is_some() {
                 bail!(
                     "`--recipe` is only for a file of the SpecDec++ authors' data, not for `{}`",
@@ -109,7 +109,7 @@ pub(crate) fn run(arguments: &ImportArguments, console: &Console) -> Result<()> 
     let dir = OutDir::begin(out)?;
     check_finite(source)?;
     let what = match from {
-        Form::SpecdecPp => {
+        ImportForm::SpecdecPp => {
             let config = AcceptanceHeadConfig::from_dir(source)?;
             let (config, head) =
                 AcceptanceHead::from_dir(source, config.hidden_size, &Device::flex())?;
@@ -119,7 +119,7 @@ pub(crate) fn run(arguments: &ImportArguments, console: &Console) -> Result<()> 
                 config.num_layers, config.hidden_size
             )
         }
-        Form::Kangaroo => {
+        ImportForm::Kangaroo => {
             let exit_layer = exit_layer.context(
                 "an adapter's files do not name its exit layer; hint: give `--exit-layer N` (the \
                  Kangaroo authors' adapters: 2 for 7B, 3 for 13B models)",
