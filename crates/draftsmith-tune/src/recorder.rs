@@ -263,7 +263,7 @@ impl AnswerRecorder<'_> {
         }
         let ends = workspace.models.target_of_adapters(workspace.models.dtype)?;
         let server = (asker.server, state_layers.clone());
-        StatesServer::open(server, workspace, ends, self.watch).map(Some)
+        StatesServer::open(server, f32::INFINITY, workspace, ends, self.watch).map(Some)
     }
 
     fn record_served(

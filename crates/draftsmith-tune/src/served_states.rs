@@ -78,12 +78,14 @@ pub(crate) struct Proved {
 
 impl<'a> StatesServer<'a> {
     /// Prepares the client of servers that store the states after `layers`, the last one among them.
-    /// `ends` is the target with any number of its layers.
+    /// `largest` is the largest number that can be stored, and `ends` the target with any number of its
+    /// layers.
     ///
     /// # Errors
     /// If the servers have no directories of states, or the token is not set.
     pub fn open(
         (server, layers): (&ServerRecipe, Vec<usize>),
+        largest: f32,
         workspace: &Workspace,
         ends: &CausalLm,
         watch: &'a dyn Watch,
@@ -93,7 +95,7 @@ impl<'a> StatesServer<'a> {
         let client = StatesClient::new(server, secret, vocab_size, ServerHints::OF_RECIPE)?;
         let local = local_layers(workspace, &layers);
         let (server, ends) = (server.clone(), ends.clone());
-        let (num_times, largest) = (AtomicUsize::new(0), f32::INFINITY);
+        let num_times = AtomicUsize::new(0);
         let parts = ServerParts { client, server, layers, ends, local, num_times, largest };
         Ok(Self { parts: Arc::new(parts), watch })
     }
@@ -109,10 +111,8 @@ impl<'a> StatesServer<'a> {
         watch: &'a dyn Watch,
     ) -> Result<Self> {
         let ends = workspace.models.target_of_adapters(dtype)?;
-        let opened = Self::open(served_layers(recipe, workspace)?, workspace, ends, watch)?;
-        let mut parts = Arc::into_inner(opened.parts).expect("nothing else holds them yet");
-        parts.largest = recipe.largest_stored_state();
-        Ok(Self { parts: Arc::new(parts), watch })
+        let (served, largest) = (served_layers(recipe, workspace)?, recipe.largest_stored_state());
+        Self::open(served, largest, workspace, ends, watch)
     }
 
     /// Requests all rows, as [`ServerParts::each`] does, until the user stops the job.

@@ -22,9 +22,8 @@ use serde::Serialize;
 
 use self::past_end::Watched;
 
-pub use self::full_length::FullLengthTest;
 pub use self::past_end::ReachedEnd;
-pub use self::sampled::{SampledPlan, SampledReport, TestedWhat};
+pub use self::sampled::{FullLengthTest, SampledPlan, SampledReport, TestedWhat};
 
 /// A difference whose gap exceeds the tie gap by this factor is a bug.
 const BUG_GAP: f64 = 10.0;

@@ -10,9 +10,8 @@ use std::collections::BTreeMap;
 
 use draftsmith_served::{CompletionAsk, ServedError};
 use draftsmith_theory::SeededDraws;
-use serde::Serialize;
 
-use super::sampled::{SUSPECTED, SampledTest, TestedWhat};
+use super::sampled::{FullLengthTest, SUSPECTED, SampledTest, TestedWhat};
 use super::{complete_all, known_ask};
 
 /// The number of places of an answer, evenly spaced, from which tokens are tested.
@@ -20,24 +19,6 @@ const NUM_PLACES: usize = 4;
 /// The standard errors of a difference that is found with probability 0.9: 3.3 for the significance
 /// of a test, 1.6 so that the first and the repeated test each succeed in 95 %.
 const NUM_ERRORS: f64 = 4.9;
-
-/// A test of the sampled tokens from one place of an answer on.
-#[derive(Debug, Clone, Serialize)]
-pub struct FullLengthTest {
-    /// The index of the first tested token.
-    pub from: usize,
-    /// What was tested.
-    pub what: TestedWhat,
-    /// The number of tokens.
-    pub num: usize,
-    /// The smallest change found with probability 0.9: of the share of tokens that are the most
-    /// probable one, or of the mean log-probability in nats.
-    pub detectable: f64,
-    /// The probability of a deviation at least as large if the server's output is the target's.
-    pub p_value: f64,
-    /// The p-value with new seeds; `None` if the first test did not fail.
-    pub again: Option<f64>,
-}
 
 /// A drawn token, and the reference's distribution at its position.
 struct LateToken {

@@ -16,7 +16,6 @@ use draftsmith_served::{CompletionAsk, Listener, ServedError};
 use draftsmith_theory::SeededDraws;
 use serde::Serialize;
 
-use super::full_length::FullLengthTest;
 use super::token_counts::{Fit, Simulated, TokenNode};
 use super::{Completing, Verdict, best_after, complete_all, greedy_ask};
 
@@ -82,6 +81,24 @@ pub struct SampledReport {
     pub full_length: Vec<FullLengthTest>,
     /// Whether a test failed and failed again with new seeds.
     pub is_refuted: bool,
+}
+
+/// A test of the sampled tokens from one place of an answer on.
+#[derive(Debug, Clone, Serialize)]
+pub struct FullLengthTest {
+    /// The index of the first tested token.
+    pub from: usize,
+    /// What was tested.
+    pub what: TestedWhat,
+    /// The number of tokens.
+    pub num: usize,
+    /// The smallest change found with probability 0.9: of the share of tokens that are the most
+    /// probable one, or of the mean log-probability in nats.
+    pub detectable: f64,
+    /// The probability of a deviation at least as large if the server's output is the target's.
+    pub p_value: f64,
+    /// The p-value with new seeds; `None` if the first test did not fail.
+    pub again: Option<f64>,
 }
 
 /// A test of one distribution.
