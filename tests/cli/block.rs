@@ -19,14 +19,13 @@ pub(crate) const NUM_CANDIDATES: u64 = 3;
 /// Writes a fill-in, bidirectional drafter of the embedded target with random weights.
 pub(crate) fn write_drafter(dir: &Path) {
     let target = ModelConfig::from_model_dir(&model("target")).unwrap();
-    let config = BlockDrafterConfig {
-        block_size: NUM_CANDIDATES as usize + 1,
-        is_anchor_first: false,
-        is_causal: false,
-        markov_rank: 4,
-        confidence: ConfidenceHead::OfRowAndToken,
-        ..BlockDrafterConfig::new(&target, 2, 0)
-    };
+    let config = BlockDrafterConfig::new(&target, 2, 0).with(|it| {
+        it.block_size = NUM_CANDIDATES as usize + 1;
+        it.is_anchor_first = false;
+        it.is_causal = false;
+        it.markov_rank = 4;
+        it.confidence = ConfidenceHead::OfRowAndToken;
+    });
     write_block(dir, config);
 }
 
@@ -36,7 +35,7 @@ fn write_block(dir: &Path, config: BlockDrafterConfig) {
     let device = Device::flex();
     let target = CausalLm::from_model_dir(&model("target"), &device).unwrap();
     let mut draws = SeededDraws::new(7, &["block"]);
-    let drafter = config.init_from(&target, &device, || draws.uniform());
+    let drafter = config.init_for(&target, &device, || draws.uniform());
     drafter.write_dir(dir, &config).unwrap();
 }
 
@@ -318,11 +317,12 @@ fn what_servers_do_with_a_block_drafter_is_found_by_name() {
         without_key(&place.path(dir), "weights_hash");
     };
     let target = ModelConfig::from_model_dir(&model("target")).unwrap();
-    let ours = || BlockDrafterConfig {
-        block_size: 3,
-        markov_rank: 4,
-        confidence: ConfidenceHead::OfRowAndToken,
-        ..BlockDrafterConfig::new(&target, 2, 0)
+    let ours = || {
+        BlockDrafterConfig::new(&target, 2, 0).with(|it| {
+            it.block_size = 3;
+            it.markov_rank = 4;
+            it.confidence = ConfidenceHead::OfRowAndToken;
+        })
     };
     let names = |dir: &str| {
         let mut names = findings(&place, dir).0;
@@ -339,10 +339,16 @@ fn what_servers_do_with_a_block_drafter_is_found_by_name() {
         assert_eq!(names(name), expected, "{name}");
     }
     let confidence = ConfidenceHead::OfRow;
-    write("of-row", BlockDrafterConfig { confidence, ..ours() });
+    write("of-row", ours().with(|it| it.confidence = confidence));
     assert_eq!(names("of-row"), ["confidence-of-row", "head-never-built"]);
     let confidence = ConfidenceHead::Absent;
-    write("dflash", BlockDrafterConfig { confidence, markov_rank: 0, ..ours() });
+    write(
+        "dflash",
+        ours().with(|it| {
+            it.confidence = confidence;
+            it.markov_rank = 0;
+        }),
+    );
     assert_eq!(names("dflash"), ["anchor-first-dflash", "no-confidence-head"]);
     let draft_vocabulary = Some(DraftVocabulary::new((0..400).collect::<Vec<u32>>()));
     write("narrow", BlockDrafterConfig { draft_vocabulary, ..ours() });
@@ -356,7 +362,7 @@ fn llama_cpp_is_told_to_cut_only_a_drafter_with_a_head() {
     let target = ModelConfig::from_model_dir(&model("target")).unwrap();
     write_block(
         &place.path("plain"),
-        BlockDrafterConfig { markov_rank: 2, ..BlockDrafterConfig::new(&target, 1, 0) },
+        BlockDrafterConfig::new(&target, 1, 0).with(|it| it.markov_rank = 2),
     );
     let cell = |(size, num): (u64, u64)| json!({ "concurrency": size, "num_candidates": num, "block_ms": [5.0, 5.0], "tokens_per_round": null });
     let cells = [1, 2, 4].into_iter().flat_map(|size| [0, 1, 3].map(|num| cell((size, num))));
@@ -387,7 +393,13 @@ fn a_bidirectional_drafter_is_served_with_its_whole_block() {
     let target = ModelConfig::from_model_dir(&model("target")).unwrap();
     let write = |name: &str, is_causal: bool| {
         let config = BlockDrafterConfig::new(&target, 1, 0);
-        write_block(&place.path(name), BlockDrafterConfig { block_size: 5, is_causal, ..config });
+        write_block(
+            &place.path(name),
+            config.with(|it| {
+                it.block_size = 5;
+                it.is_causal = is_causal;
+            }),
+        );
     };
     write("whole", false);
     write("causal", true);

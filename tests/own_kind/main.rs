@@ -227,14 +227,13 @@ fn networks(dir: &Path) -> (CausalLm, LoadedDrafters) {
     }
     let adapter = AdapterConfig::new(&of_target, 1).unwrap();
     adapter.init(&device).write_dir(&at("adapter"), &adapter).unwrap();
-    let eagle3 = Eagle3Config { target_layers: [1, 2, 3], ..Eagle3Config::new(&of_target) };
+    let eagle3 = Eagle3Config { target_layers: vec![1, 2, 3], ..Eagle3Config::new(&of_target) };
     eagle3.init(&device).write_dir(&at("eagle3"), &eagle3).unwrap();
-    let block = BlockDrafterConfig {
-        markov_rank: 2,
-        confidence: ConfidenceHead::OfRowAndToken,
-        block_size: 3,
-        ..BlockDrafterConfig::new(&of_target, 2, 0)
-    };
+    let block = BlockDrafterConfig::new(&of_target, 2, 0).with(|it| {
+        it.markov_rank = 2;
+        it.confidence = ConfidenceHead::OfRowAndToken;
+        it.block_size = 3;
+    });
     block.init(&device).write_dir(&at("block"), &block).unwrap();
     let heads = MedusaConfig {
         medusa_num_heads: 3,

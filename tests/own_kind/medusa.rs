@@ -4,20 +4,17 @@
 //! position, so a single forward proposes the whole round. A head is a residual block, h + SiLU(h·W); all share one LM
 //! head. Everything here uses public API only.
 
-use std::any::Any;
 use std::path::Path;
-use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::Result;
 use burn::module::{Module, Param};
 use burn::tensor::activation::silu;
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use draftsmith_data::ResponseRow;
+use burn::tensor::{Device, FloatDType, Tensor, TensorData};
 use draftsmith_decode::{
     DecodeError, DraftRound, DraftRow, DraftStep, Drafter, DrafterParts, ModelDrafter,
-    ModelSession, NamedParts, Sizes, StepDrafter, TargetLayers, propose_chain,
+    ModelSession, Sizes, StepDrafter, TargetLayers, propose_chain,
 };
-use draftsmith_files::{parse_json, write_whole};
+use draftsmith_files::{parse_json, read_file, write_whole};
 use draftsmith_model::{
     CausalLm, DraftVocabulary, DrafterDir, ModelError, NamedTensor, StateNetwork, UnrolledInputs,
     WeightDtype, WeightReader, check_trained_with, write_safetensors,
@@ -25,14 +22,12 @@ use draftsmith_model::{
 use draftsmith_recipe::exports::ExportEntry;
 use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading};
 use draftsmith_recipe::kinds::origin::Origin;
-use draftsmith_recipe::kinds::{
-    DrafterFiles, DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, TrainedText,
-    read_kind, settings_table,
-};
+use draftsmith_recipe::kinds::self_draft::{AboutDraft, SelfDraftForm, SelfDraftOrigin};
+use draftsmith_recipe::kinds::{DrafterFiles, DrafterKind, KindDirectory, KindEntry, read_kind};
 use draftsmith_theory::{DrafterId, RoundForwards, SeededDraws};
 use draftsmith_train::{
-    Eagle3Training, Ending, ExportConfig, ExportRecord, LessonSettings, StateTraining, TrainError,
-    TrainedExport, TrainingRun, train_state_drafters,
+    DraftScores, ExportConfig, ExportRecord, InitialWeights, LessonSettings, SelfDraftTraining,
+    StateTraining, TrainError,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -57,131 +52,105 @@ pub(crate) static MEDUSA: KindEntry = KindEntry {
 /// How heads are trained, or the directory of trained ones.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct MedusaKind(pub Origin<MedusaTraining>);
+pub(crate) struct MedusaKind(pub Origin<SelfDraftTraining<MedusaShape>>);
 
-/// The settings of a training: those of EAGLE-3; `num_steps` is the number of heads.
-#[derive(Debug, Clone, Serialize, Deserialize)]
-#[serde(transparent)]
-pub(crate) struct MedusaTraining(Eagle3Training);
+/// The settings that only Medusa has.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct MedusaShape {
+    /// The number of heads, 1 to 8.
+    num_steps: usize,
+}
+
+impl Default for MedusaShape {
+    fn default() -> Self {
+        Self { num_steps: 5 }
+    }
+}
 
 impl DrafterKind for MedusaKind {
     fn entry(&self) -> &'static KindEntry {
         &MEDUSA
     }
 
-    fn settings(&self) -> toml::Table {
-        settings_table(self)
+    fn origin(&self) -> Option<&dyn SelfDraftOrigin> {
+        Some(&self.0)
     }
 
     fn text(&self) -> String {
         "Medusa".to_owned()
     }
 
-    fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
-        let Some(MedusaTraining(training)) = self.0.training() else { return Ok(()) };
-        training.validate().with_context(|| format!("section `[{key}]`"))
-    }
-
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
-        let (id, dir, models) = (loading.id, loading.export_dir(), &loading.workspace.models);
+        let (dir, models) = (loading.export_dir(), &loading.workspace.models);
         MEDUSA.need(&dir)?;
         let (config, model) = Medusa::from_dir(&dir, models.device())?;
         let now = || models.target_hash().map(str::to_owned);
         check_trained_with(("heads", &dir), "target", config.target_hash.as_deref(), now)?;
-        let sizes = vec![(id, model.num_params() as f64)];
-        let parts = Arc::new(MedusaParts { model, layer: config.layer });
-        Ok(LoadedDrafter {
-            parts: NamedParts { id, parts },
-            head: None,
-            dir: Some(dir.path),
-            rule_dir: None,
-            sizes,
-        })
+        let size = model.num_params() as f64;
+        let parts = MedusaParts { model, layer: config.layer };
+        Ok(LoadedDrafter::of_self_draft(loading, parts, None, size))
     }
 
     fn round_forwards(&self) -> RoundForwards {
         RoundForwards::Once
     }
 
-    fn path(&self) -> Option<&DrafterDir> {
-        self.0.path()
-    }
-
-    fn training(&self) -> Option<&dyn KindTraining> {
-        self.0.training().map(|training| training as _)
-    }
-
-    fn num_first_layers(&self) -> usize {
-        usize::MAX
-    }
-
     fn max_candidate_length(&self) -> usize {
         5
     }
+}
 
-    fn files(&self, _loading: &Loading<'_>, dir: &DrafterDir) -> Result<Option<DrafterFiles>> {
-        let config = MedusaConfig::from_dir(dir)?;
-        let shape = format!("medusa {}", config.layer);
-        let description = format!("{} Medusa heads", config.medusa_num_heads);
-        Ok(Some(DrafterFiles { shape, description }))
+impl SelfDraftForm for MedusaShape {
+    fn config_in(dir: &DrafterDir, _num_layers: usize) -> Result<MedusaConfig, ModelError> {
+        MedusaConfig::from_dir(dir)
+    }
+
+    fn about(config: &MedusaConfig) -> AboutDraft {
+        let MedusaConfig { layer, medusa_num_heads, .. } = config;
+        let size = format!("{medusa_num_heads} Medusa heads");
+        AboutDraft {
+            files: DrafterFiles { shape: format!("medusa {layer}"), description: size.clone() },
+            target_layers: vec![*layer],
+            place: format!("over layer {layer}"),
+            size,
+            num_draft_tokens: None,
+            properties: vec![("num_heads", json!(medusa_num_heads))],
+        }
     }
 }
 
-impl KindTraining for MedusaTraining {
-    fn lessons(&self) -> LessonSettings {
-        self.0.lessons()
-    }
-
-    fn check_layers(&self, _num_layers: usize) -> Result<(), TrainError> {
-        Ok(())
-    }
-
-    fn settings(&self) -> Value {
-        json!(self)
-    }
-
-    fn pass(&self) -> Value {
-        json!(self)
-    }
-
-    fn shown(&self) -> &'static [&'static str] {
-        &["accepted length"]
-    }
-
-    fn train(
-        &self,
-        all: &[&dyn KindTraining],
-        target: &CausalLm,
-        rows: &[ResponseRow],
-        seed: u64,
-        run: TrainingRun<'_>,
-    ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
-        let trainings = all.iter().filter_map(|one| (*one as &dyn Any).downcast_ref::<Self>());
-        let trainings: Vec<Self> = trainings.cloned().collect();
-        Ok(train_state_drafters(target, rows, &trainings, seed, run)?.into_exports())
-    }
-
-    fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {
-        let config = MedusaConfig::from_dir(dir)?;
-        let place = format!("over layer {}", config.layer);
-        let lines = format!("accepted length {}", scores["accepted_length"]);
-        let heads = json!(config.medusa_num_heads);
-        let properties = Map::from_iter([("num_heads".to_owned(), heads)]);
-        Ok(TrainedText { place, lines, properties })
-    }
-}
-
-impl StateTraining for MedusaTraining {
+impl StateTraining for MedusaShape {
     type Network = Medusa;
     type Config = MedusaConfig;
+    type Scores = DraftScores;
 
-    fn common(&self) -> &Eagle3Training {
-        &self.0
+    fn num_steps(&self) -> usize {
+        self.num_steps
     }
 
-    fn config(&self, target: &CausalLm) -> Result<MedusaConfig, TrainError> {
+    fn step_weight(&self) -> f64 {
+        0.8
+    }
+
+    fn check(&self, _common: &LessonSettings) -> Result<(), TrainError> {
+        match self.num_steps {
+            1..=8 => Ok(()),
+            num => Err(TrainError::setting("medusa", "num_steps", num, "1 to 8")),
+        }
+    }
+
+    fn layers(&self, num_layers: usize) -> Vec<usize> {
+        vec![num_layers - 1]
+    }
+
+    fn config(
+        &self,
+        target: &CausalLm,
+        _vocabulary: Option<&DraftVocabulary>,
+    ) -> Result<MedusaConfig, TrainError> {
         Ok(MedusaConfig {
-            medusa_num_heads: self.0.num_steps,
+            medusa_num_heads: self.num_steps,
             hidden_size: target.shape().hidden_size,
             vocab_size: target.shape().vocab_size,
             layer: target.shape().num_layers - 1,
@@ -190,14 +159,10 @@ impl StateTraining for MedusaTraining {
         })
     }
 
-    fn layers(config: &MedusaConfig) -> Vec<usize> {
-        vec![config.layer]
-    }
-
     fn network(
         &self,
-        config: &mut MedusaConfig,
-        _vocabulary: Option<&DraftVocabulary>,
+        config: &MedusaConfig,
+        _initial: InitialWeights,
         target: &CausalLm,
         seed: u64,
     ) -> Medusa {
@@ -223,9 +188,9 @@ pub(crate) struct MedusaConfig {
 }
 
 impl MedusaConfig {
-    pub(crate) fn from_dir(dir: &Path) -> Result<Self> {
+    pub(crate) fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
-        Ok(parse_json(&path, &std::fs::read(&path)?)?)
+        Ok(parse_json(&path, &read_file(&path)?)?)
     }
 }
 
@@ -316,19 +281,10 @@ impl StateNetwork for Medusa {
     }
 
     fn unrolled(&self, inputs: UnrolledInputs<'_>) -> Vec<Tensor<2>> {
-        let UnrolledInputs { states, begun, num_steps, lengths, .. } = inputs;
-        let [batch, seq, width] = states[0].dims();
-        let all = states[0].clone().reshape([batch * seq, width]);
-        let output = |step: usize| {
-            let rows = begun.iter().enumerate().flat_map(|(row, positions)| {
-                positions.clone().map(move |at| (row * seq + at.saturating_sub(step)) as i32)
-            });
-            let mut rows: Vec<i32> = rows.collect();
-            rows.resize(lengths.padded(rows.len()), 0);
-            let rows = Tensor::<1, Int>::from_ints(rows.as_slice(), &all.device());
-            self.head(step, all.clone().select(0, rows))
-        };
-        (0..num_steps).map(output).collect()
+        let [batch, seq, width] = inputs.states[0].dims();
+        let all = inputs.states[0].clone().reshape([batch * seq, width]);
+        let output = |step| self.head(step, all.clone().select(0, inputs.begun_rows(step)));
+        (0..inputs.num_steps).map(output).collect()
     }
 }
 
@@ -427,26 +383,12 @@ impl<'m> StepDrafter<ModelSession<'m>> for MedusaDraft<'m> {
             }
             let (_, logits) = self.rounds[step.slot].as_ref().expect("it was computed");
             for row in 0..step.num_rows {
-                let head = &logits[depth(step, num_standing, row).min(logits.len() - 1)];
+                let depth = step.text_before(row).len().saturating_sub(num_standing);
+                let head = &logits[depth.min(logits.len() - 1)];
                 let drafted = DraftRow::new((step, row), head.clone(), None);
                 all.push(if is_new { drafted } else { drafted.without_forward() });
             }
         }
         Ok(all)
     }
-}
-
-/// Counts the candidates before a row of a step: those on the path to its node, or all of a chain.
-fn depth(step: &DraftStep<'_>, num_standing: usize, row: usize) -> usize {
-    let at = step.tokens.len() - step.num_rows + row;
-    if step.parents.is_empty() {
-        return (at + 1).saturating_sub(num_standing);
-    }
-    let mut node = (at + 1).checked_sub(num_standing + 1);
-    let mut depth = 0;
-    while let Some(at) = node {
-        depth += 1;
-        node = step.parents[at];
-    }
-    depth
 }

@@ -117,6 +117,22 @@ fn joined(parent: &str, key: &str) -> String {
     }
 }
 
+/// Parses a part of a TOML document. Error messages name the key.
+///
+/// # Errors
+/// If it does not have the form of `T`.
+pub fn parse_toml<T: DeserializeOwned>(keys: impl Into<toml::Value>) -> Result<T, String> {
+    serde_path_to_error::deserialize(keys.into()).map_err(|error| {
+        let (path, message) = (error.path().to_string(), error.inner().message());
+        let problem = plain_problem(message, Notation::Toml);
+        match (path.as_str(), problem == message) {
+            (".", _) => problem,
+            (key, true) => format!("`{key}`: {problem}"),
+            (key, false) => format!("`{key}` {problem}"),
+        }
+    })
+}
+
 /// A file format, whose terms a message uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Notation {

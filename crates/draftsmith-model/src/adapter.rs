@@ -7,45 +7,29 @@
 //! decoder layer with parts left out, so that it can start from the weights of one of the target's
 //! layers. Stacking several layers is our addition.
 
-mod files;
 mod kangaroo;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
-
-use burn::module::{Module, Param};
-use burn::nn::Initializer;
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::tensor::Tensor;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
-use crate::decoder::source::{RandomSource, WeightSource};
-use crate::decoder::stack::{LayerStack, StackSpec};
-use crate::draft_vocabulary::DraftVocabulary;
+use crate::decoder::stack::LayerStack;
+use crate::draft_vocabulary::{DRAFT_VOCABULARY, DraftVocabulary};
 use crate::error::ModelError;
-use crate::frozen::{Packable, PackableLinear, PackableStack};
 use crate::kv_cache::KvCache;
-use crate::precision::{cast_parameters, copied};
+use crate::precision::copied;
 use crate::rows::Rows;
-use crate::spec::ModelShape;
+use crate::self_draft::config::DraftConfig;
+use crate::self_draft::files::DraftFiles;
+use crate::self_draft::keys::{DraftKeys, DrafterDir};
+use crate::self_draft::{DraftForm, DraftNetwork, LM_HEAD, Parts};
 use crate::spec::{Activation, LayerSpec, LinearSpec, MlpNames, MlpSpec, WindowSpec};
-use crate::state_network::copied_head;
-use crate::weights::WeightDtype;
-#[cfg(test)]
-pub(crate) use files::{KEYS, OwnKeys};
+use crate::state_network::{UnrolledInputs, copied_head};
 pub use kangaroo::KANGAROO_ROPE_THETA;
-
-/// The prefix of the names of an adapter's layers. As in Kangaroo, names are those of a Llama
-/// without the first `model.`.
-const LAYERS: &str = "layers";
-const NORM: &str = "norm";
-const LM_HEAD: &str = "lm_head";
-
-/// The key of the draft vocabulary's coverage in an adapter's training record.
-pub const VOCABULARY_COVERAGE: &str = "vocabulary_coverage";
 
 /// The architecture of an adapter's layers (Kangaroo, Table 2).
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -88,40 +72,29 @@ impl std::fmt::Display for AdapterArchitecture {
     }
 }
 
-/// An adapter's shape and provenance: `config.json` of an adapter directory.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AdapterConfig {
-    /// The number of the target's layers that run before the adapter, below the number of all its
-    /// layers. With 0 the adapter reads the target's embeddings.
-    pub exit_layer: usize,
-    /// The architecture of each layer.
-    pub architecture: AdapterArchitecture,
-    /// A model of the target's family and sizes with as many layers as the adapter (1 in the
-    /// paper). The adapter uses parts of these layers.
-    pub model: ModelConfig,
-    /// The tokens that the adapter may draft; `None` for all.
-    pub draft_vocabulary: Option<DraftVocabulary>,
-    /// The type of the weights in the adapter's file. If the adapter was trained here, it is the
-    /// type of the target's file.
-    pub dtype: WeightDtype,
-    /// The SHA-256 of the target that the adapter was trained for, if known.
-    pub target_hash: Option<String>,
-    /// The record of the training, without the settings above.
-    pub training: Map<String, Value>,
-}
+/// An adapter's shape and provenance: `config.json` of an adapter directory. Its model has the
+/// target's family and sizes, with as many layers as the adapter (1 in the paper); the adapter uses
+/// parts of these layers.
+pub type AdapterConfig = DraftConfig<AdapterForm>;
 
 /// A self-draft adapter: one or a few layers between a target's shallow layers and its LM head.
-#[derive(Module, Debug)]
-pub struct Adapter {
-    pub(crate) stack: PackableStack,
-    /// The separate LM head, `[hidden, vocab]`; `None` if the adapter uses the target's.
-    lm_head: Option<PackableLinear>,
-    #[module(skip)]
-    logit_soft_cap: Option<f32>,
-    #[module(skip)]
-    shape: ModelShape,
-    #[module(skip)]
-    draft_vocabulary: Option<DraftVocabulary>,
+pub type Adapter = DraftNetwork<AdapterForm>;
+
+/// The settings that only adapters have.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct AdapterForm {
+    /// The architecture of each layer.
+    pub architecture: AdapterArchitecture,
+}
+
+/// The keys of an adapter's `config.json` that a Llama does not have.
+#[derive(Deserialize)]
+pub(crate) struct OwnKeys {
+    exit_layer: Option<usize>,
+    #[serde(default)]
+    architecture: AdapterArchitecture,
+    /// The number of tokens in the tensor `draft_vocabulary`.
+    draft_vocabulary: Option<usize>,
 }
 
 impl AdapterConfig {
@@ -138,17 +111,22 @@ impl AdapterConfig {
         let mut model = target.clone();
         // The adapter has a sliding window only if every layer of the target has one.
         model.spec.window = model.spec.window.filter(|window| !window.layers.contains(&false));
-        let architecture = AdapterArchitecture::Attention;
-        let config = Self {
-            exit_layer,
-            architecture,
-            model,
-            draft_vocabulary: None,
-            dtype: WeightDtype::F32,
-            target_hash: None,
-            training: Map::new(),
-        };
-        Ok(config.with_layers(1))
+        Ok(Self::of(model, vec![exit_layer], AdapterForm::default()).with_layers(1))
+    }
+
+    /// Reads an adapter's `config.json`.
+    ///
+    /// # Errors
+    /// If it is missing, is not a model's configuration, has a key that may change the network, or has
+    /// no `exit_layer`.
+    pub fn from_dir(dir: impl Into<DrafterDir>) -> Result<Self, ModelError> {
+        Self::beside(dir, 0)
+    }
+
+    /// Returns the number of the target's layers that run before the adapter, below the number of all
+    /// its layers. With 0 the adapter reads the target's embeddings.
+    pub fn exit_layer(&self) -> usize {
+        self.target_layers[0]
     }
 
     /// Sets the number of layers.
@@ -163,17 +141,6 @@ impl AdapterConfig {
         let layers = vec![true; num_layers];
         self.model.spec.window = window.map(|window| WindowSpec { layers, ..window });
         self
-    }
-
-    /// Returns the fraction of the held-out responses' tokens that are in the draft vocabulary, as
-    /// counted in training; `None` if unknown.
-    pub fn vocabulary_coverage(&self) -> Option<f64> {
-        self.training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64)
-    }
-
-    /// Adds the vocabulary coverage to the training record.
-    pub fn set_vocabulary_coverage(&mut self, coverage: f64) {
-        self.training.insert(VOCABULARY_COVERAGE.to_owned(), coverage.into());
     }
 
     /// Specifies the parts of each layer.
@@ -198,109 +165,84 @@ impl AdapterConfig {
         let attention = self.architecture.has_attention().then(|| spec.attention.clone());
         LayerSpec { attention, mlp, ..spec.layer(0) }
     }
+}
 
-    /// Specifies the layers and their norm.
-    fn stack(&self) -> StackSpec<'_> {
-        let layer = |number| (self.layer(), format!("{LAYERS}.{number}"));
-        let layers = (0..self.model.shape.num_layers).map(layer).collect();
-        StackSpec { model: &self.model, layers, norm: NORM }
+impl DraftForm for AdapterForm {
+    const KIND: &'static str = "adapter";
+    const KEYS: DraftKeys = DraftKeys {
+        own: "architecture draft_vocabulary exit_layer",
+        layers: ("exit_layer", 0),
+        reads_last: false,
+        table: "",
+        has_families: true,
+        dropped_prefix: "",
+        other_prefix: ("", ""),
+        dialects: &[],
+    };
+
+    /// Specifies the parts. Names are those of a Llama without the first `model.`, as in Kangaroo.
+    fn parts(config: &AdapterConfig) -> Parts {
+        let ModelConfig { shape, .. } = &config.model;
+        let layer = |number| (config.layer(), format!("layers.{number}"));
+        let lm_head = config.architecture.has_head().then(|| LinearSpec::lm_head(LM_HEAD, shape));
+        Parts { lm_head, ..Parts::of_layers((0..shape.num_layers).map(layer)) }
     }
 
-    /// Specifies the separate LM head, if the architecture has one.
-    fn own_head(&self) -> Option<LinearSpec> {
-        self.architecture.has_head().then(|| LinearSpec::lm_head(LM_HEAD, &self.model.shape))
-    }
-
-    /// Initialises an adapter as Kangaroo does: linear layers are uniform within ±1/√inputs,
-    /// torch's default for `nn.Linear`, and norms are ones.
-    pub fn init(&self, device: &Device) -> Adapter {
-        self.init_by(device, |linear| {
-            let bound = 1.0 / (linear.inputs as f64).sqrt();
-            let uniform = Initializer::Uniform { min: -bound, max: bound };
-            uniform.init([linear.inputs, linear.outputs], device)
-        })
-    }
-
-    /// Initialises an adapter as [`AdapterConfig::init`] does, with numbers in [0, 1) from `draw`,
-    /// in the order of the tensors.
-    pub fn init_from(&self, device: &Device, mut draw: impl FnMut() -> f64) -> Adapter {
-        self.init_by(device, |linear| {
-            let bound = 1.0 / (linear.inputs as f64).sqrt();
-            let shape = [linear.inputs, linear.outputs];
-            let mut value = || (bound * (2.0 * draw() - 1.0)) as f32;
-            let values: Vec<f32> = (0..shape[0] * shape[1]).map(|_| value()).collect();
-            Param::from_data(TensorData::new(values, shape), device)
-        })
-    }
-
-    fn init_by(
-        &self,
-        device: &Device,
-        matrix: impl FnMut(&LinearSpec) -> Param<Tensor<2>>,
-    ) -> Adapter {
-        let Ok(adapter) = self.build(&mut RandomSource { device, matrix });
-        adapter
-    }
-
-    /// Builds the adapter with the weights of `source`.
-    fn build<S: WeightSource>(&self, source: &mut S) -> Result<Adapter, S::Error> {
-        let stack = PackableStack::build(&self.stack(), source)?;
-        let head = self.own_head();
-        Ok(Adapter {
-            stack,
-            lm_head: head.map(|head| PackableLinear::build(&head, source)).transpose()?,
-            logit_soft_cap: self.model.spec.logit_soft_cap,
-            shape: self.model.shape.clone(),
-            draft_vocabulary: self.draft_vocabulary.clone(),
-        })
-    }
-
-    /// Counts the parameters. H is the hidden size, q and kv are the widths of all query heads and
-    /// of all key/value heads, I is the intermediate size, and V the vocabulary size. A layer's
-    /// attention has 2H(q + kv) + H parameters, its MLP 3HI + H, the MLP of "MLP only" 2H² + H, an
-    /// LM head HV, and the last norm H.
-    pub fn num_parameters(&self) -> usize {
-        let head = self.own_head().map_or(0, |head| head.num_parameters());
-        self.stack().num_parameters() + head
-    }
-
-    /// Checks that the adapter fits a target.
-    ///
-    /// # Errors
-    /// If a width differs, or no layer of the target follows the exit layer.
-    pub fn check_target(&self, dir: &Path, target: &ModelShape) -> Result<(), ModelError> {
-        let shape = &self.model.shape;
-        let fail =
-            |key, problem| Err(ModelError::Config { path: dir.join("config.json"), key, problem });
-        for (key, found, expected) in [
-            ("hidden_size", shape.hidden_size, target.hidden_size),
-            ("vocab_size", shape.vocab_size, target.vocab_size),
-        ] {
-            if found != expected {
-                let problem = format!(
-                    "is {found}, but the target's is {expected}: the adapter was made for another \
-                     target; train one for this target"
-                );
-                return fail(key, problem);
+    fn read(files: &mut DraftFiles<Self>) -> Result<(), ModelError> {
+        let OwnKeys { exit_layer, architecture, draft_vocabulary } = files.own_keys()?;
+        let Some(exit_layer) = exit_layer else {
+            let problem = "is missing: give the number of the target's layers that run before the \
+                           adapter (in Kangaroo: 2 for 7B, 3 for 13B models)";
+            return Err(files.error("exit_layer", problem));
+        };
+        files.config.target_layers = vec![exit_layer];
+        files.config.architecture = architecture;
+        let problem = match draft_vocabulary {
+            None => return Ok(()),
+            Some(0) => "is 0: give the number of tokens, or leave it out".to_owned(),
+            Some(_) if architecture.has_head() => format!(
+                "needs an adapter with the target's LM head, but `{architecture}` has a separate one"
+            ),
+            Some(len) => {
+                let vocab_size = files.config.model.shape.vocab_size;
+                let vocabulary = DraftVocabulary::take(&mut files.reader, len, vocab_size)?;
+                files.config.draft_vocabulary = Some(vocabulary);
+                return Ok(());
             }
-        }
-        let (context, needed) = (shape.context, target.context);
-        if context < needed {
-            let problem = format!(
-                "is {context}, but the target reads {needed} tokens: the adapter rotates with the \
-                 target's table, so raise it to that"
-            );
-            return fail("max_position_embeddings", problem);
-        }
-        let (exit_layer, num_layers) = (self.exit_layer, target.num_layers);
-        if exit_layer >= num_layers {
-            let problem = format!(
-                "is {exit_layer}, but the target has {num_layers} layers: expected 0 to {}",
-                num_layers - 1
-            );
-            return fail("exit_layer", problem);
-        }
-        Ok(())
+        };
+        Err(files.error(DRAFT_VOCABULARY, problem))
+    }
+
+    /// Returns the keys. Files of the paper's architecture lack `architecture`, because Kangaroo's class
+    /// would silently load only a part of the tensors of any other.
+    fn keys(config: &AdapterConfig) -> Vec<(&'static str, Option<Value>)> {
+        let architecture = config.architecture;
+        let is_papers = architecture == AdapterArchitecture::Attention;
+        let num_tokens = config.draft_vocabulary.as_ref().map(|all| all.ids().len().into());
+        vec![
+            ("exit_layer", Some(config.exit_layer().into())),
+            ("architecture", (!is_papers).then(|| architecture.to_string().into())),
+            (DRAFT_VOCABULARY, num_tokens),
+        ]
+    }
+
+    /// Computes the only step of each draft.
+    fn unrolled(network: &Adapter, inputs: UnrolledInputs<'_>) -> Vec<Tensor<2>> {
+        let rows = inputs.begun_rows(0);
+        let normed = network.forward(inputs.states.into_iter().next().expect("the exit's states"));
+        let [batch, seq, width] = normed.dims();
+        vec![normed.reshape([batch * seq, width]).select(0, rows)]
+    }
+
+    fn is_beside(config: &AdapterConfig, _dir: &DrafterDir, tensor: &str) -> bool {
+        let ignored = config.model.spec.names.ignored;
+        // The draft vocabulary was read together with the configuration.
+        let is_read = config.draft_vocabulary.is_some() && tensor == DRAFT_VOCABULARY;
+        is_read || ignored.iter().any(|end| tensor.ends_with(end))
+    }
+
+    fn vocabulary_tensor(vocabulary: &DraftVocabulary) -> (&'static str, Vec<i64>) {
+        (DRAFT_VOCABULARY, vocabulary.ids().iter().map(|id| i64::from(*id)).collect())
     }
 }
 
@@ -332,47 +274,11 @@ impl Adapter {
         Self { lm_head, ..self }
     }
 
-    /// Returns the tokens that the adapter may draft; `None` for all.
-    pub fn draft_vocabulary(&self) -> Option<&DraftVocabulary> {
-        self.draft_vocabulary.as_ref()
-    }
-
-    /// Creates a cache for `num_slots` sequences of up to `capacity` tokens each.
-    pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        self.stack.form().new_cache(&self.shape, capacity, num_slots)
-    }
-
-    /// Returns a copy that computes in `dtype`, for one training forward over whole sequences. On
-    /// an autodiff device, gradients reach this adapter's parameters in their own type.
-    pub fn to_dtype(&self, dtype: FloatDType) -> Self {
-        let own = self.clone();
-        let (stack, lm_head) = (own.stack.unpacked(), own.lm_head.map(Packable::unpacked));
-        cast_parameters(Self { stack, lm_head, ..own }, dtype)
-    }
-
-    /// Returns the number of parameters.
-    pub fn num_parameters(&self) -> usize {
-        self.num_params()
-    }
-
-    /// Returns the number of logits, which is the target's vocabulary size.
-    pub fn vocab_size(&self) -> usize {
-        self.shape.vocab_size
-    }
-
-    /// Returns the weights of the separate LM head; `None` if the adapter uses the target's.
-    ///
-    /// # Shapes
-    /// - output: `[hidden, vocab]`
-    pub fn own_head(&self) -> Option<Tensor<2>> {
-        self.lm_head.as_ref().map(|head| head.weight.val())
-    }
-
     /// Computes logits of rows after the final norm, with the adapter's separate LM head or else
     /// the target's.
     pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
         match &self.lm_head {
-            Some(head) => head.logits(normed, self.logit_soft_cap),
+            Some(head) => head.logits(normed, self.config.model.spec.logit_soft_cap),
             None => target.logits(normed),
         }
     }

@@ -26,28 +26,34 @@
 //! drafter of a part of the vocabulary has an LM head of its own.
 
 mod confidence;
-mod config;
-mod files;
+mod form;
 #[cfg(test)]
 mod tests;
-mod training;
 
-use std::sync::Arc;
-
-use burn::module::Module;
 use burn::nn::Linear;
 
 use crate::causal_lm::CausalLm;
-use crate::draft_vocabulary::NarrowHead;
-use crate::frozen::{Packable, PackableLinear, PackableNorm, PackableStack};
 use crate::kv_cache::KvCache;
 use crate::rows::Rows;
+use crate::self_draft::DraftNetwork;
+use crate::self_draft::config::DraftConfig;
 
 pub use confidence::ConfidenceWeights;
-pub use config::{BlockDrafterConfig, ConfidenceHead};
-pub use files::copy_distance;
 #[cfg(test)]
-pub(crate) use files::{BlockKeys, KEYS};
+pub(crate) use form::BlockKeys;
+pub use form::{BlockForm, ConfidenceHead, copy_distance};
+
+/// A drafter's shape and provenance: `config.json` of its directory. Its model has the drafter's
+/// layers, and the target's width and vocabulary.
+pub type BlockDrafterConfig = DraftConfig<BlockForm>;
+
+/// A block drafter.
+pub type BlockDrafter = DraftNetwork<BlockForm>;
+
+/// Returns a part that every block drafter has.
+fn part<T>(part: &Option<T>) -> &T {
+    part.as_ref().expect("a block drafter has this part")
+}
 
 /// The beginning of a block.
 #[derive(Debug, Clone, Copy)]
@@ -60,56 +66,7 @@ pub struct BlockStart {
     pub num_candidates: usize,
 }
 
-/// A block drafter.
-#[derive(Module, Debug)]
-pub struct BlockDrafter {
-    /// The projection of the target's hidden states, concatenated.
-    fc: PackableLinear,
-    context_norm: PackableNorm,
-    /// The draft layers and the norm of their output.
-    stack: PackableStack,
-    /// The LM head, whose outputs are the tokens of the draft vocabulary. `None` to use the
-    /// target's.
-    lm_head: Option<PackableLinear>,
-    /// The Markov head: the vector of each token, `[rank, vocab]`, and the projection of vectors to
-    /// logits of the draft vocabulary.
-    markov: Option<[PackableLinear; 2]>,
-    confidence: Option<PackableLinear>,
-    /// The LM head together with the draft vocabulary. Set if the drafter has a head of its own and
-    /// was loaded for decoding.
-    #[module(skip)]
-    narrow_head: Option<NarrowHead>,
-    /// The Markov head's projection to logits. Set if the drafter was loaded for decoding.
-    #[module(skip)]
-    narrow_markov: Option<NarrowHead>,
-    /// The embedding of the mask token, for training.
-    #[module(skip)]
-    mask: Option<Vec<f32>>,
-    #[module(skip)]
-    config: Arc<BlockDrafterConfig>,
-}
-
 impl BlockDrafter {
-    /// Drops the packed copies of the weights.
-    fn unpacked(self) -> Self {
-        Self {
-            fc: self.fc.unpacked(),
-            context_norm: self.context_norm.unpacked(),
-            stack: self.stack.unpacked(),
-            lm_head: self.lm_head.map(Packable::unpacked),
-            markov: self.markov.map(|both| both.map(Packable::unpacked)),
-            confidence: self.confidence.map(Packable::unpacked),
-            narrow_head: None,
-            narrow_markov: None,
-            ..self
-        }
-    }
-
-    /// Returns the longest sequence, in tokens.
-    pub fn context(&self) -> usize {
-        self.config.model.shape.context
-    }
-
     /// Returns the greatest number of candidates in a round.
     pub fn num_candidates(&self) -> usize {
         self.config.num_candidates()
@@ -125,13 +82,6 @@ impl BlockDrafter {
         self.confidence.is_some()
     }
 
-    /// Creates a cache for `num_slots` sequences, with room for contexts of up to `capacity` tokens
-    /// each and for a block after them.
-    pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        let capacity = capacity + self.config.block_size;
-        self.stack.form().new_cache(&self.config.model.shape, capacity, num_slots)
-    }
-
     /// Computes the contexts of some positions from the target's states there, in the order of the
     /// layers that the drafter reads.
     ///
@@ -142,8 +92,8 @@ impl BlockDrafter {
     /// # Panics
     /// If the number of states is not the number of layers, or the states differ in rows.
     pub fn contexts(&self, states: &[Rows]) -> Rows {
-        let fused = self.fc.of_rows(Rows::side_by_side(states));
-        self.context_norm.form().of_rows(fused)
+        let fused = part(&self.fc).of_rows(Rows::side_by_side(states));
+        part(&self.input_norm).form().of_rows(fused)
     }
 
     /// Writes the keys and values of contexts, which follow their sequences' contexts in the cache.
@@ -250,15 +200,5 @@ impl BlockDrafter {
         assert_eq!(rows.num_rows(), tokens.len(), "a token before each row");
         let of = |table: &Linear| table.weight.val().transpose();
         Some(rows.with_place(table.looked_up(of, tokens.iter())))
-    }
-
-    /// Combines the drafter's own matrices that give logits with the tokens that it may draft.
-    fn with_narrow_heads(mut self) -> Self {
-        let (config, vocab_size) = (&self.config, self.config.model.shape.vocab_size);
-        let of = |head| NarrowHead::of_own(head, config.draft_vocabulary.as_ref(), vocab_size);
-        let narrow_head = self.lm_head.as_ref().map(of);
-        let narrow_markov = self.markov.as_ref().map(|[_, out]| of(out));
-        (self.narrow_head, self.narrow_markov) = (narrow_head, narrow_markov);
-        self
     }
 }

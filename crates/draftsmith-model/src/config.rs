@@ -181,13 +181,6 @@ impl ModelConfig {
     pub(crate) fn from_keys(path: &Path, keys: &Map<String, Value>) -> Result<Self, ModelError> {
         families::read(read_architecture(path, keys)?, path, keys)
     }
-
-    /// Counts the parameters; a tied LM head counts once.
-    pub fn num_parameters(&self) -> usize {
-        // Layers differ in their attention windows, not in their weights.
-        let layer = self.spec.layer(0).num_parameters(&self.shape);
-        self.spec.num_parameters_outside(&self.shape) + self.shape.num_layers * layer
-    }
 }
 
 /// Reads the family from a `config.json`; Llama if the file names no family.

@@ -14,6 +14,7 @@ use crate::config::ModelConfig;
 use crate::decoder::Decoder;
 use crate::error::ModelError;
 use crate::spec::WindowSpec;
+use crate::state_network::StateNetwork;
 
 impl AdapterConfig {
     /// Returns the draft model's architecture: the target's first `exit_layer` layers, then the
@@ -30,11 +31,11 @@ impl AdapterConfig {
         }
         let mut model = target.clone();
         let own_layers = self.model.shape.num_layers;
-        model.shape.num_layers = self.exit_layer + own_layers;
+        model.shape.num_layers = self.exit_layer() + own_layers;
         let looks_back = self.model.spec.window.is_some();
         model.spec.window = model.spec.window.map(|window| {
-            let mut layers = window.layers[..self.exit_layer].to_vec();
-            layers.resize(self.exit_layer + own_layers, looks_back);
+            let mut layers = window.layers[..self.exit_layer()].to_vec();
+            layers.resize(self.exit_layer() + own_layers, looks_back);
             WindowSpec { layers, ..window }
         });
         // The draft model has an LM head that differs from the target's.
@@ -63,10 +64,10 @@ impl Adapter {
         let model = config.draft_model(target.config())?;
         let device = target.device();
         let ModelConfig { shape, spec, .. } = &model;
-        let theirs = (0..config.exit_layer).map(|number| target.layer(number));
+        let theirs = (0..config.exit_layer()).map(|number| target.layer(number));
         let theirs = theirs.map(|layer| layer.expect("the layers before the exit are here"));
         let own = self.stack.layers.iter().enumerate().map(|(number, layer)| {
-            let spec = spec.layer(config.exit_layer + number);
+            let spec = spec.layer(config.exit_layer() + number);
             layer.clone().with_both_parts(&spec, shape, &device)
         });
         let lm_head = self.own_head().unwrap_or_else(|| target.lm_head_weight());
@@ -116,7 +117,7 @@ mod tests {
     fn both(target: &CausalLm, config: &AdapterConfig, what: &str) -> [Vec<f32>; 2] {
         let ids: Vec<u32> = (0..30).map(|i| i * 7 % 40).collect();
         let adapter = config.init(&Device::flex());
-        let features = target.exit_states(ids_tensor(&ids), config.exit_layer);
+        let features = target.exit_states(ids_tensor(&ids), config.exit_layer());
         let normed = adapter.forward(features);
         let [_, num_rows, width] = normed.dims();
         let head = adapter.own_head().unwrap_or_else(|| target.lm_head_weight());
@@ -127,7 +128,7 @@ mod tests {
         let model = adapter.draft_model(config, target).expect(what);
         model.write_model_dir(place.path(), WeightDtype::F32).expect("written");
         let read = CausalLm::from_model_dir(place.path(), &Device::flex()).expect("readable");
-        assert_eq!(read.shape().num_layers, config.exit_layer + config.model.shape.num_layers);
+        assert_eq!(read.shape().num_layers, config.exit_layer() + config.model.shape.num_layers);
         [values(read.lm_head(read.hidden_states(ids_tensor(&ids)))), expected]
     }
 
@@ -139,7 +140,8 @@ mod tests {
             for (exit_layer, num_layers) in [(0, 2), (1, 1), (exits.end - 1, 2)] {
                 for architecture in AdapterArchitecture::ALL {
                     let config = AdapterConfig::new(target.config(), exit_layer).expect("an exit");
-                    let config = AdapterConfig { architecture, ..config }.with_layers(num_layers);
+                    let config =
+                        config.with(|it| it.architecture = architecture).with_layers(num_layers);
                     let what = format!("{name}, {architecture}, {exit_layer} + {num_layers}");
                     if architecture == AdapterArchitecture::MlpOnly {
                         let refused = config.draft_model(target.config()).expect_err("refused");

@@ -22,7 +22,7 @@ use crate::adapter::Adapter;
 use crate::buckets::Lengths;
 use crate::causal_lm::CausalLm;
 use crate::draft_vocabulary::NarrowHead;
-use crate::eagle3::{Eagle3, NUM_TARGET_STATES};
+use crate::eagle3::Eagle3;
 use crate::kv_cache::KvCache;
 use crate::rows::Rows;
 use crate::state_network::StepNetwork;
@@ -56,7 +56,7 @@ struct Exit {
 struct Eagle3Half {
     /// For each hidden state that the drafter reads, the number of the target's layers before it.
     #[module(skip)]
-    layers: [usize; NUM_TARGET_STATES],
+    layers: Vec<usize>,
     drafter: Eagle3,
 }
 
@@ -81,7 +81,7 @@ impl DrafterModel {
 
     /// Builds an EAGLE-3 drafter of the target's width. It reads the target's hidden states after
     /// each number of layers in `layers`.
-    pub fn eagle3(target: CausalLm, drafter: Eagle3, layers: [usize; NUM_TARGET_STATES]) -> Self {
+    pub fn eagle3(target: CausalLm, drafter: Eagle3, layers: Vec<usize>) -> Self {
         Self { eagle3: Some(Eagle3Half { layers, drafter }), ..Self::from(&target) }
     }
 
@@ -131,7 +131,7 @@ impl DrafterModel {
     pub fn to_dtype(self, dtype: WeightDtype) -> Self {
         let of_exit = |exit: Exit| match dtype {
             WeightDtype::F32 => exit,
-            other => Exit { adapter: exit.adapter.to_dtype(other.float_dtype()), ..exit },
+            other => Exit { adapter: exit.adapter.in_dtype(other.float_dtype()), ..exit },
         };
         let of_eagle3 = |half: Eagle3Half| match dtype {
             WeightDtype::F32 => half,
@@ -261,19 +261,19 @@ impl DrafterModel {
         let Eagle3Half { layers, drafter } = self.eagle3.as_ref().expect("an EAGLE-3 drafter");
         let ends = rounds.iter().map(|(start, candidates)| start + candidates.len());
         let capacity = ends.max().unwrap_or(0).max(ids.len());
-        let states: [Rows; NUM_TARGET_STATES] = match given {
+        let states: Vec<Rows> = match given {
             Some(given) => {
-                let rows = given.into_iter().map(|it| Rows::of_host(it, self.hidden_size()));
-                rows.collect::<Vec<_>>().try_into().expect("the states of each layer that it reads")
+                given.into_iter().map(|it| Rows::of_host(it, self.hidden_size())).collect()
             }
             None => {
                 let mut cache = self.model.new_cache(capacity, 1);
                 let (mut hidden, mut at) = (self.embed_ids(&ids[..ids.len() - 1]), 0);
-                layers.map(|layer| {
-                    hidden = self.model.forward_layers(at..layer, hidden.clone(), &mut cache);
-                    at = layer;
+                let layers = layers.iter().map(|layer| {
+                    hidden = self.model.forward_layers(at..*layer, hidden.clone(), &mut cache);
+                    at = *layer;
                     hidden.clone()
-                })
+                });
+                layers.collect()
             }
         };
         let mut cache = drafter.new_cache(capacity, 1);

@@ -12,66 +12,73 @@
 //! The LM head turns `norm(o)` into logits of token q + 2. The next draft step is at position
 //! q + 1. It reads the token that was just drafted, and o in place of g. A layer number L stands
 //! for the residual stream after the target's first L layers.
+//!
+//! Files have the format that vLLM, SGLang and llama.cpp load. The tensor `d2t` contains each draft
+//! token's id in the target minus its number in the draft vocabulary. It exists if and only if the
+//! drafter drafts only some tokens. The numbers of the target's layers are stored only if they are not
+//! the defaults. Drafters from other trainers are read in two more forms: with the layer named
+//! `layers.0`, and with the keys of the speculators library, which nests the layer's keys in
+//! `transformer_layer_config`.
 
-mod files;
 #[cfg(test)]
 mod tests;
 
-use std::path::Path;
+use burn::module::Param;
+use burn::tensor::Tensor;
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
 
-use burn::module::{Module, Param};
-use burn::nn::{Initializer, Linear};
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use serde_json::{Map, Value};
-
-use crate::adapter::VOCABULARY_COVERAGE;
+use crate::block_drafter::BlockDrafterConfig;
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
 use crate::decoder::BOTH_PARTS;
 use crate::decoder::attention::{DraftPlan, Drafts, UnrolledAttention, delayed};
-use crate::decoder::source::{RandomSource, WeightSource};
-use crate::decoder::stack::StackSpec;
-use crate::draft_vocabulary::{DraftVocabulary, NarrowHead};
+use crate::draft_vocabulary::{DraftVocabulary, MASK, OFFSETS};
 use crate::error::ModelError;
-use crate::frozen::{Packable, PackableLinear, PackableNorm, PackableStack, PackableTable};
 use crate::kv_cache::KvCache;
-use crate::precision::cast_parameters;
 use crate::rows::{DeviceRows, HostRows, RowData, Rows, Slots};
+use crate::self_draft::config::DraftConfig;
+use crate::self_draft::files::{DraftFaultKind, DraftFiles};
+use crate::self_draft::keys::{DraftDialect, DraftKeys, DrafterDir, LAYER_KEYS};
+use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts};
 use crate::spec::{
     AttentionNames, AttentionSpec, LayerSpec, LinearSpec, ModelShape, RopeConfig, RopeScaling,
 };
-use crate::state_network::{StateNetwork, StepNetwork, UnrolledInputs, begun_from, copied_head};
-use crate::weights::WeightDtype;
-
-pub use files::{Eagle3Fault, Eagle3FaultKind, Eagle3Files};
-#[cfg(test)]
-pub(crate) use files::{KEYS, OwnKeys};
+use crate::state_network::{StepNetwork, UnrolledInputs};
 
 /// The names of the tensors in published drafters.
 const LAYER: &str = "midlayer";
-const FC: &str = "fc";
 const EMBEDDING_NORM: &str = "midlayer.input_layernorm";
-const NORM: &str = "norm";
-const LM_HEAD: &str = "lm_head";
-const EMBEDDING: &str = "embed_tokens";
-
+/// The key for the numbers of the target's layers.
+const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
+/// The key of the speculators library for the drafting method.
+const METHOD: &str = "speculators_model_type";
+/// The key that names the family of the layer.
+const FAMILY: &str = "model_type";
+/// Keys that add tensors to a drafter, with a part of the names of these. An ignored key's tensors are
+/// ignored.
+const TENSORS_OF: [(&str, &str); 4] = [
+    ("norm_before_fc", "input_norm."),
+    ("fc_norm", "fc_norm."),
+    (FAMILY, ".q_norm."),
+    (FAMILY, ".k_norm."),
+];
 /// The number of the target's hidden states that a drafter reads.
 pub const NUM_TARGET_STATES: usize = 3;
 
-/// A drafter's shape and provenance: `config.json` of its directory.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Eagle3Config {
-    /// For each hidden state that the drafter reads, the number of the target's layers before it.
-    /// The order is that of the inputs of `fc`.
-    pub target_layers: [usize; NUM_TARGET_STATES],
-    /// The number of the target's layers.
-    pub num_target_layers: usize,
+/// A drafter's shape and provenance: `config.json` of its directory. Its model is a Llama that has one
+/// layer of the drafter's sizes, and the target's vocabulary.
+pub type Eagle3Config = DraftConfig<Eagle3Form>;
+
+/// An EAGLE-3 drafter. The layer's attention reads an embedding and g, concatenated; its attention norm
+/// is the norm of g.
+pub type Eagle3 = DraftNetwork<Eagle3Form>;
+
+/// The settings that only EAGLE-3 drafters have.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Eagle3Form {
     /// The width of the target's hidden states.
     pub target_hidden_size: usize,
-    /// A Llama that has one layer of the drafter's sizes, and the target's vocabulary.
-    pub model: ModelConfig,
-    /// The tokens that the drafter may draft; `None` for all.
-    pub draft_vocabulary: Option<DraftVocabulary>,
     /// Whether the residual stream begins with g after its norm, instead of g.
     pub norm_before_residual: bool,
     /// Whether the next step reads the normed output, as in EAGLE-3.1, and not the residual stream.
@@ -80,41 +87,27 @@ pub struct Eagle3Config {
     pub has_embedding: bool,
     /// Whether the drafter has an LM head of its own. If not, it uses the target's.
     pub has_head: bool,
-    /// The type of the weights in the drafter's file.
-    pub dtype: WeightDtype,
-    /// The SHA-256 of the target that the drafter was trained for, if known.
-    pub target_hash: Option<String>,
-    /// The record of the training, without the settings above.
-    pub training: Map<String, Value>,
 }
 
-/// An EAGLE-3 drafter.
-#[derive(Module, Debug)]
-pub struct Eagle3 {
-    /// The projection of the target's hidden states, concatenated, to g.
-    fc: PackableLinear,
-    embedding_norm: PackableNorm,
-    /// The decoder layer and the norm of its output. The layer's attention reads an embedding and
-    /// g, concatenated; its attention norm is the norm of g.
-    stack: PackableStack,
-    /// The LM head, whose outputs are the tokens of the draft vocabulary. `None` to use the
-    /// target's.
-    lm_head: Option<PackableLinear>,
-    /// The token embeddings, `[vocab, hidden]`; `None` to use the target's.
-    embedding: Option<PackableTable>,
-    #[module(skip)]
+/// The keys of a drafter's `config.json` that a Llama does not have.
+#[derive(Deserialize)]
+pub(crate) struct OwnKeys {
+    draft_vocab_size: Option<usize>,
+    target_hidden_size: Option<usize>,
+    #[serde(default)]
     norm_before_residual: bool,
-    #[module(skip)]
+    #[serde(default)]
     norm_output: bool,
-    #[module(skip)]
-    shape: ModelShape,
-    /// The LM head together with the draft vocabulary. It is set if the drafter was loaded for
-    /// decoding.
-    #[module(skip)]
-    narrow_head: Option<NarrowHead>,
+    eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
+    speculators_model_type: Option<String>,
 }
 
 impl Eagle3Config {
+    /// Returns whether a `config.json` belongs to an EAGLE-3 drafter.
+    pub fn is_of(config: &Map<String, Value>) -> bool {
+        config.contains_key("draft_vocab_size") && !BlockDrafterConfig::is_of(config)
+    }
+
     /// Returns the default of [`Self::target_layers`]: 2, n/2 and n − 3 for a target with n layers.
     pub fn default_layers(num_layers: usize) -> [usize; NUM_TARGET_STATES] {
         [2, num_layers / 2, num_layers.saturating_sub(3)]
@@ -123,294 +116,231 @@ impl Eagle3Config {
     /// Configures a drafter of the target's sizes, with an LM head of its own over all tokens.
     pub fn new(target: &ModelConfig) -> Self {
         let ModelConfig { shape, spec, .. } = target;
+        let own = Eagle3Form {
+            target_hidden_size: shape.hidden_size,
+            has_head: true,
+            ..Eagle3Form::default()
+        };
+        let (num_layers, layers) = (shape.num_layers, Self::default_layers(shape.num_layers));
         let shape = ModelShape { num_layers: 1, ..shape.clone() };
         let mut model = ModelConfig::llama(shape, spec.mlp.width);
         model.spec.norm.epsilon = spec.norm.epsilon;
         model.spec.rope =
             RopeConfig { theta: spec.rope.theta, width: None, scaling: RopeScaling::None };
-        Self {
-            target_layers: Self::default_layers(target.shape.num_layers),
-            num_target_layers: target.shape.num_layers,
-            target_hidden_size: target.shape.hidden_size,
-            model,
-            draft_vocabulary: None,
-            norm_before_residual: false,
-            norm_output: false,
-            has_embedding: false,
-            has_head: true,
-            dtype: WeightDtype::F32,
-            target_hash: None,
-            training: Map::new(),
-        }
+        Self { num_target_layers: Some(num_layers), ..Self::of(model, layers.to_vec(), own) }
     }
 
-    /// Specifies the layer, whose queries, keys and values read an embedding and g, concatenated, and
-    /// the norm of its output.
-    fn stack(&self) -> StackSpec<'_> {
-        let spec = &self.model.spec;
+    /// Returns whether the drafter reads the default layers of its target.
+    pub fn has_default_layers(&self) -> bool {
+        let default = self.num_target_layers.map(Self::default_layers);
+        default.is_some_and(|default| self.target_layers == default)
+    }
+}
+
+impl DraftForm for Eagle3Form {
+    const KIND: &'static str = "eagle3";
+    const KEYS: DraftKeys = DraftKeys {
+        own: "draft_vocab_size eagle_aux_hidden_state_layer_ids norm_before_residual norm_output \
+              speculators_model_type target_hidden_size",
+        layers: (LAYERS, 0),
+        reads_last: true,
+        table: "eagle_config",
+        has_families: false,
+        dropped_prefix: "",
+        other_prefix: ("layers.0.", "midlayer."),
+        dialects: &[
+            DraftDialect::defaulting([METHOD, ""], ("norm_before_residual", "true")),
+            DraftDialect::defaulting([LAYER_KEYS, ""], ("norm_before_residual", "true")),
+        ],
+    };
+
+    /// Specifies the parts. The queries, keys and values of the layer read an embedding and g,
+    /// concatenated.
+    fn parts(config: &Eagle3Config) -> Parts {
+        let ModelConfig { shape, spec, .. } = &config.model;
         let names = AttentionNames { norm: "hidden_norm", ..AttentionNames::LLAMA };
         let attention = AttentionSpec { num_read: 2, names, ..spec.attention.clone() };
         let layer = LayerSpec { attention: Some(attention), ..spec.layer(0) };
-        StackSpec { model: &self.model, layers: vec![(layer, LAYER.to_owned())], norm: NORM }
-    }
-
-    fn fc(&self) -> LinearSpec {
-        let inputs = NUM_TARGET_STATES * self.target_hidden_size;
-        LinearSpec::matrix(FC, inputs, self.model.shape.hidden_size)
-    }
-
-    fn own_head(&self) -> Option<LinearSpec> {
-        let shape = &self.model.shape;
-        let num_tokens = self.num_draft_tokens();
-        self.has_head.then(|| LinearSpec::matrix(LM_HEAD, shape.hidden_size, num_tokens))
-    }
-
-    /// Counts the tokens that the drafter may draft.
-    pub fn num_draft_tokens(&self) -> usize {
-        let all = self.model.shape.vocab_size;
-        self.draft_vocabulary.as_ref().map_or(all, |vocabulary| vocabulary.ids().len())
-    }
-
-    /// Returns the fraction of the held-out responses' tokens that are in the draft vocabulary, as
-    /// counted in training; `None` if unknown.
-    pub fn vocabulary_coverage(&self) -> Option<f64> {
-        self.training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64)
-    }
-
-    /// Counts the parameters in the drafter's file.
-    pub fn num_parameters(&self) -> usize {
-        let ModelConfig { shape, spec, .. } = &self.model;
-        let norm = spec.norm.num_parameters(shape.hidden_size);
-        let embedding = if self.has_embedding { shape.vocab_size * shape.hidden_size } else { 0 };
-        let head = self.own_head().map_or(0, |head| head.num_parameters());
-        self.fc().num_parameters() + self.stack().num_parameters() + norm + embedding + head
-    }
-
-    /// Checks that the drafter in `dir` fits a target.
-    ///
-    /// # Errors
-    /// If a width or the vocabulary differs, or the target lacks a layer that the drafter reads.
-    pub fn check_target(&self, dir: &Path, target: &ModelShape) -> Result<(), ModelError> {
-        let faults = self.target_faults(&dir.join("config.json"), target);
-        faults.into_iter().next().map_or(Ok(()), |fault| Err(fault.error))
-    }
-
-    /// Finds what makes the drafter, whose `config.json` is at `path`, unfit for a target.
-    fn target_faults(&self, path: &Path, target: &ModelShape) -> Vec<Eagle3Fault> {
-        let own = &self.model.shape;
-        let mut faults = Vec::new();
-        let mut fault = |kind, key, problem| {
-            let error = ModelError::Config { path: path.to_path_buf(), key, problem };
-            faults.push(Eagle3Fault { kind, error });
-        };
-        let other = |found: usize, expected: usize| {
-            format!(
-                "is {found}, but the target's is {expected}: the drafter was made for another target; hint: \
-                 train one for this target"
-            )
-        };
-        let width = self.target_hidden_size;
-        if width != target.hidden_size {
-            let problem = other(width, target.hidden_size);
-            fault(Eagle3FaultKind::OtherWidth, "target_hidden_size", problem);
+        let width = shape.hidden_size;
+        let head = || LinearSpec::matrix(LM_HEAD, width, config.num_draft_tokens());
+        let inputs = NUM_TARGET_STATES * config.target_hidden_size;
+        Parts {
+            embedding: config.has_embedding.then(|| LinearSpec::lm_head(EMBEDDING, shape)),
+            fc: Some(LinearSpec::matrix(FC, inputs, width)),
+            input_norm: Some(EMBEDDING_NORM),
+            lm_head: config.has_head.then(head),
+            ..Parts::of_layers([(layer, LAYER.to_owned())].into_iter())
         }
-        if own.vocab_size != target.vocab_size {
-            let problem = other(own.vocab_size, target.vocab_size);
-            fault(Eagle3FaultKind::OtherVocabulary, "vocab_size", problem);
+    }
+
+    fn read(files: &mut DraftFiles<Self>) -> Result<(), ModelError> {
+        let own: OwnKeys = files.own_keys()?;
+        if let Some(method) = own.speculators_model_type.filter(|method| method != "eagle3") {
+            return Err(files.error(METHOD, format!("is \"{method}\", expected \"eagle3\"")));
         }
-        if !(self.has_embedding && self.has_head) && own.hidden_size != target.hidden_size {
+        let num_layers = files.num_target_layers;
+        let model = &files.config.model;
+        let form = Self {
+            target_hidden_size: own.target_hidden_size.unwrap_or(model.shape.hidden_size),
+            norm_before_residual: own.norm_before_residual,
+            norm_output: own.norm_output,
+            has_embedding: files.has(EMBEDDING),
+            has_head: files.has(LM_HEAD),
+        };
+        let (num_own, family) = (model.shape.num_layers, model.architecture.model_type());
+        if model.spec.window.is_some() || model.spec.attention.names.head_norms.is_some() {
             let problem = format!(
-                "is {}, and the target's is {}: such a drafter needs the tensors `{EMBEDDING}` and `{LM_HEAD}`",
-                own.hidden_size, target.hidden_size
+                "is `{family}`, whose layers have windows or norms of queries and keys, which are not computed here"
             );
-            fault(Eagle3FaultKind::MissingTensor, "hidden_size", problem);
+            let nested = files.keys.get(LAYER_KEYS).and_then(|layer| layer.get(FAMILY));
+            let table = if nested.is_some() { format!("{LAYER_KEYS}.") } else { String::new() };
+            files.refuse(files.dir.refuse(table + FAMILY, problem));
         }
-        if let Some(layer) = self.target_layers.iter().find(|layer| **layer > target.num_layers) {
-            let problem =
-                format!("names layer {layer}, but the target has {} layers", target.num_layers);
-            fault(Eagle3FaultKind::WrongLayers, files::LAYERS, problem);
+        files.config.own = form;
+        files.config.num_target_layers = Some(num_layers);
+        files.config.target_layers = Eagle3Config::default_layers(num_layers).to_vec();
+        if num_own != 1 {
+            let problem = format!("is {num_own}, but a drafter has one layer");
+            files.fault(DraftFaultKind::SeveralLayers, "num_hidden_layers", problem);
         }
-        if own.context < target.context {
-            let problem = format!(
-                "is {}, but the target reads {} tokens: raise it to that",
-                own.context, target.context
-            );
-            fault(Eagle3FaultKind::ShortContext, "max_position_embeddings", problem);
-        }
-        faults
+        // Model-Optimizer writes an empty list for the default.
+        let given = own.eagle_aux_hidden_state_layer_ids.filter(|layers| !layers.is_empty());
+        given.into_iter().for_each(|layers| read_layers(files, layers));
+        read_vocabulary(files, own.draft_vocab_size);
+        Ok(())
     }
 
-    /// Initialises random weights: linear layers are uniform within ±1/√inputs (torch's default for
-    /// `nn.Linear`), norms are ones, and embeddings have a standard deviation of 0.02. The numbers
-    /// in \[0, 1) come from `draw`, in the order of the tensors.
-    pub fn init_from(&self, device: &Device, mut draw: impl FnMut() -> f64) -> Eagle3 {
-        let mut values = |shape: [usize; 2], bound: f64| {
-            let values = (0..shape[0] * shape[1]).map(|_| (bound * (2.0 * draw() - 1.0)) as f32);
-            Param::from_data(TensorData::new(values.collect::<Vec<f32>>(), shape), device)
-        };
-        let ModelShape { vocab_size, hidden_size, .. } = self.model.shape;
-        // The standard deviation of a uniform number is its bound divided by √3.
-        let bound = 0.02 * 3f64.sqrt();
-        let embedding = self.has_embedding.then(|| values([vocab_size, hidden_size], bound).into());
-        let matrix = |linear: &LinearSpec| {
-            values([linear.inputs, linear.outputs], 1.0 / (linear.inputs as f64).sqrt())
-        };
-        let Ok(drafter) = self.build(embedding, &mut RandomSource { device, matrix });
-        drafter
+    fn keys(config: &Eagle3Config) -> Vec<(&'static str, Option<Value>)> {
+        let layers = (!config.has_default_layers()).then(|| json!(config.target_layers));
+        vec![
+            ("architectures", Some(json!(["LlamaForCausalLMEagle3"]))),
+            ("draft_vocab_size", Some(config.num_draft_tokens().into())),
+            ("target_hidden_size", Some(config.target_hidden_size.into())),
+            ("tie_word_embeddings", Some(false.into())),
+            ("norm_before_residual", config.norm_before_residual.then(|| true.into())),
+            ("norm_output", config.norm_output.then(|| true.into())),
+            (LAYERS, layers),
+        ]
     }
 
-    /// Initialises random weights as [`Self::init_from`] does, with burn's random numbers.
-    pub fn init(&self, device: &Device) -> Eagle3 {
-        let shape = [self.model.shape.vocab_size, self.model.shape.hidden_size];
-        let normal = Initializer::Normal { mean: 0.0, std: 0.02 };
-        let embedding = self.has_embedding.then(|| normal.init(shape, device).into());
-        let matrix = |linear: &LinearSpec| {
-            let bound = 1.0 / (linear.inputs as f64).sqrt();
-            let uniform = Initializer::Uniform { min: -bound, max: bound };
-            uniform.init([linear.inputs, linear.outputs], device)
-        };
-        let Ok(drafter) = self.build(embedding, &mut RandomSource { device, matrix });
-        drafter
+    fn width_read(config: &Eagle3Config) -> (&'static str, usize) {
+        ("target_hidden_size", config.target_hidden_size)
     }
 
-    /// Builds the drafter with the weights of `source`.
-    fn build<S: WeightSource>(
-        &self,
-        embedding: Option<PackableTable>,
-        source: &mut S,
-    ) -> Result<Eagle3, S::Error> {
-        let head = self.own_head();
-        Ok(Eagle3 {
-            fc: PackableLinear::build(&self.fc(), source)?,
-            embedding_norm: PackableNorm::build(EMBEDDING_NORM, &self.model, source)?,
-            stack: PackableStack::build(&self.stack(), source)?,
-            lm_head: head.map(|head| PackableLinear::build(&head, source)).transpose()?,
-            embedding,
-            norm_before_residual: self.norm_before_residual,
-            norm_output: self.norm_output,
-            shape: self.model.shape.clone(),
-            narrow_head: None,
-        })
-    }
-}
-
-impl Eagle3 {
-    /// Returns the width of the drafter's hidden states.
-    pub fn hidden_size(&self) -> usize {
-        self.shape.hidden_size
+    fn more_faults(
+        config: &Eagle3Config,
+        target: &ModelShape,
+    ) -> Option<(DraftFaultKind, &'static str, String)> {
+        let width = config.model.shape.hidden_size;
+        let needs_own = !(config.has_embedding && config.has_head) && width != target.hidden_size;
+        let problem = format!(
+            "is {width}, and the target's is {}: such a drafter needs the tensors `{EMBEDDING}` and `{LM_HEAD}`",
+            target.hidden_size
+        );
+        needs_own.then_some((DraftFaultKind::MissingTensor, "hidden_size", problem))
     }
 
-    /// Drops the packed copies of the weights.
-    fn unpacked(self) -> Self {
-        Self {
-            fc: self.fc.unpacked(),
-            embedding_norm: self.embedding_norm.unpacked(),
-            stack: self.stack.unpacked(),
-            lm_head: self.lm_head.map(Packable::unpacked),
-            embedding: self.embedding.map(Packable::unpacked),
-            narrow_head: None,
-            ..self
-        }
+    /// Returns whether a tensor is a part of the vocabulary, the frequencies that old trainers store, or
+    /// belongs to a key which is ignored.
+    fn is_beside(_config: &Eagle3Config, dir: &DrafterDir, tensor: &str) -> bool {
+        let is_of = |(key, part): &(&str, &str)| tensor.contains(part) && dir.ignores(key);
+        [MASK, OFFSETS].contains(&tensor)
+            || tensor.ends_with("rotary_emb.inv_freq")
+            || TENSORS_OF.iter().any(is_of)
     }
 
-    /// Copies the target's weights where the shapes allow. The MLP, the output projection, the
-    /// norms, and the halves of the other projections that read g come from the target's last
-    /// layer, if it was loaded. `fc` becomes the identity on the deepest of the three states, plus a tenth of its
-    /// previous weights. The LM head is the target's, for the tokens that the drafter may draft.
-    /// Biases are left out.
-    pub fn with_weights_of(self, target: &CausalLm, config: &Eagle3Config) -> Self {
-        let device = self.stack.device();
-        if target.shape().hidden_size != self.shape.hidden_size {
-            return self;
-        }
-        let vocabulary = config.draft_vocabulary.as_ref();
-        let fc = passing_last(&self.fc, &device).into();
-        let stack = begun_from(self.stack.tensors, target).into();
-        let lm_head = self.lm_head.map(|_| copied_head(target, vocabulary, &device));
-        Self { fc, stack, lm_head, ..self }
-    }
-
-    /// Converts the drafter to decode in `dtype`.
-    pub fn in_dtype(&self, dtype: FloatDType) -> Self {
-        let mut own = self.to_dtype(dtype);
-        let head = self.narrow_head.as_ref().zip(own.lm_head.as_ref());
-        own.narrow_head = head.map(|(head, own)| {
-            NarrowHead::of_own(own, Some(&head.vocabulary), self.shape.vocab_size)
-        });
-        own.stack.tensors.join();
-        own
-    }
-}
-
-/// Returns a projection of several states to one that passes on the last of them, plus a tenth of
-/// what `fc` gives.
-pub(crate) fn passing_last(fc: &Linear, device: &Device) -> Linear {
-    let drawn = fc.weight.val();
-    let [inputs, outputs] = drawn.dims();
-    let mut weight = values_of(drawn * 0.1);
-    for (row, column) in (inputs - outputs..inputs).zip(0..outputs) {
-        weight[row * outputs + column] += 1.0;
-    }
-    let weight = Param::from_data(TensorData::new(weight, [inputs, outputs]), device);
-    Linear { weight, bias: None }
-}
-
-impl StateNetwork for Eagle3 {
-    const KIND: &'static str = "eagle3";
-
-    fn to_dtype(&self, dtype: FloatDType) -> Self {
-        cast_parameters(self.clone().unpacked(), dtype)
-    }
-
-    fn own_embedding(&self, ids: Tensor<2, Int>) -> Option<Tensor<3>> {
-        let [batch, seq] = ids.dims();
-        let table = self.embedding.as_ref()?.val();
-        let [_, width] = table.dims();
-        Some(table.select(0, ids.reshape([batch * seq])).reshape([batch, seq, width]))
-    }
-
-    fn own_head(&self) -> Option<Tensor<2>> {
-        self.lm_head.as_ref().map(|head| head.weight.val())
-    }
-
-    fn unrolled(&self, inputs: UnrolledInputs<'_>) -> Vec<Tensor<2>> {
+    fn unrolled(network: &Eagle3, inputs: UnrolledInputs<'_>) -> Vec<Tensor<2>> {
+        let DraftNetwork { stack, fc, input_norm, config, .. } = network;
         let UnrolledInputs { states, embedded, begun, num_steps, lengths, .. } = inputs;
-        let layer = &self.stack.layers[0];
+        let embedded = embedded.expect("it reads embeddings");
+        let layer = &stack.layers[0];
         let (attention, mlp) = layer.attention.as_ref().zip(layer.mlp.as_ref()).expect(BOTH_PARTS);
         let [_, seq, _] = embedded.dims();
-        let place = (embedded.dtype().into(), &self.stack.device());
+        let place = (embedded.dtype().into(), &stack.device());
         let plan = DraftPlan { begun, seq, num_steps, rows_ahead: 0, lengths };
-        let drafts = Drafts::new(plan, &self.stack.reaches[0], place);
+        let drafts = Drafts::new(plan, &stack.reaches[0], place);
         let known = |x: Tensor<3>| {
             let [batch, seq, width] = x.dims();
             x.reshape([batch * seq, width]).select(0, drafts.known.clone())
         };
         let states = states.into_iter().map(known).collect();
-        let features = self.fc.forward(Tensor::cat(states, 1));
+        let features = part(fc).forward(Tensor::cat(states, 1));
         let normed = attention.normed_input(features.clone());
-        let embedded = self.embedding_norm.forward(known(embedded));
+        let embedded = part(input_norm).forward(known(embedded));
         let mut attending = UnrolledAttention::new(attention, &drafts, embedded, normed);
         let mut given = features.select(0, drafts.begun.clone());
         let steps = (0..num_steps).map(|_| {
             let normed = attention.normed_input(given.clone());
-            let stream = if self.norm_before_residual { normed.clone() } else { given.clone() };
+            let stream = if config.norm_before_residual { normed.clone() } else { given.clone() };
             let stream = stream + attending.step(normed);
             let output = stream.clone() + mlp.forward(stream.unsqueeze()).squeeze_dim::<2>(0);
-            let normed = self.stack.norm.forward(output.clone());
-            given = delayed(if self.norm_output { normed.clone() } else { output }, 1);
+            let normed = stack.norm.forward(output.clone());
+            given = delayed(if config.norm_output { normed.clone() } else { output }, 1);
             normed
         });
         steps.collect()
     }
 }
 
+/// Returns a part that every EAGLE-3 drafter has.
+fn part<T>(part: &Option<T>) -> &T {
+    part.as_ref().expect("EAGLE-3 has this part")
+}
+
+fn read_layers(files: &mut DraftFiles<Eagle3Form>, layers: Vec<usize>) {
+    if layers.len() != NUM_TARGET_STATES {
+        let problem = format!("is {layers:?}, expected {NUM_TARGET_STATES} layers");
+        files.fault(DraftFaultKind::WrongLayers, LAYERS, problem);
+    } else if layers.is_sorted() {
+        files.config.target_layers = layers;
+    } else {
+        let problem = format!(
+            "is {layers:?}: runtimes take layers that do not ascend in different orders; hint: \
+             sort them, and the columns of `{FC}` with them"
+        );
+        files.fault(DraftFaultKind::DescendingLayers, LAYERS, problem);
+    }
+}
+
+/// Reads the draft vocabulary, of which `config.json` gives the size.
+fn read_vocabulary(files: &mut DraftFiles<Eagle3Form>, given: Option<usize>) {
+    const KEY: &str = "draft_vocab_size";
+    let vocab_size = files.config.model.shape.vocab_size;
+    let offsets = files.reader.shape(OFFSETS).map(|shape| shape.iter().product::<usize>());
+    let size = given.or(offsets).unwrap_or(vocab_size);
+    if size >= vocab_size {
+        if offsets.is_some() {
+            let problem = format!(
+                "is {size}, all tokens, but the weights have a tensor `{OFFSETS}`; hint: remove it"
+            );
+            files.fault(DraftFaultKind::SurplusOffsets, KEY, problem);
+        }
+        return;
+    }
+    if offsets.is_none() {
+        let problem = format!(
+            "is {size} of {vocab_size} tokens, but the weights have no tensor `{OFFSETS}` that says which"
+        );
+        files.fault(DraftFaultKind::NoOffsets, KEY, problem);
+    } else {
+        files.read_offsets(size);
+    }
+    if !files.config.has_head {
+        let problem = format!("needs the tensor `{LM_HEAD}.weight`, and the weights have none");
+        files.fault(DraftFaultKind::NoHead, KEY, problem);
+    }
+    // Any tokens of that number give the LM head its shape.
+    let any = || DraftVocabulary::new((0..size.max(1) as u32).collect::<Vec<u32>>());
+    files.config.draft_vocabulary.get_or_insert_with(any);
+}
+
 impl StepNetwork for Eagle3 {
     fn context(&self) -> usize {
-        self.shape.context
+        self.context()
     }
 
     fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        self.stack.form().new_cache(&self.shape, capacity, num_slots)
+        self.new_cache(capacity, num_slots)
     }
 
     fn embed(&self, target: &CausalLm, runs: &[(usize, &[u32])]) -> Rows {
@@ -421,12 +351,12 @@ impl StepNetwork for Eagle3 {
 
     fn features(&self, states: &[Rows]) -> Rows {
         assert_eq!(states.len(), NUM_TARGET_STATES, "one for each layer");
-        self.fc.of_rows(Rows::side_by_side(states))
+        part(&self.fc).of_rows(Rows::side_by_side(states))
     }
 
     fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
         let rows = target.embed_ids(&[0]).in_slot(slot);
-        let width = self.shape.hidden_size;
+        let width = self.hidden_size();
         match &rows.place {
             RowData::Host(_) => rows.with_place(HostRows { values: vec![0.0; width], width }),
             RowData::Device(found) => {
@@ -440,16 +370,16 @@ impl StepNetwork for Eagle3 {
 
     fn forward_cached(&self, embedded: Rows, features: Rows, cache: &mut KvCache) -> Rows {
         let stack = self.stack.form();
-        let embedded = self.embedding_norm.form().of_rows(embedded);
+        let embedded = part(&self.input_norm).form().of_rows(embedded);
         let normed = stack.first_norm().of_rows(features.clone());
         let read = Rows::side_by_side([&embedded, &normed]);
-        let stream = if self.norm_before_residual { normed } else { features };
+        let stream = if self.config.norm_before_residual { normed } else { features };
         let output = stack.forward_reading(read, stream, cache);
-        if self.norm_output { stack.norm().of_rows(output) } else { output }
+        if self.config.norm_output { stack.norm().of_rows(output) } else { output }
     }
 
     fn normed(&self, outputs: Rows) -> Rows {
-        if self.norm_output { outputs } else { self.stack.form().norm().of_rows(outputs) }
+        if self.config.norm_output { outputs } else { self.stack.form().norm().of_rows(outputs) }
     }
 
     fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
@@ -458,10 +388,6 @@ impl StepNetwork for Eagle3 {
             None => target.logits(normed),
         }
     }
-}
-
-fn values_of(tensor: Tensor<2>) -> Vec<f32> {
-    tensor.into_data().iter::<f32>().collect()
 }
 
 fn slots_of(runs: &[(usize, &[u32])]) -> Slots {

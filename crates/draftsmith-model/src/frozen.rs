@@ -130,6 +130,17 @@ impl PackableLinear {
     }
 }
 
+impl PackableTable {
+    pub(crate) fn build<S: WeightSource>(
+        spec: &LinearSpec,
+        source: &mut S,
+    ) -> Result<Self, S::Error> {
+        let tensors = source.table(spec)?;
+        let packed = source.packed(|packing| packing.linears("", &[*spec]))?;
+        Ok(Self { tensors, packed })
+    }
+}
+
 impl PackableNorm {
     pub(crate) fn build<S: WeightSource>(
         name: &'static str,

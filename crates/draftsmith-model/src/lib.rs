@@ -31,7 +31,6 @@ mod decoder;
 mod draft_model;
 mod draft_vocabulary;
 mod drafter;
-mod drafter_keys;
 mod eagle3;
 mod error;
 #[cfg(test)]
@@ -44,6 +43,7 @@ mod placed;
 mod precision;
 mod rope;
 mod rows;
+mod self_draft;
 mod spec;
 mod state_network;
 mod token_tree;
@@ -55,11 +55,10 @@ pub use acceptance_head::{
     AcceptanceHead, AcceptanceHeadConfig, DrawnCandidate, HeadFeatures, HeadForm, HeadInput,
     HeadReads,
 };
-pub use adapter::{
-    Adapter, AdapterArchitecture, AdapterConfig, KANGAROO_ROPE_THETA, VOCABULARY_COVERAGE,
-};
+pub use adapter::{Adapter, AdapterArchitecture, AdapterConfig, AdapterForm, KANGAROO_ROPE_THETA};
 pub use block_drafter::{
-    BlockDrafter, BlockDrafterConfig, BlockStart, ConfidenceHead, ConfidenceWeights, copy_distance,
+    BlockDrafter, BlockDrafterConfig, BlockForm, BlockStart, ConfidenceHead, ConfidenceWeights,
+    copy_distance,
 };
 pub use buckets::Lengths;
 pub use causal_lm::CausalLm;
@@ -67,13 +66,14 @@ pub use config::{Architecture, ModelConfig};
 pub use decoder::soft_capped;
 pub use draft_vocabulary::{DraftVocabulary, narrowed};
 pub use drafter::{CandidateRows, DrafterModel};
-pub use drafter_keys::DrafterDir;
-pub use eagle3::{
-    Eagle3, Eagle3Config, Eagle3Fault, Eagle3FaultKind, Eagle3Files, NUM_TARGET_STATES,
-};
+pub use eagle3::{Eagle3, Eagle3Config, Eagle3Form, NUM_TARGET_STATES};
 pub use error::ModelError;
 pub use kv_cache::KvCache;
 pub use rows::{Rows, Run};
+pub use self_draft::config::{DraftConfig, VOCABULARY_COVERAGE};
+pub use self_draft::files::{DraftFault, DraftFaultKind, DraftFiles};
+pub use self_draft::keys::DrafterDir;
+pub use self_draft::{DraftForm, DraftNetwork};
 
 pub use spec::{
     Activation, AttentionSpec, DecoderSpec, MlpSpec, ModelShape, NormForm, NormSpec, RopeConfig,

@@ -316,10 +316,6 @@ impl LinearSpec {
     pub(crate) fn lm_head(name: &'static str, shape: &ModelShape) -> Self {
         Self::matrix(name, shape.hidden_size, shape.vocab_size)
     }
-
-    pub(crate) fn num_parameters(&self) -> usize {
-        self.inputs * self.outputs + if self.has_bias { self.outputs } else { 0 }
-    }
 }
 
 impl ModelNames {
@@ -449,10 +445,6 @@ impl NormSpec {
     pub(crate) fn offset(&self) -> f32 {
         if self.form == NormForm::RmsPlusOne { 1.0 } else { 0.0 }
     }
-
-    pub(crate) fn num_parameters(self, width: usize) -> usize {
-        if self.form == NormForm::Layer { 2 * width } else { width }
-    }
 }
 
 impl DecoderSpec {
@@ -471,35 +463,5 @@ impl DecoderSpec {
             is_parallel: self.is_parallel,
             reach: usize::from(self.window.as_ref().is_some_and(in_window)),
         }
-    }
-
-    /// Counts the parameters outside the layers; a tied LM head counts once.
-    pub(crate) fn num_parameters_outside(&self, shape: &ModelShape) -> usize {
-        let num_tables = if self.tie_word_embeddings { 1 } else { 2 };
-        let norm = self.norm.num_parameters(shape.hidden_size);
-        num_tables * shape.vocab_size * shape.hidden_size + norm
-    }
-}
-
-impl LayerSpec {
-    /// Counts the layer's parameters.
-    pub(crate) fn num_parameters(&self, shape: &ModelShape) -> usize {
-        let of_linears = |linears: &[LinearSpec]| -> usize {
-            linears.iter().map(LinearSpec::num_parameters).sum()
-        };
-        // Each part has a norm before it.
-        let of_norms = |post_norm: Option<&str>| {
-            self.norm.num_parameters(shape.hidden_size) * (1 + usize::from(post_norm.is_some()))
-        };
-        let of_attention = self.attention.iter().map(|attention| {
-            let AttentionNames { head_norms, post_norm, .. } = attention.names;
-            let of_heads = head_norms.map_or(0, |_| 2 * self.norm.num_parameters(shape.head_dim));
-            of_linears(&attention.linears(shape)) + of_heads + of_norms(post_norm)
-        });
-        let of_mlp = self.mlp.iter().map(|mlp| {
-            let (gate, up_and_down) = mlp.linears(shape);
-            of_linears(gate.as_slice()) + of_linears(&up_and_down) + of_norms(mlp.names.post_norm)
-        });
-        of_attention.chain(of_mlp).sum()
     }
 }

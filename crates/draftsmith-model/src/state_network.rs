@@ -105,14 +105,32 @@ pub struct UnrolledInputs<'a> {
     pub states: Vec<Tensor<3>>,
     /// The token after each position: `[batch, seq]`.
     pub next_ids: Tensor<2, Int>,
-    /// The embeddings of these tokens: `[batch, seq, hidden]`.
-    pub embedded: Tensor<3>,
+    /// The embeddings of these tokens, `[batch, seq, hidden]`, if the network reads them.
+    pub embedded: Option<Tensor<3>>,
     /// The positions at which drafts begin, one range for each sequence.
     pub begun: &'a [Range<usize>],
     /// The number of steps of each draft.
     pub num_steps: usize,
     /// The kind of padding that the batch's tensors have.
     pub lengths: Lengths,
+}
+
+impl UnrolledInputs<'_> {
+    /// Lists the rows of the sequences, laid end to end, that lie `step` positions before those at which
+    /// drafts begin. Padding repeats the last row.
+    ///
+    /// # Shapes
+    /// - output: `[rows]`
+    pub fn begun_rows(&self, step: usize) -> Tensor<1, Int> {
+        let [_, seq] = self.next_ids.dims();
+        let rows = self.begun.iter().enumerate().flat_map(|(nth, positions)| {
+            positions.clone().map(move |at| (nth * seq + at.saturating_sub(step)) as i32)
+        });
+        let mut rows: Vec<i32> = rows.collect();
+        let last = rows.last().copied().unwrap_or(0);
+        rows.resize(self.lengths.padded(rows.len()), last);
+        Tensor::from_ints(rows.as_slice(), &self.next_ids.device())
+    }
 }
 
 /// A network that drafts from its target's hidden states step by step.

@@ -177,7 +177,7 @@ pub fn describe_head(config: &AcceptanceHeadConfig) -> String {
 pub fn describe_adapter(config: &AdapterConfig) -> String {
     let mut text = format!(
         "self-draft adapter behind layer {}, {} x {}, {:.2} M parameters",
-        config.exit_layer,
+        config.exit_layer(),
         config.model.shape.num_layers,
         config.architecture,
         config.num_parameters() as f64 / 1e6,

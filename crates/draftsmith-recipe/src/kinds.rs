@@ -14,6 +14,7 @@ pub mod merged;
 pub mod model;
 pub mod origin;
 pub mod prompt_lookup;
+pub mod self_draft;
 mod table;
 
 use std::any::Any;
@@ -24,10 +25,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::NamedParts;
-use draftsmith_model::{
-    CausalLm, DraftVocabulary, DrafterDir, DrafterModel, HeadForm, ModelConfig,
-    VOCABULARY_COVERAGE, WeightDtype,
-};
+use draftsmith_files::parse_toml;
+use draftsmith_model::{CausalLm, DrafterDir, DrafterModel, HeadForm, ModelConfig, WeightDtype};
 use draftsmith_theory::{Bounds, DrafterId, HeadTiming, RoundForwards, StopRuleConfig};
 use draftsmith_theory::{DecodingName, ModelSummary, Road};
 use draftsmith_train::{
@@ -36,15 +35,17 @@ use draftsmith_train::{
 };
 use serde::de::{MapAccess, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-use serde_json::{Map, Value, json};
+use serde_json::{Map, Value};
 
 use self::loaded::{LoadedDrafter, Loading};
-use self::origin::{Origin, read_keys};
+use self::origin::Origin;
+use self::self_draft::SelfDraftOrigin;
 pub use self::table::{FoundExport, KindDirectory, KindEntry, Kinds, read_kind, settings_table};
 use crate::exports::head_within;
 use crate::exports::servers::ServerFlags;
 use crate::recipe::keys::{require, require_few};
 use crate::recipe::rules::RulesRecipe;
+use crate::workspace::LayersNeeded;
 
 /// The kind of a drafter, with its settings.
 pub type Kind = Arc<dyn DrafterKind>;
@@ -78,7 +79,9 @@ pub trait KindTraining: Any {
     fn settings(&self) -> Value;
 
     /// Returns the settings that drafters must share to be trained in one pass over the data.
-    fn pass(&self) -> Value;
+    fn pass(&self) -> LessonSettings {
+        self.lessons().of_pass()
+    }
 
     /// Returns the names of the validation scores to show after each epoch.
     fn shown(&self) -> &'static [&'static str];
@@ -121,58 +124,6 @@ pub struct TrainedText {
     pub properties: Map<String, Value>,
 }
 
-/// The agreement with the target below which hardly any candidate is accepted.
-const LOW_AGREEMENT: f64 = 0.2;
-
-/// Advises on a drafter whose agreement with its target stayed low; empty for any other. `training`
-/// is the `training` object of its `config.json`.
-fn low_agreement_text(agreement: f64, training: &Map<String, Value>) -> String {
-    if agreement >= LOW_AGREEMENT {
-        return String::new();
-    }
-    let rate = training.get("optimizer").and_then(|optimizer| optimizer["learning_rate"].as_f64());
-    let rate = rate.map(|rate| format!(" (it was {rate:.1e})")).unwrap_or_default();
-    format!(
-        "\nThe agreement is low, so drafting will hardly pay. Raise `optimizer.learning_rate`{rate} or \
-         `data.num_prompts`, or train more epochs."
-    )
-}
-
-/// Describes a draft vocabulary and its fraction of the validation responses' tokens; `None` without
-/// one. `training` is the `training` object of the drafter's `config.json`.
-fn drafted_text(
-    vocabulary: Option<&DraftVocabulary>,
-    training: &Map<String, Value>,
-) -> Option<String> {
-    let (size, coverage) = (vocabulary?.ids().len(), coverage_in(training)?);
-    let share = coverage * 100.0;
-    Some(format!(", drafting {size} tokens: {share:.1} % of the validation responses'"))
-}
-
-fn coverage_in(training: &Map<String, Value>) -> Option<f64> {
-    training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64)
-}
-
-impl TrainedText {
-    /// Describes a self-draft with the `training` object of its `config.json`, its draft vocabulary,
-    /// and its agreement with the target. Adds the vocabulary's size and coverage to the properties,
-    /// or null without one.
-    fn new<const N: usize>(
-        (place, lines): (String, String),
-        agreement: f64,
-        training: &Map<String, Value>,
-        vocabulary: Option<&DraftVocabulary>,
-        properties: [(&str, Value); N],
-    ) -> Self {
-        let size = vocabulary.map(|all| all.ids().len());
-        let coverage = json!(coverage_in(training));
-        let drafted = [("draft_vocabulary", json!(size)), ("vocabulary_coverage", coverage)];
-        let properties = properties.into_iter().chain(drafted);
-        let properties = properties.map(|(key, value)| (key.to_owned(), value)).collect();
-        Self { place, lines: lines + &low_agreement_text(agreement, training), properties }
-    }
-}
-
 /// What the files of a trained drafter say about it.
 #[derive(Debug, Clone)]
 pub struct DrafterFiles {
@@ -188,8 +139,15 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     /// Returns the entry in the table of kinds.
     fn entry(&self) -> &'static KindEntry;
 
+    /// Returns the settings of a self-draft; `None` for other kinds.
+    fn origin(&self) -> Option<&dyn SelfDraftOrigin> {
+        None
+    }
+
     /// Returns the settings as a TOML table, without the key `kind`.
-    fn settings(&self) -> toml::Table;
+    fn settings(&self) -> toml::Table {
+        self.origin().map(|origin| origin.table()).unwrap_or_default()
+    }
 
     /// Describes the drafter in words, such as `separate draft` or `self-draft, exit 2`.
     fn text(&self) -> String;
@@ -204,7 +162,9 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     /// # Errors
     /// If a setting is invalid, or names a drafter that `all` lacks or that cannot be part of this
     /// one.
-    fn check(&self, key: &str, all: &DrafterRecipes) -> Result<()>;
+    fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
+        self.origin().map_or(Ok(()), |origin| origin.check(key))
+    }
 
     /// Loads the drafter's parts for decoding, its acceptance head, and what costs and reports
     /// need.
@@ -216,8 +176,7 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     /// Returns the role that the drafter can have inside another drafter. Self-drafts draft step by
     /// step.
     fn role(&self) -> Role {
-        let is_self_draft = self.path().is_some() || self.training().is_some();
-        if is_self_draft { Role::Steps } else { Role::Neither }
+        if self.origin().is_some() { Role::Steps } else { Role::Neither }
     }
 
     /// Returns whether the drafter's rollouts are recorded and its stop rules tuned on them.
@@ -254,19 +213,19 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     /// Returns the directory of a trained export, if the recipe names one, with the keys that it
     /// ignores; `None` otherwise.
     fn path(&self) -> Option<&DrafterDir> {
-        None
+        self.origin()?.dir()
     }
 
     /// Returns the training on the target's hidden states; `None` if the recipe has no such
     /// training.
     fn training(&self) -> Option<&dyn KindTraining> {
-        None
+        self.origin()?.kind_training()
     }
 
-    /// Returns how many of the target's first layers drafting and training need, or `usize::MAX` if
-    /// the drafter reads hidden states of all depths ([`Self::state_layers`]).
-    fn num_first_layers(&self) -> usize {
-        0
+    /// Returns which of the target's layers drafting and training need: all for a self-draft, which
+    /// reads hidden states of deep layers, and none for others.
+    fn layers_needed(&self) -> LayersNeeded {
+        self.origin().map_or(LayersNeeded::First(0), |_| LayersNeeded::All)
     }
 
     /// Returns the layers of a target whose hidden states the drafter reads at every token, each as
@@ -274,8 +233,9 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If the drafter's files are missing or invalid.
-    fn state_layers(&self, _target: &ModelConfig) -> Result<Vec<usize>> {
-        Ok(Vec::new())
+    fn state_layers(&self, target: &ModelConfig) -> Result<Vec<usize>> {
+        let origin = self.origin().filter(|_| !self.has_exit());
+        origin.map_or(Ok(Vec::new()), |origin| origin.layers(target.shape.num_layers))
     }
 
     /// Returns whether drafting runs the target's first layers ahead of the others (early exit). In
@@ -304,8 +264,9 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// If a file is missing or invalid.
-    fn files(&self, _loading: &Loading<'_>, _dir: &DrafterDir) -> Result<Option<DrafterFiles>> {
-        Ok(None)
+    fn files(&self, loading: &Loading<'_>, dir: &DrafterDir) -> Result<Option<DrafterFiles>> {
+        let Some(origin) = self.origin() else { return Ok(None) };
+        origin.files(dir, loading.workspace.models.target_shape()?.num_layers).map(Some)
     }
 
     /// Returns the hash that identifies the drafter in recordings, without the acceptance head.
@@ -491,7 +452,7 @@ impl DrafterRecipe {
             table: &mut toml::Table,
             key: &str,
         ) -> Result<T, String> {
-            let value = table.remove(key).map(read_keys).transpose();
+            let value = table.remove(key).map(parse_toml).transpose();
             value.map(Option::unwrap_or_default).map_err(|problem| {
                 match problem.starts_with("is ") {
                     true => format!("`{key}` {problem}"),
@@ -761,6 +722,8 @@ mod tests {
         assert!(unreadable("[a]\nmodel = 'x'\n").contains("kind"));
         assert!(unreadable("[a]\nkind = 'model'\nmodels = 'x'\n").contains("models"));
         assert!(unreadable("['a b']\nkind = 'model'\nmodel = 'x'\n").contains("`a b`"));
+        let list = unreadable("[a]\nkind = 'adapter'\nexit_layer = [1, 2]\n");
+        assert!(list.contains("`exit_layer` is an array"), "{list}");
         let head = unreadable("[a]\nkind = 'model'\nmodel = 'x'\nhead = { layers = 2 }\n");
         assert!(head.contains("`head`") && head.contains("layers"), "{head}");
         let both = "[a]\nkind = 'adapter'\npath = 'x'\nexit_layer = 2\n";
@@ -768,7 +731,6 @@ mod tests {
         for (kind, keys, problem) in [
             ("prompt-lookup", "head = { path = 'x' }", "`drafters.it.head`"),
             ("prompt-lookup", "min_match = 0", "`drafters.it.min_match`"),
-            ("adapter", "exit_layer = [1, 2]", "`drafters.it.exit_layer`"),
             (
                 "adapter",
                 "exit_layer = 1\nhead = { labels = 'sampled' }",

@@ -22,7 +22,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow, bail};
 use burn::tensor::Device;
-use draftsmith_files::{read_text, write_whole};
+use draftsmith_files::{parse_toml, read_text, write_whole};
 use draftsmith_model::{BlockDrafterConfig, DrafterDir, ModelConfig, WeightDtype};
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{FeatureFormat, HeadTraining, OptimizerSettings};
@@ -44,12 +44,12 @@ pub use self::tune::TuneRecipe;
 use crate::exports::servers::{ServedDrafter, served_path};
 use crate::hub::{HubWeights, model_dir};
 use crate::kinds::loaded::{LoadedDrafters, Loading};
-use crate::kinds::origin::{Origin, read_keys};
+use crate::kinds::origin::Origin;
 use crate::kinds::{DrafterRecipe, DrafterRecipes, FoundExport, KindTraining, Kinds};
 use crate::prompt_files::Reading;
 use crate::text_side::Ends;
 use crate::watch::Watch;
-use crate::workspace::Workspace;
+use crate::workspace::{LayersNeeded, Workspace};
 
 /// A recipe with the settings of all stages.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -240,7 +240,7 @@ impl Recipe {
         };
         let target = of_ends.as_ref().unwrap_or(target);
         let mut workspace = Workspace::open(target, served_as, &drafts, template, devices, watch)?;
-        workspace.models.num_first_layers = self.num_first_layers();
+        workspace.models.layers_needed = self.layers_needed();
         workspace.models.dtype = dtype;
         workspace.text.ends = self.models.ends();
         workspace.text.date = self.models.date.clone();
@@ -414,13 +414,14 @@ impl Recipe {
         self.data.as_ref()?.target_elsewhere()
     }
 
-    /// Returns the largest number of the target's first layers that any drafter needs, or 0. An
-    /// adapter needs the layers before its exit and the layers that initialise it. An EAGLE-3
-    /// drafter needs all, given as `usize::MAX`, unless servers give the hidden states.
-    pub fn num_first_layers(&self) -> usize {
+    /// Returns the target's layers that some drafter needs. An adapter needs the layers before its exit
+    /// and the layers that initialise it. An EAGLE-3 drafter needs all, unless servers give the hidden
+    /// states.
+    pub fn layers_needed(&self) -> LayersNeeded {
         let is_given = self.states_server().is_some();
-        let of_kinds = self.drafters.iter().map(|(_, it)| it.kind.num_first_layers());
-        of_kinds.filter(|num| !is_given || *num < usize::MAX).max().unwrap_or(0)
+        let of_kinds = self.drafters.iter().map(|(_, it)| it.kind.layers_needed());
+        let of_kinds = of_kinds.filter(|layers| !is_given || *layers != LayersNeeded::All);
+        of_kinds.max().unwrap_or(LayersNeeded::First(0))
     }
 
     /// Returns the servers that give the target's hidden states; `None` if its layers run here.
@@ -475,7 +476,7 @@ impl Recipe {
     /// # Errors
     /// If a key is unknown or invalid. The message names the key.
     pub fn paper_tables<T: DeserializeOwned>(&self) -> Result<Vec<T>> {
-        let read = |table: &toml::Table| read_keys(table.clone());
+        let read = |table: &toml::Table| parse_toml(table.clone());
         let tables: Result<Vec<T>, String> = self.papers.iter().map(read).collect();
         tables.map_err(|problem| anyhow!("`[[papers]]`: {problem}"))
     }

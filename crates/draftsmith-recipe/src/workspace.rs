@@ -22,7 +22,7 @@ use draftsmith_theory::DrafterId;
 pub use self::artifacts::Artifacts;
 pub use self::model_dir::hash_dir;
 use self::model_dir::{ModelDir, get_or_read};
-pub use self::models::Models;
+pub use self::models::{LayersNeeded, Models};
 pub use self::text::{TextIdentity, TextSource};
 use crate::hub::{HubWeights, model_dir};
 use crate::pair::Pair;

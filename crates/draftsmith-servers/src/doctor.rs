@@ -18,8 +18,8 @@ use burn::tensor::Device;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_files::{parse_json, read_bytes};
 use draftsmith_model::{
-    AcceptanceHead, Adapter, BlockDrafter, DrafterDir, Eagle3, ModelConfig, ModelError,
-    WeightDtype, WeightReader, check_finite, hash_model_dir,
+    AcceptanceHead, AdapterForm, BlockForm, DraftForm, DraftNetwork, DrafterDir, Eagle3Form,
+    ModelConfig, ModelError, WeightDtype, WeightReader, check_finite, hash_model_dir,
 };
 use draftsmith_recipe::exports::HEAD;
 use draftsmith_recipe::kinds::Kinds;
@@ -58,8 +58,9 @@ pub struct FileForm {
 
 type ReadDrafter = fn(&Patient<'_>, &Device) -> Result<(), ModelError>;
 
-const READ_EAGLE3: ReadDrafter =
-    |it, device| Eagle3::from_dir(&it.dir, &it.target.shape, WeightDtype::F32, device).map(|_| ());
+fn read<F: DraftForm>(it: &Patient<'_>, device: &Device) -> Result<(), ModelError> {
+    DraftNetwork::<F>::from_dir(&it.dir, &it.target.shape, WeightDtype::F32, device).map(|_| ())
+}
 
 impl Serialize for FileForm {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -118,9 +119,7 @@ static FORMS: [FileForm; 9] = [
         kind: Some("block"),
         is_of: |files| files.is_of_kind("block"),
         examine: block::examine,
-        read: Some(|it, device| {
-            BlockDrafter::from_dir(&it.dir, &it.target.shape, WeightDtype::F32, device).map(|_| ())
-        }),
+        read: Some(read::<BlockForm>),
     },
     FileForm {
         name: "eagle3_speculators",
@@ -128,7 +127,7 @@ static FORMS: [FileForm; 9] = [
         kind: Some("eagle3"),
         is_of: |files| files.has("speculators_model_type"),
         examine: eagle3::examine,
-        read: Some(READ_EAGLE3),
+        read: Some(read::<Eagle3Form>),
     },
     FileForm {
         name: "eagle3_layers",
@@ -138,7 +137,7 @@ static FORMS: [FileForm; 9] = [
             files.is_eagle3() && files.names.iter().any(|name| name.starts_with("layers.0."))
         },
         examine: eagle3::examine,
-        read: Some(READ_EAGLE3),
+        read: Some(read::<Eagle3Form>),
     },
     FileForm {
         name: "eagle3",
@@ -146,7 +145,7 @@ static FORMS: [FileForm; 9] = [
         kind: Some("eagle3"),
         is_of: Files::is_eagle3,
         examine: eagle3::examine,
-        read: Some(READ_EAGLE3),
+        read: Some(read::<Eagle3Form>),
     },
     FileForm {
         name: "medusa",
@@ -165,9 +164,7 @@ static FORMS: [FileForm; 9] = [
         kind: Some("adapter"),
         is_of: |files| files.is_of_kind("adapter"),
         examine: own_export,
-        read: Some(|it, device| {
-            Adapter::from_dir(&it.dir, &it.target.shape, WeightDtype::F32, device).map(|_| ())
-        }),
+        read: Some(read::<AdapterForm>),
     },
     FileForm {
         name: "acceptance_head",

@@ -1,146 +1,111 @@
-//! Self-draft adapters: from rows and a frozen target to trained adapters (Kangaroo, §3.1).
+//! Self-draft adapters (Kangaroo, §3.1): the settings of their own, and their first weights.
 //!
-//! The learner (`learner`) compares the adapter's predictions from the hidden states after the exit
-//! layer with those of the whole target.
+//! The defaults are those of the Kangaroo authors' run. Where ours differ, the key's doc says so.
 
-pub(crate) mod learner;
-pub(crate) mod settings;
 #[cfg(test)]
 mod tests;
 
-use burn::module::Module;
-use draftsmith_data::ResponseRow;
-use draftsmith_model::{Adapter, AdapterConfig, CausalLm, DraftVocabulary};
+use draftsmith_model::{
+    Adapter, AdapterArchitecture, AdapterConfig, CausalLm, DraftVocabulary, StateNetwork,
+};
 use draftsmith_theory::SeededDraws;
-use serde_json::json;
+use serde::{Deserialize, Serialize};
 
-use self::learner::{AdapterLearner, AdapterScores};
-use self::settings::AdapterTraining;
-use crate::data::StepExamples;
 use crate::error::TrainError;
-use crate::lessons::{Lessons, prepare};
-use crate::run::trained::Trained;
-use crate::run::{Ending, TrainingRun};
-use crate::self_draft::{InitialWeights, Pupil, train_pupils};
+use crate::lessons::settings::{InitialWeights, LessonSettings};
+use crate::ranges::{Range, check_numbers};
+use crate::run::optimizer::OptimizerSettings;
+use crate::self_draft::StateTraining;
+use crate::self_draft::scores::AdapterScores;
+use crate::self_draft::settings::SelfDraftTraining;
 
-/// A trained adapter.
-pub type TrainedAdapter = Trained<Adapter, AdapterConfig, AdapterScores>;
+/// The settings of an adapter's training.
+pub type AdapterTraining = SelfDraftTraining<AdapterShape>;
 
-/// Trains an adapter for each exit layer of `training`. All adapters share the target's forwards, on the
-/// target's device and `run.more_devices`. Each ends with the same bits as if it were trained alone.
-///
-/// The adapter A learns that softmax(head(A(h_ℓ))) = softmax(head(h)) (Kangaroo, §3.1), with
-/// `training.loss` as the distance. Here h_ℓ is the target's hidden state after ℓ layers, h is its
-/// hidden state after the final norm, and head is its LM head. The loss covers the positions that
-/// predict a token of the response. The target is frozen; rows need no draft columns. Rows are
-/// split by a hash of their conversation's id, and shuffled as a function of `seed` and the epoch.
-/// The same arguments give the same adapters, bit for bit, on the same CPU build.
-///
-/// The run owns `run.checkpoint_dir`: the state in `checkpoint/`, and `metrics.jsonl` with one line
-/// per step. If there are several adapters, their logs are in directories named `exit-2/` and so
-/// on. A run resumes from a state with its fingerprint, with the same result as without an
-/// interruption, and removes any other state. When `run` is stopped, it saves its state after the
-/// current step and returns the best adapters so far. The state remains at the end until
-/// [`discard`](crate::discard), because the caller has yet to save the adapters.
-///
-/// # Errors
-/// If a setting is out of range, an exit layer is not below the target's number of layers, a row is invalid,
-/// either side of the split has no response, a loss or prediction is not finite, or a file cannot be
-/// written.
-pub fn train_adapters(
-    target: &CausalLm,
-    rows: &[ResponseRow],
-    training: &AdapterTraining,
-    seed: u64,
-    run: TrainingRun<'_>,
-) -> Result<Ending<Vec<TrainedAdapter>>, TrainError> {
-    training.validate()?;
-    let exit_layers = training.exit_layer.to_vec();
-    let configs = exit_layers.iter().map(|layer| config_of(target, training, *layer));
-    let configs = configs.collect::<Result<Vec<_>, TrainError>>()?;
-    let pupils = |vocabulary: Option<&DraftVocabulary>| {
-        let pupil = |(exit, config)| {
-            let config = AdapterConfig { draft_vocabulary: vocabulary.cloned(), ..config };
-            let learner = AdapterLearner {
-                adapter: initial_adapter(&config, target, training.initial, seed),
-                exit,
-                loss: training.loss,
-                loss_chunk: training.loss_chunk,
-            };
-            let name = format!("exit-{}", config.exit_layer);
-            Pupil { name, learner, config, settings: json!(training) }
-        };
-        configs.into_iter().enumerate().map(pupil).collect()
-    };
-    train_pupils(target, rows, &lessons_of(training), pupils, seed, run)
+/// The settings that only adapters have.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AdapterShape {
+    /// The number of the target's layers that run before the adapter. Default: 2, Kangaroo's for 7B
+    /// models (3 for 13B). With 0 the adapter is a small draft that shares only the target's embedding
+    /// and LM head. For several exit layers, add a drafter for each; they are trained in one pass.
+    pub exit_layer: usize,
+    /// The architecture of the adapter: `"decoder-layer"` (our default, which servers load without
+    /// loss), `"attention"` (the paper's), or one of the paper's other ablations (Table 2):
+    /// `"mlp-only"` or `"attention-with-head"`.
+    pub architecture: AdapterArchitecture,
+    /// The number of the adapter's layers, 1 to 8. Default: 1, as in the paper.
+    pub num_layers: usize,
 }
 
-/// Returns the examples that [`train_adapters`] uses in every training step and in validation.
-///
-/// # Errors
-/// As [`train_adapters`] before training begins.
-pub fn adapter_examples(
-    target: &CausalLm,
-    rows: &[ResponseRow],
-    training: &AdapterTraining,
-    seed: u64,
-) -> Result<Vec<StepExamples>, TrainError> {
-    training.validate()?;
-    Ok(prepare(&target.valid().into(), rows, &lessons_of(training), seed, None)?.loaders.examples())
-}
-
-/// Returns the initial adapter of [`train_adapters`], on the target's device.
-///
-/// # Errors
-/// If `exit_layer` is not below the target's number of layers.
-pub fn first_adapter(
-    target: &CausalLm,
-    training: &AdapterTraining,
-    exit_layer: usize,
-    seed: u64,
-) -> Result<(AdapterConfig, Adapter), TrainError> {
-    let config = config_of(target, training, exit_layer)?;
-    let first = initial_adapter(&config, target, training.initial, seed).valid();
-    Ok((config, first))
-}
-
-fn lessons_of(training: &AdapterTraining) -> Lessons {
-    Lessons {
-        section: "adapter",
-        label: "self-draft adapter",
-        layers: training.exit_layer.to_vec(),
-        reads_tokens: false,
-        caps_own_heads: true,
-        settings: training.lessons(),
+impl Default for AdapterShape {
+    fn default() -> Self {
+        Self { exit_layer: 2, architecture: AdapterArchitecture::DecoderLayer, num_layers: 1 }
     }
 }
 
-fn config_of(
-    target: &CausalLm,
-    training: &AdapterTraining,
-    exit_layer: usize,
-) -> Result<AdapterConfig, TrainError> {
-    let num_layers = target.shape().num_layers;
-    let config = AdapterConfig::new(target.config(), exit_layer)
-        .map_err(|_| TrainError::ExitLayer { exit_layer, num_layers })?;
-    let (architecture, dtype) = (training.architecture, target.stored_dtype());
-    let config = AdapterConfig { architecture, dtype, ..config };
-    Ok(config.with_layers(training.num_layers))
-}
+impl StateTraining for AdapterShape {
+    type Network = Adapter;
+    type Config = AdapterConfig;
+    type Scores = AdapterScores;
 
-/// Initialises an adapter on the target's device, with autodiff. Its weights are drawn from the
-/// seed or copied from the target.
-fn initial_adapter(
-    config: &AdapterConfig,
-    target: &CausalLm,
-    initial: InitialWeights,
-    seed: u64,
-) -> Adapter {
-    let mut draws = SeededDraws::new(seed, &["adapter"]);
-    let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
-    let adapter = match initial {
-        InitialWeights::Random => drawn,
-        InitialWeights::Target => drawn.with_layers_of(target, config.exit_layer),
-    };
-    adapter.with_head_of(target)
+    const LABEL: &'static str = "self-draft adapter";
+    const OPTIMIZER: OptimizerSettings = OptimizerSettings::ADAPTER;
+    const READS_TOKENS: bool = false;
+
+    fn check(&self, common: &LessonSettings) -> Result<(), TrainError> {
+        let section = Adapter::KIND;
+        if let Some(size) = common.draft_vocabulary
+            && (size == 0 || self.architecture.has_head())
+        {
+            let expected = "1 or more, and an architecture without a separate LM head";
+            return Err(TrainError::setting(section, "draft_vocabulary", size, expected));
+        }
+        common.features.check_local(section)?;
+        let range = Range::Within(1.0, 8.0, "1 to 8");
+        check_numbers(section, &[("num_layers", self.num_layers as f64, range)])
+    }
+
+    fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
+        let exit_layer = self.exit_layer;
+        match exit_layer < num_layers {
+            true => Ok(()),
+            false => Err(TrainError::ExitLayer { exit_layer, num_layers }),
+        }
+    }
+
+    fn layers(&self, _num_layers: usize) -> Vec<usize> {
+        vec![self.exit_layer]
+    }
+
+    fn config(
+        &self,
+        target: &CausalLm,
+        vocabulary: Option<&DraftVocabulary>,
+    ) -> Result<AdapterConfig, TrainError> {
+        let (exit_layer, num_layers) = (self.exit_layer, target.shape().num_layers);
+        let config = AdapterConfig::new(target.config(), exit_layer)
+            .map_err(|_| TrainError::ExitLayer { exit_layer, num_layers })?;
+        Ok(config.with_layers(self.num_layers).with(|it| {
+            it.architecture = self.architecture;
+            it.dtype = target.stored_dtype();
+            it.draft_vocabulary = vocabulary.cloned();
+        }))
+    }
+
+    fn network(
+        &self,
+        config: &AdapterConfig,
+        initial: InitialWeights,
+        target: &CausalLm,
+        seed: u64,
+    ) -> Adapter {
+        let mut draws = SeededDraws::new(seed, &["adapter"]);
+        let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
+        let adapter = match initial {
+            InitialWeights::Random => drawn,
+            InitialWeights::Target => drawn.with_layers_of(target, config.exit_layer()),
+        };
+        adapter.with_head_of(target)
+    }
 }

@@ -1,37 +1,36 @@
-//! Block drafters (DFlash, DSpark): from rows and a frozen target to trained drafters.
+//! Block drafters (DFlash, DSpark): the settings of their own, and their first weights.
 //!
-//! The training is that of [`train_state_drafters`](crate::train_state_drafters): every position of the
-//! responses is an anchor, and the rows of all blocks are computed in one forward, in which each block attends to
-//! the contexts before its anchor and to its own earlier rows. Row k is step k of a draft.
+//! Every position of the responses is an anchor, and the rows of all blocks are computed in one
+//! forward, in which each block attends to the contexts before its anchor and to its own earlier rows.
+//! Row k is step k of a draft.
 
-use draftsmith_model::{BlockDrafter, BlockDrafterConfig, CausalLm, DraftVocabulary};
+use draftsmith_model::{BlockDrafter, BlockDrafterConfig, CausalLm, DraftVocabulary, StateNetwork};
 use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
-use crate::eagle3::StateTraining;
-use crate::eagle3::settings::Eagle3Training;
+use crate::eagle3::{STEP_WEIGHT, STEPS};
 use crate::error::TrainError;
-use crate::self_draft::InitialWeights;
+use crate::lessons::settings::{InitialWeights, LessonSettings};
+use crate::ranges::{Range, check_numbers};
+use crate::self_draft::StateTraining;
+use crate::self_draft::scores::DraftScores;
+use crate::self_draft::settings::SelfDraftTraining;
 
-/// The settings of a block drafter's [training](crate::train_state_drafters). Every key is optional.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(try_from = "Map<String, Value>", into = "Map<String, Value>")]
-pub struct BlockTraining {
-    /// The drafter's shape.
-    pub shape: BlockShape,
-    /// The keys that EAGLE-3 has too. Its `num_steps` is the block size, and it has no `layers`.
-    pub common: Eagle3Training,
-}
+/// The settings of a block drafter's training.
+pub type BlockTraining = SelfDraftTraining<BlockShape>;
 
-/// The keys of a block drafter's shape.
+/// The settings that only block drafters have.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
-#[serde(default)]
+#[serde(default, deny_unknown_fields)]
 pub struct BlockShape {
     /// The number of draft layers, 1 to 64. Default: 2.
     pub num_layers: usize,
     /// The number of candidates of a round, 1 to 8. Default: 7, as in DSpark.
     pub block_size: usize,
+    /// The weight of each row's loss relative to that of the previous row, above 0 and at most 1.
+    /// Default: 0.8.
+    pub step_weight: f64,
     /// The rank of the Markov head; 0 for none, as in DFlash. Default: 32 (DSpark's has 256).
     pub markov_rank: usize,
     /// For each hidden state that the drafter reads, the number of the target's layers before it, in
@@ -44,141 +43,101 @@ pub struct BlockShape {
 
 impl Default for BlockShape {
     fn default() -> Self {
-        Self { num_layers: 2, block_size: 7, markov_rank: 32, layers: None, mask_token_id: None }
+        Self {
+            num_layers: 2,
+            block_size: 7,
+            step_weight: 0.8,
+            markov_rank: 32,
+            layers: None,
+            mask_token_id: None,
+        }
     }
 }
 
-impl TryFrom<Map<String, Value>> for BlockTraining {
-    type Error = String;
+impl StateTraining for BlockShape {
+    type Network = BlockDrafter;
+    type Config = BlockDrafterConfig;
+    type Scores = DraftScores;
 
-    fn try_from(mut keys: Map<String, Value>) -> Result<Self, String> {
-        if keys.contains_key("num_steps") {
-            return Err("unknown key `num_steps`: a block drafter has `block_size`".to_owned());
-        }
-        let names = json!(BlockShape::default()).as_object().cloned().unwrap_or_default();
-        let own = names.keys().filter_map(|name| Some((name.clone(), keys.remove(name)?)));
-        let own: Map<String, Value> = own.collect();
-        let problem = |error: serde_json::Error| error.to_string();
-        let shape: BlockShape = serde_json::from_value(own.into()).map_err(problem)?;
-        keys.insert("num_steps".to_owned(), shape.block_size.into());
-        let common = serde_json::from_value(keys.into()).map_err(problem)?;
-        Ok(Self { shape, common })
+    fn num_steps(&self) -> usize {
+        self.block_size
     }
-}
 
-impl From<BlockTraining> for Map<String, Value> {
-    fn from(BlockTraining { shape, common }: BlockTraining) -> Self {
-        let mut keys = given_keys(&common);
-        keys.remove("num_steps");
-        keys.extend(given_keys(&shape));
-        keys
+    fn step_weight(&self) -> f64 {
+        self.step_weight
     }
-}
 
-/// Returns settings as keys, without those that have no value.
-fn given_keys(settings: &impl Serialize) -> Map<String, Value> {
-    let keys = json!(settings).as_object().cloned().unwrap_or_default();
-    let given = keys.into_iter().filter(|(_, value)| !value.is_null());
-    let tables = given.map(|(name, value)| match value.is_object() {
-        true => (name, given_keys(&value).into()),
-        false => (name, value),
-    });
-    tables.collect()
-}
-
-impl BlockTraining {
-    /// Checks every setting's range. It does not check that the target has the layers.
-    ///
-    /// # Errors
-    /// [`TrainError::Setting`] with the first key that is out of range.
-    pub fn validate(&self) -> Result<(), TrainError> {
-        let BlockShape { num_layers, block_size, layers, .. } = &self.shape;
-        let invalid =
-            |key, value, expected| Err(TrainError::setting("block", key, value, expected));
-        if !(1..=64).contains(num_layers) {
-            return invalid("num_layers", num_layers.to_string(), "1 to 64");
-        }
-        if !(1..=crate::MAX_STEPS).contains(block_size) {
-            return invalid("block_size", block_size.to_string(), "1 to 8");
-        }
+    fn check(&self, _common: &LessonSettings) -> Result<(), TrainError> {
+        let (section, layers) = (BlockDrafter::KIND, self.layers.as_ref());
+        check_numbers(
+            section,
+            &[
+                ("num_layers", self.num_layers as f64, Range::Within(1.0, 64.0, "1 to 64")),
+                ("block_size", self.block_size as f64, STEPS),
+                ("step_weight", self.step_weight, STEP_WEIGHT),
+            ],
+        )?;
         let rise =
             |layers: &Vec<usize>| !layers.is_empty() && layers.is_sorted_by(|one, next| one < next);
-        if let Some(layers) = layers.as_ref().filter(|layers| !rise(layers)) {
-            return invalid("layers", format!("{layers:?}"), "numbers that rise");
-        }
-        self.common.validate()
+        layers.filter(|layers| !rise(layers)).map_or(Ok(()), |layers| {
+            let value = format!("{layers:?}");
+            Err(TrainError::setting(section, "layers", value, "numbers that rise"))
+        })
     }
 
-    /// Checks that a target of `num_layers` layers has the layers that the drafter reads.
-    ///
-    /// # Errors
-    /// [`TrainError::Setting`] if the target lacks one of them.
-    pub fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
-        match &self.shape.layers {
-            Some(layers) if layers.iter().any(|layer| !(1..=num_layers).contains(layer)) => {
-                let expected = "numbers from 1 to the target's number of layers";
-                Err(TrainError::setting("block", "layers", format!("{layers:?}"), expected))
-            }
-            _ => Ok(()),
-        }
-    }
-
-    /// Returns the layers of a target of `num_layers` whose hidden states the drafter reads, each as
-    /// the number of layers before the state.
-    pub fn layers_of(&self, num_layers: usize) -> Vec<usize> {
+    fn layers(&self, num_layers: usize) -> Vec<usize> {
         let default = || BlockDrafterConfig::default_layers(3, num_layers);
-        let mut layers = self.shape.layers.clone().unwrap_or_else(default);
+        let mut layers = self.layers.clone().unwrap_or_else(default);
         layers.dedup();
         layers
     }
-}
 
-impl StateTraining for BlockTraining {
-    type Network = BlockDrafter;
-    type Config = BlockDrafterConfig;
-
-    fn common(&self) -> &Eagle3Training {
-        &self.common
-    }
-
-    fn config(&self, target: &CausalLm) -> Result<BlockDrafterConfig, TrainError> {
-        self.validate()?;
-        let BlockShape { num_layers, block_size, markov_rank, mask_token_id, .. } = &self.shape;
+    fn config(
+        &self,
+        target: &CausalLm,
+        vocabulary: Option<&DraftVocabulary>,
+    ) -> Result<BlockDrafterConfig, TrainError> {
         let shape = target.shape();
-        self.check_layers(shape.num_layers)?;
-        let mask = mask_token_id.unwrap_or(shape.vocab_size as u32 - 1);
+        let mask = self.mask_token_id.unwrap_or(shape.vocab_size as u32 - 1);
         if mask as usize >= shape.vocab_size {
             let expected = "a token of the target's vocabulary";
             return Err(TrainError::setting("block", "mask_token_id", mask, expected));
         }
-        Ok(BlockDrafterConfig {
-            target_layers: self.layers_of(shape.num_layers),
-            block_size: *block_size,
-            markov_rank: *markov_rank,
-            dtype: target.stored_dtype(),
-            ..BlockDrafterConfig::new(target.config(), *num_layers, mask)
-        })
-    }
-
-    fn layers(config: &BlockDrafterConfig) -> Vec<usize> {
-        config.target_layers.clone()
+        Ok(BlockDrafterConfig::new(target.config(), self.num_layers, mask).with(|it| {
+            it.target_layers = self.layers(shape.num_layers);
+            it.block_size = self.block_size;
+            it.markov_rank = self.markov_rank;
+            it.dtype = target.stored_dtype();
+            it.draft_vocabulary = vocabulary.cloned();
+        }))
     }
 
     fn network(
         &self,
-        config: &mut BlockDrafterConfig,
-        vocabulary: Option<&DraftVocabulary>,
+        config: &BlockDrafterConfig,
+        initial: InitialWeights,
         target: &CausalLm,
         seed: u64,
     ) -> BlockDrafter {
-        config.draft_vocabulary = vocabulary.cloned();
         let mut draws = SeededDraws::new(seed, &["block"]);
         let device = target.device().autodiff();
-        let drawn = config.init_from(target, &device, || draws.uniform());
-        match self.common.initial {
+        let drawn = config.init_for(target, &device, || draws.uniform());
+        match initial {
             InitialWeights::Random => drawn,
             InitialWeights::Target => drawn.with_weights_of(target),
         }
+    }
+
+    /// Returns the settings without the shape, which the drafter's configuration has.
+    fn record(training: &BlockTraining) -> Value {
+        let (num_steps, step_weight) = (training.block_size, training.step_weight);
+        let mut record = json!({ "num_steps": num_steps, "step_weight": step_weight });
+        if let (Some(record), Value::Object(common)) =
+            (record.as_object_mut(), json!(training.common))
+        {
+            record.extend(common);
+        }
+        record
     }
 }
 
@@ -187,9 +146,9 @@ mod tests {
     use draftsmith_model::StateNetwork;
 
     use super::*;
-    use crate::eagle3::train_state_drafters;
     use crate::run::optimizer::OptimizerSettings;
     use crate::run::{Ending, TrainingRun};
+    use crate::self_draft::train_self_drafts;
     use crate::tests::pair::{patterned, random_model};
 
     fn quick(keys: Value) -> BlockTraining {
@@ -208,11 +167,11 @@ mod tests {
         let keys =
             json!({ "block_size": 3, "markov_rank": 4, "layers": [1, 2], "step_weight": 0.5 });
         let training: BlockTraining = serde_json::from_value(keys).expect("settings");
-        assert_eq!((training.common.num_steps, training.common.step_weight), (3, 0.5));
-        let written = serde_json::to_value(&training).expect("JSON");
-        assert!(written.get("num_steps").is_none() && written["block_size"] == 3, "{written}");
-        assert!(toml::Table::try_from(&training).is_ok(), "no key is null");
-        let read: BlockTraining = serde_json::from_value(written).expect("settings");
+        assert_eq!((training.block_size, training.step_weight), (3, 0.5));
+        let written = toml::Table::try_from(&training).expect("no key is null");
+        assert!(written.get("num_steps").is_none(), "{written}");
+        assert_eq!(written["block_size"], 3.into());
+        let read: BlockTraining = written.try_into().expect("settings");
         assert_eq!(read, training);
         for (keys, named) in
             [(json!({ "num_steps": 3 }), "block_size"), (json!({ "ranks": 3 }), "ranks")]
@@ -230,7 +189,7 @@ mod tests {
         let train = |trainings: &[BlockTraining]| {
             let dir = tempfile::tempdir().expect("a directory");
             let run = TrainingRun::new(dir.path(), "");
-            match train_state_drafters(&target, &rows, trainings, 3, run).expect("it trains") {
+            match train_self_drafts(&target, &rows, trainings, 3, run).expect("it trains") {
                 Ending::Finished(trained) => trained,
                 Ending::Stopped { .. } => panic!("nothing stops it"),
             }
@@ -243,7 +202,7 @@ mod tests {
         for (training, together) in trainings.iter().zip(&together) {
             let alone = train(std::slice::from_ref(training)).remove(0);
             assert_eq!(alone.scores, together.scores);
-            let BlockShape { block_size, markov_rank, .. } = training.shape;
+            let BlockShape { block_size, markov_rank, .. } = training.own;
             assert_eq!(together.scores.agreement.as_slice().len(), block_size);
             assert!(together.scores.accepted_length > 0.2, "{:?}", together.scores);
             assert_eq!(together.model.more_head().is_some(), markov_rank > 0);

@@ -618,13 +618,12 @@ mod tests {
     #[test]
     fn a_head_of_a_drafter_learns_what_its_place_does_not_tell() {
         let target = random_model(3, 16, 64);
-        let config = BlockDrafterConfig {
-            target_layers: vec![1, 3],
-            block_size: 3,
-            ..BlockDrafterConfig::new(target.config(), 1, VOCAB_SIZE - 1)
-        };
+        let config = BlockDrafterConfig::new(target.config(), 1, VOCAB_SIZE - 1).with(|it| {
+            it.target_layers = vec![1, 3];
+            it.block_size = 3;
+        });
         let mut draws = SeededDraws::new(8, &["confidence"]);
-        let drafter = config.init_from(&target, &Device::flex(), || draws.uniform());
+        let drafter = config.init_for(&target, &Device::flex(), || draws.uniform());
         let dir = tempfile::tempdir().expect("a directory");
         drafter.write_dir(dir.path(), &config).expect("written");
         let (config, drafter) =

@@ -145,7 +145,7 @@ pub enum TrainError {
 
 impl TrainError {
     /// Builds the error for a setting that is out of range.
-    pub(crate) fn setting(
+    pub fn setting(
         section: Section,
         key: &'static str,
         value: impl std::fmt::Display,

@@ -8,24 +8,25 @@
 pub(crate) mod batches;
 pub(crate) mod distillation;
 pub(crate) mod rows;
+pub(crate) mod settings;
 pub(crate) mod stored;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{CausalLm, DraftVocabulary, Lengths, WeightDtype};
+use draftsmith_model::{CausalLm, DraftVocabulary, Lengths};
 use serde::{Deserialize, Serialize};
 
 use self::batches::{FrozenTarget, LessonSource};
 use self::rows::LessonRow;
+use self::settings::LessonSettings;
 use self::stored::StoredStates;
 use crate::data::Loaders;
 use crate::data::split::SplitRows;
 use crate::error::{Section, TrainError};
 use crate::run::devices::PerDevice;
-use crate::run::optimizer::OptimizerSettings;
-use crate::states::{FeatureDir, FeatureFormat, Features, StateFiles};
+use crate::states::{FeatureDir, Features, StateFiles};
 
 /// The teacher of a self-draft.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,34 +39,6 @@ pub enum Teaching {
     Response,
 }
 
-/// The settings that all self-drafts have for what they learn from.
-#[derive(Debug, Clone, Copy)]
-pub struct LessonSettings {
-    /// The size of the draft vocabulary; `None` for all tokens.
-    pub draft_vocabulary: Option<usize>,
-    /// The teacher.
-    pub teacher: Teaching,
-    /// The longest training sequence, in tokens.
-    pub max_len: usize,
-    /// The memory in MiB for the target's final hidden states.
-    pub cache_mib: usize,
-    /// Whether the target's hidden states are stored.
-    pub features: Features,
-    /// The format of stored hidden states.
-    pub features_format: FeatureFormat,
-    /// The type in which the frozen target and the drafter compute.
-    pub dtype: WeightDtype,
-    /// The optimizer's settings.
-    pub optimizer: OptimizerSettings,
-}
-
-impl LessonSettings {
-    /// Returns the number format in which states of servers are stored; `None` if servers give none.
-    pub fn served_format(&self) -> Option<FeatureFormat> {
-        (self.features == Features::Server).then_some(self.features_format)
-    }
-}
-
 /// The inputs that the training of a self-draft reads from the target and the rows, and the
 /// settings for reading them.
 pub(crate) struct Lessons {
@@ -75,10 +48,8 @@ pub(crate) struct Lessons {
     /// For each hidden state that the drafter reads, the number of the target's layers before it.
     pub(crate) layers: Vec<usize>,
     /// Whether the drafter reads token embeddings, each with the hidden state of the position
-    /// before.
+    /// before. If not, the target's logit soft cap also applies to its own LM head.
     pub(crate) reads_tokens: bool,
-    /// Whether the target's logit soft cap also applies to a drafter's own LM head.
-    pub(crate) caps_own_heads: bool,
     pub(crate) settings: LessonSettings,
 }
 
@@ -170,7 +141,7 @@ pub(crate) fn prepare(
     let narrowed = vocabulary.as_ref().map(|(vocabulary, _)| vocabulary);
     let targets = targets.clone().map(|target| {
         let frozen = FrozenTarget::new(target, narrowed);
-        if lessons.caps_own_heads { frozen } else { frozen.with_uncapped_students() }
+        if lessons.reads_tokens { frozen.with_uncapped_students() } else { frozen }
     });
     let width = target.shape().hidden_size;
     let all = split.training.iter().chain(&split.validation).map(AsRef::as_ref);

@@ -1,66 +1,167 @@
-//! The training of self-drafts of any kind: from lessons and learners to trained drafters.
+//! The training of self-drafts of any kind: from rows and a frozen target to trained drafters.
+//!
+//! A form of self-draft gives the settings of its own, its first weights, and the steps that it
+//! unrolls ([`StateTraining`]). Everything else is the same for all: the settings and scores, the
+//! lessons, and the learner.
+
+pub(crate) mod learner;
+pub(crate) mod scores;
+pub(crate) mod settings;
+
+use std::fmt::Debug;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{CausalLm, DraftVocabulary, VOCABULARY_COVERAGE};
-use serde::{Deserialize, Serialize};
+use draftsmith_model::{CausalLm, DraftVocabulary, StateNetwork, VOCABULARY_COVERAGE};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 
-use crate::data::TrainingBatch;
+use self::learner::StateLearner;
+use self::scores::LessonScores;
+use self::settings::SelfDraftTraining;
+use crate::data::{StepExamples, TrainingBatch};
 use crate::error::TrainError;
 use crate::lessons::batches::{LessonBatch, batches_a_step};
 use crate::lessons::distillation::{DistillationLoss, StudentStep};
+use crate::lessons::settings::{InitialWeights, LessonSettings};
 use crate::lessons::{Lessons, Sources, prepare};
 use crate::run::devices::PerDevice;
-use crate::run::member::Trainee;
+use crate::run::optimizer::OptimizerSettings;
 use crate::run::trained::{ExportConfig, Trained};
 use crate::run::{Ending, Setup, TrainingRun};
 
-/// The source of a drafter's initial weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum InitialWeights {
-    /// Random weights: linear layers uniform within ±1/√inputs (torch's default), and norms of
-    /// ones.
-    Random,
-    /// The weights of the target: for an adapter, of the layer after the exit (the first that
-    /// drafting skips) and of the final norm. Biases are left out, and the MLP of `mlp-only` is
-    /// random.
-    Target,
+/// The settings that only one form of self-draft has, and what its training needs.
+pub trait StateTraining:
+    Clone + Debug + Default + PartialEq + Serialize + DeserializeOwned + Send + Sync + 'static
+{
+    /// The network.
+    type Network: StateNetwork;
+    /// The network's `config.json`.
+    type Config: ExportConfig<Self::Network>;
+    /// The scores on held-out responses.
+    type Scores: LessonScores + Debug + Copy + Send + Sync + Serialize + DeserializeOwned;
+
+    /// The name of the drafters, for listeners.
+    const LABEL: &'static str = Self::Network::KIND;
+    /// The defaults of the optimizer.
+    const OPTIMIZER: OptimizerSettings = OptimizerSettings::EAGLE3;
+    /// Whether the drafter reads token embeddings, each with the hidden state of the position before.
+    /// The LM head of a drafter that does not read them has the target's soft cap.
+    const READS_TOKENS: bool = true;
+
+    /// Returns the number of unrolled steps.
+    fn num_steps(&self) -> usize {
+        1
+    }
+
+    /// Returns the weight of each step's loss relative to that of the previous step.
+    fn step_weight(&self) -> f64 {
+        1.0
+    }
+
+    /// Checks the range of every setting, beside those that all self-drafts have.
+    ///
+    /// # Errors
+    /// [`TrainError::Setting`] with the first key that is out of range.
+    fn check(&self, common: &LessonSettings) -> Result<(), TrainError>;
+
+    /// Checks that a target of `num_layers` layers has the layers that the drafter reads.
+    ///
+    /// # Errors
+    /// If the target lacks one of them.
+    fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
+        let layers = self.layers(num_layers);
+        match layers.iter().all(|layer| (1..=num_layers).contains(layer)) {
+            true => Ok(()),
+            false => {
+                let expected = "numbers from 1 to the target's number of layers";
+                let (section, value) = (Self::Network::KIND, format!("{layers:?}"));
+                Err(TrainError::setting(section, "layers", value, expected))
+            }
+        }
+    }
+
+    /// Lists the hidden states that the drafter reads, each as the number of the layers before it, for
+    /// a target of `num_layers` layers.
+    fn layers(&self, num_layers: usize) -> Vec<usize>;
+
+    /// Describes the network to train for a target that has its layers.
+    ///
+    /// # Errors
+    /// If the settings do not suit the target.
+    fn config(
+        &self,
+        target: &CausalLm,
+        vocabulary: Option<&DraftVocabulary>,
+    ) -> Result<Self::Config, TrainError>;
+
+    /// Builds the network before training, on the target's device with autodiff.
+    fn network(
+        &self,
+        config: &Self::Config,
+        initial: InitialWeights,
+        target: &CausalLm,
+        seed: u64,
+    ) -> Self::Network;
+
+    /// Returns the settings to record, as an object.
+    fn record(training: &SelfDraftTraining<Self>) -> Value {
+        json!(training)
+    }
 }
 
-/// A drafter before its training.
-pub(crate) struct Pupil<L, C> {
-    /// The name of its directory within the training's directory.
-    pub(crate) name: String,
-    pub(crate) learner: L,
-    pub(crate) config: C,
-    /// The settings to record, as an object.
-    pub(crate) settings: Value,
-}
-
-/// The drafters of a training, with their scores.
-pub(crate) type TrainedPupils<L, C> = Vec<Trained<<L as Trainee>::Part, C, <L as Trainee>::Scores>>;
+/// A trained self-draft, with settings of the form `S`.
+pub type TrainedState<S> = Trained<
+    <S as StateTraining>::Network,
+    <S as StateTraining>::Config,
+    <S as StateTraining>::Scores,
+>;
 
 /// The settings that are keys of a drafter's own configuration, so that its record lacks them.
 const IN_CONFIG: [&str; 3] = ["exit_layer", "architecture", "layers"];
 
-/// Trains the drafters that `pupils` builds for a draft vocabulary, on the target's device and
-/// `run.more_devices`. All share the target's forwards.
-pub(crate) fn train_pupils<L, C>(
+/// Trains a drafter for each of `trainings`, on the target's device and `run.more_devices`. All
+/// drafters share the target's forwards. Each ends with the same bits as if it were trained alone.
+///
+/// Step k of the unrolled drafter predicts the k-th token of a draft from every position of the
+/// responses, given the response's tokens before it. The step's loss compares
+/// softmax(head(norm(o))), where o is the drafter's output, with the target's distribution over the
+/// draft vocabulary. Its weight is `step_weight` to the power of k (Li et al. 2025, section 3.2).
+/// Training keeps the epoch with the largest accepted length on held-out responses.
+///
+/// An adapter A has one step, and learns that softmax(head(A(h_ℓ))) = softmax(head(h)) (Kangaroo,
+/// §3.1). Here h_ℓ is the target's hidden state after ℓ layers, h is its hidden state after the final
+/// norm, and head is its LM head. Training keeps the epoch with the smallest loss.
+///
+/// The loss covers the positions that predict a token of the response. The target is frozen; rows
+/// need no draft columns. Rows are split by a hash of their conversation's id, and shuffled as a
+/// function of `seed` and the epoch. The same arguments give the same drafters, bit for bit, on the
+/// same CPU build.
+///
+/// The run owns `run.checkpoint_dir`: the state in `checkpoint/`, and `metrics.jsonl` with one line
+/// per step. If there are several drafters, their logs are in directories named `drafter-1/` and so
+/// on. A run resumes from a state with its fingerprint, with the same result as without an
+/// interruption, and removes any other state. When `run` is stopped, it saves its state after the
+/// current step and returns the best drafters so far. The state remains at the end until
+/// [`discard`](crate::discard), because the caller has yet to save the drafters.
+///
+/// # Errors
+/// If a setting is out of range, the target lacks a layer, a row is invalid, either side of the split
+/// has no response, a loss or prediction is not finite, or a file cannot be written.
+///
+/// # Panics
+/// If `trainings` is empty, or two do not [share a pass](SelfDraftTraining::shares_pass_with).
+pub fn train_self_drafts<S: StateTraining>(
     target: &CausalLm,
     rows: &[ResponseRow],
-    lessons: &Lessons,
-    pupils: impl FnOnce(Option<&DraftVocabulary>) -> Vec<Pupil<L, C>>,
+    trainings: &[SelfDraftTraining<S>],
     seed: u64,
     run: TrainingRun<'_>,
-) -> Result<Ending<TrainedPupils<L, C>>, TrainError>
-where
-    L: Trainee<Content = LessonBatch>,
-    C: ExportConfig<L::Part>,
-{
+) -> Result<Ending<Vec<TrainedState<S>>>, TrainError> {
+    let lessons = lessons_of(target, trainings)?;
     let settings = &lessons.settings;
     // The target has no autodiff on any device, because hidden states are constants.
     let frozen = target.valid().to_dtype(settings.dtype);
@@ -68,17 +169,23 @@ where
     let targets = PerDevice::frozen(frozen, more)?;
     let place = run.feature_dir();
     let Sources { loaders, vocabulary, stored } =
-        prepare(&targets, rows, lessons, seed, Some(&place))?;
+        prepare(&targets, rows, &lessons, seed, Some(&place))?;
     let (vocabulary, coverage) = vocabulary.unzip();
     let devices = PerDevice::trained(targets.first().device(), more)?;
     let optimizer = settings.optimizer.of_width(target.shape().hidden_size);
-    let setup = Setup { loaders, devices, optimizer, label: lessons.label };
     let (mut learners, mut exports) = (Vec::new(), Vec::new());
-    for Pupil { name, learner, config, mut settings } in pupils(vocabulary.as_ref()) {
+    for (nth, one) in trainings.iter().enumerate() {
+        let config = one.config(target, vocabulary.as_ref())?;
+        let drafter = one.network(&config, one.common.initial, target, seed);
+        let place_of = |layer: usize| lessons.layers.binary_search(&layer).ok();
+        let states = one.layers(target.shape().num_layers).into_iter().filter_map(place_of);
+        let learner = StateLearner { drafter, states: states.collect(), training: one.clone() };
+        learners.push((format!("drafter-{}", nth + 1), learner));
+        let mut settings = S::record(one);
         settings["optimizer"] = json!(optimizer);
-        learners.push((name, learner));
         exports.push((config, settings));
     }
+    let setup = Setup { loaders, devices, optimizer, label: lessons.label };
     let trained = run.train(setup, learners, |nth, part, outcome| {
         let (config, settings) = &exports[nth];
         let mut trained = Trained::new((part, config.clone()), outcome);
@@ -92,6 +199,60 @@ where
     let Some(stored) = stored else { return trained };
     stored.problems().into_iter().for_each(place.notify);
     trained.map_err(|error| stored.cause_of(error))
+}
+
+/// Checks trainings that share a pass, and plans their lessons.
+fn lessons_of<S: StateTraining>(
+    target: &CausalLm,
+    trainings: &[SelfDraftTraining<S>],
+) -> Result<Lessons, TrainError> {
+    let first = trainings.first().expect("there is a training");
+    assert!(trainings.iter().all(|one| one.shares_pass_with(first)), "they share a pass");
+    let num_layers = target.shape().num_layers;
+    for one in trainings {
+        one.validate()?;
+        one.check_layers(num_layers)?;
+        one.config(target, None)?;
+    }
+    let mut layers: Vec<usize> = trainings.iter().flat_map(|one| one.layers(num_layers)).collect();
+    layers.sort_unstable();
+    layers.dedup();
+    Ok(Lessons {
+        section: S::Network::KIND,
+        label: S::LABEL,
+        layers,
+        reads_tokens: S::READS_TOKENS,
+        settings: first.common,
+    })
+}
+
+/// Returns the examples that [`train_self_drafts`] uses in every training step and in validation.
+///
+/// # Errors
+/// As [`train_self_drafts`] before training begins.
+pub fn self_draft_examples<S: StateTraining>(
+    target: &CausalLm,
+    rows: &[ResponseRow],
+    training: &SelfDraftTraining<S>,
+    seed: u64,
+) -> Result<Vec<StepExamples>, TrainError> {
+    let lessons = lessons_of(target, std::slice::from_ref(training))?;
+    Ok(prepare(&target.valid().into(), rows, &lessons, seed, None)?.loaders.examples())
+}
+
+/// Returns the network of [`train_self_drafts`] before training, on the target's device.
+///
+/// # Errors
+/// If the target lacks a layer.
+pub fn first_self_draft<S: StateTraining>(
+    target: &CausalLm,
+    training: &SelfDraftTraining<S>,
+    seed: u64,
+) -> Result<(S::Config, S::Network), TrainError> {
+    training.check_layers(target.shape().num_layers)?;
+    let config = training.config(target, None)?;
+    let first = training.network(&config, training.common.initial, target, seed).valid();
+    Ok((config, first))
 }
 
 /// Computes the loss Σₖ wᵏ · (sum of the token losses of step k) / (number of tokens in the first

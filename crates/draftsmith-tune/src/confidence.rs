@@ -4,11 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use draftsmith_files::write_whole;
-use draftsmith_model::BlockDrafterConfig;
+use draftsmith_model::{BlockDrafterConfig, BlockForm};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::built_data;
-use draftsmith_recipe::kinds::block::read_network;
 use draftsmith_recipe::kinds::loaded::check_known;
+use draftsmith_recipe::kinds::self_draft::read_network;
 use draftsmith_recipe::out_dir::OutDir;
 use draftsmith_recipe::watch::{Interrupted, Watch};
 use draftsmith_recipe::workspace::Workspace;
@@ -123,7 +123,7 @@ pub fn train_confidence_head(
     let dir = OutDir::begin(out)?;
     let models = &workspace.models;
     let data = built_data(recipe, workspace, models.target_shape()?.vocab_size)?;
-    let (config, drafter) = read_network(&recipe.loading(id, workspace))
+    let (config, drafter) = read_network::<BlockForm>(&recipe.loading(id, workspace))
         .with_context(|| format!("cannot read the drafter `{id}`"))?;
     watch.note(format!("attach-head: the rounds of `{id}` along {} responses", data.rows.len()));
     let frozen = FrozenBlock {

@@ -4,7 +4,7 @@
 use std::error::Error;
 
 use draftsmith::data::{Prompts, Provenance, read_shard, write_shard};
-use draftsmith::train::{AdapterTraining, InitialWeights, TrainingRun, train_adapters};
+use draftsmith::train::{AdapterTraining, TrainingRun, train_self_drafts};
 use draftsmith::{Device, Drafter, Generator, Model};
 
 const ROOT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
@@ -23,10 +23,10 @@ pub(crate) fn main() -> Result<(), Box<dyn Error>> {
 
     let (rows, _) = read_shard(&file, Some(target.network().shape().vocab_size))?;
     let (state, adapter) = (dir.path().join("state"), dir.path().join("adapter"));
-    let mut training = AdapterTraining { initial: InitialWeights::Target, ..Default::default() };
-    (training.optimizer.learning_rate, training.optimizer.num_epochs) = (Some(1e-3), 3);
+    let mut training = AdapterTraining::default();
+    training.common.optimizer.num_epochs = 3;
     let run = TrainingRun::new(&state, "40 answers");
-    let trained = train_adapters(target.network(), &rows, &training, 0, run)?.best();
+    let trained = train_self_drafts(target.network(), &rows, &[training], 0, run)?.best();
     let mut trained = trained.and_then(|mut all| all.pop()).ok_or("training was stopped")?;
     println!("{:.0} % of tokens agree", 100.0 * trained.scores.agreement);
     trained.config.target_hash = Some(target_hash);

@@ -40,12 +40,11 @@ fn head(draft: &Model, change: impl FnOnce(&mut AcceptanceHeadConfig)) -> TempDi
 /// Writes an adapter that exits after the target's second layer and starts with the weights of its
 /// third.
 fn adapter(target: &Model, change: impl FnOnce(&mut AdapterConfig)) -> TempDir {
-    let training = train::AdapterTraining {
-        initial: train::InitialWeights::Target,
-        architecture: draftsmith_model::AdapterArchitecture::DecoderLayer,
-        ..train::AdapterTraining::default()
-    };
-    let first = train::first_adapter(target.network(), &training, 2, 0);
+    let training = train::AdapterTraining::default().with(|it| {
+        it.common.initial = train::InitialWeights::Target;
+        it.architecture = draftsmith_model::AdapterArchitecture::DecoderLayer;
+    });
+    let first = train::first_self_draft(target.network(), &training, 0);
     let (mut config, adapter): (AdapterConfig, Adapter) = first.expect("an adapter");
     change(&mut config);
     let dir = temporary();

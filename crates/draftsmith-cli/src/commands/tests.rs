@@ -359,12 +359,11 @@ fn an_eagle3_drafter_is_trained_measured_and_read_back() {
     let mut recipe = recipe(dir.path());
     let of_draft = recipe.drafters.head_of("draft").clone();
     recipe.drafters.keep(&["exit2"]);
-    let training = Eagle3Training {
-        num_steps: 3,
-        draft_vocabulary: Some(300),
-        optimizer: recipe.drafters.adapter_of("exit2").optimizer,
-        ..Eagle3Training::default()
-    };
+    let training = Eagle3Training::default().with(|it| {
+        it.num_steps = 3;
+        it.common.draft_vocabulary = Some(300);
+        it.common.optimizer = recipe.drafters.adapter_of("exit2").common.optimizer;
+    });
     recipe.drafters.keep(&[]);
     let id = DrafterId::named("eagle");
     let kind = Arc::new(Eagle3Kind(Origin::Training(Box::new(training))));
@@ -466,7 +465,8 @@ fn stale_rollouts_are_refused(recipe: Recipe, files: &[RecordedFile]) {
     refused(&longer, draft, &["`max_length` = 8", again]);
     let fewer = changed(|r| r.tune.as_mut().expect("a section").num_prompts = Some(1));
     refused(&fewer, draft, &["`limit` = 2", again]);
-    let share = changed(|r| r.drafters.adapter_of("exit2").optimizer.validation_fraction = 0.1);
+    let share =
+        changed(|r| r.drafters.adapter_of("exit2").common.optimizer.validation_fraction = 0.1);
     refused(&share, draft, &["`prompts[0]` = ", again]);
     let cooler = changed(|r| r.evaluate.as_mut().expect("a section").temperature = 0.5);
     refused(&cooler, draft, &["`temperature` = 1.0", again]);

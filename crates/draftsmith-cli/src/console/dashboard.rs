@@ -1,12 +1,11 @@
 //! burn-train's dashboard: when to show it, and how to restore the terminal afterwards.
 //!
 //! The dashboard draws on stdout and reads keys on a separate thread. The key `q` offers to stop
-//! the training, as Ctrl-C does elsewhere, or to kill it. To kill, burn-train panics, which we
-//! treat as a second Ctrl-C. In raw mode Ctrl-C is a key that burn-train ignores, so we turn it
-//! into an interrupt again.
+//! the training, as Ctrl-C does elsewhere, or to kill it, which the listener turns into a stop. In raw
+//! mode Ctrl-C is a key that burn-train ignores, so we turn it into an interrupt again.
 
 use std::io::{IsTerminal, stdin, stdout};
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -20,10 +19,6 @@ use crossterm::terminal::{LeaveAlternateScreen, disable_raw_mode};
 use draftsmith_train::renderer::{Dashboard, Interrupter, Listener, RenderingListener};
 
 use crate::console::Console;
-use draftsmith_recipe::watch::Interrupted;
-
-/// burn-train's panic message when the user kills the training.
-const KILLED: &str = "Killing training from user input.";
 
 /// The time between two checks whether a closing dashboard has finished.
 const TICK: Duration = Duration::from_millis(5);
@@ -58,7 +53,7 @@ pub(crate) fn is_wanted(console: &Console) -> bool {
 /// Runs `train` with the dashboard as its listener. Restores the terminal in every case.
 ///
 /// # Errors
-/// Any error of `train`, or [`Interrupted`] if the user killed the training.
+/// Any error of `train`.
 pub(crate) fn watched<T>(
     console: &Console,
     interrupter: &Interrupter,
@@ -68,23 +63,12 @@ pub(crate) fn watched<T>(
     is_taken.store(true, Ordering::SeqCst);
     let mut dashboard = Dashboard::new(interrupter.clone(), None);
     keys::restore_interrupt();
-    // After a panic, the training's state is not used any more.
-    let outcome = catch_unwind(AssertUnwindSafe(move || {
-        let trained = train(Box::new(RenderingListener::new(&mut dashboard)));
-        end(dashboard);
-        trained
-    }));
+    let trained = train(Box::new(RenderingListener::new(&mut dashboard, interrupter.clone())));
+    end(dashboard);
     is_taken.store(false, Ordering::SeqCst);
-    let panic = match outcome {
-        Ok(done) => return done,
-        Err(panic) => panic,
-    };
-    // burn-train's panic hook restores everything except the cursor.
+    // A dashboard that panicked restores everything except the cursor.
     let _ = execute!(stdout(), Show);
-    match panic.downcast_ref::<&str>() {
-        Some(&KILLED) => Err(Interrupted.into()),
-        _ => resume_unwind(panic),
-    }
+    trained
 }
 
 /// Drops the dashboard of a finished training. If the terminal was closed, we do not wait for the

@@ -69,16 +69,15 @@ impl Models {
             eos_token_ids: vec![1],
         };
         let config = ModelConfig::llama(shape, 64);
-        let drafter = BlockDrafterConfig {
-            target_layers: vec![5, 0, 2],
-            block_size: BLOCK_SIZE,
-            is_anchor_first: form.is_anchor_first,
-            is_causal: form.is_causal,
-            markov_rank: form.markov_rank,
-            confidence: ConfidenceHead::OfRowAndToken,
-            draft_vocabulary: form.draft_vocabulary.map(DraftVocabulary::new),
-            ..BlockDrafterConfig::new(&config, 2, 0)
-        };
+        let drafter = BlockDrafterConfig::new(&config, 2, 0).with(|it| {
+            it.target_layers = vec![5, 0, 2];
+            it.block_size = BLOCK_SIZE;
+            it.is_anchor_first = form.is_anchor_first;
+            it.is_causal = form.is_causal;
+            it.markov_rank = form.markov_rank;
+            it.confidence = ConfidenceHead::OfRowAndToken;
+            it.draft_vocabulary = form.draft_vocabulary.map(DraftVocabulary::new);
+        });
         let dir = format!("draftsmith-block-{seed}-{}", std::process::id());
         let dir = std::env::temp_dir().join(dir);
         std::fs::create_dir_all(&dir).expect("created");

@@ -153,7 +153,8 @@ impl Networks {
             },
         );
         let eagle = |name: &'static str| {
-            let own = Eagle3Config { target_layers: [0, 2, 4], ..Eagle3Config::new(&of_target) };
+            let own =
+                Eagle3Config { target_layers: vec![0, 2, 4], ..Eagle3Config::new(&of_target) };
             let read =
                 |dir: &Path| Eagle3::from_dir(dir, &of_target.shape, WeightDtype::F32, device);
             from_files(
@@ -170,15 +171,14 @@ impl Networks {
             head: head("other"),
         };
         let block = |name: &str, is_ours: bool| {
-            let own = BlockDrafterConfig {
-                block_size: 3,
-                is_anchor_first: is_ours,
-                is_causal: is_ours,
-                markov_rank: if is_ours { 2 } else { 0 },
-                confidence: ConfidenceHead::OfRowAndToken,
-                target_layers: vec![1, 4],
-                ..BlockDrafterConfig::new(&of_target, 2, 0)
-            };
+            let own = BlockDrafterConfig::new(&of_target, 2, 0).with(|it| {
+                it.block_size = 3;
+                it.is_anchor_first = is_ours;
+                it.is_causal = is_ours;
+                it.markov_rank = if is_ours { 2 } else { 0 };
+                it.confidence = ConfidenceHead::OfRowAndToken;
+                it.target_layers = vec![1, 4];
+            });
             let read = |dir: &Path| {
                 BlockDrafter::from_dir(dir, &of_target.shape, WeightDtype::F32, device)
             };

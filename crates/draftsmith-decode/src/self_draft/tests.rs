@@ -54,7 +54,7 @@ fn config_of(
     exit_layer: usize,
 ) -> AdapterConfig {
     let config = AdapterConfig::new(target.config(), exit_layer).expect("a valid exit layer");
-    AdapterConfig { architecture, ..config }
+    config.with(|it| it.architecture = architecture)
 }
 
 /// Writes an adapter with random weights and reads it from files like a trained one. With matrices near zero it

@@ -6,8 +6,7 @@ use std::ops::ControlFlow;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::vectors::values;
 use draftsmith_model::{
-    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, ModelConfig, ModelShape, NUM_TARGET_STATES,
-    Rows, WeightDtype,
+    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, ModelConfig, ModelShape, Rows, WeightDtype,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, MaxGramConfig, Sampling,
@@ -35,7 +34,7 @@ const CAPACITY: usize = 64;
 struct Models {
     target: CausalLm,
     drafter: Eagle3,
-    layers: [usize; NUM_TARGET_STATES],
+    layers: Vec<usize>,
 }
 
 /// How a drafter differs from the default.
@@ -81,7 +80,7 @@ impl Models {
             64,
         );
         let mut of_drafter = Eagle3Config::new(&config);
-        of_drafter.target_layers = [0, 2, 5];
+        of_drafter.target_layers = vec![0, 2, 5];
         of_drafter.draft_vocabulary = form.draft_vocabulary.map(DraftVocabulary::new);
         of_drafter.norm_before_residual = form.norm_before_residual;
         of_drafter.norm_output = form.norm_output;
@@ -111,7 +110,7 @@ impl Models {
         let packed_target = CausalLm::from_model_dir(&of_target, &device).expect("reads");
         std::fs::remove_dir_all(&dir).expect("removed");
         [
-            Self { target, drafter: packed.to_tensors(&of_drafter), layers },
+            Self { target, drafter: packed.to_tensors(), layers: layers.clone() },
             Self { target: packed_target, drafter: packed, layers },
         ]
     }

@@ -3,9 +3,13 @@
 
 use std::path::Path;
 
-use super::{Adapter, AdapterArchitecture, AdapterConfig};
+use burn::tensor::{Device, FloatDType};
+
+use super::{Adapter, AdapterArchitecture, AdapterConfig, AdapterForm};
 use crate::config::{Architecture, ModelConfig};
+use crate::decoder::source::CheckpointSource;
 use crate::error::ModelError;
+use crate::self_draft::DraftForm;
 use crate::spec::{RopeConfig, RopeScaling};
 use crate::weights::{WeightDtype, WeightReader, write_json, write_torch};
 
@@ -77,7 +81,12 @@ impl Adapter {
         model.shape.num_layers = exit_layer + 1;
         let config = AdapterConfig::new(&model, exit_layer)?;
         config.check_kangaroo()?;
-        let adapter = config.take(WeightReader::open_dir(from)?.without_prefix(MODULE))?;
+        let mut reader = WeightReader::open_dir(from)?.without_prefix(MODULE);
+        let device = &Device::flex();
+        let mut source = CheckpointSource { reader: &mut reader, device, dtype: FloatDType::F32 };
+        let adapter = config.build(&mut source)?;
+        reader.ignore(|name| AdapterForm::is_beside(&config, &from.into(), name));
+        reader.finish()?;
         adapter.write_dir(to, &config)?;
         Ok((config, named_theta.filter(|theta| *theta != KANGAROO_ROPE_THETA)))
     }

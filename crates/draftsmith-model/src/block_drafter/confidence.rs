@@ -33,7 +33,7 @@ impl BlockDrafter {
     #[must_use]
     pub fn as_dspark(self, config: &BlockDrafterConfig) -> (Self, BlockDrafterConfig) {
         let mut config = config.clone();
-        let device = self.fc.weight.val().device();
+        let device = self.stack.device();
         let mut markov = self.markov;
         if config.markov_rank == 0 {
             config.markov_rank = 1;
@@ -62,7 +62,7 @@ impl BlockDrafter {
         config: &BlockDrafterConfig,
         weights: &ConfidenceWeights,
     ) -> (Self, BlockDrafterConfig) {
-        let (width, device) = (config.model.shape.hidden_size, self.fc.weight.val().device());
+        let (width, device) = (config.model.shape.hidden_size, self.stack.device());
         let (mut config, rank) = (config.clone(), config.markov_rank);
         assert_eq!(weights.row.len(), width + rank, "a weight for each number that the head reads");
         let (mut markov, mut row) = (self.markov, weights.row.clone());

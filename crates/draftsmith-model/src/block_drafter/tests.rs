@@ -77,16 +77,15 @@ fn models(form: Form) -> Models {
     };
     let config = ModelConfig::llama(shape, 24);
     let target = config.init(&Device::flex());
-    let config = BlockDrafterConfig {
-        target_layers: vec![0, 2, 5],
-        block_size: 5,
-        is_anchor_first: form.is_anchor_first,
-        is_causal: form.is_causal,
-        markov_rank: form.markov_rank,
-        confidence: form.confidence,
-        draft_vocabulary: form.draft_vocabulary.map(DraftVocabulary::new),
-        ..BlockDrafterConfig::new(&config, 2, MASK)
-    };
+    let config = BlockDrafterConfig::new(&config, 2, MASK).with(|it| {
+        it.target_layers = vec![0, 2, 5];
+        it.block_size = 5;
+        it.is_anchor_first = form.is_anchor_first;
+        it.is_causal = form.is_causal;
+        it.markov_rank = form.markov_rank;
+        it.confidence = form.confidence;
+        it.draft_vocabulary = form.draft_vocabulary.map(DraftVocabulary::new);
+    });
     let dir = tempfile::tempdir().unwrap();
     config.init(&Device::flex()).write_dir(dir.path(), &config).unwrap();
     let (found, packed) = read(dir.path(), target.shape()).unwrap();
@@ -429,7 +428,7 @@ fn contexts_of_targets_of_every_family_are_read() {
     for name in FIXTURES {
         let (target, ids) = (load(name), expected(name).ids);
         let config = BlockDrafterConfig::new(target.config(), 1, 0);
-        let config = BlockDrafterConfig { markov_rank: 2, ..config };
+        let config = config.with(|it| it.markov_rank = 2);
         let dir = tempfile::tempdir().unwrap();
         config.init(&Device::flex()).write_dir(dir.path(), &config).unwrap();
         let (found, packed) = read(dir.path(), target.shape()).unwrap();
@@ -718,7 +717,7 @@ fn the_blocks_of_a_training_equal_those_of_decoding() {
             let steps = drafter.unrolled(UnrolledInputs {
                 states: of_text.clone(),
                 next_ids: next.clone(),
-                embedded: target.embed(next.clone()),
+                embedded: Some(target.embed(next.clone())),
                 begun: &begun,
                 num_steps,
                 lengths,

@@ -32,6 +32,9 @@ pub(crate) trait WeightSource {
         spec: &NormSpec,
     ) -> Result<Norm, Self::Error>;
 
+    /// Returns the rows of a table, `[outputs, inputs]` of `spec`.
+    fn table(&mut self, spec: &LinearSpec) -> Result<Param<Tensor<2>>, Self::Error>;
+
     /// Reads a packed copy of weights. `None` if the source is no checkpoint, or its weights are
     /// not for decoding on the CPU.
     fn packed<P>(
@@ -93,6 +96,12 @@ impl WeightSource for CheckpointSource<'_> {
         Ok(Norm::new(spec, weight, bias, self.device))
     }
 
+    fn table(&mut self, spec: &LinearSpec) -> Result<Param<Tensor<2>>, ModelError> {
+        let shape = [spec.outputs, spec.inputs];
+        let values = self.reader.take_finite(&format!("{}.weight", spec.name), &shape)?;
+        Ok(parameter(values, shape, self.device, self.dtype))
+    }
+
     fn packed<P>(
         &mut self,
         read: impl FnOnce(&mut Packing<'_>) -> Result<P, ModelError>,
@@ -126,6 +135,10 @@ impl<F: FnMut(&LinearSpec) -> Param<Tensor<2>>> WeightSource for RandomSource<'_
     ) -> Result<Norm, Infallible> {
         Ok(Norm::ones(spec, width, self.device))
     }
+
+    fn table(&mut self, spec: &LinearSpec) -> Result<Param<Tensor<2>>, Infallible> {
+        Ok((self.matrix)(&LinearSpec::matrix(spec.name, spec.outputs, spec.inputs)))
+    }
 }
 
 /// Collects the names and shapes of a checkpoint's tensors. Its layers have no values.
@@ -134,14 +147,23 @@ pub(crate) struct ShapeSource {
     pub(crate) shapes: Vec<(String, Vec<usize>)>,
 }
 
+impl ShapeSource {
+    /// Counts the parameters.
+    pub(crate) fn num_parameters(&self) -> usize {
+        self.shapes.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
+    }
+}
+
 impl WeightSource for ShapeSource {
     type Error = Infallible;
 
     fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, Infallible> {
         let (name, num_rows) = (spec.name_in(layer), spec.rows.num_all);
-        self.shapes.push((format!("{name}.weight"), vec![num_rows, spec.inputs]));
-        if spec.has_bias {
-            self.shapes.push((format!("{name}.bias"), vec![num_rows]));
+        let weight = (format!("{name}.weight"), vec![num_rows, spec.inputs]);
+        // Layers may share a tensor.
+        if !self.shapes.contains(&weight) {
+            self.shapes.push(weight);
+            self.shapes.extend(spec.has_bias.then(|| (format!("{name}.bias"), vec![num_rows])));
         }
         let weight = Initializer::Zeros.init([0, 0], &Device::flex());
         Ok(Linear { weight, bias: None })
@@ -159,6 +181,10 @@ impl WeightSource for ShapeSource {
         let name = norm_name(layer, name);
         self.shapes.extend(parts.iter().map(|part| (format!("{name}.{part}"), vec![width])));
         Ok(Norm::ones(spec, width, &Device::flex()))
+    }
+
+    fn table(&mut self, spec: &LinearSpec) -> Result<Param<Tensor<2>>, Infallible> {
+        Ok(self.linear("", spec)?.weight)
     }
 }
 

@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor};
 use super::attention::{Attention, Positions};
 use super::layer::DecoderLayer;
 use super::norm::Norm;
-use super::source::WeightSource;
+use super::source::{ShapeSource, WeightSource};
 use crate::config::ModelConfig;
 use crate::kv_cache::KvCache;
 use crate::rope::Reach;
@@ -34,12 +34,18 @@ pub(crate) struct StackSpec<'a> {
     pub(crate) norm: &'static str,
 }
 
-impl StackSpec<'_> {
-    /// Counts the parameters.
-    pub(crate) fn num_parameters(&self) -> usize {
-        let ModelConfig { shape, spec, .. } = self.model;
-        let layers = self.layers.iter().map(|(layer, _)| layer.num_parameters(shape));
-        layers.sum::<usize>() + spec.norm.num_parameters(shape.hidden_size)
+impl ModelConfig {
+    /// Counts the parameters; a tied LM head counts once.
+    pub fn num_parameters(&self) -> usize {
+        let Self { shape, spec, .. } = self;
+        let [mut layer, mut norm] = [ShapeSource::default(), ShapeSource::default()];
+        // Layers differ in their attention windows, not in their weights.
+        let Ok(_) = DecoderLayer::build(&spec.layer(0), shape, "", &mut layer);
+        let Ok(_) = norm.norm("", "", shape.hidden_size, &spec.norm);
+        let num_tables = if spec.tie_word_embeddings { 1 } else { 2 };
+        num_tables * shape.vocab_size * shape.hidden_size
+            + norm.num_parameters()
+            + shape.num_layers * layer.num_parameters()
     }
 }
 

@@ -13,10 +13,9 @@ use crate::fixtures::{FIXTURES, load};
 const EXIT_LAYER: usize = 1;
 
 fn adapter(target: &CausalLm) -> Adapter {
-    let config = AdapterConfig {
-        architecture: AdapterArchitecture::AttentionWithHead,
-        ..AdapterConfig::new(target.config(), EXIT_LAYER).expect("a valid exit layer")
-    };
+    let config = AdapterConfig::new(target.config(), EXIT_LAYER)
+        .expect("a valid exit layer")
+        .with(|it| it.architecture = AdapterArchitecture::AttentionWithHead);
     config.init(&Device::flex())
 }
 

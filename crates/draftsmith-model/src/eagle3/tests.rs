@@ -1,12 +1,18 @@
 //! Training reads what decoding computes.
 
 use std::ops::Range;
+use std::sync::Arc;
+
+use burn::nn::Linear;
+use burn::tensor::{Device, Int, TensorData};
 
 use super::*;
+use crate::WeightDtype;
 use crate::buckets::Lengths;
 use crate::buckets::padded_rows;
 use crate::draft_vocabulary::narrowed;
 use crate::drafter::DrafterModel;
+use crate::state_network::StateNetwork;
 use crate::weights::NamedTensor;
 use crate::weights::write_with_ids;
 
@@ -38,7 +44,10 @@ fn models_with(norm_before_residual: bool, norm_output: bool) -> (CausalLm, Eagl
     };
     let config = ModelConfig::llama(shape, 24);
     let target = config.init(&Device::flex());
-    let config = Eagle3Config { norm_before_residual, norm_output, ..Eagle3Config::new(&config) };
+    let config = Eagle3Config::new(&config).with(|it| {
+        it.norm_before_residual = norm_before_residual;
+        it.norm_output = norm_output;
+    });
     (target, config.init_from(&Device::flex(), draws(5)))
 }
 
@@ -61,7 +70,7 @@ fn unrolled_steps_equal_those_of_decoding() {
         });
         let tokens: Vec<i32> = ids.iter().chain(&ids).map(|id| *id as i32).collect();
         let tokens = Tensor::<2, Int>::from_data(TensorData::new(tokens, [2, SEQ]), &device);
-        let features = drafter.fc.forward(Tensor::cat(states.to_vec(), 2));
+        let features = part(&drafter.fc).forward(Tensor::cat(states.to_vec(), 2));
         // The first sequence has no position, the others belong to one that is longer and one that ends early.
         for (begun, lengths) in [
             ([0..0, 0..SEQ], Lengths::AsGiven),
@@ -72,7 +81,7 @@ fn unrolled_steps_equal_those_of_decoding() {
             let unrolled = drafter.unrolled(UnrolledInputs {
                 states: states.to_vec(),
                 next_ids: tokens.clone(),
-                embedded,
+                embedded: Some(embedded),
                 begun: &begun,
                 num_steps: STEPS,
                 lengths,
@@ -138,7 +147,8 @@ fn a_drafter_begins_with_what_fits_of_the_target() {
         draft_vocabulary: Some(vocabulary.clone()),
         ..Eagle3Config::new(target.config())
     };
-    let begun = drafter.clone().with_weights_of(&target, &config);
+    let config = Arc::new(config);
+    let begun = Eagle3 { config, ..drafter.clone() }.with_weights_of(&target);
     let theirs = target.layer(3).unwrap().attention.unwrap();
     let layer = |drafter: &Eagle3| drafter.stack.layers[0].attention.clone().unwrap();
     let (own, drawn) = (layer(&begun), layer(&drafter));
@@ -157,8 +167,8 @@ fn a_drafter_begins_with_what_fits_of_the_target() {
         values(begun.own_head().unwrap()),
         values(narrowed(target.lm_head_weight(), &vocabulary))
     );
-    let fc = values(begun.fc.weight.val());
-    let before = values(drafter.fc.weight.val());
+    let fc = values(part(&begun.fc).weight.val());
+    let before = values(part(&drafter.fc).weight.val());
     assert!((fc[32 * 16] - (1.0 + before[32 * 16] / 10.0)).abs() < 1e-6);
     assert!((fc[1] - before[1] / 10.0).abs() < 1e-6);
 }
@@ -177,13 +187,13 @@ fn a_heads_states_are_those_of_training() {
     let steps = drafter.unrolled(UnrolledInputs {
         states,
         next_ids: tokens.narrow(1, 1, 8),
-        embedded,
+        embedded: Some(embedded),
         begun: std::slice::from_ref(&(0..8)),
         num_steps: 4,
         lengths: Lengths::AsGiven,
     });
     let rounds = [(2, &ids[2..5]), (5, &ids[5..8])];
-    let drafter = DrafterModel::eagle3(target, drafter, LAYERS);
+    let drafter = DrafterModel::eagle3(target, drafter, LAYERS.to_vec());
     let [found, of_given] = [None, Some(given)].map(|given| {
         values(drafter.round_states(&ids, &rounds, given).into_tensor(&Device::flex()))
     });
@@ -337,7 +347,7 @@ fn forms_that_some_runtimes_lack_are_read_and_written_as_all_know_them() {
         "eagle_config": { "eagle_aux_hidden_state_layer_ids": [1, 2, 3] },
     });
     let (config, drafter) = read_changed(&Change { keys, ..NOTHING }, true).unwrap();
-    assert_eq!((config.target_layers, config.num_draft_tokens()), ([1, 2, 3], 3));
+    assert_eq!((config.target_layers.clone(), config.num_draft_tokens()), (vec![1, 2, 3], 3));
     let dir = tempfile::tempdir().unwrap();
     drafter.write_dir(dir.path(), &config).unwrap();
     let json = std::fs::read(dir.path().join("config.json")).unwrap();
@@ -346,7 +356,8 @@ fn forms_that_some_runtimes_lack_are_read_and_written_as_all_know_them() {
     assert_eq!(json["eagle_aux_hidden_state_layer_ids"], serde_json::json!([1, 2, 3]));
     assert!(json.get("eagle_config").is_none());
     // The defaults of four layers are not written.
-    let defaults = Eagle3Config { target_layers: Eagle3Config::default_layers(4), ..config };
+    let defaults =
+        Eagle3Config { target_layers: Eagle3Config::default_layers(4).to_vec(), ..config };
     drafter.write_dir(dir.path(), &defaults).unwrap();
     let json = std::fs::read_to_string(dir.path().join("config.json")).unwrap();
     assert!(!json.contains("eagle_aux_hidden_state_layer_ids"));
@@ -355,7 +366,7 @@ fn forms_that_some_runtimes_lack_are_read_and_written_as_all_know_them() {
 #[test]
 fn drafters_of_other_trainers_are_read() {
     let (target, drafter) = models(true);
-    let config = Eagle3Config { norm_before_residual: true, ..Eagle3Config::new(target.config()) };
+    let config = Eagle3Config::new(target.config()).with(|it| it.norm_before_residual = true);
     let dir = tempfile::tempdir().unwrap();
     let (path, weights) = (dir.path().join("config.json"), dir.path().join("model.safetensors"));
     drafter.write_dir(dir.path(), &config).unwrap();
@@ -401,7 +412,8 @@ fn read_in_order(target: &CausalLm, drafter: &Eagle3, ids: [u32; 3]) -> (Eagle3C
         draft_vocabulary: Some(DraftVocabulary::new(sorted)),
         ..Eagle3Config::new(target.config())
     };
-    let drafter = drafter.clone().with_weights_of(target, &config);
+    let own = Arc::new(config.clone());
+    let drafter = Eagle3 { config: own, ..drafter.clone() }.with_weights_of(target);
     let mut tensors = drafter.named(&config);
     let head = tensors.iter_mut().find(|tensor| tensor.name == "lm_head.weight").unwrap();
     let rows: Vec<Vec<f32>> = head.values.chunks_exact(16).map(<[f32]>::to_vec).collect();
@@ -433,7 +445,7 @@ fn a_draft_vocabulary_in_any_order_gives_the_same_logits() {
         assert_eq!(vocabulary.ids(), ids);
         assert_eq!([1, 2, 5].map(|id| vocabulary.contains(id)), [true; 3]);
         assert_eq!(vocabulary.number_of(ids[2]), Some(2));
-        [drafter.to_tensors(&config), drafter]
+        [drafter.to_tensors(), drafter]
             .map(|drafter| values(drafter.logits(&rows, &target).into_tensor(&Device::flex())))
     };
     let sorted = logits([1, 2, 5]);
@@ -445,7 +457,7 @@ fn a_draft_vocabulary_in_any_order_gives_the_same_logits() {
 #[test]
 fn what_other_trainers_store_beside_the_weights_is_ignored() {
     let (target, drafter) = models_with(false, true);
-    let config = Eagle3Config { norm_output: true, ..Eagle3Config::new(target.config()) };
+    let config = Eagle3Config::new(target.config()).with(|it| it.norm_output = true);
     let dir = tempfile::tempdir().unwrap();
     drafter.write_dir(dir.path(), &config).unwrap();
     let mut tensors = drafter.named(&config);
@@ -464,6 +476,6 @@ fn what_other_trainers_store_beside_the_weights_is_ignored() {
     let (found, _) = found.unwrap();
     assert!(found.norm_output, "EAGLE-3.1's key is read");
     assert_eq!(found.to_json()["norm_output"], true, "and written");
-    let files = Eagle3Files::read(dir.path(), 4).unwrap();
+    let files = DraftFiles::<Eagle3Form>::read(dir.path(), 4).unwrap();
     assert_eq!(files.faults_beside(target.shape()).len(), 0);
 }

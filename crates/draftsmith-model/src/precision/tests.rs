@@ -9,6 +9,7 @@ use crate::config::ModelConfig;
 use crate::fixtures::{FIXTURES, expected, fixture, load};
 use crate::rows::Rows;
 use crate::spec::ModelShape;
+use crate::state_network::StateNetwork;
 use crate::{
     AcceptanceHeadConfig, Adapter, AdapterConfig, CausalLm, DrafterModel, KvCache, WeightDtype,
 };

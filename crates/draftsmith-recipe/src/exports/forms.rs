@@ -10,8 +10,9 @@ pub mod vllm;
 use std::path::Path;
 
 use anyhow::Result;
-use draftsmith_model::DrafterDir;
+use draftsmith_model::{DraftConfig, DraftForm, DraftNetwork, DrafterDir};
 
+use crate::out_dir::OutDir;
 use crate::workspace::Workspace;
 
 /// A format that `export --for` can write.
@@ -50,6 +51,30 @@ pub struct Exporting<'a> {
     pub stop_threshold: Option<f64>,
     /// A function that opens the models that the export was trained for.
     pub open: &'a dyn Fn() -> Result<Workspace>,
+}
+
+impl Exporting<'_> {
+    /// Reads the self-draft, which checks that it is complete. Drops the record of its training.
+    fn self_draft<F: DraftForm>(&self) -> Result<(DraftConfig<F>, DraftNetwork<F>)> {
+        let workspace = (self.open)()?;
+        let models = &workspace.models;
+        let (shape, dtype) = (models.target_shape()?, models.dtype);
+        let (mut config, drafter) =
+            DraftNetwork::from_dir(self.source, shape, dtype, models.device())?;
+        (config.target_hash, config.training) = (None, serde_json::Map::new());
+        Ok((config, drafter))
+    }
+
+    /// Writes a self-draft.
+    fn write<F: DraftForm>(
+        &self,
+        drafter: &DraftNetwork<F>,
+        config: &DraftConfig<F>,
+    ) -> Result<()> {
+        let dir = OutDir::begin(self.out)?;
+        drafter.write_dir(dir.path(), config)?;
+        dir.finish()
+    }
 }
 
 /// A description of the output, for messages.

@@ -57,7 +57,7 @@ pub(crate) fn adapter(dir: &Path) -> Result<Value> {
     let weights = WeightReader::open_dir(dir)?;
     Ok(json!({
         "kind": "self-draft adapter",
-        "exit_layer": config.exit_layer,
+        "exit_layer": config.exit_layer(),
         "architecture": config.architecture,
         "num_layers": shape.num_layers,
         "draft_vocabulary": config.draft_vocabulary.as_ref().map(|all| all.ids().len()),

@@ -1,28 +1,19 @@
 //! The kind `block`: a drafter that proposes all candidates of a round in one forward (DFlash, DSpark).
 
 use std::path::Path;
-use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
-use draftsmith_data::ResponseRow;
-use draftsmith_decode::{BlockDraftParts, NamedParts};
-use draftsmith_model::{
-    BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, DrafterDir, ModelConfig,
-};
+use anyhow::{Result, ensure};
+use draftsmith_decode::BlockDraftParts;
+use draftsmith_model::{BlockDrafterConfig, BlockForm, ConfidenceHead, DrafterDir, ModelError};
 use draftsmith_theory::{HeadTiming, RoundForwards};
-use draftsmith_train::{
-    BlockTraining, DraftScores, Ending, LessonSettings, TrainError, TrainedExport, TrainingRun,
-    train_state_drafters,
-};
+use draftsmith_train::{BlockShape, BlockTraining};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
-use super::{
-    DrafterFiles, DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, TrainedText,
-    read_kind, settings_table, trainings_of,
-};
+use super::self_draft::{AboutDraft, SelfDraftForm, SelfDraftOrigin, over_layers, read_network};
+use super::{DrafterFiles, DrafterKind, KindDirectory, KindEntry, read_kind};
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_DSPARK, ServerFlags};
 use crate::exports::{ExportEntry, inspected};
@@ -53,9 +44,9 @@ pub struct BlockKind(pub Origin<BlockTraining>);
 /// Describes the drafter in a directory.
 fn inspect(dir: &Path) -> Result<Value> {
     let config = BlockDrafterConfig::from_dir(dir)?;
-    let BlockDrafterConfig { target_layers, block_size, is_anchor_first, is_causal, .. } = &config;
+    let BlockForm { block_size, is_anchor_first, is_causal, .. } = &config.own;
     let own = json!({
-        "layers": target_layers,
+        "layers": config.target_layers,
         "num_layers": config.model.shape.num_layers,
         "block_size": block_size,
         "num_candidates": config.num_candidates(),
@@ -71,17 +62,32 @@ fn inspect(dir: &Path) -> Result<Value> {
     inspected::state_network("block drafter", dir, &config.model, own)
 }
 
-/// Reads the network of a block drafter.
-///
-/// # Errors
-/// If the drafter has no files yet, they are invalid, or it was trained for another target.
-pub fn read_network(loading: &Loading<'_>) -> Result<(BlockDrafterConfig, BlockDrafter)> {
-    let (models, dir) = (&loading.workspace.models, loading.export_dir());
-    ENTRY.need(&dir)?;
-    let shape = models.target_shape()?;
-    let read = BlockDrafter::from_dir(&dir, shape, models.dtype, models.device())?;
-    loading.check_target(&dir, read.0.target_hash.as_deref())?;
-    Ok(read)
+impl SelfDraftForm for BlockShape {
+    fn config_in(dir: &DrafterDir, num_layers: usize) -> Result<BlockDrafterConfig, ModelError> {
+        BlockDrafterConfig::beside(dir, num_layers)
+    }
+
+    fn about(config: &BlockDrafterConfig) -> AboutDraft {
+        let (place, num_parameters) = (over_layers(&config.target_layers), config.num_parameters());
+        let description = format!(
+            "block drafter of {} layers {place}, {num_parameters} parameters, drafts {} tokens",
+            config.model.shape.num_layers,
+            config.num_draft_tokens()
+        );
+        let shape =
+            BlockDrafterConfig { target_hash: None, training: Map::new(), ..config.clone() };
+        AboutDraft {
+            files: DrafterFiles { shape: shape.to_json().to_string(), description },
+            place,
+            size: format!("{num_parameters} parameters"),
+            num_draft_tokens: config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
+            properties: vec![
+                ("layers", json!(config.target_layers)),
+                ("num_parameters", json!(num_parameters)),
+            ],
+            target_layers: config.target_layers.clone(),
+        }
+    }
 }
 
 impl DrafterKind for BlockKind {
@@ -89,8 +95,8 @@ impl DrafterKind for BlockKind {
         &ENTRY
     }
 
-    fn settings(&self) -> toml::Table {
-        settings_table(self)
+    fn origin(&self) -> Option<&dyn SelfDraftOrigin> {
+        Some(&self.0)
     }
 
     fn text(&self) -> String {
@@ -101,24 +107,17 @@ impl DrafterKind for BlockKind {
         Some(&AS_DSPARK)
     }
 
-    fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
-        let Origin::Training(training) = &self.0 else { return Ok(()) };
-        training.validate().with_context(|| format!("section `[{key}]`"))
-    }
-
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
-        let id = loading.id;
         ensure!(
             loading.head_dir()?.is_none(),
-            "the drafter `{id}` is of the kind `block`, which can have no acceptance head beside its own; hint: \
-             remove `head`"
+            "the drafter `{}` is of the kind `block`, which can have no acceptance head beside its own; hint: \
+             remove `head`",
+            loading.id
         );
         let (config, network) = read_network(loading)?;
         let size = num_read(&config);
-        let parts = Arc::new(BlockDraftParts { network, layers: config.target_layers });
-        let parts = NamedParts { id, parts };
-        let (dir, sizes) = (Some(loading.export_dir().path), vec![(id, size)]);
-        Ok(LoadedDrafter { parts, head: None, dir, rule_dir: None, sizes })
+        let parts = BlockDraftParts { network, layers: config.target_layers };
+        Ok(LoadedDrafter::of_self_draft(loading, parts, None, size))
     }
 
     fn round_forwards(&self) -> RoundForwards {
@@ -130,26 +129,6 @@ impl DrafterKind for BlockKind {
         (config.confidence != ConfidenceHead::Absent).then_some(HeadTiming::BeforeDraw)
     }
 
-    fn path(&self) -> Option<&DrafterDir> {
-        self.0.path()
-    }
-
-    fn training(&self) -> Option<&dyn KindTraining> {
-        self.0.training().map(|training| training as _)
-    }
-
-    /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers.
-    fn num_first_layers(&self) -> usize {
-        usize::MAX
-    }
-
-    fn state_layers(&self, target: &ModelConfig) -> Result<Vec<usize>> {
-        Ok(match &self.0 {
-            Origin::Training(training) => training.layers_of(target.shape.num_layers),
-            Origin::Path(path) => BlockDrafterConfig::from_dir(path)?.target_layers,
-        })
-    }
-
     fn max_candidate_length(&self) -> usize {
         self.most_candidates().unwrap_or(1)
     }
@@ -157,75 +136,10 @@ impl DrafterKind for BlockKind {
     /// Returns the number of candidates for which the drafter was trained.
     fn most_candidates(&self) -> Option<usize> {
         match &self.0 {
-            Origin::Training(training) => Some(training.shape.block_size),
+            Origin::Training(training) => Some(training.block_size),
             Origin::Path(path) => Some(BlockDrafterConfig::from_dir(path).ok()?.num_candidates()),
         }
     }
-
-    fn files(&self, _loading: &Loading<'_>, dir: &DrafterDir) -> Result<Option<DrafterFiles>> {
-        let config = BlockDrafterConfig::from_dir(dir)?;
-        let description = format!(
-            "block drafter of {} layers {}, {} parameters, drafts {} tokens",
-            config.model.shape.num_layers,
-            place_text(&config),
-            config.num_parameters(),
-            config.num_draft_tokens()
-        );
-        let shape = BlockDrafterConfig { target_hash: None, training: Map::new(), ..config };
-        Ok(Some(DrafterFiles { shape: shape.to_json().to_string(), description }))
-    }
-}
-
-impl KindTraining for BlockTraining {
-    fn lessons(&self) -> LessonSettings {
-        self.common.lessons()
-    }
-
-    fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
-        Self::check_layers(self, num_layers)
-    }
-
-    fn settings(&self) -> Value {
-        json!(self)
-    }
-
-    fn pass(&self) -> Value {
-        json!(self.common.of_pass())
-    }
-
-    fn shown(&self) -> &'static [&'static str] {
-        &["accepted length", "agreement", "cross-entropy"]
-    }
-
-    fn train(
-        &self,
-        all: &[&dyn KindTraining],
-        target: &CausalLm,
-        rows: &[ResponseRow],
-        seed: u64,
-        run: TrainingRun<'_>,
-    ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
-        let trainings: Vec<Self> = trainings_of(all).cloned().collect();
-        Ok(train_state_drafters(target, rows, &trainings, seed, run)?.into_exports())
-    }
-
-    fn describe(&self, dir: &Path, _num_layers: usize, scores: &Value) -> Result<TrainedText> {
-        let config = BlockDrafterConfig::from_dir(dir)?;
-        let scores: DraftScores = serde_json::from_value(scores.clone())?;
-        let num_parameters = config.num_parameters();
-        let lines = format!("{num_parameters} parameters\n{}", scores.text());
-        let properties =
-            [("layers", json!(config.target_layers)), ("num_parameters", json!(num_parameters))];
-        let (texts, agreement) = ((place_text(&config), lines), scores.agreement.first());
-        let (training, vocabulary) = (&config.training, config.draft_vocabulary.as_ref());
-        Ok(TrainedText::new(texts, agreement, training, vocabulary, properties))
-    }
-}
-
-/// Names the target's layers whose states the drafter reads, as in `over layers 2, 4, 6`.
-fn place_text(config: &BlockDrafterConfig) -> String {
-    let layers: Vec<String> = config.target_layers.iter().map(ToString::to_string).collect();
-    format!("over layers {}", layers.join(", "))
 }
 
 /// Counts the parameters that a draft forward reads: the drafter's without the Markov head's vectors,

@@ -1,28 +1,18 @@
 //! The kind `eagle3`: a drafter that reads the target's hidden states after three of its layers.
 
 use std::path::Path;
-use std::sync::Arc;
 
-use anyhow::{Context, Result, ensure};
-use draftsmith_data::ResponseRow;
-use draftsmith_decode::{NamedParts, StateDraftParts};
-use draftsmith_model::{
-    CausalLm, DrafterDir, DrafterModel, Eagle3, Eagle3Config, ModelConfig, WeightDtype,
-};
+use anyhow::{Result, ensure};
+use draftsmith_decode::StateDraftParts;
+use draftsmith_model::{DrafterDir, DrafterModel, Eagle3, Eagle3Config, ModelError, WeightDtype};
+use draftsmith_train::{Eagle3Shape, Eagle3Training};
 use serde::{Deserialize, Serialize};
-
-use draftsmith_train::{
-    DraftScores, Eagle3Training, Ending, LessonSettings, TrainError, TrainedExport, TrainingRun,
-    train_state_drafters,
-};
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
-use super::{
-    DrafterFiles, DrafterKind, DrafterRecipes, KindDirectory, KindEntry, KindTraining, TrainedText,
-    drafted_text, read_kind, settings_table, trainings_of,
-};
+use super::self_draft::{AboutDraft, SelfDraftForm, SelfDraftOrigin, read_network};
+use super::{DrafterFiles, DrafterKind, KindDirectory, KindEntry, read_kind};
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_EAGLE3, ServerFlags};
 use crate::exports::{ExportEntry, inspected, read_self_drafts_head};
@@ -50,13 +40,42 @@ pub static ENTRY: KindEntry = KindEntry {
 #[serde(transparent)]
 pub struct Eagle3Kind(pub Origin<Eagle3Training>);
 
+impl SelfDraftForm for Eagle3Shape {
+    fn config_in(dir: &DrafterDir, num_layers: usize) -> Result<Eagle3Config, ModelError> {
+        Eagle3Config::beside(dir, num_layers)
+    }
+
+    fn about(config: &Eagle3Config) -> AboutDraft {
+        let layers = &config.target_layers;
+        let (low, high) = layers.split_at(layers.len() - 1);
+        let low: Vec<String> = low.iter().map(ToString::to_string).collect();
+        let place = format!("over layers {} and {}", low.join(", "), high[0]);
+        let normed = if config.norm_output { " norm_output" } else { "" };
+        let model = config.model.to_json("float32");
+        let shape = format!("{:?} {model}{normed}", (layers, config.norm_before_residual));
+        let num_parameters = config.num_parameters();
+        let description = format!(
+            "EAGLE-3 {place}, {num_parameters} parameters, drafts {} tokens",
+            config.num_draft_tokens()
+        );
+        AboutDraft {
+            files: DrafterFiles { shape, description },
+            place,
+            size: format!("{num_parameters} parameters"),
+            num_draft_tokens: config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
+            properties: vec![("layers", json!(layers)), ("num_parameters", json!(num_parameters))],
+            target_layers: layers.clone(),
+        }
+    }
+}
+
 impl DrafterKind for Eagle3Kind {
     fn entry(&self) -> &'static KindEntry {
         &ENTRY
     }
 
-    fn settings(&self) -> toml::Table {
-        settings_table(self)
+    fn origin(&self) -> Option<&dyn SelfDraftOrigin> {
+        Some(&self.0)
     }
 
     fn text(&self) -> String {
@@ -67,71 +86,20 @@ impl DrafterKind for Eagle3Kind {
         Some(&AS_EAGLE3)
     }
 
-    fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
-        let Origin::Training(training) = &self.0 else { return Ok(()) };
-        training.validate().with_context(|| format!("section `[{key}]`"))
-    }
-
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
-        let (models, id) = (&loading.workspace.models, loading.id);
-        let dir = loading.export_dir();
-        ENTRY.need(&dir)?;
-        let (shape, dtype) = (models.target_shape()?, models.dtype);
-        let (config, network) = Eagle3::from_dir(&dir, shape, dtype, models.device())?;
-        loading.check_target(&dir, config.target_hash.as_deref())?;
+        let (config, network) = read_network(loading)?;
         let head = loading.head_dir()?.map(|head| {
-            check_width(&dir, &config)?;
+            check_width(&loading.export_dir(), &config)?;
             let hash = || self.recorded_hash(loading);
-            read_self_drafts_head(&head, shape.hidden_size, hash, loading.workspace)
+            read_self_drafts_head(&head, config.target_hidden_size, hash, loading.workspace)
         });
-        let head = head.transpose()?;
-        let sizes = vec![(id, num_read(&config))];
+        let (head, size) = (head.transpose()?, num_read(&config));
         let parts = StateDraftParts {
             network,
-            layers: config.target_layers.to_vec(),
+            layers: config.target_layers,
             head: head.as_ref().map(|head| head.head.clone()),
         };
-        let parts = NamedParts { id, parts: Arc::new(parts) };
-        Ok(LoadedDrafter { parts, head, dir: Some(dir.path), rule_dir: None, sizes })
-    }
-
-    fn path(&self) -> Option<&DrafterDir> {
-        self.0.path()
-    }
-
-    fn training(&self) -> Option<&dyn KindTraining> {
-        self.0.training().map(|training| training as _)
-    }
-
-    /// Returns `usize::MAX`, for all layers, because the drafter reads the states of deep layers.
-    fn num_first_layers(&self) -> usize {
-        usize::MAX
-    }
-
-    fn state_layers(&self, target: &ModelConfig) -> Result<Vec<usize>> {
-        Ok(match &self.0 {
-            Origin::Training(training) => {
-                training.layers.unwrap_or(Eagle3Config::new(target).target_layers).to_vec()
-            }
-            Origin::Path(path) => {
-                Eagle3Config::from_dir(path, target.shape.num_layers)?.target_layers.to_vec()
-            }
-        })
-    }
-
-    fn files(&self, loading: &Loading<'_>, dir: &DrafterDir) -> Result<Option<DrafterFiles>> {
-        let num_layers = loading.workspace.models.target_shape()?.num_layers;
-        let config = Eagle3Config::from_dir(dir, num_layers)?;
-        let shape = (config.target_layers, config.norm_before_residual);
-        let normed = if config.norm_output { " norm_output" } else { "" };
-        let shape = format!("{shape:?} {}{normed}", config.model.to_json("float32"));
-        let description = format!(
-            "EAGLE-3 {}, {} parameters, drafts {} tokens",
-            place_text(&config),
-            config.num_parameters(),
-            config.num_draft_tokens()
-        );
-        Ok(Some(DrafterFiles { shape, description }))
+        Ok(LoadedDrafter::of_self_draft(loading, parts, head, size))
     }
 
     fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
@@ -142,59 +110,6 @@ impl DrafterKind for Eagle3Kind {
         let target = models.target_of_adapters(dtype)?.clone();
         Ok(DrafterModel::eagle3(target, drafter, config.target_layers))
     }
-}
-
-impl KindTraining for Eagle3Training {
-    fn lessons(&self) -> LessonSettings {
-        Self::lessons(self)
-    }
-
-    fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
-        Self::check_layers(self, num_layers)
-    }
-
-    fn settings(&self) -> Value {
-        json!(self)
-    }
-
-    fn pass(&self) -> Value {
-        json!(self.of_pass())
-    }
-
-    fn shown(&self) -> &'static [&'static str] {
-        &["accepted length", "agreement", "cross-entropy"]
-    }
-
-    fn train(
-        &self,
-        all: &[&dyn KindTraining],
-        target: &CausalLm,
-        rows: &[ResponseRow],
-        seed: u64,
-        run: TrainingRun<'_>,
-    ) -> Result<Ending<Vec<TrainedExport>>, TrainError> {
-        let trainings: Vec<Self> = trainings_of(all).cloned().collect();
-        Ok(train_state_drafters(target, rows, &trainings, seed, run)?.into_exports())
-    }
-
-    fn describe(&self, dir: &Path, num_layers: usize, scores: &Value) -> Result<TrainedText> {
-        let config = Eagle3Config::from_dir(dir, num_layers)?;
-        let scores: DraftScores = serde_json::from_value(scores.clone())?;
-        let (training, vocabulary) = (&config.training, config.draft_vocabulary.as_ref());
-        let drafted = drafted_text(vocabulary, training).unwrap_or_default();
-        let num_parameters = config.num_parameters();
-        let lines = format!("{num_parameters} parameters{drafted}\n{}", scores.text());
-        let properties =
-            [("layers", json!(config.target_layers)), ("num_parameters", json!(num_parameters))];
-        let (texts, agreement) = ((place_text(&config), lines), scores.agreement.first());
-        Ok(TrainedText::new(texts, agreement, training, vocabulary, properties))
-    }
-}
-
-/// Names the target's layers whose states the drafter reads.
-fn place_text(config: &Eagle3Config) -> String {
-    let [low, middle, high] = config.target_layers;
-    format!("over layers {low}, {middle} and {high}")
 }
 
 /// Checks that the drafter's hidden size equals the target's. An acceptance head needs that,
@@ -213,7 +128,7 @@ fn check_width(dir: &Path, config: &Eagle3Config) -> Result<()> {
 /// rows of the target's LM head for the draft vocabulary if the drafter has no LM head. `fc` is
 /// included, although it is read only once per round.
 fn num_read(config: &Eagle3Config) -> f64 {
-    let embeddings = Eagle3Config { has_embedding: false, ..config.clone() };
+    let embeddings = config.clone().with(|it| it.has_embedding = false);
     let shape = &config.model.shape;
     let head = if config.has_head { 0 } else { shape.hidden_size * config.num_draft_tokens() };
     (embeddings.num_parameters() + head) as f64

@@ -1,6 +1,6 @@
 //! The origin of a head or drafter: trained by this recipe, or read from a directory.
 
-use draftsmith_files::{Notation, plain_problem};
+use draftsmith_files::parse_toml;
 use draftsmith_model::DrafterDir;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -40,9 +40,9 @@ impl<T: DeserializeOwned> TryFrom<toml::Table> for Origin<T> {
 
     fn try_from(mut table: toml::Table) -> Result<Self, String> {
         match table.remove("path") {
-            None => read_keys(table).map(|training| Self::Training(Box::new(training))),
+            None => parse_toml(table).map(|training| Self::Training(Box::new(training))),
             Some(toml::Value::String(path)) if table.keys().all(|key| key == IGNORED_KEYS) => {
-                let ignored = table.remove(IGNORED_KEYS).map(read_keys).transpose();
+                let ignored = table.remove(IGNORED_KEYS).map(parse_toml).transpose();
                 let ignored = ignored.map_err(|problem| format!("`{IGNORED_KEYS}` {problem}"))?;
                 Ok(Self::Path(DrafterDir {
                     path: path.into(),
@@ -75,17 +75,4 @@ pub(super) fn given_dir(key: &str, dir: DrafterDir) -> toml::Table {
     let ignored =
         (!dir.ignored_keys.is_empty()).then(|| (IGNORED_KEYS.to_owned(), dir.ignored_keys.into()));
     [path].into_iter().chain(ignored).collect()
-}
-
-/// Parses a part of a recipe. Error messages name the key.
-pub(crate) fn read_keys<T: DeserializeOwned>(keys: impl Into<toml::Value>) -> Result<T, String> {
-    serde_path_to_error::deserialize(keys.into()).map_err(|error| {
-        let (path, message) = (error.path().to_string(), error.inner().message());
-        let problem = plain_problem(message, Notation::Toml);
-        match (path.as_str(), problem == message) {
-            (".", _) => problem,
-            (key, true) => format!("`{key}`: {problem}"),
-            (key, false) => format!("`{key}` {problem}"),
-        }
-    })
 }

@@ -7,14 +7,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::{parse_json, read_bytes};
+use draftsmith_files::{parse_json, parse_toml, read_bytes};
 use draftsmith_model::DrafterDir;
 use draftsmith_theory::DrafterId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
-use super::origin::{given_dir, read_keys};
+use super::origin::given_dir;
 use super::{DrafterKind, DrafterRecipe, Kind};
 use super::{adapter, block, cascade, eagle3, merged, model, prompt_lookup};
 use crate::exports::{ExportEntry, HEAD};
@@ -65,7 +65,7 @@ impl KindEntry {
 /// # Errors
 /// If a key is unknown or has an invalid value. The message names the key.
 pub fn read_kind<T: DrafterKind + DeserializeOwned>(keys: toml::Table) -> Result<Kind, String> {
-    Ok(Arc::new(read_keys::<T>(keys)?))
+    Ok(Arc::new(parse_toml::<T>(keys)?))
 }
 
 /// Converts settings to a TOML table, for [`DrafterKind::settings`].

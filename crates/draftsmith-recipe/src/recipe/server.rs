@@ -8,6 +8,7 @@ use draftsmith_train::{HeadLabels, HeadTraining, Teaching};
 
 use super::Recipe;
 use super::keys::{read_keys, require};
+use crate::workspace::LayersNeeded;
 
 /// Reads the keys of `[data.server]` from a separate file.
 ///
@@ -33,7 +34,7 @@ pub(super) fn check_states(recipe: &Recipe) -> Result<()> {
              name the directories of the servers' states in `data.server.states.dirs`",
         )?;
         require(
-            !are_given || training.is_served() || drafter.kind.num_first_layers() < usize::MAX,
+            !are_given || training.is_served() || drafter.kind.layers_needed() != LayersNeeded::All,
             &key,
             "is not `server`, but the target's layers run on servers; hint: set it to `server`, or remove the table \
              `[data.server.states]`",

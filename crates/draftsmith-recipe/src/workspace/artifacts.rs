@@ -117,7 +117,7 @@ impl Artifacts {
     /// # Errors
     /// If a file cannot be read.
     pub fn adapter_hash(&self, dir: &Path, config: &AdapterConfig) -> Result<String> {
-        self.export_hash(dir, &config.exit_layer.to_string())
+        self.export_hash(dir, &config.exit_layer().to_string())
     }
 
     /// Removes everything from the cache that was read from `dir`, before `dir` is rewritten.

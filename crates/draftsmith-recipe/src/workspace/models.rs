@@ -28,9 +28,24 @@ pub struct Models {
     pub served_as: Option<String>,
     /// The directory of a served target's first layers, which its adapters need.
     pub(super) first_layers: ModelDir,
-    /// The number of layers in `first_layers`.
-    pub num_first_layers: usize,
+    /// The layers in `first_layers`.
+    pub layers_needed: LayersNeeded,
     pub(super) watch: Box<dyn Watch>,
+}
+
+/// The layers of a target that a drafter needs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum LayersNeeded {
+    /// The first ones, by their number.
+    First(usize),
+    /// All.
+    All,
+}
+
+impl Default for LayersNeeded {
+    fn default() -> Self {
+        Self::First(0)
+    }
 }
 
 impl Models {
@@ -219,7 +234,10 @@ impl Models {
         if self.served_as.is_none() {
             return self.target_in(dtype);
         }
-        let num_layers = self.num_first_layers.min(self.target_shape()?.num_layers);
+        let num_layers = match (self.layers_needed, self.target_shape()?.num_layers) {
+            (LayersNeeded::First(num), all) => num.min(all),
+            (LayersNeeded::All, all) => all,
+        };
         self.first_layers.weights(dtype, |dir| {
             self.watch.reads(&format!("{num_layers} layers of the target, {dtype:?}"));
             let model = match num_layers {

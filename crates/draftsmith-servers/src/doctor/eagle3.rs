@@ -2,7 +2,7 @@
 //! files. This file adds what servers do about each fault, and problems that only servers have.
 
 use anyhow::Result;
-use draftsmith_model::{Activation, Eagle3Config, Eagle3FaultKind, Eagle3Files};
+use draftsmith_model::{Activation, DraftFaultKind, DraftFiles, Eagle3Config, Eagle3Form};
 use serde_json::Value;
 
 use super::{Patient, Severity};
@@ -15,7 +15,8 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
     let is_nested =
         patient.keys.get("eagle_config").is_some_and(|nested| !nested[LAYERS].is_null())
             && patient.keys.get(LAYERS).is_none_or(Value::is_null);
-    let files = match Eagle3Files::read(&patient.dir, patient.target.shape.num_layers) {
+    let files = match DraftFiles::<Eagle3Form>::read(&patient.dir, patient.target.shape.num_layers)
+    {
         Ok(files) => files,
         Err(error) => {
             patient.find_unreadable(&error);
@@ -42,73 +43,73 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
 }
 
 /// Returns a fault's name, its severity, the servers' behaviour and the remedy.
-fn advice(kind: Eagle3FaultKind) -> (&'static str, Severity, &'static str, &'static str) {
+fn advice(kind: DraftFaultKind) -> (&'static str, Severity, &'static str, &'static str) {
     const OFFSETS: &str =
         "write for each draft id the target's id less the draft id, as 64-bit integers";
     const OTHER_TARGET: &str = "use the target that it was trained for";
     let (name, servers, hint) = match kind {
-        Eagle3FaultKind::RefusedKey => ("unknown-key", "not known", "ignore the key in a recipe"),
-        Eagle3FaultKind::SeveralLayers => (
+        DraftFaultKind::RefusedKey => ("unknown-key", "not known", "ignore the key in a recipe"),
+        DraftFaultKind::SeveralLayers => (
             "several-layers",
             "they expect weights of as many layers, and few servers run more than one",
             "train a drafter of one layer, or correct the key if the weights have one",
         ),
-        Eagle3FaultKind::WrongLayers => (
+        DraftFaultKind::WrongLayers => (
             "wrong-layers",
             "they fail when they load it, or read no state",
             "name three layers of its own target",
         ),
-        Eagle3FaultKind::DescendingLayers => (
+        DraftFaultKind::DescendingLayers => (
             "descending-layers",
             "vLLM sorts the layers, llama.cpp takes their order, so one of them reads exchanged states",
             "sort them, and the columns of `fc` with them",
         ),
-        Eagle3FaultKind::NoOffsets => (
+        DraftFaultKind::NoOffsets => (
             "no-d2t",
             "vLLM loads it without a word and accepts nothing; llama.cpp refuses it",
             "export it with `d2t`: for each draft id, the target's id less the draft id",
         ),
-        Eagle3FaultKind::SurplusOffsets => (
+        DraftFaultKind::SurplusOffsets => (
             "surplus-d2t",
             "vLLM refuses it; llama.cpp loads it",
             "remove `d2t`, or set `draft_vocab_size` to the number of its entries",
         ),
-        Eagle3FaultKind::IdsForOffsets => (
+        DraftFaultKind::IdsForOffsets => (
             "ids-for-offsets",
             "all load it without a word and draft other tokens, so nothing is accepted",
             "subtract each entry's index: `d2t - arange(len(d2t))`",
         ),
-        Eagle3FaultKind::WrongOffsets => ("wrong-d2t", "all fail or draft other tokens", OFFSETS),
-        Eagle3FaultKind::NoHead => (
+        DraftFaultKind::WrongOffsets => ("wrong-d2t", "all fail or draft other tokens", OFFSETS),
+        DraftFaultKind::NoHead => (
             "no-lm-head",
             "vLLM loads it without a word and leaves the tensor at its first values; llama.cpp refuses it",
             "export the drafter again with all its tensors",
         ),
-        Eagle3FaultKind::OtherWidth => (
+        DraftFaultKind::OtherWidth => (
             "other-width",
             "all fail when they load it or at the first round",
             "use the target that it was trained for, or set `target_hidden_size` if only the key is missing",
         ),
-        Eagle3FaultKind::OtherVocabulary => (
+        DraftFaultKind::OtherVocabulary => (
             "other-vocabulary",
             "vLLM and SGLang fail or draft other tokens; llama.cpp refuses it",
             OTHER_TARGET,
         ),
-        Eagle3FaultKind::ShortContext => {
+        DraftFaultKind::ShortContext => {
             let (servers, hint) = super::SHORT_CONTEXT;
             return ("short-context", Severity::Hurts, servers, hint);
         }
-        Eagle3FaultKind::MissingTensor => (
+        DraftFaultKind::MissingTensor => (
             "missing-tensor",
             "vLLM loads it without a word and leaves the tensor at its first values; llama.cpp refuses it",
             "export the drafter again with all its tensors",
         ),
-        Eagle3FaultKind::WrongShape => (
+        DraftFaultKind::WrongShape => (
             "wrong-shape",
             "all refuse it, or read it wrongly where sizes happen to fit",
             "use the target that it was trained for, or correct the sizes in `config.json`",
         ),
-        Eagle3FaultKind::UnknownTensor => (
+        DraftFaultKind::UnknownTensor => (
             "unknown-tensor",
             "vLLM and llama.cpp refuse it; SGLang skips it without a word",
             "remove it, or write it under a name of the format",
@@ -139,9 +140,9 @@ fn serving(patient: &mut Patient<'_>, config: &Eagle3Config, is_nested: bool) {
             "move it to the top level of `config.json`",
         );
     }
-    let default = Eagle3Config::default_layers(config.num_target_layers);
-    if config.target_layers != default {
-        let layers = config.target_layers;
+    let num_layers = patient.target.shape.num_layers;
+    if !config.has_default_layers() {
+        let (layers, default) = (&config.target_layers, Eagle3Config::default_layers(num_layers));
         patient.find(
             "other-layers",
             Severity::Note,
@@ -150,11 +151,11 @@ fn serving(patient: &mut Patient<'_>, config: &Eagle3Config, is_nested: bool) {
             "check that the trainer counted as they do: a state is the input of layer L from 0, or the output after L layers",
         );
     }
-    if config.target_layers.contains(&config.num_target_layers) {
+    if config.target_layers.contains(&num_layers) {
         patient.find(
             "uncaptured-layer",
             Severity::Breaks,
-            format!("it reads the state after the target's last layer, {}", config.num_target_layers),
+            format!("it reads the state after the target's last layer, {num_layers}"),
             "vLLM and llama.cpp give it; SGLang 0.5.23 captures only the inputs of layers and fails",
             "do not serve it with SGLang, or train with layers before the last",
         );

@@ -3,7 +3,8 @@
 //!
 //! Behaviour was read in the source of vLLM 0.33, SGLang 0.5.23, llama.cpp b11434 and mistral.rs.
 
-use draftsmith_model::{AdapterConfig, BlockDrafterConfig, Eagle3Config, ModelError};
+use draftsmith_model::ModelError;
+use draftsmith_recipe::kinds::Kinds;
 
 use super::{FileForm, Finding, Patient, Severity};
 
@@ -36,14 +37,9 @@ pub(super) fn examine(patient: &mut Patient<'_>, form: &FileForm) {
 
 /// Returns the first key that the reader of a kind refuses, and its problem; `None` without one.
 fn refused(patient: &Patient<'_>, kind: &str) -> Option<(String, String)> {
-    let dir = &patient.dir;
-    let error = match kind {
-        "eagle3" => Eagle3Config::from_dir(dir, patient.target.shape.num_layers).err(),
-        "block" => BlockDrafterConfig::from_dir(dir).err(),
-        "adapter" => AdapterConfig::from_dir(dir).err(),
-        _ => None,
-    };
-    match error? {
+    let kind = Kinds::default().get(kind)?.in_dir(patient.dir.clone())?;
+    let error = kind.origin()?.layers(patient.target.shape.num_layers).err()?;
+    match error.downcast().ok()? {
         ModelError::RefusedKey { key, problem, .. } => Some((key, problem)),
         _ => None,
     }

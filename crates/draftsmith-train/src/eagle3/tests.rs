@@ -4,6 +4,7 @@
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use burn::tensor::activation::{log_softmax, softmax};
+use draftsmith_data::ResponseRow;
 use draftsmith_model::{Lengths, UnrolledInputs};
 
 use super::*;
@@ -14,42 +15,43 @@ use crate::lessons::distillation::{DistillationLoss, Lesson};
 use crate::lessons::rows::LessonRow;
 use crate::run::member::Trainee;
 use crate::run::optimizer::OptimizerSettings;
+use crate::run::{Ending, TrainingRun};
+use crate::self_draft::learner::StateLearner;
+use crate::self_draft::{TrainedState, train_self_drafts};
 use crate::states::Features;
 use crate::tests::pair::{deep_target, gradients_of, patterned, random_model, responses};
 use crate::tests::runs::{assert_contains, only};
 
 fn quick() -> Eagle3Training {
-    Eagle3Training {
-        layers: Some([0, 1, 2]),
-        num_steps: 3,
-        loss_chunk: 7,
-        optimizer: OptimizerSettings {
+    Eagle3Training::default().with(|it| {
+        it.layers = Some([0, 1, 2]);
+        it.num_steps = 3;
+        it.common.loss_chunk = 7;
+        it.common.optimizer = OptimizerSettings {
             learning_rate: Some(1e-2),
             num_epochs: 2,
             gradient_accumulation: 1,
             validation_fraction: 0.3,
             ..OptimizerSettings::EAGLE3
-        },
-        ..Eagle3Training::default()
-    }
+        };
+    })
 }
 
 fn train(
     rows: &[ResponseRow],
     training: &Eagle3Training,
-) -> Result<TrainedState<Eagle3Training>, TrainError> {
+) -> Result<TrainedState<Eagle3Shape>, TrainError> {
     let dir = tempfile::tempdir().unwrap();
     let run = TrainingRun::new(dir.path(), "");
-    train_state_drafters(&deep_target(16, 64), rows, std::slice::from_ref(training), 3, run)
-        .map(only)
+    train_self_drafts(&deep_target(16, 64), rows, std::slice::from_ref(training), 3, run).map(only)
 }
 
 #[test]
 fn a_drafter_learns_to_draft_several_tokens() {
     let rows = patterned(60);
     let training = |learning_rate, num_epochs| {
-        let mut training = Eagle3Training { teacher: Teaching::Response, ..quick() };
-        (training.optimizer.learning_rate, training.optimizer.num_epochs) =
+        let mut training = quick().with(|it| it.common.teacher = Teaching::Response);
+        (training.common.optimizer.learning_rate, training.common.optimizer.num_epochs) =
             (Some(learning_rate), num_epochs);
         train(&rows, &training).unwrap()
     };
@@ -81,14 +83,13 @@ fn gradients_are_those_of_the_weighted_loss() {
             stored: None,
             teaching: Teaching::Target,
         };
-        let training = Eagle3Training {
-            step_weight: 0.5,
-            initial: InitialWeights::Random,
-            layers: Some([0, 1, 2]),
-            ..quick()
-        };
-        let mut config = training.config(&target).unwrap();
-        let drafter = training.network(&mut config, None, &target, 1);
+        let training = quick().with(|it| {
+            it.step_weight = 0.5;
+            it.common.initial = InitialWeights::Random;
+            it.layers = Some([0, 1, 2]);
+        });
+        let config = training.config(&target, None).unwrap();
+        let drafter = training.network(&config, InitialWeights::Random, &target, 1);
         let mut learner = StateLearner { drafter, states: vec![0, 1, 2], training };
         let all: Vec<usize> = (0..num_rows).collect();
         let batches: Vec<_> = source.step_batches(1, &[all]).collect();
@@ -106,7 +107,7 @@ fn gradients_are_those_of_the_weighted_loss() {
             let outputs = learner.drafter.unrolled(UnrolledInputs {
                 states,
                 next_ids: batch.ids.clone().narrow(1, 1, seq - 1),
-                embedded,
+                embedded: Some(embedded),
                 begun: &everywhere,
                 num_steps: 3,
                 lengths: Lengths::AsGiven,
@@ -136,7 +137,7 @@ fn gradients_are_those_of_the_weighted_loss() {
             let expected = gradients_of(&learner, &expected);
             let direct: f32 = direct.into_scalar();
             for loss_chunk in [5, 1000] {
-                learner.training.loss_chunk = loss_chunk;
+                learner.training.common.loss_chunk = loss_chunk;
                 let (loss, gradients) = learner.train_step(step);
                 let loss: f32 = loss.into_scalar();
                 assert!((loss - direct).abs() < 1e-4, "{loss} {direct}");
@@ -155,7 +156,7 @@ fn gradients_are_those_of_the_weighted_loss() {
 #[test]
 fn a_draft_vocabulary_limits_the_drafter_and_its_coverage_is_recorded() {
     let rows = patterned(40);
-    let training = Eagle3Training { draft_vocabulary: Some(20), ..quick() };
+    let training = quick().with(|it| it.common.draft_vocabulary = Some(20));
     let trained = train(&rows, &training).unwrap();
     let vocabulary = trained.config.draft_vocabulary.as_ref().unwrap();
     assert_eq!(vocabulary.ids().len(), 20);
@@ -167,12 +168,11 @@ fn a_draft_vocabulary_limits_the_drafter_and_its_coverage_is_recorded() {
 #[test]
 fn tokens_outside_the_draft_vocabulary_teach_nothing() {
     let rows = patterned(60);
-    let response = Eagle3Training {
-        teacher: Teaching::Response,
-        draft_vocabulary: Some(8),
-        optimizer: OptimizerSettings { num_epochs: 12, ..quick().optimizer },
-        ..quick()
-    };
+    let response = quick().with(|it| {
+        it.common.teacher = Teaching::Response;
+        it.common.draft_vocabulary = Some(8);
+        it.common.optimizer = OptimizerSettings { num_epochs: 12, ..quick().common.optimizer };
+    });
     let trained = train(&rows, &response).unwrap();
     let coverage = trained.config.vocabulary_coverage().unwrap();
     assert!(coverage > 0.1 && coverage < 0.5, "{coverage}");
@@ -184,19 +184,21 @@ fn tokens_outside_the_draft_vocabulary_teach_nothing() {
 #[test]
 fn drafters_of_one_pass_equal_those_trained_alone() {
     let rows = patterned(40);
-    let lower = Eagle3Training { num_steps: 2, step_weight: 0.5, ..quick() };
-    let higher = Eagle3Training {
-        layers: Some([1, 3, 4]),
-        loss: DistillationLoss::TotalVariation,
-        initial: InitialWeights::Random,
-        ..quick()
-    };
+    let lower = quick().with(|it| {
+        it.num_steps = 2;
+        it.step_weight = 0.5;
+    });
+    let higher = quick().with(|it| {
+        it.layers = Some([1, 3, 4]);
+        it.common.loss = DistillationLoss::TotalVariation;
+        it.common.initial = InitialWeights::Random;
+    });
     let trainings = [lower, higher];
     let target = random_model(5, 16, 64);
     let pass = |trainings: &[Eagle3Training]| {
         let dir = tempfile::tempdir().unwrap();
         let run = TrainingRun::new(dir.path(), "");
-        match train_state_drafters(&target, &rows, trainings, 3, run).unwrap() {
+        match train_self_drafts(&target, &rows, trainings, 3, run).unwrap() {
             Ending::Finished(trained) => trained,
             Ending::Stopped { .. } => panic!("nothing stops it"),
         }
@@ -216,8 +218,9 @@ fn drafters_of_one_pass_equal_those_trained_alone() {
 #[test]
 fn stored_states_train_the_same_drafter_within_their_rounding() {
     let rows = patterned(30);
-    let scores = [Features::Recompute, Features::Cache]
-        .map(|features| train(&rows, &Eagle3Training { features, ..quick() }).unwrap().scores);
+    let scores = [Features::Recompute, Features::Cache].map(|features| {
+        train(&rows, &quick().with(|it| it.common.features = features)).unwrap().scores
+    });
     let [one, other] = scores.map(|scores| scores.cross_entropy);
     assert!((one - other).abs() < 0.02 * one, "{one} {other}");
 }
@@ -226,13 +229,13 @@ fn stored_states_train_the_same_drafter_within_their_rounding() {
 fn bad_settings_are_named() {
     let rows = patterned(10);
     let error = |training: &Eagle3Training| train(&rows, training).unwrap_err().to_string();
-    let layers = |layers| Eagle3Training { layers: Some(layers), ..quick() };
+    let layers = |layers| quick().with(|it| it.layers = Some(layers));
     assert_contains(&error(&layers([2, 1, 0])), &["eagle3.layers", "[2, 1, 0]", "rise"]);
     assert_contains(&error(&layers([0, 1, 3])), &["eagle3.layers", "below the target's"]);
-    let steps = Eagle3Training { num_steps: 9, ..quick() };
+    let steps = quick().with(|it| it.num_steps = 9);
     assert_contains(&error(&steps), &["eagle3.num_steps", "9", "1 to 8"]);
-    let weight = Eagle3Training { step_weight: 0.0, ..quick() };
+    let weight = quick().with(|it| it.step_weight = 0.0);
     assert_contains(&error(&weight), &["eagle3.step_weight", "above 0"]);
-    let narrow = Eagle3Training { draft_vocabulary: Some(0), ..quick() };
+    let narrow = quick().with(|it| it.common.draft_vocabulary = Some(0));
     assert_contains(&error(&narrow), &["eagle3.draft_vocabulary", "1 or more"]);
 }

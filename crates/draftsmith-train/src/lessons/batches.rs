@@ -41,9 +41,6 @@ pub(crate) struct LessonBatch {
     /// For each supervised position, the number of its next token in the draft vocabulary (or the
     /// token's id if all tokens may be drafted). `None` for a token outside the draft vocabulary.
     pub(crate) next_ids: Vec<Option<u32>>,
-    /// The supervised positions, `[tokens]`, as row indices of `features` reshaped to `[rows · seq,
-    /// hidden]`, followed by padding.
-    pub(crate) supervised: Tensor<1, Int>,
     pub(crate) tokens: LessonTokens,
     /// The labels at the supervised positions.
     pub(crate) teacher: Lesson,
@@ -245,7 +242,6 @@ impl LessonSource {
                 wanted,
                 next_ids,
                 teacher,
-                supervised,
                 tokens,
                 lm_head,
                 lengths: self.lengths,

@@ -5,7 +5,7 @@
 //! find the end of a step, drops the labels of validation batches, keeps no best model in memory,
 //! cannot return our errors, and saves only at the ends of epochs.
 //!
-//! [`train_heads`](crate::train_heads) and [`train_adapters`](crate::train_adapters) call the
+//! [`train_heads`](crate::train_heads) and [`train_self_drafts`](crate::train_self_drafts) call the
 //! methods of a listener in this order: `start`; for each half of an epoch `start_half`,
 //! `processed` after every batch, and `end_half`; `end_epoch` after both halves; and at last `end`.
 //! The numbers of a training batch, `Loss` and `Learning Rate`, are sent when its step ends. The
@@ -15,6 +15,7 @@
 //! for adapters.
 
 use std::collections::BTreeMap;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 pub use burn_train::Interrupter;
@@ -86,8 +87,13 @@ pub trait Listener {
 impl Listener for () {}
 
 /// A burn-train renderer as a listener. It makes the calls that burn-train's own loop would make.
+///
+/// A renderer that panics interrupts the training, and is not called again. The dashboard panics when its
+/// user ends the training at once.
 pub struct RenderingListener<'a> {
-    renderer: &'a mut dyn MetricsRenderer,
+    /// `None` after a panic.
+    renderer: Option<&'a mut dyn MetricsRenderer>,
+    interrupter: Interrupter,
     half: Half,
     scores: Vec<&'static str>,
     /// The state of each number's display over the batches of the current half, by the number's
@@ -97,16 +103,31 @@ pub struct RenderingListener<'a> {
 
 impl<'a> RenderingListener<'a> {
     /// Creates a listener that shows everything with `renderer`.
-    pub fn new(renderer: &'a mut dyn MetricsRenderer) -> Self {
-        Self { renderer, half: Half::Training, scores: Vec::new(), of_batches: BTreeMap::new() }
+    pub fn new(renderer: &'a mut dyn MetricsRenderer, interrupter: Interrupter) -> Self {
+        Self {
+            renderer: Some(renderer),
+            interrupter,
+            half: Half::Training,
+            scores: Vec::new(),
+            of_batches: BTreeMap::new(),
+        }
+    }
+
+    fn draw(&mut self, call: impl FnOnce(&mut dyn MetricsRenderer)) {
+        let Some(renderer) = &mut self.renderer else { return };
+        // After a panic, the renderer's state is not used any more.
+        if catch_unwind(AssertUnwindSafe(|| call(&mut **renderer))).is_err() {
+            self.renderer = None;
+            self.interrupter.stop(None);
+        }
     }
 
     /// Shows a number. `None` shows that the batch has no such number.
     fn show(&mut self, name: &str, text: SerializedEntry, number: Option<NumericEntry>) {
         let state = MetricState::Numeric(MetricEntry::new(id(name), text), number);
         match self.half {
-            Half::Training => self.renderer.update_train(state),
-            Half::Validation => self.renderer.update_valid(state),
+            Half::Training => self.draw(|renderer| renderer.update_train(state)),
+            Half::Validation => self.draw(|renderer| renderer.update_valid(state)),
         }
     }
 }
@@ -116,21 +137,23 @@ impl Listener for RenderingListener<'_> {
         let of_batches = [(LOSS, false), (LEARNING_RATE, false)];
         for (name, higher_is_better) in of_batches.iter().chain(&start.scores) {
             let attributes = NumericAttributes { unit: None, higher_is_better: *higher_is_better };
-            self.renderer.register_metric(MetricDefinition {
+            let metric = MetricDefinition {
                 metric_id: id(name),
                 name: Arc::new((*name).to_owned()),
                 description: None,
                 attributes: attributes.into(),
-            });
+            };
+            self.draw(|renderer| renderer.register_metric(metric));
         }
         self.scores = start.scores.iter().map(|(name, _)| *name).collect();
-        self.renderer.start(start.num_epochs, start.epoch, None, Some(start.label));
+        let RunStart { num_epochs, epoch, label, .. } = *start;
+        self.draw(|renderer| renderer.start(num_epochs, epoch, None, Some(label)));
     }
 
     fn start_half(&mut self, half: Half, num_rows: usize) {
         self.half = half;
         let name = if half == Half::Training { "train" } else { "valid" };
-        self.renderer.start_split(name, num_rows);
+        self.draw(|renderer| renderer.start_split(name, num_rows));
     }
 
     fn processed(&mut self, num_rows: usize) {
@@ -139,8 +162,10 @@ impl Listener for RenderingListener<'_> {
                 self.show(name, SerializedEntry::not_available(None), None);
             }
         }
-        self.renderer.update_split(num_rows);
-        self.renderer.log_event_training("Iteration".to_owned());
+        self.draw(|renderer| {
+            renderer.update_split(num_rows);
+            renderer.log_event_training("Iteration".to_owned());
+        });
     }
 
     fn number(&mut self, _half: Half, name: &'static str, number: f64) {
@@ -159,17 +184,19 @@ impl Listener for RenderingListener<'_> {
         for (name, state) in std::mem::take(&mut self.of_batches) {
             self.show(name, state.compute_final(format_of(name)), Some(state.final_value()));
         }
-        self.renderer.end_split();
+        self.draw(|renderer| renderer.end_split());
     }
 
     fn end_epoch(&mut self, epoch: usize) {
-        self.renderer.update_epoch(epoch);
+        self.draw(|renderer| renderer.update_epoch(epoch));
     }
 
     fn end(&mut self) {
-        self.renderer.end();
-        // A summary would be printed. Without one there is nothing that can fail.
-        let _ = self.renderer.on_train_end(None);
+        self.draw(|renderer| {
+            renderer.end();
+            // A summary would be printed. Without one there is nothing that can fail.
+            let _ = renderer.on_train_end(None);
+        });
     }
 }
 

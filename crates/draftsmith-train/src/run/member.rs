@@ -62,10 +62,23 @@ pub(crate) trait Trainee: Module + Sync {
 }
 
 /// One score of a validation.
-pub(crate) struct Score<S> {
+#[derive(Debug)]
+pub struct Score<S> {
     pub(crate) name: &'static str,
     pub(crate) higher_is_better: bool,
     pub(crate) pick: fn(&S) -> f64,
+}
+
+impl<S> Score<S> {
+    /// Names a score that is better if it is higher.
+    pub(crate) const fn higher(name: &'static str, pick: fn(&S) -> f64) -> Self {
+        Self { name, higher_is_better: true, pick }
+    }
+
+    /// Names a score that is better if it is lower.
+    pub(crate) const fn lower(name: &'static str, pick: fn(&S) -> f64) -> Self {
+        Self { name, higher_is_better: false, pick }
+    }
 }
 
 /// A member with all of its state that a step or validation changes.

@@ -265,8 +265,8 @@ mod tests {
         assert_eq!(head.optimizer, OptimizerSettings { batch_size: 7, ..HEAD });
         let adapter: AdapterTraining = toml::from_str("[optimizer]\nbatch_size = 7").unwrap();
         let expected = OptimizerSettings { batch_size: 7, ..OptimizerSettings::ADAPTER };
-        assert_eq!(adapter.optimizer, expected);
-        assert_ne!(head.optimizer, adapter.optimizer);
+        assert_eq!(adapter.common.optimizer, expected);
+        assert_ne!(head.optimizer, adapter.common.optimizer);
         assert_eq!(toml::from_str::<HeadTraining>("").unwrap().optimizer, HEAD);
     }
 

@@ -4,8 +4,7 @@ use std::path::Path;
 use std::time::Duration;
 
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, BlockDrafter, BlockDrafterConfig,
-    Eagle3, Eagle3Config, ModelError,
+    AcceptanceHead, AcceptanceHeadConfig, DraftConfig, DraftForm, DraftNetwork, ModelError,
 };
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -144,32 +143,12 @@ impl ExportConfig<AcceptanceHead> for AcceptanceHeadConfig {
     }
 }
 
-impl ExportConfig<Adapter> for AdapterConfig {
+impl<F: DraftForm> ExportConfig<DraftNetwork<F>> for DraftConfig<F> {
     fn record(&mut self) -> ExportRecord<'_> {
         ExportRecord { training: &mut self.training, target_hash: &mut self.target_hash }
     }
 
-    fn write(&self, model: &Adapter, dir: &Path) -> Result<(), ModelError> {
-        model.write_dir(dir, self)
-    }
-}
-
-impl ExportConfig<BlockDrafter> for BlockDrafterConfig {
-    fn record(&mut self) -> ExportRecord<'_> {
-        ExportRecord { training: &mut self.training, target_hash: &mut self.target_hash }
-    }
-
-    fn write(&self, model: &BlockDrafter, dir: &Path) -> Result<(), ModelError> {
-        model.write_dir(dir, self)
-    }
-}
-
-impl ExportConfig<Eagle3> for Eagle3Config {
-    fn record(&mut self) -> ExportRecord<'_> {
-        ExportRecord { training: &mut self.training, target_hash: &mut self.target_hash }
-    }
-
-    fn write(&self, model: &Eagle3, dir: &Path) -> Result<(), ModelError> {
+    fn write(&self, model: &DraftNetwork<F>, dir: &Path) -> Result<(), ModelError> {
         model.write_dir(dir, self)
     }
 }

@@ -8,24 +8,22 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use draftsmith_data::ResponseRow;
 use serde_json::Value;
 
-use crate::adapter::learner::AdapterLearner;
-use crate::adapter::settings::{AdapterTraining, ExitLayers};
-use crate::adapter::train_adapters;
+use crate::adapter::{AdapterShape, AdapterTraining};
 use crate::data::RowCounts;
 use crate::data::split::is_held_out;
-use crate::eagle3::learner::StateLearner;
-use crate::eagle3::settings::Eagle3Training;
-use crate::eagle3::train_state_drafters;
+use crate::eagle3::{Eagle3Shape, Eagle3Training};
 use crate::error::{Section, TrainError};
 use crate::head::learner::HeadLearner;
 use crate::head::settings::HeadTraining;
 use crate::head::train_heads;
+use crate::lessons::settings::InitialWeights;
 use crate::log::renderer::Interrupter;
 use crate::run::member::Trainee;
 use crate::run::optimizer::OptimizerSettings;
 use crate::run::trained::Trained;
 use crate::run::{Ending, TrainingRun};
-use crate::self_draft::InitialWeights;
+use crate::self_draft::learner::StateLearner;
+use crate::self_draft::train_self_drafts;
 use crate::tests::pair::{deep_target, response_row, responses, tiny_draft};
 use crate::tests::runs::{Export, Watcher, assert_contains, exported, files_under, finished};
 
@@ -113,15 +111,14 @@ fn train_adapter(
     seed: u64,
     run: TrainingRun<'_>,
 ) -> Result<Ending<Outcome>, TrainError> {
-    let settings = AdapterTraining {
-        exit_layer: ExitLayers::One(1),
-        loss_chunk: 5,
-        optimizer,
-        architecture: draftsmith_model::AdapterArchitecture::Attention,
-        initial: InitialWeights::Random,
-        ..AdapterTraining::default()
-    };
-    let ending = train_adapters(&tiny_draft(16, 64), rows, &settings, seed, run)?;
+    let settings = AdapterTraining::default().with(|it| {
+        it.exit_layer = 1;
+        it.common.loss_chunk = 5;
+        it.common.optimizer = optimizer;
+        it.architecture = draftsmith_model::AdapterArchitecture::Attention;
+        it.common.initial = InitialWeights::Random;
+    });
+    let ending = train_self_drafts(&tiny_draft(16, 64), rows, &[settings], seed, run)?;
     Ok(ending.map(|mut adapters| {
         let adapter = adapters.remove(0);
         Outcome::of(&adapter, |dir| adapter.model.write_dir(dir, &adapter.config).unwrap())
@@ -134,14 +131,13 @@ fn train_drafter(
     seed: u64,
     run: TrainingRun<'_>,
 ) -> Result<Ending<Outcome>, TrainError> {
-    let settings = Eagle3Training {
-        layers: Some([0, 1, 2]),
-        num_steps: 3,
-        loss_chunk: 5,
-        optimizer,
-        ..Eagle3Training::default()
-    };
-    let ending = train_state_drafters(&deep_target(16, 64), rows, &[settings], seed, run)?;
+    let settings = Eagle3Training::default().with(|it| {
+        it.layers = Some([0, 1, 2]);
+        it.num_steps = 3;
+        it.common.loss_chunk = 5;
+        it.common.optimizer = optimizer;
+    });
+    let ending = train_self_drafts(&deep_target(16, 64), rows, &[settings], seed, run)?;
     Ok(ending.map(|mut drafters| {
         let drafter = drafters.remove(0);
         Outcome::of(&drafter, |dir| drafter.model.write_dir(dir, &drafter.config).unwrap())
@@ -306,8 +302,8 @@ fn every_score_is_listed_in_this_file() {
     }
     let [head, adapter, drafter] = TRAINERS;
     assert_eq!(names::<HeadLearner>(), head.scores);
-    assert_eq!(names::<AdapterLearner>(), adapter.scores);
-    assert_eq!(names::<StateLearner<draftsmith_model::Eagle3>>(), drafter.scores);
+    assert_eq!(names::<StateLearner<draftsmith_model::Adapter, AdapterShape>>(), adapter.scores);
+    assert_eq!(names::<StateLearner<draftsmith_model::Eagle3, Eagle3Shape>>(), drafter.scores);
 }
 
 /// Trains for up to 50 epochs and stops after a number of batches. Returns the best result, and the number

@@ -28,10 +28,9 @@ pub(crate) fn deep_target(hidden_size: usize, context: usize) -> CausalLm {
 /// A draft, and a self-draft whose adapter follows the second of three layers and has a separate LM head.
 pub(crate) fn tiny_drafters(hidden_size: usize, context: usize) -> [DrafterModel; 2] {
     let target = deep_target(hidden_size, context);
-    let config = AdapterConfig {
-        architecture: AdapterArchitecture::AttentionWithHead,
-        ..AdapterConfig::new(target.config(), 2).expect("a valid exit layer")
-    };
+    let config = AdapterConfig::new(target.config(), 2)
+        .expect("a valid exit layer")
+        .with(|it| it.architecture = AdapterArchitecture::AttentionWithHead);
     let mut draws = SeededDraws::new(2, &["tiny-adapter"]);
     let draw = || draws.uniform() as f32 - 0.5;
     let adapter = redrawn(config.init(&Device::flex()), draw);

@@ -5,13 +5,13 @@ use burn::tensor::{DType, Tensor};
 
 use draftsmith_model::{AdapterArchitecture, HeadForm, WeightDtype};
 
-use crate::adapter::settings::{AdapterTraining, ExitLayers};
-use crate::adapter::{TrainedAdapter, train_adapters};
+use crate::adapter::{AdapterShape, AdapterTraining};
 use crate::head::settings::HeadTraining;
 use crate::head::{TrainedHead, train_heads};
+use crate::lessons::settings::InitialWeights;
 use crate::run::TrainingRun;
 use crate::run::optimizer::OptimizerSettings;
-use crate::self_draft::InitialWeights;
+use crate::self_draft::{TrainedState, train_self_drafts};
 use crate::tests::pair::{early_target, responses, tiny_draft};
 use crate::tests::runs::finished;
 
@@ -52,20 +52,19 @@ fn optimizer(defaults: OptimizerSettings) -> OptimizerSettings {
     }
 }
 
-fn adapter(dtype: WeightDtype) -> TrainedAdapter {
-    let training = AdapterTraining {
-        exit_layer: ExitLayers::One(1),
-        dtype,
-        loss_chunk: 5,
-        optimizer: optimizer(OptimizerSettings::ADAPTER),
-        architecture: AdapterArchitecture::Attention,
-        initial: InitialWeights::Random,
-        ..AdapterTraining::default()
-    };
+fn adapter(dtype: WeightDtype) -> TrainedState<AdapterShape> {
+    let training = AdapterTraining::default().with(|it| {
+        it.exit_layer = 1;
+        it.common.dtype = dtype;
+        it.common.loss_chunk = 5;
+        it.common.optimizer = optimizer(OptimizerSettings::ADAPTER);
+        it.architecture = AdapterArchitecture::Attention;
+        it.common.initial = InitialWeights::Random;
+    });
     let dir = tempfile::tempdir().unwrap();
     let rows = responses(40, 30, 4);
     let run = TrainingRun::new(dir.path(), "");
-    train_adapters(&early_target(), &rows, &training, 3, run).map(finished).unwrap().remove(0)
+    train_self_drafts(&early_target(), &rows, &[training], 3, run).map(finished).unwrap().remove(0)
 }
 
 fn head(dtype: WeightDtype, form: HeadForm) -> TrainedHead {

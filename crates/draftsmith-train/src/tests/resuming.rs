@@ -15,8 +15,8 @@ use crate::run::{Ending, TrainingRun};
 use crate::tests::pair::{deep_target, responses, tiny_draft};
 use crate::tests::runs::{Export, Watcher, exported, files_under, finished};
 use crate::{
-    AdapterTraining, ExitLayers, HeadTraining, InitialWeights, OptimizerSettings, TrainError,
-    TrainedAdapter, TrainedHead, train_adapters, train_heads,
+    AdapterShape, AdapterTraining, HeadTraining, InitialWeights, OptimizerSettings, TrainError,
+    TrainedHead, TrainedState, train_heads, train_self_drafts,
 };
 
 /// Runs a training as a new process would: only the directory is shared with earlier runs.
@@ -78,38 +78,38 @@ fn head_sweep(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Exp
 }
 
 fn adapters(
-    exit_layer: ExitLayers,
+    exit_layers: &[usize],
     learning_rate: f64,
     run: TrainingRun<'_>,
 ) -> Result<Ending<Vec<Export>>, TrainError> {
-    let training = AdapterTraining {
-        exit_layer,
-        loss_chunk: 5,
-        optimizer: OptimizerSettings {
-            weight_decay: 0.01,
-            beta_2: 0.95,
-            ..optimizer(learning_rate)
-        },
-        architecture: draftsmith_model::AdapterArchitecture::Attention,
-        initial: InitialWeights::Random,
-        ..AdapterTraining::default()
+    let training = |exit_layer: &usize| {
+        AdapterTraining::default().with(|it| {
+            it.exit_layer = *exit_layer;
+            it.common.loss_chunk = 5;
+            it.common.optimizer =
+                OptimizerSettings { weight_decay: 0.01, beta_2: 0.95, ..optimizer(learning_rate) };
+            it.architecture = draftsmith_model::AdapterArchitecture::Attention;
+            it.common.initial = InitialWeights::Random;
+        })
     };
-    let ending = train_adapters(&deep_target(32, 64), &responses(40, 20, 8), &training, 3, run)?;
-    let export = |trained: TrainedAdapter| {
+    let trainings: Vec<AdapterTraining> = exit_layers.iter().map(training).collect();
+    let ending =
+        train_self_drafts(&deep_target(32, 64), &responses(40, 20, 8), &trainings, 3, run)?;
+    let export = |trained: TrainedState<AdapterShape>| {
         exported(|dir| trained.model.write_dir(dir, &trained.config).unwrap())
     };
     Ok(ending.map(|all| all.into_iter().map(export).collect()))
 }
 
 fn adapter(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
-    adapters(ExitLayers::One(1), learning_rate, run)
+    adapters(&[1], learning_rate, run)
 }
 
 fn adapter_pass(
     learning_rate: f64,
     run: TrainingRun<'_>,
 ) -> Result<Ending<Vec<Export>>, TrainError> {
-    adapters(ExitLayers::Many(vec![2, 1]), learning_rate, run)
+    adapters(&[2, 1], learning_rate, run)
 }
 
 const TRAINERS: [Train; 4] = [head, head_sweep, adapter, adapter_pass];
@@ -350,8 +350,7 @@ fn each_member_ends_with_the_same_bytes_as_if_trained_alone() {
 
     let [both, one, two] = [vec![2, 1], vec![1], vec![2]].map(|exit_layers| {
         let dir = tempfile::tempdir().unwrap();
-        let exit_layers = ExitLayers::Many(exit_layers);
-        finished(adapters(exit_layers, RATE, TrainingRun::new(dir.path(), "")).unwrap())
+        finished(adapters(&exit_layers, RATE, TrainingRun::new(dir.path(), "")).unwrap())
     });
     assert!(both == [two, one].concat(), "other bytes");
     assert!(both[0] != both[1]);

@@ -395,7 +395,10 @@ fn eagle3_weights(dir: &Path) -> Result<()> {
 pub(crate) fn block_config() -> Result<BlockDrafterConfig> {
     let target = ModelConfig::from_model_dir(&fixture(MODEL))?;
     let confidence = ConfidenceHead::OfRowAndToken;
-    Ok(BlockDrafterConfig { markov_rank: 2, confidence, ..BlockDrafterConfig::new(&target, 2, 0) })
+    Ok(BlockDrafterConfig::new(&target, 2, 0).with(|it| {
+        it.markov_rank = 2;
+        it.confidence = confidence;
+    }))
 }
 
 fn block_weights(dir: &Path) -> Result<()> {

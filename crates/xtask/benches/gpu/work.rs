@@ -11,8 +11,8 @@ use draftsmith_model::{CausalLm, WeightDtype};
 use draftsmith_theory::SeededDraws;
 use draftsmith_train::renderer::Listener;
 use draftsmith_train::{
-    AdapterTraining, Eagle3Training, Ending, ExitLayers, HeadTraining, OptimizerSettings,
-    TrainingRun, is_held_out, train_adapters, train_heads, train_state_drafters,
+    AdapterTraining, Eagle3Training, Ending, HeadTraining, OptimizerSettings, TrainingRun,
+    is_held_out, train_heads, train_self_drafts,
 };
 use serde::Deserialize;
 
@@ -131,27 +131,25 @@ impl Work {
     ) -> Result<()> {
         let stopped = match *self {
             Self::Adapter { exit_layer, loss_chunk } => {
-                let training = AdapterTraining {
-                    exit_layer: ExitLayers::One(exit_layer),
-                    loss_chunk,
-                    max_len: timing.seq + 1,
-                    dtype: timing.dtype,
-                    optimizer: timing.optimizer(OptimizerSettings::ADAPTER, 1),
-                    ..AdapterTraining::default()
-                };
-                let ending = train_adapters(frozen, rows, &training, SEED, run)?;
+                let training = AdapterTraining::default().with(|it| {
+                    it.exit_layer = exit_layer;
+                    it.common.loss_chunk = loss_chunk;
+                    it.common.max_len = timing.seq + 1;
+                    it.common.dtype = timing.dtype;
+                    it.common.optimizer = timing.optimizer(OptimizerSettings::ADAPTER, 1);
+                });
+                let ending = train_self_drafts(frozen, rows, &[training], SEED, run)?;
                 matches!(ending, Ending::Stopped { .. })
             }
             Self::Eagle3 { num_steps, loss_chunk } => {
-                let training = Eagle3Training {
-                    num_steps,
-                    loss_chunk,
-                    max_len: timing.seq + 1,
-                    dtype: timing.dtype,
-                    optimizer: timing.optimizer(OptimizerSettings::EAGLE3, 1),
-                    ..Eagle3Training::default()
-                };
-                let ending = train_state_drafters(frozen, rows, &[training], SEED, run)?;
+                let training = Eagle3Training::default().with(|it| {
+                    it.num_steps = num_steps;
+                    it.common.loss_chunk = loss_chunk;
+                    it.common.max_len = timing.seq + 1;
+                    it.common.dtype = timing.dtype;
+                    it.common.optimizer = timing.optimizer(OptimizerSettings::EAGLE3, 1);
+                });
+                let ending = train_self_drafts(frozen, rows, &[training], SEED, run)?;
                 matches!(ending, Ending::Stopped { .. })
             }
             Self::Head { num_layers, accumulation } => {

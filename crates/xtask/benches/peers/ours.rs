@@ -14,8 +14,8 @@ use draftsmith_decode::{
 use draftsmith_model::{CausalLm, HeadForm};
 use draftsmith_theory::{Decoding, FixedLengthConfig, SeededDraws};
 use draftsmith_train::{
-    AdapterTraining, BlockTraining, ExitLayers, HeadLabels, HeadTraining, OptimizerSettings,
-    TrainingRun, discard, train_adapters, train_heads, train_state_drafters,
+    AdapterTraining, BlockTraining, HeadLabels, HeadTraining, OptimizerSettings, TrainingRun,
+    discard, train_heads, train_self_drafts,
 };
 use serde::Deserialize;
 use serde_json::json;
@@ -226,15 +226,14 @@ impl Ours {
 
     /// Settings of adapter training.
     pub(crate) fn adapter_training(&self) -> Result<AdapterTraining> {
-        let exit_layer = ExitLayers::One(EXIT_LAYER);
-        let mut training = AdapterTraining { exit_layer, ..adapter_training(&self.recipe)? };
-        one_epoch(&mut training.optimizer);
+        let mut training = adapter_training(&self.recipe)?.with(|it| it.exit_layer = EXIT_LAYER);
+        one_epoch(&mut training.common.optimizer);
         Ok(training)
     }
 
     /// Settings of a block drafter's training: the default sizes with the adapter's batches and rate.
     pub(crate) fn block_training(&self) -> Result<BlockTraining> {
-        let adapter = self.adapter_training()?.optimizer;
+        let adapter = self.adapter_training()?.common.optimizer;
         let num_layers = self.target.shape().num_layers;
         let layers = json!([2, num_layers / 2, num_layers - 3]);
         let mut training: BlockTraining = serde_json::from_value(json!({ "layers": layers }))?;
@@ -254,7 +253,7 @@ impl Ours {
         let begun = Instant::now();
         let rows = &self.rows[..num_rows.min(self.rows.len())];
         let (trainings, run) = (std::slice::from_ref(&training), run_in(&dir));
-        let trained = train_state_drafters(&self.target, rows, trainings, self.seed, run)?;
+        let trained = train_self_drafts(&self.target, rows, trainings, self.seed, run)?;
         let trained = trained.best().context("nothing was trained")?.remove(0);
         Ok(Measurement::of(trained.num_supervised, begun.elapsed()))
     }
@@ -281,7 +280,7 @@ impl Ours {
         let begun = Instant::now();
         let rows = &self.rows[..num_rows.min(self.rows.len())];
         let run = run_in(&dir);
-        let trained = train_adapters(&self.target, rows, &training, self.seed, run)?;
+        let trained = train_self_drafts(&self.target, rows, &[training], self.seed, run)?;
         let trained = trained.best().context("nothing was trained")?.remove(0);
         Ok(Measurement::of(trained.num_supervised, begun.elapsed()))
     }

@@ -22,9 +22,9 @@ use clap::{Parser, ValueEnum};
 use draftsmith_data::{Incomplete, ResponseRow, read_dir};
 use draftsmith_model::{AdapterConfig, CausalLm, WeightDtype};
 use draftsmith_train::{
-    AdapterTraining, Clipping, ExitLayers, HeadTraining, OptimizerSettings, Schedule, StepExamples,
-    TrainingRun, adapter_examples, first_adapter, first_head, head_examples, train_adapters,
-    train_heads,
+    AdapterTraining, Clipping, HeadTraining, OptimizerSettings, Schedule, StepExamples,
+    TrainingRun, first_head, first_self_draft, head_examples, self_draft_examples, train_heads,
+    train_self_drafts,
 };
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -182,20 +182,20 @@ fn adapter(
     rounds: usize,
 ) -> Result<bool> {
     let target = CausalLm::from_model_dir(dir, &Device::flex())?;
-    let exit_layer = training.exit_layer.to_vec().pop().context("there is an exit layer")?;
-    let training = &AdapterTraining { exit_layer: ExitLayers::One(exit_layer), ..training.clone() };
-    let steps = adapter_examples(&target, rows, training, seed)?;
-    let settings = for_torch(json!(training), &steps, &training.optimizer)?;
+    let exit_layer = training.exit_layer;
+    let steps = self_draft_examples(&target, rows, training, seed)?;
+    let settings = for_torch(json!(training), &steps, &training.common.optimizer)?;
     let task =
         Task { what: What::Adapter, model_dir: dir.to_path_buf(), steps, settings, exit_layer };
     let place = tempfile::tempdir()?;
-    let (config, first) = first_adapter(&target, training, exit_layer, seed)?;
+    let (config, first) = first_self_draft(&target, training, seed)?;
     // The initial weights.
     let config = AdapterConfig { dtype: WeightDtype::F32, ..config };
     first.write_dir(&place.path().join("first"), &config)?;
     let ours = |state: &Path| -> Result<Training> {
         let begun = Instant::now();
-        let trained = train_adapters(&target, rows, training, seed, TrainingRun::new(state, ""))?;
+        let (trainings, run) = (std::slice::from_ref(training), TrainingRun::new(state, ""));
+        let trained = train_self_drafts(&target, rows, trainings, seed, run)?;
         let seconds = begun.elapsed().as_secs_f64();
         let trained =
             trained.best().and_then(|mut all| all.pop()).context("nothing was trained")?;

@@ -74,7 +74,7 @@ fn workspace(recipe: &Recipe) -> Workspace {
     let (devices, console) = (vec![Device::flex()], Console::silent());
     let workspace = Workspace::open(target, served_as, &drafts, None, devices, &console);
     let mut workspace = workspace.expect("local");
-    workspace.models.num_first_layers = recipe.num_first_layers();
+    workspace.models.layers_needed = recipe.layers_needed();
     workspace
 }
 

@@ -22,10 +22,9 @@ fn drafts(name: &str) -> Both {
 /// A self-draft of it, whose adapter was written and read back packed.
 fn self_drafts(name: &str) -> Both {
     let (target, dir) = (load(name), tempfile::tempdir().expect("a temporary directory"));
-    let config = AdapterConfig {
-        architecture: AdapterArchitecture::DecoderLayer,
-        ..AdapterConfig::new(target.config(), EXIT_LAYER).expect("a valid exit layer")
-    };
+    let config = AdapterConfig::new(target.config(), EXIT_LAYER)
+        .expect("a valid exit layer")
+        .with(|it| it.architecture = AdapterArchitecture::DecoderLayer);
     let drawn = config.init(&Device::flex());
     drawn.write_dir(dir.path(), &config).expect("written");
     let read = Adapter::from_dir(dir.path(), target.shape(), WeightDtype::F32, &Device::flex());

@@ -25,7 +25,7 @@ pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
     let config = &adapter.config;
     dir.finish()?;
     let num_layers = model.shape().num_layers;
-    let origin = match config.exit_layer {
+    let origin = match config.exit_layer() {
         0 => "all from the adapter".to_owned(),
         first => format!("{first} from the target and {} from the adapter", num_layers - first),
     };
@@ -52,7 +52,7 @@ pub(crate) fn write_draft_model(
         "draft_model_of": {
             "adapter": workspace.artifacts.adapter_hash(source, config)?,
             "target_hash": workspace.models.target_hash()?,
-            "exit_layer": config.exit_layer,
+            "exit_layer": config.exit_layer(),
             "architecture": config.architecture.to_string(),
         }
     });

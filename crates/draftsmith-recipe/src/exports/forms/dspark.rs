@@ -1,25 +1,17 @@
 //! Exports a block drafter as a DSpark, which llama.cpp, vLLM and SGLang load.
 
 use anyhow::Result;
-use draftsmith_model::{BlockDrafter, BlockDrafterConfig, ConfidenceHead};
+use draftsmith_model::{BlockDrafterConfig, ConfidenceHead};
 
 use super::{Exporting, Written};
-use crate::out_dir::OutDir;
 
 /// Writes the drafter in the source directory in DeepSpec's form, with every key on whose default
 /// servers disagree. Reading the drafter first checks that it is complete.
 pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
-    let (Exporting { source, out, .. }, workspace) = (export, (export.open)()?);
-    let models = &workspace.models;
-    let (config, drafter) =
-        BlockDrafter::from_dir(*source, models.target_shape()?, models.dtype, models.device())?;
+    let (config, drafter) = export.self_draft()?;
     let ignored = notes(&config);
-    let config =
-        BlockDrafterConfig { target_hash: None, training: serde_json::Map::default(), ..config };
     let (drafter, config) = drafter.as_dspark(&config);
-    let dir = OutDir::begin(out)?;
-    drafter.write_dir(dir.path(), &config)?;
-    dir.finish()?;
+    export.write(&drafter, &config)?;
     let what = format!(
         "a DSpark with {} parameters that drafts {} tokens in one forward",
         config.num_parameters(),

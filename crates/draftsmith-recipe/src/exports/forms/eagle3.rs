@@ -1,22 +1,15 @@
 //! Exports an EAGLE-3 drafter in the subset of the format that vLLM, SGLang and llama.cpp share.
 
 use anyhow::Result;
-use draftsmith_model::{Eagle3, Eagle3Config};
+use draftsmith_model::Eagle3Form;
 
 use super::{Exporting, Written};
-use crate::out_dir::OutDir;
 
 /// Writes the drafter in the source directory without its training record. Reading the drafter
 /// first checks that it is complete.
 pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
-    let (Exporting { source, out, .. }, workspace) = (export, (export.open)()?);
-    let models = &workspace.models;
-    let (config, drafter) =
-        Eagle3::from_dir(*source, models.target_shape()?, models.dtype, models.device())?;
-    let config = Eagle3Config { target_hash: None, training: serde_json::Map::default(), ..config };
-    let dir = OutDir::begin(out)?;
-    drafter.write_dir(dir.path(), &config)?;
-    dir.finish()?;
+    let (config, drafter) = export.self_draft::<Eagle3Form>()?;
+    export.write(&drafter, &config)?;
     let lost = [
         (config.norm_before_residual, "`norm_before_residual`, in SGLang"),
         (config.norm_output, "`norm_output`, in llama.cpp b11434"),

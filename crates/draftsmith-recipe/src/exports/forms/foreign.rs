@@ -50,7 +50,8 @@ pub(crate) fn specdec_pp(Exporting { source, out, .. }: &Exporting<'_>) -> Resul
 
 /// Writes a trained adapter in the format that the Kangaroo authors' Python class loads.
 pub(crate) fn kangaroo(Exporting { source, out, .. }: &Exporting<'_>) -> Result<Written> {
-    let AdapterConfig { exit_layer, model, .. } = AdapterConfig::from_dir(*source)?;
+    let config = AdapterConfig::from_dir(*source)?;
+    let (exit_layer, model) = (config.exit_layer(), config.model);
     // Reading checks a target's shape. Any target with a layer after the exit will do.
     let target = ModelShape { num_layers: exit_layer + 1, ..model.shape };
     let (config, adapter) = Adapter::from_dir(*source, &target, WeightDtype::F32, &Device::flex())?;
@@ -80,7 +81,7 @@ pub(crate) fn kangaroo(Exporting { source, out, .. }: &Exporting<'_>) -> Result<
         commands: vec![format!(
             "--adapter-path {} --exitlayer {}",
             out.display(),
-            config.exit_layer
+            config.exit_layer()
         )],
     })
 }

@@ -89,10 +89,13 @@ fn padding_does_not_change_a_rows_states() {
     let sizes: Vec<usize> = batches.iter().map(|batch| batch.row_ids.len()).collect();
     assert_eq!(sizes, [3, 3, 1]);
     for batch in &batches {
-        let features = values(at_positions(
-            batch.content.features[0].clone(),
-            batch.content.supervised.clone(),
-        ));
+        let LessonBatch { features, wanted, .. } = &batch.content;
+        let [_, seq, _] = features[0].dims();
+        let wanted = wanted.iter().enumerate();
+        let rows = wanted.flat_map(|(nth, row)| row.clone().map(move |at| (nth * seq + at) as i32));
+        let rows: Vec<i32> = rows.collect();
+        let rows = Tensor::from_ints(rows.as_slice(), &features[0].device());
+        let features = values(at_positions(features[0].clone(), rows));
         let (mut expected, mut teachers) = (Vec::new(), Vec::new());
         for row in batch.row_ids.iter().map(|id| by_id(id)) {
             let ids: Vec<i32> = row.input_ids.iter().map(|id| *id as i32).collect();

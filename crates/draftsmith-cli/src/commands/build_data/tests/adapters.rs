@@ -152,7 +152,7 @@ fn missing_layers_are_named() {
     };
     // Initialising from the target needs one layer more than the directory contains.
     let mut deeper = of_adapter(dir.path(), "a", &target, &data, "");
-    deeper.drafters.adapter_of("adapter").initial = draftsmith_train::InitialWeights::Target;
+    deeper.drafters.adapter_of("adapter").common.initial = draftsmith_train::InitialWeights::Target;
     let error = train(&deeper);
     assert!(error.contains("drafters need the target's first 3 layers"), "{error}");
     fs::remove_file(target.join("model-0.safetensors")).expect("it was there");

@@ -83,6 +83,9 @@ pub(crate) const LAYER_KEYS: &str = "transformer_layer_config";
 /// The keys of the speculators library that say how its drafters are meant to be served.
 const SERVING: &str = "algorithm default_proposal_method proposal_methods verifier";
 
+/// The keys that all forms read.
+pub(crate) const RECORD: &str = "dtype target_hash torch_dtype training";
+
 /// The directory of a drafter, and the keys of its `config.json` that are ignored.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrafterDir {
@@ -112,14 +115,69 @@ impl Deref for DrafterDir {
     }
 }
 
-/// The keys that the reader of a kind of drafter reads.
-pub(crate) struct DrafterKeys {
-    /// The keys of the kind itself.
+/// The keys and names of tensors of a form of drafter, in our files and in those of other trainers.
+#[derive(Debug)]
+pub struct DraftKeys {
+    /// The keys of the form itself that are read, beside [`RECORD`].
     pub(crate) own: &'static str,
+    /// The key of the target's layers, and the number in it of the state before the first layer.
+    pub(crate) layers: (&'static str, i64),
+    /// Whether it reads the state after the target's last layer.
+    pub(crate) reads_last: bool,
     /// The table whose keys are read as if they were at the top level.
     pub(crate) table: &'static str,
     /// Whether the layers may be of any family, with windows.
     pub(crate) has_families: bool,
+    /// A prefix that all tensors may have in addition.
+    pub(crate) dropped_prefix: &'static str,
+    /// Another prefix of some tensors, and ours.
+    pub(crate) other_prefix: (&'static str, &'static str),
+    /// The forms of other trainers. All that apply are translated to ours, in their order.
+    pub(crate) dialects: &'static [DraftDialect],
+}
+
+/// The keys of a trainer that differ from ours.
+#[derive(Debug)]
+pub(crate) struct DraftDialect {
+    /// A key that its files have, and one that they lack; empty for none.
+    pub(crate) marks: [&'static str; 2],
+    /// A key's name there, and ours.
+    pub(crate) renamed: (&'static str, &'static str),
+    /// A key and its value as JSON if it is absent.
+    pub(crate) default: (&'static str, &'static str),
+}
+
+impl DraftDialect {
+    /// Describes a form that differs only in a key's name.
+    pub(crate) const fn named(theirs: &'static str, ours: &'static str) -> Self {
+        Self { marks: [theirs, ""], renamed: (theirs, ours), default: ("", "") }
+    }
+
+    /// Describes a form that differs only in a default.
+    pub(crate) const fn defaulting(
+        marks: [&'static str; 2],
+        default: (&'static str, &'static str),
+    ) -> Self {
+        Self { marks, renamed: ("", ""), default }
+    }
+
+    /// Translates the keys of a file in this form.
+    pub(crate) fn translate(&self, keys: &mut Map<String, Value>) {
+        let has = |keys: &Map<String, Value>, key| keys.get(key).is_some_and(|it| !it.is_null());
+        if !has(keys, self.marks[0]) || has(keys, self.marks[1]) {
+            return;
+        }
+        let (theirs, ours) = self.renamed;
+        if !has(keys, ours)
+            && let Some(value) = keys.get(theirs).cloned()
+        {
+            keys.insert(ours.to_owned(), value);
+        }
+        let (key, value) = self.default;
+        if !key.is_empty() && !has(keys, key) {
+            keys.insert(key.to_owned(), value.parse().unwrap_or_default());
+        }
+    }
 }
 
 /// The keys of a drafter's `config.json`, with those of nested tables beside the others.
@@ -155,7 +213,7 @@ impl DrafterDir {
     ///
     /// # Errors
     /// If the file is missing or malformed, or an ignored key is absent.
-    pub(crate) fn read_keys(&self, kind: &DrafterKeys) -> Result<FoundKeys, ModelError> {
+    pub(crate) fn read_keys(&self, kind: &DraftKeys) -> Result<FoundKeys, ModelError> {
         let path = self.path.join("config.json");
         let mut keys: Map<String, Value> = read_json(&path)?;
         for key in &self.ignored_keys {
@@ -187,7 +245,7 @@ impl DrafterDir {
         for (name, value) in named {
             let read = match name.rsplit('.').nth(1).unwrap_or(LAYER_KEYS) {
                 table if table == kind.table || table == LAYER_KEYS => {
-                    &[kind.own, LAYERS, families][..]
+                    &[kind.own, RECORD, LAYERS, families][..]
                 }
                 "speculators_config" => &[SERVING],
                 "dflash_config" | "eagle_config" => &[],

@@ -1,6 +1,9 @@
-//! The scores of an EAGLE-3 drafter on held-out responses.
+//! The scores of a self-draft on held-out responses.
 
 use serde::{Deserialize, Serialize};
+
+use crate::lessons::distillation::{DistillationLoss, NUM_SCORES};
+use crate::run::member::Score;
 
 /// The largest number of unrolled steps.
 pub const MAX_STEPS: usize = 8;
@@ -24,9 +27,92 @@ pub struct DraftScores {
     pub accepted_length: f64,
 }
 
-impl DraftScores {
+/// The scores of one adapter on one set of tokens, against the target's raw distribution (T = 1).
+/// Means over no tokens are NaN.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct AdapterScores {
+    /// The number of tokens predicted.
+    pub num_tokens: usize,
+    /// The mean of −Σ p log q in nats, where p is the target's distribution and q the adapter's.
+    pub cross_entropy: f64,
+    /// The mean of −Σ p log p in nats: the lowest possible `cross_entropy`.
+    pub target_entropy: f64,
+    /// The fraction of tokens for which the target and the adapter have the same most probable
+    /// token.
+    pub agreement: f64,
+    /// The mean of Σ min(p, q): the expected acceptance probability of a token drawn from q.
+    pub overlap: f64,
+}
+
+impl AdapterScores {
+    /// Computes the mean KL(p ‖ q) in nats: the part of the cross-entropy that training can remove.
+    pub fn kl(&self) -> f64 {
+        self.cross_entropy - self.target_entropy
+    }
+
+    /// Returns the mean of the given loss.
+    pub fn loss(&self, loss: DistillationLoss) -> f64 {
+        // Σ |p − q| = 2 (1 − Σ min(p, q))
+        let [cross_entropy, distance] = loss.weights().map(f64::from);
+        cross_entropy * self.cross_entropy + distance * 2.0 * (1.0 - self.overlap)
+    }
+}
+
+/// Scores that are computed from the sums over the validation rows.
+pub trait LessonScores: Sized + 'static {
+    /// Whether the most probable tokens of each step are compared with the response's.
+    const READS_STEPS: bool;
+    /// The scores that are logged.
+    const SCORES: &'static [Score<Self>];
+    /// The names of the scores that are shown after each epoch.
+    const SHOWN: &'static [&'static str];
+
+    /// Computes the scores.
+    fn of(tally: DraftTally) -> Self;
+
+    /// Returns the number that is smallest for the best epoch.
+    fn to_minimise(&self, loss: DistillationLoss) -> f64;
+
+    /// Returns the agreement of the first step.
+    fn agreement(&self) -> f64;
+
     /// Formats the scores as one line.
-    pub fn text(&self) -> String {
+    fn text(&self) -> String;
+}
+
+impl LessonScores for DraftScores {
+    const READS_STEPS: bool = true;
+    const SCORES: &'static [Score<Self>] = &[
+        Score::higher("accepted length", |scores| scores.accepted_length),
+        Score::higher("agreement", |scores| scores.agreement.first()),
+        Score::lower("cross-entropy", |scores| scores.cross_entropy),
+        Score::higher("overlap", |scores| scores.overlap),
+    ];
+    const SHOWN: &'static [&'static str] = &["accepted length", "agreement", "cross-entropy"];
+
+    fn of(tally: DraftTally) -> Self {
+        let mean = |sum: f64| sum / tally.num_tokens as f64;
+        let shares = tally.steps.iter().map(|[num, agreeing]| *agreeing as f64 / *num as f64);
+        let [cross_entropy, _, _, overlap] = tally.sums.map(mean);
+        Self {
+            num_tokens: tally.num_tokens,
+            cross_entropy,
+            overlap,
+            agreement: StepShares::new(&shares.collect::<Vec<f64>>()),
+            accepted_length: mean(tally.num_accepted as f64),
+        }
+    }
+
+    fn to_minimise(&self, _loss: DistillationLoss) -> f64 {
+        -self.accepted_length
+    }
+
+    fn agreement(&self) -> f64 {
+        self.agreement.first()
+    }
+
+    fn text(&self) -> String {
         let shares = self.agreement.as_slice().iter().map(|share| format!("{share:.3}"));
         format!(
             "validation over {} tokens: accepted length {:.3}, agreement by step {}, cross-entropy {:.4}, \
@@ -36,6 +122,39 @@ impl DraftScores {
             shares.collect::<Vec<_>>().join(" "),
             self.cross_entropy,
             self.overlap,
+        )
+    }
+}
+
+impl LessonScores for AdapterScores {
+    const READS_STEPS: bool = false;
+    const SCORES: &'static [Score<Self>] = &[
+        Score::lower("cross-entropy", |scores| scores.cross_entropy),
+        Score::lower("KL", Self::kl),
+        Score::higher("agreement", |scores| scores.agreement),
+        Score::higher("overlap", |scores| scores.overlap),
+    ];
+    const SHOWN: &'static [&'static str] = &["cross-entropy", "agreement", "overlap"];
+
+    fn of(tally: DraftTally) -> Self {
+        let num_tokens = tally.num_tokens;
+        let [cross_entropy, target_entropy, agreement, overlap] =
+            tally.sums.map(|sum| sum / num_tokens as f64);
+        Self { num_tokens, cross_entropy, target_entropy, agreement, overlap }
+    }
+
+    fn to_minimise(&self, loss: DistillationLoss) -> f64 {
+        self.loss(loss)
+    }
+
+    fn agreement(&self) -> f64 {
+        self.agreement
+    }
+
+    fn text(&self) -> String {
+        format!(
+            "validation over {} tokens: cross-entropy {:.4} (the target's own {:.4}), agreement {:.4}, overlap {:.4}",
+            self.num_tokens, self.cross_entropy, self.target_entropy, self.agreement, self.overlap,
         )
     }
 }
@@ -90,9 +209,11 @@ impl TryFrom<Vec<f64>> for StepShares {
 
 /// Sums over the validation rows.
 #[derive(Debug, Default)]
-pub(crate) struct DraftTally {
-    pub(crate) cross_entropy: f64,
-    pub(crate) overlap: f64,
+pub struct DraftTally {
+    /// The sums of the first step: see
+    /// [`LmHead::score_sums`](crate::lessons::distillation::LmHead::score_sums).
+    pub(crate) sums: [f64; NUM_SCORES],
+    pub(crate) num_tokens: usize,
     /// The numbers of tokens and of agreements in each step.
     pub(crate) steps: Vec<[usize; 2]>,
     pub(crate) num_accepted: usize,
@@ -118,19 +239,6 @@ impl DraftTally {
             self.num_accepted += (0..num_rounds).map(accepted).sum::<usize>();
         }
     }
-
-    pub(crate) fn scores(self) -> DraftScores {
-        let num_tokens = self.steps.first().map_or(0, |[num, _]| *num);
-        let mean = |sum: f64| sum / num_tokens as f64;
-        let shares = self.steps.iter().map(|[num, agreeing]| *agreeing as f64 / *num as f64);
-        DraftScores {
-            num_tokens,
-            cross_entropy: mean(self.cross_entropy),
-            overlap: mean(self.overlap),
-            agreement: StepShares::new(&shares.collect::<Vec<f64>>()),
-            accepted_length: mean(self.num_accepted as f64),
-        }
-    }
 }
 
 #[cfg(test)]
@@ -139,11 +247,12 @@ mod tests {
 
     #[test]
     fn a_round_is_accepted_up_to_the_first_difference() {
-        let mut tally = DraftTally { cross_entropy: 6.0, overlap: 1.5, ..Default::default() };
+        let mut tally =
+            DraftTally { sums: [6.0, 0.0, 0.0, 1.5], num_tokens: 4, ..Default::default() };
         // Four tokens to draft: rounds accept 2, 0 and 2 of three steps, and 1 of the only one at the end.
         let row = vec![vec![true, false, true, true], vec![true, true, true], vec![false, true]];
         tally.add(&[row, vec![vec![], vec![], vec![]]]);
-        let scores = tally.scores();
+        let scores = DraftScores::of(tally);
         assert_eq!(scores.num_tokens, 4);
         assert_eq!((scores.cross_entropy, scores.overlap), (1.5, 0.375));
         assert_eq!(scores.agreement.as_slice(), [0.75, 1.0, 0.5]);

@@ -8,7 +8,13 @@ use serde_json::json;
 
 use super::*;
 use crate::config::{Keys, RopeKeys};
-use crate::{adapter, block_drafter, eagle3};
+use crate::self_draft::DraftForm;
+use crate::self_draft::files::RecordKeys;
+use crate::{AdapterForm, BlockForm, Eagle3Form, adapter, block_drafter, eagle3};
+
+const ADAPTER: DraftKeys = AdapterForm::KEYS;
+const EAGLE3: DraftKeys = Eagle3Form::KEYS;
+const BLOCK: DraftKeys = BlockForm::KEYS;
 
 /// A deserializer that notes the fields that a struct asks for.
 struct FieldsOf<'a>(&'a mut Vec<&'static str>);
@@ -52,20 +58,20 @@ fn words(lists: &[&'static str]) -> Vec<&'static str> {
 
 #[test]
 fn the_lists_of_keys_are_those_that_readers_read() {
-    assert_eq!(words(&[adapter::KEYS.own]), fields::<adapter::OwnKeys>());
-    let eagle3 = words(&[eagle3::KEYS.own]);
-    let mut expected = fields::<eagle3::OwnKeys>();
-    expected.push("speculators_model_type");
-    expected.sort_unstable();
-    assert_eq!(eagle3, expected);
-    assert_eq!(words(&[block_drafter::KEYS.own]), fields::<block_drafter::BlockKeys>());
+    assert_eq!(words(&[ADAPTER.own]), fields::<adapter::OwnKeys>());
+    assert_eq!(words(&[EAGLE3.own]), fields::<eagle3::OwnKeys>());
+    let mut block = fields::<block_drafter::BlockKeys>();
+    block.extend(["shift_label", "use_confidence_head"]);
+    block.sort_unstable();
+    assert_eq!(words(&[BLOCK.own]), block);
+    assert_eq!(words(&[RECORD]), fields::<RecordKeys>());
     let mut layers = words(&[LAYERS, FAMILIES, "bos_token_id eos_token_id max_window_layers"]);
     layers.retain(|key| *key != "model_type");
     assert_eq!(layers, fields::<Keys>());
     assert_eq!(words(&[ROPE]), fields::<RopeKeys>());
     let tables = words(&[INERT, NEUTRAL.map(|(_, keys)| keys).concat().leak()]);
     for key in tables {
-        let of_kinds = [adapter::KEYS.own, eagle3::KEYS.own, block_drafter::KEYS.own];
+        let of_kinds = [ADAPTER.own, EAGLE3.own, BLOCK.own, RECORD];
         let is_shared = ["architectures", "target_hidden_size"].contains(&key)
             || ["bos_token_id", "eos_token_id", "max_window_layers"].contains(&key)
             || key == "use_sliding_window";
@@ -75,7 +81,7 @@ fn the_lists_of_keys_are_those_that_readers_read() {
 }
 
 /// Returns the refused keys of a `config.json`.
-fn refused(kind: &DrafterKeys, config: &Value, ignored: &[&str]) -> Vec<String> {
+fn refused(kind: &DraftKeys, config: &Value, ignored: &[&str]) -> Vec<String> {
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
     let ignored_keys = ignored.iter().map(|key| (*key).to_owned()).collect();
@@ -311,9 +317,7 @@ fn every_key_that_trainers_write_by_default_is_accepted() {
     let kangaroo =
         json!({ "exit_layer": 2, "max_sequence_length": 2048, "weights_hash": "", "tuned": {} });
     let adapter = [("Kangaroo", merged([transformers_4(), kangaroo]))];
-    for (kind, configs) in
-        [(&eagle3::KEYS, &eagle3[..]), (&block_drafter::KEYS, &block), (&adapter::KEYS, &adapter)]
-    {
+    for (kind, configs) in [(&EAGLE3, &eagle3[..]), (&BLOCK, &block), (&ADAPTER, &adapter)] {
         for (trainer, config) in configs {
             assert_eq!(refused(kind, config, &[]), [""; 0], "{trainer}");
         }
@@ -356,9 +360,9 @@ fn keys_that_change_the_network_are_refused_by_name_at_each_level() {
         table[key] = value.clone();
     };
     for (kind, tables) in [
-        (&adapter::KEYS, &[""][..]),
-        (&eagle3::KEYS, &["", "eagle_config", "transformer_layer_config", "dflash_config"]),
-        (&block_drafter::KEYS, &["", "dflash_config", "transformer_layer_config", "eagle_config"]),
+        (&ADAPTER, &[""][..]),
+        (&EAGLE3, &["", "eagle_config", "transformer_layer_config", "dflash_config"]),
+        (&BLOCK, &["", "dflash_config", "transformer_layer_config", "eagle_config"]),
     ] {
         for (key, value) in changing() {
             for table in tables {
@@ -395,16 +399,16 @@ fn windows_that_no_layer_uses_change_nothing() {
         json!({ "sliding_window": 4096, "layer_types": null }),
         json!({ "sliding_window": 4096, "use_sliding_window": true }),
     ] {
-        assert_eq!(refused(&block_drafter::KEYS, &config(keys), &[]), [""; 0]);
+        assert_eq!(refused(&BLOCK, &config(keys), &[]), [""; 0]);
     }
     let unclear =
         json!({ "sliding_window": 4096, "use_sliding_window": null, "layer_types": null });
-    assert_eq!(refused(&block_drafter::KEYS, &config(unclear), &[]), ["sliding_window"]);
+    assert_eq!(refused(&BLOCK, &config(unclear), &[]), ["sliding_window"]);
     let used =
         json!({ "sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"] });
     let expected = ["sliding_window", "layer_types"];
-    assert_eq!(refused(&block_drafter::KEYS, &config(used.clone()), &[]), expected);
-    assert_eq!(refused(&adapter::KEYS, &config(used), &[]), [""; 0], "adapters have windows");
+    assert_eq!(refused(&BLOCK, &config(used.clone()), &[]), expected);
+    assert_eq!(refused(&ADAPTER, &config(used), &[]), [""; 0], "adapters have windows");
 }
 
 #[test]
@@ -413,24 +417,24 @@ fn a_key_with_two_values_is_refused_and_an_ignored_one_must_be_there() {
         merged([transformers_5(), json!({ "block_size": 8, "dflash_config": nested })])
     };
     let twice = config(json!({ "block_size": 4, "mask_token_id": 5 }));
-    assert_eq!(refused(&block_drafter::KEYS, &twice, &[]), ["dflash_config.block_size"]);
+    assert_eq!(refused(&BLOCK, &twice, &[]), ["dflash_config.block_size"]);
     for (ignored, block_size) in [("dflash_config.block_size", 8), ("block_size", 4)] {
-        assert_eq!(refused(&block_drafter::KEYS, &twice, &[ignored]), [""; 0]);
+        assert_eq!(refused(&BLOCK, &twice, &[ignored]), [""; 0]);
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("config.json"), twice.to_string()).unwrap();
         let ignored_keys = vec![ignored.to_owned()];
         let from = DrafterDir { path: dir.path().to_path_buf(), ignored_keys };
-        assert_eq!(from.read_keys(&block_drafter::KEYS).unwrap().keys["block_size"], block_size);
+        assert_eq!(from.read_keys(&BLOCK).unwrap().keys["block_size"], block_size);
     }
     let dir = tempfile::tempdir().unwrap();
     std::fs::write(dir.path().join("config.json"), twice.to_string()).unwrap();
     let ignored_keys = vec!["dflash_config.misspelt".to_owned()];
     let from = DrafterDir { path: dir.path().to_path_buf(), ignored_keys };
-    let error = from.read_keys(&block_drafter::KEYS).err().unwrap().to_string();
+    let error = from.read_keys(&BLOCK).err().unwrap().to_string();
     assert!(
         error.contains("ignored_keys") && error.contains("`dflash_config.misspelt`"),
         "{error}"
     );
     let same = config(json!({ "block_size": 8, "mask_token_id": null }));
-    assert_eq!(refused(&block_drafter::KEYS, &same, &[]), [""; 0]);
+    assert_eq!(refused(&BLOCK, &same, &[]), [""; 0]);
 }

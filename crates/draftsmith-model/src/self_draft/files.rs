@@ -1,0 +1,195 @@
+//! Directories of self-drafts, read as far as possible, with the faults that keep one from being read.
+
+use draftsmith_files::parse_json_value;
+use serde::Deserialize;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+
+use super::DraftForm;
+use super::config::DraftConfig;
+use super::keys::{DrafterDir, FoundKeys};
+use crate::config::ModelConfig;
+use crate::draft_vocabulary::{DraftVocabulary, OFFSETS};
+use crate::error::ModelError;
+use crate::spec::ModelShape;
+use crate::weights::{WeightDtype, WeightReader};
+
+/// The keys of all drafters' records.
+#[derive(Deserialize)]
+pub(crate) struct RecordKeys {
+    /// The type of the weights. transformers 5 calls the key `dtype`, earlier versions
+    /// `torch_dtype`.
+    dtype: Option<String>,
+    torch_dtype: Option<String>,
+    target_hash: Option<String>,
+    #[serde(default)]
+    training: Map<String, Value>,
+}
+
+/// What keeps a drafter from being read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DraftFaultKind {
+    /// A key that changes the network in a way that is not computed, or is unknown.
+    RefusedKey,
+    /// More layers than the form has, or none.
+    SeveralLayers,
+    /// The target has fewer layers, or the form reads another number of them.
+    WrongLayers,
+    /// The target's layers do not ascend.
+    DescendingLayers,
+    /// A draft vocabulary without `d2t`.
+    NoOffsets,
+    /// `d2t` without a draft vocabulary.
+    SurplusOffsets,
+    /// `d2t` holds the target's ids.
+    IdsForOffsets,
+    /// `d2t` does not lead to different ids of the target.
+    WrongOffsets,
+    /// A draft vocabulary without an LM head.
+    NoHead,
+    /// Another width than the target's hidden states have.
+    OtherWidth,
+    /// Another vocabulary than the target's.
+    OtherVocabulary,
+    /// A context shorter than the target's.
+    ShortContext,
+    /// A missing tensor.
+    MissingTensor,
+    /// A tensor of another shape than `config.json` says.
+    WrongShape,
+    /// A tensor that belongs to no drafter.
+    UnknownTensor,
+}
+
+/// A fault that keeps a drafter from being read.
+#[derive(Debug)]
+pub struct DraftFault {
+    /// Its kind.
+    pub kind: DraftFaultKind,
+    /// What is wrong, with the file and the key or tensor.
+    pub error: ModelError,
+}
+
+/// A drafter's directory, read as far as possible.
+#[derive(Debug)]
+pub struct DraftFiles<F> {
+    /// The configuration. Where a key is at fault, it has the usual value.
+    pub config: DraftConfig<F>,
+    /// The keys of `config.json`, with those of the layers beside the others.
+    pub keys: Map<String, Value>,
+    /// The number of the target's layers.
+    pub(crate) num_target_layers: usize,
+    /// The faults of the configuration and the draft vocabulary.
+    pub(crate) faults: Vec<DraftFault>,
+    pub(crate) dir: DrafterDir,
+    pub(crate) reader: WeightReader,
+}
+
+impl<F: DraftForm> DraftFiles<F> {
+    /// Reads the directory of a drafter for a target of `num_layers` layers.
+    ///
+    /// # Errors
+    /// If `config.json` or the weights cannot be read.
+    pub fn read(dir: impl Into<DrafterDir>, num_layers: usize) -> Result<Self, ModelError> {
+        let dir = dir.into();
+        let FoundKeys { mut keys, refused } = dir.read_keys(&F::KEYS)?;
+        F::KEYS.dialects.iter().for_each(|dialect| dialect.translate(&mut keys));
+        let path = dir.join("config.json");
+        let model = ModelConfig::from_keys(&path, &keys)?;
+        let record: RecordKeys = parse_json_value(&path, "", Value::Object(keys.clone()))?;
+        let (theirs, ours) = F::KEYS.other_prefix;
+        let reader = WeightReader::open_dir(&dir)?.without_prefix(F::KEYS.dropped_prefix);
+        let config = DraftConfig {
+            dtype: WeightDtype::of_config(record.dtype.or(record.torch_dtype).as_deref()),
+            target_hash: record.target_hash,
+            training: record.training,
+            ..DraftConfig::of(model, Vec::new(), F::default())
+        };
+        let fault = |error| DraftFault { kind: DraftFaultKind::RefusedKey, error };
+        let mut files = Self {
+            config,
+            keys,
+            num_target_layers: num_layers,
+            faults: refused.into_iter().map(fault).collect(),
+            dir,
+            reader: reader.with_prefix(theirs, ours)?,
+        };
+        F::read(&mut files)?;
+        Ok(files)
+    }
+
+    /// Parses the keys of the form.
+    pub(crate) fn own_keys<T: DeserializeOwned>(&self) -> Result<T, ModelError> {
+        let keys = Value::Object(self.keys.clone());
+        Ok(parse_json_value(&self.dir.join("config.json"), "", keys)?)
+    }
+
+    /// Builds the error for a key.
+    pub(crate) fn error(&self, key: &'static str, problem: impl Into<String>) -> ModelError {
+        ModelError::Config { path: self.dir.join("config.json"), key, problem: problem.into() }
+    }
+
+    pub(crate) fn fault(&mut self, kind: DraftFaultKind, key: &'static str, problem: String) {
+        let error = self.error(key, problem);
+        self.faults.push(DraftFault { kind, error });
+    }
+
+    /// Adds the fault that a key is refused.
+    pub(crate) fn refuse(&mut self, error: ModelError) {
+        self.faults.push(DraftFault { kind: DraftFaultKind::RefusedKey, error });
+    }
+
+    /// Returns whether the weights have a tensor.
+    pub(crate) fn has(&self, name: &str) -> bool {
+        self.reader.shape(&format!("{name}.weight")).is_some()
+    }
+
+    /// Returns the files if no fault was found.
+    ///
+    /// # Errors
+    /// With the first fault.
+    pub(crate) fn without_faults(mut self) -> Result<Self, ModelError> {
+        match self.faults.is_empty() {
+            true => Ok(self),
+            false => Err(self.faults.remove(0).error),
+        }
+    }
+
+    /// Reads the draft vocabulary of `size` tokens from its offsets, which may be in any order of tokens.
+    pub(crate) fn read_offsets(&mut self, size: usize) {
+        let vocab_size = self.config.model.shape.vocab_size;
+        match DraftVocabulary::take_offsets(&mut self.reader, size, vocab_size) {
+            Ok(vocabulary) => self.config.draft_vocabulary = Some(vocabulary),
+            Err((are_ids, error)) => {
+                let has_offsets = self.reader.shape(OFFSETS).is_some();
+                let kind = match (are_ids, has_offsets) {
+                    (true, _) => DraftFaultKind::IdsForOffsets,
+                    (false, true) => DraftFaultKind::WrongOffsets,
+                    (false, false) => DraftFaultKind::NoOffsets,
+                };
+                self.faults.push(DraftFault { kind, error });
+            }
+        }
+    }
+
+    /// Finds everything for which the drafter is not read beside a target of this shape.
+    pub fn faults_beside(self, target: &ModelShape) -> Vec<DraftFault> {
+        let Self { config, dir, mut faults, mut reader, .. } = self;
+        faults.extend(config.target_faults(&dir.join("config.json"), target));
+        reader.ignore(|name| F::is_beside(&config, &dir, name));
+        let expected = config.shapes().shapes;
+        for (name, shape) in &expected {
+            let Err(error) = reader.check_shape(name, shape) else { continue };
+            let kind = match reader.shape(name) {
+                None => DraftFaultKind::MissingTensor,
+                Some(_) => DraftFaultKind::WrongShape,
+            };
+            faults.push(DraftFault { kind, error });
+        }
+        reader.ignore(|name| expected.iter().any(|(known, _)| known == name));
+        if let Err(error) = reader.finish() {
+            faults.push(DraftFault { kind: DraftFaultKind::UnknownTensor, error });
+        }
+        faults
+    }
+}
