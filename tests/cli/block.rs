@@ -246,7 +246,11 @@ fn a_confidence_head_is_attached_to_a_drafter_of_others() {
     let rounds = place.run(&limited).json()["rounds"].clone();
     let drafted = rounds.as_array().unwrap().iter().map(|round| round["num_drafted"].as_u64());
     assert_eq!(drafted.max().flatten(), Some(2));
-    train("head", &[]).fails_naming(&["already exists"]);
+    // The same again is kept, and other options do not replace it.
+    let again = train("head", &[]);
+    assert!(again.stderr.contains("`head` is there, kept"), "{}", again.stderr);
+    assert_eq!(again.json(), outcome);
+    train("head", &["--rejection-weight", "2"]).fails_naming(&["already exists"]);
     train("kept", &["--keep-markov-head", "--drafter", "it"]).ok();
     assert_eq!(place.json("kept/config.json")["markov_rank"], 4);
     train("other", &["--drafter", "lookup"]).fails_naming(&["no block drafter `lookup`", "it has"]);

@@ -58,13 +58,16 @@ fn an_adapter_and_its_exported_draft_model_draft_the_same() {
         [["--adapter", ADAPTER], ["--draft", "draft"]].map(|drafter| generate(&place, drafter));
     assert_eq!(with_draft["token_ids"], with_adapter["token_ids"]);
     assert!(!message.contains("because of its path"), "{message}");
-    let renamed = ["export", "--for", "draft-model", ADAPTER, "my-EAGLE3-draft"];
-    let message = place.run(&renamed).ok();
-    assert!(message.contains("# vLLM 0.33 runs it as `eagle3` because of its path"), "{message}");
+    let renamed = place.run(&["export", "--for", "draft-model", ADAPTER, "my-EAGLE3-draft"]).ok();
+    assert!(renamed.contains("# vLLM 0.33 runs it as `eagle3` because of its path"), "{renamed}");
     assert_eq!(rounds(&with_draft), rounds(&with_adapter));
     let shown = place.run(&["inspect", "draft", "--json"]).json();
     assert_eq!(shown["num_layers"], 3, "{shown}");
-    place.run(&exporting).fails_naming(&["`draft` already exists", "hint"]);
+    assert_eq!(place.run(&exporting).ok(), message, "the same again");
+    place.write("draft/config.json", "{}");
+    place.run(&exporting).fails_naming(&["`draft` already exists, with other content", "hint"]);
+    std::fs::remove_dir_all(place.path("draft")).unwrap();
+    place.run(&exporting).ok();
 
     assert_eq!(place.json("draft/generation_config.json")["eos_token_id"], 1);
     for name in ["tokenizer.json", "chat_template.jinja"] {

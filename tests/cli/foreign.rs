@@ -158,11 +158,7 @@ const FORMS: [Form; 13] = [
     ("d_swa", &["window", "causal-in-vllm", HEAD, "bidirectional"], Some(SLIDING)),
     ("d_last", &["uncaptured-layer", HEAD], None),
     ("d_emb", &["uncaptured-layer", HEAD], None),
-    (
-        "d_conflict",
-        &["contradicting-keys", "no-confidence-head", "bidirectional"],
-        Some("dflash_config.mask_token_id"),
-    ),
+    ("d_conflict", &["contradicting-keys", "no-confidence-head", "bidirectional"], None),
     ("d_z_swa", &["window", "no-confidence-head", "bidirectional"], Some("layer_types")),
 ];
 
@@ -363,7 +359,11 @@ fn findings_say_what_each_server_does_in_which_version() {
         ("e_qwen3", "other-layers", &["vLLM 0.33 loads Qwen3 layers"]),
         ("d_last", "uncaptured-layer", &["SGLang 0.5.23"]),
         ("d_plain", "causal-in-vllm", &["vLLM 0.33"]),
-        ("d_conflict", "contradicting-keys", &["SGLang 0.5.23, llama.cpp b11434 and mistral.rs"]),
+        (
+            "d_conflict",
+            "contradicting-keys",
+            &["SGLang 0.5.23, llama.cpp b11434, mistral.rs and draftsmith"],
+        ),
     ] {
         write_form(name, &place.path(name));
         let all = diagnosed(&place, name);
@@ -464,5 +464,72 @@ fn matrices_of_a_drafter_are_compared_with_the_targets() {
         assert_eq!(write(matrix, 1.1), [&[name][..], &plain].concat());
         let all = diagnosed(&place, "block");
         assert!(all[0]["what"].as_str().unwrap().contains("by 10 %"), "{}", all[0]);
+        // What is called broken is not exported, unless the export mends it.
+        export(&place, "block", "dspark").fails_naming(&[matrix, "by 10 %", "hint:"]);
     }
+    write("embed_tokens", 1.0);
+    export(&place, "block", "dspark").ok();
+}
+
+/// Exports a drafter of the embedded target.
+fn export(place: &Place, name: &str, form: &str) -> crate::support::Ran {
+    let kind = if form == "eagle3" { "eagle3" } else { "block" };
+    let target = model("target").display().to_string();
+    let recipe =
+        format!("[models]\ntarget = '{target}'\n[drafters.it]\nkind = '{kind}'\npath = '{name}'\n");
+    place.write("export.toml", &recipe);
+    let out = format!("{name}-{form}");
+    let _ = std::fs::remove_dir_all(place.path(&out));
+    place.run(&["export", "--for", form, name, &out, "--recipe", "export.toml"])
+}
+
+#[test]
+fn a_drafter_is_read_as_servers_do_and_exported_without_a_loss() {
+    let place = Place::new();
+    // Absent keys may be null, and the form of special tokens does not matter.
+    write_form("e_plain", &place.path("e_plain"));
+    write_form("d_plain", &place.path("d_plain"));
+    for name in ["e_plain", "d_plain"] {
+        let sound = diagnosed(&place, name);
+        edit_config(&place.path(name), |keys: &mut Map<String, Value>| {
+            keys.extend([("bos_token_id".into(), json!([0])), ("is_causal".into(), Value::Null)]);
+        });
+        assert_eq!(diagnosed(&place, name), sound, "{name}");
+    }
+    // Another depth is named.
+    edit_config(&place.path("d_plain"), |keys: &mut Map<String, Value>| {
+        drop(keys.insert("num_target_layers".into(), json!(36)));
+    });
+    let all = diagnosed(&place, "d_plain");
+    let depth = all.iter().find(|it| it["name"] == "other-depth").unwrap();
+    assert!(depth["what"].as_str().unwrap().contains("`num_target_layers` is 36"), "{depth}");
+    // A layer that is named twice is one state for servers.
+    edit_config(&place.path("e_plain"), |keys: &mut Map<String, Value>| {
+        drop(keys.insert("eagle_aux_hidden_state_layer_ids".into(), json!([2, 4, 4])));
+    });
+    assert!(findings(&place, "e_plain").0.contains(&"descending-layers".to_owned()));
+    export(&place, "e_plain", "eagle3").fails_naming(&["[2, 4, 4]", "named twice"]);
+    // A number of draft tokens is not guessed.
+    let mut narrow = Tensors::block(true);
+    narrow.add("lm_head.weight", &[400, 192]);
+    let mut config = dspark_config(layer(json!({ "model_type": "qwen3", "num_hidden_layers": 2 })));
+    config["draft_vocab_size"] = Value::Null;
+    narrow.add("d2t", &[400]);
+    narrow.write(&place.path("narrow"), &config);
+    export(&place, "narrow", "dspark").fails_naming(&["draft_vocab_size", "`d2t`", "hint:"]);
+    // Weights keep their type.
+    let tensors = Tensors::eagle3("midlayer.", false, &[]);
+    let mut config = eagle3_config(layer(json!({})), json!({ "dtype": "float16" }));
+    config["norm_before_residual"] = false.into();
+    tensors.write(&place.path("half"), &config);
+    let path = place.path("half").join("model.safetensors");
+    write_safetensors(&path, &tensors.all, WeightDtype::F16, &[]).unwrap();
+    export(&place, "half", "eagle3").ok();
+    let read = |dir: &str| {
+        let mut reader = WeightReader::open_dir(&place.path(dir)).unwrap();
+        assert_eq!(reader.dtype().as_deref(), Some("F16"), "{dir}");
+        reader.take("fc.weight", &[192, 3 * 192]).unwrap()
+    };
+    assert_eq!(read("half"), read("half-eagle3"));
+    assert_eq!(place.json("half-eagle3/config.json")["dtype"], "float16");
 }

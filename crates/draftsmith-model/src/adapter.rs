@@ -174,6 +174,7 @@ impl DraftForm for AdapterForm {
         layers: ("exit_layer", 0),
         reads_last: false,
         table: "",
+        table_decides: false,
         has_families: true,
         dropped_prefix: "",
         other_prefix: ("", ""),

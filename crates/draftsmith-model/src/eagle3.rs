@@ -145,6 +145,7 @@ impl DraftForm for Eagle3Form {
         layers: (LAYERS, 0),
         reads_last: true,
         table: "eagle_config",
+        table_decides: false,
         has_families: false,
         dropped_prefix: "",
         other_prefix: ("layers.0.", "midlayer."),
@@ -291,12 +292,13 @@ fn read_layers(files: &mut DraftFiles<Eagle3Form>, layers: Vec<usize>) {
     if layers.len() != NUM_TARGET_STATES {
         let problem = format!("is {layers:?}, expected {NUM_TARGET_STATES} layers");
         files.fault(DraftFaultKind::WrongLayers, LAYERS, problem);
-    } else if layers.is_sorted() {
+    } else if layers.is_sorted_by(|one, next| one < next) {
         files.config.target_layers = layers;
     } else {
         let problem = format!(
-            "is {layers:?}: runtimes take layers that do not ascend in different orders; hint: \
-             sort them, and the columns of `{FC}` with them"
+            "is {layers:?}: runtimes take layers that do not ascend in different orders, and read a layer \
+             that is named twice once; hint: name three layers in rising order, and sort the columns of \
+             `{FC}` with them"
         );
         files.fault(DraftFaultKind::DescendingLayers, LAYERS, problem);
     }

@@ -28,6 +28,7 @@ impl WeightDtype {
         match self {
             Self::F32 => FloatDType::F32,
             Self::Bf16 => FloatDType::BF16,
+            Self::F16 => FloatDType::F16,
         }
     }
 }

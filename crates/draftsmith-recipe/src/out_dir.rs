@@ -17,9 +17,6 @@ impl OutDir {
     /// # Errors
     /// If `out` exists and is no empty directory, or the temporary one cannot be created.
     pub fn begin(out: &Path) -> Result<Self> {
-        let Some(name) = out.file_name() else {
-            bail!("`{}` cannot name an output directory", out.display());
-        };
         // A link is not replaced, even if it leads to an empty directory.
         let is_free = match fs::symlink_metadata(out) {
             Ok(found) if found.is_dir() => {
@@ -28,12 +25,21 @@ impl OutDir {
             Ok(_) => false,
             Err(error) => error.kind() == std::io::ErrorKind::NotFound,
         };
-        if !is_free {
-            bail!(
-                "`{}` already exists; hint: give another directory, or remove it first",
-                out.display()
-            );
+        match is_free {
+            true => Self::begin_again(out),
+            false => Err(exists(out)),
         }
+    }
+
+    /// Creates the temporary directory for `out`, which may also be what [`Self::finish`] will put
+    /// there.
+    ///
+    /// # Errors
+    /// If the temporary directory cannot be created.
+    pub fn begin_again(out: &Path) -> Result<Self> {
+        let Some(name) = out.file_name() else {
+            bail!("`{}` cannot name an output directory", out.display());
+        };
         let partial = out.with_file_name(format!(".{}.partial", name.to_string_lossy()));
         // A killed earlier run may have left the directory behind.
         let _ = fs::remove_dir_all(&partial);
@@ -47,16 +53,41 @@ impl OutDir {
         &self.partial
     }
 
-    /// Renames the directory to its final name.
+    /// Renames the directory to its final name. Keeps a directory with the same files.
     ///
     /// # Errors
-    /// If the rename fails.
+    /// If the final name is taken by anything else, or the rename fails.
     pub fn finish(self) -> Result<()> {
         // Some systems cannot rename over an empty directory.
         let _ = fs::remove_dir(&self.out);
+        match fs::symlink_metadata(&self.out) {
+            Ok(found) if found.is_dir() && have_same_files(&self.partial, &self.out) => {
+                return Ok(());
+            }
+            Ok(_) => return Err(exists(&self.out)),
+            Err(_) => {}
+        }
         fs::rename(&self.partial, &self.out)
             .with_context(|| format!("cannot write `{}`", self.out.display()))
     }
+}
+
+fn exists(out: &Path) -> anyhow::Error {
+    let text =
+        "already exists, with other content; hint: give another directory, or remove it first";
+    anyhow::anyhow!("`{}` {text}", out.display())
+}
+
+/// Returns whether two directories of files have the same names and bytes.
+fn have_same_files(one: &Path, other: &Path) -> bool {
+    let files = |dir: &Path| -> std::io::Result<Vec<(std::ffi::OsString, Vec<u8>)>> {
+        let entries = fs::read_dir(dir)?.collect::<std::io::Result<Vec<_>>>()?;
+        let read = |entry: fs::DirEntry| Ok((entry.file_name(), fs::read(entry.path())?));
+        let mut files = entries.into_iter().map(read).collect::<std::io::Result<Vec<_>>>()?;
+        files.sort();
+        Ok(files)
+    };
+    matches!((files(one), files(other)), (Ok(one), Ok(other)) if one == other)
 }
 
 /// Copies a file from one directory into another, if the file exists.
@@ -104,6 +135,13 @@ mod tests {
         let refused = OutDir::begin(&out).err().expect("it is not empty").to_string();
         assert!(refused.contains("already exists"), "{refused}");
         assert!(OutDir::begin(&out.join("a")).is_err(), "a file");
+        // The same again changes nothing, and anything else is refused.
+        for (text, is_same) in [("1", true), ("2", false)] {
+            let again = OutDir::begin_again(&out).expect("it may be the same");
+            fs::write(again.path().join("a"), text).expect("written");
+            assert_eq!(again.finish().is_ok(), is_same);
+            assert_eq!(fs::read_to_string(out.join("a")).expect("read"), "1");
+        }
         #[cfg(unix)]
         {
             let (empty, link) = (place.path().join("empty"), place.path().join("link"));

@@ -138,18 +138,33 @@ impl PaperTable {
     pub fn check(&self) -> Result<()> {
         let problem =
             |what: String| Err(ReportError::PaperTable { title: self.title.clone(), what });
+        if self.title.contains(char::is_control) {
+            return problem("its title has control characters; hint: remove them".to_owned());
+        }
         let known = self.source.keys();
         let rows = self.rows.iter().flat_map(|row| row.each.iter().chain(row.r#where.keys()));
         let columns = self.columns.iter().flat_map(|column| {
             [&column.value].into_iter().chain(&column.each).chain(column.r#where.keys())
         });
-        for key in rows.chain(columns) {
+        let best = Some(&self.best).filter(|best| **best != speed());
+        for key in rows.chain(columns).chain(best) {
             let first = key.split('/').next().unwrap_or_default();
             if !known.iter().any(|known| known == first) {
                 return problem(format!("`{key}` is no key of {}", self.source.text()));
             }
         }
         for it in &self.published {
+            for names in [&it.rows, &it.columns].into_iter().flatten() {
+                let is_bad = |at: usize| {
+                    names[at].contains(char::is_control) || names[..at].contains(&names[at])
+                };
+                if let Some(at) = (0..names.len()).find(|at| is_bad(*at)) {
+                    return problem(format!(
+                        "the figures published for `{}` name {:?} twice, or with control characters",
+                        it.name, names[at]
+                    ));
+                }
+            }
             let num_rows = it.rows.as_ref().map_or(self.rows.len(), Vec::len);
             let num_columns = it.columns.as_ref().map_or(self.columns.len(), Vec::len);
             let is_full = it.figures.iter().all(|row| row.len() == num_columns);

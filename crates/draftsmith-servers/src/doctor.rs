@@ -39,6 +39,26 @@ pub struct Diagnosis {
     pub findings: Vec<Finding>,
 }
 
+/// What breaks a drafter on some server, and is mended by an export or does not concern all servers.
+const MENDED: [&str; 7] = [
+    "anchor-first-dflash",
+    "confidence-of-row",
+    "embeddings-for-lm-head",
+    "no-confidence-bias",
+    "no-draft-vocab-size",
+    "tied-embeddings",
+    "uncaptured-layer",
+];
+
+impl Diagnosis {
+    /// Returns the first finding that no export mends and that breaks the drafter on every server;
+    /// `None` if it may be exported.
+    pub fn refuses_export(&self) -> Option<&Finding> {
+        let breaks = self.findings.iter().filter(|finding| finding.severity == Severity::Breaks);
+        breaks.into_iter().find(|finding| !MENDED.contains(&finding.name))
+    }
+}
+
 /// A file format in which trainers write drafters.
 #[derive(Debug)]
 pub struct FileForm {

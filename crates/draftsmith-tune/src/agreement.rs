@@ -50,7 +50,7 @@ pub fn compare(
 pub fn rounding(dtype: WeightDtype) -> Rounding {
     match dtype {
         WeightDtype::F32 => Rounding::F32,
-        WeightDtype::Bf16 => Rounding::Bf16,
+        WeightDtype::Bf16 | WeightDtype::F16 => Rounding::Bf16,
     }
 }
 

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::write_whole;
+use draftsmith_files::{hash_bytes, write_whole};
 use draftsmith_model::{BlockDrafterConfig, BlockForm};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::built_data;
@@ -16,7 +16,7 @@ use draftsmith_theory::{DrafterId, Estimate, RoundForwards};
 use draftsmith_train::{
     ConfidenceTraining, FrozenBlock, JudgedPlace, TrainedConfidence, train_confidence,
 };
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::over_online::mean_losses;
@@ -24,8 +24,11 @@ use crate::over_online::mean_losses;
 /// The file with the temperatures of each place, in the form that SGLang reads.
 pub const TEMPERATURES: &str = "temperatures.json";
 
+/// The file with the result, and the hash of what it was made from.
+const FINISHED: &str = "confidence.json";
+
 /// What the user chooses.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone, Copy, Serialize)]
 pub struct ConfidenceOptions {
     /// The weight of rejections in the loss.
     pub rejection_weight: f64,
@@ -35,7 +38,7 @@ pub struct ConfidenceOptions {
 }
 
 /// The result, as in `--json`.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, Deserialize)]
 pub struct ConfidenceOutcome {
     /// The directory of the drafter with its new head.
     pub dir: PathBuf,
@@ -120,10 +123,19 @@ pub fn train_confidence_head(
     if !(options.rejection_weight > 0.0 && options.rejection_weight.is_finite()) {
         bail!("`--rejection-weight` is {}, expected a positive number", options.rejection_weight);
     }
-    let dir = OutDir::begin(out)?;
     let models = &workspace.models;
     let data = built_data(recipe, workspace, models.target_shape()?.vocab_size)?;
-    let (config, drafter) = read_network::<BlockForm>(&recipe.loading(id, workspace))
+    let loading = recipe.loading(id, workspace);
+    let drafter_hash = recipe.drafters.get(id).map(|it| it.kind.weights_hash(&loading));
+    let made_from = hash_bytes(
+        json!([drafter_hash.transpose()?, data.hash, options, decoding]).to_string().as_bytes(),
+    );
+    if let Some(found) = finished(out, &made_from) {
+        watch.note(format!("attach-head: `{}` is there, kept", out.display()));
+        return Ok(found);
+    }
+    let dir = OutDir::begin(out)?;
+    let (config, drafter) = read_network::<BlockForm>(&loading)
         .with_context(|| format!("cannot read the drafter `{id}`"))?;
     watch.note(format!("attach-head: the rounds of `{id}` along {} responses", data.rows.len()));
     let frozen = FrozenBlock {
@@ -157,7 +169,16 @@ pub fn train_confidence_head(
     recipe.write_of(id, dir.path())?;
     dir.finish()?;
     outcome.advice = advice(&outcome, &config, out);
+    write_whole(&out.join(FINISHED), json!([made_from, outcome]).to_string())?;
     Ok(outcome)
+}
+
+/// Reads the result of a finished training in `out` that was made from the same; `None` for anything
+/// else.
+fn finished(out: &Path, made_from: &str) -> Option<ConfidenceOutcome> {
+    let text = std::fs::read(out.join(FINISHED)).ok()?;
+    let (then, outcome) = serde_json::from_slice::<(String, ConfidenceOutcome)>(&text).ok()?;
+    (then == made_from).then_some(outcome)
 }
 
 /// Compares the head with its rivals on the held-out places.

@@ -21,6 +21,7 @@ use draftsmith_recipe::exports::servers::{
 use draftsmith_recipe::kinds::{KindEntry, Kinds};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::DecodingName;
+use draftsmith_servers::doctor::{Finding, diagnose};
 use draftsmith_theory::{DrafterId, Drafting};
 use draftsmith_tune::serving::tuned_ways;
 
@@ -82,6 +83,16 @@ pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Consol
     };
     let given = recipe.drafters.get(id).and_then(|it| it.kind.path()).cloned();
     let from = given.unwrap_or_else(|| source.into());
+    let is_drafter = [&AS_EAGLE3, &AS_DSPARK].iter().any(|flags| flags.form == form);
+    if is_drafter && recipe.target_elsewhere().is_none() {
+        let diagnosis = diagnose(&from, &recipe.models.target)?;
+        if let Some(Finding { what, servers, hint, .. }) = diagnosis.refuses_export() {
+            bail!(
+                "the drafter in `{}` cannot be served: {what} ({servers}); hint: {hint}",
+                from.display()
+            );
+        }
+    }
     let stop_threshold = *stop_threshold;
     let mut written = write(&Exporting { source: &from, out, stop_threshold, open: &open })?;
     let ignored = from.ignored_text();

@@ -27,7 +27,7 @@ use crate::decoder::BOTH_PARTS;
 use crate::decoder::attention::{DraftPlan, Drafts};
 use crate::draft_vocabulary::{MASK, OFFSETS};
 use crate::error::ModelError;
-use crate::self_draft::files::DraftFiles;
+use crate::self_draft::files::{DraftFaultKind, DraftFiles};
 use crate::self_draft::keys::{DraftDialect, DraftKeys, DrafterDir};
 use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts};
 use crate::spec::{LinearSpec, ModelShape};
@@ -187,6 +187,9 @@ impl BlockKeys {
         };
         let layer = |id: &i64| usize::try_from(id.checked_add(first)?).ok();
         match ids.iter().map(layer).collect::<Option<Vec<usize>>>() {
+            Some(layers) if (1..layers.len()).any(|at| layers[..at].contains(&layers[at])) => {
+                self.fail(key, format!("is {ids:?}, which names a layer twice"))
+            }
             Some(layers) if !layers.is_empty() && layers.len() <= MOST_ROWS => Ok(layers),
             _ => self.fail(key, format!("is {ids:?}, expected 1 to {MOST_ROWS} layers")),
         }
@@ -353,6 +356,7 @@ impl DraftForm for BlockForm {
         layers: (LAYER_IDS, -1),
         reads_last: true,
         table: DFLASH,
+        table_decides: true,
         has_families: false,
         dropped_prefix: "model.",
         other_prefix: ("", ""),
@@ -405,8 +409,17 @@ impl DraftForm for BlockForm {
             confidence: own.confidence(&files.reader),
         };
         files.config.num_target_layers = own.num_target_layers;
-        let size = own.draft_vocab_size.filter(|size| *size < vocab_size);
-        size.into_iter().for_each(|size| files.read_offsets(size));
+        match own.draft_vocab_size {
+            Some(size) if size < vocab_size => files.read_offsets(size),
+            None if files.reader.shape(OFFSETS).is_some() => {
+                let problem = format!(
+                    "is missing, but the weights have a tensor `{OFFSETS}`; hint: set it to the number of its \
+                     entries"
+                );
+                files.fault(DraftFaultKind::SurplusOffsets, "draft_vocab_size", problem);
+            }
+            _ => {}
+        }
         Ok(())
     }
 

@@ -204,6 +204,11 @@ pub(super) fn to_json(rope: &RopeConfig, shape: &ModelShape) -> Value {
     }
     if let Value::Object(keys) = &mut json {
         keys.shift_insert(1, "rope_theta".to_owned(), rope.theta.into());
+        if let RopeScaling::Yarn { factor, attention_factor, .. } = rope.scaling
+            && attention_factor == magnitude(factor, 1.0)
+        {
+            keys.shift_remove("attention_factor");
+        }
     }
     if let Some(width) = rope.width {
         json["partial_rotary_factor"] = (width as f64 / shape.head_dim as f64).into();

@@ -196,6 +196,8 @@ fn each_familys_keys_and_defaults_are_read() {
     };
     assert_eq!((factor, beta_fast), (4.0, 32.0));
     assert!((attention_factor - (0.1 * 4.0_f64.ln() + 1.0)).abs() < 1e-12);
+    let written = windowed.to_json("float32");
+    assert_eq!(written["rope_parameters"].get("attention_factor"), None, "it is the default");
     // Phi-3 reads only as far as the short factors apply.
     assert_eq!((phi3.shape.context, phi3.spec.rope.width), (4096, Some(6)));
     let RopeScaling::LongRope { attention_factor, .. } = phi3.spec.rope.scaling else {

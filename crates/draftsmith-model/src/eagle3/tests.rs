@@ -308,7 +308,7 @@ fn damaged_drafters_are_refused_by_name() {
             Change {
                 name: "layers that do not ascend",
                 keys: serde_json::json!({ "eagle_aux_hidden_state_layer_ids": [3, 2, 1] }),
-                named: &["eagle_aux_hidden_state_layer_ids", "[3, 2, 1]", "sort them"],
+                named: &["eagle_aux_hidden_state_layer_ids", "[3, 2, 1]", "sort the columns"],
                 ..NOTHING
             },
             false,

@@ -93,6 +93,15 @@ impl<F: DraftForm> DraftFiles<F> {
     pub fn read(dir: impl Into<DrafterDir>, num_layers: usize) -> Result<Self, ModelError> {
         let dir = dir.into();
         let FoundKeys { mut keys, refused } = dir.read_keys(&F::KEYS)?;
+        keys.retain(|_, value| !value.is_null());
+        // A drafter has the special tokens of its target, so their form does not matter.
+        let is_id = |value: &Value| value.is_u64() || value.is_array();
+        for (key, allows_list) in [("bos_token_id", false), ("eos_token_id", true)] {
+            let is_bad = |value: &&Value| !is_id(value) || value.is_array() && !allows_list;
+            if keys.get(key).filter(is_bad).is_some() {
+                keys.shift_remove(key);
+            }
+        }
         F::KEYS.dialects.iter().for_each(|dialect| dialect.translate(&mut keys));
         let path = dir.join("config.json");
         let model = ModelConfig::from_keys(&path, &keys)?;

@@ -126,6 +126,9 @@ pub struct DraftKeys {
     pub(crate) reads_last: bool,
     /// The table whose keys are read as if they were at the top level.
     pub(crate) table: &'static str,
+    /// Whether a key in this table decides if the top level has another value, as in the servers.
+    /// Otherwise such a key is refused.
+    pub(crate) table_decides: bool,
     /// Whether the layers may be of any family, with windows.
     pub(crate) has_families: bool,
     /// A prefix that all tensors may have in addition.
@@ -209,7 +212,7 @@ impl DrafterDir {
     }
 
     /// Reads `config.json`. Of a key in several tables, the layers' own decides, then that of the
-    /// top level.
+    /// form's table, or that of the top level.
     ///
     /// # Errors
     /// If the file is missing or malformed, or an ignored key is absent.
@@ -229,6 +232,7 @@ impl DrafterDir {
                 match keys.get(&key).filter(|other| !other.is_null()) {
                     None => drop(keys.insert(key, value)),
                     Some(other) if *other == value => {}
+                    Some(_) if kind.table_decides => drop(keys.insert(key, value)),
                     Some(other) => {
                         let problem = format!("is {value}, but `{key}` is {other}");
                         refused.push(self.refuse(format!("{}.{key}", kind.table), problem));

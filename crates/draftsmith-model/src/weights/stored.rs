@@ -114,7 +114,7 @@ impl StoredTensor {
         Ok(())
     }
 
-    /// Reads a list of 64-bit integers, or of booleans as 0 and 1.
+    /// Reads a list of integers of 32 or 64 bits, or of booleans as 0 and 1.
     pub(super) fn read_ids(
         &self,
         file: &File,
@@ -124,8 +124,14 @@ impl StoredTensor {
         let io = |e| ModelError::io("read", path, e);
         let size = match self.dtype {
             Dtype::I64 => size_of::<i64>(),
+            Dtype::I32 => size_of::<i32>(),
             Dtype::BOOL => 1,
-            _ => return Err(self.bad_dtype(path, name)),
+            other => {
+                let problem = format!(
+                    "tensor `{name}` is stored as {other:?}, expected integers of 32 or 64 bits"
+                );
+                return Err(ModelError::Safetensors { path: path.to_path_buf(), problem });
+            }
         };
         let mut bytes = vec![0_u8; self.shape.iter().product::<usize>() * size];
         let TensorBytes { mut source, start } = self.open(file).map_err(io)?;
@@ -133,6 +139,7 @@ impl StoredTensor {
         source.read_exact(&mut bytes).map_err(io)?;
         Ok(match size {
             1 => bytes.into_iter().map(i64::from).collect(),
+            4 => bytes.as_chunks().0.iter().map(|it| i32::from_le_bytes(*it).into()).collect(),
             _ => bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect(),
         })
     }

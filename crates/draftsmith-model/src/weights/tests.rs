@@ -195,3 +195,18 @@ fn the_hash_covers_exactly_the_files_that_weights_are_read_from() {
     save(&path("model.safetensors"), tensor("a", &[2]));
     assert_ne!(hash(), before, "one file is read before an index");
 }
+
+#[test]
+fn integers_have_32_or_64_bits() {
+    let dir = tempfile::tempdir().unwrap();
+    let bytes: Vec<u8> = [3_i32, -2, 7].iter().flat_map(|it| it.to_le_bytes()).collect();
+    let read = |dtype| {
+        let view = safetensors::tensor::TensorView::new(dtype, vec![3], &bytes).unwrap();
+        let path = dir.path().join("model.safetensors");
+        safetensors::serialize_to_file([("d2t", view)], None, &path).unwrap();
+        WeightReader::open_dir(dir.path()).unwrap().take_integers("d2t", 3)
+    };
+    assert_eq!(read(safetensors::Dtype::I32).unwrap(), [3, -2, 7]);
+    let error = read(safetensors::Dtype::F32).unwrap_err().to_string();
+    assert!(error.contains("`d2t` is stored as F32, expected integers"), "{error}");
+}

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use burn::tensor::Tensor;
 use draftsmith_files::{hash_bytes, hash_file, write_whole};
-use half::bf16;
+use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde::{Deserialize, Serialize};
@@ -27,6 +27,9 @@ pub enum WeightDtype {
     F32,
     /// bfloat16.
     Bf16,
+    /// A float of 16 bits with 10 for the fraction: of weights in files only.
+    #[serde(skip)]
+    F16,
 }
 
 impl WeightDtype {
@@ -40,6 +43,7 @@ impl WeightDtype {
         match self {
             Self::F32 => "f32",
             Self::Bf16 => "bf16",
+            Self::F16 => "f16",
         }
     }
 
@@ -52,11 +56,11 @@ impl WeightDtype {
         }
     }
 
-    /// Reads the type that a `config.json` names. f16 becomes bf16; any other type, or none,
-    /// becomes f32.
+    /// Reads the type that a `config.json` names. Any type of more bits, or none, becomes f32.
     pub(crate) fn of_config(name: Option<&str>) -> Self {
         match name {
-            Some("bfloat16" | "float16") => Self::Bf16,
+            Some("bfloat16") => Self::Bf16,
+            Some("float16") => Self::F16,
             _ => Self::F32,
         }
     }
@@ -66,6 +70,7 @@ impl WeightDtype {
         match self {
             Self::F32 => "float32",
             Self::Bf16 => "bfloat16",
+            Self::F16 => "float16",
         }
     }
 }
@@ -123,6 +128,9 @@ pub(crate) fn write_with_ids(
             WeightDtype::F32 => (Dtype::F32, values.flat_map(|v| v.to_le_bytes()).collect()),
             WeightDtype::Bf16 => {
                 (Dtype::BF16, values.flat_map(|v| bf16::from_f32(*v).to_le_bytes()).collect())
+            }
+            WeightDtype::F16 => {
+                (Dtype::F16, values.flat_map(|v| f16::from_f32(*v).to_le_bytes()).collect())
             }
         };
         (tensor.name.as_str(), stored, tensor.shape.clone(), bytes)

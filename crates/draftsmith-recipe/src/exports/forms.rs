@@ -71,7 +71,7 @@ impl Exporting<'_> {
         drafter: &DraftNetwork<F>,
         config: &DraftConfig<F>,
     ) -> Result<()> {
-        let dir = OutDir::begin(self.out)?;
+        let dir = OutDir::begin_again(self.out)?;
         drafter.write_dir(dir.path(), config)?;
         dir.finish()
     }

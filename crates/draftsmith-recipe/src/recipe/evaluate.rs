@@ -16,6 +16,8 @@ use draftsmith_theory::DecodingName;
 
 /// The maximum batch size. Each sequence in a batch has its own KV cache.
 const MAX_BATCH_SIZE: usize = 1024;
+/// The greatest number of runs with other seeds.
+const MAX_REPEATS: usize = 1000;
 
 /// The settings for measurements.
 #[derive(Debug, Clone, Serialize, Deserialize)]
@@ -105,7 +107,8 @@ impl EvaluateRecipe {
     pub(super) fn check(&self, drafters: &DrafterRecipes) -> Result<()> {
         require(!self.prompts.is_empty(), "evaluate.prompts", "is empty: name a prompt file")?;
         require(self.num_prompts != Some(0), "evaluate.num_prompts", "is 0: leave it out for all")?;
-        require(self.repeats > 0, "evaluate.repeats", "is 0, expected 1 or more")?;
+        let is_few = (1..=MAX_REPEATS).contains(&self.repeats);
+        require(is_few, "evaluate.repeats", "is outside 1 to 1000")?;
         require(self.max_new_tokens > 0, "evaluate.max_new_tokens", "is 0, expected 1 or more")?;
         require(
             (1..=MAX_BATCH_SIZE).contains(&self.batch_size),
@@ -113,6 +116,9 @@ impl EvaluateRecipe {
             "is outside 1 to 1024; 1 answers one prompt at a time",
         )?;
         require(!self.decodings.is_empty(), "evaluate.decodings", "is empty: name one")?;
+        let is_twice = |at: usize| self.decodings[..at].contains(&self.decodings[at]);
+        let is_distinct = !(1..self.decodings.len()).any(is_twice);
+        require(is_distinct, "evaluate.decodings", "names a way of decoding twice")?;
         self.rules.check("evaluate.rules")?;
         self.trees.iter().try_for_each(|trees| trees.check())?;
         let priced = self.cost_ratios.values().flat_map(BTreeMap::keys);

@@ -72,7 +72,7 @@ impl ModelDir {
     ) -> Result<&CausalLm> {
         let slot = match dtype {
             WeightDtype::F32 => &self.f32,
-            WeightDtype::Bf16 => &self.bf16,
+            WeightDtype::Bf16 | WeightDtype::F16 => &self.bf16,
         };
         get_or_read(slot, || load(&self.dir))
     }

@@ -27,6 +27,7 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
         );
     }
     let files = files.without_prefix("model.");
+    contradictions(patient);
     match BlockDrafterConfig::keys(&patient.dir) {
         Ok(keys) => as_written(patient, &files, &keys),
         Err(error) => patient.find_unreadable(&error),
@@ -49,6 +50,27 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
         config.num_draft_tokens(),
         config.model.shape.vocab_size
     ))
+}
+
+/// Finds keys that have other values at the top level than in `dflash_config`.
+fn contradictions(patient: &mut Patient<'_>) {
+    let Some(Value::Object(nested)) = patient.keys.get("dflash_config") else { return };
+    let other = |(key, value): (&String, &Value)| {
+        let outer = patient.keys.get(key).filter(|outer| !outer.is_null() && *outer != value)?;
+        Some(format!("`dflash_config.{key}` is {value}, but `{key}` is {outer}"))
+    };
+    let given = nested.iter().filter(|(_, value)| !value.is_null());
+    let found: Vec<String> = given.filter_map(other).collect();
+    if !found.is_empty() {
+        patient.find(
+            "contradicting-keys",
+            Hurts,
+            found.join("; "),
+            "SGLang 0.5.23, llama.cpp b11434, mistral.rs and draftsmith take the value in `dflash_config`; others may \
+             not",
+            "remove the one that is not meant",
+        );
+    }
 }
 
 /// Finds what is wrong with the keys and tensors themselves. It may keep this program from reading
@@ -166,6 +188,15 @@ fn as_read(patient: &mut Patient<'_>, files: &WeightReader, config: &BlockDrafte
             "it reads the target's embeddings, or the state after its last layer",
             "SGLang 0.5.23 refuses the first and captures no state for the second",
             "do not serve it with SGLang, or train with other layers",
+        );
+    }
+    if let Some(named) = config.num_target_layers.filter(|named| *named != num_layers) {
+        patient.find(
+            "other-depth",
+            Hurts,
+            format!("`num_target_layers` is {named}, and the target has {num_layers} layers"),
+            "none checks it; they read other states than it was trained on, unless the key is wrong",
+            "use the target that it was trained for, or correct the key",
         );
     }
     if config.model.shape.context < patient.target.shape.context {

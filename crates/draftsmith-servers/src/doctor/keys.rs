@@ -51,12 +51,7 @@ fn advice(kind: &str, key: &str, problem: &str) -> (&'static str, &'static str, 
     match (kind, key.rsplit('.').next().unwrap_or_default()) {
         _ if problem.contains(", but `") => (
             "contradicting-keys",
-            match kind {
-                "block" => {
-                    "SGLang 0.5.23, llama.cpp b11434 and mistral.rs take the value in `dflash_config`; others may not"
-                }
-                _ => "llama.cpp b11434 takes the value at the top level; others may not",
-            },
+            "llama.cpp b11434 takes the value at the top level; others may not",
             "remove the one that is not meant",
         ),
         ("eagle3", "layer_types" | "sliding_window" | "use_sliding_window") => (

@@ -33,6 +33,15 @@ pub fn train_drafters(
     workspace: &Workspace,
     watch: &dyn TrainingWatch,
 ) -> Result<Vec<DrafterOutcome>> {
+    let has_head = |(_, it): &(DrafterId, &DrafterRecipe)| {
+        it.kind.path().is_some() && it.head_training().is_some()
+    };
+    for (id, _) in recipe.drafters.iter().filter(has_head) {
+        watch.line(&format!(
+            "{COMMAND}: no head is trained for `{id}`, because its `path` names a finished drafter; hint: remove its \
+             table `head`, or train the drafter with this recipe"
+        ));
+    }
     let all = recipe.trained_self_drafts();
     let ids: Vec<DrafterId> = all.iter().map(|(id, _)| *id).collect();
     if let Some(asked) = asked {

@@ -72,7 +72,7 @@ pub(crate) fn rounding(dir: &Path, dtype: WeightDtype, device: &Device) -> Resul
     let model = CausalLm::load(dir, dtype, None, device)?;
     let rounding = match dtype {
         WeightDtype::F32 => Rounding::F32,
-        WeightDtype::Bf16 => Rounding::Bf16,
+        WeightDtype::Bf16 | WeightDtype::F16 => Rounding::Bf16,
     };
     let vocab_size = model.shape().vocab_size;
     let expected = logits_in_pieces(&model, &ids, NUM_BEFORE, 1)?;

@@ -20,7 +20,7 @@ const MADE_OF: &str = "draftsmith";
 pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
     let (Exporting { source, out, .. }, workspace) = (export, (export.open)()?);
     let adapter = AdapterExport::read(source, &workspace)?;
-    let dir = OutDir::begin(out)?;
+    let dir = OutDir::begin_again(out)?;
     let model = write_draft_model(&adapter, &workspace, dir.path())?;
     let config = &adapter.config;
     dir.finish()?;

@@ -31,7 +31,7 @@ pub(crate) fn specdec_pp(Exporting { source, out, .. }: &Exporting<'_>) -> Resul
         );
     }
     let (_, head) = AcceptanceHead::from_dir(source, config.hidden_size, &Device::flex())?;
-    let dir = OutDir::begin(out)?;
+    let dir = OutDir::begin_again(out)?;
     head.write_dir(dir.path(), &config)?;
     // The class accepts only these keys.
     let keys = json!({ "hidden_size": config.hidden_size, "num_layers": config.num_layers });
@@ -55,7 +55,7 @@ pub(crate) fn kangaroo(Exporting { source, out, .. }: &Exporting<'_>) -> Result<
     // Reading checks a target's shape. Any target with a layer after the exit will do.
     let target = ModelShape { num_layers: exit_layer + 1, ..model.shape };
     let (config, adapter) = Adapter::from_dir(*source, &target, WeightDtype::F32, &Device::flex())?;
-    let dir = OutDir::begin(out)?;
+    let dir = OutDir::begin_again(out)?;
     adapter.write_kangaroo(dir.path(), &config)?;
     dir.finish()?;
     let mut ignored = Vec::new();

@@ -39,7 +39,7 @@ pub(crate) type WriteDraft =
     fn(&DrafterDir, &Workspace, &Path, &mut Vec<String>) -> Result<(HeadExport, ModelConfig)>;
 
 fn written(export: &Exporting<'_>, draft: WriteDraft) -> Result<Written> {
-    let dir = OutDir::begin(export.out)?;
+    let dir = OutDir::begin_again(export.out)?;
     let mut ignored = Vec::new();
     let rule = write_with_head(export, draft, dir.path(), &mut ignored)?;
     let custom = dir.path().join("custom_generate");

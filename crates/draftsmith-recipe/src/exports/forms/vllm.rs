@@ -51,7 +51,7 @@ fn written(export: &Exporting<'_>, draft: WriteDraft) -> Result<Written> {
     if let Some(problem) = package_problem(&package) {
         bail!("`{package}`, the name of the directory to write, {problem}");
     }
-    let dir = OutDir::begin(export.out)?;
+    let dir = OutDir::begin_again(export.out)?;
     let mut ignored = Vec::new();
     let rule = write_with_head(export, draft, dir.path(), &mut ignored)?;
     let quoted = VERSIONS.map(|version| format!("\"{version}\"")).join(", ");
