@@ -138,12 +138,19 @@ fn an_export_that_slows_decoding_down_fails_unless_that_is_allowed() {
         rule["config"]["candidate_length"] = json!(16);
         config["tuned"] = json!({ "greedy": rule });
     });
-    let failed = place.run(&["check", head]);
-    assert!(failed.stdout.contains("greedy speed"), "{}", failed.stdout);
-    failed.fails_naming(&["greedy decoding runs at 0.", "--allow-slower"]);
-    let checked = place.run(&["check", "--allow-slower", head, "--json"]).json();
-    assert_eq!(checked["speed"]["holds"], true);
-    assert!(checked["speed"]["speedup"]["high"].as_f64() < Some(1.0), "{}", checked["speed"]);
+    let prompts = ["--prompts", "train.jsonl", "--num-prompts", "6"];
+    let checking = |more: &[&str]| place.run(&[&["check", head], &prompts[..], more].concat());
+    let ran = checking(&["--json"]);
+    let speed = serde_json::from_str::<Value>(&ran.stdout).unwrap()["speed"].clone();
+    assert!(speed["speedup"]["high"].as_f64() < Some(1.0), "{speed}");
+    // On a busy machine it is not known.
+    if speed["foreign_load"].as_f64() > Some(0.1) {
+        assert_eq!((ran.code, &speed["holds"]), (Some(0), &Value::Null), "{}", ran.stderr);
+    } else {
+        ran.fails_naming(&["greedy decoding runs at 0.", "--allow-slower"]);
+    }
+    let shown = checking(&["--allow-slower"]).ok();
+    assert!(shown.contains("greedy speed"), "{shown}");
 }
 
 #[test]

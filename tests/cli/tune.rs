@@ -101,15 +101,27 @@ fn the_best_rule_is_written_used_and_checked() {
         None => "draft".to_owned(),
     };
     assert_eq!(tuned["drafter"], drafter.as_str());
-    assert!(all.clone().all(|rule| speedup(rule) <= speedup(fastest)), "{rules}");
     assert_eq!(tuned["config"], fastest["config"]);
+    // It won a race with the best fixed length, and promises its gain there. On a busy machine, only intervals count.
+    let race = tunings[0]["race"]["settings"].as_array().unwrap();
+    let raced = |rule: &Value| {
+        let is_it = |it: &&Value| {
+            (&it["config"], &it["lookup_first"]) == (&rule["config"], &rule["lookup_first"])
+        };
+        race.iter().find(is_it).unwrap()
+    };
+    assert_close(&raced(fixed)["gain"]["value"], 0.0);
+    let end = |raced: &Value, end: &str| raced["speedup"][end].as_f64().unwrap();
+    let most = end(raced(fastest), "high");
+    assert!(race.iter().all(|it| end(it, "low") <= most), "{race:?}");
+    assert!(!place.path("checkpoints/small/tuning/races.json").exists());
     assert_eq!(tuned["best_fixed_length"], fixed["config"]["candidate_length"]);
     for rule in all {
         assert_close(&rule["gain"]["value"], speedup(rule) / speedup(fixed) - 1.0);
     }
     let promised = &tuned["expected_gain"];
     for key in ["low", "value", "high"] {
-        assert_close(&promised[key], fastest["gain"][key].as_f64().unwrap());
+        assert_close(&promised[key], raced(fastest)["gain"][key].as_f64().unwrap());
     }
     assert!(promised["low"].as_f64() <= promised["value"].as_f64(), "{promised}");
     assert!(promised["value"].as_f64() <= promised["high"].as_f64(), "{promised}");

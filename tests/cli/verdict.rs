@@ -75,9 +75,9 @@ fn the_conclusion_names_the_tuned_setting_and_seen_prompts() {
         assert_eq!(stdout.contains(part), is_advised, "{part}: {stdout}");
     }
     assert_eq!(found["serving"].as_array().is_some_and(|ways| ways.len() > 1), is_advised);
-    // It ends with four sentences about the first verdict, one of them about the doubts.
+    // It ends with three sentences about the first verdict.
     let end = stdout.trim_end().rsplit("\n\n").next().unwrap().replace('\n', " ");
-    assert_eq!(end.matches(". ").count(), 3, "{end}");
+    assert_eq!(end.matches(". ").count(), 2, "{end}");
     assert!(html.contains("This is doubtful, for the reason"), "the page ends likewise");
     let speedup = verdicts[0]["tuned"]["speedup"].as_f64().unwrap();
     assert!(end.contains(&format!("decodes {speedup:.2} times as fast")), "{end}");

@@ -36,7 +36,8 @@ pub use replay::{
 pub use serving::{DRAFTSMITH, ServingWay, fastest_ways, serving_text};
 pub use summary::{
     CostSummary, DatasetSummary, EvaluationSummary, FilledBlock, FilledRow, FilledTable,
-    GroupSummary, PromiseOutcome, PromiseSummary, RuleReads, Version, summary_to_json,
+    GroupSummary, MAX_FOREIGN_LOAD, PromiseOutcome, PromiseSummary, RuleReads, Version,
+    summary_to_json,
 };
 pub use verdict::{Conclusion, DeployAdvice, GroupVerdict, LEAST_PROMPTS, MeasuredSetting};
 

@@ -39,7 +39,7 @@ pub struct Diagnosis {
     pub findings: Vec<Finding>,
 }
 
-/// What breaks a drafter on some server, and is mended by an export or does not concern all servers.
+/// Findings that an export removes, or that break a drafter on some servers only.
 const MENDED: [&str; 7] = [
     "anchor-first-dflash",
     "confidence-of-row",
@@ -51,7 +51,7 @@ const MENDED: [&str; 7] = [
 ];
 
 impl Diagnosis {
-    /// Returns the first finding that no export mends and that breaks the drafter on every server;
+    /// Returns the first finding that no export removes and that breaks the drafter on every server;
     /// `None` if it may be exported.
     pub fn refuses_export(&self) -> Option<&Finding> {
         let breaks = self.findings.iter().filter(|finding| finding.severity == Severity::Breaks);

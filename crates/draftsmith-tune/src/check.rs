@@ -22,6 +22,7 @@ use serde::Serialize;
 
 pub use self::failures::{p_value_text, rate_text, speed_text};
 use self::measure::{Bench, CheckedRule};
+use crate::machine::ProcessorTime;
 use crate::serving::tuned_ways;
 use draftsmith_recipe::exports::servers::{quoted, served_path};
 use draftsmith_recipe::exports::tuned::Tuned;
@@ -146,11 +147,13 @@ pub struct SampledOutput {
 /// The speed of greedy decoding, including prefill, compared with the target alone.
 #[derive(Debug, Serialize)]
 pub struct SpeedCheck {
-    /// False if the whole interval is below 1 and that is not allowed; null if the interval
-    /// contains 1.
+    /// False if the whole interval is below 1 and that is not allowed. Null if the interval contains
+    /// 1, there are fewer than 4 turns, or other programs were too busy to call a slow export slow.
     pub holds: Option<bool>,
-    /// The speed relative to the target alone, with its 95 % interval.
+    /// The speed relative to the target alone, with its 95 % interval, from pairs of answers in turn.
     pub speedup: Estimate,
+    /// The share of all processors that other programs used meanwhile, from 0 to 1. Null if unknown.
+    pub foreign_load: Option<f64>,
 }
 
 /// The comparison of the acceptance rate with the rate that `tune` predicted.
@@ -200,6 +203,7 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
     let max_new_tokens = of_evaluate.or(of_data).unwrap_or(MAX_NEW_TOKENS);
     let mut bench = Bench::new(pair, &drafters, drafter, max_new_tokens, recipe.seed);
     bench.warm_up(&prompts[0], &mut greedy)?;
+    let begun = ProcessorTime::now();
     let progress = Progress::new(watch, "check", "prompts", prompts.len() as u64);
     for prompt in &prompts {
         watch.check_interrupted()?;
@@ -210,7 +214,9 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
 
     let mut names: Vec<String> = prompts.iter().map(|prompt| prompt.source.clone()).collect();
     names.dedup();
-    let speed = bench.speed(settings.allow_slower);
+    bench.race(&mut greedy, watch)?;
+    let foreign_load = begun.and_then(ProcessorTime::foreign_load);
+    let speed = bench.speed(settings.allow_slower, foreign_load);
     let (greedy, sampled) = bench.judge(greedy, sampled)?;
     let mut serving = vec![own_way(id, &recipe, &greedy, speed.speedup)];
     serving.extend(fastest_ways(&tuned_ways(&recipe, DecodingName::Greedy, Some(id))?));

@@ -98,22 +98,7 @@ pub fn train_confidence_head(
     options: ConfidenceOptions,
     watch: &dyn Watch,
 ) -> Result<ConfidenceOutcome> {
-    let blocks = recipe
-        .drafters
-        .iter()
-        .filter(|(_, drafter)| drafter.kind.round_forwards() == RoundForwards::Once);
-    let blocks: Vec<DrafterId> = blocks.map(|(id, _)| id).collect();
-    let id = match (asked, blocks.first()) {
-        (Some(asked), _) => {
-            check_known(&blocks, asked, "block drafter")?;
-            asked
-        }
-        (None, Some(first)) => *first,
-        (None, None) => bail!(
-            "the recipe has no block drafter; hint: add a table `[drafters.NAME]` with `kind = \"block\"` and the \
-             `path` of a DFlash or DSpark drafter, or train one with `draftsmith train-drafter`"
-        ),
-    };
+    let id = block_drafter(recipe, asked)?;
     let decoding = recipe.data.as_ref().context("the recipe has no section `[data]`")?.decoding();
     if decoding.is_penalised() {
         bail!(
@@ -171,6 +156,23 @@ pub fn train_confidence_head(
     outcome.advice = advice(&outcome, &config, out);
     write_whole(&out.join(FINISHED), json!([made_from, outcome]).to_string())?;
     Ok(outcome)
+}
+
+/// Returns the drafter `asked`, or the recipe's first block drafter.
+fn block_drafter(recipe: &Recipe, asked: Option<DrafterId>) -> Result<DrafterId> {
+    let blocks = recipe
+        .drafters
+        .iter()
+        .filter(|(_, drafter)| drafter.kind.round_forwards() == RoundForwards::Once);
+    let blocks: Vec<DrafterId> = blocks.map(|(id, _)| id).collect();
+    match (asked, blocks.first()) {
+        (Some(asked), _) => check_known(&blocks, asked, "block drafter").map(|()| asked),
+        (None, Some(first)) => Ok(*first),
+        (None, None) => bail!(
+            "the recipe has no block drafter; hint: add a table `[drafters.NAME]` with `kind = \"block\"` and the \
+             `path` of a DFlash or DSpark drafter, or train one with `draftsmith train-drafter`"
+        ),
+    }
 }
 
 /// Reads the result of a finished training in `out` that was made from the same; `None` for anything

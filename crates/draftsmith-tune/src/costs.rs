@@ -16,7 +16,7 @@ use serde::{Deserialize, Serialize};
 
 use draftsmith_recipe::GivenCosts;
 
-pub use measure::{COSTS_TIME_LIMIT, CostProbe, IsSettled, LengthsUnder, MeasuredCosts};
+pub use measure::{COSTS_TIME_LIMIT, CostProbe, LengthsUnder, MeasuredCosts};
 
 /// The round lengths to time, in candidates. A verification reads one row more than the round has
 /// candidates.

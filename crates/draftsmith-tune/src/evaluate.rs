@@ -21,10 +21,11 @@ use serde::Serialize;
 
 use self::group::{EvaluationResults, MeasuredGroup, seconds_alone};
 use self::journal::RunJournal;
-use self::measure::{Bench, ProcessorTime};
+use self::measure::Bench;
 use self::promise::Promise;
 use self::settings::Setting;
 use crate::decoders::Decoders;
+use crate::machine::ProcessorTime;
 use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
 use draftsmith_recipe::kinds::NOTHING_DRAFTS;
 use draftsmith_recipe::kinds::loaded::{LoadedDrafter, LoadedDrafters};

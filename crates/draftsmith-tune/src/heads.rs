@@ -92,7 +92,7 @@ pub fn choose_head(
     let draft = drafter_of(recipe, id, workspace)?;
     let loaded = recipe.load_drafters(workspace, false)?;
     let mut tuner = Tuner::new((recipe, workspace), &loaded, &files, time_limit, watch)?;
-    let mut race = Race {
+    let mut race = HeadComparison {
         id,
         draft,
         heads: &heads,
@@ -170,7 +170,7 @@ fn fingerprint(head: &HeadExport) -> Option<&Value> {
 }
 
 /// The heads of a sweep, and their results so far.
-struct Race<'a> {
+struct HeadComparison<'a> {
     id: DrafterId,
     draft: DrafterModel,
     heads: &'a [HeadExport],
@@ -187,12 +187,12 @@ struct Race<'a> {
 /// The results of one head.
 #[derive(Default)]
 struct HeadRun {
-    /// The costs of the best rule that reads the head, over the same prompts as [`Race::fixed`].
+    /// The costs of the best rule that reads the head, over the same prompts as [`HeadComparison::fixed`].
     spent: Vec<TimedCounts>,
     sets: Vec<HeadOnSet>,
 }
 
-impl Race<'_> {
+impl HeadComparison<'_> {
     /// Measures for each head the additional seconds per candidate compared with `now`, the head
     /// with which the costs were measured.
     fn extra_seconds(&self, now: &AcceptanceHead) -> Result<Vec<f64>> {
@@ -307,7 +307,7 @@ impl Race<'_> {
                 kl: row.scores.comparable_kl(),
                 is_chosen: nth == fastest,
                 has_lowest_kl: nth == lowest,
-                speedup: speedup(&self.plain, spent, self.seed).value,
+                speedup: speedup(&self.plain, spent, 1, self.seed).value,
                 gain: shown_interval(spent.len(), self.seed, |some| over(&self.fixed, spent, some)),
                 least_share: shares.fold(f64::INFINITY, f64::min),
                 sets: sets.clone(),
@@ -366,7 +366,7 @@ impl OnSet<'_> {
         let judged = |choice: &RuleChoice| -> Result<[Estimate; 2]> {
             let own = choice.replay(test, costs)?;
             let gain = shown_interval(own.len(), seed, |some| over(&fixed, &own, some));
-            Ok([speedup(&plain, &own, seed), gain])
+            Ok([speedup(&plain, &own, 1, seed), gain])
         };
         let [of_best, gain] = judged(best)?;
         let algorithm_2 = algorithm_2.map(|choice| {

@@ -4,12 +4,18 @@
 //! A fold is a pair of such sets of recordings. `replay` has one fold, of validation and test
 //! prompts. `survey` has few prompts and cross-validates with two folds: each half is evaluated
 //! with the settings chosen on the other half.
+//!
+//! Uncertain costs are a list: the measured ones, then some within their uncertainty
+//! ([`MeasuredCosts::drawn`](crate::costs::MeasuredCosts::drawn)). Settings are chosen at the first.
+//! Lists of spent time hold all responses at the first costs, then all at the second, and so on. Every
+//! resample of an interval takes other costs, so that intervals cover both prompts and costs.
 
 use std::borrow::Cow;
+use std::cell::Cell;
 
 use anyhow::{Context, Result};
 use draftsmith_report::{OracleResult, ReplayRow, shown_interval};
-use draftsmith_theory::{Counts, Estimate, Recordings, TimedCounts};
+use draftsmith_theory::{Counts, Estimate, Recordings, TimedCounts, seconds_per_token};
 
 use crate::costs::Costs;
 use crate::sweep::{RuleChoice, best_fixed, best_of, cheapest, per_token};
@@ -57,15 +63,16 @@ impl<'a> Fold<'a> {
     }
 
     /// Finds the cheapest choice without prompt lookup for which `belongs` is true, and replays it
-    /// on the evaluation recordings. Returns the choice and its costs for each response.
+    /// on the evaluation recordings. Returns the choice and its time for each response, at each of the
+    /// costs.
     ///
     /// # Errors
     /// If `belongs` is false for every rule, or the rule cannot be replayed.
     pub fn best(
         &self,
-        costs: &Costs,
+        costs: &[Costs],
         belongs: fn(&RuleChoice) -> bool,
-    ) -> Result<(RuleChoice, Vec<TimedCounts>)> {
+    ) -> Result<(RuleChoice, Vec<Vec<TimedCounts>>)> {
         let choices: Vec<RuleChoice> = self
             .choices
             .iter()
@@ -73,7 +80,8 @@ impl<'a> Fold<'a> {
             .cloned()
             .collect();
         let best = cheapest(&choices)?.clone();
-        let spent = best.replay(&self.judged_on, costs)?;
+        let spent = costs.iter().map(|costs| best.replay(&self.judged_on, costs));
+        let spent = spent.collect::<Result<Vec<_>>>()?;
         Ok((best, spent))
     }
 }
@@ -83,11 +91,11 @@ impl<'a> Fold<'a> {
 pub struct Judging<'a> {
     /// The folds.
     pub folds: Vec<Fold<'a>>,
-    costs: &'a Costs,
+    costs: &'a [Costs],
     seed: u64,
-    /// The costs of each fold's best fixed length, one entry per response.
+    /// The time spent with each fold's best fixed length.
     pub fixed: Vec<TimedCounts>,
-    /// The costs of plain decoding, one entry per response.
+    /// The time spent by plain decoding.
     pub plain: Vec<TimedCounts>,
 }
 
@@ -96,8 +104,11 @@ impl<'a> Judging<'a> {
     ///
     /// # Errors
     /// If the cost of a draft forward is unknown.
-    pub fn new(folds: Vec<Fold<'a>>, costs: &'a Costs, seed: u64) -> Result<Self> {
-        let plain = folds.iter().flat_map(|fold| fold.judged_on.plain(&costs.rounds)).collect();
+    pub fn new(folds: Vec<Fold<'a>>, costs: &'a [Costs], seed: u64) -> Result<Self> {
+        let at = |costs: &'a Costs| {
+            folds.iter().flat_map(|fold| fold.judged_on.plain(&costs.rounds)).collect::<Vec<_>>()
+        };
+        let plain = costs.iter().flat_map(at).collect();
         let mut judging = Self { folds, costs, seed, fixed: Vec::new(), plain };
         judging.fixed = judging.spent(judging.folds.iter(), |it| best_fixed(it).cloned())?;
         Ok(judging)
@@ -132,7 +143,8 @@ impl<'a> Judging<'a> {
             false => None,
         };
         let most = ceiling.as_ref().map(|spent| |some: &[usize]| over(&self.fixed, spent, some));
-        let counts: Counts = own.iter().map(|spent| spent.counts).sum();
+        let num_responses = self.plain.len() / self.costs.len();
+        let counts: Counts = own[..num_responses].iter().map(|spent| spent.counts).sum();
         let ceiling = most.map(|most| self.estimate(&most));
         // A share of a gain that may be zero is meaningless.
         let is_gain = ceiling.is_some_and(|ceiling| ceiling.low > 0.0);
@@ -151,14 +163,21 @@ impl<'a> Judging<'a> {
         })
     }
 
-    /// Replays the oracle (SpecDec++, Lemma 2.1).
+    /// Replays the oracle (SpecDec++, Lemma 2.1). Where rounds of varying lengths cost so much that
+    /// the best fixed length is faster, it uses that.
     ///
     /// # Errors
     /// If the cost of a draft forward is unknown.
     pub fn oracle(&self) -> Result<OracleResult> {
         let mut oracle = Vec::new();
-        for fold in &self.folds {
-            oracle.extend(fold.judged_on.replay_oracle(&self.costs.mixed_rounds)?);
+        for (nth, costs) in self.costs.iter().enumerate() {
+            let mut spent = Vec::new();
+            for fold in &self.folds {
+                spent.extend(fold.judged_on.replay_oracle(&costs.mixed_rounds)?);
+            }
+            let fixed = &self.fixed[nth * spent.len()..][..spent.len()];
+            let is_faster = seconds_per_token(fixed) < seconds_per_token(&spent);
+            oracle.extend_from_slice(if is_faster { fixed } else { &spent });
         }
         let verified = |some: &[usize]| {
             let counts: Counts = some.iter().map(|at| oracle[*at].counts).sum();
@@ -171,33 +190,32 @@ impl<'a> Judging<'a> {
         })
     }
 
-    /// Returns the costs of each fold's cheapest choice for which `belongs` is true, one entry per
-    /// response.
+    /// Returns the time spent with each fold's cheapest choice for which `belongs` is true.
     ///
     /// # Errors
     /// If `belongs` is false for every rule of a fold.
     pub fn best(&self, belongs: fn(&RuleChoice) -> bool) -> Result<Vec<TimedCounts>> {
-        let mut all = Vec::with_capacity(self.plain.len());
-        for fold in &self.folds {
-            all.extend(fold.best(self.costs, belongs)?.1);
-        }
-        Ok(all)
+        let alone = |choice: &RuleChoice| is_alone(choice) && belongs(choice);
+        let pick = |choices: &[RuleChoice]| {
+            let some: Vec<RuleChoice> = choices.iter().filter(|it| alone(it)).cloned().collect();
+            cheapest(&some).cloned()
+        };
+        self.spent(self.folds.iter(), pick)
     }
 
-    /// Estimates the speed relative to plain decoding, with its 95 % interval from resampled
-    /// responses.
+    /// Estimates the speed relative to plain decoding, with its 95 % interval.
     pub fn speedup(&self, own: &[TimedCounts]) -> Estimate {
-        speedup(&self.plain, own, self.seed)
+        speedup(&self.plain, own, self.costs.len(), self.seed)
     }
 
-    /// Computes a statistic over the evaluated responses, with its 95 % interval. The statistic
-    /// receives indices of responses.
+    /// Computes a statistic over the time spent, with its 95 % interval. The statistic receives
+    /// indices of lists such as `plain`. Indices that differ by a multiple of the number of responses
+    /// are of one response.
     pub fn estimate(&self, statistic: &dyn Fn(&[usize]) -> f64) -> Estimate {
-        shown_interval(self.plain.len(), self.seed, statistic)
+        estimate(self.plain.len(), self.costs.len(), self.seed, statistic)
     }
 
-    /// Replays the rule that `pick` selects in each fold, and returns the costs, one entry per
-    /// response.
+    /// Replays the rule that `pick` selects in each fold, and returns the time spent.
     fn spent<'f>(
         &self,
         folds: impl IntoIterator<Item = &'f Fold<'a>>,
@@ -206,9 +224,12 @@ impl<'a> Judging<'a> {
     where
         'a: 'f,
     {
+        let folds: Vec<&Fold<'a>> = folds.into_iter().collect();
         let mut all = Vec::with_capacity(self.plain.len());
-        for Fold { choices, judged_on, .. } in folds {
-            all.extend(pick(choices)?.replay(judged_on, self.costs)?);
+        for costs in self.costs {
+            for Fold { choices, judged_on, .. } in &folds {
+                all.extend(pick(choices)?.replay(judged_on, costs)?);
+            }
         }
         Ok(all)
     }
@@ -228,9 +249,32 @@ fn like<'c>(choices: &'c [RuleChoice], shown: &RuleChoice) -> Option<&'c RuleCho
     })
 }
 
-/// Estimates the speed relative to plain decoding, with its 95 % interval from resampled responses.
-pub fn speedup(plain: &[TimedCounts], own: &[TimedCounts], seed: u64) -> Estimate {
-    shown_interval(plain.len(), seed, |some| 1.0 + over(plain, own, some))
+/// Estimates the speed relative to plain decoding, with its 95 % interval. The lists hold all
+/// responses at each of `num_costs` costs.
+pub fn speedup(
+    plain: &[TimedCounts],
+    own: &[TimedCounts],
+    num_costs: usize,
+    seed: u64,
+) -> Estimate {
+    estimate(plain.len(), num_costs, seed, &|some| 1.0 + over(plain, own, some))
+}
+
+/// Computes a statistic over lists of `len` entries, all responses at each of `num_costs` costs, with
+/// its 95 % interval.
+pub(crate) fn estimate(
+    len: usize,
+    num_costs: usize,
+    seed: u64,
+    statistic: &dyn Fn(&[usize]) -> f64,
+) -> Estimate {
+    let num_responses = len / num_costs;
+    // The value is computed first, at the first costs.
+    let nth = Cell::new(0);
+    shown_interval(num_responses, seed, |some| {
+        let from = nth.replace((nth.get() + 1) % num_costs) * num_responses;
+        statistic(&some.iter().map(|index| from + index).collect::<Vec<usize>>())
+    })
 }
 
 /// Computes the speed of `fast` relative to `slow`, minus 1, over the responses with the indices
@@ -293,7 +337,8 @@ pub(crate) mod tests {
             .each_ref()
             .map(|fold| best_fixed(&fold.choices).expect("tried").config.parameter());
         assert!(lengths[0] > lengths[1], "{lengths:?}");
-        let judging = Judging::new(folds.into(), &costs, 3).expect("a price");
+        let all = std::slice::from_ref(&costs);
+        let judging = Judging::new(folds.into(), all, 3).expect("a price");
         let config = |length: f64| {
             let candidate_length = length as usize;
             StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length })
@@ -307,7 +352,7 @@ pub(crate) mod tests {
         assert_eq!(judging.fixed, expected);
         // What was chosen for the other half is worse than what was chosen for itself.
         let own = vec![fold(&often, &often).expect("rules")];
-        let own = Judging::new(own, &costs, 3).expect("a price");
+        let own = Judging::new(own, all, 3).expect("a price");
         let crossed = judging.speedup(&judging.fixed);
         assert!(crossed.value < own.speedup(&own.fixed).value && crossed.low < crossed.value);
         assert_eq!(judging.plain.len(), 40);

@@ -18,6 +18,7 @@ pub mod judging;
 pub mod labels;
 mod machine;
 pub mod over_online;
+mod race;
 pub mod record;
 pub mod recorder;
 pub mod replay;

@@ -133,7 +133,8 @@ impl ReplaySets<'_> {
     /// Compares the head with vLLM's online estimator, whose initial coefficients are learned from
     /// the validation prompts.
     fn over_online(&self, validation: &Recordings, test: &Recordings) -> Result<HeadOverOnline> {
-        let judging = Judging::new(vec![self.fold.on(test)], &self.costs, self.seed)?;
+        let judging =
+            Judging::new(vec![self.fold.on(test)], std::slice::from_ref(&self.costs), self.seed)?;
         let head = judging.best(|choice| choice.config.needs().acceptance_prob)?;
         let online = judging.best(|choice| choice.name == StopRuleName::OnlineAcceptance)?;
         Ok(HeadOverOnline {
@@ -146,7 +147,8 @@ impl ReplaySets<'_> {
     /// Evaluates the rules on the recordings `test`, which are all test prompts or those of one
     /// source, `dataset`.
     fn group(&self, dataset: Option<&str>, test: &Recordings) -> Result<ReplayGroup> {
-        let judging = Judging::new(vec![self.fold.on(test)], &self.costs, self.seed)?;
+        let judging =
+            Judging::new(vec![self.fold.on(test)], std::slice::from_ref(&self.costs), self.seed)?;
         let looked_up = test.replay_look_ups(self.first, &self.costs.rounds);
         let look_ups = LookUps { look_ups: self.first, speedup: judging.speedup(&looked_up) };
         let is_greedy = self.decoding == DecodingName::Greedy;

@@ -64,7 +64,7 @@ pub fn concluded(
     };
     let name = format!("{} ({})", row.drafter.text(), row.rule_label());
     let Some(found) = verdict.found(&name) else { return Ok(conclusion) };
-    let next = next(verdict, &conclusion, recipe, id);
+    let next = next(verdict, recipe, id);
     if verdict.advice == DeployAdvice::Deploy {
         conclusion.serving.extend(own_way(row, id, recipe));
         conclusion.serving.extend(fastest_ways(&tuned_ways(recipe, row.decoding, None)?));
@@ -91,16 +91,11 @@ fn own_way(row: &ResultRow, id: DrafterId, recipe: &Recipe) -> Option<ServingWay
     })
 }
 
-/// Recommends the next step, after a sentence about doubts if there are any.
-fn next(verdict: &GroupVerdict, conclusion: &Conclusion, recipe: &Recipe, id: DrafterId) -> String {
-    let doubts = match conclusion.doubts.len() {
-        0 => "",
-        1 => "This is doubtful, for the reason given above. ",
-        _ => "This is doubtful, for the reasons given above. ",
-    };
+/// Recommends the next step.
+fn next(verdict: &GroupVerdict, recipe: &Recipe, id: DrafterId) -> String {
     let is_trained = recipe.drafters.get(id).is_some_and(|it| it.kind.training().is_some());
     let own = is_trained.then(|| recipe.export_dir(id)).or_else(|| recipe.head_dir(id));
-    let next = match (verdict.advice, own) {
+    match (verdict.advice, own) {
         (DeployAdvice::Deploy, Some(dir)) => format!(
             "Next, run `draftsmith check {}`, and if it passes, serve with one of the commands given.",
             quoted(&served_path(&dir, true))
@@ -109,8 +104,7 @@ fn next(verdict: &GroupVerdict, conclusion: &Conclusion, recipe: &Recipe, id: Dr
             "Next, measure this setting on other prompts, because these chose it.".to_owned()
         }
         _ => verdict.next().to_owned(),
-    };
-    format!("{doubts}{next}")
+    }
 }
 
 #[cfg(test)]
@@ -119,29 +113,27 @@ mod tests {
 
     use super::*;
 
-    fn last(advice: DeployAdvice, recipe: &str, num_doubts: usize) -> String {
+    fn last(advice: DeployAdvice, recipe: &str) -> String {
         let recipe: Recipe = toml::from_str(recipe).expect("a recipe");
         let (group, interval) = ("test, greedy".to_owned(), Some([1.21, 1.31]));
         let setting = MeasuredSetting { label: "head 0.8".to_owned(), speedup: 1.26, interval };
         let verdict = GroupVerdict { group, advice, tuned: None, fastest: Some(setting) };
-        let doubts = vec!["It is doubtful.".to_owned(); num_doubts];
-        let conclusion = Conclusion { doubts, ..Conclusion::default() };
         let draft = recipe.draft().expect("a draft").0;
-        let text = next(&verdict, &conclusion, &recipe, draft);
+        let text = next(&verdict, &recipe, draft);
         let here = std::env::current_dir().expect("a directory");
         text.replace(&format!("{}/", here.display()), "")
     }
 
     #[test]
-    fn a_run_ends_with_the_next_step_and_its_doubts() {
+    fn a_run_ends_with_the_next_step() {
         let recipe =
             "name = 'a'\n[models]\ntarget = 't'\n[drafters.draft]\nkind = 'model'\nmodel = 'd'\n";
         let trained = format!("{recipe}[drafters.draft.head]\n");
-        insta::assert_snapshot!(last(DeployAdvice::Deploy, &trained, 0), @"Next, run `draftsmith check checkpoints/a/draft/head`, and if it passes, serve with one of the commands given.");
-        insta::assert_snapshot!(last(DeployAdvice::Deploy, recipe, 2), @"This is doubtful, for the reasons given above. Next, serve with one of the commands given.");
-        insta::assert_snapshot!(last(DeployAdvice::DoNotSpeculate, recipe, 0), @"Next, try another drafter, or serve the target alone.");
-        insta::assert_snapshot!(last(DeployAdvice::TooUncertain, recipe, 1), @"This is doubtful, for the reason given above. Next, measure more prompts on a quiet machine: raise `evaluate.num_prompts`.");
-        insta::assert_snapshot!(last(DeployAdvice::NotTuned, recipe, 0), @"Next, add `tune = {}` to the recipe and run it again, which chooses a setting on other prompts.");
-        insta::assert_snapshot!(last(DeployAdvice::NotTuned, &format!("tune = {{}}\n{recipe}"), 0), @"Next, measure this setting on other prompts, because these chose it.");
+        insta::assert_snapshot!(last(DeployAdvice::Deploy, &trained), @"Next, run `draftsmith check checkpoints/a/draft/head`, and if it passes, serve with one of the commands given.");
+        insta::assert_snapshot!(last(DeployAdvice::Deploy, recipe), @"Next, serve with one of the commands given.");
+        insta::assert_snapshot!(last(DeployAdvice::DoNotSpeculate, recipe), @"Next, try another drafter, or serve the target alone.");
+        insta::assert_snapshot!(last(DeployAdvice::TooUncertain, recipe), @"Next, measure more prompts on a quiet machine: raise `evaluate.num_prompts`.");
+        insta::assert_snapshot!(last(DeployAdvice::NotTuned, recipe), @"Next, add `tune = {}` to the recipe and run it again, which chooses a setting on other prompts.");
+        insta::assert_snapshot!(last(DeployAdvice::NotTuned, &format!("tune = {{}}\n{recipe}")), @"Next, measure this setting on other prompts, because these chose it.");
     }
 }

@@ -7,13 +7,12 @@ use draftsmith_theory::{
     seconds_per_token, stop_rules,
 };
 use rayon::prelude::*;
+use serde::{Deserialize, Serialize};
 
-use crate::costs::{Costs, MeasuredCosts};
+use crate::costs::Costs;
 
 /// The maximum candidate lengths to try, besides the recorded maximum.
 const MAX_LENGTHS: [usize; 10] = [1, 2, 3, 4, 5, 6, 8, 10, 14, 20];
-/// The share of speed that may be lost because costs are uncertain. Below it, they are precise enough.
-pub const LITTLE_LOST: f64 = 0.01;
 /// The resolution of thresholds, which are multiples of 1/50.
 const STEPS: u32 = 50;
 
@@ -64,7 +63,7 @@ fn caps(max_length: usize) -> Vec<Bounds> {
 }
 
 /// A rule with the setting that gives the fewest seconds per token.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct RuleChoice {
     /// The settings of prompt lookup in front of the drafter; `None` for no lookup.
     pub lookup_first: Option<LookupFirst>,
@@ -221,26 +220,6 @@ pub fn best_fixed(choices: &[RuleChoice]) -> Result<&RuleChoice> {
     fixed.context("fixed lengths are among the rules")
 }
 
-/// Computes how much slower the best rule at the measured costs can be than the best at other costs
-/// within their uncertainty, as a share. `finds` lists the best settings of rules at some costs.
-///
-/// # Errors
-/// If nothing was recorded.
-pub fn most_lost(
-    recordings: &Recordings,
-    measured: &MeasuredCosts,
-    finds: fn(&Recordings, &Costs) -> Result<Vec<RuleChoice>>,
-) -> Result<f64> {
-    let choices = finds(recordings, &measured.costs)?;
-    let chosen = cheapest(&choices)?;
-    let lost = measured.ends().into_iter().map(|costs| {
-        let own = seconds_per_token(&chosen.replay(recordings, &costs)?);
-        let there = finds(recordings, &costs)?;
-        anyhow::Ok(own / cheapest(&there)?.seconds_per_token - 1.0)
-    });
-    lost.collect::<Result<Vec<f64>>>().map(|lost| lost.into_iter().fold(0.0, f64::max))
-}
-
 /// Replays the best rule that reads signals, and returns the candidate counts of its rounds in
 /// order.
 ///
@@ -265,10 +244,6 @@ pub fn per_token(spent: &[TimedCounts], some: &[usize]) -> f64 {
 
 #[cfg(test)]
 mod tests {
-    use draftsmith_theory::{
-        DrafterId, RecordedCandidate, RecordedPlace, Recording, RoundCosts, SeededDraws,
-    };
-
     use super::*;
 
     #[test]
@@ -284,47 +259,6 @@ mod tests {
             assert_eq!(cheapest(&choices).expect("there are some").seconds_per_token, 1.0);
         }
         assert!(cheapest(&[]).is_err());
-    }
-
-    #[test]
-    fn a_choice_is_settled_when_both_ends_of_the_costs_agree() {
-        let mut draws = SeededDraws::new(5, &["settled"]);
-        let candidate = |token_id| RecordedCandidate {
-            token_id,
-            candidate_prob: 0.5,
-            confidence: 0.5,
-            confidence_of_ten: 0.5,
-            entropy: 1.0,
-            predicted_acceptance_prob: None,
-            draft_log_prob: -1.0,
-            target_log_prob: -1.0,
-        };
-        // Four candidates in five are accepted.
-        let mut place = |at: u32| RecordedPlace {
-            candidate: candidate(10 + at),
-            rollout: (draws.uniform() < 0.2).then(|| vec![candidate(1); 8]),
-        };
-        let recordings = Recordings {
-            drafter: DrafterId::DRAFT,
-            max_length: 8,
-            eos_token_ids: vec![0],
-            head: None,
-            responses: vec![Recording::new(vec![1; 4], (0..400).map(&mut place).collect(), 400)],
-        };
-        let lost = |uncertainty: f64| {
-            let rounds = RoundCosts::new([(DrafterId::DRAFT, 2e-3)].into(), vec![10e-3; 2]);
-            let rounds = rounds.expect("times");
-            let mixed_rounds = rounds.clone();
-            let costs = Costs { rounds, mixed_rounds, ..Costs::paper(DrafterId::DRAFT) };
-            let measured = MeasuredCosts { costs, uncertainty, num_passes: 3 };
-            most_lost(&recordings, &measured, best_unread).expect("recorded")
-        };
-        let all = [0.0, 0.02, 0.3, 2.0].map(lost);
-        assert!(all[0] < 1e-12 && all[1] <= LITTLE_LOST, "{all:?}");
-        assert!(
-            all[3] > 0.05 && all.is_sorted(),
-            "very uncertain costs leave the choice open: {all:?}"
-        );
     }
 
     #[test]

@@ -6,6 +6,7 @@
 //! `evaluate` and `check` verify the prediction.
 
 pub mod baseline;
+mod racing;
 mod runtimes;
 
 use std::path::PathBuf;
@@ -21,6 +22,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use self::baseline::{Baseline, RuleGain};
+use self::racing::{MOST_SECONDS, RaceFile, Raced};
+pub use self::racing::{RaceOutcome, RacedSetting};
 pub use self::runtimes::{LOOK_UP_LENGTHS, LOOK_UP_MATCHES};
 use crate::conversation::SetPrompt;
 use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts};
@@ -30,10 +33,7 @@ use crate::machine::machine_text;
 use crate::rollouts::{
     PromptSet, RecordedSet, RolloutFiles, RolloutKey, set_prompts, validation_prompts,
 };
-use crate::sweep::{
-    LITTLE_LOST, RuleChoice, best_fixed, best_of_all, best_of_each, cheapest, lengths_under,
-    most_lost,
-};
+use crate::sweep::{RuleChoice, best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use draftsmith_recipe::exports::config_keys::write_keys;
 use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
@@ -59,8 +59,8 @@ pub struct TuningBasis {
     /// The costs.
     #[serde(flatten)]
     pub costs: MeasuredCosts,
-    /// How much slower the chosen rule can be than the best rule at other costs within their
-    /// uncertainty, as a share.
+    /// How much faster another setting of the race may be than the chosen one, as a share: the largest
+    /// upper end of the 95 % intervals. 0 without a race.
     pub lost_by_costs: f64,
     /// The number of validation prompts.
     pub num_prompts: usize,
@@ -76,6 +76,8 @@ pub struct Tuning {
     pub basis: TuningBasis,
     /// Every rule at its best setting.
     pub rules: Vec<RuleGain>,
+    /// What the race showed; null without one.
+    pub race: Option<RaceOutcome>,
     /// The rule that was written into the export.
     pub chosen: StopRuleName,
     /// The chosen settings of prompt lookup in front of the drafter; null for no lookup.
@@ -143,6 +145,8 @@ pub fn tune_within(
     let made_from = made_from(recipe, workspace)?;
     let finished = FinishedTuning { made_from, tunings: serde_json::to_value(&tunings)? };
     TuningFile::TUNED.write(recipe, &finished)?;
+    // The next `tune` races again.
+    TuningFile::RACES.remove(recipe)?;
     Ok(tunings)
 }
 
@@ -208,6 +212,14 @@ pub(crate) struct Tuner<'a> {
     /// The models and the prompts' token ids for measuring all other costs; `None` if the target
     /// runs on servers.
     measuring: Option<(Decoders<'a>, Vec<Vec<u32>>)>,
+    /// The costs and races so far.
+    races: RaceFile,
+    /// The seconds that are left for races, once the first has begun or the recipe gives them.
+    race_left: Option<f64>,
+    /// The most seconds of all races unless the recipe gives them.
+    race_most: f64,
+    /// The number of races that are left.
+    num_races: usize,
     watch: &'a dyn Watch,
 }
 
@@ -223,7 +235,9 @@ impl<'a> Tuner<'a> {
     ) -> Result<Self> {
         let (tune, evaluate) = recipe.need_tuning("tune")?;
         let num_measurements = files.drafters().len().max(1) as u32;
-        let share = time_limit.map_or(COSTS_TIME_LIMIT, |limit| limit / num_measurements);
+        // Races take the other half.
+        let half = time_limit.map(|limit| limit / 2);
+        let share = half.map_or(COSTS_TIME_LIMIT, |half| half / num_measurements);
         Ok(Self {
             recipe,
             tune,
@@ -237,9 +251,13 @@ impl<'a> Tuner<'a> {
                 Some(_) => None,
                 None => Some((
                     Decoders::new(workspace.pair()?, loaded, evaluate.max_new_tokens),
-                    cost_prompts(recipe, workspace, watch)?,
+                    race_prompts(recipe, workspace, watch)?,
                 )),
             },
+            races: RaceFile::read(recipe, workspace)?,
+            race_left: tune.race_seconds,
+            race_most: half.map_or(MOST_SECONDS, |half| half.as_secs_f64().min(MOST_SECONDS)),
+            num_races: files.drafters().len() * evaluate.decodings.len(),
             watch,
         })
     }
@@ -258,10 +276,14 @@ impl<'a> Tuner<'a> {
         let sets = names.iter().map(|name| self.files.read(key(name)));
         let sets = sets.collect::<Result<Vec<RecordedSet>>>()?;
         let recordings: Vec<&Recordings> = sets.iter().map(|set| &set.recordings).collect();
-        let (source, costs) = self.costs(&recordings, names)?;
+        let (source, costs) = self.costs_once(drafter, &recordings, names)?;
         let each = names.iter().zip(sets).zip(costs);
         each.map(|((name, set), measured)| {
-            let (tuning, rule) = self.tune_from(drafter, *name, set, (source, measured))?;
+            let mut choices = self.finds()(&set.recordings, &measured.costs)?;
+            let raced = self.race((drafter, *name), &measured, (&set.recordings, &choices))?;
+            raced.iter().for_each(|raced| raced.replace(&mut choices));
+            let known = (source, measured, choices, raced);
+            let (tuning, rule) = self.tune_from(drafter, *name, set, known)?;
             Ok((*name, tuning, rule))
         })
         .collect()
@@ -272,7 +294,12 @@ impl<'a> Tuner<'a> {
         drafter: DrafterName,
         name: DecodingName,
         set: RecordedSet,
-        (cost_source, measured): (CostSource, MeasuredCosts),
+        (cost_source, measured, choices, raced): (
+            CostSource,
+            MeasuredCosts,
+            Vec<RuleChoice>,
+            Option<Raced>,
+        ),
     ) -> Result<(Tuning, TunedRule)> {
         let (decoding, seed) = (self.evaluate.decoding(name), self.recipe.seed);
         let share_accepted = set.summary().share_accepted;
@@ -280,8 +307,8 @@ impl<'a> Tuner<'a> {
             set.by_source().into_iter().map(|(name, it)| (name.to_owned(), it)).collect();
         let recordings = set.recordings;
         let costs = &measured.costs;
-        let choices = self.finds()(&recordings, costs)?;
-        let (fixed, best) = (best_fixed(&choices)?, cheapest(&choices)?);
+        let fixed = best_fixed(&choices)?;
+        let best = raced.as_ref().map_or_else(|| cheapest(&choices), |raced| Ok(raced.winner()))?;
         let baseline = Baseline {
             recordings: &recordings,
             measured: &measured,
@@ -289,6 +316,7 @@ impl<'a> Tuner<'a> {
             decoding,
             dtype: self.workspace.models.dtype,
             fixed: fixed.clone(),
+            raced: raced.as_ref(),
             seed,
         };
         let of_source = |(source, recordings): &(String, Recordings)| {
@@ -305,6 +333,7 @@ impl<'a> Tuner<'a> {
         let ways = self.ways(&baseline, &choices, best)?;
         let tuning = Tuning {
             rules,
+            race: raced.as_ref().map(|raced| raced.outcome(fixed)),
             chosen: best.name,
             lookup_first: best.lookup_first,
             look_ups: self.tune.lookup_first.then(|| baseline.look_ups_alone()).transpose()?,
@@ -316,7 +345,7 @@ impl<'a> Tuner<'a> {
                 drafter,
                 decoding: name,
                 cost_source,
-                lost_by_costs: most_lost(&recordings, &measured, self.finds())?,
+                lost_by_costs: raced.as_ref().map_or(0.0, Raced::lost),
                 costs: measured,
                 num_prompts: recordings.responses.len(),
                 num_tokens: recordings.num_tokens(),
@@ -358,16 +387,16 @@ impl<'a> Tuner<'a> {
         if self.tune.lookup_first { best_of_all } else { best_of_each }
     }
 
-    /// Returns the costs that the recipe gives for the recorded drafter, or else measures them until
-    /// the choice of a rule no longer depends on them, with the source of the costs. `recordings`
-    /// has the drafter's recordings for each way of decoding in `names`, and the result its costs.
+    /// Returns the costs that the recipe gives for the recorded drafter, or else measures them, with the
+    /// source of the costs. `recordings` has the drafter's recordings for each way of decoding in
+    /// `names`, and the result its costs.
     pub(crate) fn costs(
         &mut self,
         recordings: &[&Recordings],
         names: &[DecodingName],
     ) -> Result<(CostSource, Vec<MeasuredCosts>)> {
         let first = recordings.first().context("the recipe has a way of decoding")?;
-        let (drafter, finds) = (first.drafter, self.finds());
+        let drafter = first.drafter;
         if let Some(costs) = self.given.iter().find(|costs| costs.drafter == drafter) {
             return Ok((CostSource::Given, vec![MeasuredCosts::given(costs.clone()); names.len()]));
         }
@@ -380,29 +409,20 @@ impl<'a> Tuner<'a> {
         watch.note(format!("tune: measuring costs, {drafter}"));
         let decodings: Vec<Decoding> =
             names.iter().map(|name| self.evaluate.decoding(*name)).collect();
-        let decodings = &decodings;
+        let (decodings, prompts) = (&decodings, &spread(prompts.clone(), Some(NUM_COST_PROMPTS)));
         let probe = CostProbe { decoders, drafter, decodings, prompts, time_limit, watch };
-        let is_settled = |measured: &[MeasuredCosts]| {
-            for (recordings, measured) in recordings.iter().zip(measured) {
-                if most_lost(recordings, measured, finds)? > LITTLE_LOST {
-                    return Ok(false);
-                }
-            }
-            Ok(true)
-        };
-        let measured = probe.measure(&|costs| lengths_under(first, costs), &is_settled)?;
+        let measured = probe.measure(&|costs| lengths_under(first, costs))?;
         Ok((CostSource::Machine, measured))
     }
 }
 
-/// Encodes a few validation prompts, spread evenly, on which costs are measured.
-fn cost_prompts(
+/// Encodes the validation prompts, for races and costs.
+fn race_prompts(
     recipe: &Recipe,
     workspace: &Workspace,
     watch: &dyn Watch,
 ) -> Result<Vec<Vec<u32>>> {
     let prompts = validation_prompts(recipe, workspace, watch)?;
-    let prompts = spread(prompts, Some(NUM_COST_PROMPTS));
     Ok(prompts.into_iter().map(|(_, ids)| ids).collect())
 }
 

@@ -56,6 +56,8 @@ pub struct TuningFile {
 impl TuningFile {
     /// The measured costs, a list of [`CostsEntry`].
     pub const COSTS: Self = Self { name: "costs.json", command: "tune" };
+    /// The costs and races of a `tune` that is not finished.
+    pub const RACES: Self = Self { name: "races.json", command: "tune" };
     /// The comparison of a sweep's acceptance heads.
     pub const HEADS: Self = Self { name: "heads.json", command: "tune" };
     /// The result of a finished `tune`, with the hash of what it was made from.
@@ -80,6 +82,20 @@ impl TuningFile {
                 self.command
             )
         })
+    }
+
+    /// Removes the file if it is there.
+    ///
+    /// # Errors
+    /// If it cannot be removed.
+    pub fn remove(self, recipe: &Recipe) -> Result<()> {
+        let path = recipe.tuning_dir().join(self.name);
+        match std::fs::remove_file(&path) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                Err(error).with_context(|| format!("cannot remove `{}`", path.display()))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Writes the file as JSON, completely or not at all.

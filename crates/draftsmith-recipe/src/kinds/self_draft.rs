@@ -201,7 +201,7 @@ pub fn read_network<F: DraftForm>(
 }
 
 impl LoadedDrafter {
-    /// Assembles a self-draft of which a forward reads `size` parameters.
+    /// Assembles a self-draft. One of its forwards reads `size` parameters.
     pub fn of_self_draft(
         loading: &Loading<'_>,
         parts: impl DrafterParts + 'static,

@@ -28,6 +28,9 @@ pub struct TuneRecipe {
     pub lookup_first: bool,
     /// The times of forwards on the machine that will serve the drafters; measured here if absent.
     pub costs: Option<GivenCosts>,
+    /// The most seconds of all races together, in which the settings that may be the fastest answer the
+    /// same prompts in turn, above 0. Default: the time of 1,000 answers, at most 600.
+    pub race_seconds: Option<f64>,
 }
 
 impl Default for TuneRecipe {
@@ -39,6 +42,7 @@ impl Default for TuneRecipe {
             max_candidate_length: 20,
             lookup_first: true,
             costs: None,
+            race_seconds: None,
         }
     }
 }
@@ -51,6 +55,12 @@ impl TuneRecipe {
             "is empty: leave it out for the prompts that training held out",
         )?;
         require(self.num_prompts != Some(0), "tune.num_prompts", "is 0: leave it out for all")?;
+        let is_time = |seconds: f64| seconds > 0.0 && seconds.is_finite();
+        require(
+            self.race_seconds.is_none_or(is_time),
+            "tune.race_seconds",
+            "is not above 0: leave it out for the default",
+        )?;
         require(
             self.split.is_none() || self.prompts.is_some(),
             "tune.split",

@@ -13,10 +13,8 @@ use super::{
 };
 use crate::error::Result;
 
-/// The share of the variance below which a cost model is doubtful.
-const MIN_R_SQUARED: f64 = 0.9;
-/// The share of processor time of other programs above which timings are doubtful.
-const MAX_FOREIGN_LOAD: f64 = 0.1;
+/// The share of processor time of other programs above which the order of close settings is doubtful.
+pub const MAX_FOREIGN_LOAD: f64 = 0.1;
 
 /// The content of `summary.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -336,11 +334,11 @@ impl EvaluationSummary {
     #[must_use]
     pub fn concluded(self, rows: &[ResultRow]) -> Self {
         let groups = groups(rows);
-        Self { conclusion: Conclusion::of(&groups, self.doubts(&groups)), ..self }
+        Self { conclusion: Conclusion::of(&groups, self.doubts()), ..self }
     }
 
     /// Lists reasons to doubt the measurements, as sentences.
-    fn doubts(&self, groups: &[Group<'_>]) -> Vec<String> {
+    fn doubts(&self) -> Vec<String> {
         let seen = self.datasets.iter().filter_map(|dataset| {
             let num = dataset.num_in_data.filter(|num| *num > 0)?;
             let DatasetSummary { name, num_prompts, .. } = dataset;
@@ -351,25 +349,12 @@ impl EvaluationSummary {
         });
         let load = self.foreign_load.filter(|load| *load > MAX_FOREIGN_LOAD).map(|load| {
             format!(
-                "Other programs used {:.0} % of the processors while this ran. Measure again on a quiet \
-                 machine.",
+                "Other programs used {:.0} % of the processors while this ran. A speed-up is as certain as its \
+                 interval, but on a quiet machine close settings may be in another order.",
                 100.0 * load
             )
         });
-        let poor = groups.iter().filter_map(|group| {
-            let costs = self.group(group)?.costs_of_all();
-            let poor = costs.filter(|cost| cost.r_squared < MIN_R_SQUARED);
-            let cost = poor.min_by(|one, other| one.r_squared.total_cmp(&other.r_squared))?;
-            let CostSummary { drafter, r_squared, mean_relative_error, .. } = cost;
-            Some(format!(
-                "{}: the cost model explains the times of the {} poorly (R² = {r_squared:.2}, mean error \
-                 {:.0} %). Timings are noisy, or too few prompts were measured.",
-                group.name(),
-                drafter.text(),
-                100.0 * mean_relative_error
-            ))
-        });
-        seen.chain(load).chain(poor).collect()
+        seen.chain(load).collect()
     }
 
     /// Returns the summary's entry for a group of rows.

@@ -3,15 +3,15 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result};
-use draftsmith_report::{CostSource, median_of};
+use draftsmith_report::CostSource;
 use draftsmith_theory::{DrafterId, Recordings};
 
 use super::{MAX_LENGTH, Surveyor};
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::prompts::spread;
-use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, Costs};
+use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts};
 use draftsmith_tune::decoders::Decoders;
-use draftsmith_tune::sweep::{LITTLE_LOST, best_of_each, lengths_under, most_lost};
+use draftsmith_tune::sweep::lengths_under;
 
 /// The number of prompts for measuring costs.
 const NUM_PROMPTS: usize = 4;
@@ -26,14 +26,14 @@ impl Surveyor<'_> {
         &self,
         drafters: &LoadedDrafters,
         recordings: &Recordings,
-    ) -> Result<(CostSource, Costs)> {
+    ) -> Result<(CostSource, MeasuredCosts)> {
         let given = self.given.map(|given| Costs::given(given, DrafterId::DRAFT, 1)).transpose()?;
         if let Some(costs) = given.flatten() {
-            return Ok((CostSource::Given, costs));
+            return Ok((CostSource::Given, MeasuredCosts::given(costs)));
         }
         self.watch.note("survey: measuring costs with the drafter");
         let mut decoders = Decoders::new(self.workspace.pair()?, drafters, self.max_new_tokens);
-        let measured = CostProbe {
+        let mut measured = CostProbe {
             decoders: &mut decoders,
             drafter: DrafterId::DRAFT,
             decodings: &[self.decoding],
@@ -41,18 +41,16 @@ impl Surveyor<'_> {
             time_limit: COSTS_TIME_LIMIT,
             watch: self.watch,
         }
-        .measure(&|costs| lengths_under(recordings, costs), &|measured| {
-            Ok(most_lost(recordings, &measured[0], best_of_each)? <= LITTLE_LOST)
-        })
+        .measure(&|costs| lengths_under(recordings, costs))
         .context("cannot measure what forwards cost here; hint: give `--costs`")?;
-        Ok((CostSource::Machine, measured[0].costs.clone()))
+        Ok((CostSource::Machine, measured.remove(0)))
     }
 
     /// Returns the seconds of target forwards over 1, 2, 3 … rows, as given or measured here.
-    pub(super) fn target_costs(&self) -> Result<(CostSource, Costs)> {
+    pub(super) fn target_costs(&self) -> Result<(CostSource, MeasuredCosts)> {
         let given = self.given.and_then(|given| Costs::given_target(given).transpose());
         if let Some(costs) = given.transpose()? {
-            return Ok((CostSource::Given, costs));
+            return Ok((CostSource::Given, MeasuredCosts::given(costs)));
         }
         self.watch.note("survey: measuring costs, target alone");
         let none = LoadedDrafters::default();
@@ -64,10 +62,8 @@ impl Surveyor<'_> {
                 times.entry(rows).or_default().push(time.as_secs_f64());
             }
         }
-        let medians = times.into_iter().filter_map(|(rows, all)| Some((rows, median_of(all)?)));
-        let costs = Costs::of_target(medians.collect());
-        let costs =
-            costs.context("the context has no room to time forwards; hint: give `--costs`")?;
+        let costs = MeasuredCosts::of_target(times)
+            .context("the context has no room to time forwards; hint: give `--costs`")?;
         Ok((CostSource::Machine, costs))
     }
 

@@ -40,25 +40,29 @@ impl Halves {
         Recorded { chosen_on, judged_on, decoding: DecodingName::of(&decoding), seed }
     }
 
-    /// Returns the costs of the target alone, one entry per response.
-    pub(super) fn plain(&self, costs: &Costs) -> Vec<TimedCounts> {
-        self.0.iter().flat_map(|half| half.plain(&costs.rounds)).collect()
+    /// Returns the time spent by the target without drafting on all responses, at each of the costs.
+    pub(super) fn plain(&self, costs: &[Costs]) -> Vec<TimedCounts> {
+        let responses = |costs| self.0.iter().map(move |half| (half, costs));
+        let all = costs.iter().flat_map(responses);
+        all.flat_map(|(half, costs): (_, &Costs)| half.plain(&costs.rounds)).collect()
     }
 
-    /// Estimates the speedup of prompt lookup alone by cross-validation, with a setting from both
-    /// halves.
+    /// Estimates the speedup of prompt lookup alone by cross-validation at uncertain costs, with a
+    /// setting from both halves.
     ///
     /// # Errors
     /// If nothing was recorded.
-    pub(super) fn look_ups(&self, costs: &Costs, seed: u64) -> Result<LookUps> {
+    pub(super) fn look_ups(&self, costs: &[Costs], seed: u64) -> Result<LookUps> {
         let [one, other] = &self.0;
+        let firsts = [best_look_ups_alone(other, &costs[0])?, best_look_ups_alone(one, &costs[0])?];
         let mut spent = Vec::new();
-        for (chosen_on, judged_on) in [(other, one), (one, other)] {
-            let first = best_look_ups_alone(chosen_on, costs)?;
-            spent.extend(judged_on.replay_look_ups(first, &costs.rounds));
+        for costs in costs {
+            for (half, first) in self.0.iter().zip(firsts) {
+                spent.extend(half.replay_look_ups(first, &costs.rounds));
+            }
         }
-        let look_ups = best_look_ups_alone(&self.together(), costs)?;
-        Ok(LookUps { look_ups, speedup: speedup(&self.plain(costs), &spent, seed) })
+        let look_ups = best_look_ups_alone(&self.together(), &costs[0])?;
+        Ok(LookUps { look_ups, speedup: speedup(&self.plain(costs), &spent, costs.len(), seed) })
     }
 }
 

@@ -20,7 +20,7 @@ use super::verdict::{HeadOutlook, KnownOfHeads, SurveyVerdict};
 use crate::settings::ServerSettings;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::watch::Progress;
-use draftsmith_tune::costs::Costs;
+use draftsmith_tune::costs::{Costs, MeasuredCosts};
 use draftsmith_tune::judging::{Judging, over, speedup};
 use draftsmith_tune::labels::Labels;
 use draftsmith_tune::recorder::{RecordedDrafter, RecordedModels};
@@ -44,8 +44,8 @@ pub struct PairSurvey {
     pub acceptance_by_position: Vec<f64>,
     /// The source of the costs.
     pub cost_source: CostSource,
-    /// The costs of forwards.
-    pub costs: Costs,
+    /// The costs of forwards, with their precision.
+    pub costs: MeasuredCosts,
     /// The modelled speedup over plain decoding at every fixed candidate length, on all answers.
     pub fixed_lengths: Vec<FixedLength>,
     /// For every rule, its best setting on all answers and its cross-validated gains. Rules that
@@ -112,11 +112,12 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     };
     let recorded = PairRecordings::record(surveyor, &progress)?;
     progress.clear();
-    let (cost_source, costs) = surveyor.draft_costs(&recorded.drafters, &recorded.whole)?;
+    let (cost_source, measured) = surveyor.draft_costs(&recorded.drafters, &recorded.whole)?;
+    let costs = measured.drawn(seed);
     watch.note("survey: replaying every rule");
     let judged = recorded.with_heads.as_ref().unwrap_or(&recorded.halves);
     let judging = judging(judged, &costs, seed)?;
-    let shown = best_of_all(&judged.together(), &costs)?;
+    let shown = best_of_all(&judged.together(), &costs[0])?;
 
     // A drafter's own head needs no training.
     let has_head = recorded.whole.head.is_some();
@@ -155,7 +156,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
         cost_source,
         rules: judging.rows(&shown)?,
         oracle: decoding.is_greedy().then(|| judging.oracle()).transpose()?,
-        costs: costs.clone(),
+        costs: measured,
         untrained,
         untrained_gain,
         look_ups,
@@ -227,7 +228,7 @@ impl PairRecordings {
     fn head_survey(
         &self,
         judging: &Judging<'_>,
-        costs: &Costs,
+        costs: &[Costs],
         untrained: &[TimedCounts],
         surveyor: &Surveyor<'_>,
     ) -> Result<HeadSurvey> {
@@ -252,8 +253,12 @@ impl PairRecordings {
             Some(_) => Vec::new(),
             None => judging.best(reads_head)?,
         };
+        let num_answers = surveyor.answers.len();
+        let explained = |some: &[usize]| {
+            unexplained.share(&some.iter().map(|nth| nth % num_answers).collect::<Vec<usize>>())
+        };
         let over_fixed = |some: &[usize]| match &ceiling_of {
-            Some(ceiling_of) => unexplained.share(some).max(0.0) * ceiling_of(some),
+            Some(ceiling_of) => explained(some).max(0.0) * ceiling_of(some),
             None => over(&judging.fixed, &probed, some),
         };
         let over_untrained = |some: &[usize]| {
@@ -263,7 +268,7 @@ impl PairRecordings {
             (1.0 + over_fixed(some)) * (1.0 + over(&judging.plain, &judging.fixed, some))
         };
         let probe = Probe {
-            explained: judging.estimate(&|some| unexplained.share(some)),
+            explained: judging.estimate(&explained),
             scores: scores(&[one, other].concat().concat(), &|prob| prob),
             outlook: HeadOutlook {
                 over_fixed: judging.estimate(&over_fixed),
@@ -289,17 +294,20 @@ fn needs_no_training(choice: &RuleChoice) -> bool {
     needs_no_fit(choice) && !reads_head(choice)
 }
 
-fn judging<'a>(halves: &'a Halves, costs: &'a Costs, seed: u64) -> Result<Judging<'a>> {
-    Judging::new(halves.folds(costs, best_of_all)?.into(), costs, seed)
+fn judging<'a>(halves: &'a Halves, costs: &'a [Costs], seed: u64) -> Result<Judging<'a>> {
+    Judging::new(halves.folds(&costs[0], best_of_all)?.into(), costs, seed)
 }
 
 /// Computes the modelled speedup over plain decoding at every fixed candidate length.
-fn fixed_lengths(recordings: &Recordings, costs: &Costs, seed: u64) -> Result<Vec<FixedLength>> {
-    let plain = recordings.plain(&costs.rounds);
+fn fixed_lengths(recordings: &Recordings, costs: &[Costs], seed: u64) -> Result<Vec<FixedLength>> {
+    let plain: Vec<TimedCounts> =
+        costs.iter().flat_map(|costs| recordings.plain(&costs.rounds)).collect();
     let at = |candidate_length| -> Result<FixedLength> {
         let config = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
-        let own = recordings.replay(&config, &costs.of_rule(&config))?;
-        Ok(FixedLength { candidate_length, speedup: speedup(&plain, &own, seed) })
+        let own = costs.iter().map(|costs| recordings.replay(&config, &costs.of_rule(&config)));
+        let own = own.collect::<Result<Vec<_>, _>>()?.concat();
+        let speedup = speedup(&plain, &own, costs.len(), seed);
+        Ok(FixedLength { candidate_length, speedup })
     };
     (1..=recordings.max_length).map(at).collect()
 }

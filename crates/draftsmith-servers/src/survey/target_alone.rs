@@ -90,12 +90,15 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
         };
         let given = surveyor.given.map(|given| Costs::given(given, id, exit_layers.len()));
         let costs = match given.transpose()?.flatten() {
-            Some(costs) => costs,
+            Some(costs) => vec![costs],
             None => {
                 let share = share_read(target.config(), read_out.exit_layer);
-                let seconds = share * base.rounds.verify_seconds(1);
-                let rounds = base.rounds.clone().with_draft_seconds(id, seconds);
-                Costs { drafter: id, mixed_rounds: rounds.clone(), rounds, ..base.clone() }
+                let with_draft = |base: Costs| {
+                    let seconds = share * base.rounds.verify_seconds(1);
+                    let rounds = base.rounds.clone().with_draft_seconds(id, seconds);
+                    Costs { drafter: id, mixed_rounds: rounds.clone(), rounds, ..base }
+                };
+                base.drawn(surveyor.seed).into_iter().map(with_draft).collect()
             }
         };
         let half = |half: Vec<usize>| recordings(surveyor, &read_out, id, &half);
@@ -122,7 +125,9 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let verdict = SurveyVerdict::of_target(exit_layer, &best, accepted, break_even);
     Ok(TargetSurvey {
         cost_source,
-        verify_seconds: (1..=MAX_LENGTH + 1).map(|rows| base.rounds.verify_seconds(rows)).collect(),
+        verify_seconds: (1..=MAX_LENGTH + 1)
+            .map(|rows| base.costs.rounds.verify_seconds(rows))
+            .collect(),
         best_exit_layer: exit_layer,
         verdict: verdict.beside_look_ups(&look_ups),
         best,
@@ -136,7 +141,8 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
 struct ExitRecordings {
     read_out: ReadOut,
     halves: Halves,
-    costs: Costs,
+    /// The costs, then some within their uncertainty.
+    costs: Vec<Costs>,
 }
 
 /// An exit layer with the best stop rules found for it.
@@ -144,21 +150,18 @@ struct JudgedExit {
     survey: ExitSurvey,
     /// The best rule on all answers.
     choice: RuleChoice,
-    /// For each half of the answers, the best rule of the other half: its modelled seconds per
-    /// token there, and its costs on this half.
-    halves: [(f64, Vec<TimedCounts>); 2],
+    /// For each half of the answers, the best rule of the other half, and its time on this half at
+    /// each of the costs.
+    halves: [(RuleChoice, Vec<Vec<TimedCounts>>); 2],
 }
 
 impl ExitRecordings {
     fn judge(&self, seed: u64) -> Result<JudgedExit> {
-        let Self { read_out, halves, costs } = self;
-        let best = |fold: Fold<'_>| -> Result<(f64, Vec<TimedCounts>)> {
-            let (choice, spent) = fold.best(costs, |_| true)?;
-            Ok((choice.seconds_per_token, spent))
-        };
+        let Self { read_out, halves, costs: all } = self;
+        let costs = &all[0];
+        let best = |fold: Fold<'_>| fold.best(all, |_| true);
         let [one, other] = halves.folds(costs, best_unread)?.map(best);
         let judged = [one?, other?];
-        let spent = judged.each_ref().map(|(_, spent)| &spent[..]).concat();
         let choice = cheapest(&best_unread(&halves.together(), costs)?)?.clone();
         let verify = |rows| costs.rounds.verify_seconds(rows);
         let draft_share = costs.rounds.draft_seconds(costs.drafter)? / verify(1);
@@ -170,8 +173,10 @@ impl ExitRecordings {
             };
             shown_interval(of.len(), seed, share)
         };
-        let HalfPromise { setting, speedup, .. } =
-            HalfPromise::new(&choice, speedup(&halves.plain(costs), &spent, seed));
+        let HalfPromise { setting, speedup, .. } = HalfPromise::new(
+            &choice,
+            speedup(&halves.plain(all), &joined(judged.each_ref()), all.len(), seed),
+        );
         let survey = ExitSurvey {
             exit_layer: read_out.exit_layer,
             draft_share,
@@ -192,16 +197,24 @@ fn best_of<'a>(
     plain: &[TimedCounts],
     seed: u64,
 ) -> Result<(&'a ExitSurvey, HalfPromise)> {
-    let mut spent = Vec::new();
-    for half in 0..2 {
+    let half = |half: usize| {
         let of_exits = exits.iter().map(|exit| &exit.halves[half]);
-        let best = of_exits.min_by(|one, other| one.0.total_cmp(&other.0));
-        spent.extend_from_slice(&best.context("there is an exit")?.1);
-    }
+        let cheaper = |it: &&(RuleChoice, _)| it.0.seconds_per_token;
+        let best = of_exits.min_by(|one, other| cheaper(one).total_cmp(&cheaper(other)));
+        best.context("there is an exit")
+    };
+    let halves = [half(0)?, half(1)?];
+    let (spent, num_costs) = (joined(halves), halves[0].1.len());
     let seconds = |exit: &JudgedExit| exit.choice.seconds_per_token;
     let best = exits.iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other)));
     let best = best.context("there is an exit")?;
-    Ok((&best.survey, HalfPromise::new(&best.choice, speedup(plain, &spent, seed))))
+    Ok((&best.survey, HalfPromise::new(&best.choice, speedup(plain, &spent, num_costs, seed))))
+}
+
+/// Joins the time spent on both halves at each of the costs.
+fn joined(halves: [&(RuleChoice, Vec<Vec<TimedCounts>>); 2]) -> Vec<TimedCounts> {
+    let [(_, one), (_, other)] = halves;
+    one.iter().zip(other).flat_map(|(one, other)| [&one[..], other].concat()).collect()
 }
 
 /// Computes the number of weights that a draft forward reads, relative to a target forward: the

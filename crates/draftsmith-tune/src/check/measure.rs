@@ -4,8 +4,9 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 use draftsmith_data::Prompt;
+use draftsmith_decode::Generation;
 use draftsmith_report::{
-    DecodingName, DrafterName, promise_interval, shown_interval, waiting_time,
+    DecodingName, DrafterName, LEAST_PROMPTS, MAX_FOREIGN_LOAD, promise_interval, waiting_time,
 };
 use draftsmith_theory::{
     Counts, Decoding, Estimate, LosslessnessTest, Rounding, Sampling, SeededDraws, StopRule,
@@ -19,9 +20,11 @@ use super::{
 use crate::agreement::{Agreement, compare, num_same, rounding};
 use crate::conversation::{Turn, answer_turns};
 use crate::decoders::Decoders;
+use crate::race::{AnswerTime, Race};
 use draftsmith_recipe::exports::tuned::Tuned;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
 use draftsmith_recipe::pair::Pair;
+use draftsmith_recipe::watch::Watch;
 
 /// The rounding tolerance of top-p masses and logits in f32, for tokens at the limit of what can be
 /// sampled.
@@ -29,6 +32,10 @@ const EDGE: f64 = 1e-4;
 
 /// The quantile of the normal distribution for a 99.99 % interval.
 const WILSON_Z: f64 = 3.89;
+
+/// The numbers of the target alone and of the export in a race.
+const PLAIN: usize = 0;
+const OWN: usize = 1;
 
 /// The loaded models, and the measurements so far.
 pub(super) struct Bench<'m> {
@@ -42,8 +49,10 @@ pub(super) struct Bench<'m> {
     num_forgiven_edges: usize,
     num_forgiven_ties: usize,
     differences: Vec<AnswerDifference>,
-    /// The seconds of each greedy answer with the target alone and with the export.
-    seconds: Vec<[f64; 2]>,
+    /// The prompts of greedy answers.
+    turns: Vec<Vec<u32>>,
+    /// The times of greedy answers with the target alone, [`PLAIN`], and with the export, [`OWN`].
+    race: Race,
 }
 
 /// The results of one turn, which is decoded plainly, greedily and sampled.
@@ -150,7 +159,8 @@ impl<'m> Bench<'m> {
             num_forgiven_edges: 0,
             num_forgiven_ties: 0,
             differences: Vec::new(),
-            seconds: Vec::new(),
+            turns: Vec::new(),
+            race: Race::new(2, seed),
         }
     }
 
@@ -166,23 +176,34 @@ impl<'m> Bench<'m> {
         self.decoders.limits.max_new_tokens = most;
         self.num_forgiven_ties = 0;
         self.differences.clear();
-        self.seconds.clear();
+        self.turns.clear();
+        self.race = Race::new(2, self.seed);
         Ok(())
     }
 
-    /// Estimates the speed of greedy decoding relative to the target alone, with its 95 % interval
-    /// from resampled turns.
-    pub(super) fn speed(&self, allows_slower: bool) -> SpeedCheck {
-        let speedup = shown_interval(self.seconds.len(), self.seed, |turns| {
-            let sum = |of: usize| turns.iter().map(|turn| self.seconds[*turn][of]).sum::<f64>();
-            sum(0) / sum(1)
-        });
-        let holds = match (speedup.high < 1.0, speedup.low >= 1.0) {
-            (true, _) => Some(allows_slower),
-            (_, true) => Some(true),
-            _ => None,
-        };
-        SpeedCheck { holds, speedup }
+    /// Decodes greedy answers again, until it is known which is faster, the export or the target
+    /// alone, but no longer than the first answers took.
+    ///
+    /// # Errors
+    /// If a model fails, or the user presses Ctrl-C.
+    pub(super) fn race(&mut self, greedy: &mut CheckedRule, watch: &dyn Watch) -> Result<()> {
+        let limit = 2.0 * self.race.seconds;
+        let (mut race, turns) = (self.race.clone(), self.turns.clone());
+        while !race.is_over(limit) {
+            race.run_laps(turns.len(), limit, &mut |which, turn| {
+                watch.check_interrupted()?;
+                Ok(answer_time(&self.decode(which, &turns[turn], greedy)?.trace))
+            })?;
+        }
+        self.race = race;
+        Ok(())
+    }
+
+    /// Estimates the speed of greedy decoding relative to the target alone, with its 95 % interval.
+    pub(super) fn speed(&self, allows_slower: bool, foreign_load: Option<f64>) -> SpeedCheck {
+        let speedup = self.race.speedup(OWN, PLAIN);
+        let holds = holds(&speedup, self.turns.len(), foreign_load, allows_slower);
+        SpeedCheck { holds, speedup, foreign_load }
     }
 
     /// Decodes all turns of a prompt. Each turn follows the earlier answers of plain greedy
@@ -212,6 +233,22 @@ impl<'m> Bench<'m> {
         Ok(())
     }
 
+    /// Decodes a prompt greedily with the target alone, [`PLAIN`], or with the export, [`OWN`].
+    fn decode(
+        &mut self,
+        which: usize,
+        prompt_ids: &[u32],
+        greedy: &mut CheckedRule,
+    ) -> Result<Generation> {
+        // Greedy decoding does not use the draws.
+        let draws = &mut SeededDraws::new(self.seed, &["check", "greedy"]);
+        let (drafter, rule) = match which {
+            PLAIN => (DrafterName::None, None),
+            _ => (greedy.drafter, Some(&mut *greedy.rule as &mut dyn StopRule)),
+        };
+        self.decoders.decode(drafter, rule, &greedy.decoding, prompt_ids, draws)
+    }
+
     /// Compares greedy decoding with plain decoding, and returns the plain answer.
     fn greedy(
         &mut self,
@@ -219,16 +256,18 @@ impl<'m> Bench<'m> {
         prompt_ids: &[u32],
         greedy: &mut CheckedRule,
     ) -> Result<(Vec<u32>, Trace)> {
-        let (decoders, decoding) = (&mut self.decoders, &greedy.decoding);
-        // Greedy decoding does not use the draws.
-        let mut draws = SeededDraws::new(self.seed, &[id, "check", "greedy"]);
-        let alone = decoders.decode(DrafterName::None, None, decoding, prompt_ids, &mut draws)?;
+        // Each comes first in every other turn.
+        let is_plain_first = self.turns.len().is_multiple_of(2);
+        let first = if is_plain_first { PLAIN } else { OWN };
+        let one = self.decode(first, prompt_ids, greedy)?;
+        let other = self.decode(PLAIN + OWN - first, prompt_ids, greedy)?;
+        let (alone, generation) = if is_plain_first { (one, other) } else { (other, one) };
+        let times = [(PLAIN, &alone), (OWN, &generation)];
+        let times = times.map(|(which, answer)| (which, answer_time(&answer.trace)));
+        self.race.add(self.turns.len(), times.into());
+        self.turns.push(prompt_ids.to_vec());
         let plain = alone.token_ids;
-        let rule = Some(&mut *greedy.rule as _);
-        let drafter = greedy.drafter;
-        let generation = decoders.decode(drafter, rule, decoding, prompt_ids, &mut draws)?;
-        let seconds = |trace: &Trace| waiting_time(trace).as_secs_f64();
-        self.seconds.push([seconds(&alone.trace), seconds(&generation.trace)]);
+        let (decoders, decoding) = (&mut self.decoders, &greedy.decoding);
         match compare(decoders, decoding, prompt_ids, &plain, &generation.token_ids)? {
             Agreement::Same => {}
             Agreement::Tie => self.num_forgiven_ties += 1,
@@ -315,6 +354,31 @@ impl<'m> Bench<'m> {
     }
 }
 
+/// Returns whether an export is fast enough, or `None` if that is not known. A slow export fails only
+/// on a quiet machine, because other programs slow small forwards more than large ones.
+fn holds(
+    speedup: &Estimate,
+    num_turns: usize,
+    foreign_load: Option<f64>,
+    allows_slower: bool,
+) -> Option<bool> {
+    let is_quiet = foreign_load.is_none_or(|load| load <= MAX_FOREIGN_LOAD);
+    if num_turns < LEAST_PROMPTS {
+        return None;
+    }
+    match (speedup.high < 1.0, speedup.low >= 1.0) {
+        (true, _) if is_quiet => Some(allows_slower),
+        (_, true) => Some(true),
+        _ => None,
+    }
+}
+
+/// Returns the time of an answer, including prefill.
+fn answer_time(trace: &Trace) -> AnswerTime {
+    let seconds = waiting_time(trace).as_secs_f64();
+    AnswerTime { num_tokens: trace.num_tokens, seconds, waiting: seconds }
+}
+
 /// Widens the interval of an acceptance rate to at least Wilson's interval for `num_drafted`
 /// independent candidates. Resampling a few equal prompts would give an interval of zero width.
 fn widened(rate: Estimate, num_drafted: usize) -> Estimate {
@@ -373,6 +437,22 @@ mod tests {
         let many = widened(none(0.5), 1_000_000);
         assert!(many.low > 0.495 && many.high < 0.505, "{many:?}");
         assert_eq!(widened(none(0.5), 0), none(0.5));
+    }
+
+    #[test]
+    fn a_slow_export_fails_only_if_load_and_prompts_allow_to_say_so() {
+        let slow = Estimate { value: 0.8, low: 0.7, high: 0.9 };
+        let unsure = Estimate { value: 0.95, low: 0.8, high: 1.1 };
+        let fast = Estimate { value: 1.2, low: 1.1, high: 1.3 };
+        let quiet = |speedup, allows| holds(speedup, 40, Some(0.05), allows);
+        assert_eq!(
+            [&slow, &unsure, &fast].map(|it| quiet(it, false)),
+            [Some(false), None, Some(true)]
+        );
+        assert_eq!((quiet(&slow, true), holds(&slow, 40, None, false)), (Some(true), Some(false)));
+        // Other programs, or two prompts.
+        assert_eq!([&slow, &fast].map(|it| holds(it, 40, Some(0.3), false)), [None, Some(true)]);
+        assert_eq!([&slow, &fast].map(|it| holds(it, 2, Some(0.0), false)), [None, None]);
     }
 
     #[test]

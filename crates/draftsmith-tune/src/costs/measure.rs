@@ -8,6 +8,7 @@
 //! Greedy and sampled decoding run the same forwards. So all costs are measured under one way of
 //! decoding, and rounds of one length show how much more the other one takes.
 
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
@@ -31,7 +32,7 @@ const NUM_TIMINGS: usize = 1 + LENGTHS.len() + 3;
 /// The number of answers to each prompt in a pass with varying round lengths.
 const MIXED_REPEATS: usize = 2;
 /// The minimum number of passes over all prompts and lengths.
-const MIN_PASSES: usize = 10;
+const MIN_PASSES: usize = 5;
 /// The minimum number of passes if they are slow. The models are then large, and the times of large
 /// models vary less.
 const MIN_LONG_PASSES: usize = 3;
@@ -39,11 +40,15 @@ const MIN_LONG_PASSES: usize = 3;
 pub const COSTS_TIME_LIMIT: Duration = Duration::from_secs(300);
 /// The maximum number of passes. On a machine that is too noisy, more passes do not improve the
 /// measurement.
-const MAX_PASSES: usize = 40;
+const MAX_PASSES: usize = 12;
 /// The target precision: half the 95 % interval of each cost, relative to the cost.
 const CLOSE_ENOUGH: f64 = 0.02;
 /// The time after which the minimum number of slow passes suffices.
 const LONG_ENOUGH: Duration = Duration::from_secs(20);
+/// The number of draws of uncertain costs.
+const NUM_DRAWN: usize = 16;
+/// The least uncertainty of measured costs: their spread over passes does not show all errors.
+const LEAST_UNCERTAINTY: f64 = 0.1;
 /// The maximum number of new tokens per answer.
 const NUM_TOKENS: usize = 32;
 
@@ -77,37 +82,25 @@ pub struct CostProbe<'p, 'm> {
 
 /// A function that returns the round lengths, in order, under a rule that is good at some costs.
 pub type LengthsUnder<'f> = &'f dyn Fn(&Costs) -> Result<Vec<usize>>;
-/// A function that returns whether costs, one for each way of decoding, are precise enough for their
-/// purpose.
-pub type IsSettled<'f> = &'f dyn Fn(&[MeasuredCosts]) -> Result<bool>;
 
 impl CostProbe<'_, '_> {
-    /// Measures the costs in repeated passes, until they are precise or settled, or the time limit
-    /// is reached. The first pass only gives rough costs, for `lengths_under`. Returns the costs
+    /// Measures the costs in repeated passes, until they are precise or the time limit is reached. The first pass only gives rough costs, for `lengths_under`. Returns the costs
     /// under each way of decoding.
     ///
     /// # Errors
     /// If there are no prompts, a model fails, or the user presses Ctrl-C.
-    pub fn measure(
-        mut self,
-        lengths_under: LengthsUnder<'_>,
-        is_settled: IsSettled<'_>,
-    ) -> Result<Vec<MeasuredCosts>> {
+    pub fn measure(mut self, lengths_under: LengthsUnder<'_>) -> Result<Vec<MeasuredCosts>> {
         if self.prompts.is_empty() {
             bail!("there is no prompt to measure costs on");
         }
         let most = self.decoders.limits.max_new_tokens;
         self.decoders.limits.max_new_tokens = most.min(NUM_TOKENS);
-        let measured = self.passes(lengths_under, is_settled);
+        let measured = self.passes(lengths_under);
         self.decoders.limits.max_new_tokens = most;
         measured
     }
 
-    fn passes(
-        &mut self,
-        lengths_under: LengthsUnder<'_>,
-        is_settled: IsSettled<'_>,
-    ) -> Result<Vec<MeasuredCosts>> {
+    fn passes(&mut self, lengths_under: LengthsUnder<'_>) -> Result<Vec<MeasuredCosts>> {
         let progress = Progress::new(self.watch, "costs", "answers", 0);
         let all = self.prompts;
         let num_timings = NUM_TIMINGS + self.decodings.len() - 1;
@@ -135,7 +128,6 @@ impl CostProbe<'_, '_> {
         num_answers += num_prompts * (num_timings + MIXED_REPEATS) * max_passes;
         progress.set_total(num_answers as u64);
         let mut passes: Vec<Pass> = Vec::new();
-        let mut next_check = MIN_LONG_PASSES;
         let begun = Instant::now();
         loop {
             passes.push(self.pass(&mut lengths, &progress)?);
@@ -149,14 +141,7 @@ impl CostProbe<'_, '_> {
             let each: Vec<MeasuredCosts> =
                 (0..self.decodings.len()).map(|nth| measured.clone().under(quiet, nth)).collect();
             let is_long = num_passes >= MIN_PASSES || begun.elapsed() >= LONG_ENOUGH;
-            let mut is_done =
-                num_passes >= max_passes || is_long && measured.uncertainty <= CLOSE_ENOUGH;
-            if !is_done && is_long && num_passes >= next_check {
-                // A check takes a while, so the next one comes after half as many passes again.
-                next_check = num_passes + num_passes.div_ceil(2);
-                is_done = is_settled(&each)?;
-            }
-            if is_done {
+            if num_passes >= max_passes || is_long && measured.uncertainty <= CLOSE_ENOUGH {
                 progress.clear();
                 return Ok(each);
             }
@@ -288,13 +273,51 @@ impl MeasuredCosts {
         Self { costs, uncertainty: 0.0, num_passes: 0 }
     }
 
-    /// Returns the costs at both ends of their uncertainty: with expensive drafts and cheap
-    /// verifications, and the other way round.
-    pub fn ends(&self) -> [Costs; 2] {
-        let factor = 1.0 + self.uncertainty;
-        [factor, factor.recip()].map(|factor| {
-            self.costs.clone().map(|draft| draft * factor, |_, verify| verify / factor)
-        })
+    /// Creates the costs of target forwards from the times of each number of rows, in seconds.
+    ///
+    /// # Errors
+    /// Without times.
+    pub fn of_target(times: BTreeMap<usize, Vec<f64>>) -> Result<Self> {
+        let num_passes = times.values().map(Vec::len).min().unwrap_or(0);
+        let points: Vec<(usize, (f64, f64))> =
+            times.into_iter().map(|(rows, all)| (rows, median_and_half_width(all))).collect();
+        let rounds = points.iter().map(|(rows, (median, _))| (*rows, *median)).collect();
+        let costs = Costs::of_target(rounds)?;
+        let widths = points.iter().map(|(_, (median, half_width))| half_width / median);
+        Ok(Self { costs, uncertainty: widths.fold(0.0, f64::max), num_passes })
+    }
+
+    /// Returns the costs, followed by some that are drawn within their uncertainty if they were
+    /// measured.
+    pub fn drawn(&self, seed: u64) -> Vec<Costs> {
+        let mut draws = SeededDraws::new(seed, &["costs"]);
+        let num_drawn = if self.num_passes == 0 { 0 } else { NUM_DRAWN };
+        let drawn = (0..num_drawn).map(|_| self.draw(&mut draws));
+        std::iter::once(self.costs.clone()).chain(drawn).collect()
+    }
+
+    /// Draws costs within their uncertainty. Draft forwards, verifications, their slope over rows,
+    /// rounds of varying lengths and each signal err independently.
+    fn draw(&self, draws: &mut SeededDraws) -> Costs {
+        // The sum of three uniform numbers has a variance of a quarter.
+        let mut factor = || {
+            let normal = 2.0 * (draws.uniform() + draws.uniform() + draws.uniform() - 1.5);
+            (normal * self.uncertainty.max(LEAST_UNCERTAINTY) / 1.96).exp()
+        };
+        let [draft, verify, slope, mixed_draft, mixed_verify] = std::array::from_fn(|_| factor());
+        // The slope's factor applies in full at 8 rows, and not at one.
+        let tilted = |by: f64| {
+            move |rows: usize, seconds: f64| seconds * by * slope.powf((rows as f64).log2() / 3.0)
+        };
+        let costs = self.costs.clone();
+        Costs {
+            rounds: costs.rounds.map(|seconds| seconds * draft, tilted(verify)),
+            mixed_rounds: costs.mixed_rounds.map(|it| it * mixed_draft, tilted(mixed_verify)),
+            head_seconds: costs.head_seconds * factor(),
+            confidence_seconds: costs.confidence_seconds * factor(),
+            entropy_seconds: costs.entropy_seconds * factor(),
+            ..costs
+        }
     }
 
     /// Returns the costs under the way of decoding with this index.
@@ -411,11 +434,11 @@ mod tests {
     #[test]
     fn passes_that_take_long_are_fewer() {
         let most = |seconds: f64| max_passes(Duration::from_secs_f64(seconds), COSTS_TIME_LIMIT);
-        assert_eq!([0.0, 0.4, 7.5, 10.0, 40.0, 60.0, 900.0].map(most), [40, 40, 40, 30, 7, 5, 3]);
+        assert_eq!([0.0, 0.4, 7.5, 10.0, 40.0, 60.0, 900.0].map(most), [12, 12, 12, 12, 7, 5, 3]);
         let one = Duration::from_secs(2);
         assert_eq!(
             [1, 20, 1000].map(|limit| max_passes(one, Duration::from_secs(limit))),
-            [3, 10, 40]
+            [3, 10, 12]
         );
     }
 

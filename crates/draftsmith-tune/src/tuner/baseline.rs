@@ -3,15 +3,16 @@
 
 use anyhow::Result;
 use draftsmith_model::WeightDtype;
-use draftsmith_report::{CostSource, DrafterName, LookUps, promise_interval, shown_interval};
+use draftsmith_report::{CostSource, DrafterName, LookUps, promise_interval};
 use draftsmith_theory::{
     Counts, Decoding, Estimate, LookupFirst, Recordings, Sampling, StopRuleConfig, StopRuleName,
     TimedCounts, seconds_per_token,
 };
 use serde::Serialize;
 
+use super::racing::Raced;
 use crate::costs::{Costs, MeasuredCosts};
-use crate::judging::{over, speedup};
+use crate::judging::{estimate, over, speedup};
 use crate::sweep::{RuleChoice, best_look_ups_alone};
 use draftsmith_recipe::exports::tuned::TunedRule;
 
@@ -39,6 +40,8 @@ pub(super) struct Baseline<'r> {
     pub(super) dtype: WeightDtype,
     /// The best fixed length.
     pub(super) fixed: RuleChoice,
+    /// The race, if there was one.
+    pub(super) raced: Option<&'r Raced>,
     pub(super) seed: u64,
 }
 
@@ -55,21 +58,13 @@ impl Baseline<'_> {
     /// Estimates a rule's gain over the best fixed length. The 95 % interval covers resampled
     /// responses and the uncertainty of the costs.
     fn gain(&self, choice: &RuleChoice) -> Result<Estimate> {
-        let (fixed, own) = (self.spent(&self.fixed)?, self.spent(choice)?);
-        let gain = shown_interval(own.len(), self.seed, |some| over(&fixed, &own, some));
-        let all: Vec<usize> = (0..own.len()).collect();
-        let (mut low, mut high) = (0.0_f64, 0.0_f64);
-        for costs in self.measured.ends() {
-            let [fixed, own] =
-                [&self.fixed, choice].map(|rule| rule.replay(self.recordings, &costs));
-            let moved = over(&fixed?, &own?, &all) - gain.value;
-            (low, high) = (low.min(moved), high.max(moved));
-        }
-        Ok(Estimate {
-            value: gain.value,
-            low: gain.value - low.hypot(gain.value - gain.low),
-            high: gain.value + high.hypot(gain.high - gain.value),
-        })
+        let costs = self.measured.drawn(self.seed);
+        let spent = |choice: &RuleChoice| -> Result<Vec<TimedCounts>> {
+            let each = costs.iter().map(|costs| choice.replay(self.recordings, costs));
+            Ok(each.collect::<Result<Vec<_>>>()?.concat())
+        };
+        let (fixed, own) = (spent(&self.fixed)?, spent(choice)?);
+        Ok(estimate(own.len(), costs.len(), self.seed, &|some| over(&fixed, &own, some)))
     }
 
     /// Computes the modelled seconds per token of plain decoding.
@@ -83,7 +78,7 @@ impl Baseline<'_> {
         let look_ups = best_look_ups_alone(self.recordings, self.costs())?;
         let spent = self.recordings.replay_look_ups(look_ups, &self.costs().rounds);
         let plain = self.recordings.plain(&self.costs().rounds);
-        Ok(LookUps { look_ups, speedup: speedup(&plain, &spent, self.seed) })
+        Ok(LookUps { look_ups, speedup: speedup(&plain, &spent, 1, self.seed) })
     }
 
     pub(super) fn rule_gain(&self, choice: &RuleChoice) -> Result<RuleGain> {
@@ -96,13 +91,15 @@ impl Baseline<'_> {
         })
     }
 
-    /// Builds the record of a rule for an export, with its predicted gain and acceptance rate.
+    /// Builds the record of a rule for an export, with its predicted acceptance rate, and its gain in
+    /// the race if it was in one.
     pub(super) fn tuned_rule(&self, choice: &RuleChoice) -> Result<TunedRule> {
         let spent = self.spent(choice)?;
         let acceptance_rate = |some: &[usize]| {
             some.iter().map(|index| spent[*index].counts).sum::<Counts>().acceptance_rate()
         };
         let num_prompts = spent.len();
+        let raced = self.raced.and_then(|raced| raced.gain(choice, &self.fixed));
         let Sampling { temperature, top_p, top_k, min_p } = self.decoding.sampling();
         Ok(TunedRule {
             drafter: DrafterName::from(self.recordings.drafter).with_lookup(choice.lookup_first),
@@ -112,7 +109,7 @@ impl Baseline<'_> {
             top_k,
             min_p,
             repetition_penalty: self.decoding.repetition_penalty,
-            expected_gain: self.gain(choice)?,
+            expected_gain: raced.map_or_else(|| self.gain(choice), Ok)?,
             expected_acceptance_rate: promise_interval(num_prompts, self.seed, acceptance_rate),
             best_fixed_length: self.fixed.config.parameter() as usize,
             costs: self.costs().of_rule(&choice.config).line(self.costs().drafter)?,

@@ -1,7 +1,7 @@
 //! Formats the results of `check` as a table.
 
 use comfy_table::Table;
-use draftsmith_report::{counted, rule_label, table_text};
+use draftsmith_report::{LEAST_PROMPTS, MAX_FOREIGN_LOAD, counted, rule_label, table_text};
 use draftsmith_theory::Sampling;
 use draftsmith_tune::check::{CheckReport, DecodingCheck, p_value_text, rate_text, speed_text};
 
@@ -39,7 +39,7 @@ pub(super) fn table(checked: &CheckReport) -> String {
         "greedy speed".to_owned(),
         speed_text(&speed.speedup),
         "1.00x or more".to_owned(),
-        speed.holds.map_or("unsure", |holds| verdict(Some(holds))).to_owned(),
+        speed.holds.map_or_else(|| unsure(checked), |holds| verdict(Some(holds)).to_owned()),
     ]);
     for (index, column) in table.column_iter_mut().enumerate() {
         column.set_padding((if index == 0 { 0 } else { 2 }, 0));
@@ -57,6 +57,16 @@ pub(super) fn table(checked: &CheckReport) -> String {
         rule(sampled),
         table_text(table, &[])
     )
+}
+
+/// Says that the speed does not decide, and why if not by its interval.
+fn unsure(checked: &CheckReport) -> String {
+    let load = checked.speed.foreign_load.filter(|load| *load > MAX_FOREIGN_LOAD);
+    match load {
+        _ if checked.num_prompts < LEAST_PROMPTS => "unsure: too few prompts".to_owned(),
+        Some(load) => format!("unsure: {:.0} % other load", 100.0 * load),
+        None => "unsure".to_owned(),
+    }
 }
 
 fn greedy_output(checked: &CheckReport) -> String {

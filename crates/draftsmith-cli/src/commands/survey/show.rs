@@ -60,7 +60,7 @@ fn server(survey: &Survey, width: Option<usize>) -> String {
 }
 
 fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String> {
-    let costs = &found.costs;
+    let costs = &found.costs.costs;
     let mut text = String::new();
     if let Some(agreement) = found.agreement {
         let overlap = found.overlap.map(|overlap| format!(", overlap {}", share(overlap)));

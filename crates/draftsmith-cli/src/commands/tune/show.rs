@@ -9,7 +9,7 @@ use draftsmith_report::{
 use draftsmith_theory::{Estimate, StopRuleName};
 
 use draftsmith_tune::tuner::baseline::RuleGain;
-use draftsmith_tune::tuner::{Tuning, TuningBasis};
+use draftsmith_tune::tuner::{RaceOutcome, RacedSetting, Tuning, TuningBasis};
 
 /// Formats a table of one drafter's rules, with the chosen setting and the equivalent settings of
 /// other runtimes.
@@ -45,6 +45,7 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
     let rules = rules(tuning, width);
     text += &format!("{rules}\n");
     text += &explained(&rules, width).map(|words| words + "\n").unwrap_or_default();
+    text += &tuning.race.as_ref().map(|race| raced(race, tuning)).unwrap_or_default();
     text += &tuning.look_ups.map(|found| found.text() + "\n").unwrap_or_default();
     for it in &tuning.by_source {
         text += &format!(
@@ -113,14 +114,30 @@ fn rules(tuning: &Tuning, width: Option<usize>) -> String {
     table_text(table, &[1, 2, 3])
 }
 
+/// Formats the result of a race, one line per setting.
+fn raced(race: &RaceOutcome, tuning: &Tuning) -> String {
+    let label = |it: &RacedSetting| rule_label(it.lookup_first, &it.config);
+    let widest = race.settings.iter().map(|it| label(it).chars().count()).max().unwrap_or(0);
+    let lines = race.settings.iter().map(|it| {
+        let Estimate { value, low, high } = it.speedup;
+        let label = label(it);
+        format!("  {label:widest$}  {value:.3}x  {low:.3} to {high:.3}\n")
+    });
+    format!(
+        "\nin a race over {} answers each, beside the target alone (95 %):\n{}no other may be faster than the winner by more than {:.1} %\n",
+        race.num_laps,
+        lines.collect::<String>(),
+        100.0 * tuning.basis.lost_by_costs
+    )
+}
+
 /// Describes how precise the costs are: `known to 2.0 % after 12 passes`, or `costs as given`.
-fn how_known(TuningBasis { cost_source, costs, lost_by_costs, .. }: &TuningBasis) -> String {
+fn how_known(TuningBasis { cost_source, costs, .. }: &TuningBasis) -> String {
     match cost_source {
         CostSource::Machine => format!(
-            "These times are known to {:.1} % after {} passes; within that, another rule is at most {:.1} % faster.",
+            "These times are known to {:.1} % after {} passes.",
             costs.uncertainty * 100.0,
-            costs.num_passes,
-            lost_by_costs * 100.0
+            costs.num_passes
         ),
         other => format!("These are {}.", other.text()),
     }
