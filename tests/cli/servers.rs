@@ -160,7 +160,7 @@ fn filtered_responses_are_left_out_and_counted() {
         std::fs::remove_file(place.path("data/served/responses-00000.parquet")).unwrap();
     }
     let (place, server) = (Place::new(), CannedServer::always("200 X", FILTERED));
-    for expected in ["content filter stopped 2 responses; hint: turn", "has no row; hint: delete"] {
+    for expected in ["content filter stopped 2 responses, or", "has no row; hint: delete"] {
         let ran = build(&place, &server, "");
         ran.fails_naming(&["the data in `data/served` has no row", expected]);
         assert_eq!(server.num_requests(), 2);
