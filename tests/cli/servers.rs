@@ -153,7 +153,7 @@ fn filtered_responses_are_left_out_and_counted() {
     });
     for _ in 0..2 {
         let ran = build(&place, &server, "");
-        let note = "content filter stopped 1 responses, which are left out";
+        let note = "1 responses that the servers' content filter stopped are left out";
         assert!(ran.stderr.contains(note), "{}", ran.stderr);
         assert_eq!(ran.json()["num_filtered"], 1);
         assert_eq!(server.num_requests(), 2, "none is requested again");

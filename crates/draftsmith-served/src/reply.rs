@@ -367,16 +367,8 @@ impl<L> Reply<L> {
             }
             _ => None,
         };
-        let (mut ended_by, mut stopped_by) = (None, None);
-        for reason in [choice.stop_reason, choice.matched_stop, stopping_word].into_iter().flatten()
-        {
-            match reason {
-                StopReason::Id(id) if terms.eos_token_ids.contains(&id) => ended_by = Some(id),
-                StopReason::Id(id) => stopped_by = Some(id.to_string()),
-                StopReason::Text(words) => stopped_by = Some(words),
-                StopReason::Unknown => {}
-            }
-        }
+        let reasons = [choice.stop_reason, choice.matched_stop, stopping_word];
+        let (ended_by, stopped_by) = ended_and_stopped(reasons, &terms.eos_token_ids);
         // TGI says no more than this.
         let is_by_text = choice.finish_reason.as_deref() == Some("stop_sequence");
         Ok(Completion {
@@ -403,6 +395,23 @@ fn checked_ids(ids: Vec<u32>, vocab_size: usize) -> Result<Vec<u32>, Unusable> {
             "the token id {id}, but the target has {vocab_size}: it serves another model"
         ))),
     }
+}
+
+/// Returns the end token that ended a completion, and anything else that did.
+fn ended_and_stopped(
+    reasons: [Option<StopReason>; 3],
+    eos_token_ids: &[u32],
+) -> (Option<u32>, Option<String>) {
+    let (mut ended_by, mut stopped_by) = (None, None);
+    for reason in reasons.into_iter().flatten() {
+        match reason {
+            StopReason::Id(id) if eos_token_ids.contains(&id) => ended_by = Some(id),
+            StopReason::Id(id) => stopped_by = Some(id.to_string()),
+            StopReason::Text(words) => stopped_by = Some(words),
+            StopReason::Unknown => {}
+        }
+    }
+    (ended_by, stopped_by)
 }
 
 /// Checks that token ids are not those of the prompt and the response.

@@ -191,19 +191,13 @@ impl Served {
             listener.note(&left);
         }
         tally?.note(listener);
-        let num = |why| self.left_out.values().filter(|reason| *reason == why).count();
-        let (num_filtered, num_inexact) = (num(FILTERED), num(INEXACT));
-        if num_filtered > 0 {
-            listener.note(&format!(
-                "the servers' content filter stopped {num_filtered} responses, which are left out with \
-                 the turns that follow them"
-            ));
-        }
-        if num_inexact > 0 {
-            listener.note(&format!(
-                "the texts of {num_inexact} responses are not what the target wrote (characters are replaced, the prompt is \
-                 repeated, or the tokens are not as many as counted), so they are left out with the turns that follow them"
-            ));
+        for (why, said) in [(FILTERED, OF_FILTER), (INEXACT, OF_TEXTS)] {
+            let num = self.left_out.values().filter(|reason| *reason == why).count();
+            if num > 0 {
+                listener.note(&format!(
+                    "{num} responses {said} are left out with the turns that follow them"
+                ));
+            }
         }
         Ok(())
     }
@@ -388,14 +382,26 @@ impl Served {
     }
 }
 
+const OF_FILTER: &str = "that the servers' content filter stopped";
+const OF_TEXTS: &str = "whose texts are not what the target wrote (characters are replaced, the prompt is repeated, or the \
+                        tokens are not as many as counted)";
+/// The kinds of responses that are kept and told.
+const KINDS: [&str; 4] = [
+    "arrived as text and were tokenised here, so some tokens may differ from the target's; vLLM, SGLang and llama.cpp \
+     return token ids",
+    "are to prompts in which the servers counted another number of tokens: their tokenizer differs from the target's, or \
+     adds tokens",
+    "were ended by stop strings or tokens of the servers' own, and have no end token; start the servers without them, or \
+     list the tokens in the target's `generation_config.json`",
+    "have fewer token ids than the servers counted in `usage`",
+];
+
 /// The counts of new responses, for messages to the user.
 #[derive(Default)]
 struct Tally {
     num_new: usize,
-    num_texts: usize,
-    num_other_prompts: usize,
-    num_stopped: usize,
-    num_lacking_ids: usize,
+    /// The numbers of responses of the kinds in [`KINDS`].
+    nums: [usize; KINDS.len()],
     /// The first few model names that servers reported instead of the requested one.
     other_models: Vec<String>,
 }
@@ -404,10 +410,12 @@ impl Tally {
     /// Counts a response, and reports a model name that differs from the requested one.
     fn count(&mut self, received: &Received, model: &str, listener: &impl Listener) {
         self.num_new += 1;
-        self.num_texts += usize::from(received.is_text);
-        self.num_other_prompts += usize::from(received.has_other_prompt);
-        self.num_stopped += usize::from(received.is_stopped);
-        self.num_lacking_ids += usize::from(received.lacks_ids);
+        let Received { is_text, has_other_prompt, is_stopped, lacks_ids, .. } = *received;
+        for (num, is_one) in
+            self.nums.iter_mut().zip([is_text, has_other_prompt, is_stopped, lacks_ids])
+        {
+            *num += usize::from(is_one);
+        }
         if let Some(other) = &received.other_model
             && self.other_models.len() < MOST_MODELS
             && !self.other_models.contains(other)
@@ -421,29 +429,8 @@ impl Tally {
     }
 
     fn note(&self, listener: &impl Listener) {
-        let Self { num_new, num_texts, num_other_prompts, num_stopped, num_lacking_ids, .. } = self;
-        if *num_texts > 0 {
-            listener.note(&format!(
-                "{num_texts} of {num_new} responses arrived as text and were tokenised here, so some \
-                 tokens may differ from the target's; vLLM, SGLang and llama.cpp return token ids"
-            ));
-        }
-        if *num_other_prompts > 0 {
-            listener.note(&format!(
-                "the servers counted another number of tokens in {num_other_prompts} of {num_new} \
-                 prompts: their tokenizer differs from the target's, or adds tokens"
-            ));
-        }
-        if *num_stopped > 0 {
-            listener.note(&format!(
-                "stop strings or tokens of the servers' own ended {num_stopped} of {num_new} responses, which have no end \
-                 token; start the servers without them, or list them in the target's `generation_config.json`"
-            ));
-        }
-        if *num_lacking_ids > 0 {
-            listener.note(&format!(
-                "{num_lacking_ids} of {num_new} responses have fewer token ids than the servers counted in `usage`"
-            ));
+        for (num, what) in self.nums.iter().zip(KINDS).filter(|(num, _)| **num > 0) {
+            listener.note(&format!("{num} of {} responses {what}", self.num_new));
         }
     }
 }

@@ -223,32 +223,13 @@ fn system_beside(record: &Map<String, Value>) -> Result<Option<String>, Problem>
 }
 
 /// The keys of images and other media beside a text.
-pub(super) const MEDIA_KEYS: [&str; 12] = [
-    "image",
-    "images",
-    "image_path",
-    "image_paths",
-    "image_url",
-    "image_urls",
-    "video",
-    "videos",
-    "video_path",
-    "audio",
-    "audios",
-    "audio_path",
-];
+pub(super) const MEDIA_KEYS: &str = "image images image_path image_paths image_url image_urls video videos video_path \
+                                     audio audios audio_path";
 
 /// The keys of a record or a message that change what a model reads or writes, and that prompts do
 /// not keep.
-const UNRENDERED_KEYS: [&str; 7] = [
-    "tools",
-    "functions",
-    "tool_calls",
-    "function_call",
-    "reasoning_content",
-    "reasoning",
-    "thinking",
-];
+const UNRENDERED_KEYS: &str =
+    "tools functions tool_calls function_call reasoning_content reasoning thinking";
 
 /// Returns whether a key has a value that is not empty.
 fn is_given(record: &Value, key: &str) -> bool {
@@ -269,12 +250,12 @@ fn parts(record: &Value) -> impl Iterator<Item = &Value> {
 /// Returns the keys of a record and its messages that are given and that its prompt does not keep.
 pub(super) fn unrendered(record: &Value) -> impl Iterator<Item = &'static str> {
     let is_in_it = |key: &&str| parts(record).any(|part| is_given(part, key));
-    UNRENDERED_KEYS.into_iter().filter(is_in_it)
+    UNRENDERED_KEYS.split(' ').filter(is_in_it)
 }
 
 /// Checks that a record has no images, videos or sounds, without which its text is another prompt.
 fn check_no_media(record: &Value) -> Result<(), Problem> {
-    match MEDIA_KEYS.into_iter().find(|key| parts(record).any(|part| is_given(part, key))) {
+    match MEDIA_KEYS.split(' ').find(|key| parts(record).any(|part| is_given(part, key))) {
         Some(key) => Err(Problem::key(key, "is beside the text, and only text is read")),
         None => Ok(()),
     }

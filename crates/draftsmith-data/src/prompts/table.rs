@@ -155,7 +155,7 @@ fn is_text(field: &Field) -> bool {
 }
 
 fn is_media(field: &Field) -> bool {
-    MEDIA_KEYS.contains(&field.name().as_str())
+    MEDIA_KEYS.split(' ').any(|key| key == field.name())
 }
 
 /// Returns whether values of a type have a text. Fields of structures without text are left out.

@@ -94,7 +94,7 @@ fn an_answer_that_the_servers_own_stop_ended_has_no_end_token() {
         let Outcome { response, notes, .. } = outcome(change);
         let response = response.expect("it is kept");
         assert_eq!((response.ids, response.finish), (vec![5, 6], FinishReason::StopString));
-        assert!(notes.contains("own ended 1 of 1 responses, which have no end"), "{notes}");
+        assert!(notes.contains("1 of 1 responses were ended by stop strings or"), "{notes}");
     }
     let ended: [fn(&mut Value); 3] = [
         |answer| set_stopped(answer, &json!({ "stop_reason": null })),
@@ -163,10 +163,7 @@ fn texts_that_the_target_did_not_write_are_left_out_and_counted() {
     for change in inexact {
         let Outcome { response, num_left_out, notes } = outcome(change);
         assert_eq!((response, num_left_out), (None, 1));
-        assert!(
-            notes.contains("the texts of 1 responses are not what the target wrote"),
-            "{notes}"
-        );
+        assert!(notes.contains("1 responses whose texts are not what the target wrote"), "{notes}");
     }
     let exact = outcome(|answer| set_text(answer, "Answer: 820", 4));
     assert!(exact.response.is_some() && exact.num_left_out == 0, "{}", exact.notes);
