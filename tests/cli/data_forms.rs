@@ -148,7 +148,7 @@ fn records_without_an_answer_are_left_out_of_existing_responses() {
     place.write("train.jsonl", (0..6).map(line).collect::<String>());
     let recipe = std::fs::read_to_string(place.path("small.toml")).unwrap();
     place.write("small.toml", recipe.replace("[data]", "[data]\nresponses = 'existing'"));
-    let ran = place.run(&["build-data", "small.toml"]);
+    let ran = place.run(&["build-data", "small.toml", "--json"]);
     let note = "`train.jsonl`: 1 of 6 prompts are left out: 1 without an answer";
     assert!(ran.stderr.contains(note), "{}", ran.stderr);
     assert_eq!(ran.json()["num_prompts"], 5);

@@ -272,39 +272,13 @@ impl<'de, L: Deserialize<'de>> Deserialize<'de> for ReplyChoices<L> {
     }
 }
 
-/// The token or the stop string that ended a completion, or neither.
+/// What ended a completion: a token or a stop string, or something else.
+#[derive(Deserialize)]
+#[serde(untagged, expecting = "is neither a token id nor a string")]
 enum StopReason {
     Id(u32),
     Text(String),
-    Unknown,
-}
-
-impl<'de> Deserialize<'de> for StopReason {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Id;
-        impl Visitor<'_> for Id {
-            type Value = StopReason;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a token id or a string")
-            }
-
-            fn visit_u64<E>(self, id: u64) -> Result<StopReason, E> {
-                Ok(u32::try_from(id).map_or(StopReason::Unknown, StopReason::Id))
-            }
-
-            fn visit_i64<E>(self, _: i64) -> Result<StopReason, E> {
-                Ok(StopReason::Unknown)
-            }
-
-            fn visit_str<E>(self, words: &str) -> Result<StopReason, E> {
-                // llama.cpp writes an empty word if it has none.
-                let is_known = !words.is_empty();
-                Ok(if is_known { StopReason::Text(words.to_owned()) } else { StopReason::Unknown })
-            }
-        }
-        deserializer.deserialize_any(Id)
-    }
+    Other(f64),
 }
 
 impl<L> Reply<L> {
@@ -407,8 +381,9 @@ fn ended_and_stopped(
         match reason {
             StopReason::Id(id) if eos_token_ids.contains(&id) => ended_by = Some(id),
             StopReason::Id(id) => stopped_by = Some(id.to_string()),
-            StopReason::Text(words) => stopped_by = Some(words),
-            StopReason::Unknown => {}
+            // llama.cpp writes an empty word if it has none.
+            StopReason::Text(words) if !words.is_empty() => stopped_by = Some(words),
+            StopReason::Text(_) | StopReason::Other(_) => {}
         }
     }
     (ended_by, stopped_by)

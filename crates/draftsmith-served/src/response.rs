@@ -68,14 +68,15 @@ impl Received {
             Some(words) => find_end(words, target),
         });
         let end = end.filter(|_| ending == ReplyEnding::Stop);
-        let is_stopped = ending == ReplyEnding::Stop && end.is_none();
+        let mut is_stopped = ending == ReplyEnding::Stop && end.is_none();
         is_inexact |= is_stopped && completion.stopped_by.is_some() && num_received == 0;
         let entry = if ending == ReplyEnding::ContentFilter || is_inexact {
             let why = if is_inexact { INEXACT } else { FILTERED };
             Entry::left_out(&ask.id, terms.identity(ask), why)
         } else {
             let (response_ids, mut finish) = cut_at_end(ask, target, ids.into_iter().chain(end));
-            if is_stopped && finish == FinishReason::Length {
+            is_stopped &= finish == FinishReason::Length;
+            if is_stopped {
                 finish = FinishReason::StopString;
             }
             if let Some(known) = &mut known {
@@ -100,7 +101,7 @@ impl Received {
         let num_prompt_tokens = completion.num_prompt_tokens;
         Ok(Self {
             num_past_end: num_received.saturating_sub(entry.response_ids.len()),
-            is_stopped: is_stopped && entry.finish_reason == FinishReason::StopString.as_str(),
+            is_stopped: is_stopped && !entry.is_left_out(),
             entry,
             is_text,
             lacks_ids: completion.lacks_ids,

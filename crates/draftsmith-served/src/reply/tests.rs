@@ -125,7 +125,7 @@ fn invalid_answers_are_named() {
     let fields = ["model", "usage", "__verbose"].map(|key| format!(r#"{{"{key}":7}}"#));
     let keys = ["index", "text", "finish_reason", "token_ids", "stop_reason", "matched_stop"];
     let wrong = keys.map(|key| choice(&format!(r#""{key}":true"#)));
-    fields.iter().chain(&wrong).for_each(|text| check(text, "JSON of another form: invalid type"));
+    fields.iter().chain(&wrong).for_each(|text| check(text, "JSON of another form"));
     let invalid = b"{\"choices\":[{\"text\":\"\xff\",\"finish_reason\":\"stop\"}]}";
     assert_eq!(read_two(invalid).expect_err("refused"), "something other than JSON");
 }
