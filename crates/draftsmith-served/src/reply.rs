@@ -274,11 +274,11 @@ impl<'de, L: Deserialize<'de>> Deserialize<'de> for ReplyChoices<L> {
 
 /// What ended a completion: a token or a stop string, or something else.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "is neither a token id nor a string")]
+#[serde(untagged)]
 enum StopReason {
     Id(u32),
     Text(String),
-    Other(f64),
+    Other(IgnoredAny),
 }
 
 impl<L> Reply<L> {

@@ -306,7 +306,8 @@ fn read_conversation(
     }
     if let Some(beside) = system_beside(record)? {
         if system.as_ref().is_some_and(|system| *system != beside) {
-            let problem = format!("differs from the system text beside `{}`", dialect.list);
+            let problem =
+                format!("differs from the system text beside `{}`: keep one", dialect.list);
             return Err(Problem::key(format!("{}[0]", dialect.list), problem));
         }
         system = Some(beside);

@@ -482,8 +482,8 @@ fn a_checkpoint_of_the_base_class_and_tensors_that_are_skipped_are_read_as_in_tr
         assert_eq!(notes.len(), usize::from(note.is_some()), "{notes:?}");
         note.into_iter().for_each(|note| assert!(notes[0].contains(note), "{notes:?}"));
     };
-    let (whole, base): (fn(&str) -> String, fn(&str) -> String) =
-        (str::to_owned, |name| name.trim_start_matches("model.").to_owned());
+    let whole: fn(&str) -> String = str::to_owned;
+    let base: fn(&str) -> String = |name| name.trim_start_matches("model.").to_owned();
     check(base, &[], None);
     let last = load(name).shape().num_layers;
     let behind = format!("model.layers.{last}.eh_proj.weight");

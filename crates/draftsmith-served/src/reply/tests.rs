@@ -123,7 +123,7 @@ fn invalid_answers_are_named() {
     let long = format!(r#""text":"{text}","finish_reason":"stop""#);
     check(&choice(&long), "a text of 3.0 kB for 2 tokens");
     let fields = ["model", "usage", "__verbose"].map(|key| format!(r#"{{"{key}":7}}"#));
-    let keys = ["index", "text", "finish_reason", "token_ids", "stop_reason", "matched_stop"];
+    let keys = ["index", "text", "finish_reason", "token_ids", "prompt_token_ids"];
     let wrong = keys.map(|key| choice(&format!(r#""{key}":true"#)));
     fields.iter().chain(&wrong).for_each(|text| check(text, "JSON of another form"));
     let invalid = b"{\"choices\":[{\"text\":\"\xff\",\"finish_reason\":\"stop\"}]}";
