@@ -20,7 +20,11 @@ use minijinja::value::Value;
 use minijinja::{AutoEscape, Error, ErrorKind};
 
 use super::allowance::Allowance;
-use super::operations::{ADD, CONCATENATE, MULTIPLY, SETTLE, SLICE, STORE, environment};
+use super::methods::is_method;
+use super::operations::{
+    ADD, ATTRIBUTE, CONCATENATE, GREATER, GREATER_EQUAL, ITEM, LESS, LESS_EQUAL, MULTIPLY,
+    REMAINDER, SETTLE, SLICE, STORE, environment,
+};
 use crate::caught::caught;
 
 /// The template's name in the engine's errors.
@@ -153,7 +157,12 @@ fn statement<'a>(stmt: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
             let assignments = node.assignments.iter();
             let assignments =
                 assignments.map(|(name, value)| Ok((target(name), expression(value)?)));
-            let assignments = assignments.collect::<Result<_, Error>>()?;
+            let assignments = assignments.collect::<Result<Vec<_>, Error>>()?;
+            // Evaluate all values in the outer scope, as one tuple.
+            let (items, values) = assignments.into_iter().unzip();
+            let names = Expr::List(like(node, ast::List { items }));
+            let values = Expr::Tuple(like(node, ast::Tuple { items: values }));
+            let assignments = vec![(names, values)];
             rebuilt!(Stmt::WithBlock, node, { assignments, body: statements(&node.body)? })
         }
         Stmt::Set(node) => {
@@ -232,11 +241,22 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
         }
         Expr::GetAttr(node) => {
             let expr = expression(&node.expr)?;
+            if is_method(node.name) {
+                let name = constant(Value::from(node.name), span);
+                return Ok(filter_of(ATTRIBUTE, Some(expr), vec![name], span));
+            }
             return Ok(rebuilt!(Expr::GetAttr, node, { expr, name: node.name }));
         }
         Expr::GetItem(node) => {
             let subscript_expr = expression(&node.subscript_expr)?;
             let expr = expression(&node.expr)?;
+            let name = match &node.subscript_expr {
+                Expr::Const(name) => name.value.as_str(),
+                _ => None,
+            };
+            if name.is_some_and(is_method) {
+                return Ok(filter_of(ITEM, Some(expr), vec![subscript_expr], span));
+            }
             return Ok(rebuilt!(Expr::GetItem, node, { expr, subscript_expr }));
         }
         Expr::BinOp(node) => {
@@ -245,6 +265,11 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
                 BinOpKind::Add => ADD,
                 BinOpKind::Mul => MULTIPLY,
                 BinOpKind::Concat => CONCATENATE,
+                BinOpKind::Rem => REMAINDER,
+                BinOpKind::Lt => LESS,
+                BinOpKind::Lte => LESS_EQUAL,
+                BinOpKind::Gt => GREATER,
+                BinOpKind::Gte => GREATER_EQUAL,
                 op => return Ok(settled(rebuilt!(Expr::BinOp, node, { op, left, right }), span)),
             };
             return Ok(filter_of(operator, Some(left), vec![right], span));
@@ -258,7 +283,7 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
         Expr::Filter(node) => rebuilt!(Expr::Filter, node, {
             name: node.name,
             expr: optional(node.expr.as_ref())?,
-            args: arguments(&node.args, span)?,
+            args: filter_arguments(node)?,
         }),
         Expr::Test(node) => rebuilt!(Expr::Test, node, {
             name: node.name,
@@ -276,6 +301,59 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
     Ok(settled(rebuilt, span))
 }
 
+/// The parameters of filters whose arguments the engine takes otherwise than Python: only by name, if
+/// they begin with `=`, or else only by position.
+const PARAMETERS: [(&str, &str); 17] = [
+    ("batch", "linecount fill_with"),
+    ("center", "width"),
+    ("d", "default_value boolean"),
+    ("default", "default_value boolean"),
+    ("dictsort", "= case_sensitive by reverse"),
+    ("filesizeformat", "binary"),
+    ("groupby", "= attribute default case_sensitive"),
+    ("indent", "width first blank"),
+    ("join", "d attribute"),
+    ("max", "= case_sensitive attribute"),
+    ("min", "= case_sensitive attribute"),
+    ("replace", "old new count"),
+    ("sort", "= reverse case_sensitive attribute"),
+    ("tojson", "= ensure_ascii indent separators sort_keys"),
+    ("trim", "chars"),
+    ("truncate", "= length killwords end leeway"),
+    ("unique", "= case_sensitive attribute"),
+];
+
+/// Rewrites the arguments of a filter for the engine.
+fn filter_arguments<'a>(node: &Spanned<ast::Filter<'a>>) -> Result<Vec<ast::CallArg<'a>>, Error> {
+    let span = node.span();
+    let mut args = arguments(&node.args, span)?;
+    match (node.name, args.is_empty()) {
+        ("int", true) => args.push(ast::CallArg::Pos(constant(Value::from(0), span))),
+        ("float", true) => args.push(ast::CallArg::Pos(constant(Value::from(0.0), span))),
+        _ => {}
+    }
+    let Some((_, names)) = PARAMETERS.iter().find(|(filter, _)| *filter == node.name) else {
+        return Ok(args);
+    };
+    if let Some(names) = names.strip_prefix("= ") {
+        let named = |(arg, name)| match arg {
+            ast::CallArg::Pos(value) => ast::CallArg::Kwarg(name, value),
+            other => other,
+        };
+        let others = args.split_off(names.split(' ').count().min(args.len()));
+        let args = args.into_iter().zip(names.split(' ')).map(named);
+        return Ok(args.chain(others).collect());
+    }
+    let is_at = |arg: &ast::CallArg, at| matches!(arg, ast::CallArg::Kwarg(name, _) if names.split(' ').nth(at) == Some(*name));
+    for at in 0..args.len() {
+        let Some(found) = args.iter().position(|arg| is_at(arg, at)) else { continue };
+        if let ast::CallArg::Kwarg(_, value) = args.remove(found) {
+            args.insert(at, ast::CallArg::Pos(value));
+        }
+    }
+    Ok(args)
+}
+
 fn expressions<'a>(exprs: &[Expr<'a>]) -> Result<Vec<Expr<'a>>, Error> {
     exprs.iter().map(expression).collect()
 }
@@ -287,7 +365,14 @@ fn optional<'a>(expr: Option<&Expr<'a>>) -> Result<Option<Expr<'a>>, Error> {
 /// Rewrites a call and its arguments. A called name stays, because the compiler inspects it.
 fn call<'a>(node: &Spanned<ast::Call<'a>>) -> Result<Spanned<ast::Call<'a>>, Error> {
     let args = arguments(&node.args, node.span())?;
-    Ok(like(node, ast::Call { expr: expression(&node.expr)?, args }))
+    // The compiler looks for the methods that it calls.
+    let expr = match &node.expr {
+        Expr::GetAttr(method) => {
+            rebuilt!(Expr::GetAttr, method, { expr: expression(&method.expr)?, name: method.name })
+        }
+        other => expression(other)?,
+    };
+    Ok(like(node, ast::Call { expr, args }))
 }
 
 fn arguments<'a>(args: &[ast::CallArg<'a>], span: Span) -> Result<Vec<ast::CallArg<'a>>, Error> {
