@@ -252,3 +252,16 @@ impl Write for ShortText {
         Ok(())
     }
 }
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_limit_counts_only_the_work_of_its_own_thread() {
+        let before = processor_time();
+        let busy = || while processor_time() < Duration::from_millis(300) {};
+        std::thread::spawn(busy).join().unwrap();
+        assert!(processor_time() - before < Duration::from_millis(100));
+    }
+}
