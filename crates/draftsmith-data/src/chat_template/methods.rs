@@ -22,6 +22,10 @@ const MAP_METHODS: &str = "clear copy fromkeys get items keys pop popitem setdef
 /// The methods that change a value. In the sandbox of transformers, they are not defined.
 const CHANGING: &str =
     "append clear extend insert pop popitem remove reverse setdefault sort update";
+/// The digits of Python that are not decimal.
+const OTHER_DIGITS: &str = "¹²³⁰⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉①②③④⑤⑥⑦⑧⑨";
+/// The methods of texts that search a part.
+const SEARCHES: &str = "count endswith find index rfind rindex startswith";
 
 fn contains(names: &str, name: &str) -> bool {
     names.split(' ').any(|it| it == name)
@@ -86,11 +90,9 @@ pub(super) fn call(
     args: &[Value],
 ) -> Option<Result<Value, Error>> {
     match (value.as_str(), value.kind(), method) {
-        (
-            Some(_),
-            _,
-            "count" | "find" | "rfind" | "index" | "rindex" | "startswith" | "endswith",
-        ) => Some(search(state, value, method, args)),
+        (Some(_), _, method) if contains(SEARCHES, method) => {
+            Some(search(state, value, method, args))
+        }
         (Some(text), ..) => call_text(text, method, args),
         (None, ValueKind::Seq | ValueKind::Map, "copy") => Some(Ok(value.clone())),
         (None, ValueKind::Seq, "index") => Some(index(value, args)),
@@ -200,10 +202,8 @@ fn call_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, E
             }
         }
         "partition" | "rpartition" => {
-            let Some(separator) = given(0, "sep").filter(|it| it.as_str() != Some("")) else {
-                return Some(Err(wrong(method, "a separator")));
-            };
-            let Some(separator) = separator.as_str() else {
+            let separator = args.first().and_then(Value::as_str).filter(|it| !it.is_empty());
+            let Some(separator) = separator else {
                 return Some(Err(wrong(method, "a separator")));
             };
             let is_last = method == "rpartition";
@@ -216,8 +216,9 @@ fn call_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, E
             Ok(Value::from(Tuple::from(parts.map(Value::from))))
         }
         "removeprefix" | "removesuffix" => {
-            let Some(part) = given(0, "prefix") else { return Some(Err(wrong(method, "a text"))) };
-            let Some(part) = part.as_str() else { return Some(Err(wrong(method, "a text"))) };
+            let Some(part) = args.first().and_then(Value::as_str) else {
+                return Some(Err(wrong(method, "a text")));
+            };
             let rest = match method {
                 "removeprefix" => text.strip_prefix(part),
                 _ => text.strip_suffix(part),
@@ -234,45 +235,33 @@ fn call_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, E
                 _ => Err(wrong(method, "a width and one character")),
             }
         }
-        "casefold" => {
-            let lower = text.chars().flat_map(char::to_uppercase).flat_map(char::to_lowercase);
-            Ok(Value::from(lower.collect::<String>()))
-        }
-        "swapcase" => Ok(Value::from(text.chars().map(swapped).collect::<String>())),
         "title" => Ok(Value::from(title(text))),
+        "casefold" | "swapcase" => {
+            let changed = |c: char| match method == "swapcase" && c.is_uppercase() {
+                true => c.to_lowercase().to_string(),
+                false if method == "swapcase" => c.to_uppercase().to_string(),
+                false => c.to_uppercase().flat_map(char::to_lowercase).collect(),
+            };
+            Ok(Value::from(text.chars().map(changed).collect::<String>()))
+        }
         "istitle" => {
             let has_case = text.chars().any(|c| c.is_lowercase() || c.is_uppercase());
             Ok(Value::from(has_case && title(text) == text))
         }
-        "isidentifier" => {
-            let is_start = !text.starts_with(|c: char| c.is_numeric()) && !text.is_empty();
-            Ok(Value::from(is_start && text.chars().all(|c| c.is_alphanumeric() || c == '_')))
-        }
-        "isprintable" => Ok(Value::from(text.chars().all(is_printable))),
-        "isspace" | "isdecimal" | "isdigit" => {
+        "isdecimal" | "isdigit" | "isidentifier" | "isprintable" | "isspace" => {
             let fits = |c: char| match method {
+                "isidentifier" => c.is_alphanumeric() || c == '_',
+                "isprintable" => is_printable(c),
                 "isspace" => is_space(c),
-                "isdigit" if "¹²³⁰⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉①②③④⑤⑥⑦⑧⑨".contains(c) => {
-                    true
-                }
+                "isdigit" if OTHER_DIGITS.contains(c) => true,
                 _ => c.is_number_decimal_digit(),
             };
-            Ok(Value::from(!text.is_empty() && text.chars().all(fits)))
+            let is_number = method == "isidentifier" && text.starts_with(char::is_numeric);
+            let may_be = if text.is_empty() { method == "isprintable" } else { !is_number };
+            Ok(Value::from(may_be && text.chars().all(fits)))
         }
-        "join" => joined(text, args),
         _ => return None,
     })
-}
-
-fn swapped(c: char) -> String {
-    if c.is_lowercase() { c.to_uppercase().collect() } else { c.to_lowercase().collect() }
-}
-
-fn joined(separator: &str, args: &[Value]) -> Result<Value, Error> {
-    let [items] = args else { return Err(wrong("join", "a list of texts")) };
-    let items = items.try_iter()?.collect::<Vec<_>>();
-    let texts = items.iter().map(|item| item.as_str().ok_or_else(|| wrong("join", "texts")));
-    Ok(Value::from(texts.collect::<Result<Vec<_>, Error>>()?.join(separator)))
 }
 
 /// Pads a text to a width. As in Python, `center` puts an odd rest on the side that the width

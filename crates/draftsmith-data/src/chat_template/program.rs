@@ -301,56 +301,57 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
     Ok(settled(rebuilt, span))
 }
 
-/// The parameters of filters whose arguments the engine takes otherwise than Python: only by name, if
+/// Returns the parameters in Python of a filter that the engine calls otherwise: only by name, if
 /// they begin with `=`, or else only by position.
-const PARAMETERS: [(&str, &str); 17] = [
-    ("batch", "linecount fill_with"),
-    ("center", "width"),
-    ("d", "default_value boolean"),
-    ("default", "default_value boolean"),
-    ("dictsort", "= case_sensitive by reverse"),
-    ("filesizeformat", "binary"),
-    ("groupby", "= attribute default case_sensitive"),
-    ("indent", "width first blank"),
-    ("join", "d attribute"),
-    ("max", "= case_sensitive attribute"),
-    ("min", "= case_sensitive attribute"),
-    ("replace", "old new count"),
-    ("sort", "= reverse case_sensitive attribute"),
-    ("tojson", "= ensure_ascii indent separators sort_keys"),
-    ("trim", "chars"),
-    ("truncate", "= length killwords end leeway"),
-    ("unique", "= case_sensitive attribute"),
-];
+fn parameters(filter: &str) -> &'static str {
+    match filter {
+        "batch" => "linecount fill_with",
+        "center" => "width",
+        "d" | "default" => "default_value boolean",
+        "dictsort" => "= case_sensitive by reverse",
+        "filesizeformat" => "binary",
+        "groupby" => "= attribute default case_sensitive",
+        "indent" => "width first blank",
+        "join" => "d attribute",
+        "max" | "min" | "unique" => "= case_sensitive attribute",
+        "replace" => "old new count",
+        "sort" => "= reverse case_sensitive attribute",
+        "tojson" => "= ensure_ascii indent separators sort_keys",
+        "trim" => "chars",
+        "truncate" => "= length killwords end leeway",
+        _ => "",
+    }
+}
 
 /// Rewrites the arguments of a filter for the engine.
 fn filter_arguments<'a>(node: &Spanned<ast::Filter<'a>>) -> Result<Vec<ast::CallArg<'a>>, Error> {
     let span = node.span();
     let mut args = arguments(&node.args, span)?;
-    match (node.name, args.is_empty()) {
-        ("int", true) => args.push(ast::CallArg::Pos(constant(Value::from(0), span))),
-        ("float", true) => args.push(ast::CallArg::Pos(constant(Value::from(0.0), span))),
-        _ => {}
+    if args.is_empty() && ["int", "float"].contains(&node.name) {
+        let zero = if node.name == "int" { Value::from(0) } else { Value::from(0.0) };
+        args.push(ast::CallArg::Pos(constant(zero, span)));
     }
-    let Some((_, names)) = PARAMETERS.iter().find(|(filter, _)| *filter == node.name) else {
+    if let Some(names) = parameters(node.name).strip_prefix("= ") {
+        for (arg, name) in args.iter_mut().zip(names.split(' ')) {
+            if let ast::CallArg::Pos(value) = arg {
+                let value = std::mem::replace(value, constant(Value::UNDEFINED, span));
+                *arg = ast::CallArg::Kwarg(name, value);
+            }
+        }
         return Ok(args);
-    };
-    if let Some(names) = names.strip_prefix("= ") {
-        let named = |(arg, name)| match arg {
-            ast::CallArg::Pos(value) => ast::CallArg::Kwarg(name, value),
-            other => other,
-        };
-        let others = args.split_off(names.split(' ').count().min(args.len()));
-        let args = args.into_iter().zip(names.split(' ')).map(named);
-        return Ok(args.chain(others).collect());
     }
-    let is_at = |arg: &ast::CallArg, at| matches!(arg, ast::CallArg::Kwarg(name, _) if names.split(' ').nth(at) == Some(*name));
-    for at in 0..args.len() {
-        let Some(found) = args.iter().position(|arg| is_at(arg, at)) else { continue };
-        if let ast::CallArg::Kwarg(_, value) = args.remove(found) {
-            args.insert(at, ast::CallArg::Pos(value));
+    let num_given = args.iter().take_while(|arg| matches!(arg, ast::CallArg::Pos(_))).count();
+    let mut named = args.split_off(num_given);
+    for (at, name) in parameters(node.name).split(' ').enumerate().skip(num_given) {
+        let is_it = |arg: &ast::CallArg| matches!(arg, ast::CallArg::Kwarg(it, _) if *it == name);
+        if let Some(found) = named.iter().position(is_it)
+            && let ast::CallArg::Kwarg(_, value) = named.remove(found)
+        {
+            args.resize_with(at, || ast::CallArg::Pos(constant(Value::UNDEFINED, span)));
+            args.push(ast::CallArg::Pos(value));
         }
     }
+    args.extend(named);
     Ok(args)
 }
 
