@@ -249,16 +249,7 @@ fn call_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, E
             Ok(Value::from(has_case && title(text) == text))
         }
         "isdecimal" | "isdigit" | "isidentifier" | "isprintable" | "isspace" => {
-            let fits = |c: char| match method {
-                "isidentifier" => c.is_alphanumeric() || c == '_',
-                "isprintable" => is_printable(c),
-                "isspace" => is_space(c),
-                "isdigit" if OTHER_DIGITS.contains(c) => true,
-                _ => c.is_number_decimal_digit(),
-            };
-            let is_number = method == "isidentifier" && text.starts_with(char::is_numeric);
-            let may_be = if text.is_empty() { method == "isprintable" } else { !is_number };
-            Ok(Value::from(may_be && text.chars().all(fits)))
+            Ok(Value::from(consists_of(text, method)))
         }
         _ => return None,
     })
@@ -278,6 +269,19 @@ pub(super) fn justified(text: &str, method: &str, width: usize, fill: &str) -> S
             fill.repeat(left) + text + &fill.repeat(missing - left)
         }
     }
+}
+
+/// Returns whether all characters of a text are of the kind for which a method asks.
+fn consists_of(text: &str, method: &str) -> bool {
+    let fits = |c: char| match method {
+        "isidentifier" => c.is_alphanumeric() || c == '_',
+        "isprintable" => is_printable(c),
+        "isspace" => is_space(c),
+        "isdigit" if OTHER_DIGITS.contains(c) => true,
+        _ => c.is_number_decimal_digit(),
+    };
+    let is_number = method == "isidentifier" && text.starts_with(char::is_numeric);
+    !is_number && text.chars().all(fits) && (!text.is_empty() || method == "isprintable")
 }
 
 fn wrong(method: &str, expected: &str) -> Error {

@@ -358,14 +358,18 @@ fn keys(
 
 /// Groups items as the engine does, with groups that hold their items.
 fn groupby(values: Value, options: Kwargs) -> Result<Value, Error> {
+    let attribute: Option<&str> = options.get("attribute")?;
+    let attribute = attribute.unwrap_or_default().to_owned();
     let group = |group: Value| {
         let items = group.get_item_by_index(1)?.try_iter()?.collect::<Vec<_>>();
-        Ok(Value::from_object(Group([group.get_item_by_index(0)?, Value::from(items)])))
+        // The key of the first item, where the engine takes that of the last.
+        let key = items.first().and_then(|item| item.get_attr(&attribute).ok());
+        let key = key.filter(|key| !key.is_undefined());
+        let key = key.map_or_else(|| group.get_item_by_index(0), Ok)?;
+        Ok(Value::from_object(Group([key, Value::from(items)])))
     };
-    filters::groupby(values, None, options)?
-        .try_iter()?
-        .map(group)
-        .collect::<Result<Value, Error>>()
+    let groups = filters::groupby(values, None, options)?;
+    groups.try_iter()?.map(group).collect::<Result<Value, Error>>()
 }
 
 fn replace(text: Value, old: String, new: String, count: Option<i64>) -> String {

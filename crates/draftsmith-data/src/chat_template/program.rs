@@ -259,21 +259,7 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
             }
             return Ok(rebuilt!(Expr::GetItem, node, { expr, subscript_expr }));
         }
-        Expr::BinOp(node) => {
-            let (left, right) = (expression(&node.left)?, expression(&node.right)?);
-            let operator = match node.op {
-                BinOpKind::Add => ADD,
-                BinOpKind::Mul => MULTIPLY,
-                BinOpKind::Concat => CONCATENATE,
-                BinOpKind::Rem => REMAINDER,
-                BinOpKind::Lt => LESS,
-                BinOpKind::Lte => LESS_EQUAL,
-                BinOpKind::Gt => GREATER,
-                BinOpKind::Gte => GREATER_EQUAL,
-                op => return Ok(settled(rebuilt!(Expr::BinOp, node, { op, left, right }), span)),
-            };
-            return Ok(filter_of(operator, Some(left), vec![right], span));
-        }
+        Expr::BinOp(node) => return binary(node),
         Expr::Compare(node) => {
             let ops = node.ops.iter();
             let ops = ops.map(|op| Ok(ast::CompareOp { op: op.op, expr: expression(&op.expr)? }));
@@ -299,6 +285,24 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
         }
     };
     Ok(settled(rebuilt, span))
+}
+
+/// Rewrites an operator. Those that compare or combine values become filters.
+fn binary<'a>(node: &Spanned<ast::BinOp<'a>>) -> Result<Expr<'a>, Error> {
+    let span = node.span();
+    let (left, right) = (expression(&node.left)?, expression(&node.right)?);
+    let operator = match node.op {
+        BinOpKind::Add => ADD,
+        BinOpKind::Mul => MULTIPLY,
+        BinOpKind::Concat => CONCATENATE,
+        BinOpKind::Rem => REMAINDER,
+        BinOpKind::Lt => LESS,
+        BinOpKind::Lte => LESS_EQUAL,
+        BinOpKind::Gt => GREATER,
+        BinOpKind::Gte => GREATER_EQUAL,
+        op => return Ok(settled(rebuilt!(Expr::BinOp, node, { op, left, right }), span)),
+    };
+    Ok(filter_of(operator, Some(left), vec![right], span))
 }
 
 /// Returns the parameters in Python of a filter that the engine calls otherwise: only by name, if
