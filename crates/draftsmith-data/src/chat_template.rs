@@ -266,25 +266,18 @@ fn with_characters(tag: &str) -> String {
         let escape = &rest[at..];
         let number = escape.strip_prefix("\\U").and_then(|digits| digits.get(..8));
         let character = number.and_then(|digits| u32::from_str_radix(digits, 16).ok());
-        let length = match (character.and_then(char::from_u32), escape.as_bytes().get(1)) {
-            (Some(character), _) => {
-                plain.push(character);
-                10
-            }
-            (None, Some(b'a')) => {
-                plain.push('\x07');
-                2
-            }
-            (None, Some(b'v')) => {
-                plain.push('\x0b');
-                2
-            }
-            _ => {
-                let length = 1 + escape[1..].chars().next().map_or(0, char::len_utf8);
-                plain += &escape[..length];
-                length
-            }
+        let (character, mut length) = match escape.as_bytes().get(1) {
+            Some(b'a') => (Some('\x07'), 2),
+            Some(b'v') => (Some('\x0b'), 2),
+            _ => (character.and_then(char::from_u32), 10),
         };
+        match character {
+            Some(character) => plain.push(character),
+            None => {
+                length = 1 + escape[1..].chars().next().map_or(0, char::len_utf8);
+                plain += &escape[..length];
+            }
+        }
         rest = &escape[length..];
     }
     plain + rest

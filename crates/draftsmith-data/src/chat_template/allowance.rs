@@ -12,8 +12,8 @@ use std::fmt::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
-use minijinja::Error;
 use minijinja::value::{Value, ValueKind};
+use minijinja::{Error, ErrorKind};
 
 use super::printed::{Form, is_plain, printed, refused};
 
@@ -106,13 +106,24 @@ impl Allowance {
     ) -> Result<String, Error> {
         let mut text = ShortText { text: String::new(), longest: self.max_text_bytes() };
         for (index, value) in values.into_iter().enumerate() {
+            let more = if is_plain(value) {
+                self.write_as(&Form::python(), value)?
+            } else {
+                printed(value)
+            };
             let separator = if index == 0 { "" } else { separator };
-            text.write_str(separator).map_err(|_| self.too_long())?;
-            match value.as_object().is_some_and(|_| is_plain(value)) {
-                true => Form::python().write(value, 0, &mut text).map_err(|_| self.too_long())?,
-                false => text.write_str(&printed(value)).map_err(|_| self.too_long())?,
-            }
+            write!(text, "{separator}{more}").map_err(|_| self.too_long())?;
         }
+        Ok(text.text)
+    }
+
+    /// Writes a list or dictionary in a form. Fails if the form lacks a value or the text is too long.
+    pub(super) fn write_as(&self, form: &Form, value: &Value) -> Result<String, Error> {
+        let mut text = ShortText { text: String::new(), longest: self.max_text_bytes() };
+        form.write(value, 0, &mut text).map_err(|error| match error.kind() {
+            ErrorKind::WriteFailure => self.too_long(),
+            _ => error,
+        })?;
         Ok(text.text)
     }
 
@@ -201,18 +212,6 @@ impl Allowance {
             }
             _ => Ok(()),
         }
-    }
-
-    /// Returns an upper bound on the number of indentation steps in a value's indented JSON.
-    pub(super) fn most_indents(&self, value: Option<&Value>) -> Result<usize, Error> {
-        let Some(value) = value else { return Ok(0) };
-        self.weigh(value)?;
-        fn count(value: &Value) -> usize {
-            let Some(object) = value.as_object() else { return 1 };
-            let items = object.try_iter_pairs().into_iter().flatten();
-            1 + items.map(|(_, item)| count(&item)).sum::<usize>()
-        }
-        Ok(count(value) * MAX_DEPTH)
     }
 
     fn too_long(&self) -> Error {

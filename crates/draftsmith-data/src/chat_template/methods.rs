@@ -375,22 +375,6 @@ fn title(text: &str) -> String {
     titled
 }
 
-/// Implements Jinja's filter `title`, whose words begin after white space, hyphens and opening
-/// brackets.
-pub(super) fn title_filter(text: &str) -> String {
-    let is_between = |c: char| is_space(c) || "-({[<".contains(c);
-    let mut titled = String::with_capacity(text.len());
-    let mut is_first = true;
-    for c in text.chars() {
-        match is_first {
-            true => titled.extend(c.to_uppercase()),
-            false => titled.extend(c.to_lowercase()),
-        }
-        is_first = is_between(c);
-    }
-    titled
-}
-
 /// Finds an argument by position or name.
 pub(super) fn argument(args: &[Value], index: usize, name: &str) -> Option<Value> {
     let named = args.last().filter(|last| last.is_kwargs());

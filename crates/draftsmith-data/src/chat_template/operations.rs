@@ -26,12 +26,16 @@ pub(super) const MULTIPLY: &str = "$multiply";
 pub(super) const CONCATENATE: &str = "$concatenate";
 pub(super) const SLICE: &str = "$slice";
 pub(super) const REMAINDER: &str = "$remainder";
-pub(super) const LESS: &str = "$<";
-pub(super) const LESS_EQUAL: &str = "$<=";
-pub(super) const GREATER: &str = "$>";
-pub(super) const GREATER_EQUAL: &str = "$>=";
 pub(super) const ATTRIBUTE: &str = "$attribute";
 pub(super) const ITEM: &str = "$item";
+
+/// The names of the tests that need an order. The first is also the filter that replaces the operator.
+const ORDERS: [(&str, fn(Ordering) -> bool); 4] = [
+    ("< lt lessthan", Ordering::is_lt),
+    ("<= le", Ordering::is_le),
+    ("> gt greaterthan", Ordering::is_gt),
+    (">= ge", Ordering::is_ge),
+];
 
 /// The largest number of characters in a set to strip from a text's ends. Stripping compares every
 /// character of the text with the set.
@@ -100,18 +104,12 @@ fn add_tests(environment: &mut Environment<'static>, allowance: &Arc<Allowance>)
     // As in Python. In the engine, `none` is iterable.
     environment.add_test("iterable", |value: &Value| !value.is_none() && tests::is_iterable(value));
     environment.add_test("callable", methods::is_callable);
-    type Holds = fn(Ordering) -> bool;
-    let orders: [(&str, Holds); 4] = [
-        ("< lt lessthan", Ordering::is_lt),
-        ("<= le", Ordering::is_le),
-        ("> gt greaterthan", Ordering::is_gt),
-        (">= ge", Ordering::is_ge),
-    ];
-    for (names, holds) in orders {
+    for (names, holds) in ORDERS {
+        let compare = move |left: &Value, right: &Value| order(left, right).map(holds);
         for name in names.split(' ') {
-            environment
-                .add_test(name, move |left: &Value, right: &Value| order(left, right).map(holds));
+            environment.add_test(name, compare);
         }
+        environment.add_filter(names.split(' ').next().unwrap_or_default(), compare);
     }
 }
 
@@ -160,11 +158,7 @@ fn add_operators(environment: &mut Environment<'static>, allowance: &Arc<Allowan
         own.store(value, &namespaces)
     });
     type Operator = fn(&Allowance, &Value, &Value) -> Result<Value, Error>;
-    let operators: [(&'static str, Operator); 10] = [
-        (LESS, |_, left, right| Ok(Value::from(order(left, right)?.is_lt()))),
-        (LESS_EQUAL, |_, left, right| Ok(Value::from(order(left, right)?.is_le()))),
-        (GREATER, |_, left, right| Ok(Value::from(order(left, right)?.is_gt()))),
-        (GREATER_EQUAL, |_, left, right| Ok(Value::from(order(left, right)?.is_ge()))),
+    let operators: [(&'static str, Operator); 6] = [
         (ADD, add),
         (REMAINDER, remainder),
         (ATTRIBUTE, |_, value, name| methods::attribute(value, name)),
@@ -193,7 +187,6 @@ fn add_operators(environment: &mut Environment<'static>, allowance: &Arc<Allowan
 fn add_filters(environment: &mut Environment<'static>) {
     environment.add_filter("filesizeformat", contrib::filesizeformat);
     environment.add_filter("striptags", contrib::striptags);
-    environment.add_filter("title", |text: String| methods::title_filter(&text));
     environment.add_filter("truncate", contrib::truncate);
     environment.add_filter("wordcount", contrib::wordcount);
     for name in ["length", "count"] {
@@ -224,6 +217,8 @@ fn add_filters(environment: &mut Environment<'static>) {
 /// Returns the filters whose result can be much larger than their arguments, each with the check
 /// that runs before it.
 fn guarded_filters(allowance: &Arc<Allowance>) -> [(&'static str, Value, Check); 11] {
+    let own = Arc::clone(allowance);
+    let to_json = move |value: Value, options: Kwargs| to_json(&own, &value, options);
     let own = Arc::clone(allowance);
     let string = move |value: Value| own.write([&value], "");
     let own = Arc::clone(allowance);
@@ -256,12 +251,7 @@ fn guarded_filters(allowance: &Arc<Allowance>) -> [(&'static str, Value, Check);
             }
             _ => Ok(()),
         }),
-        ("tojson", Value::from_function(to_json), |allowance, args| {
-            let indent = argument(args, args.len(), "indent");
-            let length = indent.as_ref().and_then(Value::as_str).map(str::len);
-            let width = length.or_else(|| number(indent)).unwrap_or(0);
-            allowance.allow_text(allowance.most_indents(args.first())?.saturating_mul(width))
-        }),
+        ("tojson", Value::from_function(to_json), |_, _| Ok(())),
     ]
 }
 
@@ -496,7 +486,7 @@ fn impossible(sign: &str, left: &Value, right: &Value) -> Error {
 
 /// Implements `tojson` as in transformers: Python's `json.dumps` with `ensure_ascii=False`, which
 /// does not escape HTML.
-fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
+fn to_json(allowance: &Allowance, value: &Value, options: Kwargs) -> Result<String, Error> {
     let indent: Option<Value> = options.get("indent")?;
     let separators: Option<Vec<String>> = options.get("separators")?;
     let is_sorted = options.get::<Option<Value>>("sort_keys")?.is_some_and(|it| it.is_true());
@@ -513,12 +503,13 @@ fn to_json(value: &Value, options: Kwargs) -> Result<String, Error> {
         None if indent.is_some() => [",".to_owned(), ": ".to_owned()],
         None => [", ".to_owned(), ": ".to_owned()],
     };
+    allowance.allow_text(number(indent.clone()).unwrap_or(0))?;
     let indent = indent.map(|indent| match indent.as_str() {
         Some(indent) => indent.to_owned(),
         None => " ".repeat(indent.as_usize().unwrap_or(0)),
     });
-    let mut text = String::new();
-    Form { is_json: true, between, after_key, indent, is_sorted }.write(value, 0, &mut text)?;
+    let form = Form { is_json: true, between, after_key, indent, is_sorted };
+    let text = allowance.write_as(&form, value)?;
     if !is_ascii {
         return Ok(text);
     }

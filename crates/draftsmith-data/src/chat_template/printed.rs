@@ -76,16 +76,16 @@ impl Form {
     /// Returns the text of a value without items.
     fn single(&self, value: &Value) -> Result<String, Error> {
         Ok(match (value.kind(), value.as_str()) {
-            (_, Some(text)) if self.is_json => serde_json::Value::from(text).to_string(),
-            (_, Some(text)) => quoted(text),
             (ValueKind::Number, _) if self.is_json => {
                 printed(value).replace("nan", "NaN").replace("inf", "Infinity")
             }
-            (ValueKind::None, _) if self.is_json => "null".to_owned(),
-            (ValueKind::Bool, _) if self.is_json => value.is_true().to_string(),
+            (ValueKind::None | ValueKind::Bool | ValueKind::String, _) if self.is_json => {
+                serde_json::json!(value).to_string()
+            }
             (kind, _) if self.is_json => {
                 return Err(refused(format!("`tojson` cannot write a value of type {kind}")));
             }
+            (_, Some(text)) => quoted(text),
             (ValueKind::Undefined, _) => "Undefined".to_owned(),
             _ => printed(value),
         })

@@ -22,8 +22,7 @@ use minijinja::{AutoEscape, Error, ErrorKind};
 use super::allowance::Allowance;
 use super::methods::is_method;
 use super::operations::{
-    ADD, ATTRIBUTE, CONCATENATE, GREATER, GREATER_EQUAL, ITEM, LESS, LESS_EQUAL, MULTIPLY,
-    REMAINDER, SETTLE, SLICE, STORE, environment,
+    ADD, ATTRIBUTE, CONCATENATE, ITEM, MULTIPLY, REMAINDER, SETTLE, SLICE, STORE, environment,
 };
 use crate::caught::caught;
 
@@ -250,11 +249,9 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
         Expr::GetItem(node) => {
             let subscript_expr = expression(&node.subscript_expr)?;
             let expr = expression(&node.expr)?;
-            let name = match &node.subscript_expr {
-                Expr::Const(name) => name.value.as_str(),
-                _ => None,
-            };
-            if name.is_some_and(is_method) {
+            if let Expr::Const(name) = &node.subscript_expr
+                && name.value.as_str().is_some_and(is_method)
+            {
                 return Ok(filter_of(ITEM, Some(expr), vec![subscript_expr], span));
             }
             return Ok(rebuilt!(Expr::GetItem, node, { expr, subscript_expr }));
@@ -296,10 +293,10 @@ fn binary<'a>(node: &Spanned<ast::BinOp<'a>>) -> Result<Expr<'a>, Error> {
         BinOpKind::Mul => MULTIPLY,
         BinOpKind::Concat => CONCATENATE,
         BinOpKind::Rem => REMAINDER,
-        BinOpKind::Lt => LESS,
-        BinOpKind::Lte => LESS_EQUAL,
-        BinOpKind::Gt => GREATER,
-        BinOpKind::Gte => GREATER_EQUAL,
+        BinOpKind::Lt => "<",
+        BinOpKind::Lte => "<=",
+        BinOpKind::Gt => ">",
+        BinOpKind::Gte => ">=",
         op => return Ok(settled(rebuilt!(Expr::BinOp, node, { op, left, right }), span)),
     };
     Ok(filter_of(operator, Some(left), vec![right], span))
