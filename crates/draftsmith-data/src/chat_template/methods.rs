@@ -9,19 +9,12 @@ use minijinja::{Error, ErrorKind, State};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use unicode_categories::UnicodeCategories;
 
-use super::printed::{Group, is_plain, is_printable, like, refused};
+use super::printed::{is_plain, is_printable, like, refused};
 
-/// The methods of Python's types.
-const TEXT_METHODS: &str = "capitalize casefold center count encode endswith expandtabs find \
-    format format_map index isalnum isalpha isascii isdecimal isdigit isidentifier islower \
-    isnumeric isprintable isspace istitle isupper join ljust lower lstrip maketrans partition \
-    removeprefix removesuffix replace rfind rindex rjust rpartition rsplit rstrip split \
-    splitlines startswith strip swapcase title translate upper zfill";
-const LIST_METHODS: &str = "append clear copy count extend index insert pop remove reverse sort";
-const MAP_METHODS: &str = "clear copy fromkeys get items keys pop popitem setdefault update values";
-/// The methods that change a value. In the sandbox of transformers, they are not defined.
-const CHANGING: &str =
-    "append clear extend insert pop popitem remove reverse setdefault sort update";
+/// The methods of Python's dictionaries. In the sandbox of transformers, those that change one are not
+/// defined.
+const MAP_METHODS: &str = "copy fromkeys get items keys values";
+const CHANGING: &str = "clear pop popitem setdefault update";
 /// The digits of Python that are not decimal.
 const OTHER_DIGITS: &str = "¹²³⁰⁴⁵⁶⁷⁸⁹₀₁₂₃₄₅₆₇₈₉①②③④⑤⑥⑦⑧⑨";
 /// The methods of texts that search a part.
@@ -31,12 +24,12 @@ fn contains(names: &str, name: &str) -> bool {
     names.split(' ').any(|it| it == name)
 }
 
-/// Returns whether a type of Python has a method of this name.
+/// Returns whether Python's dictionaries have a method of this name.
 pub(super) fn is_method(name: &str) -> bool {
-    [TEXT_METHODS, LIST_METHODS, MAP_METHODS].iter().any(|names| contains(names, name))
+    contains(MAP_METHODS, name) || contains(CHANGING, name)
 }
 
-/// A method of a value, as `text.upper` without a call.
+/// A method of a dictionary, as `schema.items` without a call.
 #[derive(Debug)]
 struct Method {
     of: Value,
@@ -53,22 +46,16 @@ impl Object for Method {
     }
 }
 
-/// Returns an attribute of a value: in Python, the method of this name before the item.
+/// Returns an attribute with the name of a method, which a dictionary has instead of its item.
 ///
 /// # Errors
 /// If the value is not defined.
 pub(super) fn attribute(value: &Value, name: &Value) -> Result<Value, Error> {
     let name = name.as_str().unwrap_or_default();
-    let methods = match value.kind() {
-        ValueKind::String => TEXT_METHODS,
-        ValueKind::Seq if value.downcast_object_ref::<Group>().is_none() => LIST_METHODS,
-        ValueKind::Map if is_plain(value) => MAP_METHODS,
-        _ => "",
-    };
-    match contains(methods, name) {
-        false => value.get_attr(name),
+    match value.kind() == ValueKind::Map && is_plain(value) {
         true if contains(CHANGING, name) => Ok(Value::UNDEFINED),
         true => Ok(Value::from_object(Method { of: value.clone(), name: name.to_owned() })),
+        false => value.get_attr(name),
     }
 }
 

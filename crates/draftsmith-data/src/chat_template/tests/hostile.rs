@@ -69,8 +69,6 @@ fn large_numbers_do_not_allocate() {
         "{{ 'a'.ljust(1000000, '😀') }}",
         "{{ 'a'.rjust(1000000000, '-') }}",
         "{{ '1'.zfill(1000000000) }}",
-        "{% set pad = 'a'.ljust %}{{ pad(1000000000) }}",
-        "{{ 'a'['rjust'](1000000000) }}",
         "{{ ['a'] | map('center', 1000000000) | list }}",
         "{{ '%1000000000d' % 1 }}",
         "{{ '%.1000000000f' % 1.5 }}",
@@ -166,7 +164,7 @@ fn nesting_is_limited() {
     refuses("{% set a = namespace() %}{% set b = namespace({'a': a}) %}", itself);
     refuses("{% for i in range(2) %}{% set l = [loop] %}{% endfor %}", itself);
     let holder = "it puts a function or a method into another value";
-    refuses(&often("{% set ns.l = [ns.l].copy %}"), holder);
+    refuses(&often("{% set ns.l = {'a': ns.l}.copy %}"), holder);
     refuses(&often("{% set ns.l = cycler(ns.l) %}"), holder);
     refuses(&often("{% set ns.l = joiner(ns.l) %}"), holder);
 }
