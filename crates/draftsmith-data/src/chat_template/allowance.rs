@@ -1,4 +1,4 @@
-//! Limits for one rendering of a chat template: steps, bytes of text and values, and time.
+//! Limits for one rendering of a chat template: steps, bytes of text and values, and processor time.
 //!
 //! The engine only counts steps ("fuel"), and forty steps suffice to double a text to a terabyte.
 //! So everything that makes a value passes it to [`Allowance::settle`], which charges for it and
@@ -29,7 +29,7 @@ const STEPS_PER_MESSAGE: u64 = 5_000;
 /// templates need well under a millisecond.
 const MAX_TIME: Duration = Duration::from_secs(10);
 /// The nesting limit of lists and dictionaries.
-const MAX_DEPTH: usize = 64;
+pub(super) const MAX_DEPTH: usize = 64;
 /// The charge for a value in bytes, in addition to its text.
 const VALUE_BYTES: usize = 32;
 

@@ -14,7 +14,7 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, filters, funct
 use minijinja_contrib::pycompat::unknown_method_callback;
 use minijinja_contrib::{filters as contrib, globals};
 
-use super::allowance::Allowance;
+use super::allowance::{Allowance, MAX_DEPTH};
 use super::methods::{self, argument, slice};
 use super::printed::{Form, Group, is_tuple, like, order, printed, refused};
 
@@ -26,6 +26,7 @@ pub(super) const MULTIPLY: &str = "$multiply";
 pub(super) const CONCATENATE: &str = "$concatenate";
 pub(super) const SLICE: &str = "$slice";
 pub(super) const REMAINDER: &str = "$remainder";
+pub(super) const CHAIN: &str = "$chain";
 pub(super) const ATTRIBUTE: &str = "$attribute";
 pub(super) const ITEM: &str = "$item";
 
@@ -105,9 +106,13 @@ fn add_tests(environment: &mut Environment<'static>, allowance: &Arc<Allowance>)
     environment.add_test("iterable", |value: &Value| !value.is_none() && tests::is_iterable(value));
     environment.add_test("callable", methods::is_callable);
     for (names, holds) in ORDERS {
-        let compare = move |left: &Value, right: &Value| order(left, right).map(holds);
+        let own = Arc::clone(allowance);
+        let compare = move |left: &Value, right: &Value| {
+            own.spend(0)?;
+            order(left, right).map(holds)
+        };
         for name in names.split(' ') {
-            environment.add_test(name, compare);
+            environment.add_test(name, compare.clone());
         }
         environment.add_filter(names.split(' ').next().unwrap_or_default(), compare);
     }
@@ -177,6 +182,18 @@ fn add_operators(environment: &mut Environment<'static>, allowance: &Arc<Allowan
             own.settle(operator(&own, &left, &right)?)
         });
     }
+    environment.add_filter(CHAIN, |state: &mut State, first: Value, rest: Rest<Value>| {
+        let mut left = &first;
+        for pair in rest.chunks_exact(2) {
+            let (sign, right) = (pair[0].as_str().unwrap_or_default(), &pair[1]);
+            let (test, holds) = sign.strip_prefix("not ").map_or((sign, true), |it| (it, false));
+            if state.perform_test(test, &[left.clone(), right.clone()])? != holds {
+                return Ok(false);
+            }
+            left = right;
+        }
+        Ok::<_, Error>(true)
+    });
     let own = Arc::clone(allowance);
     environment.add_filter(SLICE, move |value: Value, start: Value, stop: Value, step: Value| {
         own.settle(slice(&value, &start, &stop, &step)?)
@@ -454,6 +471,12 @@ fn remainder(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value
     let mut all = vec![left.clone()];
     all.extend_from_slice(&args);
     check_format(allowance, &all)?;
+    let num_placeholders = text.replace("%%", "").matches('%').count();
+    if right.kind() != ValueKind::Map && args.len() > num_placeholders {
+        return Err(refused(format!(
+            "`%` has more values than the {num_placeholders} placeholders"
+        )));
+    }
     formatting::format(FormatStyle::Printf, text, &args).map(Value::from)
 }
 
@@ -503,7 +526,9 @@ fn to_json(allowance: &Allowance, value: &Value, options: Kwargs) -> Result<Stri
         None if indent.is_some() => [",".to_owned(), ": ".to_owned()],
         None => [", ".to_owned(), ": ".to_owned()],
     };
-    allowance.allow_text(number(indent.clone()).unwrap_or(0))?;
+    let length = indent.as_ref().and_then(Value::as_str).map(str::len);
+    let width = length.or_else(|| number(indent.clone())).unwrap_or(0);
+    allowance.allow_text(width.saturating_mul(MAX_DEPTH))?;
     let indent = indent.map(|indent| match indent.as_str() {
         Some(indent) => indent.to_owned(),
         None => " ".repeat(indent.as_usize().unwrap_or(0)),

@@ -22,7 +22,8 @@ use minijinja::{AutoEscape, Error, ErrorKind};
 use super::allowance::Allowance;
 use super::methods::is_method;
 use super::operations::{
-    ADD, ATTRIBUTE, CONCATENATE, ITEM, MULTIPLY, REMAINDER, SETTLE, SLICE, STORE, environment,
+    ADD, ATTRIBUTE, CHAIN, CONCATENATE, ITEM, MULTIPLY, REMAINDER, SETTLE, SLICE, STORE,
+    environment,
 };
 use crate::caught::caught;
 
@@ -35,6 +36,8 @@ const MAX_SOURCE_BYTES: usize = 256 << 10;
 const MAX_TAG_TOKENS: usize = 4096;
 /// The largest number of `elif` in a template. Each one is parsed inside the previous one.
 const MAX_ELIFS: usize = 1024;
+/// The signs of the operators in a chain as `1 < a < 3`, in the order of `CompareOpKind`.
+const SIGNS: [&str; 8] = ["==", "!=", "<", "<=", ">", ">=", "in", "not in"];
 /// The size of the stack on which a template runs, several times the need of the deepest program
 /// within these limits. Memory is committed only as the stack grows.
 const STACK_BYTES: usize = 64 << 20;
@@ -258,10 +261,12 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
         }
         Expr::BinOp(node) => return binary(node),
         Expr::Compare(node) => {
-            let ops = node.ops.iter();
-            let ops = ops.map(|op| Ok(ast::CompareOp { op: op.op, expr: expression(&op.expr)? }));
-            let ops = ops.collect::<Result<_, Error>>()?;
-            rebuilt!(Expr::Compare, node, { expr: expression(&node.expr)?, ops })
+            let mut rest = Vec::new();
+            for op in &node.ops {
+                rest.push(constant(Value::from(SIGNS[op.op as usize]), span));
+                rest.push(expression(&op.expr)?);
+            }
+            filter_of(CHAIN, Some(expression(&node.expr)?), rest, span)
         }
         Expr::Filter(node) => rebuilt!(Expr::Filter, node, {
             name: node.name,
