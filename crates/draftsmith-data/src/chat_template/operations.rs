@@ -30,8 +30,11 @@ pub(super) const CHAIN: &str = "$chain";
 pub(super) const ATTRIBUTE: &str = "$attribute";
 pub(super) const ITEM: &str = "$item";
 
-/// The names of the tests that need an order. The first is also the filter that replaces the operator.
-const ORDERS: [(&str, fn(Ordering) -> bool); 4] = [
+/// The names of a test that needs an order, and the orders for which it holds.
+type OrderTest = (&'static str, fn(Ordering) -> bool);
+
+/// The tests that need an order. The first name is also the filter that replaces the operator.
+const ORDERS: [OrderTest; 4] = [
     ("< lt lessthan", Ordering::is_lt),
     ("<= le", Ordering::is_le),
     ("> gt greaterthan", Ordering::is_gt),

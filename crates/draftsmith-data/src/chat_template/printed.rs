@@ -100,13 +100,8 @@ pub(super) fn printed(value: &Value) -> String {
         return value.to_string();
     };
     let text = format!("{float:?}").to_lowercase();
-    match text
-        .split_once('e')
-        .and_then(|(digits, power)| Some((digits, power.parse::<i32>().ok()?)))
-    {
-        Some((digits, power)) => format!("{digits}e{power:+03}"),
-        None => text,
-    }
+    let Some((digits, power)) = text.split_once('e') else { return text };
+    format!("{digits}e{:+03}", power.parse::<i32>().unwrap_or_default())
 }
 
 /// Returns whether a value is a tuple in Python.
