@@ -15,7 +15,7 @@ use std::time::Duration;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-use super::printed::{Form, is_plain, printed, refused};
+use super::printed::{ValueStyle, is_plain, printed, refused};
 
 /// The number of bytes allowed for every chat.
 const BASE_BYTES: usize = 32 << 20;
@@ -107,7 +107,7 @@ impl Allowance {
         let mut text = ShortText { text: String::new(), longest: self.max_text_bytes() };
         for (index, value) in values.into_iter().enumerate() {
             let more = if is_plain(value) {
-                self.write_as(&Form::python(), value)?
+                self.write_as(&ValueStyle::python(), value)?
             } else {
                 printed(value)
             };
@@ -117,10 +117,10 @@ impl Allowance {
         Ok(text.text)
     }
 
-    /// Writes a list or dictionary in a form. Fails if the form lacks a value or the text is too long.
-    pub(super) fn write_as(&self, form: &Form, value: &Value) -> Result<String, Error> {
+    /// Writes a list or dictionary in a style. Fails if the style lacks a value or the text is too long.
+    pub(super) fn write_as(&self, style: &ValueStyle, value: &Value) -> Result<String, Error> {
         let mut text = ShortText { text: String::new(), longest: self.max_text_bytes() };
-        form.write(value, 0, &mut text).map_err(|error| match error.kind() {
+        style.write(value, 0, &mut text).map_err(|error| match error.kind() {
             ErrorKind::WriteFailure => self.too_long(),
             _ => error,
         })?;

@@ -16,7 +16,7 @@ use minijinja_contrib::{filters as contrib, globals};
 
 use super::allowance::{Allowance, MAX_DEPTH};
 use super::methods::{self, argument, slice};
-use super::printed::{Form, Group, is_tuple, like, order, printed, refused};
+use super::printed::{GroupTuple, ValueStyle, is_tuple, like, order, printed, refused};
 
 /// The names of filters that `program.rs` inserts. No template can contain these names.
 pub(super) const SETTLE: &str = "$settle";
@@ -376,7 +376,7 @@ fn groupby(values: Value, options: Kwargs) -> Result<Value, Error> {
         let key = items.first().and_then(|item| item.get_attr(&attribute).ok());
         let key = key.filter(|key| !key.is_undefined());
         let key = key.map_or_else(|| group.get_item_by_index(0), Ok)?;
-        Ok(Value::from_object(Group([key, Value::from(items)])))
+        Ok(Value::from_object(GroupTuple([key, Value::from(items)])))
     };
     let groups = filters::groupby(values, None, options)?;
     groups.try_iter()?.map(group).collect::<Result<Value, Error>>()
@@ -536,8 +536,8 @@ fn to_json(allowance: &Allowance, value: &Value, options: Kwargs) -> Result<Stri
         Some(indent) => indent.to_owned(),
         None => " ".repeat(indent.as_usize().unwrap_or(0)),
     });
-    let form = Form { is_json: true, between, after_key, indent, is_sorted };
-    let text = allowance.write_as(&form, value)?;
+    let style = ValueStyle { is_json: true, between, after_key, indent, is_sorted };
+    let text = allowance.write_as(&style, value)?;
     if !is_ascii {
         return Ok(text);
     }

@@ -8,7 +8,7 @@ use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Tuple, Value, Val
 use minijinja::{Error, ErrorKind};
 
 /// How lists and dictionaries are written, for Python's `repr` and for `json.dumps`.
-pub(super) struct Form {
+pub(super) struct ValueStyle {
     pub(super) is_json: bool,
     /// The text between two items.
     pub(super) between: String,
@@ -18,8 +18,8 @@ pub(super) struct Form {
     pub(super) is_sorted: bool,
 }
 
-impl Form {
-    /// Returns the form of `repr`.
+impl ValueStyle {
+    /// Returns the style of `repr`.
     pub(super) fn python() -> Self {
         let (between, after_key) = (", ".to_owned(), ": ".to_owned());
         Self { is_json: false, between, after_key, indent: None, is_sorted: false }
@@ -106,7 +106,7 @@ pub(super) fn printed(value: &Value) -> String {
 
 /// Returns whether a value is a tuple in Python.
 pub(super) fn is_tuple(value: &Value) -> bool {
-    value.is_tuple() || value.downcast_object_ref::<Group>().is_some()
+    value.is_tuple() || value.downcast_object_ref::<GroupTuple>().is_some()
 }
 
 fn quoted(text: &str) -> String {
@@ -177,15 +177,15 @@ pub(super) fn is_plain(value: &Value) -> bool {
     same(Value::from(Vec::<Value>::new()))
         || same(Value::from_pairs([("key", 0)]))
         || same(Value::from(Tuple::default()))
-        || same(Value::from_object(Group::default()))
+        || same(Value::from_object(GroupTuple::default()))
         || same(Value::from(Kwargs::from_iter::<[(&str, Value); 0]>([])))
 }
 
 /// A group of `groupby`: a tuple of its key and its items, which also have names.
 #[derive(Debug, Default)]
-pub(super) struct Group(pub(super) [Value; 2]);
+pub(super) struct GroupTuple(pub(super) [Value; 2]);
 
-impl Object for Group {
+impl Object for GroupTuple {
     fn repr(self: &Arc<Self>) -> ObjectRepr {
         ObjectRepr::Seq
     }
