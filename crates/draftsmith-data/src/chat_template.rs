@@ -9,9 +9,10 @@
 //! stack, within an [`Allowance`] of steps, bytes and time that exceeds the needs of any real chat.
 
 mod allowance;
+mod methods;
 mod operations;
+mod printed;
 mod program;
-mod text_methods;
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -220,6 +221,8 @@ fn plain_source(source: &str) -> String {
         match (close, inside) {
             ("%}", "generation") => plain += &tag.replacen("generation", "if true", 1),
             ("%}", "endgeneration") => plain += &tag.replacen("endgeneration", "endif", 1),
+            // Jinja keeps the newline after this tag.
+            ("%}", "raw") if !tag.ends_with("-%}") => plain += &tag.replacen("%}", "+%}", 1),
             ("#}", _) => plain += tag,
             _ => plain += &with_characters(tag),
         }
@@ -263,17 +266,18 @@ fn with_characters(tag: &str) -> String {
         let escape = &rest[at..];
         let number = escape.strip_prefix("\\U").and_then(|digits| digits.get(..8));
         let character = number.and_then(|digits| u32::from_str_radix(digits, 16).ok());
-        let length = match character.and_then(char::from_u32) {
-            Some(character) => {
-                plain.push(character);
-                10
-            }
-            None => {
-                let length = 1 + escape[1..].chars().next().map_or(0, char::len_utf8);
-                plain += &escape[..length];
-                length
-            }
+        let (character, mut length) = match escape.as_bytes().get(1) {
+            Some(b'a') => (Some('\x07'), 2),
+            Some(b'v') => (Some('\x0b'), 2),
+            _ => (character.and_then(char::from_u32), 10),
         };
+        match character {
+            Some(character) => plain.push(character),
+            None => {
+                length = 1 + escape[1..].chars().next().map_or(0, char::len_utf8);
+                plain += &escape[..length];
+            }
+        }
         rest = &escape[length..];
     }
     plain + rest

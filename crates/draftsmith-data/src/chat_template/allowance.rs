@@ -1,4 +1,4 @@
-//! Limits for one rendering of a chat template: steps, bytes of text and values, and time.
+//! Limits for one rendering of a chat template: steps, bytes of text and values, and processor time.
 //!
 //! The engine only counts steps ("fuel"), and forty steps suffice to double a text to a terabyte.
 //! So everything that makes a value passes it to [`Allowance::settle`], which charges for it and
@@ -10,10 +10,12 @@
 
 use std::fmt::Write;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use minijinja::value::{Kwargs, Tuple, Value, ValueKind};
+use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
+
+use super::printed::{ValueStyle, is_plain, printed, refused};
 
 /// The number of bytes allowed for every chat.
 const BASE_BYTES: usize = 32 << 20;
@@ -23,10 +25,11 @@ const BYTES_PER_BYTE: usize = 32;
 /// templates need some hundreds.
 const BASE_STEPS: u64 = 500_000;
 const STEPS_PER_MESSAGE: u64 = 5_000;
-/// The time limit. Published templates need well under a millisecond.
+/// The limit of the thread's processor time, which load on the machine does not use up. Published
+/// templates need well under a millisecond.
 const MAX_TIME: Duration = Duration::from_secs(10);
 /// The nesting limit of lists and dictionaries.
-const MAX_DEPTH: usize = 64;
+pub(super) const MAX_DEPTH: usize = 64;
 /// The charge for a value in bytes, in addition to its text.
 const VALUE_BYTES: usize = 32;
 
@@ -37,7 +40,6 @@ pub(super) struct Allowance {
     remaining: AtomicUsize,
     /// The number of engine steps.
     pub(super) steps: u64,
-    started: Instant,
 }
 
 impl Allowance {
@@ -49,7 +51,6 @@ impl Allowance {
             bytes,
             remaining: AtomicUsize::new(bytes),
             steps: BASE_STEPS.saturating_add(STEPS_PER_MESSAGE.saturating_mul(num_messages as u64)),
-            started: Instant::now(),
         }
     }
 
@@ -63,8 +64,11 @@ impl Allowance {
 
     /// Charges for a value of `num_bytes` that is about to be made, and checks the time limit.
     pub(super) fn spend(&self, num_bytes: usize) -> Result<(), Error> {
-        if self.started.elapsed() > MAX_TIME {
-            return Err(refused(format!("it runs for more than {} seconds", MAX_TIME.as_secs())));
+        if processor_time() > MAX_TIME {
+            return Err(refused(format!(
+                "it computes for more than {} seconds",
+                MAX_TIME.as_secs()
+            )));
         }
         let remaining = self.remaining.load(Ordering::Relaxed);
         let Some(remaining) = remaining.checked_sub(num_bytes) else {
@@ -102,9 +106,24 @@ impl Allowance {
     ) -> Result<String, Error> {
         let mut text = ShortText { text: String::new(), longest: self.max_text_bytes() };
         for (index, value) in values.into_iter().enumerate() {
+            let more = if is_plain(value) {
+                self.write_as(&ValueStyle::python(), value)?
+            } else {
+                printed(value)
+            };
             let separator = if index == 0 { "" } else { separator };
-            write!(text, "{separator}{value}").map_err(|_| self.too_long())?;
+            write!(text, "{separator}{more}").map_err(|_| self.too_long())?;
         }
+        Ok(text.text)
+    }
+
+    /// Writes a list or dictionary in a style. Fails if the style lacks a value or the text is too long.
+    pub(super) fn write_as(&self, style: &ValueStyle, value: &Value) -> Result<String, Error> {
+        let mut text = ShortText { text: String::new(), longest: self.max_text_bytes() };
+        style.write(value, 0, &mut text).map_err(|error| match error.kind() {
+            ErrorKind::WriteFailure => self.too_long(),
+            _ => error,
+        })?;
         Ok(text.text)
     }
 
@@ -187,21 +206,12 @@ impl Allowance {
                 }
                 Ok(())
             }
-            // The value is a macro or a function.
+            // A method or a cycler holds values, so only variables hold it. Else these would nest.
+            _ if depth > 0 => {
+                Err(refused("it puts a function or a method into another value".to_owned()))
+            }
             _ => Ok(()),
         }
-    }
-
-    /// Returns an upper bound on the number of indentation steps in a value's indented JSON.
-    pub(super) fn most_indents(&self, value: Option<&Value>) -> Result<usize, Error> {
-        let Some(value) = value else { return Ok(0) };
-        self.weigh(value)?;
-        fn count(value: &Value) -> usize {
-            let Some(object) = value.as_object() else { return 1 };
-            let items = object.try_iter_pairs().into_iter().flatten();
-            1 + items.map(|(_, item)| count(&item)).sum::<usize>()
-        }
-        Ok(count(value) * MAX_DEPTH)
     }
 
     fn too_long(&self) -> Error {
@@ -214,21 +224,16 @@ impl Allowance {
     }
 }
 
-/// Creates the error of an operation that is refused, for example because it exceeds a limit.
-pub(super) fn refused(what: String) -> Error {
-    Error::new(ErrorKind::InvalidOperation, what)
+/// Returns the processor time that this thread has used. A rendering has a thread of its own.
+#[cfg(unix)]
+fn processor_time() -> Duration {
+    nix::time::ClockId::CLOCK_THREAD_CPUTIME_ID.now().map_or(Duration::ZERO, Duration::from)
 }
 
-/// Returns whether a value is a list, tuple or dictionary that holds its items. The engine's types
-/// are private, so they are recognised by name.
-fn is_plain(value: &Value) -> bool {
-    let Some(object) = value.as_object() else { return false };
-    let name = object.type_name();
-    let same = |sample: Value| sample.as_object().is_some_and(|sample| sample.type_name() == name);
-    same(Value::from(Vec::<Value>::new()))
-        || same(Value::from_pairs([("key", 0)]))
-        || same(Value::from(Tuple::default()))
-        || same(Value::from(Kwargs::from_iter::<[(&str, Value); 0]>([])))
+/// Returns zero, because this system has no such clock: steps and bytes are the only limits.
+#[cfg(not(unix))]
+fn processor_time() -> Duration {
+    Duration::ZERO
 }
 
 /// A text with a limited length.
@@ -244,5 +249,18 @@ impl Write for ShortText {
         }
         self.text.push_str(more);
         Ok(())
+    }
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_limit_counts_only_the_work_of_its_own_thread() {
+        let before = processor_time();
+        let busy = || while processor_time() < Duration::from_millis(300) {};
+        std::thread::spawn(busy).join().unwrap();
+        assert!(processor_time() - before < Duration::from_millis(100));
     }
 }

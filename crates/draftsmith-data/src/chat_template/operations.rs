@@ -3,16 +3,20 @@
 //!
 //! A new filter, function or operator belongs here, with a bound on the size of its result.
 
+use std::cmp::Ordering;
 use std::fmt::Write;
 use std::sync::Arc;
 
 use chrono::NaiveDateTime;
+use minijinja::formatting::{self, FormatStyle};
 use minijinja::value::{Kwargs, Rest, Value, ValueKind, ValueOrKwargs};
 use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, filters, functions, tests};
 use minijinja_contrib::pycompat::unknown_method_callback;
+use minijinja_contrib::{filters as contrib, globals};
 
-use super::allowance::{Allowance, refused};
-use super::text_methods::{self, argument};
+use super::allowance::{Allowance, MAX_DEPTH};
+use super::methods::{self, argument, slice};
+use super::printed::{GroupTuple, ValueStyle, is_tuple, like, order, printed, refused};
 
 /// The names of filters that `program.rs` inserts. No template can contain these names.
 pub(super) const SETTLE: &str = "$settle";
@@ -21,6 +25,21 @@ pub(super) const ADD: &str = "$add";
 pub(super) const MULTIPLY: &str = "$multiply";
 pub(super) const CONCATENATE: &str = "$concatenate";
 pub(super) const SLICE: &str = "$slice";
+pub(super) const REMAINDER: &str = "$remainder";
+pub(super) const CHAIN: &str = "$chain";
+pub(super) const ATTRIBUTE: &str = "$attribute";
+pub(super) const ITEM: &str = "$item";
+
+/// The names of a test that needs an order, and the orders for which it holds.
+type OrderTest = (&'static str, fn(Ordering) -> bool);
+
+/// The tests that need an order. The first name is also the filter that replaces the operator.
+const ORDERS: [OrderTest; 4] = [
+    ("< lt lessthan", Ordering::is_lt),
+    ("<= le", Ordering::is_le),
+    ("> gt greaterthan", Ordering::is_gt),
+    (">= ge", Ordering::is_ge),
+];
 
 /// The largest number of characters in a set to strip from a text's ends. Stripping compares every
 /// character of the text with the set.
@@ -48,7 +67,7 @@ pub(super) fn environment(allowance: &Arc<Allowance>, date: NaiveDateTime) -> En
     });
 
     add_operators(&mut environment, allowance);
-    for (name, filter, check) in guarded_filters() {
+    for (name, filter, check) in guarded_filters(allowance) {
         let own = Arc::clone(allowance);
         environment.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
             let args = args.into_values();
@@ -56,6 +75,10 @@ pub(super) fn environment(allowance: &Arc<Allowance>, date: NaiveDateTime) -> En
             filter.call(state, &args)
         });
     }
+    add_filters(&mut environment);
+    environment.remove_filter("pprint");
+    add_tests(&mut environment, allowance);
+    add_functions(&mut environment, allowance, date);
     let own = Arc::clone(allowance);
     environment.set_unknown_method_callback(move |state, value, method, args| {
         if let Some(check) = method_check(method) {
@@ -63,11 +86,15 @@ pub(super) fn environment(allowance: &Arc<Allowance>, date: NaiveDateTime) -> En
             all.extend_from_slice(args);
             check(&own, &all)?;
         }
-        if let Some(result) = value.as_str().and_then(|it| text_methods::call(it, method, args)) {
-            return result;
+        match methods::call(state, value, method, args) {
+            Some(result) => result,
+            None => unknown_method_callback(state, value, method, args),
         }
-        unknown_method_callback(state, value, method, args)
     });
+    environment
+}
+
+fn add_tests(environment: &mut Environment<'static>, allowance: &Arc<Allowance>) {
     // `select("in", …)` looks through a list for each item of another.
     let own = Arc::clone(allowance);
     environment.add_test("in", move |state: &State, value: &Value, other: &Value| {
@@ -80,7 +107,36 @@ pub(super) fn environment(allowance: &Arc<Allowance>, date: NaiveDateTime) -> En
     });
     // As in Python. In the engine, `none` is iterable.
     environment.add_test("iterable", |value: &Value| !value.is_none() && tests::is_iterable(value));
+    environment.add_test("callable", methods::is_callable);
+    for (names, holds) in ORDERS {
+        let own = Arc::clone(allowance);
+        let compare = move |left: &Value, right: &Value| {
+            own.spend(0)?;
+            order(left, right).map(holds)
+        };
+        for name in names.split(' ') {
+            environment.add_test(name, compare.clone());
+        }
+        environment.add_filter(names.split(' ').next().unwrap_or_default(), compare);
+    }
+}
 
+fn add_functions(
+    environment: &mut Environment<'static>,
+    allowance: &Arc<Allowance>,
+    date: NaiveDateTime,
+) {
+    // What these functions return holds their arguments, which must be plain data.
+    let own = Arc::clone(allowance);
+    environment.add_function("cycler", move |items: Rest<Value>| {
+        own.weigh(&Value::from(items.to_vec()))?;
+        globals::cycler(items.to_vec())
+    });
+    let own = Arc::clone(allowance);
+    environment.add_function("joiner", move |separator: Option<Value>| {
+        own.weigh(&Value::from_iter(separator.clone()))?;
+        Ok::<_, Error>(globals::joiner(separator))
+    });
     let own = Arc::clone(allowance);
     environment.add_function("namespace", move |state: &mut State, args: Rest<ValueOrKwargs>| {
         let args = args.into_values();
@@ -100,7 +156,6 @@ pub(super) fn environment(allowance: &Arc<Allowance>, date: NaiveDateTime) -> En
     environment.add_function("raise_exception", |message: String| {
         Err::<Value, _>(Error::new(ErrorKind::InvalidOperation, message))
     });
-    environment
 }
 
 fn add_operators(environment: &mut Environment<'static>, allowance: &Arc<Allowance>) {
@@ -111,8 +166,14 @@ fn add_operators(environment: &mut Environment<'static>, allowance: &Arc<Allowan
         own.store(value, &namespaces)
     });
     type Operator = fn(&Allowance, &Value, &Value) -> Result<Value, Error>;
-    let operators: [(&'static str, Operator); 3] = [
+    let operators: [(&'static str, Operator); 6] = [
         (ADD, add),
+        (REMAINDER, remainder),
+        (ATTRIBUTE, |_, value, name| methods::attribute(value, name)),
+        (ITEM, |_, value, name| match value.get_item(name)? {
+            item if item.is_undefined() => methods::attribute(value, name),
+            item => Ok(item),
+        }),
         (MULTIPLY, multiply),
         (CONCATENATE, |allowance, left, right| {
             Ok(Value::from(allowance.write([left, right], "")?))
@@ -124,28 +185,78 @@ fn add_operators(environment: &mut Environment<'static>, allowance: &Arc<Allowan
             own.settle(operator(&own, &left, &right)?)
         });
     }
+    environment.add_filter(CHAIN, |state: &mut State, first: Value, rest: Rest<Value>| {
+        let mut left = &first;
+        for pair in rest.chunks_exact(2) {
+            let (sign, right) = (pair[0].as_str().unwrap_or_default(), &pair[1]);
+            let (test, holds) = sign.strip_prefix("not ").map_or((sign, true), |it| (it, false));
+            if state.perform_test(test, &[left.clone(), right.clone()])? != holds {
+                return Ok(false);
+            }
+            left = right;
+        }
+        Ok::<_, Error>(true)
+    });
     let own = Arc::clone(allowance);
     environment.add_filter(SLICE, move |value: Value, start: Value, stop: Value, step: Value| {
         own.settle(slice(&value, &start, &stop, &step)?)
     });
 }
 
+/// Adds the filters that compute otherwise than the engine's, or that it lacks.
+fn add_filters(environment: &mut Environment<'static>) {
+    environment.add_filter("filesizeformat", contrib::filesizeformat);
+    environment.add_filter("striptags", contrib::striptags);
+    environment.add_filter("truncate", contrib::truncate);
+    environment.add_filter("wordcount", contrib::wordcount);
+    for name in ["length", "count"] {
+        environment.add_filter(name, length);
+    }
+    for name in ["escape", "e", "forceescape"] {
+        environment.add_filter(name, move |value: Value| match value.is_safe() {
+            true if name != "forceescape" => value,
+            _ => escaped(&value),
+        });
+    }
+    let compared = [
+        ("dictsort", Value::from_function(filters::dictsort)),
+        ("groupby", Value::from_function(groupby)),
+        ("max", Value::from_function(filters::max)),
+        ("min", Value::from_function(filters::min)),
+        ("sort", Value::from_function(filters::sort)),
+    ];
+    for (name, filter) in compared {
+        environment.add_filter(name, move |state: &mut State, args: Rest<ValueOrKwargs>| {
+            let args = args.into_values();
+            check_order(state, &args)?;
+            filter.call(state, &args)
+        });
+    }
+}
+
 /// Returns the filters whose result can be much larger than their arguments, each with the check
 /// that runs before it.
-fn guarded_filters() -> [(&'static str, Value, Check); 12] {
+fn guarded_filters(allowance: &Arc<Allowance>) -> [(&'static str, Value, Check); 11] {
+    let own = Arc::clone(allowance);
+    let to_json = move |value: Value, options: Kwargs| to_json(&own, &value, options);
+    let own = Arc::clone(allowance);
+    let string = move |value: Value| own.write([&value], "");
+    let own = Arc::clone(allowance);
+    let join = move |state: &mut State, values: Value, d: Option<Value>, name: Option<Value>| {
+        let values = name.map_or(Ok(values.clone()), |name| keys(state, &values, name, None))?;
+        let items = values.try_iter()?.checked().collect::<Result<Vec<_>, Error>>()?;
+        own.write(&items, &d.as_ref().map_or_else(String::new, printed))
+    };
     [
-        ("join", Value::from_function(filters::join), |allowance, args| {
+        ("join", Value::from_function(join), |allowance, args| {
             check_join(allowance, args.first(), argument(args, 1, "d"))
         }),
-        ("replace", Value::from_function(filters::replace), check_replace),
+        ("string", Value::from_function(string), |_, _| Ok(())),
+        ("replace", Value::from_function(replace), check_replace),
         ("trim", Value::from_function(trim), check_strip),
-        (
-            "title",
-            Value::from_function(|text: String| text_methods::title_filter(&text)),
-            |_, _| Ok(()),
-        ),
-        ("length", Value::from_function(length), |_, _| Ok(())),
-        ("count", Value::from_function(length), |_, _| Ok(())),
+        ("center", Value::from_function(center), |allowance, args| {
+            allowance.allow_text(number(argument(args, 1, "width")).unwrap_or(0))
+        }),
         ("format", Value::from_function(filters::format), check_format),
         ("indent", Value::from_function(filters::indent), |allowance, args| {
             let width = number(argument(args, 1, "width")).unwrap_or(4);
@@ -160,10 +271,7 @@ fn guarded_filters() -> [(&'static str, Value, Check); 12] {
             }
             _ => Ok(()),
         }),
-        ("tojson", Value::from_function(to_json), |allowance, args| {
-            let indent = number(argument(args, 1, "indent")).unwrap_or(0);
-            allowance.allow_text(allowance.most_indents(args.first())?.saturating_mul(indent))
-        }),
+        ("tojson", Value::from_function(to_json), |_, _| Ok(())),
     ]
 }
 
@@ -174,6 +282,10 @@ fn method_check(method: &str) -> Option<Check> {
         "join" => Some(|allowance, args| check_join(allowance, args.get(1), args.first().cloned())),
         "format" => Some(check_format),
         "strip" | "lstrip" | "rstrip" => Some(check_strip),
+        "center" | "ljust" | "rjust" | "zfill" => Some(|allowance, args| {
+            let width = number(argument(args, 1, "width")).unwrap_or(0);
+            allowance.allow_text(width.saturating_mul(text(args.get(2)).len().max(1)))
+        }),
         _ => None,
     }
 }
@@ -224,9 +336,69 @@ fn check_format(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
     allowance.allow_text(format.len().saturating_add(num_placeholders.saturating_mul(field)))
 }
 
+/// Checks that Python orders the values, or their attributes, that a filter compares.
+fn check_order(state: &mut State, args: &[Value]) -> Result<(), Error> {
+    let values = args.first().cloned().unwrap_or_default();
+    let given = |name| argument(args, args.len(), name);
+    let attributes = given("attribute").map_or_else(String::new, |names| names.to_string());
+    for name in attributes.split(',') {
+        let column = match given("by").is_some_and(|by| by.as_str() == Some("value")) {
+            true => values.call_method(state, "values", &[])?,
+            false if name.is_empty() => values.clone(),
+            false => keys(state, &values, Value::from(name.trim()), given("default"))?,
+        };
+        let column: Vec<_> = column.try_iter()?.checked().collect::<Result<_, Error>>()?;
+        let unequal = column.windows(2).filter(|two| two[0] != two[1]);
+        unequal.map(|two| order(&two[0], &two[1])).try_for_each(|it| it.map(|_| ()))?;
+    }
+    Ok(())
+}
+
+/// Returns an attribute of each item.
+fn keys(
+    state: &mut State,
+    items: &Value,
+    attribute: Value,
+    default: Option<Value>,
+) -> Result<Value, Error> {
+    let options = default.into_iter().map(|default| ("default", default));
+    let options = Kwargs::from_iter(options.chain([("attribute", attribute)]));
+    state.apply_filter("map", &[items.clone(), Value::from(options)])
+}
+
+/// Groups items as the engine does, with groups that hold their items.
+fn groupby(values: Value, options: Kwargs) -> Result<Value, Error> {
+    let attribute: Option<&str> = options.get("attribute")?;
+    let attribute = attribute.unwrap_or_default().to_owned();
+    let group = |group: Value| {
+        let items = group.get_item_by_index(1)?.try_iter()?.collect::<Vec<_>>();
+        // The key of the first item, where the engine takes that of the last.
+        let key = items.first().and_then(|item| item.get_attr(&attribute).ok());
+        let key = key.filter(|key| !key.is_undefined());
+        let key = key.map_or_else(|| group.get_item_by_index(0), Ok)?;
+        Ok(Value::from_object(GroupTuple([key, Value::from(items)])))
+    };
+    let groups = filters::groupby(values, None, options)?;
+    groups.try_iter()?.map(group).collect::<Result<Value, Error>>()
+}
+
+fn replace(text: Value, old: String, new: String, count: Option<i64>) -> String {
+    let count = count.and_then(|count| usize::try_from(count).ok()).unwrap_or(usize::MAX);
+    printed(&text).replacen(&old, &new, count)
+}
+
+fn center(text: Value, width: Option<usize>) -> String {
+    methods::justified(&printed(&text), "center", width.unwrap_or(80), " ")
+}
+
+fn escaped(value: &Value) -> Value {
+    let text = printed(value).replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;");
+    Value::from_safe_string(text.replace('"', "&#34;").replace('\'', "&#39;"))
+}
+
 /// Removes characters from both ends of a text: those of `set`, or else white space.
 fn trim(text: String, set: Option<String>) -> String {
-    text_methods::stripped(&text, "strip", set.as_deref()).to_owned()
+    methods::stripped(&text, "strip", set.as_deref()).to_owned()
 }
 
 /// Counts the items or characters of a value; 0 for a name that is not defined.
@@ -254,7 +426,8 @@ fn add(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value, Erro
         }
         (ValueKind::Seq, ValueKind::Seq) => {
             allowance.allow_values(left.len().unwrap_or(0) + right.len().unwrap_or(0))?;
-            left.try_iter()?.checked().chain(right.try_iter()?.checked()).collect::<Result<_, _>>()
+            let items = left.try_iter()?.checked().chain(right.try_iter()?.checked());
+            Ok(like(left, items.collect::<Result<_, _>>()?))
         }
         _ => calculate("+", left, right, i128::checked_add, |left, right| left + right),
     }
@@ -277,7 +450,37 @@ fn multiply(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value,
     }
     allowance.allow_values(repeated.len().unwrap_or(0).saturating_mul(times))?;
     let items = repeated.try_iter()?.checked().collect::<Result<Vec<Value>, _>>()?;
-    Ok(items.iter().cycle().take(items.len() * times).cloned().collect())
+    Ok(like(repeated, items.iter().cycle().take(items.len() * times).cloned().collect()))
+}
+
+/// Formats a text as Python's `%` does, or computes a remainder, which has the sign of the divisor.
+fn remainder(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value, Error> {
+    let Some(text) = left.as_str() else {
+        let integers =
+            |left: i128, right: i128| Some(left.checked_rem(right)?.checked_add(right)? % right);
+        return calculate("%", left, right, integers, |left, right| {
+            left - right * (left / right).floor()
+        });
+    };
+    let args = match right.kind() {
+        ValueKind::Seq if is_tuple(right) => right.try_iter()?.collect(),
+        ValueKind::Map if text.contains("%(") => {
+            let pairs =
+                right.as_object().and_then(|map| map.try_iter_pairs()).into_iter().flatten();
+            vec![Value::from(pairs.map(|(key, it)| (key.to_string(), it)).collect::<Kwargs>())]
+        }
+        _ => vec![right.clone()],
+    };
+    let mut all = vec![left.clone()];
+    all.extend_from_slice(&args);
+    check_format(allowance, &all)?;
+    let num_placeholders = text.replace("%%", "").matches('%').count();
+    if right.kind() != ValueKind::Map && args.len() > num_placeholders {
+        return Err(refused(format!(
+            "`%` has more values than the {num_placeholders} placeholders"
+        )));
+    }
+    formatting::format(FormatStyle::Printf, text, &args).map(Value::from)
 }
 
 /// Calculates with integers if both operands are integers or booleans, and otherwise with floats.
@@ -307,174 +510,44 @@ fn impossible(sign: &str, left: &Value, right: &Value) -> Error {
     refused(format!("tried to use {sign} operator on unsupported types {left} and {right}"))
 }
 
-/// Evaluates `value[start:stop:step]` by Python's rules.
-fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Value, Error> {
-    let bound = |value: &Value| match value.is_none() {
-        true => Ok(None),
-        false => i64::try_from(value.clone()).map(Some),
-    };
-    let step = bound(step)?.unwrap_or(1);
-    if step == 0 {
-        return Err(refused("cannot slice by step size of 0".to_owned()));
-    }
-    let (start, stop) = (bound(start)?, bound(stop)?);
-    Ok(match (value.as_str(), value.kind()) {
-        (Some(text), _) => {
-            let characters: Vec<char> = text.chars().collect();
-            let picked = indices(characters.len(), start, stop, step).map(|at| characters[at]);
-            Value::from(picked.collect::<String>())
-        }
-        (None, ValueKind::Seq | ValueKind::Iterable) => {
-            let items = value.try_iter()?.checked().collect::<Result<Vec<Value>, _>>()?;
-            indices(items.len(), start, stop, step).map(|at| items[at].clone()).collect()
-        }
-        (None, ValueKind::Undefined | ValueKind::None) => Value::from(Vec::<Value>::new()),
-        (None, kind) => return Err(refused(format!("value of type {kind} cannot be sliced"))),
-    })
-}
-
-/// Yields the indices that a slice selects from `length` items.
-fn indices(
-    length: usize,
-    start: Option<i64>,
-    stop: Option<i64>,
-    step: i64,
-) -> impl Iterator<Item = usize> {
-    let length = i64::try_from(length).unwrap_or(i64::MAX);
-    // The slice's bounds are clamped to this range. In the direction of `step`, it ends one past
-    // the last index.
-    let (lowest, highest) = if step > 0 { (0, length) } else { (-1, length - 1) };
-    let within = |bound: i64| {
-        let bound = if bound < 0 { bound.saturating_add(length) } else { bound };
-        bound.clamp(lowest, highest)
-    };
-    let start = start.map_or(if step > 0 { lowest } else { highest }, within);
-    let stop = stop.map_or(if step > 0 { highest } else { lowest }, within);
-    std::iter::successors(Some(start), move |at| at.checked_add(step))
-        .take_while(move |&at| if step > 0 { at < stop } else { at > stop })
-        .map(|at| usize::try_from(at).expect("an index is not negative"))
-}
-
 /// Implements `tojson` as in transformers: Python's `json.dumps` with `ensure_ascii=False`, which
-/// does not escape HTML. The engine's filter escapes four characters for HTML, which are restored.
-fn to_json(value: &Value, indent: Option<Value>, options: Kwargs) -> Result<Value, Error> {
-    if let Some(true) = options.get::<Option<bool>>("ensure_ascii")? {
-        let problem = "`tojson(ensure_ascii=true)` is not supported";
-        return Err(Error::new(ErrorKind::InvalidOperation, problem));
-    }
-    let indent = indent.or(options.get("indent")?);
+/// does not escape HTML.
+fn to_json(allowance: &Allowance, value: &Value, options: Kwargs) -> Result<String, Error> {
+    let indent: Option<Value> = options.get("indent")?;
     let separators: Option<Vec<String>> = options.get("separators")?;
-    let is_sorted = options.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
-    options.assert_all_used()?;
-    if separators.is_some() || is_sorted {
-        let [between, after_key] = match separators {
-            Some(both) if both.len() == 2 && both.iter().all(|it| it.len() <= MOST_SEPARATOR) => {
-                [both[0].clone(), both[1].clone()]
-            }
-            Some(_) => {
-                let problem = format!(
-                    "`tojson(separators=…)` expects two texts of up to {MOST_SEPARATOR} bytes"
-                );
-                return Err(Error::new(ErrorKind::InvalidOperation, problem));
-            }
-            None if indent.is_some() => [",".to_owned(), ": ".to_owned()],
-            None => [", ".to_owned(), ": ".to_owned()],
-        };
-        let json = serde_json::to_value(value)
-            .map_err(|e| Error::new(ErrorKind::BadSerialization, e.to_string()))?;
-        let width = indent.and_then(|indent| usize::try_from(indent).ok());
-        let form = JsonForm { between: &between, after_key: &after_key, width, is_sorted };
-        let mut text = String::new();
-        form.write(&json, 0, &mut text);
-        return Ok(Value::from(text));
+    let is_sorted = options.get::<Option<Value>>("sort_keys")?.is_some_and(|it| it.is_true());
+    let is_ascii = options.get::<Option<Value>>("ensure_ascii")?.is_some_and(|it| it.is_true());
+    let [between, after_key] = match separators {
+        Some(both) if both.len() == 2 && both.iter().all(|it| it.len() <= MOST_SEPARATOR) => {
+            [both[0].clone(), both[1].clone()]
+        }
+        Some(_) => {
+            return Err(refused(format!(
+                "`tojson(separators=…)` expects two texts of up to {MOST_SEPARATOR} bytes"
+            )));
+        }
+        None if indent.is_some() => [",".to_owned(), ": ".to_owned()],
+        None => [", ".to_owned(), ": ".to_owned()],
+    };
+    let length = indent.as_ref().and_then(Value::as_str).map(str::len);
+    let width = length.or_else(|| number(indent.clone())).unwrap_or(0);
+    allowance.allow_text(width.saturating_mul(MAX_DEPTH))?;
+    let indent = indent.map(|indent| match indent.as_str() {
+        Some(indent) => indent.to_owned(),
+        None => " ".repeat(indent.as_usize().unwrap_or(0)),
+    });
+    let style = ValueStyle { is_json: true, between, after_key, indent, is_sorted };
+    let text = allowance.write_as(&style, value)?;
+    if !is_ascii {
+        return Ok(text);
     }
-    let escaped = filters::tojson(value, indent, Kwargs::from_iter::<[(&str, Value); 0]>([]))?;
-    Ok(Value::from(without_html_escapes(escaped.as_str().unwrap_or_default())))
-}
-
-/// How `json.dumps` writes lists and objects.
-struct JsonForm<'a> {
-    /// The text between two items.
-    between: &'a str,
-    after_key: &'a str,
-    /// The spaces by which each level is indented; `None` for one line.
-    width: Option<usize>,
-    is_sorted: bool,
-}
-
-impl JsonForm<'_> {
-    fn write(&self, json: &serde_json::Value, level: usize, text: &mut String) {
-        match json {
-            serde_json::Value::Array(items) if !items.is_empty() => {
-                self.write_items(('[', ']'), items.iter().map(|it| (None, it)), level, text);
-            }
-            serde_json::Value::Object(pairs) if !pairs.is_empty() => {
-                let mut pairs: Vec<_> = pairs.iter().map(|(key, it)| (Some(key), it)).collect();
-                if self.is_sorted {
-                    pairs.sort_by_key(|(key, _)| *key);
-                }
-                self.write_items(('{', '}'), pairs.into_iter(), level, text);
-            }
-            other => *text += &other.to_string(),
+    let mut ascii = String::with_capacity(text.len());
+    for c in text.chars() {
+        match c {
+            '\t' | '\n' | ' '..='~' => ascii.push(c),
+            _ => ascii
+                .extend(c.encode_utf16(&mut [0; 2]).iter().map(|unit| format!("\\u{unit:04x}"))),
         }
     }
-
-    fn write_items<'j>(
-        &self,
-        (open, close): (char, char),
-        items: impl Iterator<Item = (Option<&'j String>, &'j serde_json::Value)>,
-        level: usize,
-        text: &mut String,
-    ) {
-        let line = |level: usize, text: &mut String| {
-            if let Some(width) = self.width {
-                text.push('\n');
-                text.extend(std::iter::repeat_n(' ', level * width));
-            }
-        };
-        text.push(open);
-        for (nth, (key, item)) in items.enumerate() {
-            if nth > 0 {
-                *text += self.between;
-            }
-            line(level + 1, text);
-            if let Some(key) = key {
-                *text += &serde_json::Value::from(key.as_str()).to_string();
-                *text += self.after_key;
-            }
-            self.write(item, level + 1, text);
-        }
-        line(level, text);
-        text.push(close);
-    }
-}
-
-/// Replaces `\u003c`, `\u003e`, `\u0026` and `\u0027` in JSON text by their characters.
-fn without_html_escapes(json: &str) -> String {
-    let mut plain = String::with_capacity(json.len());
-    let mut rest = json;
-    while let Some(backslash) = rest.find('\\') {
-        plain.push_str(&rest[..backslash]);
-        rest = &rest[backslash..];
-        let character = match rest.get(..6) {
-            Some("\\u003c") => Some('<'),
-            Some("\\u003e") => Some('>'),
-            Some("\\u0026") => Some('&'),
-            Some("\\u0027") => Some('\''),
-            _ => None,
-        };
-        // Skip both characters of any other escape, so that `\\u003c` remains an escaped backslash.
-        let length = match character {
-            Some(character) => {
-                plain.push(character);
-                6
-            }
-            None => {
-                plain.push_str(&rest[..2]);
-                2
-            }
-        };
-        rest = &rest[length..];
-    }
-    plain + rest
+    Ok(ascii)
 }

@@ -20,7 +20,11 @@ use minijinja::value::Value;
 use minijinja::{AutoEscape, Error, ErrorKind};
 
 use super::allowance::Allowance;
-use super::operations::{ADD, CONCATENATE, MULTIPLY, SETTLE, SLICE, STORE, environment};
+use super::methods::is_method;
+use super::operations::{
+    ADD, ATTRIBUTE, CHAIN, CONCATENATE, ITEM, MULTIPLY, REMAINDER, SETTLE, SLICE, STORE,
+    environment,
+};
 use crate::caught::caught;
 
 /// The template's name in the engine's errors.
@@ -32,6 +36,8 @@ const MAX_SOURCE_BYTES: usize = 256 << 10;
 const MAX_TAG_TOKENS: usize = 4096;
 /// The largest number of `elif` in a template. Each one is parsed inside the previous one.
 const MAX_ELIFS: usize = 1024;
+/// The signs of the operators in a chain as `1 < a < 3`, in the order of `CompareOpKind`.
+const SIGNS: [&str; 8] = ["==", "!=", "<", "<=", ">", ">=", "in", "not in"];
 /// The size of the stack on which a template runs, several times the need of the deepest program
 /// within these limits. Memory is committed only as the stack grows.
 const STACK_BYTES: usize = 64 << 20;
@@ -153,7 +159,12 @@ fn statement<'a>(stmt: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
             let assignments = node.assignments.iter();
             let assignments =
                 assignments.map(|(name, value)| Ok((target(name), expression(value)?)));
-            let assignments = assignments.collect::<Result<_, Error>>()?;
+            let assignments = assignments.collect::<Result<Vec<_>, Error>>()?;
+            // Evaluate all values in the outer scope, as one tuple.
+            let (items, values) = assignments.into_iter().unzip();
+            let names = Expr::List(like(node, ast::List { items }));
+            let values = Expr::Tuple(like(node, ast::Tuple { items: values }));
+            let assignments = vec![(names, values)];
             rebuilt!(Stmt::WithBlock, node, { assignments, body: statements(&node.body)? })
         }
         Stmt::Set(node) => {
@@ -232,33 +243,35 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
         }
         Expr::GetAttr(node) => {
             let expr = expression(&node.expr)?;
+            if is_method(node.name) {
+                let name = constant(Value::from(node.name), span);
+                return Ok(filter_of(ATTRIBUTE, Some(expr), vec![name], span));
+            }
             return Ok(rebuilt!(Expr::GetAttr, node, { expr, name: node.name }));
         }
         Expr::GetItem(node) => {
             let subscript_expr = expression(&node.subscript_expr)?;
             let expr = expression(&node.expr)?;
+            if let Expr::Const(name) = &node.subscript_expr
+                && name.value.as_str().is_some_and(is_method)
+            {
+                return Ok(filter_of(ITEM, Some(expr), vec![subscript_expr], span));
+            }
             return Ok(rebuilt!(Expr::GetItem, node, { expr, subscript_expr }));
         }
-        Expr::BinOp(node) => {
-            let (left, right) = (expression(&node.left)?, expression(&node.right)?);
-            let operator = match node.op {
-                BinOpKind::Add => ADD,
-                BinOpKind::Mul => MULTIPLY,
-                BinOpKind::Concat => CONCATENATE,
-                op => return Ok(settled(rebuilt!(Expr::BinOp, node, { op, left, right }), span)),
-            };
-            return Ok(filter_of(operator, Some(left), vec![right], span));
-        }
+        Expr::BinOp(node) => return binary(node),
         Expr::Compare(node) => {
-            let ops = node.ops.iter();
-            let ops = ops.map(|op| Ok(ast::CompareOp { op: op.op, expr: expression(&op.expr)? }));
-            let ops = ops.collect::<Result<_, Error>>()?;
-            rebuilt!(Expr::Compare, node, { expr: expression(&node.expr)?, ops })
+            let mut rest = Vec::new();
+            for op in &node.ops {
+                rest.push(constant(Value::from(SIGNS[op.op as usize]), span));
+                rest.push(expression(&op.expr)?);
+            }
+            filter_of(CHAIN, Some(expression(&node.expr)?), rest, span)
         }
         Expr::Filter(node) => rebuilt!(Expr::Filter, node, {
             name: node.name,
             expr: optional(node.expr.as_ref())?,
-            args: arguments(&node.args, span)?,
+            args: filter_arguments(node)?,
         }),
         Expr::Test(node) => rebuilt!(Expr::Test, node, {
             name: node.name,
@@ -276,6 +289,78 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
     Ok(settled(rebuilt, span))
 }
 
+/// Rewrites an operator. Those that compare or combine values become filters.
+fn binary<'a>(node: &Spanned<ast::BinOp<'a>>) -> Result<Expr<'a>, Error> {
+    let span = node.span();
+    let (left, right) = (expression(&node.left)?, expression(&node.right)?);
+    let operator = match node.op {
+        BinOpKind::Add => ADD,
+        BinOpKind::Mul => MULTIPLY,
+        BinOpKind::Concat => CONCATENATE,
+        BinOpKind::Rem => REMAINDER,
+        BinOpKind::Lt => "<",
+        BinOpKind::Lte => "<=",
+        BinOpKind::Gt => ">",
+        BinOpKind::Gte => ">=",
+        op => return Ok(settled(rebuilt!(Expr::BinOp, node, { op, left, right }), span)),
+    };
+    Ok(filter_of(operator, Some(left), vec![right], span))
+}
+
+/// Returns the parameters in Python of a filter that the engine calls otherwise: only by name, if
+/// they begin with `=`, or else only by position.
+fn parameters(filter: &str) -> &'static str {
+    match filter {
+        "batch" => "linecount fill_with",
+        "center" => "width",
+        "d" | "default" => "default_value boolean",
+        "dictsort" => "= case_sensitive by reverse",
+        "filesizeformat" => "binary",
+        "groupby" => "= attribute default case_sensitive",
+        "indent" => "width first blank",
+        "join" => "d attribute",
+        "max" | "min" | "unique" => "= case_sensitive attribute",
+        "replace" => "old new count",
+        "sort" => "= reverse case_sensitive attribute",
+        "tojson" => "= ensure_ascii indent separators sort_keys",
+        "trim" => "chars",
+        "truncate" => "= length killwords end leeway",
+        _ => "",
+    }
+}
+
+/// Rewrites the arguments of a filter for the engine.
+fn filter_arguments<'a>(node: &Spanned<ast::Filter<'a>>) -> Result<Vec<ast::CallArg<'a>>, Error> {
+    let span = node.span();
+    let mut args = arguments(&node.args, span)?;
+    if args.is_empty() && ["int", "float"].contains(&node.name) {
+        let zero = if node.name == "int" { Value::from(0) } else { Value::from(0.0) };
+        args.push(ast::CallArg::Pos(constant(zero, span)));
+    }
+    if let Some(names) = parameters(node.name).strip_prefix("= ") {
+        for (arg, name) in args.iter_mut().zip(names.split(' ')) {
+            if let ast::CallArg::Pos(value) = arg {
+                let value = std::mem::replace(value, constant(Value::UNDEFINED, span));
+                *arg = ast::CallArg::Kwarg(name, value);
+            }
+        }
+        return Ok(args);
+    }
+    let num_given = args.iter().take_while(|arg| matches!(arg, ast::CallArg::Pos(_))).count();
+    let mut named = args.split_off(num_given);
+    for (at, name) in parameters(node.name).split(' ').enumerate().skip(num_given) {
+        let is_it = |arg: &ast::CallArg| matches!(arg, ast::CallArg::Kwarg(it, _) if *it == name);
+        if let Some(found) = named.iter().position(is_it)
+            && let ast::CallArg::Kwarg(_, value) = named.remove(found)
+        {
+            args.resize_with(at, || ast::CallArg::Pos(constant(Value::UNDEFINED, span)));
+            args.push(ast::CallArg::Pos(value));
+        }
+    }
+    args.extend(named);
+    Ok(args)
+}
+
 fn expressions<'a>(exprs: &[Expr<'a>]) -> Result<Vec<Expr<'a>>, Error> {
     exprs.iter().map(expression).collect()
 }
@@ -287,7 +372,14 @@ fn optional<'a>(expr: Option<&Expr<'a>>) -> Result<Option<Expr<'a>>, Error> {
 /// Rewrites a call and its arguments. A called name stays, because the compiler inspects it.
 fn call<'a>(node: &Spanned<ast::Call<'a>>) -> Result<Spanned<ast::Call<'a>>, Error> {
     let args = arguments(&node.args, node.span())?;
-    Ok(like(node, ast::Call { expr: expression(&node.expr)?, args }))
+    // The compiler looks for the methods that it calls.
+    let expr = match &node.expr {
+        Expr::GetAttr(method) => {
+            rebuilt!(Expr::GetAttr, method, { expr: expression(&method.expr)?, name: method.name })
+        }
+        other => expression(other)?,
+    };
+    Ok(like(node, ast::Call { expr, args }))
 }
 
 fn arguments<'a>(args: &[ast::CallArg<'a>], span: Span) -> Result<Vec<ast::CallArg<'a>>, Error> {

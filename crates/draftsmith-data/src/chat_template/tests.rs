@@ -1,6 +1,7 @@
 //! Templates in both layouts, compared with texts derived by hand from Jinja's rules.
 
 mod hostile;
+mod jinja;
 mod published;
 
 use super::*;

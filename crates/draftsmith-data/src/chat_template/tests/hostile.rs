@@ -62,11 +62,32 @@ fn large_numbers_do_not_allocate() {
         "{% set s = 'a' * 1000000 %}{{ s | join(s) }}",
         "{% set s = 'a' * 1000000 %}{{ s.join(range(99999)) }}",
         "{% set s = 'a' * 1000000 %}{{ ('%s' * 1000) | format(s, s) }}",
+        "{{ 'a' | center(1000000000) }}",
+        "{{ 'a' | center(width=1000000000) }}",
+        "{{ 'a'.center(1000000000) }}",
+        "{{ 'a'.ljust(1000000000) }}",
+        "{{ 'a'.ljust(1000000, '😀') }}",
+        "{{ 'a'.rjust(1000000000, '-') }}",
+        "{{ '1'.zfill(1000000000) }}",
+        "{{ ['a'] | map('center', 1000000000) | list }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%.1000000000f' % 1.5 }}",
+        "{% set s = 'a' * 1000000 %}{{ '%s%s%s' % (s, s, s) }}",
+        "{% set s = 'a' * 1000000 %}{{ '%(s)s%(s)s%(s)s' % {'s': s} }}",
+        "{{ {'a': [1]} | tojson(indent='\t' * 1000000) }}",
+        "{{ ('é' * 900000) | tojson(ensure_ascii=true) }}",
+        "{{ ('<' * 1000000) | escape }}",
+        "{{ ('<' * 1000000) | forceescape }}",
+        "{{ ['\\x00' * 900000] }}",
+        "{% set s = 'a' * 1000000 %}{{ s | replace('a', s, 9) }}",
+        "{% set s = 'a' * 1000000 %}{{ [s, s, s] | string }}",
+        "{% set s = 'a' * 1000000 %}{{ [{'a': s}, {'a': s}, {'a': s}] | join(attribute='a') }}",
     ] {
         refuses(large, LONG_TEXT);
     }
     for large in [
         "{{ [1] * 100000000 }}",
+        "{{ (1, 2) * 100000000 }}",
         "{{ [1] | batch(1000000000, 0) | list }}",
         "{{ [1] | slice(1000000000) | list }}",
     ] {
@@ -89,6 +110,10 @@ fn doubling_is_stopped_early() {
         "{% set ns.s = '{}{}'.format(ns.s, ns.s) %}",
         "{% set ns.s %}{{ ns.s }}{{ ns.s }}{% endset %}",
         "{% set ns.s = ns.s.replace('x', 'xx') %}",
+        "{% set ns.s = '%s%s' % (ns.s, ns.s) %}",
+        "{% set ns.s = ns.s.center(2 * (ns.s | length)) %}",
+        "{% set ns.s = ns.s.ljust(2 * (ns.s | length), 'x') %}",
+        "{% set ns.s = (ns.s ~ '<') | forceescape %}{% set ns.s = ns.s ~ ns.s %}",
     ] {
         refuses(&forty(step), LONG_TEXT);
     }
@@ -101,9 +126,11 @@ fn doubling_is_stopped_early() {
         "{% set ns.d = dict(a=ns.d, b=ns.d) %}",
         "{% set ns.l = [ns.l, ns.l] | map('list') %}",
         "{% set ns.l = ns.l | zip(ns.l) | list %}",
+        "{% set ns.l = (ns.l + ns.l) | groupby('a', default=1) %}",
     ] {
         refuses(&forty(step), BIG_LIST);
     }
+    refuses(&forty("{% set ns.l = ns.l.copy() + ns.l.copy() %}"), MANY_BYTES);
     // Text between tags is charged too.
     let raw = format!("{{% for i in range(99999) %}}{}{{% endfor %}}", "x".repeat(9999));
     refuses(&raw, MANY_BYTES);
@@ -136,12 +163,23 @@ fn nesting_is_limited() {
     refuses("{% set a = namespace() %}{% set b = namespace(a=a) %}", itself);
     refuses("{% set a = namespace() %}{% set b = namespace({'a': a}) %}", itself);
     refuses("{% for i in range(2) %}{% set l = [loop] %}{% endfor %}", itself);
+    let holder = "it puts a function or a method into another value";
+    refuses(&often("{% set ns.l = {'a': ns.l}.copy %}"), holder);
+    refuses(&often("{% set ns.l = cycler(ns.l) %}"), holder);
+    refuses(&often("{% set ns.l = joiner(ns.l) %}"), holder);
 }
 
 #[test]
 fn slow_steps_are_stopped() {
     let slow = "{% set s = 'x' * 2000000 %}{% set l = [s ~ 'a', s ~ 'b', s ~ 'c'] %}";
-    for step in ["{{ l == [s ~ 'a', s ~ 'b', s ~ 'd'] }}", "{{ s | trim('y' * 300 ~ 'x') }}"] {
+    for step in [
+        "{{ l == [s ~ 'a', s ~ 'b', s ~ 'd'] }}",
+        "{{ l < [s ~ 'a', s ~ 'b', s ~ 'd'] }}",
+        "{{ l | select('<', s ~ 'd') | list }}",
+        "{{ l | sort }}",
+        "{{ l == l < l == l }}",
+        "{{ s | trim('y' * 300 ~ 'x') }}",
+    ] {
         let template = format!("{slow}{{% for i in range(99999) %}}{step}{{% endfor %}}");
         refuses(&template, "it ");
     }
