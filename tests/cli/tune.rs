@@ -1,5 +1,8 @@
 //! `tune` and `replay`: the best rule is written with a promise, used for decoding and checked.
 
+use std::process::Stdio;
+use std::time::Duration;
+
 use serde_json::Value;
 
 use crate::support::{Place, model};
@@ -72,6 +75,36 @@ fn a_finished_run_is_not_repeated_and_changes_are_named() {
     // The command itself measures again.
     let again = place.run(&["evaluate", "small.toml"]);
     assert!(!again.stderr.contains("are kept"), "{}", again.stderr);
+}
+
+#[test]
+fn a_killed_tune_keeps_its_costs_and_its_race() {
+    let place = recorded();
+    let kept = || {
+        let text = std::fs::read(place.path("checkpoints/small/tuning/races.json")).ok()?;
+        Some(serde_json::from_slice::<Value>(&text).unwrap()["races"][0].clone())
+    };
+    let num_laps = |race: &Value| race["race"]["laps"].as_array().unwrap().len();
+    // It may end before it is killed.
+    let killed = (0..10).find_map(|_| {
+        let mut command = place.command(&["tune", "small.toml"]);
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        while kept().is_none_or(|race| num_laps(&race) == 0) && child.try_wait().unwrap().is_none()
+        {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        child.kill().unwrap();
+        child.wait().unwrap();
+        kept()
+    });
+    let killed = killed.expect("a kill within the race");
+    let again = place.run(&["tune", "small.toml", "--json"]);
+    assert!(!again.stderr.contains("measuring costs"), "{}", again.stderr);
+    let tunings = again.json();
+    let tuning = &tunings[0];
+    assert_eq!(tuning["costs"], killed["measured"]["costs"]);
+    assert!(tuning["race"]["num_laps"].as_u64() >= Some(num_laps(&killed) as u64), "{tuning}");
+    assert_eq!(kept(), None);
 }
 
 #[test]

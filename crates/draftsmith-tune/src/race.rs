@@ -5,12 +5,15 @@
 //! settings that are still running, in random order, and only times of the same laps are compared.
 //! A burst of load slows whole laps, which cancels, or single times, which the trimmed ratio leaves
 //! out.
+//!
+//! On a busy machine a short race says little. So its result is averaged with the modelled order, each
+//! weighted by the inverse of its variance.
 
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use draftsmith_report::{LEAST_PROMPTS, shown_interval};
-use draftsmith_theory::{Estimate, SeededDraws};
+use draftsmith_report::LEAST_PROMPTS;
+use draftsmith_theory::{Estimate, SeededDraws, bootstrap};
 use serde::{Deserialize, Serialize};
 
 /// The share of speed within which settings count as equally fast.
@@ -21,6 +24,12 @@ const MIN_LAPS: usize = 10;
 const MAX_LAPS: usize = 1000;
 /// The share of laps left out at each end of a trimmed ratio.
 const TRIMMED: f64 = 0.2;
+/// The number of resamples of an interval.
+const NUM_RESAMPLES: usize = 400;
+/// The least standard deviation of a modelled difference of two settings' logarithmic times.
+const LEAST_MODEL_SD: f64 = 0.02;
+/// The half width of a 95 % interval in standard deviations.
+const SDS: f64 = 1.96;
 
 /// The time of an answer.
 #[derive(Debug, Clone, Copy, Serialize, Deserialize)]
@@ -41,6 +50,9 @@ pub(crate) struct Race {
     laps: Vec<Lap>,
     /// The numbers of the settings that are still running.
     running: Vec<usize>,
+    /// The logarithm of the modelled seconds per token of each setting, at the measured costs and then
+    /// at costs within their uncertainty; empty without a model.
+    modelled: Vec<Vec<f64>>,
     seed: u64,
     /// The seconds of all laps.
     pub(crate) seconds: f64,
@@ -57,7 +69,15 @@ struct Lap {
 impl Race {
     /// Lines up `num_settings` settings.
     pub(crate) fn new(num_settings: usize, seed: u64) -> Self {
-        Self { laps: Vec::new(), running: (0..num_settings).collect(), seed, seconds: 0.0 }
+        let running = (0..num_settings).collect();
+        Self { laps: Vec::new(), running, modelled: Vec::new(), seed, seconds: 0.0 }
+    }
+
+    /// Lines up settings with the logarithms of their modelled seconds per token, each at the measured
+    /// costs and then at costs within their uncertainty.
+    pub(crate) fn of_modelled(modelled: Vec<Vec<f64>>, seed: u64) -> Self {
+        let lined_up = Self::new(modelled.len(), seed);
+        Self { modelled, ..lined_up }
     }
 
     /// Returns whether the race is over: the fastest setting is known to within [`NEARLY`] with 95 %,
@@ -121,9 +141,10 @@ impl Race {
     /// Returns the fastest of some settings.
     fn fastest(&self, some: &[usize]) -> usize {
         let first = some[0];
-        let time = |one: &usize| trimmed_ratio(self.pairs(*one, first).values().flatten());
-        let fastest = some.iter().min_by(|one, other| time(one).total_cmp(&time(other)));
-        *fastest.unwrap_or(&first)
+        let mut times: Vec<(f64, usize)> =
+            some.iter().map(|one| (self.slower(*one, first).value, *one)).collect();
+        times.sort_by(|one, other| one.0.total_cmp(&other.0));
+        times[0].1
     }
 
     /// Returns the times of two settings in their common laps, by prompt, or by lap if there are too
@@ -140,13 +161,25 @@ impl Race {
         pairs
     }
 
-    /// Estimates the seconds per token of a setting relative to another, with the 95 % interval over
-    /// prompts.
+    /// Estimates the seconds per token of a setting relative to another, with its 95 % interval.
     fn slower(&self, one: usize, other: usize) -> Estimate {
         let pairs: Vec<Vec<[AnswerTime; 2]>> = self.pairs(one, other).into_values().collect();
-        shown_interval(pairs.len(), self.seed, |some| {
+        let raced = bootstrap(pairs.len(), NUM_RESAMPLES, self.seed, 0.95, |some| {
             trimmed_ratio(some.iter().flat_map(|group| &pairs[*group]))
-        })
+        });
+        let (Some(one), Some(other)) = (self.modelled.get(one), self.modelled.get(other)) else {
+            return raced;
+        };
+        let apart: Vec<f64> = one.iter().zip(other).map(|(one, other)| one - other).collect();
+        let squares = apart.iter().map(|it| (it - apart[0]).powi(2)).sum::<f64>();
+        let model_sd = (squares / apart.len() as f64).sqrt().max(LEAST_MODEL_SD);
+        let race_sd = (raced.high / raced.low).ln() / (2.0 * SDS);
+        // Without common laps the weight of the race is NaN.
+        let share = model_sd.powi(2) / (model_sd.powi(2) + race_sd.powi(2));
+        let (share, raced) = if share.is_nan() { (0.0, 1.0) } else { (share, raced.value) };
+        let value = share * raced.ln() + (1.0 - share) * apart[0];
+        let half = SDS * if share > 0.0 { share.sqrt() * race_sd } else { model_sd };
+        Estimate { value: value.exp(), low: (value - half).exp(), high: (value + half).exp() }
     }
 
     /// Estimates the speed of a setting relative to another.
@@ -158,9 +191,7 @@ impl Race {
     /// is at most [`NEARLY`] slower than the fastest.
     pub(crate) fn winner(&self, some: &[usize]) -> usize {
         let fastest = self.fastest(some);
-        let is_near = |one: &&usize| {
-            trimmed_ratio(self.pairs(**one, fastest).values().flatten()) <= 1.0 + NEARLY
-        };
+        let is_near = |one: &&usize| self.slower(**one, fastest).value <= 1.0 + NEARLY;
         *some.iter().find(is_near).unwrap_or(&fastest)
     }
 
@@ -194,10 +225,19 @@ mod tests {
 
     /// Simulates a race of settings with these seconds per token, of which each time varies by
     /// `noise`. The machine is `slow` times slower in a share `busy` of bursts of 7 answers each.
-    fn raced(times: &[f64], noise: f64, (busy, slow): (f64, f64), seed: u64, limit: f64) -> Race {
+    fn raced(times: &[f64], noise: f64, load: (f64, f64), seed: u64, limit: f64) -> Race {
+        run(Race::new(times.len(), seed), (times, noise, load), limit)
+    }
+
+    fn run(
+        mut race: Race,
+        (times, noise, (busy, slow)): (&[f64], f64, (f64, f64)),
+        limit: f64,
+    ) -> Race {
+        let seed = race.seed;
         let mut draws = SeededDraws::new(seed, &["clock"]);
         let (mut left, mut factor) = (0, 1.0);
-        let mut run = |setting: usize, prompt: usize| {
+        let mut decode = |setting: usize, prompt: usize| {
             if left == 0 {
                 left = 7;
                 factor = if draws.uniform() < busy { slow } else { 1.0 };
@@ -209,9 +249,8 @@ mod tests {
             let seconds = times[setting] * of_prompt * varied * factor * 30.0;
             Ok(AnswerTime { num_tokens: 30, seconds, waiting: seconds })
         };
-        let mut race = Race::new(times.len(), seed);
         while !race.is_over(limit) {
-            race.run_laps(40, limit, &mut run).expect("nothing fails");
+            race.run_laps(40, limit, &mut decode).expect("nothing fails");
             // A race that is read back goes on as it would have.
             let text = serde_json::to_string(&race).expect("a race");
             race = serde_json::from_str(&text).expect("a race");
@@ -247,6 +286,33 @@ mod tests {
         assert!(!last.times.contains_key(&2) && close.laps[0].times.contains_key(&2));
         let limited = raced(&[10e-3, 10e-3], 0.3, (0.5, 4.0), 3, 6.0);
         assert!(limited.seconds < 20.0 && limited.lost(0, &[0, 1]) > NEARLY);
+    }
+
+    #[test]
+    fn a_short_race_under_load_follows_the_model_and_a_quiet_one_does_not() {
+        let times = [10e-3, 9e-3, 9.6e-3];
+        let all = [0, 1, 2];
+        // The costs are known to some 5 %, and say that the last setting is the fastest.
+        let modelled = |times: [f64; 3]| {
+            let at = |nth: usize, by: f64| times[nth].ln() + by;
+            vec![
+                vec![at(0, 0.0), at(0, 0.05), at(0, -0.05)],
+                vec![at(1, 0.0), at(1, -0.05), at(1, 0.05)],
+                vec![at(2, 0.0), at(2, 0.0), at(2, 0.0)],
+            ]
+        };
+        let mut num_right = 0;
+        for seed in 0..20 {
+            let right = Race::of_modelled(modelled(times), seed);
+            let race = run(right, (&times, 0.3, (0.5, 4.0)), 8.0);
+            num_right += usize::from(race.winner(&all) == 1);
+            let wrong = Race::of_modelled(modelled([10e-3, 9.6e-3, 9.2e-3]), seed);
+            let race = run(wrong, (&times, 0.02, (0.0, 1.0)), 60.0);
+            assert_eq!(race.winner(&all), 1, "{seed}");
+            let faster = race.speedup(1, 2);
+            assert!(faster.low < 9.6 / 9.0 && 9.6 / 9.0 < faster.high + 0.02, "{faster:?}");
+        }
+        assert!(num_right >= 12, "{num_right}");
     }
 
     #[test]

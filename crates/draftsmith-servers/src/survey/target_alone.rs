@@ -34,6 +34,8 @@ pub struct TargetSurvey {
     pub cost_source: CostSource,
     /// The seconds of target forwards over 1, 2, 3 … rows.
     pub verify_seconds: Vec<f64>,
+    /// Half the 95 % interval of the least certain of them, relative to it; 0 for given costs.
+    pub uncertainty: f64,
     /// The results by exit layer, then for EAGLE-3 if all layers that it reads are surveyed.
     pub exits: Vec<ExitSurvey>,
     /// The most promising exit layer; null if an EAGLE-3 drafter is more promising.
@@ -128,6 +130,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
         verify_seconds: (1..=MAX_LENGTH + 1)
             .map(|rows| base.costs.rounds.verify_seconds(rows))
             .collect(),
+        uncertainty: base.uncertainty,
         best_exit_layer: exit_layer,
         verdict: verdict.beside_look_ups(&look_ups),
         best,

@@ -215,7 +215,7 @@ fn refusal(setting: &str, gain: Estimate) -> String {
     if gain.high > 0.0 {
         format!(
             "do not speculate on this evidence: the best without training, {setting}, may gain \
-             nothing over the target alone, {gain_text}; more prompts would tell"
+             nothing over the target alone, {gain_text}; more prompts on a quiet machine would tell"
         )
     } else {
         format!(
@@ -319,7 +319,11 @@ mod tests {
     fn speculation_is_advised_against_if_no_gain_is_certain() {
         let straddling = pair(0.25, estimate(0.0, 0.03), Some(estimate(0.0, 0.05)));
         assert_eq!(straddling.advice, Advice::DoNotSpeculate);
-        assert!(straddling.sentence.contains("more prompts would tell"), "{}", straddling.sentence);
+        assert!(
+            straddling.sentence.contains("more prompts on a quiet machine would tell"),
+            "{}",
+            straddling.sentence
+        );
         let slow = SurveyVerdict::of_pair(
             &fixed(estimate(0.8, 0.05)),
             &confidence(estimate(0.8, 0.05)),

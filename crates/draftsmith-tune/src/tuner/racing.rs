@@ -62,7 +62,7 @@ pub struct RacedSetting {
     pub lookup_first: Option<LookupFirst>,
     /// The rule with its setting.
     pub config: StopRuleConfig,
-    /// The speed relative to plain decoding of the same prompts, without prefill.
+    /// The speed relative to plain decoding without prefill, by the race and the model together.
     pub speedup: Estimate,
     /// The speed relative to the best fixed length, minus 1.
     pub gain: Estimate,
@@ -186,8 +186,9 @@ impl Tuner<'_> {
         Ok((source, costs))
     }
 
-    /// Lists the settings that may be the fastest: the cheapest at the measured costs, the cheapest
-    /// at costs and prompts that are resampled, and the best fixed length. The simplest comes first.
+    /// Lists the settings that may be the fastest: the best fixed length, and those whose rule or
+    /// length is the cheapest at the measured costs, or at costs and prompts that are resampled. The
+    /// simplest comes first.
     fn proposed(
         &self,
         recordings: &Recordings,
@@ -208,10 +209,19 @@ impl Tuner<'_> {
             let mut drawn = || &recordings.responses[(draws.uniform() * num as f64) as usize];
             some.responses = (0..num).map(|_| drawn().clone()).collect();
             let found = self.finds()(&some, costs)?;
-            let mut choice = cheapest(&found)?.clone();
-            choice.seconds_per_token =
-                seconds_per_token(&choice.replay(recordings, &measured.costs)?);
-            add(&choice);
+            let found = cheapest(&found)?;
+            // Other thresholds of a rule are not worth the time of the race. Other lengths are.
+            let own = choices.iter().find(|choice| rule_of(choice) == rule_of(found));
+            match own {
+                Some(own) if rule_of(own) != Some(StopRuleName::FixedLength) => add(own),
+                _ => {
+                    let spent = found.replay(recordings, &measured.costs)?;
+                    add(&RuleChoice {
+                        seconds_per_token: seconds_per_token(&spent),
+                        ..found.clone()
+                    });
+                }
+            }
         }
         all.sort_by_key(complexity);
         Ok(all)
@@ -232,7 +242,16 @@ impl Tuner<'_> {
         let at = self.races.races.iter().position(is_it).context("costs are kept first")?;
         if self.races.races[at].settings.is_empty() {
             let settings = self.proposed(recordings, measured, choices)?;
-            self.races.races[at].race = Race::new(settings.len() + 1, self.recipe.seed);
+            let mut modelled = vec![Vec::new(); settings.len() + 1];
+            for costs in measured.drawn(self.recipe.seed) {
+                let plain = recordings.plain(&costs.rounds);
+                modelled[PLAIN].push(seconds_per_token(&plain).ln());
+                for (setting, modelled) in settings.iter().zip(&mut modelled[1..]) {
+                    let spent = setting.replay(recordings, &costs)?;
+                    modelled.push(seconds_per_token(&spent).ln());
+                }
+            }
+            self.races.races[at].race = Race::of_modelled(modelled, self.recipe.seed);
             self.races.races[at].settings = settings;
         }
         let settings = self.races.races[at].settings.clone();

@@ -77,7 +77,7 @@ fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String
         "a draft forward {}, verifications of {}{}\n",
         milliseconds(costs.rounds.draft_seconds(costs.drafter)?),
         rows(&|rows| costs.rounds.verify_seconds(rows)),
-        source(found.cost_source)
+        source(found.cost_source, found.costs.uncertainty)
     );
     let lengths: Vec<String> = found
         .fixed_lengths
@@ -119,7 +119,7 @@ fn target(found: &TargetSurvey, width: Option<usize>) -> String {
     let mut text = format!(
         "target forwards of {}{}\n\n",
         rows(&|rows| found.verify_seconds[rows - 1]),
-        source(found.cost_source)
+        source(found.cost_source, found.uncertainty)
     );
     let mut table = Table::new();
     table.load_style(presets::NOTHING).force_no_tty();
@@ -171,9 +171,9 @@ fn milliseconds(seconds: f64) -> String {
     format!("{:.3} ms", 1e3 * seconds)
 }
 
-fn source(source: CostSource) -> String {
+fn source(source: CostSource, uncertainty: f64) -> String {
     match source {
-        CostSource::Machine => " here".to_owned(),
+        CostSource::Machine => format!(" here (± {:.0} %)", 100.0 * uncertainty),
         other => format!(", {}", other.text()),
     }
 }
