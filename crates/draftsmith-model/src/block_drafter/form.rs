@@ -260,14 +260,21 @@ impl BlockDrafterConfig {
     }
 
     /// Returns the default of [`Self::target_layers`] for a draft of `num_layers` layers: the outputs
-    /// of as many layers, spread evenly from the second to the last but two, as in DFlash.
+    /// of as many layers, spread evenly from the second to the last but two, as in DFlash. If these are
+    /// too few, the layers are spread over the whole target.
     pub fn default_layers(num_layers: usize, num_target_layers: usize) -> Vec<usize> {
-        let (first, last) = (1, num_target_layers.saturating_sub(3).max(1));
+        let (mut first, mut last) = (1, num_target_layers.saturating_sub(3).max(1));
         if num_layers == 1 {
             return vec![(num_target_layers / 2 + 1).min(num_target_layers)];
         }
+        if last - first + 1 < num_layers {
+            (first, last) = (0, num_target_layers.saturating_sub(1));
+        }
         let at = |nth: usize| (2 * nth * (last - first) + num_layers - 1) / (2 * (num_layers - 1));
-        (0..num_layers).map(|nth| (first + at(nth) + 1).min(num_target_layers)).collect()
+        let mut layers: Vec<usize> =
+            (0..num_layers).map(|nth| (first + at(nth) + 1).min(num_target_layers)).collect();
+        layers.dedup();
+        layers
     }
 
     /// Configures an anchor-first, causal drafter of the target's width with `num_layers` Qwen 3

@@ -453,7 +453,9 @@ fn default_layers_are_spread_over_the_target() {
     };
     assert_eq!(ids(5, 36), [1, 9, 17, 25, 33]);
     assert_eq!(ids(2, 30), [1, 27]);
-    assert_eq!((ids(1, 30), ids(1, 1), ids(2, 1)), (vec![15], vec![0], vec![0, 0]));
+    assert_eq!((ids(1, 30), ids(1, 1), ids(2, 1)), (vec![15], vec![0], vec![0]));
+    // No layer is named twice.
+    assert_eq!((ids(3, 4), ids(2, 3), ids(5, 8)), (vec![0, 2, 3], vec![0, 2], vec![1, 2, 3, 4, 5]));
 }
 
 /// Writes a drafter, applies changes to its tensors and to its keys, where `null` removes a key, and

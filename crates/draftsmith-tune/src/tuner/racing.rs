@@ -186,9 +186,9 @@ impl Tuner<'_> {
         Ok((source, costs))
     }
 
-    /// Lists the settings that may be the fastest: the best fixed length, and those whose rule or
-    /// length is the cheapest at the measured costs, or at costs and prompts that are resampled. The
-    /// simplest comes first.
+    /// Lists the settings that may be the fastest: the best fixed length, the cheapest rule with and
+    /// without prompt lookup, and those whose rule or length is the cheapest at costs and prompts that
+    /// are resampled. The simplest comes first.
     fn proposed(
         &self,
         recordings: &Recordings,
@@ -203,6 +203,9 @@ impl Tuner<'_> {
             }
         };
         add(cheapest(choices)?);
+        let alone: Vec<RuleChoice> =
+            choices.iter().filter(|choice| choice.lookup_first.is_none()).cloned().collect();
+        add(cheapest(&alone)?);
         for costs in measured.drawn(self.recipe.seed).iter().skip(1).take(NUM_RESAMPLES) {
             let num = recordings.responses.len();
             let mut some = recordings.clone();
