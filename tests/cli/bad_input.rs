@@ -151,9 +151,12 @@ fn missing_extra_or_misshapen_tensors_are_named() {
     let layers = config["num_hidden_layers"].as_u64().unwrap();
     config["num_hidden_layers"] = serde_json::json!(layers - 1);
     std::fs::write(&path, config.to_string()).unwrap();
-    place
-        .run(&["generate", "--target", "deep", "--prompt", "x"])
-        .fails_naming(&["deep", &format!("model.layers.{}", layers - 1)]);
+    // As in transformers, these are no error.
+    let ran = place.run(&["generate", "--target", "deep", "--prompt", "x"]);
+    let note =
+        format!("such as `model.layers.{}.input_layernorm.weight`; they are skipped", layers - 1);
+    assert!(ran.stderr.contains(&note), "{}", ran.stderr);
+    ran.ok();
 }
 
 #[test]

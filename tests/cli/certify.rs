@@ -33,6 +33,8 @@ enum Deed {
     PassesEnds,
     /// Counts rounds without candidates.
     Idle,
+    /// Counts more accepted candidates than drafted ones.
+    Miscounts,
     /// Returns no ids.
     TextOnly,
     /// Refuses requests with this status.
@@ -97,7 +99,7 @@ fn meet(stream: TcpStream, deed: Deed, rounds: &AtomicUsize) {
         } else if line.starts_with("GET /metrics") && !matches!(deed, Deed::Plain | Deed::PlainEnds)
         {
             let drafted = if deed == Deed::Idle { 0 } else { 3 * rounds.load(Ordering::SeqCst) };
-            let accepted = drafted / 2;
+            let accepted = if deed == Deed::Miscounts { 2 * drafted } else { drafted / 2 };
             let names = ["drafts", "draft_tokens", "accepted_tokens"];
             let counts = [rounds.load(Ordering::SeqCst), drafted, accepted];
             let page = names
@@ -251,6 +253,10 @@ fn verdicts_have_their_exit_codes_and_name_what_differs() {
     let idle = certify(Deed::Idle, &["--draws", "0"]);
     assert_eq!(idle.code, Some(3), "{}{}", idle.stdout, idle.stderr);
     assert!(idle.stdout.contains("drafted nothing"), "{}", idle.stdout);
+    let miscounted = certify(Deed::Miscounts, &["--draws", "0"]);
+    let unwrapped = miscounted.stdout.replace('\n', " ");
+    assert!(unwrapped.contains("counters are of another kind"), "{unwrapped}");
+    assert!(!unwrapped.contains("No candidate was rejected"), "{unwrapped}");
     let unknown = certify(Deed::Plain, &["--draws", "0"]);
     assert!(unknown.stdout.contains("no counters"), "{}", unknown.stdout);
     certify(Deed::TextOnly, &["--draws", "0"]).fails_naming(&["no token ids", "hint:"]);

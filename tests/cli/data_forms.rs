@@ -138,6 +138,25 @@ fn specdec_pp_data_round_trips_and_trains_the_same_head() {
 }
 
 #[test]
+fn records_without_an_answer_are_left_out_of_existing_responses() {
+    let place = Place::new();
+    let line = |n: usize| match n {
+        3 => format!("{{\"prompt\": \"add {n} and 2\"}}\n"),
+        n => format!("{{\"prompt\": \"add {n} and 2\", \"response\": \"{}\"}}\n", n + 2),
+    };
+    place.write_small_recipe();
+    place.write("train.jsonl", (0..6).map(line).collect::<String>());
+    let recipe = std::fs::read_to_string(place.path("small.toml")).unwrap();
+    place.write("small.toml", recipe.replace("[data]", "[data]\nresponses = 'existing'"));
+    let ran = place.run(&["build-data", "small.toml", "--json"]);
+    let note = "`train.jsonl`: 1 of 6 prompts are left out: 1 without an answer";
+    assert!(ran.stderr.contains(note), "{}", ran.stderr);
+    assert_eq!(ran.json()["num_prompts"], 5);
+    let strict = place.run(&["build-data", "small.toml", "--strict"]);
+    strict.fails_naming(&["`train#3` has no response", "keys `prompt`"]);
+}
+
+#[test]
 fn errors_in_specdec_pp_data_name_file_and_item() {
     let place = Place::new();
     place.write_small_recipe();

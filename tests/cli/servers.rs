@@ -153,14 +153,14 @@ fn filtered_responses_are_left_out_and_counted() {
     });
     for _ in 0..2 {
         let ran = build(&place, &server, "");
-        let note = "content filter stopped 1 responses, which are left out";
+        let note = "1 responses that the servers' content filter stopped are left out";
         assert!(ran.stderr.contains(note), "{}", ran.stderr);
         assert_eq!(ran.json()["num_filtered"], 1);
         assert_eq!(server.num_requests(), 2, "none is requested again");
         std::fs::remove_file(place.path("data/served/responses-00000.parquet")).unwrap();
     }
     let (place, server) = (Place::new(), CannedServer::always("200 X", FILTERED));
-    for expected in ["content filter stopped 2 responses; hint: turn", "has no row; hint: delete"] {
+    for expected in ["content filter stopped 2 responses, or", "has no row; hint: delete"] {
         let ran = build(&place, &server, "");
         ran.fails_naming(&["the data in `data/served` has no row", expected]);
         assert_eq!(server.num_requests(), 2);

@@ -331,7 +331,7 @@ fn a_record_that_the_chat_template_refuses_is_named_and_skipped_unless_strict() 
     let (data, ran) = build(&place, "some", &keys);
     assert_eq!(data.rows.len(), 12);
     for message in [
-        "`chat.jsonl`: 13 records have `tools`, which are not rendered",
+        "`chat.jsonl`: 13 records have `tools`, which prompts leave out",
         "prompt `chat#6`, record 7 of its file",
         "no system role",
         "1 of 13 prompts are left out: 1 refused by the chat template",

@@ -588,6 +588,9 @@ fn describe(error: &anyhow::Error) -> String {
             text = format!("{text}: {cause}");
         }
     }
+    if text.contains("File too large") && !text.contains("hint: ") {
+        text += "; hint: raise the limit of file sizes (`ulimit -f`)";
+    }
     shortened(text)
 }
 

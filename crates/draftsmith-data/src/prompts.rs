@@ -12,10 +12,9 @@ mod record;
 mod selection;
 mod table;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::path::{Path, PathBuf};
-
-use serde_json::json;
 
 use self::file::Records;
 pub use self::given_tokens::GivenTokens;
@@ -106,7 +105,7 @@ impl Prompt {
 /// | plain | `prompt`, and `response`, `answer` or `completion`, and `category` |
 /// | SpecDec++ | `prompt` and, if tokens are kept ([`Self::keeps_tokens`]), `prefix`, `tokens`, `draft` and `p_acc` |
 /// | Alpaca, Dolly | `instruction`, `input` or `context`, `output`; the prompt is the instruction, followed by `\nInput: ` and the input if there is one |
-/// | ShareGPT | `conversations` of `role` and `content`, or of `from` (`human`, `gpt`, `system`) and `value` |
+/// | ShareGPT | `conversations` of `role` and `content`, or of `from` (`human`, `gpt`, `system`) and `value`; `system` beside it is the system text |
 /// | chat | `messages` of `role` (`user`, `assistant`, `system`) and `content` |
 ///
 /// A plain form's answer may also be under another plain form's key. Records are lines of JSON, the
@@ -145,8 +144,8 @@ pub struct Malformed {
     pub num_records: usize,
     /// The errors of the first few skipped records.
     pub first: Vec<DataError>,
-    /// The number of records with tools, which prompts do not keep.
-    pub num_with_tools: usize,
+    /// The number of records with each key that prompts do not keep, such as `tools`.
+    pub unrendered: BTreeMap<&'static str, usize>,
 }
 
 /// The number of malformed records whose errors are kept.
@@ -214,10 +213,9 @@ impl Prompts {
             problem.at(&self.path, position)
         })?;
         let Some(forms::Content { category, turns, system }) = content else { return Ok(None) };
-        let has_tools = |key: &str| {
-            value.get(key).is_some_and(|tools| *tools != json!(null) && *tools != json!([]))
-        };
-        self.malformed.num_with_tools += usize::from(has_tools("tools") || has_tools("functions"));
+        for key in forms::unrendered(&value) {
+            *self.malformed.unrendered.entry(key).or_default() += 1;
+        }
         let source = self.source.clone();
         let own_id = forms::own_id(&value);
         let has_tokens = turns.iter().any(|turn| turn.tokens.is_some());

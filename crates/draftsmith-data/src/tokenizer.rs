@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use draftsmith_files::{hash_bytes, hash_file, read_bytes};
-use tokenizers::Tokenizer;
+use tokenizers::{ModelWrapper, Tokenizer};
 
 use crate::caught::caught;
 use crate::chat_format::ChatFormat;
@@ -44,6 +44,8 @@ pub struct TextTokenizer {
     tokenizer: Tokenizer,
     /// Whether `tokenizer_config.json` changes what `tokenizer.json` does.
     is_changed: bool,
+    /// What the user should know of the files, one sentence each.
+    notes: Vec<String>,
 }
 
 impl TextTokenizer {
@@ -68,13 +70,27 @@ impl TextTokenizer {
             return Err(DataError::Text { path, action: "load the tokenizer", problem });
         }
         let config = TokenizerConfig::from_model_dir(dir)?;
+        let mut notes = Vec::new();
         let (tokenizer, is_changed) = guard(&path, "load the tokenizer", || {
             let mut tokenizer = Tokenizer::from_bytes(&bytes)?;
             tokenizer.with_padding(None).with_truncation(None)?;
-            let is_changed = config.apply(&mut tokenizer)?;
+            let dropout = drop_dropout(&mut tokenizer);
+            notes.extend(dropout.map(|dropout| {
+                format!(
+                    "`{}` has a `dropout` of {dropout}, with which the same text gets other tokens each time; it is not used",
+                    path.display()
+                )
+            }));
+            let is_changed = config.apply(&mut tokenizer)? || dropout.is_some();
+            notes.extend(config.rebuilt_pipeline(&tokenizer));
             Ok((tokenizer, is_changed))
         })?;
-        Ok(Self { path, tokenizer, is_changed })
+        Ok(Self { path, tokenizer, is_changed, notes })
+    }
+
+    /// Returns what the user should know of the tokenizer's files, one sentence each.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
     }
 
     /// Encodes a text as token ids. With `add_special_tokens`, the tokenizer adds its special
@@ -233,6 +249,16 @@ impl<'a> TextStream<'a> {
         let common = common.map(|(character, _)| character.len_utf8()).sum();
         Ok(text.split_off(common))
     }
+}
+
+/// Removes the dropout of a BPE model, which is left over from training, and returns it.
+fn drop_dropout(tokenizer: &mut Tokenizer) -> Option<f32> {
+    let ModelWrapper::BPE(model) = tokenizer.get_model() else { return None };
+    let dropout = model.dropout.filter(|dropout| *dropout > 0.0)?;
+    let mut model = model.clone();
+    model.dropout = None;
+    tokenizer.with_model(model);
+    Some(dropout)
 }
 
 /// Returns the length in bytes of the longest string in JSON, except for the value of the key

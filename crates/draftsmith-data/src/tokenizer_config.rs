@@ -150,6 +150,44 @@ impl TokenizerConfig {
         }
         Ok(num_added + num_special > 0 || splits || is_llama)
     }
+
+    /// Says that transformers 5 builds another pipeline for the tokenizer's class than its file has;
+    /// `None` if it doesn't.
+    pub(crate) fn rebuilt_pipeline(&self, tokenizer: &Tokenizer) -> Option<String> {
+        let class = self.keys.get("tokenizer_class")?.as_str()?;
+        let name = class.trim_end_matches("Fast");
+        let [normalizer, pre_tokenizer] =
+            [kind_of(&tokenizer.get_normalizer()), kind_of(&tokenizer.get_pre_tokenizer())];
+        let found = format!("{name} {normalizer} {pre_tokenizer}");
+        let is_of_class = |own: &&str| own.split(' ').next() == Some(name);
+        let is_other = OWN_PIPELINES.iter().any(is_of_class) && !OWN_PIPELINES.contains(&&*found);
+        is_other.then(|| {
+            format!(
+                "`{}` names the class `{class}`, for which transformers 5 builds another normalizer or pre-tokenizer than \
+                 `tokenizer.json` has; the file is followed, as in transformers 4",
+                self.path.display()
+            )
+        })
+    }
+}
+
+/// The classes for which transformers 5 builds the pipeline itself, each with the types of its
+/// normalizer and pre-tokenizer.
+const OWN_PIPELINES: [&str; 8] = [
+    "LlamaTokenizer null Metaspace",
+    "CodeLlamaTokenizer null Metaspace",
+    "GemmaTokenizer Replace null",
+    "GemmaTokenizer Replace Split",
+    "GPT2Tokenizer null ByteLevel",
+    "GPTNeoXTokenizer null ByteLevel",
+    "GPTNeoXTokenizer NFC ByteLevel",
+    "Qwen2Tokenizer NFC Sequence",
+];
+
+/// Returns the kind of a part of a tokenizer.
+fn kind_of(part: &impl serde::Serialize) -> String {
+    let part = serde_json::to_value(part).unwrap_or_default();
+    part["type"].as_str().unwrap_or("null").to_owned()
 }
 
 /// Reads whether a normalizer is the one that transformers 4 wrote for Llama: `▁` before every

@@ -99,11 +99,13 @@ impl CausalLm {
         let config = ModelConfig::from_model_dir(dir)?;
         let num_all = config.shape.num_layers;
         let num_here = num_layers.unwrap_or(num_all).min(num_all);
+        let names = &config.spec.names;
+        // Layers after the model's last predict further tokens, which transformers skips too.
         let is_deeper = |name: &str| {
-            let layer = config.spec.names.layer_of(name);
-            layer.is_some_and(|layer| (num_here..num_all).contains(&layer))
+            let layer = names.layer_of(&names.with_base(name));
+            layer.is_some_and(|layer| layer >= num_here)
         };
-        let reader = WeightReader::open_dir_of(dir, |name| !is_deeper(name))?;
+        let reader = WeightReader::open_dir_of(dir, |name| !is_deeper(name))?.with_base(names);
         Self::read(config, reader, (dtype, num_here), device)
     }
 
@@ -135,24 +137,55 @@ impl CausalLm {
         let tied_head = format!("{}.weight", config.spec.names.lm_head);
         reader.ignore(|name| {
             let is_tied_head = config.spec.tie_word_embeddings && name == tied_head;
-            config.spec.names.ignored.iter().any(|end| name.ends_with(end)) || is_tied_head
+            config.spec.names.is_foreign(name) || is_tied_head
         });
         let stored = WeightDtype::beside(&reader);
         reader.finish()?;
         Ok(Self { weights, config, stored, num_here })
     }
 
-    /// Describes the LM head that [`CausalLm::load`] ignores, because `config.json` ties the head to
-    /// the embeddings; `None` if the checkpoint stores none, or the same numbers. Of a large
-    /// vocabulary some 4096 rows are compared.
+    /// Describes what the user should know of a checkpoint: the tensors that [`CausalLm::load`] skips,
+    /// and the keys that other programs read differently.
     ///
     /// # Errors
     /// If a file is missing or broken.
-    pub fn ignored_head(dir: &Path, config: &ModelConfig) -> Result<Option<String>, ModelError> {
+    pub fn notes(dir: &Path, config: &ModelConfig) -> Result<Vec<String>, ModelError> {
+        let ModelConfig { architecture, shape, spec } = config;
+        let mut notes = Vec::from_iter(Self::ignored_head(dir, config)?);
+        if spec.rope.width.is_some() && !architecture.rotates_in_part() {
+            notes.push(format!(
+                "`{}` rotates a part of each head (`partial_rotary_factor`), as in vLLM, while transformers 5 ignores this \
+                 key for a `{}` and rotates all",
+                dir.display(),
+                architecture.model_type()
+            ));
+        }
+        let reader = WeightReader::open_dir(dir)?.with_base(&spec.names);
+        let skipped = reader.names().filter(|name| {
+            let is_behind = spec.names.layer_of(name).is_some_and(|at| at >= shape.num_layers);
+            is_behind || spec.names.is_foreign(name) && !spec.names.is_buffer(name)
+        });
+        let skipped: Vec<&str> = skipped.collect();
+        notes.extend(skipped.first().map(|first| {
+            format!(
+                "`{}` has {} tensors that a `{}` doesn't use, such as `{first}`; they are skipped, as in transformers",
+                dir.display(),
+                skipped.len(),
+                architecture.model_type()
+            )
+        }));
+        Ok(notes)
+    }
+
+    /// Describes the LM head that [`CausalLm::load`] ignores, because `config.json` ties the head to
+    /// the embeddings; `None` if the checkpoint stores none, or the same numbers. Of a large
+    /// vocabulary some 4096 rows are compared.
+    fn ignored_head(dir: &Path, config: &ModelConfig) -> Result<Option<String>, ModelError> {
         let ModelConfig { shape, spec, .. } = config;
         let (names, shape) = (&spec.names, [shape.vocab_size, shape.hidden_size]);
         let both = [names.lm_head, names.embedding].map(|name| format!("{name}.weight"));
-        let mut reader = WeightReader::open_dir_of(dir, |name| both.iter().any(|it| it == name))?;
+        let is_one = |name: &str| both.contains(&names.with_base(name));
+        let mut reader = WeightReader::open_dir_of(dir, is_one)?.with_base(names);
         if !spec.tie_word_embeddings || reader.shape(&both[0]).is_none() {
             return Ok(None);
         }

@@ -86,6 +86,11 @@ impl Architecture {
         self.names().1
     }
 
+    /// Returns whether the family's class in transformers can rotate a part of each head.
+    pub(crate) fn rotates_in_part(self) -> bool {
+        matches!(self, Self::Phi3 | Self::GptNeox)
+    }
+
     /// Returns the family's class name in transformers.
     fn class(self) -> &'static str {
         self.names().2

@@ -334,6 +334,28 @@ impl ModelNames {
         behind.split('.').next()?.parse().ok()
     }
 
+    /// Adds the prefix of the base model, such as `model.`, if a tensor's name lacks it, as in a
+    /// checkpoint that was saved without an LM head.
+    pub(crate) fn with_base(&self, tensor: &str) -> String {
+        let base = self.embedding.split_inclusive('.').next().unwrap_or_default();
+        let is_whole = tensor.starts_with(base) || tensor.starts_with(self.lm_head);
+        if is_whole { tensor.to_owned() } else { format!("{base}{tensor}") }
+    }
+
+    /// Returns whether a tensor is computed here instead of read.
+    pub(crate) fn is_buffer(&self, tensor: &str) -> bool {
+        self.ignored.iter().any(|end| tensor.ends_with(end))
+    }
+
+    /// Returns whether a tensor is outside the layers, embeddings, final norm and LM head, or
+    /// computed here. transformers skips it too.
+    pub(crate) fn is_foreign(&self, tensor: &str) -> bool {
+        let own = [self.embedding, self.layers, self.norm, self.lm_head];
+        let is_in =
+            |part: &str| tensor.strip_prefix(part).is_some_and(|behind| behind.starts_with('.'));
+        self.is_buffer(tensor) || !own.into_iter().any(is_in)
+    }
+
     /// Returns the prefix of a layer's tensor names.
     pub(crate) fn layer(&self, number: usize) -> String {
         format!("{}.{number}", self.layers)

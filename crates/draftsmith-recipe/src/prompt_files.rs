@@ -96,12 +96,9 @@ pub fn check_files(paths: &[PathBuf]) -> Result<()> {
 
 /// Shows a note with the malformed records that were skipped in a file.
 pub fn note_malformed(path: &Path, malformed: &Malformed, watch: &dyn Watch) {
-    if malformed.num_with_tools > 0 {
-        watch.note(format!(
-            "`{}`: {} records have `tools`, which are not rendered",
-            path.display(),
-            malformed.num_with_tools
-        ));
+    for (key, num) in &malformed.unrendered {
+        let path = path.display();
+        watch.note(format!("`{path}`: {num} records have `{key}`, which prompts leave out"));
     }
     if malformed.num_records == 0 {
         return;

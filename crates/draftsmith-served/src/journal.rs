@@ -19,7 +19,9 @@ use super::HELD;
 use super::known::{KnownTokens, SLACK};
 
 /// The `finish_reason` of a response that the server's content filter stopped.
-const FILTERED: &str = "content_filter";
+pub(super) const FILTERED: &str = "content_filter";
+/// The `finish_reason` of a response whose tokens the server's text does not give.
+pub(super) const INEXACT: &str = "inexact_text";
 
 /// One line of the journal: a response.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -37,16 +39,16 @@ pub(super) struct Entry {
 }
 
 impl Entry {
-    /// Creates an entry for a response that the server's content filter stopped. The entry prevents
-    /// another request.
-    pub(super) fn filtered(id: &str, request: String) -> Self {
-        let (id, finish_reason) = (id.to_owned(), FILTERED.to_owned());
+    /// Creates an entry for a response that is left out because it is [`FILTERED`] or [`INEXACT`].
+    /// The entry prevents another request.
+    pub(super) fn left_out(id: &str, request: String, why: &str) -> Self {
+        let (id, finish_reason) = (id.to_owned(), why.to_owned());
         Self { id, request, response_ids: Vec::new(), finish_reason, known: None }
     }
 
-    /// Returns whether the server's content filter stopped the response.
-    pub(super) fn is_filtered(&self) -> bool {
-        self.finish_reason == FILTERED
+    /// Returns whether the response is left out.
+    pub(super) fn is_left_out(&self) -> bool {
+        [FILTERED, INEXACT].contains(&&*self.finish_reason)
     }
 
     /// Returns whether a target with this vocabulary can have produced the response. The file may
@@ -59,7 +61,7 @@ impl Entry {
         let is_known = self.known.as_ref().is_none_or(|known| {
             known.len() == self.response_ids.len() && known.iter().flatten().all(is_log_prob)
         });
-        if self.is_filtered() {
+        if self.is_left_out() {
             return self.response_ids.is_empty() && is_known;
         }
         let is_response = !self.response_ids.is_empty() && self.response_ids.iter().all(knows);
@@ -209,7 +211,7 @@ mod tests {
             entry.is_sound(5)
         };
         assert!(with(|entry| entry.known = None));
-        assert!(with(|entry| *entry = Entry::filtered("set#0", "a".to_owned())));
+        assert!(with(|entry| *entry = Entry::left_out("set#0", "a".to_owned(), INEXACT)));
         assert!(!with(|entry| entry.finish_reason = FILTERED.to_owned()));
         assert!(!with(|entry| entry.response_ids.clear()));
         assert!(!with(|entry| entry.response_ids.push(4)));

@@ -92,11 +92,16 @@ pub(super) struct Completion {
     pub(super) ending: ReplyEnding,
     /// The end-of-sequence token, if the server names it separately.
     pub(super) ended_by: Option<u32>,
+    /// What the server says ended the completion, if that is not an end-of-sequence token; empty if
+    /// it gives no name.
+    pub(super) stopped_by: Option<String>,
     /// The number of prompt tokens that the server counted, if given.
     pub(super) num_prompt_tokens: Option<usize>,
     /// The number of response tokens: of the received ids, or for text the server's count, if
     /// given.
     pub(super) num_tokens: Option<usize>,
+    /// Whether the server counted at least two more response tokens than it sent ids.
+    pub(super) lacks_ids: bool,
     /// The server's name for its model, if given.
     pub(super) model: Option<String>,
     /// The file in which the server stores hidden states, if it does.
@@ -178,6 +183,7 @@ pub(super) fn parse<T: DeserializeOwned>(
 #[serde(bound = "L: Deserialize<'de>")]
 struct Reply<L> {
     model: Option<String>,
+    prompt_token_ids: Option<Vec<u32>>,
     choices: Option<ReplyChoices<L>>,
     usage: Option<ReplyUsage>,
     kv_transfer_params: Option<StatesPlace>,
@@ -220,6 +226,7 @@ impl ReplyCount {
 #[derive(Deserialize)]
 struct VerboseReply {
     tokens: Option<Vec<u32>>,
+    stopping_word: Option<StopReason>,
 }
 
 #[derive(Deserialize)]
@@ -229,8 +236,9 @@ struct ReplyChoice<L> {
     text: Option<String>,
     finish_reason: Option<String>,
     token_ids: Option<Vec<u32>>,
+    prompt_token_ids: Option<Vec<u32>>,
     logprobs: Option<L>,
-    // The end-of-sequence token in vLLM's and SGLang's answers, unless it is the model's first one.
+    // What ended vLLM's and SGLang's answers, unless it is the model's first end-of-sequence token.
     stop_reason: Option<StopReason>,
     matched_stop: Option<StopReason>,
 }
@@ -264,34 +272,13 @@ impl<'de, L: Deserialize<'de>> Deserialize<'de> for ReplyChoices<L> {
     }
 }
 
-/// The id of an end-of-sequence token; `None` if the server names something else, such as a stop
-/// string.
-struct StopReason(Option<u32>);
-
-impl<'de> Deserialize<'de> for StopReason {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Id;
-        impl Visitor<'_> for Id {
-            type Value = StopReason;
-
-            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a token id or a string")
-            }
-
-            fn visit_u64<E>(self, id: u64) -> Result<StopReason, E> {
-                Ok(StopReason(u32::try_from(id).ok()))
-            }
-
-            fn visit_i64<E>(self, _: i64) -> Result<StopReason, E> {
-                Ok(StopReason(None))
-            }
-
-            fn visit_str<E>(self, _: &str) -> Result<StopReason, E> {
-                Ok(StopReason(None))
-            }
-        }
-        deserializer.deserialize_any(Id)
-    }
+/// What ended a completion: a token or a stop string, or something else.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum StopReason {
+    Id(u32),
+    Text(String),
+    Other(IgnoredAny),
 }
 
 impl<L> Reply<L> {
@@ -313,7 +300,13 @@ impl<L> Reply<L> {
             Some(other) => return Err(invalid(&format!("a `finish_reason` of `{other}`"))),
             None => return Err(invalid("no `finish_reason`")),
         };
-        let ids = choice.token_ids.or_else(|| self.verbose?.tokens);
+        let prompt_ids = choice.prompt_token_ids.or(self.prompt_token_ids);
+        if prompt_ids.is_some_and(|ids| ids != ask.prompt_ids) {
+            return Err(invalid("other prompt tokens than were sent"));
+        }
+        let (verbose_ids, stopping_word) =
+            self.verbose.map_or((None, None), |verbose| (verbose.tokens, verbose.stopping_word));
+        let ids = choice.token_ids.or(verbose_ids);
         let tokens = match (ids, choice.text) {
             _ if ending == ReplyEnding::ContentFilter => Tokens::Ids(Vec::new()),
             (Some(ids), _) => Tokens::Ids(checked_ids(ids, terms.vocab_size)?),
@@ -329,9 +322,13 @@ impl<L> Reply<L> {
         let num_in_usage = |count: fn(&ReplyUsage) -> &Option<ReplyCount>| {
             self.usage.as_ref().and_then(|usage| count(usage).as_ref()?.whole())
         };
+        let num_counted = num_in_usage(|usage| &usage.completion_tokens);
         let num_tokens = match &tokens {
-            Tokens::Ids(ids) => Some(ids.len()),
-            Tokens::Text(_) => num_in_usage(|usage| &usage.completion_tokens),
+            Tokens::Ids(ids) => {
+                check_count(ids, num_counted, ending, ask)?;
+                Some(ids.len())
+            }
+            Tokens::Text(_) => num_counted,
         };
         if let (ReplyEnding::Length, Some(num)) = (ending, num_tokens)
             && num < ask.max_tokens
@@ -344,12 +341,17 @@ impl<L> Reply<L> {
             }
             _ => None,
         };
-        let reasons = [choice.stop_reason, choice.matched_stop].into_iter().flatten();
-        let ended_by = reasons.filter_map(|StopReason(id)| id).next();
+        let reasons = [choice.stop_reason, choice.matched_stop, stopping_word];
+        let (ended_by, stopped_by) = ended_and_stopped(reasons, &terms.eos_token_ids);
+        // TGI says no more than this.
+        let is_by_text = choice.finish_reason.as_deref() == Some("stop_sequence");
         Ok(Completion {
             known,
             ending,
-            ended_by: ended_by.filter(|id| terms.eos_token_ids.contains(id)),
+            ended_by,
+            stopped_by: stopped_by.or(is_by_text.then(String::new)),
+            lacks_ids: matches!((&tokens, num_counted), (Tokens::Ids(ids), Some(num))
+                if ending != ReplyEnding::ContentFilter && ids.len() + 1 < num),
             num_prompt_tokens: num_in_usage(|usage| &usage.prompt_tokens),
             num_tokens,
             tokens,
@@ -367,6 +369,44 @@ fn checked_ids(ids: Vec<u32>, vocab_size: usize) -> Result<Vec<u32>, Unusable> {
             "the token id {id}, but the target has {vocab_size}: it serves another model"
         ))),
     }
+}
+
+/// Returns the end token that ended a completion, and anything else that did.
+fn ended_and_stopped(
+    reasons: [Option<StopReason>; 3],
+    eos_token_ids: &[u32],
+) -> (Option<u32>, Option<String>) {
+    let (mut ended_by, mut stopped_by) = (None, None);
+    for reason in reasons.into_iter().flatten() {
+        match reason {
+            StopReason::Id(id) if eos_token_ids.contains(&id) => ended_by = Some(id),
+            StopReason::Id(id) => stopped_by = Some(id.to_string()),
+            // llama.cpp writes an empty word if it has none.
+            StopReason::Text(words) if !words.is_empty() => stopped_by = Some(words),
+            StopReason::Text(_) | StopReason::Other(_) => {}
+        }
+    }
+    (ended_by, stopped_by)
+}
+
+/// Checks that token ids are not those of the prompt and the response.
+fn check_count(
+    ids: &[u32],
+    num_counted: Option<usize>,
+    ending: ReplyEnding,
+    ask: &Ask,
+) -> Result<(), Unusable> {
+    let problem = match num_counted {
+        // Servers count the end token or not.
+        Some(num) if ids.len() > num + usize::from(ending == ReplyEnding::Stop) => {
+            format!("{} token ids, but its `usage` counts {num}", ids.len())
+        }
+        None if ids.starts_with(&ask.prompt_ids) => {
+            "token ids that begin with the prompt's".to_owned()
+        }
+        _ => return Ok(()),
+    };
+    Err(Unusable::Invalid(problem))
 }
 
 /// Checks before tokenisation that a text is not too long for the requested number of tokens.

@@ -3,7 +3,7 @@
 
 use draftsmith_data::FinishReason;
 
-use super::journal::Entry;
+use super::journal::{Entry, FILTERED, INEXACT};
 use super::known::KnownTokens;
 use super::protocol::{Ask, Terms};
 use super::reply::{Completion, ReplyEnding, Tokens, Unusable};
@@ -16,6 +16,10 @@ pub(super) struct Received {
     pub(super) num_past_end: usize,
     /// Whether the response arrived as text and was tokenised locally.
     pub(super) is_text: bool,
+    /// Whether a stop string or token of the server ended the response, which has no end token then.
+    pub(super) is_stopped: bool,
+    /// Whether the server counted more response tokens than it sent ids.
+    pub(super) lacks_ids: bool,
     /// Whether the server reported a different number of prompt tokens than we sent.
     pub(super) has_other_prompt: bool,
     /// The server's name for its model, if it differs from the requested one.
@@ -38,6 +42,7 @@ impl Received {
     ) -> Result<Self, Unusable> {
         let Completion { tokens, mut known, ending, ended_by, num_tokens, .. } = completion;
         let is_text = matches!(tokens, Tokens::Text(_));
+        let mut is_inexact = false;
         let ids = match tokens {
             Tokens::Ids(ids) => ids,
             Tokens::Text(words) => {
@@ -51,17 +56,29 @@ impl Received {
                 {
                     return Err(Unusable::CutShort(ids.len()));
                 }
+                is_inexact = words.contains(char::REPLACEMENT_CHARACTER)
+                    || is_echo(&words, ask, target)
+                    || num_tokens.is_some_and(|num| ids.len() > 2 * num + 1);
                 ids
             }
         };
         let num_received = ids.len();
-        let entry = if ending == ReplyEnding::ContentFilter {
-            Entry::filtered(&ask.id, terms.identity(ask))
+        let end = ended_by.or_else(|| match &completion.stopped_by {
+            None => terms.eos_token_ids.first().copied(),
+            Some(words) => find_end(words, target),
+        });
+        let end = end.filter(|_| ending == ReplyEnding::Stop);
+        let mut is_stopped = ending == ReplyEnding::Stop && end.is_none();
+        is_inexact |= is_stopped && completion.stopped_by.is_some() && num_received == 0;
+        let entry = if ending == ReplyEnding::ContentFilter || is_inexact {
+            let why = if is_inexact { INEXACT } else { FILTERED };
+            Entry::left_out(&ask.id, terms.identity(ask), why)
         } else {
-            let end = (ending == ReplyEnding::Stop)
-                .then(|| ended_by.or(terms.eos_token_ids.first().copied()));
-            let (response_ids, finish) =
-                cut_at_end(ask, target, ids.into_iter().chain(end.flatten()));
+            let (response_ids, mut finish) = cut_at_end(ask, target, ids.into_iter().chain(end));
+            is_stopped &= finish == FinishReason::Length;
+            if is_stopped {
+                finish = FinishReason::StopString;
+            }
             if let Some(known) = &mut known {
                 // No log-probabilities are known for an end token that the server left out.
                 known.resize(response_ids.len(), KnownTokens::new());
@@ -74,7 +91,7 @@ impl Received {
                 known,
             }
         };
-        if entry.response_ids.is_empty() && !entry.is_filtered() {
+        if entry.response_ids.is_empty() && !entry.is_left_out() {
             let why = "no tokens, and the target has no end token that they could stand for";
             return Err(Unusable::Invalid(why.to_owned()));
         }
@@ -84,13 +101,30 @@ impl Received {
         let num_prompt_tokens = completion.num_prompt_tokens;
         Ok(Self {
             num_past_end: num_received.saturating_sub(entry.response_ids.len()),
+            is_stopped: is_stopped && !entry.is_left_out(),
             entry,
             is_text,
+            lacks_ids: completion.lacks_ids,
             has_other_prompt: num_prompt_tokens.is_some_and(|num| num != ask.prompt_ids.len()),
             other_model: completion.model.filter(|model| !is_same_model(model, &terms.model)),
             states_path: completion.states_path,
         })
     }
+}
+
+/// Returns whether a text begins with the prompt's, with or without special tokens.
+fn is_echo(words: &str, ask: &Ask, target: &TargetSettings) -> bool {
+    [false, true].into_iter().any(|skips_special| {
+        let prompt = target.tokenizer.decode(&ask.prompt_ids, skips_special).unwrap_or_default();
+        let prompt = prompt.trim();
+        !prompt.is_empty() && words.trim_start().starts_with(prompt)
+    })
+}
+
+/// Finds the end token with this text, if there is one. Servers also have such stop strings.
+fn find_end(words: &str, target: &TargetSettings) -> Option<u32> {
+    let is_it = |id: &u32| target.tokenizer.decode(&[*id], false).is_ok_and(|text| text == words);
+    target.eos_token_ids.iter().copied().find(is_it)
 }
 
 /// Cuts a response where local decoding would end it: after an end-of-sequence token or a stop

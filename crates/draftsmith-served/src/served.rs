@@ -7,7 +7,7 @@
 //! journal (`journal.rs`) before using it. Each response ends its conversation or moves it to the
 //! next turn. Messages quote text from servers only after `secret.rs` has removed the bearer token.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex};
@@ -18,7 +18,7 @@ use draftsmith_data::{FinishReason, TextTokenizer, hash_bytes};
 use draftsmith_theory::{Decoding, TextEnd, TopProbs};
 
 use super::client::Servers;
-use super::journal::{Entry, Journal};
+use super::journal::{Entry, FILTERED, INEXACT, Journal};
 use super::known::{KnownTokens, top_probs};
 use super::protocol::{Ask, Terms};
 use super::response::Received;
@@ -104,15 +104,15 @@ pub struct Served {
     concurrency: usize,
     servers: Arc<Servers>,
     journal: Journal,
-    /// The ids of the rows whose responses were stopped by a content filter.
-    filtered: HashSet<String>,
+    /// The ids of the rows whose responses are left out, with the reasons.
+    left_out: HashMap<String, String>,
 }
 
 /// An unfinished conversation: its prompt and the texts of the answers so far.
 struct OpenConversation<P> {
     prompt: P,
     texts: Vec<String>,
-    /// Whether a content filter stopped the last answer.
+    /// Whether the last answer is left out.
     is_over: bool,
 }
 
@@ -161,7 +161,7 @@ impl Served {
             concurrency: server.concurrency,
             servers: Arc::new(Servers::new(server, secret, hints)),
             journal: Journal::open(journal)?,
-            filtered: HashSet::new(),
+            left_out: HashMap::new(),
         })
     }
 
@@ -191,12 +191,13 @@ impl Served {
             listener.note(&left);
         }
         tally?.note(listener);
-        let num_filtered = self.filtered.len();
-        if num_filtered > 0 {
-            listener.note(&format!(
-                "the servers' content filter stopped {num_filtered} responses, which are left out with \
-                 the turns that follow them"
-            ));
+        for (why, said) in [(FILTERED, OF_FILTER), (INEXACT, OF_TEXTS)] {
+            let num = self.left_out.values().filter(|reason| *reason == why).count();
+            if num > 0 {
+                listener.note(&format!(
+                    "{num} responses {said} are left out with the turns that follow them"
+                ));
+            }
         }
         Ok(())
     }
@@ -320,14 +321,14 @@ impl Served {
         Ok(None)
     }
 
-    /// Adds a response to its conversation. A filtered response ends the conversation.
+    /// Adds a response to its conversation. A response that is left out ends the conversation.
     fn advance<P>(
         &mut self,
         conversation: &mut OpenConversation<P>,
         entry: &Entry,
     ) -> Result<(), ServedError> {
-        if entry.is_filtered() {
-            self.filtered.insert(entry.id.clone());
+        if entry.is_left_out() {
+            self.left_out.insert(entry.id.clone(), entry.finish_reason.clone());
             conversation.is_over = true;
         } else {
             conversation.texts.push(self.target.tokenizer.decode(&entry.response_ids, true)?);
@@ -335,14 +336,15 @@ impl Served {
         Ok(())
     }
 
-    /// Returns the number of responses that a content filter stopped.
-    pub fn num_filtered(&self) -> usize {
-        self.filtered.len()
+    /// Returns the number of responses that are left out: a content filter stopped them, or their
+    /// text is not what the target wrote.
+    pub fn num_left_out(&self) -> usize {
+        self.left_out.len()
     }
 
-    /// Returns whether a content filter stopped the response to a row.
-    pub fn is_filtered(&self, id: &str) -> bool {
-        self.filtered.contains(id)
+    /// Returns whether the response to a row is left out.
+    pub fn is_left_out(&self, id: &str) -> bool {
+        self.left_out.contains_key(id)
     }
 
     /// Reads the journal's response to a request, if there is one. Ignores entries that the target
@@ -364,7 +366,7 @@ impl Served {
     /// Reads the response to a turn from the journal.
     ///
     /// # Errors
-    /// If the response is not in the journal or was filtered, or the file cannot be read.
+    /// If the response is not in the journal or is left out, or the file cannot be read.
     pub fn response(&self, id: &str, prompt_ids: &[u32]) -> Result<ServedResponse, ServedError> {
         let entry = self.written(&self.ask(id, prompt_ids))?;
         let finished = entry.and_then(|entry| {
@@ -380,12 +382,26 @@ impl Served {
     }
 }
 
+const OF_FILTER: &str = "that the servers' content filter stopped";
+const OF_TEXTS: &str = "whose texts are not what the target wrote (characters are replaced, the prompt is repeated, or the \
+                        tokens are not as many as counted)";
+/// The kinds of responses that are kept and told.
+const KINDS: [&str; 4] = [
+    "arrived as text and were tokenised here, so some tokens may differ from the target's; vLLM, SGLang and llama.cpp \
+     return token ids",
+    "are to prompts in which the servers counted another number of tokens: their tokenizer differs from the target's, or \
+     adds tokens",
+    "were ended by stop strings or tokens of the servers' own, and have no end token; start the servers without them, or \
+     list the tokens in the target's `generation_config.json`",
+    "have fewer token ids than the servers counted in `usage`",
+];
+
 /// The counts of new responses, for messages to the user.
 #[derive(Default)]
 struct Tally {
     num_new: usize,
-    num_texts: usize,
-    num_other_prompts: usize,
+    /// The numbers of responses of the kinds in [`KINDS`].
+    nums: [usize; KINDS.len()],
     /// The first few model names that servers reported instead of the requested one.
     other_models: Vec<String>,
 }
@@ -394,8 +410,12 @@ impl Tally {
     /// Counts a response, and reports a model name that differs from the requested one.
     fn count(&mut self, received: &Received, model: &str, listener: &impl Listener) {
         self.num_new += 1;
-        self.num_texts += usize::from(received.is_text);
-        self.num_other_prompts += usize::from(received.has_other_prompt);
+        let Received { is_text, has_other_prompt, is_stopped, lacks_ids, .. } = *received;
+        for (num, is_one) in
+            self.nums.iter_mut().zip([is_text, has_other_prompt, is_stopped, lacks_ids])
+        {
+            *num += usize::from(is_one);
+        }
         if let Some(other) = &received.other_model
             && self.other_models.len() < MOST_MODELS
             && !self.other_models.contains(other)
@@ -409,18 +429,8 @@ impl Tally {
     }
 
     fn note(&self, listener: &impl Listener) {
-        let Self { num_new, num_texts, num_other_prompts, .. } = self;
-        if *num_texts > 0 {
-            listener.note(&format!(
-                "{num_texts} of {num_new} responses arrived as text and were tokenised here, so some \
-                 tokens may differ from the target's; vLLM, SGLang and llama.cpp return token ids"
-            ));
-        }
-        if *num_other_prompts > 0 {
-            listener.note(&format!(
-                "the servers counted another number of tokens in {num_other_prompts} of {num_new} \
-                 prompts: their tokenizer differs from the target's, or adds tokens"
-            ));
+        for (num, what) in self.nums.iter().zip(KINDS).filter(|(num, _)| **num > 0) {
+            listener.note(&format!("{num} of {} responses {what}", self.num_new));
         }
     }
 }

@@ -1,5 +1,6 @@
 //! Served responses equal those that the target gives, and each is requested once even if requests fail.
 
+mod faithful;
 mod hostile;
 mod states;
 
@@ -355,8 +356,8 @@ fn a_filtered_response_ends_its_conversation_and_is_not_requested_again() {
         let mut served = served(&recipe, dir.path());
         answer(&mut served, &prompts).expect("answers");
         assert_eq!(loopback.requests().len(), 2 + 1 + 3);
-        assert_eq!(served.num_filtered(), 2);
-        let is_filtered = |number: usize, turn| served.is_filtered(&prompts[number].row_id(turn));
+        assert_eq!(served.num_left_out(), 2);
+        let is_filtered = |number: usize, turn| served.is_left_out(&prompts[number].row_id(turn));
         let filtered =
             [(0, 0), (0, 1), (1, 0), (2, 0)].map(|(number, turn)| is_filtered(number, turn));
         assert_eq!(filtered, [false, true, true, false]);

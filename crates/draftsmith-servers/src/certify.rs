@@ -191,6 +191,11 @@ fn judged(
              is not known whether it speculated."
                 .to_owned(),
         ),
+        Some(counted) if counted.num_accepted > counted.num_drafted => doubts.push(format!(
+            "The server's counters are of another kind, {} candidates drafted and {} accepted, so it is not known whether \
+             it speculated: check that no other server writes them.",
+            counted.num_drafted, counted.num_accepted
+        )),
         Some(counted) if counted.num_drafted == 0.0 => {
             doubts.push("The server drafted nothing, so nothing was tested.".to_owned());
             if certificate.verdict == Verdict::NotRefuted {

@@ -42,21 +42,20 @@ pub trait Answers: Sync {
     /// If an answer is missing or does not fit, the target fails, or the job is interrupted.
     fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<TargetAnswer>>;
 
-    /// Returns whether a content filter stopped the answer to the turn with this id. The default is
-    /// false.
-    fn is_filtered(&self, _id: &str) -> bool {
+    /// Returns whether the answer to the turn with this id is left out. The default is false.
+    fn is_left_out(&self, _id: &str) -> bool {
         false
     }
 
-    /// Returns the number of answers that a content filter stopped.
-    fn num_filtered(&self) -> usize {
+    /// Returns the number of answers that are left out.
+    fn num_left_out(&self) -> usize {
         0
     }
 }
 
 /// Answers all turns of the prompts. Each turn follows the answers to the earlier turns of its
 /// conversation. The result lists the answers to conversations before those to held-out prompts. A
-/// turn that a content filter stopped is left out, with all later turns of its conversation.
+/// turn whose answer is left out is omitted, with all later turns of its conversation.
 ///
 /// # Errors
 /// If a first turn does not fit, or the source fails.
@@ -69,7 +68,7 @@ pub fn answer_all(
     for prompt in prompts {
         match prompt {
             SetPrompt::Conversation(prompt) => conversations.extend(unfiltered(source, prompt)),
-            SetPrompt::HeldOut { id, .. } if source.is_filtered(id) => {}
+            SetPrompt::HeldOut { id, .. } if source.is_left_out(id) => {}
             SetPrompt::HeldOut { id, prompt_ids } => {
                 let (id, prompt_ids) = (id.clone(), prompt_ids.clone());
                 held_out.push(Turn { id, prompt_ids, of: None, share: 1.0 });
@@ -90,7 +89,7 @@ pub fn answer_all(
 /// Cuts a conversation before the first turn that a content filter stopped; `None` if no turn is
 /// left.
 pub fn unfiltered<'p>(source: &dyn Answers, prompt: &'p Prompt) -> Option<Cow<'p, Prompt>> {
-    let is_kept = |turn: &usize| !source.is_filtered(&prompt.row_id(*turn));
+    let is_kept = |turn: &usize| !source.is_left_out(&prompt.row_id(*turn));
     match (0..prompt.turns.len()).take_while(is_kept).count() {
         0 => None,
         all if all == prompt.turns.len() => Some(Cow::Borrowed(prompt)),
@@ -178,12 +177,12 @@ impl Answers for Served {
         turns.into_iter().map(answer).collect()
     }
 
-    fn is_filtered(&self, id: &str) -> bool {
-        self.is_filtered(id)
+    fn is_left_out(&self, id: &str) -> bool {
+        self.is_left_out(id)
     }
 
-    fn num_filtered(&self) -> usize {
-        self.num_filtered()
+    fn num_left_out(&self) -> usize {
+        self.num_left_out()
     }
 }
 

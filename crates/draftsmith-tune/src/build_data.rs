@@ -62,7 +62,8 @@ pub struct BuiltData {
     /// The number of sampled responses that this run left out, because the log-probabilities from
     /// the server cover too little probability mass.
     pub num_left_out: usize,
-    /// The number of responses that a server's content filter stopped. These are left out too.
+    /// The number of responses that a server's content filter stopped, or whose text is not what the
+    /// target wrote. These are left out too.
     pub num_filtered: usize,
 }
 
@@ -289,8 +290,7 @@ impl BuildJob<'_> {
 }
 
 /// Checks the first turn of every prompt before any work is done. If responses come from the prompt
-/// files, also checks that every prompt has them and that ids are unique, because those files may
-/// set the ids.
+/// files, also checks that ids are unique, because those files may set the ids.
 fn check_prompts(
     text: &TextSide,
     prompts: &ChosenPrompts,
@@ -299,16 +299,8 @@ fn check_prompts(
 ) -> Result<()> {
     let takes_existing = data.responses == Responses::Existing;
     let mut ids = HashSet::new();
-    for (number, prompt) in prompts.each(0..prompts.len()).enumerate() {
+    for prompt in prompts.each(0..prompts.len()) {
         let prompt = prompt?;
-        if takes_existing && !prompt.turns.iter().all(draftsmith_data::Turn::has_response) {
-            bail!(
-                "prompt `{}` has no response in its file: {}; \
-                 hint: set `data.responses = \"generate\"` to generate them with the target",
-                prompt.id,
-                prompts.missing_answer(number, &prompt)
-            );
-        }
         text.check_fits(&prompt.id, &text.prompt_ids(&prompt, 0, &[])?)?;
         check_known(&prompt, vocab_size)?;
         if takes_existing && !ids.insert(prompt.id.clone()) {

@@ -366,11 +366,11 @@ impl AnswerRecorder<'_> {
             false => prompts.chunks(at_once).map(some).collect::<Result<_>>()?,
         };
         let answers: Vec<TargetAnswer> = answers.into_iter().flatten().collect();
-        if answers.is_empty() && source.num_filtered() > 0 {
+        if answers.is_empty() && source.num_left_out() > 0 {
             bail!(
-                "the servers' content filter stopped all {} responses; hint: turn it off, or use other \
-                 prompts",
-                source.num_filtered()
+                "all {} responses are left out, because the servers' content filter stopped them or their text is not what \
+                 the target wrote; hint: turn the filter off and use a server that returns token ids, or use other prompts",
+                source.num_left_out()
             );
         }
         Ok(answers)

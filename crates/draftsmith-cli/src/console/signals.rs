@@ -4,17 +4,21 @@
 #[cfg(unix)]
 mod by_system {
     use std::io::Result;
+    use std::sync::Arc;
     use std::thread::Builder;
 
     use nix::sys::signal::{SigHandler, Signal, signal};
-    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
+    use signal_hook::flag;
     use signal_hook::iterator::Signals;
 
     /// Ctrl-C's signal number.
     pub(crate) const INTERRUPT: u8 = SIGINT as u8;
 
-    /// Calls `on_signal` with the number of each signal, on a separate thread.
+    /// Calls `on_signal` with the number of each signal, on a separate thread. A limit of file sizes
+    /// no longer ends the process, so that the write fails with an error.
     pub(crate) fn listen(on_signal: impl Fn(u8) + Send + 'static) -> Result<()> {
+        flag::register(SIGXFSZ, Arc::default())?;
         let mut numbers = vec![SIGINT, SIGTERM];
         if !is_hangup_ignored() {
             numbers.push(SIGHUP);

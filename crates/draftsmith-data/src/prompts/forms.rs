@@ -78,16 +78,15 @@ pub(super) const KEYS: [&str; 6] =
 /// The keys are tried from the richest to the plainest, because sets with conversations often
 /// repeat the beginning as `prompt`. Token ids are read if `keeps_tokens`.
 pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<Content>, Problem> {
+    check_no_media(record)?;
     let Value::Object(record) = record else {
         return Err(Problem::Unknown(format!("no keys (it is {})", kind(record))));
     };
     let one_turn = |user: String, response| {
-        // OpenOrca has `system_prompt`, other sets `system`.
-        let system = optional_text(record, "system_prompt")?;
         Ok(Some(Content {
             category: category(record),
             turns: vec![Turn { user, response, tokens: None }],
-            system: system.or(optional_text(record, "system")?),
+            system: system_beside(record)?,
         }))
     };
     for list in [SHARE_GPT.list, CHAT.list] {
@@ -213,7 +212,53 @@ fn read_turns(record: &Map<String, Value>) -> Result<Content, Problem> {
             Ok(Turn { user, response: None, tokens: None })
         })
         .collect::<Result<_, Problem>>()?;
-    Ok(Content { category: category(record), turns, system: None })
+    Ok(Content { category: category(record), turns, system: system_beside(record)? })
+}
+
+/// Reads the system text that a record has beside the prompt. OpenOrca has `system_prompt`, other
+/// sets `system`.
+fn system_beside(record: &Map<String, Value>) -> Result<Option<String>, Problem> {
+    let system = optional_text(record, "system_prompt")?;
+    Ok(system.or(optional_text(record, "system")?))
+}
+
+/// The keys of images and other media beside a text.
+pub(super) const MEDIA_KEYS: &str = "image images image_path image_paths image_url image_urls video videos video_path \
+                                     audio audios audio_path";
+
+/// The keys of a record or a message that change what a model reads or writes, and that prompts do
+/// not keep.
+const UNRENDERED_KEYS: &str =
+    "tools functions tool_calls function_call reasoning_content reasoning thinking";
+
+/// Returns whether a key has a value that is not empty.
+fn is_given(record: &Value, key: &str) -> bool {
+    match record.get(key) {
+        Some(Value::String(text)) => !text.trim().is_empty(),
+        Some(Value::Array(values)) => !values.is_empty(),
+        Some(Value::Object(keys)) => !keys.is_empty(),
+        _ => false,
+    }
+}
+
+/// Yields a record and its messages.
+fn parts(record: &Value) -> impl Iterator<Item = &Value> {
+    let lists = [SHARE_GPT.list, CHAT.list].into_iter().filter_map(|list| record.get(list));
+    [record].into_iter().chain(lists.filter_map(Value::as_array).flatten())
+}
+
+/// Returns the keys of a record and its messages that are given and that its prompt does not keep.
+pub(super) fn unrendered(record: &Value) -> impl Iterator<Item = &'static str> {
+    let is_in_it = |key: &&str| parts(record).any(|part| is_given(part, key));
+    UNRENDERED_KEYS.split(' ').filter(is_in_it)
+}
+
+/// Checks that a record has no images, videos or sounds, without which its text is another prompt.
+fn check_no_media(record: &Value) -> Result<(), Problem> {
+    match MEDIA_KEYS.split(' ').find(|key| parts(record).any(|part| is_given(part, key))) {
+        Some(key) => Err(Problem::key(key, "is beside the text, and only text is read")),
+        None => Ok(()),
+    }
 }
 
 fn read_conversation(
@@ -233,7 +278,8 @@ fn read_conversation(
             MessageRole::System if n > 0 => {
                 refuse = Some("is a system text after the conversation began: put it first");
             }
-            MessageRole::System => system = Some(text).filter(|text| !text.trim().is_empty()),
+            // An empty text counts: it replaces the default of a chat template.
+            MessageRole::System => system = Some(text),
             MessageRole::User if !answered => {
                 refuse = Some("is a second user text in a row: put an answer between them");
             }
@@ -257,6 +303,14 @@ fn read_conversation(
         if let Some(problem) = refuse {
             return Err(Problem::key(role_key, problem));
         }
+    }
+    if let Some(beside) = system_beside(record)? {
+        if system.as_ref().is_some_and(|system| *system != beside) {
+            let problem =
+                format!("differs from the system text beside `{}`: keep one", dialect.list);
+            return Err(Problem::key(format!("{}[0]", dialect.list), problem));
+        }
+        system = Some(beside);
     }
     match (turns.is_empty(), dialect.may_be_truncated) {
         (false, _) => Ok(Some(Content { category: category(record), turns, system })),

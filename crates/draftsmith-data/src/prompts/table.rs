@@ -1,6 +1,7 @@
 //! A reader of prompt sets in Parquet tables. Each row becomes a record of its text columns.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float64Type, Int32Type, Int64Type};
@@ -15,7 +16,7 @@ use parquet::basic::Compression;
 use parquet::file::metadata::ParquetMetaData;
 use serde_json::{Map, Value};
 
-use super::forms::{KEYS, RESPONSE_KEYS};
+use super::forms::{KEYS, MEDIA_KEYS, RESPONSE_KEYS};
 use super::record::{MAX_BYTES, Problem, Record};
 use crate::columns::{check_encodings, guard};
 use crate::error::{DataError, RecordPosition};
@@ -117,8 +118,12 @@ impl RecordTable {
         if num_bytes > MAX_BYTES {
             return Err(Problem::long().at(&self.path, position));
         }
-        let record: Map<String, Value> =
-            present.map(|(field, column)| (field.name().clone(), value(column, row))).collect();
+        let read = |(field, column): (&Arc<Field>, &ArrayRef)| match value(column, row) {
+            // What an image consists of is not read, but it is there.
+            Value::Object(_) | Value::Null if is_media(field) => (field.name().clone(), "…".into()),
+            value => (field.name().clone(), value),
+        };
+        let record: Map<String, Value> = present.map(read).collect();
         let is_null = |key: &&str| {
             columns().any(|(field, column)| field.name() == *key && column.is_null(row))
         };
@@ -146,7 +151,11 @@ fn check_codecs(path: &Path, metadata: &ParquetMetaData) -> Result<(), DataError
 /// Returns whether a column is read.
 fn is_text(field: &Field) -> bool {
     let is_answer = RESPONSE_KEYS.contains(&field.name().as_str());
-    is_text_type(field.data_type()) || is_answer && is_number(field.data_type())
+    is_text_type(field.data_type()) || is_answer && is_number(field.data_type()) || is_media(field)
+}
+
+fn is_media(field: &Field) -> bool {
+    MEDIA_KEYS.split(' ').any(|key| key == field.name())
 }
 
 /// Returns whether values of a type have a text. Fields of structures without text are left out.
@@ -224,8 +233,6 @@ fn number(column: &dyn Array, row: usize) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use arrow_array::{
         ArrayRef, BinaryArray, Float64Array, Int32Array, ListArray, NullArray, StringArray,
         StructArray,
@@ -354,6 +361,25 @@ mod tests {
         std::fs::write(&path, bytes).unwrap();
         let error = Prompts::open(&path).map(drop).unwrap_err().to_string();
         assert!(error.contains("compressed with brotli") && error.contains("zstd"), "{error}");
+    }
+
+    #[test]
+    fn rows_with_images_are_refused_by_key_and_rows_without_are_read() {
+        let bytes = BinaryArray::from_opt_vec(vec![None, Some(b"PNG")]);
+        let check = |image: ArrayRef| {
+            let columns = vec![("prompt", texts(vec![Some("a"), Some("b")])), ("image", image)];
+            let error = read(columns, Compression::UNCOMPRESSED).unwrap_err();
+            assert!(error.contains("row 1: key `image` is beside the text"), "{error}");
+        };
+        let field = Arc::new(Field::new("bytes", DataType::Binary, true));
+        let structure = StructArray::new(
+            vec![field].into(),
+            vec![Arc::new(bytes.clone())],
+            Some(vec![false, true].into()),
+        );
+        check(Arc::new(structure));
+        check(Arc::new(bytes));
+        check(texts(vec![Some(""), Some("a.png")]));
     }
 
     #[test]

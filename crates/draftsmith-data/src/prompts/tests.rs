@@ -157,6 +157,83 @@ fn every_published_form_is_read() {
 }
 
 #[test]
+fn the_system_text_beside_a_conversation_is_read_and_an_empty_one_counts() {
+    for line in [
+        r#"{"system": "s", "conversations": [{"from": "human", "value": "a"}]}"#,
+        r#"{"system": "s", "messages": [{"role": "system", "content": "s"}, {"role": "user", "content": "a"}]}"#,
+        r#"{"system_prompt": "s", "messages": [{"role": "user", "content": "a"}]}"#,
+        r#"{"system": "s", "turns": ["a"]}"#,
+    ] {
+        check_one(line, Some("s"), None, &[turn("a", None)]);
+    }
+    for line in [
+        r#"{"messages": [{"role": "system", "content": ""}, {"role": "user", "content": "a"}]}"#,
+        r#"{"system": null, "conversations": [{"from": "system", "value": ""}, {"from": "human", "value": "a"}]}"#,
+    ] {
+        check_one(line, Some(""), None, &[turn("a", None)]);
+    }
+    let two = r#"{"system": "s", "messages": [{"role": "system", "content": "t"}, {"role": "user", "content": "a"}]}"#;
+    let error = read("set.json", two.as_bytes()).unwrap_err();
+    assert!(error.contains("key `messages[0]` differs from the system text"), "{error}");
+}
+
+#[test]
+fn what_prompts_leave_out_is_counted_by_key() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("set.jsonl");
+    let lines = r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "reasoning_content": "c"}]}
+{"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "thinking": "c"}], "tools": [{}]}
+{"prompt": "a", "response": "b", "reasoning": "c"}
+{"prompt": "a", "thinking": false, "reasoning": "", "tools": [], "reasoning_content": null}
+{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [{}]}], "tools": [{}]}
+"#;
+    std::fs::write(&path, lines).unwrap();
+    let mut prompts = Prompts::open(&path).unwrap();
+    assert_eq!(prompts.by_ref().map(Result::unwrap).count(), 5);
+    let counts: Vec<_> = std::mem::take(&mut prompts.malformed.unrendered).into_iter().collect();
+    let expected = [
+        ("reasoning", 1),
+        ("reasoning_content", 1),
+        ("thinking", 1),
+        ("tool_calls", 1),
+        ("tools", 2),
+    ];
+    assert_eq!(counts, expected);
+}
+
+#[test]
+fn records_with_images_beside_the_text_are_refused_by_key() {
+    let check = |line: &str, key: &str| {
+        let error = read("set.jsonl", line.as_bytes()).unwrap_err();
+        assert!(error.contains(&format!("line 1: key `{key}` is beside the text")), "{error}");
+    };
+    check(r#"{"prompt": "<image> What is it?", "image": "a.png"}"#, "image");
+    check(r#"{"prompt": "What is it?", "images": [{"bytes": "", "path": "a.png"}]}"#, "images");
+    check(
+        r#"{"video": "a.mp4", "conversations": [{"from": "human", "value": "<video>"}]}"#,
+        "video",
+    );
+    check(r#"{"messages": [{"role": "user", "content": "a", "images": ["a"]}]}"#, "images");
+    let none = r#"{"prompt": "a", "image": null, "images": [], "audio": ""}"#;
+    check_one(none, None, None, &[turn("a", None)]);
+}
+
+#[test]
+fn numbers_that_python_writes_and_json_lacks_are_null() {
+    for value in ["NaN", "Infinity", "-Infinity", "[NaN, 1]", "{\"a\": NaN}"] {
+        let line =
+            format!("{{\"prompt\": \"NaN \\\" NaN\", \"score\": {value}, \"response\": NaN}}");
+        check_one(&line, None, None, &[turn("NaN \" NaN", None)]);
+    }
+    for line in [r#"{"prompt": "a", "b": nan}"#, r#"{"prompt": "a", "b": NaNs}"#] {
+        let error = read("set.jsonl", line.as_bytes()).unwrap_err();
+        assert!(error.contains("line 1, column 2") && error.contains("not JSON"), "{error}");
+    }
+    let error = read("set.jsonl", br#"{"prompt": NaN}"#).unwrap_err();
+    assert!(error.contains("key `prompt` is null"), "{error}");
+}
+
+#[test]
 fn ids_count_records_rather_than_lines() {
     let text =
         "\u{feff}\r\n{\"prompt\": \"a\"}\r\n\n  \n{\"prompt\": \"b\"}\r{\"question\": \"c\"}";

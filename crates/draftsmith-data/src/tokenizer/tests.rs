@@ -275,3 +275,34 @@ fn the_table_does_not_count_as_a_text() {
     assert_eq!(longest_text(table), Some("precompiled_charsmap".len()));
     assert_eq!(longest_text(b"\"\\"), Some(1));
 }
+
+#[test]
+fn the_dropout_of_a_model_is_not_used_and_told() {
+    let mut with_dropout = byte_level();
+    with_dropout["model"]["dropout"] = json!(0.5);
+    let (_dir, tokenizer) = load(&with_dropout);
+    let (_other, without) = load(&byte_level());
+    let expected = without.encode(TEXT, true).unwrap();
+    assert!((0..20).all(|_| tokenizer.encode(TEXT, true).unwrap() == expected));
+    let [note] = tokenizer.notes() else { panic!("one note is expected") };
+    assert!(note.contains("has a `dropout` of 0.5") && without.notes().is_empty(), "{note}");
+    assert_ne!(tokenizer.hash().unwrap(), without.hash().unwrap());
+}
+
+#[test]
+fn a_class_whose_pipeline_transformers_builds_itself_is_told() {
+    for (class, is_told) in [
+        ("LlamaTokenizerFast", true),
+        ("GemmaTokenizer", true),
+        ("Qwen2Tokenizer", true),
+        ("GPT2Tokenizer", false),
+        ("PreTrainedTokenizerFast", false),
+    ] {
+        let (dir, _) = load(&byte_level());
+        let config = json!({ "tokenizer_class": class }).to_string();
+        std::fs::write(dir.path().join("tokenizer_config.json"), config).unwrap();
+        let tokenizer = TextTokenizer::from_model_dir(dir.path()).unwrap();
+        let notes = tokenizer.notes().concat();
+        assert_eq!(notes.contains(&format!("the class `{class}`")), is_told, "{class}: {notes}");
+    }
+}

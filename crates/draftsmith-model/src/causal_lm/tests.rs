@@ -8,7 +8,7 @@ use burn::tensor::{Device, Tensor};
 use super::CausalLm;
 use crate::fixtures::{FIXTURES, expected, fixture, ids_tensor, load};
 use crate::rows::Rows;
-use crate::weights::WeightDtype;
+use crate::weights::{NamedTensor, WeightDtype, WeightReader, write_safetensors};
 
 /// transformers sums in another order; f32 rounding through three layers stays well below this.
 const RELATIVE_TOLERANCE: f32 = 1e-4;
@@ -430,4 +430,81 @@ fn a_cache_grows_with_the_tokens_and_keeps_them() {
         }
         assert_close(&found, &expected, "read in pieces");
     }
+}
+
+/// Adds tensors to the single file of a model, after renaming its own.
+fn rewrite(dir: &std::path::Path, rename: impl Fn(&str) -> String, added: &[(&str, &[usize])]) {
+    let path = dir.join("model.safetensors");
+    let mut reader = WeightReader::open_file(&path).expect("opens");
+    let names: Vec<String> = reader.names().map(str::to_owned).collect();
+    let own = names.iter().map(|name| {
+        let shape = reader.shape(name).expect("there").to_vec();
+        let values = reader.take(name, &shape).expect("reads");
+        NamedTensor { name: rename(name), shape, values }
+    });
+    let mut tensors: Vec<NamedTensor> = own.collect();
+    tensors.extend(added.iter().map(|(name, shape)| NamedTensor {
+        name: (*name).to_owned(),
+        shape: shape.to_vec(),
+        values: vec![0.5; shape.iter().product()],
+    }));
+    write_safetensors(&path, &tensors, WeightDtype::F32, &[]).expect("written");
+}
+
+fn notes_of(dir: &std::path::Path) -> Vec<String> {
+    let config = crate::config::ModelConfig::from_model_dir(dir).expect("reads");
+    CausalLm::notes(dir, &config).expect("reads")
+}
+
+#[test]
+fn a_tied_head_beside_another_stored_head_is_noted_in_every_family() {
+    for (name, head) in [
+        ("gpt-neox-serial-bf16", "`embed_out.weight`"),
+        ("llama-v5-untied-f32", "`lm_head.weight`"),
+    ] {
+        let dir = with_config(name, |config| config["tie_word_embeddings"] = true.into());
+        let notes = notes_of(dir.path());
+        assert!(notes.len() == 1 && notes[0].contains(head), "{notes:?}");
+        CausalLm::from_model_dir(dir.path(), &Device::flex()).expect("loads");
+    }
+}
+
+#[test]
+fn a_checkpoint_of_the_base_class_and_tensors_that_are_skipped_are_read_as_in_transformers() {
+    let (name, device) = ("llama-v4-tied-bf16", Device::flex());
+    let expected = expected(name);
+    let check = |rename: fn(&str) -> String, added: &[(&str, &[usize])], note: Option<&str>| {
+        let dir = with_config(name, |_| ());
+        rewrite(dir.path(), rename, added);
+        let model = CausalLm::from_model_dir(dir.path(), &device).expect("loads");
+        assert_close(&cached_logits(&model, &[&expected.ids]), &expected.logits, name);
+        let notes = notes_of(dir.path());
+        assert_eq!(notes.len(), usize::from(note.is_some()), "{notes:?}");
+        note.into_iter().for_each(|note| assert!(notes[0].contains(note), "{notes:?}"));
+    };
+    let whole: fn(&str) -> String = str::to_owned;
+    let base: fn(&str) -> String = |name| name.trim_start_matches("model.").to_owned();
+    check(base, &[], None);
+    let last = load(name).shape().num_layers;
+    let behind = format!("model.layers.{last}.eh_proj.weight");
+    check(whole, &[(&behind, &[2, 3])], Some(&behind));
+    check(whole, &[("mtp.fc.weight", &[2]), ("v_head.bias", &[1])], Some("has 2 tensors"));
+    check(whole, &[("model.layers.0.self_attn.rotary_emb.inv_freq", &[2])], None);
+    check(base, &[("mtp.norm.weight", &[2])], Some("mtp.norm.weight"));
+    // A tensor within a layer would change it.
+    let dir = with_config(name, |_| ());
+    rewrite(dir.path(), whole, &[("model.layers.0.self_attn.q_norm.weight", &[2])]);
+    let refused = CausalLm::from_model_dir(dir.path(), &device).expect_err("refused").to_string();
+    assert!(
+        refused.contains("unexpected tensor `model.layers.0.self_attn.q_norm.weight`"),
+        "{refused}"
+    );
+}
+
+#[test]
+fn a_partial_rotation_that_transformers_ignores_is_noted() {
+    let partial = |config: &mut serde_json::Value| config["partial_rotary_factor"] = 0.5.into();
+    let notes = notes_of(with_config("llama-v4-tied-bf16", partial).path());
+    assert!(notes.len() == 1 && notes[0].contains("`partial_rotary_factor`"), "{notes:?}");
+    assert_eq!(notes_of(&fixture("gpt-neox-serial-bf16")), [] as [String; 0]);
 }

@@ -147,6 +147,16 @@ impl WeightReader {
         self
     }
 
+    /// Adds the prefix of the base model to all names, if the embeddings have none.
+    pub(crate) fn with_base(mut self, names: &ModelNames) -> Self {
+        if self.shape(&format!("{}.weight", names.embedding)).is_none() {
+            let tensors = std::mem::take(&mut self.tensors).into_iter();
+            let whole = tensors.map(|(name, stored)| (names.with_base(&name), stored));
+            self.tensors = whole.collect();
+        }
+        self
+    }
+
     /// Renames tensors: replaces the prefix `from` of their names by `to`.
     ///
     /// # Errors

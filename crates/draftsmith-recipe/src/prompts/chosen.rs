@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 
 use anyhow::{Result, bail};
-use draftsmith_data::{ContentHash, Prompt, Prompts, missing_answer};
+use draftsmith_data::{ContentHash, Prompt, Prompts};
 
 use crate::prompt_files::Reading;
 
@@ -41,13 +41,6 @@ impl ChosenPrompts {
     )]
     pub fn len(&self) -> usize {
         self.places.len()
-    }
-
-    /// Says which keys of an answer the record of a prompt lacks. `number` is the prompt's index.
-    pub fn missing_answer(&self, number: usize, prompt: &Prompt) -> String {
-        // The number in an id counts records from 0.
-        let record = prompt.id.rsplit_once('#').and_then(|(_, record)| record.parse().ok());
-        missing_answer(&self.files[self.places[number].file], record.unwrap_or(0))
     }
 
     /// Counts the turns of the prompts whose indices are in the range `of`.

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BinaryHeap, HashSet};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use draftsmith_data::{ContentHash, LengthBounds, Malformed, Prompt};
+use draftsmith_data::{ContentHash, LengthBounds, Malformed, Prompt, Turn, missing_answer};
 
 use super::chosen::{ChosenPlace, ChosenPrompts};
 use super::refused;
@@ -43,6 +43,7 @@ pub fn choose_prompts(
         seen: HashSet::new(),
         num_read: 0,
         left_out: BTreeMap::new(),
+        unanswered: None,
         watch,
     };
     let is_weighted = data.prompts.iter().any(|source| source.weight.is_some());
@@ -50,6 +51,9 @@ pub fn choose_prompts(
         Some(num_prompts) if is_weighted => sieve.weighted(&sources, num_prompts, recipe.seed)?,
         limit => sieve.first(&files, limit)?,
     };
+    if let Some(unanswered) = sieve.unanswered.filter(|_| places.is_empty()) {
+        bail!(unanswered);
+    }
     if places.is_empty() {
         let first = files.first().map(|path| path.display().to_string()).unwrap_or_default();
         let more = match files.len() {
@@ -79,6 +83,8 @@ pub fn num_known(prompts: &[Prompt], known: &HashSet<ContentHash>) -> usize {
 
 /// The reason for leaving out prompts that the chat template does not render.
 const REFUSED: &str = "refused by the chat template";
+/// The reason for leaving out prompts whose file does not answer them.
+const UNANSWERED: &str = "without an answer";
 
 /// A filter for prompts, with its state.
 struct Sieve<'a> {
@@ -91,7 +97,21 @@ struct Sieve<'a> {
     /// Number of prompts read from the current file. `left_out` counts skipped prompts by reason.
     num_read: usize,
     left_out: BTreeMap<&'static str, usize>,
+    /// Describes the first prompt without the answer that existing responses need.
+    unanswered: Option<String>,
     watch: &'a dyn Watch,
+}
+
+/// Describes a prompt without an answer in its file.
+fn unanswered(path: &Path, prompt: &Prompt) -> String {
+    // The number in an id counts records from 0.
+    let record = prompt.id.rsplit_once('#').and_then(|(_, record)| record.parse().ok());
+    format!(
+        "prompt `{}` has no response in its file: {}; hint: set `data.responses = \"generate\"` to generate them with the \
+         target",
+        prompt.id,
+        missing_answer(path, record.unwrap_or(0))
+    )
 }
 
 impl Sieve<'_> {
@@ -101,7 +121,7 @@ impl Sieve<'_> {
         let mut prompts = self.reading.open(path)?;
         for (index, prompt) in prompts.by_ref().enumerate() {
             let prompt = prompt?;
-            if self.takes(&prompt)? && !take(&prompt, index) {
+            if self.takes(path, &prompt)? && !take(&prompt, index) {
                 break;
             }
         }
@@ -162,19 +182,26 @@ impl Sieve<'_> {
     }
 
     /// Returns whether to take a prompt. If not, counts it under the reason.
-    fn takes(&mut self, prompt: &Prompt) -> Result<bool> {
+    fn takes(&mut self, path: &Path, prompt: &Prompt) -> Result<bool> {
         self.num_read += 1;
-        let reason = self.reason_against(prompt)?;
+        let reason = self.reason_against(path, prompt)?;
         reason.into_iter().for_each(|reason| *self.left_out.entry(reason).or_default() += 1);
         Ok(reason.is_none())
     }
 
     /// Returns the reason for leaving out a prompt, as worded in notes; `None` to take it.
-    fn reason_against(&mut self, prompt: &Prompt) -> Result<Option<&'static str>> {
+    fn reason_against(&mut self, path: &Path, prompt: &Prompt) -> Result<Option<&'static str>> {
         if !self.reading.takes(prompt) {
             return Ok(Some("of other splits"));
         }
         let with_answers = self.data.responses == Responses::Existing;
+        if with_answers && !prompt.turns.iter().all(Turn::has_response) {
+            let first = self.unanswered.get_or_insert_with(|| unanswered(path, prompt));
+            if self.reading.is_strict {
+                bail!(first.clone());
+            }
+            return Ok(Some(UNANSWERED));
+        }
         if !self.data.keep_duplicates && !self.seen.insert(prompt.content_hash(with_answers)) {
             return Ok(Some("duplicates"));
         }

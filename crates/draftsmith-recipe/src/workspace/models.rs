@@ -125,10 +125,9 @@ impl Models {
     fn model<'w>(&self, model: &'w ModelDir, dtype: WeightDtype) -> Result<&'w CausalLm> {
         model.weights(dtype, |dir| {
             self.watch.reads(&format!("weights of the {}, {dtype:?}", model.role));
-            if model.is_unread()
-                && let Some(ignored) = CausalLm::ignored_head(dir, model.config()?)?
-            {
-                self.watch.note(ignored);
+            if model.is_unread() {
+                let notes = CausalLm::notes(dir, model.config()?)?;
+                notes.into_iter().for_each(|note| self.watch.note(note));
             }
             Ok(CausalLm::load(dir, dtype, None, self.device())?)
         })

@@ -56,6 +56,7 @@ impl TextSource {
             models.target.check()?;
             models.watch.reads("tokenizer");
             let tokenizer = Arc::new(TextTokenizer::from_model_dir(dir)?);
+            tokenizer.notes().iter().for_each(|note| models.watch.note(note.clone()));
             let mut chat_format = ChatFormat::choose(dir, self.chat_template.as_deref())?;
             if let Some(date) = &self.date {
                 chat_format = chat_format.with_date(date).context("key `models.date`")?;

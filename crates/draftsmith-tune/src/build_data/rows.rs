@@ -76,7 +76,8 @@ pub(super) struct LeftOutRows {
     /// `why` describes them in a sentence.
     pub(super) num_left_out: usize,
     why: Option<String>,
-    /// The number of responses that the servers' content filter stopped.
+    /// The number of responses that the servers' content filter stopped, or whose text is not what
+    /// the target wrote.
     pub(super) num_filtered: usize,
 }
 
@@ -91,8 +92,11 @@ impl LeftOutRows {
                       to at most `data.server.logprobs`; ";
         }
         if *num_filtered > 0 {
-            reasons += &format!(": the servers' content filter stopped {num_filtered} responses");
-            hints += "turn the servers' content filter off and delete `served.jsonl` there; ";
+            reasons += &format!(
+                ": the servers' content filter stopped {num_filtered} responses, or their text is not what the target wrote"
+            );
+            hints += "turn the servers' content filter off, use a server that returns token ids, and delete `served.jsonl` \
+                      there; ";
         }
         anyhow!(
             "the data in `{}` has no row{reasons}; hint: {hints}delete the Parquet files there and run \
@@ -247,7 +251,7 @@ impl Labeller<'_> {
                 server.max_outside_mass
             )
         });
-        let num_filtered = self.answers.num_filtered();
+        let num_filtered = self.answers.num_left_out();
         LeftOutRows { num_left_out: left_out.num_rows, why, num_filtered }
     }
 }

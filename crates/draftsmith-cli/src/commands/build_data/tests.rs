@@ -305,7 +305,7 @@ fn filtered_responses_and_the_turns_after_them_are_left_out() {
     train_head::run(&none, None, &workspace(&none), &Console::silent()).expect("trains");
     let recorded = record::run(&none, &workspace(&none), &Console::silent());
     let error = recorded.expect_err("nothing to record").to_string();
-    assert!(error.contains("content filter stopped all 6 responses; hint: "), "{error}");
+    assert!(error.contains("all 6 responses are left out, because"), "{error}");
 }
 
 #[test]
