@@ -280,6 +280,5 @@ fn token_text(path: &Path, key: &str, token: &Value) -> Result<String, DataError
 }
 
 fn error(path: &Path, key: &str, problem: &str) -> DataError {
-    let (path, key) = (path.to_path_buf(), key.to_owned());
-    DataError::Config { path, key, problem: problem.to_owned() }
+    DataError::invalid(format!("`{}`: key `{key}` {problem}", path.display()))
 }

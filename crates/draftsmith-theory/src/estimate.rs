@@ -31,7 +31,9 @@ impl Estimate {
         if low.is_finite() && high.is_finite() && low <= value && value <= high {
             Ok(Self { value, low, high })
         } else {
-            Err(TheoryError::Estimate { value, low, high })
+            Err(TheoryError::invalid(format!(
+                "an interval must be finite and hold its value, not `{value}` in `{low}` to `{high}`"
+            )))
         }
     }
 

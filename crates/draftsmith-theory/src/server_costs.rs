@@ -56,12 +56,18 @@ impl ServerCosts {
                 && cells[..nth].iter().all(|other| key(other) != key(cell));
             if !is_valid {
                 let (num_candidates, batch_size) = key(cell);
-                return Err(TheoryError::ServerCell { batch_size, num_candidates });
+                return Err(TheoryError::invalid(format!(
+                    "the cell of batch size {batch_size} and {num_candidates} candidates is there twice, has no block, \
+                     or has a time or batch size that is not above 0"
+                )));
             }
         }
         match cells.iter().any(|cell| cell.num_candidates == 0) {
             true => Ok(Self { cells }),
-            false => Err(TheoryError::NoPlainServer),
+            false => Err(TheoryError::invalid(
+                "no cell is of a server without speculation, which every speed-up is over; hint: start the server \
+                 without it and run `draftsmith server costs` with `--candidates 0`",
+            )),
         }
     }
 
@@ -394,8 +400,9 @@ mod tests {
             vec![cell(1, 0, &[1.0]), cell(1, 0, &[1.0])],
             vec![cell(1, 0, &[f64::NAN])],
         ] {
-            assert!(matches!(ServerCosts::new(cells), Err(TheoryError::ServerCell { .. })));
+            assert!(ServerCosts::new(cells).unwrap_err().to_string().contains("is there twice"));
         }
-        assert_eq!(ServerCosts::new(vec![cell(1, 2, &[1.0])]), Err(TheoryError::NoPlainServer));
+        let refused = ServerCosts::new(vec![cell(1, 2, &[1.0])]).unwrap_err().to_string();
+        assert!(refused.starts_with("no cell is of a server without speculation"));
     }
 }

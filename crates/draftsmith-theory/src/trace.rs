@@ -226,7 +226,13 @@ impl Counts {
         if num_forwards == self.num_tokens + self.num_discarded {
             Ok(())
         } else {
-            Err(TheoryError::ForwardIdentity(*self))
+            Err(TheoryError::invalid(format!(
+                "draft and target forwards do not add up to tokens kept and discarded: `{}` + `{}` != `{}` + `{}`",
+                self.num_draft_forwards,
+                self.num_target_forwards,
+                self.num_tokens,
+                self.num_discarded
+            )))
         }
     }
 }

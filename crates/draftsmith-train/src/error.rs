@@ -1,6 +1,6 @@
 //! Errors of training. Each message names the setting, row or file, and says what to do about it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn::tensor::Tensor;
 use draftsmith_data::DataError;
@@ -10,41 +10,12 @@ use draftsmith_model::ModelError;
 /// An error of training.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// A setting is out of range.
-    #[error("`{section}.{key}` is {value}, expected {expected}")]
-    Setting {
-        /// The recipe's section.
-        section: Section,
-        /// The key in the section.
-        key: &'static str,
-        /// The invalid value.
-        value: String,
-        /// The valid range, in words.
-        expected: &'static str,
-    },
     /// The disk is too small for the training's state or its hidden states.
     #[error(transparent)]
     Room(#[from] NoRoom),
-    /// A row has no draft columns.
-    #[error(
-        "row `{id}` has no draft columns: the data was built without a drafter; hint: add \
-         a table `[drafters.NAME]` with `kind = \"model\"`, and build the data again"
-    )]
-    NoDraftColumns {
-        /// The id of the row.
-        id: String,
-    },
     /// A row is invalid, or has a token outside the model's vocabulary.
     #[error(transparent)]
     Row(#[from] DataError),
-    /// The rollouts that labels come from do not belong to the responses.
-    #[error("row `{id}`: among the rollouts for training, {problem}; hint: record them again")]
-    Rollouts {
-        /// The id of the row.
-        id: String,
-        /// The problem.
-        problem: &'static str,
-    },
     /// There are too few rows to train and to validate.
     #[error(
         "{num_training} rows for training and {num_validation} for validation have labels, of \
@@ -72,30 +43,6 @@ pub enum TrainError {
         /// trainings.
         mixing_ratio: Option<f64>,
     },
-    /// There are too few rows to train, calibrate and judge a confidence head.
-    #[error(
-        "{} places train the confidence head, {} calibrate and {} judge it, of {num_rows} rows: at least one of each is \
-         necessary; hint: build more data",
-        nums[0], nums[1], nums[2]
-    )]
-    TooFewPlaces {
-        /// The number of rows in the input.
-        num_rows: usize,
-        /// The numbers of places for training, calibration and judging.
-        nums: [usize; 3],
-    },
-    /// The target has no layer after the exit layer.
-    #[error(
-        "`adapter.exit_layer` is {exit_layer}, but the target has {num_layers} layers: expected 1 to \
-         {}",
-        num_layers.saturating_sub(1)
-    )]
-    ExitLayer {
-        /// The number of the target's layers that run before the adapter.
-        exit_layer: usize,
-        /// The number of the target's layers.
-        num_layers: usize,
-    },
     /// The adapter does not fit the target.
     #[error(transparent)]
     Model(#[from] ModelError),
@@ -121,17 +68,6 @@ pub enum TrainError {
     /// A file or directory cannot be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A run cannot resume from a saved state.
-    #[error(
-        "cannot resume from `{path}`: {problem}; hint: delete the `checkpoint` directory that contains \
-         it to train from the beginning"
-    )]
-    State {
-        /// The file of the saved state that is missing or damaged.
-        path: PathBuf,
-        /// The problem.
-        problem: String,
-    },
     /// A server's hidden states cannot be had, or are not the target's.
     #[error("{0}")]
     States(String),
@@ -141,9 +77,19 @@ pub enum TrainError {
     /// The device failed to deliver a result.
     #[error("the device failed: {0}")]
     Device(String),
+    /// Any other problem. The message names the setting, row or file.
+    #[error("{0}")]
+    Invalid(String),
 }
 
 impl TrainError {
+    /// Describes the rollouts for training of a row.
+    pub(crate) fn rollouts(id: &str, problem: &str) -> Self {
+        Self::Invalid(format!(
+            "row `{id}`: among the rollouts for training, {problem}; hint: record them again"
+        ))
+    }
+
     /// Builds the error for a setting that is out of range.
     pub fn setting(
         section: Section,
@@ -151,7 +97,7 @@ impl TrainError {
         value: impl std::fmt::Display,
         expected: &'static str,
     ) -> Self {
-        Self::Setting { section, key, value: value.to_string(), expected }
+        Self::Invalid(format!("`{section}.{key}` is {value}, expected {expected}"))
     }
 }
 

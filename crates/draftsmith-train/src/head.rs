@@ -194,7 +194,7 @@ fn prepare(
             let recorded = rollouts.mixture(row, context)?;
             Ok(recorded.map(|recorded| TrainingRow::recorded(row, recorded)))
         }
-        (None, None) => Err(TrainError::Rollouts { id: row.id.clone(), problem: "there are none" }),
+        (None, None) => Err(TrainError::rollouts(&row.id, "there are none")),
     };
     let split = SplitRows::new(rows, vocab_size, optimizer.validation_fraction, usable)?;
     let counts = split.counts();

@@ -65,7 +65,7 @@ pub trait StateTraining:
     /// Checks the range of every setting, beside those that all self-drafts have.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with the first key that is out of range.
+    /// If a key is out of range. The error names the first one.
     fn check(&self, common: &LessonSettings) -> Result<(), TrainError>;
 
     /// Checks that a target of `num_layers` layers has the layers that the drafter reads.

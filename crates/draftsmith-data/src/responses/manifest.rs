@@ -115,6 +115,15 @@ impl ShardRecords {
     }
 }
 
+pub(super) fn provenance_differs(first: &Path, second: &Path, difference: &str) -> DataError {
+    DataError::invalid(format!(
+        "`{}` and `{}` were built with different settings: {difference}; keep shards of different runs in different \
+         directories",
+        first.display(),
+        second.display()
+    ))
+}
+
 /// Writes the records of all shards as the manifest, if it changed, then removes the records and
 /// abandoned temporary files.
 ///
@@ -123,8 +132,7 @@ impl ShardRecords {
 pub(super) fn write(dir: &Path, shards: Vec<ShardRecord>) -> Result<(), DataError> {
     if let Some(other) = shards.iter().find(|shard| shard.settings != shards[0].settings) {
         let [first, second] = [&shards[0], other].map(|shard| dir.join(&shard.name));
-        let difference = "their provenance differs".to_owned();
-        return Err(DataError::ProvenanceDiffers { first, second, difference });
+        return Err(provenance_differs(&first, &second, "their provenance differs"));
     }
     let manifest = Manifest {
         num_shards: shards.len(),

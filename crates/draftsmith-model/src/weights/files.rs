@@ -48,11 +48,15 @@ impl WeightFiles {
                      the index; hint: move the file there and use that name, or download the model \
                      again"
                 );
-                return Err(ModelError::Config { path, key: "weight_map", problem });
+                return Err(ModelError::config(&path, "weight_map", problem));
             }
             return Ok(Self::Sharded { index, file_of });
         }
-        Err(ModelError::NoWeights { path: dir.to_path_buf() })
+        Err(ModelError::Invalid(format!(
+            "`{}` has no weights: expected `model.safetensors`, `pytorch_model.bin`, or an index of either; hint: give \
+             a Hugging Face checkpoint directory",
+            dir.display()
+        )))
     }
 }
 

@@ -130,7 +130,7 @@ impl StoredTensor {
                 let problem = format!(
                     "tensor `{name}` is stored as {other:?}, expected integers of 32 or 64 bits"
                 );
-                return Err(ModelError::Safetensors { path: path.to_path_buf(), problem });
+                return Err(ModelError::safetensors(path, problem));
             }
         };
         let mut bytes = vec![0_u8; self.shape.iter().product::<usize>() * size];

@@ -34,7 +34,12 @@ impl StepFunction {
         if finite && ascending && values.len() == edges.len() + 1 {
             Ok(Self { edges, values })
         } else {
-            Err(TheoryError::Steps { num_edges: edges.len(), num_values: values.len() })
+            Err(TheoryError::invalid(format!(
+                "a step function needs ascending finite edges and one value more than edges, not `{}` edges and `{}` \
+                 values",
+                edges.len(),
+                values.len()
+            )))
         }
     }
 

@@ -240,10 +240,13 @@ mod tests {
     #[test]
     fn invalid_settings_are_errors() {
         for (min, max) in [(0, 0), (6, 5)] {
-            assert_eq!(Bounds::new(min, max), Err(TheoryError::Bounds { min, max }));
+            let expected = TheoryError::Invalid(format!(
+                "candidate length bounds must satisfy min <= max and 1 <= max, not min `{min}`, max `{max}`"
+            ));
+            assert_eq!(Bounds::new(min, max).as_ref(), Err(&expected));
             let config = RejectionThresholdConfig { bounds: Bounds { min, max }, ..config(0.5) };
             let refused = StopRuleConfig::from(config).init().err();
-            assert_eq!(refused, Some(TheoryError::Bounds { min, max }));
+            assert_eq!(refused, Some(expected));
         }
         for stop_threshold in [-0.1, 1.1, f64::NAN] {
             assert!(config(stop_threshold).check().is_err());

@@ -40,7 +40,9 @@ impl Bounds {
         if 1 <= max && min <= max {
             Ok(Self { min, max })
         } else {
-            Err(TheoryError::Bounds { min, max })
+            Err(TheoryError::invalid(format!(
+                "candidate length bounds must satisfy min <= max and 1 <= max, not min `{min}`, max `{max}`"
+            )))
         }
     }
 }

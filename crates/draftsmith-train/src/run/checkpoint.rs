@@ -220,7 +220,11 @@ fn changed(path: &Path) -> TrainError {
 
 /// Builds the error for a state from which no run can resume.
 pub(crate) fn broken(path: &Path, problem: String) -> TrainError {
-    TrainError::State { path: path.to_path_buf(), problem }
+    TrainError::Invalid(format!(
+        "cannot resume from `{}`: {problem}; hint: delete the `checkpoint` directory that contains it to train from the \
+         beginning",
+        path.display()
+    ))
 }
 
 fn remove_dir(path: &Path) -> Result<(), TrainError> {
