@@ -2,7 +2,7 @@
 //! to do about it. Callers pass finished text, so this module uses no other module of the crate.
 
 use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use draftsmith_files::FileError;
 
@@ -13,52 +13,20 @@ pub enum DataError {
     #[error(transparent)]
     File(#[from] FileError),
     /// A file, or a line of one, is not JSON.
-    #[error("`{path}`, line {line}, column {column}: not JSON: {problem}; fix or remove that line")]
-    NotJson {
-        /// The file.
-        path: PathBuf,
-        /// The line, from 1.
-        line: usize,
-        /// The column in bytes, from 1; 0 if the text ends too early.
-        column: usize,
-        /// The parser's message.
-        problem: String,
-    },
+    #[error("{0}")]
+    NotJson(String),
     /// A file has changed since it was written.
-    #[error(
-        "`{path}` {problem}: it has changed since it was written; \
-         hint: `draftsmith build-data --repair` builds it again"
-    )]
-    CorruptShard {
-        /// The file.
-        path: PathBuf,
-        /// The file's size or hash, now and when it was written.
-        problem: String,
-    },
+    #[error("{0}")]
+    CorruptShard(String),
     /// The manifest, or a record next to a shard, is malformed.
-    #[error("`{path}` {problem}; hint: `draftsmith build-data --repair` writes it again")]
-    CorruptManifest {
-        /// The file.
-        path: PathBuf,
-        /// The parser's message.
-        problem: String,
-    },
+    #[error("{0}")]
+    CorruptManifest(String),
     /// A directory lacks some of its shards.
-    #[error("`{path}` is incomplete: of {count} shards it lacks {missing}")]
-    MissingShards {
-        /// The directory.
-        path: PathBuf,
-        /// The number of shards when all are built.
-        count: usize,
-        /// The names of the first missing shards, and how many more are missing.
-        missing: String,
-    },
+    #[error("{0}")]
+    MissingShards(String),
     /// A directory holds no response shards.
-    #[error("`{path}` holds no `responses-*.parquet`: run build-data first")]
-    NoShards {
-        /// The directory.
-        path: PathBuf,
-    },
+    #[error("{0}")]
+    NoShards(String),
     /// Any other problem. The message names the file, row or column.
     #[error("{0}")]
     Invalid(String),
@@ -84,6 +52,14 @@ impl DataError {
         Self::Invalid(format!("`{}`: {source}; build the data again", path.display()))
     }
 
+    /// Names the line and the column in bytes, both from 1; the column is 0 if the text ends too early.
+    pub(crate) fn not_json(path: &Path, line: usize, column: usize, problem: &str) -> Self {
+        let path = path.display();
+        Self::NotJson(format!(
+            "`{path}`, line {line}, column {column}: not JSON: {problem}; fix or remove that line"
+        ))
+    }
+
     /// Creates the error for invalid JSON in a text that begins at `line` and `column` of the file,
     /// both from 1. It names the position in the file.
     pub(crate) fn json(
@@ -95,12 +71,9 @@ impl DataError {
         let message = source.to_string();
         let problem =
             message.rsplit_once(" at line ").map_or(message.as_str(), |(problem, _)| problem);
-        Self::NotJson {
-            path: path.to_path_buf(),
-            line: line + source.line().saturating_sub(1),
-            column: if source.line() <= 1 { source.column() + column - 1 } else { source.column() },
-            problem: problem.to_owned(),
-        }
+        let is_first = source.line() <= 1;
+        let column = if is_first { source.column() + column - 1 } else { source.column() };
+        Self::not_json(path, line + source.line().saturating_sub(1), column, problem)
     }
 }
 

@@ -29,27 +29,11 @@ pub enum ModelError {
         problem: String,
     },
     /// A tensor whose shape contradicts config.json.
-    #[error("`{path}`: tensor `{tensor}` has shape {found:?}, config.json implies {expected:?}")]
-    Shape {
-        /// The file.
-        path: PathBuf,
-        /// The tensor's name.
-        tensor: String,
-        /// The shape in the file.
-        found: Vec<usize>,
-        /// The expected shape.
-        expected: Vec<usize>,
-    },
+    #[error("{0}")]
+    Shape(String),
     /// A tensor of a type that cannot be read.
-    #[error("`{path}`: tensor `{tensor}` is stored as {dtype}, expected f32, f16 or bf16")]
-    Dtype {
-        /// The file.
-        path: PathBuf,
-        /// The tensor's name.
-        tensor: String,
-        /// The tensor's type.
-        dtype: String,
-    },
+    #[error("{0}")]
+    Dtype(String),
     /// The device failed to return a result.
     #[error("the device failed: {0}")]
     Device(String),

@@ -16,54 +16,19 @@ pub enum TrainError {
     /// A row is invalid, or has a token outside the model's vocabulary.
     #[error(transparent)]
     Row(#[from] DataError),
-    /// There are too few rows to train and to validate.
-    #[error(
-        "{num_training} rows for training and {num_validation} for validation have labels, of \
-         {num_rows} in all ({num_unusable} have no response within {max_len} tokens), with \
-         `{section}.optimizer.validation_fraction` = {validation_fraction}{}: at least one of each is \
-         necessary; hint: build more data",
-        mixing_ratio.map(|ratio| format!(" and `{section}.mixing_ratio` = {ratio}")).unwrap_or_default()
-    )]
-    TooFewRows {
-        /// The recipe's section.
-        section: Section,
-        /// The number of rows in the input.
-        num_rows: usize,
-        /// The number of rows without a response within `max_len` tokens.
-        num_unusable: usize,
-        /// The number of training rows with a label, in the epoch that has the fewest.
-        num_training: usize,
-        /// The number of validation rows with a label.
-        num_validation: usize,
-        /// The longest sequence, in tokens: the frozen model's context or `adapter.max_len`.
-        max_len: usize,
-        /// The fraction of conversations held out.
-        validation_fraction: f64,
-        /// The fraction of positions without a label in the training of a head; `None` for other
-        /// trainings.
-        mixing_ratio: Option<f64>,
-    },
+    /// Too few rows have a label for training or for validation.
+    #[error("{0}")]
+    TooFewRows(String),
     /// The adapter does not fit the target.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A loss, a gradient or a prediction is NaN or infinite.
-    #[error(
-        "the {what} is not finite in epoch {epoch}, at rows {}: the learning rate may be too \
-         high (`{section}.optimizer.learning_rate`), or the {frozen}'s hidden states are broken there",
-        quoted(.row_ids)
-    )]
+    /// The loss, the gradient or a prediction is not finite.
+    #[error("{message}")]
     NotFinite {
-        /// The number that is not finite: `training loss`, `gradient` or `prediction`. If several
-        /// models are trained side by side, the name of the model is included.
-        what: String,
-        /// The epoch, counted from 1.
-        epoch: usize,
+        /// The whole message.
+        message: String,
         /// The ids of the batch's rows.
         row_ids: Vec<String>,
-        /// The recipe's section.
-        section: Section,
-        /// The frozen model: `draft` or `target`.
-        frozen: &'static str,
     },
     /// A file or directory cannot be read or written.
     #[error(transparent)]
@@ -83,6 +48,20 @@ pub enum TrainError {
 }
 
 impl TrainError {
+    /// Counts the rows for training (of the epoch that has the fewest), for validation, without a
+    /// response within `max_len` tokens, and in all. `settings` are the recipe's keys that decide.
+    pub(crate) fn too_few_rows(
+        [training, validation, unusable, all]: [usize; 4],
+        max_len: usize,
+        settings: &str,
+    ) -> Self {
+        Self::TooFewRows(format!(
+            "{training} rows for training and {validation} for validation have labels, of {all} in all ({unusable} have \
+             no response within {max_len} tokens), with {settings}: at least one of each is necessary; hint: build \
+             more data"
+        ))
+    }
+
     /// Describes the rollouts for training of a row.
     pub(crate) fn rollouts(id: &str, problem: &str) -> Self {
         Self::Invalid(format!(
@@ -103,10 +82,6 @@ impl TrainError {
 
 /// The name of a recipe's table, used in messages: `head`, or the kind of a drafter.
 pub type Section = &'static str;
-
-fn quoted(ids: &[String]) -> String {
-    ids.iter().map(|id| format!("`{id}`")).collect::<Vec<_>>().join(", ")
-}
 
 /// Wraps an I/O error with the operation and the path, for `map_err`.
 pub(crate) fn file_error<'a>(

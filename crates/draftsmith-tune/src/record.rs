@@ -17,8 +17,7 @@ use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };
 use draftsmith_recipe::kinds::NOTHING_DRAFTS;
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::watch::{Progress, Watch};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe};
 

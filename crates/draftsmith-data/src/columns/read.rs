@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Float64Type, UInt32Type};
 use arrow_array::{Array, ArrowPrimitiveType, RecordBatch};
-use draftsmith_files::open_regular;
+use draftsmith_files::open_file;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use parquet::basic::{Encoding, Type as PhysicalType};
@@ -52,7 +52,7 @@ pub(crate) fn not_whole(path: &Path, problem: &str) -> DataError {
 
 /// Opens a file and reads its footer.
 pub(crate) fn open(path: &Path) -> Result<Builder, DataError> {
-    let file = open_regular(path).map_err(|e| DataError::io("read", path, e))?;
+    let file = open_file(path)?;
     // Only Parquet's own schema is checked; the embedded Arrow schema may contradict it.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     guard(path, || Builder::try_new_with_options(file, options))
@@ -127,7 +127,7 @@ fn check_pages(
     metadata: &ParquetMetaData,
     mask: &ProjectionMask,
 ) -> Result<(), DataError> {
-    let file = Arc::new(open_regular(path).map_err(|e| DataError::io("read", path, e))?);
+    let file = Arc::new(open_file(path)?);
     for (group, column) in texts(metadata, mask) {
         guard(path, || {
             let num_rows = usize::try_from(group.num_rows())?;

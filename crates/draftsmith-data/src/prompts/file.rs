@@ -127,7 +127,7 @@ impl Records {
                 let position = RecordPosition::Item { line, item: *index };
                 match text.record(&bytes, position, (line, column)) {
                     // After invalid JSON, the beginning of the next record is unknown.
-                    Err(error @ DataError::NotJson { .. }) => Err(error),
+                    Err(error @ DataError::NotJson(_)) => Err(error),
                     record => Ok(Some(record)),
                 }
             }
@@ -289,12 +289,7 @@ impl TextReader {
     }
 
     fn error(&self, problem: &str) -> DataError {
-        DataError::NotJson {
-            path: self.path.clone(),
-            line: self.line,
-            column: self.column,
-            problem: problem.to_owned(),
-        }
+        DataError::not_json(&self.path, self.line, self.column, problem)
     }
 }
 

@@ -7,7 +7,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{Float64Type, Int32Type, Int64Type};
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field};
-use draftsmith_files::open_regular;
+use draftsmith_files::open_file;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
@@ -44,7 +44,7 @@ impl RecordTable {
     /// Opens a table. Columns of text, of lists and structures of text, and answers that are
     /// numbers are read.
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
-        let file = open_regular(path).map_err(|e| DataError::io("read", path, e))?;
+        let file = open_file(path)?;
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let builder =
             guard(path, || ParquetRecordBatchReaderBuilder::try_new_with_options(file, options))?;

@@ -75,7 +75,12 @@ impl ShardSet {
     /// As for [`Self::find`].
     pub fn find_among(dir: &Path, wanted: impl Fn(usize) -> bool) -> Result<Self, DataError> {
         let mut found = shard_files(dir)?.into_iter().filter(|(index, _)| wanted(*index));
-        let first = found.next().ok_or_else(|| DataError::NoShards { path: dir.to_path_buf() })?;
+        let first = found.next().ok_or_else(|| {
+            let dir = dir.display();
+            DataError::NoShards(format!(
+                "`{dir}` holds no `responses-*.parquet`: run build-data first"
+            ))
+        })?;
         let (provenance, position) = shard_header(&first)?;
         let mut present = BTreeMap::from([first.clone()]);
         for file in found {
@@ -115,7 +120,9 @@ impl ShardSet {
         if num_missing > named.len() {
             missing += &format!(" and {} more", num_missing - named.len());
         }
-        Err(DataError::MissingShards { path: self.dir.clone(), count: self.count, missing })
+        let (path, count) = (self.dir.display(), self.count);
+        let message = format!("`{path}` is incomplete: of {count} shards it lacks {missing}");
+        Err(DataError::MissingShards(message))
     }
 
     /// Reads the rows of the shards.

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use draftsmith_files::read_bytes;
+use draftsmith_files::read_file;
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 
@@ -71,7 +71,7 @@ pub(super) fn tensors_of(
 /// # Errors
 /// If the file is truncated or malformed.
 pub fn read_metadata(path: &Path) -> Result<BTreeMap<String, String>, ModelError> {
-    let bytes = read_bytes(path).map_err(|e| ModelError::io("read", path, e))?;
+    let bytes = read_file(path)?;
     let (_, metadata) =
         SafeTensors::read_metadata(&bytes).map_err(|e| ModelError::safetensors(path, e))?;
     Ok(metadata.metadata().clone().unwrap_or_default().into_iter().collect())

@@ -360,12 +360,11 @@ impl WeightReader {
         };
         let file = &self.files[*number];
         if stored.shape != expected {
-            return Err(ModelError::Shape {
-                path: file.path.clone(),
-                tensor: name.to_owned(),
-                found: stored.shape.clone(),
-                expected: expected.to_vec(),
-            });
+            return Err(ModelError::Shape(format!(
+                "`{}`: tensor `{name}` has shape {:?}, config.json implies {expected:?}",
+                file.path.display(),
+                stored.shape
+            )));
         }
         Ok((file, stored))
     }

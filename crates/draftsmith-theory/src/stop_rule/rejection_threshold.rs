@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings};
 use super::{
     Bounds, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, StopRule, StopRuleEntry,
     StopRuleName,
@@ -41,15 +41,14 @@ impl RejectionThresholdConfig {
             family: RuleFamily::Head,
             heads: &[HeadTiming::AfterRead, HeadTiming::AtDraw, HeadTiming::BeforeDraw],
             settings: RuleSettings::Grid(Grid {
-                doc: "SpecDec++'s h: a round ends when the predicted probability of a rejection exceeds it; needs a head",
-                values: SettingKind::Probability,
                 default: &[0.1, 0.3, 0.5, 0.7, 0.9],
                 self_draft_default: &[0.1, 0.3, 0.5, 0.7, 0.9],
-                options: &[],
-                sweep: Sweep::Probabilities,
-                config: |stop_threshold, _, bounds| {
-                    Self { stop_threshold, without_lag: false, bounds }.into()
-                },
+                ..Grid::of_probabilities(
+                    "SpecDec++'s h: a round ends when the predicted probability of a rejection exceeds it; needs a head",
+                    |stop_threshold, _, bounds| {
+                        Self { stop_threshold, without_lag: false, bounds }.into()
+                    },
+                )
             }),
         },
         StopRuleEntry {
@@ -59,17 +58,12 @@ impl RejectionThresholdConfig {
             family: RuleFamily::Head,
             // With a head that looks ahead both forms are the same.
             heads: &[HeadTiming::AfterRead],
-            settings: RuleSettings::Grid(Grid {
-                doc: "SpecDec++'s h without the paper's lag of one candidate",
-                values: SettingKind::Probability,
-                default: &[],
-                self_draft_default: &[],
-                options: &[],
-                sweep: Sweep::Probabilities,
-                config: |stop_threshold, _, bounds| {
+            settings: RuleSettings::Grid(Grid::of_probabilities(
+                "SpecDec++'s h without the paper's lag of one candidate",
+                |stop_threshold, _, bounds| {
                     Self { stop_threshold, without_lag: true, bounds }.into()
                 },
-            }),
+            )),
         },
     ];
 }

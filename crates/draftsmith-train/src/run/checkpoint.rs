@@ -15,10 +15,9 @@
 //! `progress.rs`, and settings that it reads to the fingerprint.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::{hash_bytes, paths_in, write_whole};
+use draftsmith_files::{hash_bytes, if_present, paths_in, write_whole};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -228,10 +227,7 @@ pub(crate) fn broken(path: &Path, problem: String) -> TrainError {
 }
 
 fn remove_dir(path: &Path) -> Result<(), TrainError> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(file_error("remove", path)(error)),
-        _ => Ok(()),
-    }
+    if_present(fs::remove_dir_all(path)).map(drop).map_err(file_error("remove", path))
 }
 
 #[cfg(test)]
