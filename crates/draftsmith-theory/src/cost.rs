@@ -102,23 +102,21 @@ impl CostModel {
     /// target's.
     pub fn fit(runs: &[TimedCounts]) -> Result<CostFit, TheoryError> {
         for (index, &TimedCounts { seconds, .. }) in runs.iter().enumerate() {
-            if !(seconds > 0.0 && seconds.is_finite()) {
-                return Err(TheoryError::invalid(format!(
-                    "run `{index}` must have a positive finite time, not `{seconds}` seconds"
-                )));
-            }
+            TheoryError::ensure(seconds > 0.0 && seconds.is_finite(), || {
+                format!("run `{index}` must have a positive finite time, not `{seconds}` seconds")
+            })?;
         }
         let columns: [Vec<f64>; 3] = std::array::from_fn(|column| {
             runs.iter().map(|run| regressors(&run.counts)[column] / run.seconds).collect()
         });
         let times = vec![1.0; runs.len()];
 
-        if least_squares(&columns, &[0, 1], &times).is_none() {
-            return Err(TheoryError::invalid(format!(
+        TheoryError::ensure(least_squares(&columns, &[0, 1], &times).is_some(), || {
+            format!(
                 "`{}` runs do not separate the draft's cost from the target's: pool runs of several candidate lengths",
                 runs.len()
-            )));
-        }
+            )
+        })?;
         let rows_separable = least_squares(&columns, &[0, 1, 2], &times).is_some();
         let allowed: &[usize] = if rows_separable { &[0, 1, 2] } else { &[0, 1] };
         let coefficients = non_negative_least_squares(&columns, allowed, &times)

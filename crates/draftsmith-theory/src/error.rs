@@ -24,6 +24,11 @@ impl TheoryError {
         Self::Invalid(message.into())
     }
 
+    /// Returns an error with this message unless the condition `holds`.
+    pub(crate) fn ensure(holds: bool, message: impl FnOnce() -> String) -> Result<(), Self> {
+        if holds { Ok(()) } else { Err(Self::Invalid(message())) }
+    }
+
     /// Checks that a setting is in its range.
     pub(crate) fn check(
         is_valid: bool,
@@ -31,11 +36,7 @@ impl TheoryError {
         range: &'static str,
         value: f64,
     ) -> Result<(), Self> {
-        if is_valid {
-            Ok(())
-        } else {
-            Err(Self::invalid(format!("{name} must {range}, not `{value}`")))
-        }
+        Self::ensure(is_valid, || format!("{name} must {range}, not `{value}`"))
     }
 
     /// Checks that a setting is a probability.

@@ -38,12 +38,10 @@ impl RoundCosts {
         verify_seconds: Vec<f64>,
     ) -> Result<Self, TheoryError> {
         let is_time = |seconds: &f64| *seconds >= 0.0 && seconds.is_finite();
-        if verify_seconds.is_empty() || !draft_seconds.values().chain(&verify_seconds).all(is_time)
-        {
-            return Err(TheoryError::invalid(
-                "costs of rounds need a verification, and times that are finite and not negative",
-            ));
-        }
+        let are_times = draft_seconds.values().chain(&verify_seconds).all(is_time);
+        TheoryError::ensure(are_times && !verify_seconds.is_empty(), || {
+            "costs of rounds need a verification, and times that are finite and not negative".into()
+        })?;
         Ok(Self { draft_seconds, verify_seconds })
     }
 

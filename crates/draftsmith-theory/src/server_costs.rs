@@ -54,21 +54,20 @@ impl ServerCosts {
                 && cell.prompt_token_seconds.is_finite()
                 && cell.block_seconds.iter().all(is_time)
                 && cells[..nth].iter().all(|other| key(other) != key(cell));
-            if !is_valid {
-                let (num_candidates, batch_size) = key(cell);
-                return Err(TheoryError::invalid(format!(
+            let (num_candidates, batch_size) = key(cell);
+            TheoryError::ensure(is_valid, || {
+                format!(
                     "the cell of batch size {batch_size} and {num_candidates} candidates is there twice, has no block, \
                      or has a time or batch size that is not above 0"
-                )));
-            }
+                )
+            })?;
         }
-        match cells.iter().any(|cell| cell.num_candidates == 0) {
-            true => Ok(Self { cells }),
-            false => Err(TheoryError::invalid(
-                "no cell is of a server without speculation, which every speed-up is over; hint: start the server \
-                 without it and run `draftsmith server costs` with `--candidates 0`",
-            )),
-        }
+        TheoryError::ensure(cells.iter().any(|cell| cell.num_candidates == 0), || {
+            "no cell is of a server without speculation, which every speed-up is over; hint: start the server without \
+             it and run `draftsmith server costs` with `--candidates 0`"
+                .into()
+        })?;
+        Ok(Self { cells })
     }
 
     /// Returns the batch sizes that were measured without speculation, ascending.

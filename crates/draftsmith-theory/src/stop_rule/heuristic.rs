@@ -46,13 +46,11 @@ impl HeuristicConfig {
 impl RuleConfig for HeuristicConfig {
     fn check(&self) -> Result<(), TheoryError> {
         let Self { initial_length, bounds: Bounds { min, max } } = *self;
-        if (min..=max).contains(&initial_length) {
-            Ok(())
-        } else {
-            Err(TheoryError::invalid(format!(
+        TheoryError::ensure((min..=max).contains(&initial_length), || {
+            format!(
                 "initial_length `{initial_length}` must lie within the bounds, `{min}` to `{max}`"
-            )))
-        }
+            )
+        })
     }
 
     fn rule(&self) -> Box<dyn StopRule> {
