@@ -1,7 +1,7 @@
 //! The file in which vLLM's `ExampleHiddenStatesConnector` stores the hidden states of a request:
 //! safetensors with `hidden_states`, `[tokens, layers, width]`, and `token_ids`, `[tokens]`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -255,10 +255,7 @@ pub(crate) fn files_of(dir: &Path, name: &str) -> Vec<PathBuf> {
         let own = name.strip_suffix(".lock").unwrap_or(name);
         own.starts_with(&begin).then(|| path.with_file_name(own))
     });
-    let mut own: Vec<PathBuf> = own.collect();
-    own.sort();
-    own.dedup();
-    own
+    own.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Deletes a file with its lock. Returns false if the server holds it, or it cannot be deleted.

@@ -11,7 +11,7 @@
 //! k) − V(B·(1 + k)) is the time of k steps of the drafter. With independent kᵢ, a round takes E
 //! V(B + Σkᵢ) + E D(B, max kᵢ) on average. Look-ups have D = 0.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::TheoryError;
 
@@ -80,11 +80,8 @@ impl ServerCosts {
 
     /// Returns the measured numbers of candidates above 0, ascending.
     pub fn lengths(&self) -> Vec<usize> {
-        let mut lengths: Vec<usize> = self.cells.iter().map(|cell| cell.num_candidates).collect();
-        lengths.sort_unstable();
-        lengths.dedup();
-        lengths.retain(|length| *length > 0);
-        lengths
+        let lengths = self.cells.iter().map(|cell| cell.num_candidates).filter(|it| *it > 0);
+        lengths.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Builds the table of round times from all blocks.

@@ -8,6 +8,7 @@ pub(crate) mod learner;
 pub(crate) mod scores;
 pub(crate) mod settings;
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 
 use burn::module::Module;
@@ -214,13 +215,11 @@ fn lessons_of<S: StateTraining>(
         one.check_layers(num_layers)?;
         one.config(target, None)?;
     }
-    let mut layers: Vec<usize> = trainings.iter().flat_map(|one| one.layers(num_layers)).collect();
-    layers.sort_unstable();
-    layers.dedup();
+    let layers: BTreeSet<usize> = trainings.iter().flat_map(|one| one.layers(num_layers)).collect();
     Ok(Lessons {
         section: S::Network::KIND,
         label: S::LABEL,
-        layers,
+        layers: layers.into_iter().collect(),
         reads_tokens: S::READS_TOKENS,
         settings: first.common,
     })

@@ -3,7 +3,7 @@
 //! An index may only name files in its own directory. These may be symbolic links to other
 //! directories, as in Hugging Face's cache.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
 use crate::error::{ModelError, read_json};
@@ -88,11 +88,8 @@ fn files_of(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>, Mo
         WeightFiles::Single(name) => Ok(vec![name.to_owned()]),
         WeightFiles::Sharded { index, file_of } => {
             let wanted = file_of.into_iter().filter(|(tensor, _)| wanted(tensor));
-            let mut names: Vec<String> = wanted.map(|(_, file)| file).collect();
-            names.push(index.to_owned());
-            names.sort();
-            names.dedup();
-            Ok(names)
+            let names = wanted.map(|(_, file)| file).chain([index.to_owned()]);
+            Ok(names.collect::<BTreeSet<_>>().into_iter().collect())
         }
     }
 }
