@@ -49,9 +49,11 @@ impl ChatFormat {
         let path = Path::new(chosen);
         let source = match BUILT_IN.iter().find(|(name, _)| *name == chosen) {
             Some((_, source)) => (*source).to_owned(),
-            None => read_text(path).map_err(|source| DataError::ChosenTemplate {
-                chosen: chosen.to_owned(),
-                source,
+            None => read_text(path).map_err(|source| {
+                DataError::invalid(format!(
+                    "cannot read the chat template `{chosen}`: {source}; hint: give `vicuna`, `llama-2`, `alpaca`, \
+                     `none` or the path of a Jinja file"
+                ))
             })?,
         };
         Ok(Self::Template(ChatTemplate::with_tokens_of(dir, path, source)?.into()))

@@ -106,11 +106,8 @@ impl ChatTemplate {
     }
 
     fn new(path: PathBuf, source: String, config: TokenizerConfig) -> Result<Self, DataError> {
-        program::check(&plain_source(&source)).map_err(|e| DataError::Text {
-            path: path.clone(),
-            action: "parse the chat template",
-            problem: describe(&e),
-        })?;
+        program::check(&plain_source(&source))
+            .map_err(|e| DataError::text(&path, "parse the chat template", &describe(&e)))?;
         Ok(Self { path, source, special_tokens: config.special_tokens, date: DATE })
     }
 
@@ -120,7 +117,10 @@ impl ChatTemplate {
     /// # Errors
     /// If the text is not a date.
     pub fn with_date(self, date: &str) -> Result<Self, DataError> {
-        let date = date.parse().map_err(|_| DataError::Date(date.to_owned()))?;
+        let date = date.parse().map_err(|_| {
+            let expected = "is not a date, expected one such as `2026-01-31`";
+            DataError::invalid(format!("`{date}` {expected}"))
+        })?;
         Ok(Self { date, ..self })
     }
 
@@ -152,10 +152,8 @@ impl ChatTemplate {
         context.extend(special_tokens.map(|(name, token)| (*name, Value::from(token.as_str()))));
         let source = plain_source(&self.source);
         let date = self.date.and_time(NaiveTime::MIN);
-        program::run(&source, Value::from_pairs(context), allowance, date).map_err(|e| {
-            let (path, action) = (self.path.clone(), "render these messages");
-            DataError::Text { path, action, problem: describe(&e) }
-        })
+        program::run(&source, Value::from_pairs(context), allowance, date)
+            .map_err(|e| DataError::text(&self.path, "render these messages", &describe(&e)))
     }
 
     /// Yields the special tokens that the template can use, with their names.

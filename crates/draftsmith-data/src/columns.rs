@@ -17,7 +17,9 @@ use parquet::file::metadata::KeyValue;
 use parquet::file::properties::{EnabledStatistics, WriterProperties};
 use parquet::schema::types::ColumnPath;
 
-pub(crate) use read::{bad_provenance, check_encodings, entries, guard, open, read_rows};
+pub(crate) use read::{
+    bad_provenance, check_encodings, entries, guard, not_whole, open, read_rows,
+};
 #[cfg(test)]
 pub(crate) use write::to_array;
 pub(crate) use write::write_rows;

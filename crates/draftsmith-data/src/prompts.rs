@@ -194,9 +194,11 @@ impl Prompts {
         if self.num_prompts > 0 {
             return Ok(None);
         }
-        let path = self.path.clone();
         Err(if self.malformed.first.is_empty() {
-            DataError::NoPrompts { path, forms: PROMPT_FORMS }
+            DataError::invalid(format!(
+                "`{}` holds no prompts: give one JSON object per line with {PROMPT_FORMS}",
+                self.path.display()
+            ))
         } else {
             self.malformed.first.remove(0)
         })

@@ -86,7 +86,7 @@ pub fn read_rollouts(
     let known = |size| rows.iter().try_for_each(|row: &RolloutRow| row.check_ids(size));
     let checked = validate_file(&rows, &provenance);
     let checked = checked.and_then(|()| vocab_size.map_or(Ok(()), known));
-    checked.map_err(|source| DataError::row_in_file(path, source))?;
+    checked.map_err(|source| DataError::row_in_file(path, &source))?;
     Ok((rows, provenance))
 }
 

@@ -60,14 +60,20 @@ impl TextTokenizer {
         let bytes = read_bytes(&path).map_err(|e| {
             match OLD_FILES.into_iter().find(|old| dir.join(old).is_file()) {
                 Some(found) if e.kind() == std::io::ErrorKind::NotFound => {
-                    DataError::OldTokenizer { path: dir.to_path_buf(), found }
+                    let dir = dir.display();
+                    DataError::invalid(format!(
+                        "`{dir}` has `{found}`, but draftsmith needs a `tokenizer.json`; hint: convert it: python -c \
+                         \"from transformers import AutoTokenizer as T; \
+                         T.from_pretrained('{dir}').save_pretrained('{dir}')\" (with the packages transformers, \
+                         sentencepiece and protobuf)"
+                    ))
                 }
                 _ => DataError::io("read", &path, e),
             }
         })?;
         if let Some(length) = longest_text(&bytes).filter(|length| *length > MAX_TEXT_BYTES) {
             let problem = format!("it has a text of {length} bytes, longer than any token");
-            return Err(DataError::Text { path, action: "load the tokenizer", problem });
+            return Err(DataError::text(&path, "load the tokenizer", &problem));
         }
         let config = TokenizerConfig::from_model_dir(dir)?;
         let mut notes = Vec::new();
@@ -120,9 +126,19 @@ impl TextTokenizer {
             ChatFormat::Template(template) => self.encode(&template.render(messages, true)?, false),
             ChatFormat::LastUserText => {
                 let last = messages.iter().rfind(|message| message.role == "user");
-                self.encode(&last.ok_or(DataError::NoUserMessage)?.content, true)
+                let last = last.ok_or_else(|| {
+                    DataError::invalid(
+                        "the chat has no user message, so there is nothing to answer: add one",
+                    )
+                })?;
+                self.encode(&last.content, true)
             }
-            ChatFormat::Unknown(dir) => Err(DataError::NoTemplate { path: dir.clone() }),
+            ChatFormat::Unknown(dir) => Err(DataError::invalid(format!(
+                "`{}` has no chat template, so the format of a chat is unknown; hint: choose one with \
+                 `--chat-template` or a recipe's `models.chat_template`: `vicuna`, `llama-2`, `alpaca`, a Jinja file, \
+                 or `none` to encode only the last user text",
+                dir.display()
+            ))),
         }
     }
 
@@ -164,7 +180,7 @@ impl TextTokenizer {
     /// Checks that target and draft have the same vocabulary.
     ///
     /// # Errors
-    /// [`DataError::TokenizersDiffer`] with both files and the smallest id at which they differ.
+    /// If they differ. The error names both files and the smallest id at which they differ.
     pub fn check_shared(target: &Self, draft: &Self) -> Result<(), DataError> {
         let (target_tokens, draft_tokens) = (target.tokens_by_id(), draft.tokens_by_id());
         let different = target_tokens
@@ -177,15 +193,14 @@ impl TextTokenizer {
             Some(token) => format!("`{token}`"),
             None => "no token".to_owned(),
         };
-        Err(DataError::TokenizersDiffer {
-            target: target.path.clone(),
-            draft: draft.path.clone(),
-            difference: format!(
-                "id {id} is {} in the target's and {} in the draft's",
-                describe(target_tokens.get(id)),
-                describe(draft_tokens.get(id))
-            ),
-        })
+        Err(DataError::invalid(format!(
+            "`{}` and `{}` are different tokenizers: id {id} is {} in the target's and {} in the draft's; a draft \
+             must have its target's vocabulary",
+            target.path.display(),
+            draft.path.display(),
+            describe(target_tokens.get(id)),
+            describe(draft_tokens.get(id))
+        )))
     }
 
     /// Returns the vocabulary by id. If an id has several tokens, the last in sorted order is kept.
@@ -293,7 +308,7 @@ fn guard<T>(
         Ok(Err(e)) => e.to_string(),
         Err(panic) => panic,
     };
-    Err(DataError::Text { path: path.to_path_buf(), action, problem })
+    Err(DataError::text(path, action, &problem))
 }
 
 #[cfg(test)]

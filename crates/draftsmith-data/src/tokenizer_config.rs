@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::read_text;
+use draftsmith_files::{if_present, read_text};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
@@ -201,11 +201,7 @@ fn prepends_always(normalizer: Option<&NormalizerWrapper>) -> bool {
 
 /// Reads a text file; `None` if it does not exist.
 pub(crate) fn read_if_present(path: &Path) -> Result<Option<String>, DataError> {
-    match read_text(path) {
-        Ok(text) => Ok(Some(text)),
-        Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(e) => Err(DataError::io("read", path, e)),
-    }
+    if_present(read_text(path)).map_err(|e| DataError::io("read", path, e))
 }
 
 /// Reads a file that is a JSON object. It has no keys if it does not exist or is null.
@@ -280,6 +276,5 @@ fn token_text(path: &Path, key: &str, token: &Value) -> Result<String, DataError
 }
 
 fn error(path: &Path, key: &str, problem: &str) -> DataError {
-    let (path, key) = (path.to_path_buf(), key.to_owned());
-    DataError::Config { path, key, problem: problem.to_owned() }
+    DataError::invalid(format!("`{}`: key `{key}` {problem}", path.display()))
 }

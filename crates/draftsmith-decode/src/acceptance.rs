@@ -16,7 +16,7 @@ use draftsmith_theory::{HeadEstimate, SoftmaxSummary};
 
 use crate::drafter::DraftStep;
 use crate::error::DecodeError;
-use crate::session::{check_logits, to_host};
+use crate::session::{check_logits, not_finite, to_host};
 
 /// The maximum number of cached embedding projections, one per token: 64 MiB for a drafter of
 /// hidden size 4,096.
@@ -246,7 +246,7 @@ impl<'m> Acceptance<'m> {
     pub(crate) fn acceptance_prob(logit: f32, num_tokens: usize) -> Result<f64, DecodeError> {
         let prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
         if prob.is_nan() {
-            return Err(DecodeError::NotFinite { role: "acceptance head", num_tokens });
+            return Err(not_finite("acceptance head", num_tokens));
         }
         Ok(prob)
     }

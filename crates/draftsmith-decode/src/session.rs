@@ -313,7 +313,11 @@ impl<'m> ModelSession<'m> {
         check_fits(prompt, self.cache.capacity(), self.role)?;
         let vocab_size = self.model.shape().vocab_size;
         match prompt.iter().find(|id| **id as usize >= vocab_size) {
-            Some(id) => Err(DecodeError::UnknownToken { id: *id, vocab_size, role: self.role }),
+            Some(id) => Err(DecodeError::Invalid(format!(
+                "token id {id} is outside the {}'s vocabulary of {vocab_size}: the tokenizer does not belong to this \
+                 model",
+                self.role
+            ))),
             None => Ok(()),
         }
     }
@@ -360,7 +364,14 @@ pub(crate) fn check_logits(
     let are_all_fine = logits.iter().fold(true, |fine, logit| fine & (*logit < f32::INFINITY));
     let has_finite = |row: &[f32]| row.iter().any(|logit| *logit > f32::NEG_INFINITY);
     let are_all_fine = are_all_fine && logits.chunks(vocab_size).all(has_finite);
-    if are_all_fine { Ok(()) } else { Err(DecodeError::NotFinite { role, num_tokens }) }
+    if are_all_fine { Ok(()) } else { Err(not_finite(role, num_tokens)) }
+}
+
+/// Describes a model, such as `draft` or `acceptance head`, after the tokens that it had read.
+pub(crate) fn not_finite(role: &str, num_tokens: usize) -> DecodeError {
+    DecodeError::Invalid(format!(
+        "the {role}'s logits are not finite after {num_tokens} tokens: its weights are broken, or too large for f32"
+    ))
 }
 
 /// Copies rows to the host in one sync, or in none if they are already there.
@@ -373,7 +384,7 @@ pub(crate) fn to_host<const N: usize>(
             ModelError::Device(message) => message,
             other => other.to_string(),
         };
-        DecodeError::Device { role, message }
+        DecodeError::Invalid(format!("the device failed while it ran the {role}: {message}"))
     })
 }
 

@@ -75,6 +75,17 @@ pub fn read_text(path: impl AsRef<Path>) -> std::io::Result<String> {
     String::from_utf8(read_bytes(path)?).map_err(not_text)
 }
 
+/// Turns the error of a file that does not exist into `None`.
+///
+/// # Errors
+/// Any other error.
+pub fn if_present<T>(found: std::io::Result<T>) -> std::io::Result<Option<T>> {
+    match found {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        found => found.map(Some),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

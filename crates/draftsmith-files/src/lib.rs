@@ -23,7 +23,7 @@ mod room;
 mod temporary;
 mod whole;
 
-pub use error::{FileError, open_file, open_regular, read_bytes, read_file, read_text};
+pub use error::{FileError, if_present, open_file, open_regular, read_bytes, read_file, read_text};
 pub use hash::{hash_bytes, hash_file, hex};
 pub use json::{JsonError, Notation, parse_json, parse_json_value, parse_toml, plain_problem};
 pub use room::{NoRoom, check_room, in_bytes};

@@ -273,7 +273,7 @@ impl AcceptanceHead {
                 config.hidden_size
             );
             let path = dir.join("config.json");
-            return Err(ModelError::Config { path, key: "hidden_size", problem });
+            return Err(ModelError::config(&path, "hidden_size", problem));
         }
         let path = dir.join("model.safetensors");
         let mut reader = WeightReader::open_file(&path)?;
@@ -392,20 +392,19 @@ fn read_tied_block(
         match &first {
             None => first = Some((depth, block)),
             Some((other, first)) if !same(first, &block) => {
-                let problem = format!(
-                    "`{}` differs from `{}`, but in this schema all blocks are the same one: the \
-                     file was written untied, and the authors' class would misread it too",
+                return Err(ModelError::Invalid(format!(
+                    "`{}`: `{}` differs from `{}`, but in this schema all blocks are the same one: the file was written \
+                     untied, and the authors' class would misread it too",
+                    reader.path.display(),
                     name(depth),
                     name(*other)
-                );
-                return Err(ModelError::HeadSchema { path: reader.path.clone(), problem });
+                )));
             }
             Some(_) => {}
         }
     }
     if config.num_layers > 0 && first.is_none() {
-        let tensor = format!("{}.weight", name(0));
-        return Err(ModelError::MissingTensor { path: reader.path.clone(), tensor });
+        return Err(reader.missing(&format!("{}.weight", name(0))));
     }
     Ok(first.map(|(_, block)| block))
 }

@@ -106,7 +106,10 @@ impl AdapterConfig {
     pub fn new(target: &ModelConfig, exit_layer: usize) -> Result<Self, ModelError> {
         let num_layers = target.shape.num_layers;
         if exit_layer >= num_layers {
-            return Err(ModelError::ExitLayer { exit_layer, num_layers });
+            return Err(ModelError::Invalid(format!(
+                "exit layer {exit_layer} of a target with {num_layers} layers: expected 0 to {}",
+                num_layers.saturating_sub(1)
+            )));
         }
         let mut model = target.clone();
         // The adapter has a sliding window only if every layer of the target has one.

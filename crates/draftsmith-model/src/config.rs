@@ -195,10 +195,7 @@ fn read_architecture(path: &Path, keys: &Map<String, Value>) -> Result<Architect
     let known = |architecture: &Architecture| architecture.model_type() == model_type;
     Architecture::ALL.into_iter().find(known).ok_or_else(|| {
         let known = Architecture::ALL.map(|known| format!("`{}`", known.model_type())).join(", ");
-        ModelError::Config {
-            path: path.to_path_buf(),
-            key: "model_type",
-            problem: format!("is `{model_type}`, which is not supported; expected one of {known}"),
-        }
+        let problem = format!("is `{model_type}`, which is not supported; expected one of {known}");
+        ModelError::config(path, "model_type", problem)
     })
 }

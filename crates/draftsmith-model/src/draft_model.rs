@@ -24,10 +24,12 @@ impl AdapterConfig {
     /// If no layer of the target's family can express the adapter's computation.
     pub fn draft_model(&self, target: &ModelConfig) -> Result<ModelConfig, ModelError> {
         if self.architecture == AdapterArchitecture::MlpOnly {
-            return Err(ModelError::NoDraftModel {
-                architecture: self.architecture.to_string(),
-                family: target.architecture.name(),
-            });
+            return Err(ModelError::Invalid(format!(
+                "an adapter of architecture `{}` cannot be a draft model, because no layer of {} computes it; train \
+                 another architecture, best `decoder-layer`",
+                self.architecture,
+                target.architecture.name()
+            )));
         }
         let mut model = target.clone();
         let own_layers = self.model.shape.num_layers;

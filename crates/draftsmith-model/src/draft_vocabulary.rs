@@ -100,10 +100,8 @@ impl DraftVocabulary {
     ) -> Result<Self, ModelError> {
         let ids = reader.take_ids(DRAFT_VOCABULARY, len, vocab_size)?;
         if ids.is_empty() || !ids.is_sorted_by(|a, b| a < b) {
-            return Err(ModelError::Safetensors {
-                path: reader.path.clone(),
-                problem: format!("tensor `{DRAFT_VOCABULARY}` has ids that do not rise"),
-            });
+            let problem = format!("tensor `{DRAFT_VOCABULARY}` has ids that do not rise");
+            return Err(ModelError::safetensors(&reader.path, problem));
         }
         Ok(Self::new(ids))
     }
@@ -152,7 +150,7 @@ impl DraftVocabulary {
                 Ok(true) => Ok(vocabulary),
                 Ok(false) => {
                     let problem = format!("tensors `{OFFSETS}` and `{MASK}` name different tokens");
-                    Err((false, ModelError::Safetensors { path: reader.path.clone(), problem }))
+                    Err((false, ModelError::safetensors(&reader.path, problem)))
                 }
                 Err(error) => Err((false, error)),
             };
@@ -164,7 +162,7 @@ impl DraftVocabulary {
                 "tensor `{OFFSETS}` has offsets that do not lead to different target ids below {vocab_size}"
             ),
         };
-        Err((are_ids, ModelError::Safetensors { path: reader.path.clone(), problem }))
+        Err((are_ids, ModelError::safetensors(&reader.path, problem)))
     }
 
     /// Computes the fraction of counted tokens that are in the vocabulary; 1 if no token was

@@ -26,8 +26,12 @@ pub fn check_trained_with<E: From<ModelError>>(
     if then == now {
         return Ok(());
     }
-    let (path, then) = (dir.to_path_buf(), then.to_owned());
-    Err(ModelError::TrainedWith { what, path, of, then, now }.into())
+    Err(ModelError::Invalid(format!(
+        "the {what} in `{}` was trained with another {of} (hash {then}, this one's is {now}); hint: train it again, or \
+         use the {of} it belongs to",
+        dir.display()
+    ))
+    .into())
 }
 
 /// Hashes the weights of a head or an adapter in `dir`, together with its `shape`. `hash` hashes

@@ -27,8 +27,9 @@ use draftsmith_data::ResponseRow;
 use draftsmith_decode::NamedParts;
 use draftsmith_files::parse_toml;
 use draftsmith_model::{CausalLm, DrafterDir, DrafterModel, HeadForm, ModelConfig, WeightDtype};
-use draftsmith_theory::{Bounds, DrafterId, HeadTiming, RoundForwards, StopRuleConfig};
-use draftsmith_theory::{DecodingName, ModelSummary, Road};
+use draftsmith_theory::{
+    Bounds, DecodingName, DrafterId, HeadTiming, ModelSummary, Road, RoundForwards, StopRuleConfig,
+};
 use draftsmith_train::{
     Ending, FeatureFormat, HeadLabels, HeadTraining, LessonSettings, TrainError, TrainedExport,
     TrainingRun,

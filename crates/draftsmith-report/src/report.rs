@@ -26,8 +26,9 @@ use minijinja::{AutoEscape, Environment, UndefinedBehavior, Value, context};
 
 use self::look::Look;
 use crate::error::Result;
-use crate::results::FilledTable;
-use crate::results::{EvaluationSummary, Group, Replay, ReplayRow, ResultRow, groups, in_order};
+use crate::results::{
+    EvaluationSummary, FilledTable, Group, Replay, ReplayRow, ResultRow, groups, in_order,
+};
 use crate::table::{explained, results_table, standard_table};
 use crate::text::{counted, gain, number, percent, sentence_case, times, typeset};
 

@@ -20,13 +20,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::time::Duration;
 
-use draftsmith_files::{FileError, parse_json, read_bytes};
+use draftsmith_files::{parse_json, read_file};
 use draftsmith_theory::{
     Counts, Decoding, DrafterId, Round, TokenChoice, Trace, expected_tokens_per_round, setting_text,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-pub(crate) use draftsmith_theory::{Estimate, StopRuleName};
+pub(crate) use draftsmith_theory::{DecodingName, DrafterName, Estimate, Road, StopRuleName};
 pub(crate) use group::{Group, groups};
 pub use heads::{Algorithm2, CurvePoint, HeadOnSet, HeadRace, JudgedHead};
 pub use replay::{
@@ -43,7 +43,6 @@ pub use verdict::{Conclusion, DeployAdvice, GroupVerdict, LEAST_PROMPTS, Measure
 
 use crate::error::{ReportError, Result};
 use crate::text::number;
-pub(crate) use draftsmith_theory::{DecodingName, DrafterName, Road};
 
 /// The category of rows over all prompts of a dataset.
 pub const ALL_CATEGORIES: &str = "all";
@@ -358,8 +357,7 @@ pub fn results_to_json(rows: &[ResultRow]) -> Result<String> {
 /// # Errors
 /// If the file cannot be read, or is not a list of rows.
 pub fn read_results(path: &Path) -> Result<Vec<ResultRow>> {
-    let text = read_bytes(path).map_err(|error| FileError::new("read", path, error))?;
-    parse_json(path, &text)
+    parse_json(path, &read_file(path)?)
         .map_err(|source| ReportError::NotRows { path: path.to_path_buf(), source })
 }
 

@@ -16,9 +16,8 @@ use minijinja::{Value, context};
 
 use crate::text::{WIDTH, sentence_case, typeset, width_of, wrapped};
 
-pub(crate) use heads::head_race_table;
-pub(crate) use heads::scores_table;
 pub use heads::{SweptHead, render_head_race, render_predictions, render_sweep_table};
+pub(crate) use heads::{head_race_table, scores_table};
 pub use pairs::{RowPair, pair_rows, render_pairs};
 pub(crate) use replay::{best_of, costs_text, replay_table};
 pub use replay::{render_replay_table, render_rules};

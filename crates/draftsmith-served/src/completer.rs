@@ -89,12 +89,12 @@ impl Completer {
             seed: ask.seed,
         };
         let received = self.servers.complete(&request, &terms, &self.target);
-        let received = received.map_err(|problem| ServedError::Server { problem, status: None })?;
+        let received = received.map_err(ServedError::Invalid)?;
         if received.is_text {
             let problem = "the server returns text and no token ids, and the same text may be other tokens; hint: certify \
                            vLLM, SGLang or llama.cpp, which return ids"
                 .to_owned();
-            return Err(ServedError::Server { problem, status: None });
+            return Err(ServedError::Invalid(problem));
         }
         Ok(Completed {
             ids: received.entry.response_ids,

@@ -6,36 +6,6 @@ use draftsmith_files::FileError;
 /// An error in the server settings, a request or the journal.
 #[derive(Debug, thiserror::Error)]
 pub enum ServedError {
-    /// A key of `[data.server]` has an invalid value.
-    #[error("key `{key}` {problem}")]
-    Setting {
-        /// The full name of the key, such as `data.server.urls`.
-        key: &'static str,
-        /// The problem, and the expected value.
-        problem: String,
-    },
-    /// A request got no usable response after all retries.
-    #[error("prompt `{id}`: {problem}; earlier responses are kept")]
-    NoResponse {
-        /// The id of the row whose prompt was sent.
-        id: String,
-        /// The server's address, the failure and a hint, without the bearer token.
-        problem: String,
-    },
-    /// A request got no usable hidden states after all retries.
-    #[error("row `{id}`: {problem}")]
-    NoStates {
-        /// The id of the row.
-        id: String,
-        /// The server's address, the failure and a hint, without the bearer token.
-        problem: String,
-    },
-    /// The journal has no response to a prompt.
-    #[error("the journal has no response to `{id}`")]
-    NotRequested {
-        /// The id of the prompt's row.
-        id: String,
-    },
     /// The server that a command measures or certifies has failed.
     #[error("{problem}")]
     Server {
@@ -56,4 +26,14 @@ pub enum ServedError {
     /// The token ids of a response cannot be decoded to text.
     #[error(transparent)]
     Text(#[from] DataError),
+    /// Any other problem. The message names the key or prompt.
+    #[error("{0}")]
+    Invalid(String),
+}
+
+impl ServedError {
+    /// Names a key of the recipe, and what is wrong with its value.
+    pub(crate) fn setting(key: &str, problem: impl std::fmt::Display) -> Self {
+        Self::Invalid(format!("key `{key}` {problem}"))
+    }
 }

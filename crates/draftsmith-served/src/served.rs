@@ -259,7 +259,10 @@ impl Served {
                     self.advance(&mut conversation, &received.entry)?;
                 }
                 Err(_) if is_interrupted() => {}
-                Err(problem) => return Err(ServedError::NoResponse { id, problem }.into()),
+                Err(problem) => {
+                    let message = format!("prompt `{id}`: {problem}; earlier responses are kept");
+                    return Err(ServedError::Invalid(message).into());
+                }
             }
             if !is_interrupted() {
                 self.send_next(number, conversation, &mut running, job)?;
@@ -373,8 +376,9 @@ impl Served {
             let finish = FinishReason::parse(&entry.finish_reason)?;
             Some((finish, entry.response_ids, entry.known))
         });
-        let (finish, ids, known) =
-            finished.ok_or_else(|| ServedError::NotRequested { id: id.to_owned() })?;
+        let (finish, ids, known) = finished.ok_or_else(|| {
+            ServedError::Invalid(format!("the journal has no response to `{id}`"))
+        })?;
         let num_requested = self.terms.log_probs.unwrap_or(0);
         let probs_at = |(id, known): (&u32, KnownTokens)| top_probs(*id, known, num_requested);
         let probs = known.map(|known| ids.iter().zip(known).map(probs_at).collect());

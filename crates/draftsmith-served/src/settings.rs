@@ -195,19 +195,15 @@ impl StatesRecipe {
                     "has {} entries, expected one for each of the {num_servers} in `data.server.urls`",
                     dirs.len()
                 );
-                return Err(ServedError::Setting { key, problem });
+                return Err(ServedError::setting(key, problem));
             }
             if let Some(dir) = dirs.iter().find(|dir| !dir.is_absolute()) {
                 let problem = format!("has `{}`, expected an absolute path", dir.display());
-                return Err(ServedError::Setting { key, problem });
+                return Err(ServedError::setting(key, problem));
             }
         }
-        if self.proof == 0 {
-            let problem =
-                "is 0, expected 1 or more: states are used only if they are proved".to_owned();
-            return Err(ServedError::Setting { key: "data.server.states.proof", problem });
-        }
-        Ok(())
+        let problem = "is 0, expected 1 or more: states are used only if they are proved";
+        require(self.proof > 0, "data.server.states.proof", problem)
     }
 
     /// Returns the local path of a file that a server names.
@@ -238,7 +234,7 @@ impl StatesRecipe {
 /// Checks a server's URL of a recipe without repeating it.
 fn check_url(url: &str) -> Result<(), ServedError> {
     require_server(url, ServerHints::OF_RECIPE.token)
-        .map_err(|problem| ServedError::Setting { key: "data.server.urls", problem })
+        .map_err(|problem| ServedError::setting("data.server.urls", problem))
 }
 
 /// Checks a URL that a flag gave to a command, without repeating it.
@@ -246,10 +242,8 @@ fn check_url(url: &str) -> Result<(), ServedError> {
 /// # Errors
 /// If it is not the address of a server, or contains a user name or password.
 pub fn check_given_url(url: &str, hints: &ServerHints) -> Result<(), ServedError> {
-    require_server(url, hints.token).map_err(|problem| ServedError::Server {
-        problem: format!("{} {problem}", hints.url),
-        status: None,
-    })
+    require_server(url, hints.token)
+        .map_err(|problem| ServedError::Invalid(format!("{} {problem}", hints.url)))
 }
 
 /// Checks a server's URL. `hint` says how to give a token.
@@ -273,6 +267,6 @@ fn require_server(url: &str, hint: &str) -> Result<(), String> {
 }
 
 /// Returns an error about `key` unless the condition `holds`.
-fn require(holds: bool, key: &'static str, problem: &str) -> Result<(), ServedError> {
-    if holds { Ok(()) } else { Err(ServedError::Setting { key, problem: problem.to_owned() }) }
+fn require(holds: bool, key: &str, problem: &str) -> Result<(), ServedError> {
+    if holds { Ok(()) } else { Err(ServedError::setting(key, problem)) }
 }

@@ -93,12 +93,10 @@ impl StatesClient {
         vocab_size: usize,
         hints: ServerHints,
     ) -> Result<Self, ServedError> {
-        let states = recipe.states.clone().ok_or_else(|| ServedError::Setting {
-            key: "data.server.states",
-            problem: "is missing; hint: name the directories that the servers share, as in \
-                      `data.server.states.dirs = [\"/dev/shm/states\"]`"
-                .to_owned(),
-        })?;
+        let problem = "is missing; hint: name the directories that the servers share, as in \
+                       `data.server.states.dirs = [\"/dev/shm/states\"]`";
+        let states = recipe.states.clone();
+        let states = states.ok_or_else(|| ServedError::setting("data.server.states", problem))?;
         Ok(Self {
             servers: Servers::new(recipe, secret, hints),
             model: recipe.model.clone(),
@@ -154,7 +152,7 @@ impl StatesClient {
             })?;
             self.take(number, reply, known, &ask)
         });
-        fetched.map_err(|problem| ServedError::NoStates { id: ask.id.to_owned(), problem })
+        fetched.map_err(|problem| ServedError::Invalid(format!("row `{}`: {problem}", ask.id)))
     }
 
     fn check_version(&self, reply: &StatesReply) -> Result<(), Failure> {

@@ -1,13 +1,13 @@
 //! The file in which vLLM's `ExampleHiddenStatesConnector` stores the hidden states of a request:
 //! safetensors with `hidden_states`, `[tokens, layers, width]`, and `token_ids`, `[tokens]`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File, TryLockError};
-use std::io::{ErrorKind, Read};
+use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use draftsmith_files::in_bytes;
+use draftsmith_files::{if_present, in_bytes};
 use half::{bf16, f16};
 use serde::Deserialize;
 use serde_json::Value;
@@ -255,10 +255,7 @@ pub(crate) fn files_of(dir: &Path, name: &str) -> Vec<PathBuf> {
         let own = name.strip_suffix(".lock").unwrap_or(name);
         own.starts_with(&begin).then(|| path.with_file_name(own))
     });
-    let mut own: Vec<PathBuf> = own.collect();
-    own.sort();
-    own.dedup();
-    own
+    own.collect::<BTreeSet<_>>().into_iter().collect()
 }
 
 /// Deletes a file with its lock. Returns false if the server holds it, or it cannot be deleted.
@@ -285,11 +282,9 @@ fn open_whole(path: &Path, timeout: Duration) -> Result<(File, Option<File>), Un
 /// Deletes a file and its lock.
 fn delete(path: &Path) -> Result<(), Untaken> {
     for path in [path, &lock_path(path)] {
-        let failed = fs::remove_file(path).err();
-        if let Some(error) = failed.filter(|error| error.kind() != ErrorKind::NotFound) {
-            let what = format!("`{}` cannot be deleted: {error}", path.display());
-            return Err(Untaken::unreadable(what));
-        }
+        if_present(fs::remove_file(path)).map_err(|error| {
+            Untaken::unreadable(format!("`{}` cannot be deleted: {error}", path.display()))
+        })?;
     }
     Ok(())
 }
@@ -316,9 +311,8 @@ fn wait_for_lock(path: &Path, timeout: Duration) -> Result<Option<File>, String>
 /// Opens a regular file that is not a link; `None` if there is none.
 fn open_plain(path: &Path) -> Result<Option<File>, String> {
     let cannot = |error: std::io::Error| format!("`{}` cannot be read: {error}", path.display());
-    let named = match fs::symlink_metadata(path) {
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(None),
-        found => found.map_err(cannot)?,
+    let Some(named) = if_present(fs::symlink_metadata(path)).map_err(cannot)? else {
+        return Ok(None);
     };
     if !named.is_file() {
         return Err(format!("`{}` is not a regular file", path.display()));

@@ -14,12 +14,11 @@ pub(crate) fn start_all<T>(
     num: usize,
     mut start: impl FnMut() -> io::Result<T>,
 ) -> Result<Vec<T>, ServedError> {
-    let failed = |number: usize, error: io::Error| ServedError::Server {
-        problem: format!(
+    let failed = |number: usize, error: io::Error| {
+        ServedError::Invalid(format!(
             "only {number} of {num} requests could start at the same time, each in a thread: {error}; hint: lower the \
              concurrency, or raise the limit of threads (`ulimit -u`, a container's limit of processes)"
-        ),
-        status: None,
+        ))
     };
     (0..num).map(|number| start().map_err(|error| failed(number, error))).collect()
 }

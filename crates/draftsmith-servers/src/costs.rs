@@ -13,7 +13,7 @@ mod timing;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::{parse_json, read_bytes, write_whole};
+use draftsmith_files::{if_present, parse_json, read_bytes, write_whole};
 use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
 use draftsmith_report::median_of;
 use draftsmith_theory::{SeededDraws, ServerCell, ServerCosts};
@@ -115,19 +115,15 @@ impl ServerCostsFile {
     /// # Errors
     /// If the file exists but cannot be read.
     pub fn read_or_new(path: &Path) -> Result<Self> {
-        match read_bytes(path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(Self::default()),
-            text => {
-                let text = text.with_context(|| format!("cannot read `{}`", path.display()))?;
-                parse_json(path, &text).with_context(|| {
-                    format!(
-                        "`{}` is not a file of server costs; hint: give another name, or write it with `draftsmith \
-                         costs`",
-                        path.display()
-                    )
-                })
-            }
-        }
+        let text = if_present(read_bytes(path));
+        let text = text.with_context(|| format!("cannot read `{}`", path.display()))?;
+        let Some(text) = text else { return Ok(Self::default()) };
+        parse_json(path, &text).with_context(|| {
+            format!(
+                "`{}` is not a file of server costs; hint: give another name, or write it with `draftsmith costs`",
+                path.display()
+            )
+        })
     }
 
     /// Reads the measured round times, and the name of their drafter if the file has it.

@@ -424,7 +424,7 @@ fn own_export(patient: &mut Patient<'_>) -> Result<String> {
 fn numbers(patient: &mut Patient<'_>) {
     match check_finite(&patient.dir) {
         Ok(()) => {}
-        Err(error @ ModelError::Dtype { .. }) => patient.find(
+        Err(error @ ModelError::Dtype(_)) => patient.find(
             "other-dtype",
             Severity::Breaks,
             error.to_string(),

@@ -102,18 +102,21 @@ impl CostModel {
     /// target's.
     pub fn fit(runs: &[TimedCounts]) -> Result<CostFit, TheoryError> {
         for (index, &TimedCounts { seconds, .. }) in runs.iter().enumerate() {
-            if !(seconds > 0.0 && seconds.is_finite()) {
-                return Err(TheoryError::RunTime { index, seconds });
-            }
+            TheoryError::ensure(seconds > 0.0 && seconds.is_finite(), || {
+                format!("run `{index}` must have a positive finite time, not `{seconds}` seconds")
+            })?;
         }
         let columns: [Vec<f64>; 3] = std::array::from_fn(|column| {
             runs.iter().map(|run| regressors(&run.counts)[column] / run.seconds).collect()
         });
         let times = vec![1.0; runs.len()];
 
-        if least_squares(&columns, &[0, 1], &times).is_none() {
-            return Err(TheoryError::Collinear(runs.len()));
-        }
+        TheoryError::ensure(least_squares(&columns, &[0, 1], &times).is_some(), || {
+            format!(
+                "`{}` runs do not separate the draft's cost from the target's: pool runs of several candidate lengths",
+                runs.len()
+            )
+        })?;
         let rows_separable = least_squares(&columns, &[0, 1, 2], &times).is_some();
         let allowed: &[usize] = if rows_separable { &[0, 1, 2] } else { &[0, 1] };
         let coefficients = non_negative_least_squares(&columns, allowed, &times)
@@ -265,22 +268,28 @@ mod tests {
     #[test]
     fn one_candidate_length_is_refused() {
         let mut fixed = runs(&PAPER, false, &[5], 0.01);
-        assert_eq!(CostModel::fit(&fixed), Err(TheoryError::Collinear(20)));
+        let refused = |runs: &[TimedCounts]| CostModel::fit(runs).unwrap_err().to_string();
+        let message = "`20` runs do not separate the draft's cost from the target's: pool runs of several candidate \
+                       lengths";
+        assert_eq!(refused(&fixed), message);
         for TimedCounts { counts, .. } in &mut fixed {
             // A last round cut short by the end of the text does not make another candidate length.
             counts.num_draft_forwards -= counts.num_target_forwards % 5;
         }
-        assert!(matches!(CostModel::fit(&fixed), Err(TheoryError::Collinear(_))));
+        assert_eq!(refused(&fixed), message);
         let plain = runs(&PAPER, false, &[0], 0.0);
-        assert!(matches!(CostModel::fit(&plain), Err(TheoryError::Collinear(_))));
-        assert!(matches!(CostModel::fit(&[]), Err(TheoryError::Collinear(0))));
+        assert!(refused(&plain).contains("runs do not separate"));
+        assert!(refused(&[]).starts_with("`0` runs do not separate"));
     }
 
     #[test]
     fn a_time_must_be_positive() {
         let mut runs = runs(&PAPER, false, &[2, 5], 0.0);
         runs[3].seconds = 0.0;
-        assert_eq!(CostModel::fit(&runs), Err(TheoryError::RunTime { index: 3, seconds: 0.0 }));
+        assert_eq!(
+            CostModel::fit(&runs).unwrap_err().to_string(),
+            "run `3` must have a positive finite time, not `0` seconds"
+        );
     }
 
     /// Checks Eq. 2.3 with t_row: since N_verified = N_draft + N_target, t_row adds to t_draft and

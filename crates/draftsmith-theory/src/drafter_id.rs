@@ -77,7 +77,7 @@ impl FromStr for DrafterId {
 
     fn from_str(name: &str) -> Result<Self, TheoryError> {
         let id = Self::of(name.as_bytes()).filter(|id| *id != Self::LOOK_UP);
-        id.ok_or_else(|| TheoryError::DrafterName(name.to_owned()))
+        id.ok_or_else(|| not_a_name(name))
     }
 }
 
@@ -92,9 +92,15 @@ impl<'de> Deserialize<'de> for DrafterId {
     /// recipes go through `FromStr`, which refuses it.
     fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let name = String::deserialize(deserializer)?;
-        Self::of(name.as_bytes())
-            .ok_or_else(|| serde::de::Error::custom(TheoryError::DrafterName(name)))
+        Self::of(name.as_bytes()).ok_or_else(|| serde::de::Error::custom(not_a_name(&name)))
     }
+}
+
+fn not_a_name(name: &str) -> TheoryError {
+    TheoryError::invalid(format!(
+        "`{name}` is not a drafter's name, which has 1 to 32 letters, digits, `-` and `_`, begins with a letter and is \
+         not `look-up`"
+    ))
 }
 
 /// The maximum number of drafters in a round.
@@ -180,7 +186,13 @@ mod tests {
         }
         let long = "x".repeat(DrafterId::MAX_LEN + 1);
         for name in ["", "2x", "a b", "a.b", "a+b", "é", "look-up", &long] {
-            assert_eq!(name.parse::<DrafterId>(), Err(TheoryError::DrafterName(name.into())));
+            assert_eq!(
+                name.parse::<DrafterId>().unwrap_err().to_string(),
+                format!(
+                    "`{name}` is not a drafter's name, which has 1 to 32 letters, digits, `-` and `_`, begins with a \
+                     letter and is not `look-up`"
+                )
+            );
         }
     }
 

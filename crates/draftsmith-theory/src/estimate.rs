@@ -28,11 +28,13 @@ impl Estimate {
     /// Unless all three are finite and `low` <= `value` <= `high`.
     pub fn new(value: f64, low: f64, high: f64) -> Result<Self, TheoryError> {
         // Between finite ends the value is finite too.
-        if low.is_finite() && high.is_finite() && low <= value && value <= high {
-            Ok(Self { value, low, high })
-        } else {
-            Err(TheoryError::Estimate { value, low, high })
-        }
+        let is_valid = low.is_finite() && high.is_finite() && low <= value && value <= high;
+        TheoryError::ensure(is_valid, || {
+            format!(
+                "an interval must be finite and hold its value, not `{value}` in `{low}` to `{high}`"
+            )
+        })?;
+        Ok(Self { value, low, high })
     }
 
     /// Returns whether two independent statistics may be equal. They may be if the confidence

@@ -86,7 +86,12 @@ impl FromStr for LookupFirst {
             Some(Self { min_match: min_match.parse().ok()?, most: most.parse().ok()? })
         };
         let is_valid = |it: &Self| it.min_match > 0 && it.most > 0 && it.to_string() == text;
-        read().filter(is_valid).ok_or_else(|| TheoryError::LookupFirst(text.to_owned()))
+        read().filter(is_valid).ok_or_else(|| {
+            TheoryError::invalid(format!(
+                "`{text}` does not say when to look up, as in `2x4`: the minimum match length and the maximum number of \
+                 candidates, in tokens, both at least 1"
+            ))
+        })
     }
 }
 

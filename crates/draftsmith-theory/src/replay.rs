@@ -241,13 +241,20 @@ impl Recordings {
     /// Checks that these recordings suffice for a rule.
     fn check(&self, rule: &dyn StopRule) -> Result<(), TheoryError> {
         let longest = rule.bounds().max;
-        if longest > self.max_length {
-            return Err(TheoryError::NotRecorded { longest, recorded: self.max_length });
-        }
-        if rule.needs().acceptance_prob && self.head.is_none() {
-            return Err(TheoryError::NoHeadRecorded);
-        }
-        Ok(())
+        TheoryError::ensure(longest <= self.max_length, || {
+            let recorded = self.max_length;
+            format!(
+                "the rule may draft `{longest}` candidates a round, but `{recorded}` were recorded: record longer rollouts"
+            )
+        })?;
+        self.check_head(rule.needs())
+    }
+
+    /// Checks that a head was recorded if it is needed.
+    fn check_head(&self, needs: crate::SignalNeeds) -> Result<(), TheoryError> {
+        TheoryError::ensure(!needs.acceptance_prob || self.head.is_some(), || {
+            "the rule reads an acceptance head, but the rollouts were recorded without one".into()
+        })
     }
 
     /// Replays each response as [`replay`](Self::replay) does, but without costs and seconds.

@@ -38,10 +38,10 @@ impl RoundCosts {
         verify_seconds: Vec<f64>,
     ) -> Result<Self, TheoryError> {
         let is_time = |seconds: &f64| *seconds >= 0.0 && seconds.is_finite();
-        if verify_seconds.is_empty() || !draft_seconds.values().chain(&verify_seconds).all(is_time)
-        {
-            return Err(TheoryError::RoundCosts);
-        }
+        let are_times = draft_seconds.values().chain(&verify_seconds).all(is_time);
+        TheoryError::ensure(are_times && !verify_seconds.is_empty(), || {
+            "costs of rounds need a verification, and times that are finite and not negative".into()
+        })?;
         Ok(Self { draft_seconds, verify_seconds })
     }
 
@@ -116,7 +116,11 @@ impl RoundCosts {
     /// If the drafter's cost is unknown.
     pub fn draft_seconds(&self, drafter: DrafterId) -> Result<f64, TheoryError> {
         let known = self.draft_seconds.get(&drafter).copied();
-        known.ok_or(TheoryError::UnknownCost(drafter))
+        known.ok_or_else(|| {
+            TheoryError::invalid(format!(
+                "the cost of a forward of the drafter `{drafter}` is unknown"
+            ))
+        })
     }
 
     /// Returns the same costs with t_draft of a drafter set to `draft_seconds`.
@@ -343,7 +347,8 @@ mod tests {
         // Forwards in one proportion do not separate the drafters' costs.
         assert_eq!(RoundCosts::of_rounds(&[round(1, 4), round(2, 8)]), None);
         let one = RoundCosts::new(draft(0.009), vec![0.1]).expect("times");
-        let refused = TheoryError::UnknownCost(EXIT);
+        let message = format!("the cost of a forward of the drafter `{EXIT}` is unknown");
+        let refused = TheoryError::Invalid(message);
         assert_eq!(one.seconds(&rounds), Err(refused.clone()));
         assert_eq!(one.line(EXIT), Err(refused));
     }

@@ -7,10 +7,9 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::TheoryError;
 use crate::distribution::checked_max;
-use crate::exponentials;
 use crate::select::{Token, kth_largest, nucleus};
+use crate::{TheoryError, exponentials};
 
 /// The settings of the logits warpers that are applied before a draw, in the order temperature,
 /// top-k, top-p, min-p. The default leaves the model's distribution unchanged.

@@ -11,7 +11,7 @@
 //! k) − V(B·(1 + k)) is the time of k steps of the drafter. With independent kᵢ, a round takes E
 //! V(B + Σkᵢ) + E D(B, max kᵢ) on average. Look-ups have D = 0.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::TheoryError;
 
@@ -54,15 +54,20 @@ impl ServerCosts {
                 && cell.prompt_token_seconds.is_finite()
                 && cell.block_seconds.iter().all(is_time)
                 && cells[..nth].iter().all(|other| key(other) != key(cell));
-            if !is_valid {
-                let (num_candidates, batch_size) = key(cell);
-                return Err(TheoryError::ServerCell { batch_size, num_candidates });
-            }
+            let (num_candidates, batch_size) = key(cell);
+            TheoryError::ensure(is_valid, || {
+                format!(
+                    "the cell of batch size {batch_size} and {num_candidates} candidates is there twice, has no block, \
+                     or has a time or batch size that is not above 0"
+                )
+            })?;
         }
-        match cells.iter().any(|cell| cell.num_candidates == 0) {
-            true => Ok(Self { cells }),
-            false => Err(TheoryError::NoPlainServer),
-        }
+        TheoryError::ensure(cells.iter().any(|cell| cell.num_candidates == 0), || {
+            "no cell is of a server without speculation, which every speed-up is over; hint: start the server without \
+             it and run `draftsmith server costs` with `--candidates 0`"
+                .into()
+        })?;
+        Ok(Self { cells })
     }
 
     /// Returns the batch sizes that were measured without speculation, ascending.
@@ -75,11 +80,8 @@ impl ServerCosts {
 
     /// Returns the measured numbers of candidates above 0, ascending.
     pub fn lengths(&self) -> Vec<usize> {
-        let mut lengths: Vec<usize> = self.cells.iter().map(|cell| cell.num_candidates).collect();
-        lengths.sort_unstable();
-        lengths.dedup();
-        lengths.retain(|length| *length > 0);
-        lengths
+        let lengths = self.cells.iter().map(|cell| cell.num_candidates).filter(|it| *it > 0);
+        lengths.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// Builds the table of round times from all blocks.
@@ -394,8 +396,9 @@ mod tests {
             vec![cell(1, 0, &[1.0]), cell(1, 0, &[1.0])],
             vec![cell(1, 0, &[f64::NAN])],
         ] {
-            assert!(matches!(ServerCosts::new(cells), Err(TheoryError::ServerCell { .. })));
+            assert!(ServerCosts::new(cells).unwrap_err().to_string().contains("is there twice"));
         }
-        assert_eq!(ServerCosts::new(vec![cell(1, 2, &[1.0])]), Err(TheoryError::NoPlainServer));
+        let refused = ServerCosts::new(vec![cell(1, 2, &[1.0])]).unwrap_err().to_string();
+        assert!(refused.starts_with("no cell is of a server without speculation"));
     }
 }

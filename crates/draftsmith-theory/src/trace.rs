@@ -222,12 +222,14 @@ impl Counts {
     /// # Errors
     /// If the counts do not add up.
     pub fn check_forward_identity(&self) -> Result<(), TheoryError> {
-        let num_forwards = self.num_draft_forwards + self.num_target_forwards;
-        if num_forwards == self.num_tokens + self.num_discarded {
-            Ok(())
-        } else {
-            Err(TheoryError::ForwardIdentity(*self))
-        }
+        let Self { num_draft_forwards, num_target_forwards, num_tokens, num_discarded, .. } = *self;
+        let add_up = num_draft_forwards + num_target_forwards == num_tokens + num_discarded;
+        TheoryError::ensure(add_up, || {
+            format!(
+                "draft and target forwards do not add up to tokens kept and discarded: `{num_draft_forwards}` + \
+                 `{num_target_forwards}` != `{num_tokens}` + `{num_discarded}`"
+            )
+        })
     }
 }
 

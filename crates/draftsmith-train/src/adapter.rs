@@ -70,7 +70,10 @@ impl StateTraining for AdapterShape {
         let exit_layer = self.exit_layer;
         match exit_layer < num_layers {
             true => Ok(()),
-            false => Err(TrainError::ExitLayer { exit_layer, num_layers }),
+            false => Err(TrainError::Invalid(format!(
+                "`adapter.exit_layer` is {exit_layer}, but the target has {num_layers} layers: expected 1 to {}",
+                num_layers.saturating_sub(1)
+            ))),
         }
     }
 
@@ -83,9 +86,8 @@ impl StateTraining for AdapterShape {
         target: &CausalLm,
         vocabulary: Option<&DraftVocabulary>,
     ) -> Result<AdapterConfig, TrainError> {
-        let (exit_layer, num_layers) = (self.exit_layer, target.shape().num_layers);
-        let config = AdapterConfig::new(target.config(), exit_layer)
-            .map_err(|_| TrainError::ExitLayer { exit_layer, num_layers })?;
+        self.check_layers(target.shape().num_layers)?;
+        let config = AdapterConfig::new(target.config(), self.exit_layer)?;
         Ok(config.with_layers(self.num_layers).with(|it| {
             it.architecture = self.architecture;
             it.dtype = target.stored_dtype();

@@ -160,10 +160,14 @@ pub fn train_confidence(
     };
     let [train, calibrate, judge] = [Part::Training, Part::Calibration, Part::HeldOut].map(of);
     if train.is_empty() || calibrate.is_empty() || judge.is_empty() {
-        return Err(TrainError::TooFewPlaces {
-            num_rows: rows.len(),
-            nums: [train.len(), calibrate.len(), judge.len()],
-        });
+        return Err(TrainError::Invalid(format!(
+            "{} places train the confidence head, {} calibrate and {} judge it, of {} rows: at least one of each is \
+             necessary; hint: build more data",
+            train.len(),
+            calibrate.len(),
+            judge.len(),
+            rows.len()
+        )));
     }
     let vocab_size = frozen.target.shape().vocab_size;
     let width = places.inputs.len() / places.at.len();

@@ -1,6 +1,6 @@
 //! Errors of training. Each message names the setting, row or file, and says what to do about it.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use burn::tensor::Tensor;
 use draftsmith_data::DataError;
@@ -10,128 +10,29 @@ use draftsmith_model::ModelError;
 /// An error of training.
 #[derive(Debug, thiserror::Error)]
 pub enum TrainError {
-    /// A setting is out of range.
-    #[error("`{section}.{key}` is {value}, expected {expected}")]
-    Setting {
-        /// The recipe's section.
-        section: Section,
-        /// The key in the section.
-        key: &'static str,
-        /// The invalid value.
-        value: String,
-        /// The valid range, in words.
-        expected: &'static str,
-    },
     /// The disk is too small for the training's state or its hidden states.
     #[error(transparent)]
     Room(#[from] NoRoom),
-    /// A row has no draft columns.
-    #[error(
-        "row `{id}` has no draft columns: the data was built without a drafter; hint: add \
-         a table `[drafters.NAME]` with `kind = \"model\"`, and build the data again"
-    )]
-    NoDraftColumns {
-        /// The id of the row.
-        id: String,
-    },
     /// A row is invalid, or has a token outside the model's vocabulary.
     #[error(transparent)]
     Row(#[from] DataError),
-    /// The rollouts that labels come from do not belong to the responses.
-    #[error("row `{id}`: among the rollouts for training, {problem}; hint: record them again")]
-    Rollouts {
-        /// The id of the row.
-        id: String,
-        /// The problem.
-        problem: &'static str,
-    },
-    /// There are too few rows to train and to validate.
-    #[error(
-        "{num_training} rows for training and {num_validation} for validation have labels, of \
-         {num_rows} in all ({num_unusable} have no response within {max_len} tokens), with \
-         `{section}.optimizer.validation_fraction` = {validation_fraction}{}: at least one of each is \
-         necessary; hint: build more data",
-        mixing_ratio.map(|ratio| format!(" and `{section}.mixing_ratio` = {ratio}")).unwrap_or_default()
-    )]
-    TooFewRows {
-        /// The recipe's section.
-        section: Section,
-        /// The number of rows in the input.
-        num_rows: usize,
-        /// The number of rows without a response within `max_len` tokens.
-        num_unusable: usize,
-        /// The number of training rows with a label, in the epoch that has the fewest.
-        num_training: usize,
-        /// The number of validation rows with a label.
-        num_validation: usize,
-        /// The longest sequence, in tokens: the frozen model's context or `adapter.max_len`.
-        max_len: usize,
-        /// The fraction of conversations held out.
-        validation_fraction: f64,
-        /// The fraction of positions without a label in the training of a head; `None` for other
-        /// trainings.
-        mixing_ratio: Option<f64>,
-    },
-    /// There are too few rows to train, calibrate and judge a confidence head.
-    #[error(
-        "{} places train the confidence head, {} calibrate and {} judge it, of {num_rows} rows: at least one of each is \
-         necessary; hint: build more data",
-        nums[0], nums[1], nums[2]
-    )]
-    TooFewPlaces {
-        /// The number of rows in the input.
-        num_rows: usize,
-        /// The numbers of places for training, calibration and judging.
-        nums: [usize; 3],
-    },
-    /// The target has no layer after the exit layer.
-    #[error(
-        "`adapter.exit_layer` is {exit_layer}, but the target has {num_layers} layers: expected 1 to \
-         {}",
-        num_layers.saturating_sub(1)
-    )]
-    ExitLayer {
-        /// The number of the target's layers that run before the adapter.
-        exit_layer: usize,
-        /// The number of the target's layers.
-        num_layers: usize,
-    },
+    /// Too few rows have a label for training or for validation.
+    #[error("{0}")]
+    TooFewRows(String),
     /// The adapter does not fit the target.
     #[error(transparent)]
     Model(#[from] ModelError),
-    /// A loss, a gradient or a prediction is NaN or infinite.
-    #[error(
-        "the {what} is not finite in epoch {epoch}, at rows {}: the learning rate may be too \
-         high (`{section}.optimizer.learning_rate`), or the {frozen}'s hidden states are broken there",
-        quoted(.row_ids)
-    )]
+    /// The loss, the gradient or a prediction is not finite.
+    #[error("{message}")]
     NotFinite {
-        /// The number that is not finite: `training loss`, `gradient` or `prediction`. If several
-        /// models are trained side by side, the name of the model is included.
-        what: String,
-        /// The epoch, counted from 1.
-        epoch: usize,
+        /// The whole message.
+        message: String,
         /// The ids of the batch's rows.
         row_ids: Vec<String>,
-        /// The recipe's section.
-        section: Section,
-        /// The frozen model: `draft` or `target`.
-        frozen: &'static str,
     },
     /// A file or directory cannot be read or written.
     #[error(transparent)]
     File(#[from] FileError),
-    /// A run cannot resume from a saved state.
-    #[error(
-        "cannot resume from `{path}`: {problem}; hint: delete the `checkpoint` directory that contains \
-         it to train from the beginning"
-    )]
-    State {
-        /// The file of the saved state that is missing or damaged.
-        path: PathBuf,
-        /// The problem.
-        problem: String,
-    },
     /// A server's hidden states cannot be had, or are not the target's.
     #[error("{0}")]
     States(String),
@@ -141,9 +42,33 @@ pub enum TrainError {
     /// The device failed to deliver a result.
     #[error("the device failed: {0}")]
     Device(String),
+    /// Any other problem. The message names the setting, row or file.
+    #[error("{0}")]
+    Invalid(String),
 }
 
 impl TrainError {
+    /// Counts the rows for training (of the epoch that has the fewest), for validation, without a
+    /// response within `max_len` tokens, and in all. `settings` are the recipe's keys that decide.
+    pub(crate) fn too_few_rows(
+        [training, validation, unusable, all]: [usize; 4],
+        max_len: usize,
+        settings: &str,
+    ) -> Self {
+        Self::TooFewRows(format!(
+            "{training} rows for training and {validation} for validation have labels, of {all} in all ({unusable} have \
+             no response within {max_len} tokens), with {settings}: at least one of each is necessary; hint: build \
+             more data"
+        ))
+    }
+
+    /// Describes the rollouts for training of a row.
+    pub(crate) fn rollouts(id: &str, problem: &str) -> Self {
+        Self::Invalid(format!(
+            "row `{id}`: among the rollouts for training, {problem}; hint: record them again"
+        ))
+    }
+
     /// Builds the error for a setting that is out of range.
     pub fn setting(
         section: Section,
@@ -151,16 +76,12 @@ impl TrainError {
         value: impl std::fmt::Display,
         expected: &'static str,
     ) -> Self {
-        Self::Setting { section, key, value: value.to_string(), expected }
+        Self::Invalid(format!("`{section}.{key}` is {value}, expected {expected}"))
     }
 }
 
 /// The name of a recipe's table, used in messages: `head`, or the kind of a drafter.
 pub type Section = &'static str;
-
-fn quoted(ids: &[String]) -> String {
-    ids.iter().map(|id| format!("`{id}`")).collect::<Vec<_>>().join(", ")
-}
 
 /// Wraps an I/O error with the operation and the path, for `map_err`.
 pub(crate) fn file_error<'a>(

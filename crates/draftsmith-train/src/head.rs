@@ -194,7 +194,7 @@ fn prepare(
             let recorded = rollouts.mixture(row, context)?;
             Ok(recorded.map(|recorded| TrainingRow::recorded(row, recorded)))
         }
-        (None, None) => Err(TrainError::Rollouts { id: row.id.clone(), problem: "there are none" }),
+        (None, None) => Err(TrainError::rollouts(&row.id, "there are none")),
     };
     let split = SplitRows::new(rows, vocab_size, optimizer.validation_fraction, usable)?;
     let counts = split.counts();
@@ -222,16 +222,12 @@ fn prepare(
     let (settings, num_epochs) = (optimizer.batches(seed), optimizer.num_epochs);
     let loaders = Loaders::new(training, validation, settings, num_epochs, counts);
     if loaders.num_training == 0 || loaders.num_validation == 0 {
-        return Err(TrainError::TooFewRows {
-            section: "head",
-            num_rows: rows.len(),
-            num_unusable: counts.num_unusable,
-            num_training: loaders.num_training,
-            num_validation: loaders.num_validation,
-            max_len: context,
-            validation_fraction: optimizer.validation_fraction,
-            mixing_ratio: Some(shared.mixing_ratio),
-        });
+        let settings = format!(
+            "`head.optimizer.validation_fraction` = {} and `head.mixing_ratio` = {}",
+            optimizer.validation_fraction, shared.mixing_ratio
+        );
+        let nums = [loaders.num_training, loaders.num_validation, counts.num_unusable, rows.len()];
+        return Err(TrainError::too_few_rows(nums, context, &settings));
     }
     Ok((loaders, stored))
 }

@@ -112,16 +112,10 @@ pub(crate) fn prepare(
     })?;
     let counts = split.counts();
     if counts.num_training == 0 || counts.num_validation == 0 {
-        return Err(TrainError::TooFewRows {
-            section: lessons.section,
-            num_rows: rows.len(),
-            num_unusable: counts.num_unusable,
-            num_training: counts.num_training,
-            num_validation: counts.num_validation,
-            max_len,
-            validation_fraction: optimizer.validation_fraction,
-            mixing_ratio: None,
-        });
+        let fraction = optimizer.validation_fraction;
+        let settings = format!("`{}.optimizer.validation_fraction` = {fraction}", lessons.section);
+        let nums = [counts.num_training, counts.num_validation, counts.num_unusable, rows.len()];
+        return Err(TrainError::too_few_rows(nums, max_len, &settings));
     }
 
     let lengths = Lengths::on(&targets.first().device());

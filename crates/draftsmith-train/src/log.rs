@@ -6,10 +6,10 @@
 pub mod renderer;
 
 use std::fs::{File, OpenOptions};
-use std::io::{ErrorKind, Write};
+use std::io::Write;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::{read_text, write_whole};
+use draftsmith_files::{if_present, read_text, write_whole};
 use serde::Serialize;
 
 use crate::error::{TrainError, file_error};
@@ -42,11 +42,8 @@ impl StepLog {
     /// it: a killed run logged them but did not save their state.
     pub(crate) fn open(dir: &Path, num_steps: usize) -> Result<Self, TrainError> {
         let path = dir.join(Self::NAME);
-        let text = match read_text(&path) {
-            Ok(text) => text,
-            Err(error) if error.kind() == ErrorKind::NotFound => String::new(),
-            Err(error) => return Err(file_error("read", &path)(error)),
-        };
+        let text = if_present(read_text(&path)).map_err(file_error("read", &path))?;
+        let text = text.unwrap_or_default();
         let kept: String = text.split_inclusive('\n').take(num_steps).collect();
         if kept.len() < text.len() {
             write_whole(&path, &kept)?;

@@ -36,7 +36,7 @@ impl Range {
 /// Checks the numbers of a recipe's section against their ranges. Each number comes with its key.
 ///
 /// # Errors
-/// [`TrainError::Setting`] with the first number outside its range.
+/// If a number is outside its range. The error names the first one.
 pub(crate) fn check_numbers(
     section: Section,
     numbers: &[(&'static str, f64, Range)],

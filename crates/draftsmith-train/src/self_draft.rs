@@ -8,6 +8,7 @@ pub(crate) mod learner;
 pub(crate) mod scores;
 pub(crate) mod settings;
 
+use std::collections::BTreeSet;
 use std::fmt::Debug;
 
 use burn::module::Module;
@@ -65,7 +66,7 @@ pub trait StateTraining:
     /// Checks the range of every setting, beside those that all self-drafts have.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with the first key that is out of range.
+    /// If a key is out of range. The error names the first one.
     fn check(&self, common: &LessonSettings) -> Result<(), TrainError>;
 
     /// Checks that a target of `num_layers` layers has the layers that the drafter reads.
@@ -214,13 +215,11 @@ fn lessons_of<S: StateTraining>(
         one.check_layers(num_layers)?;
         one.config(target, None)?;
     }
-    let mut layers: Vec<usize> = trainings.iter().flat_map(|one| one.layers(num_layers)).collect();
-    layers.sort_unstable();
-    layers.dedup();
+    let layers: BTreeSet<usize> = trainings.iter().flat_map(|one| one.layers(num_layers)).collect();
     Ok(Lessons {
         section: S::Network::KIND,
         label: S::LABEL,
-        layers,
+        layers: layers.into_iter().collect(),
         reads_tokens: S::READS_TOKENS,
         settings: first.common,
     })

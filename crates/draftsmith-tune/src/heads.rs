@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
-use draftsmith_files::{parse_json, read_bytes, write_whole};
+use draftsmith_files::{parse_json, read_bytes, read_file, write_whole};
 use draftsmith_model::{AcceptanceHead, DrafterModel, Rows};
 use draftsmith_report::{
     Algorithm2, CurvePoint, DecodingName, DrafterName, HeadOnSet, HeadRace, JudgedHead, SweptHead,
@@ -31,8 +31,7 @@ use crate::sweep::{RuleChoice, best_fixed, best_unread, cheapest, settings};
 use crate::tuner::Tuner;
 use crate::tuning::TuningFile;
 use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::head_within;
-use draftsmith_recipe::exports::{HeadExport, read_model_head};
+use draftsmith_recipe::exports::{HeadExport, head_within, read_model_head};
 use draftsmith_recipe::watch::Watch;
 use draftsmith_recipe::workspace::Workspace;
 
@@ -59,10 +58,7 @@ pub fn install_head(
     std::fs::create_dir_all(&dir).with_context(|| format!("cannot create `{}`", dir.display()))?;
     // `config.json` comes last, because it marks a complete head.
     for name in ["scores.json", "model.safetensors", "config.json"] {
-        let from = from.join(name);
-        let bytes = read_bytes(&from);
-        let bytes = bytes.with_context(|| format!("cannot read `{}`", from.display()))?;
-        write_whole(&dir.join(name), bytes)?;
+        write_whole(&dir.join(name), read_file(&from.join(name))?)?;
     }
     recipe.write_of(id, &dir)
 }

@@ -4,6 +4,7 @@
 //! Two sets of prompts are recorded, validation and test. There is one file for each set, drafter
 //! and way of decoding. Each file is complete or absent.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -17,8 +18,7 @@ use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };
 use draftsmith_recipe::kinds::NOTHING_DRAFTS;
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::watch::{Progress, Watch};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{EvaluateRecipe, Recipe};
 
@@ -144,9 +144,7 @@ fn plan<'a>(
     sets: &'a [(PromptSet, Vec<SetPrompt>)],
     watch: &dyn Watch,
 ) -> Result<Vec<FileGroup<'a>>> {
-    let mut decodings = evaluate.decodings.clone();
-    decodings.sort();
-    decodings.dedup();
+    let decodings: BTreeSet<DecodingName> = evaluate.decodings.iter().copied().collect();
     let mut groups = Vec::new();
     for (set, prompts) in sets {
         for decoding in &decodings {

@@ -29,11 +29,9 @@ use crate::server_access::{ServerAccess, ask_servers};
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::device::DeviceChoice;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::pair::LabelModels;
-use draftsmith_recipe::pair::Pair;
+use draftsmith_recipe::pair::{LabelModels, Pair};
 use draftsmith_recipe::text_side::TextSide;
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::{Interrupted, Watch};
+use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
 use draftsmith_recipe::workspace::Workspace;
 
 /// The models that answer prompts and draft candidates.

@@ -15,8 +15,7 @@ use indicatif::HumanDuration;
 
 use crate::conversation::{SetPrompt, next_turn};
 use draftsmith_recipe::text_side::TextSide;
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::{Interrupted, Watch};
+use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{DataRecipe, Recipe};
 

@@ -3,7 +3,7 @@
 //! entries of another dtype.
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::{parse_json, read_bytes, write_whole};
+use draftsmith_files::{if_present, parse_json, read_bytes, write_whole};
 use draftsmith_model::WeightDtype;
 use draftsmith_report::{DecodingName, DrafterName};
 use serde::de::DeserializeOwned;
@@ -71,10 +71,9 @@ impl TuningFile {
     /// If the file exists but cannot be read.
     pub fn read<T: DeserializeOwned + Default>(self, recipe: &Recipe) -> Result<T> {
         let path = recipe.tuning_dir().join(self.name);
-        let text = match read_bytes(&path) {
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(T::default()),
-            text => text.with_context(|| format!("cannot read `{}`", path.display()))?,
-        };
+        let text = if_present(read_bytes(&path));
+        let text = text.with_context(|| format!("cannot read `{}`", path.display()))?;
+        let Some(text) = text else { return Ok(T::default()) };
         parse_json(&path, &text).with_context(|| {
             format!(
                 "`{}` is not what this version writes; hint: run `draftsmith {}` again",

@@ -1,5 +1,6 @@
 //! `costs`: times the rounds of a running server by batch size.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -130,12 +131,8 @@ fn rows_ms(file: &ServerCostsFile) -> Option<String> {
 /// Formats a table of milliseconds per round, with a row per number of candidates and a column per
 /// batch size.
 fn table(file: &ServerCostsFile) -> String {
-    let distinct = |of: fn(&MeasuredCell) -> usize| {
-        let mut all: Vec<usize> = file.cells.iter().map(of).collect();
-        all.sort_unstable();
-        all.dedup();
-        all
-    };
+    let distinct =
+        |of: fn(&MeasuredCell) -> usize| file.cells.iter().map(of).collect::<BTreeSet<_>>();
     let sizes = distinct(|cell| cell.concurrency);
     let mut table = Table::new();
     table.load_style(presets::NOTHING);

@@ -4,6 +4,7 @@ mod acceptance;
 mod lines;
 mod page;
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
@@ -81,9 +82,7 @@ fn dataset(
 ) -> Result<Value> {
     page.map_or(Ok(()), |page| page.write(path, rows, provenance, console))?;
     let num_tokens: usize = rows.iter().map(|row| row.response_ids.len()).sum();
-    let mut sources: Vec<&str> = rows.iter().map(|row| row.source.as_str()).collect();
-    sources.sort_unstable();
-    sources.dedup();
+    let sources: BTreeSet<&str> = rows.iter().map(|row| row.source.as_str()).collect();
     let num_eos =
         rows.iter().filter(|row| row.finish_reason == draftsmith_data::FinishReason::Eos).count();
     let drafted: Vec<_> = rows.iter().filter_map(|row| row.draft.as_ref()).collect();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use arrow_array::cast::AsArray;
 use arrow_array::types::{Float32Type, Float64Type, UInt32Type};
 use arrow_array::{Array, ArrowPrimitiveType, RecordBatch};
-use draftsmith_files::open_regular;
+use draftsmith_files::open_file;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{ArrowReaderOptions, ParquetRecordBatchReaderBuilder};
 use parquet::basic::{Encoding, Type as PhysicalType};
@@ -40,12 +40,19 @@ pub(crate) fn guard<T>(
         Ok(Err(e)) => e.to_string(),
         Err(panic) => format!("its pages are inconsistent ({panic})"),
     };
-    Err(DataError::Parquet { path: path.to_path_buf(), problem })
+    Err(not_whole(path, &problem))
+}
+
+pub(crate) fn not_whole(path: &Path, problem: &str) -> DataError {
+    let path = path.display();
+    DataError::invalid(format!(
+        "`{path}` is not a whole Parquet file: {problem}; build or fetch it again"
+    ))
 }
 
 /// Opens a file and reads its footer.
 pub(crate) fn open(path: &Path) -> Result<Builder, DataError> {
-    let file = open_regular(path).map_err(|e| DataError::io("read", path, e))?;
+    let file = open_file(path)?;
     // Only Parquet's own schema is checked; the embedded Arrow schema may contradict it.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
     guard(path, || Builder::try_new_with_options(file, options))
@@ -62,8 +69,10 @@ pub(crate) fn entries(builder: &Builder) -> impl Iterator<Item = (&str, &str)> {
 
 /// Creates the error of a file whose provenance cannot be read.
 pub(crate) fn bad_provenance(path: &Path, problem: &str) -> DataError {
-    let problem = format!("{problem}; build the data again");
-    DataError::BadProvenance { path: path.to_path_buf(), problem }
+    DataError::invalid(format!(
+        "`{}`: its provenance cannot be used: {problem}; build the data again",
+        path.display()
+    ))
 }
 
 /// Reads all rows, in order. Columns that are not in `columns` are ignored.
@@ -87,7 +96,7 @@ pub(crate) fn read_rows<R: Default>(
     }
     if i64::try_from(rows.len()) != Ok(claimed) {
         let problem = format!("its footer claims {claimed} rows, it holds {}", rows.len());
-        return Err(DataError::Parquet { path: path.to_path_buf(), problem });
+        return Err(not_whole(path, &problem));
     }
     Ok(rows)
 }
@@ -101,11 +110,12 @@ pub(crate) fn check_encodings(
 ) -> Result<(), DataError> {
     for (_, column) in texts(metadata, mask) {
         if let Some(encoding) = column.encodings().find(|encoding| is_unsupported(*encoding)) {
-            return Err(DataError::Encoding {
-                path: path.to_path_buf(),
-                column: column.column_path().string(),
-                encoding: encoding.to_string(),
-            });
+            return Err(DataError::invalid(format!(
+                "`{}`: column `{}` is encoded as {encoding}, which is not supported; write the file with plain or \
+                 dictionary encoding",
+                path.display(),
+                column.column_path().string()
+            )));
         }
     }
     Ok(())
@@ -117,7 +127,7 @@ fn check_pages(
     metadata: &ParquetMetaData,
     mask: &ProjectionMask,
 ) -> Result<(), DataError> {
-    let file = Arc::new(open_regular(path).map_err(|e| DataError::io("read", path, e))?);
+    let file = Arc::new(open_file(path)?);
     for (group, column) in texts(metadata, mask) {
         guard(path, || {
             let num_rows = usize::try_from(group.num_rows())?;
@@ -174,7 +184,7 @@ fn check_schema<R>(
             None if column.may_lack => continue,
             None => "is missing: draftsmith did not write this file, or another version did".into(),
         };
-        return Err(DataError::Column { path: path.to_path_buf(), column: column.name, problem });
+        return Err(bad_column(path, column.name, &problem));
     }
     Ok(ProjectionMask::roots(builder.parquet_schema(), roots))
 }
@@ -252,6 +262,11 @@ impl<R: Default> TableRow<'_, R> {
     /// Creates an error about this row's value in a column.
     fn error(&self, column: &Column<R>, problem: &str) -> DataError {
         let problem = format!("{problem} (row {})", self.first_row + self.index);
-        DataError::Column { path: self.path.to_path_buf(), column: column.name, problem }
+        bad_column(self.path, column.name, &problem)
     }
+}
+
+fn bad_column(path: &Path, column: &str, problem: &str) -> DataError {
+    let path = path.display();
+    DataError::invalid(format!("`{path}`: column `{column}` {problem}; build the data again"))
 }

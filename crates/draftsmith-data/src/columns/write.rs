@@ -41,7 +41,7 @@ pub(crate) fn write_rows<R>(
 }
 
 fn write_error(path: &Path, problem: &dyn std::error::Error) -> DataError {
-    DataError::ParquetWrite { path: path.to_path_buf(), problem: problem.to_string() }
+    DataError::invalid(format!("cannot encode `{}` as Parquet: {problem}", path.display()))
 }
 
 fn encode<R>(

@@ -49,7 +49,10 @@ impl Records {
         let read_error = |e| DataError::io("read", path, e);
         // Check before opening: opening a pipe blocks.
         if !std::fs::metadata(path).map_err(read_error)?.is_file() {
-            return Err(DataError::NotAFile { path: path.to_path_buf() });
+            return Err(DataError::invalid(format!(
+                "`{}` is not a regular file, and prompts are read more than once; hint: write them to a file",
+                path.display()
+            )));
         }
         let mut file = BufReader::new(File::open(path).map_err(read_error)?);
         let beginning = file.fill_buf().map_err(read_error)?;
@@ -124,7 +127,7 @@ impl Records {
                 let position = RecordPosition::Item { line, item: *index };
                 match text.record(&bytes, position, (line, column)) {
                     // After invalid JSON, the beginning of the next record is unknown.
-                    Err(error @ DataError::NotJson { .. }) => Err(error),
+                    Err(error @ DataError::NotJson(_)) => Err(error),
                     record => Ok(Some(record)),
                 }
             }
@@ -274,7 +277,11 @@ impl TextReader {
         let value = value.map_err(|e| {
             let is_json_like = bytes.first().is_none_or(|byte| b"{[\"".contains(byte));
             match (line, column) == (1, 1) && !is_json_like {
-                true => DataError::PlainText { path: self.path.clone() },
+                true => DataError::invalid(format!(
+                    "`{}` looks like plain text or CSV; hint: give prompts as JSON, one `{{\"prompt\": \"...\"}}` per \
+                     line, or as Parquet",
+                    self.path.display()
+                )),
                 false => DataError::json(&self.path, line, column, &e),
             }
         })?;
@@ -282,12 +289,7 @@ impl TextReader {
     }
 
     fn error(&self, problem: &str) -> DataError {
-        DataError::NotJson {
-            path: self.path.clone(),
-            line: self.line,
-            column: self.column,
-            problem: problem.to_owned(),
-        }
+        DataError::not_json(&self.path, self.line, self.column, problem)
     }
 }
 

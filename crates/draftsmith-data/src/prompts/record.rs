@@ -53,7 +53,7 @@ impl Problem {
             }
             Self::Key { key, problem } => format!("key `{key}` {problem}"),
         };
-        DataError::Record { path: path.to_path_buf(), position, problem }
+        DataError::invalid(format!("`{}`, {position}: {problem}", path.display()))
     }
 }
 

@@ -7,7 +7,7 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{Float64Type, Int32Type, Int64Type};
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field};
-use draftsmith_files::open_regular;
+use draftsmith_files::open_file;
 use parquet::arrow::ProjectionMask;
 use parquet::arrow::arrow_reader::{
     ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
@@ -18,7 +18,7 @@ use serde_json::{Map, Value};
 
 use super::forms::{KEYS, MEDIA_KEYS, RESPONSE_KEYS};
 use super::record::{MAX_BYTES, Problem, Record};
-use crate::columns::{check_encodings, guard};
+use crate::columns::{check_encodings, guard, not_whole};
 use crate::error::{DataError, RecordPosition};
 
 /// The number of rows decoded at a time. Few are, because each may have a record's maximum size.
@@ -44,7 +44,7 @@ impl RecordTable {
     /// Opens a table. Columns of text, of lists and structures of text, and answers that are
     /// numbers are read.
     pub(super) fn open(path: &Path) -> Result<Self, DataError> {
-        let file = open_regular(path).map_err(|e| DataError::io("read", path, e))?;
+        let file = open_file(path)?;
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let builder =
             guard(path, || ParquetRecordBatchReaderBuilder::try_new_with_options(file, options))?;
@@ -59,13 +59,11 @@ impl RecordTable {
                 let (packed, unpacked) = (column.compressed_size(), column.uncompressed_size());
                 let is_bomb = unpacked > MAX_UNPACKED_BYTES && unpacked / MAX_COMPRESSION > packed;
                 if mask.leaf_included(leaf) && is_bomb {
-                    return Err(DataError::Parquet {
-                        path: path.to_path_buf(),
-                        problem: format!(
-                            "column `{}` unpacks from {packed} to {unpacked} bytes",
-                            column.column_path().string()
-                        ),
-                    });
+                    let problem = format!(
+                        "column `{}` unpacks from {packed} to {unpacked} bytes",
+                        column.column_path().string()
+                    );
+                    return Err(not_whole(path, &problem));
                 }
             }
         }
@@ -145,7 +143,11 @@ fn check_codecs(path: &Path, metadata: &ParquetMetaData) -> Result<(), DataError
     };
     let name = codec.to_string();
     let name = name.split('(').next().unwrap_or_default().to_lowercase();
-    Err(DataError::Codec { path: path.to_path_buf(), codec: name })
+    Err(DataError::invalid(format!(
+        "`{}` is compressed with {name}, which this build does not read; hint: write it with zstd, snappy or no \
+         compression",
+        path.display()
+    )))
 }
 
 /// Returns whether a column is read.

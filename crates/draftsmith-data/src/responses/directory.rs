@@ -75,14 +75,22 @@ impl ShardSet {
     /// As for [`Self::find`].
     pub fn find_among(dir: &Path, wanted: impl Fn(usize) -> bool) -> Result<Self, DataError> {
         let mut found = shard_files(dir)?.into_iter().filter(|(index, _)| wanted(*index));
-        let first = found.next().ok_or_else(|| DataError::NoShards { path: dir.to_path_buf() })?;
+        let first = found.next().ok_or_else(|| {
+            let dir = dir.display();
+            DataError::NoShards(format!(
+                "`{dir}` holds no `responses-*.parquet`: run build-data first"
+            ))
+        })?;
         let (provenance, position) = shard_header(&first)?;
         let mut present = BTreeMap::from([first.clone()]);
         for file in found {
             let (other, other_position) = shard_header(&file)?;
             if let Some(difference) = provenance.differences(&other).into_iter().next() {
-                let (first, second, difference) = (first.1, file.1, difference.to_string());
-                return Err(DataError::ProvenanceDiffers { first, second, difference });
+                return Err(manifest::provenance_differs(
+                    &first.1,
+                    &file.1,
+                    &difference.to_string(),
+                ));
             }
             if other_position.count != position.count {
                 let problem = format!(
@@ -91,7 +99,7 @@ impl ShardSet {
                     shard_name(first.0),
                     position.count
                 );
-                return Err(DataError::WrongShard { path: file.1, problem });
+                return Err(wrong_shard(&file.1, &problem));
             }
             present.insert(file.0, file.1);
         }
@@ -112,7 +120,9 @@ impl ShardSet {
         if num_missing > named.len() {
             missing += &format!(" and {} more", num_missing - named.len());
         }
-        Err(DataError::MissingShards { path: self.dir.clone(), count: self.count, missing })
+        let (path, count) = (self.dir.display(), self.count);
+        let message = format!("`{path}` is incomplete: of {count} shards it lacks {missing}");
+        Err(DataError::MissingShards(message))
     }
 
     /// Reads the rows of the shards.
@@ -163,7 +173,7 @@ impl DataSet {
     pub fn check_tokens(&self, vocab_size: usize) -> Result<(), DataError> {
         for (at, row) in self.rows.iter().enumerate() {
             let known = row.check_ids(vocab_size);
-            known.map_err(|source| DataError::row_in_file(self.path_of(at), source))?;
+            known.map_err(|source| DataError::row_in_file(self.path_of(at), &source))?;
         }
         Ok(())
     }
@@ -173,8 +183,11 @@ impl DataSet {
         let mut seen = HashMap::with_capacity(self.rows.len());
         for (at, row) in self.rows.iter().enumerate() {
             if let Some(before) = seen.insert(row.id.as_str(), at) {
-                let [first, second] = [before, at].map(|at| self.path_of(at).to_path_buf());
-                return Err(DataError::DuplicateRow { first, second, id: row.id.clone() });
+                let [first, second] = [before, at].map(|at| self.path_of(at).display());
+                return Err(DataError::invalid(format!(
+                    "row `{}` is in `{first}` and again in `{second}`; remove the duplicate and run build-data again",
+                    row.id
+                )));
             }
         }
         Ok(())
@@ -247,9 +260,14 @@ fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, DataError> {
     Ok(files)
 }
 
+fn wrong_shard(path: &Path, problem: &str) -> DataError {
+    let path = path.display();
+    DataError::invalid(format!("`{path}` {problem}; remove it and run build-data again"))
+}
+
 /// Reads a shard's provenance and position. Fails if the position contradicts the file name.
 fn shard_header((index, path): &(usize, PathBuf)) -> Result<(Provenance, ShardPlace), DataError> {
-    let wrong = |problem| Err(DataError::WrongShard { path: path.clone(), problem });
+    let wrong = |problem: String| Err(wrong_shard(path, &problem));
     let name = shard_name(*index);
     if path.file_name().is_some_and(|found| *found != *name) {
         return wrong(format!("is named like shard {index}, whose name is `{name}`"));

@@ -10,7 +10,8 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use draftsmith_files::{
-    hash_bytes, open_regular, paths_in, read_bytes, read_text, remove_abandoned, write_whole,
+    hash_bytes, if_present, open_regular, paths_in, read_bytes, read_text, remove_abandoned,
+    write_whole,
 };
 use serde::{Deserialize, Serialize};
 
@@ -111,8 +112,20 @@ impl ShardRecords {
         } else {
             format!("has {num_bytes} bytes, but {} were written", record.num_bytes)
         };
-        Err(DataError::CorruptShard { path: path.to_path_buf(), problem })
+        Err(DataError::CorruptShard(format!(
+            "`{}` {problem}: it has changed since it was written; hint: `draftsmith build-data --repair` builds it again",
+            path.display()
+        )))
     }
+}
+
+pub(super) fn provenance_differs(first: &Path, second: &Path, difference: &str) -> DataError {
+    DataError::invalid(format!(
+        "`{}` and `{}` were built with different settings: {difference}; keep shards of different runs in different \
+         directories",
+        first.display(),
+        second.display()
+    ))
 }
 
 /// Writes the records of all shards as the manifest, if it changed, then removes the records and
@@ -123,8 +136,7 @@ impl ShardRecords {
 pub(super) fn write(dir: &Path, shards: Vec<ShardRecord>) -> Result<(), DataError> {
     if let Some(other) = shards.iter().find(|shard| shard.settings != shards[0].settings) {
         let [first, second] = [&shards[0], other].map(|shard| dir.join(&shard.name));
-        let difference = "their provenance differs".to_owned();
-        return Err(DataError::ProvenanceDiffers { first, second, difference });
+        return Err(provenance_differs(&first, &second, "their provenance differs"));
     }
     let manifest = Manifest {
         num_shards: shards.len(),
@@ -151,11 +163,7 @@ pub(super) fn write(dir: &Path, shards: Vec<ShardRecord>) -> Result<(), DataErro
 /// If a file cannot be removed.
 pub fn forget_manifest(dir: &Path) -> Result<(), DataError> {
     for path in record_paths(dir)?.into_iter().chain([dir.join(MANIFEST)]) {
-        if let Err(error) = std::fs::remove_file(&path)
-            && error.kind() != std::io::ErrorKind::NotFound
-        {
-            return Err(DataError::io("remove", &path, error));
-        }
+        if_present(std::fs::remove_file(&path)).map_err(|e| DataError::io("remove", &path, e))?;
     }
     Ok(())
 }
@@ -186,14 +194,14 @@ fn to_json(value: &impl Serialize) -> String {
 
 /// Parses a JSON file; `None` if the file does not exist.
 fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, DataError> {
-    match read_bytes(path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map(Some).map_err(|error| {
-            let problem = format!("cannot be read: {error}");
-            DataError::CorruptManifest { path: path.to_path_buf(), problem }
-        }),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(None),
-        Err(error) => Err(DataError::io("read", path, error)),
-    }
+    let bytes = if_present(read_bytes(path)).map_err(|e| DataError::io("read", path, e))?;
+    let value = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
+    value.map_err(|error| {
+        DataError::CorruptManifest(format!(
+            "`{}` cannot be read: {error}; hint: `draftsmith build-data --repair` writes it again",
+            path.display()
+        ))
+    })
 }
 
 /// Computes the BLAKE3 of a file, as hex, and its size in bytes, in constant memory.

@@ -128,7 +128,7 @@ impl ResponseRow {
     /// prompt tokens and 1 at response tokens.
     ///
     /// # Errors
-    /// [`DataError::Row`] with the first invalid column.
+    /// If a column is invalid. The error names the first one.
     pub fn validate(&self) -> Result<(), DataError> {
         if self.response_ids.is_empty() {
             let problem = "is empty: the loss mask would be all 0, with nothing to learn";
@@ -153,7 +153,7 @@ impl ResponseRow {
     /// tokens are only compared, so they are not checked.
     ///
     /// # Errors
-    /// [`DataError::Row`] with the first column that has an unknown token.
+    /// If a column has an unknown token. The error names the first one.
     pub fn check_ids(&self, vocab_size: usize) -> Result<(), DataError> {
         self.check(|column| match column.name {
             "target_top_ids" => None,
@@ -171,7 +171,7 @@ impl ResponseRow {
     }
 
     fn error(&self, column: &'static str, problem: String) -> DataError {
-        DataError::Row { id: self.id.clone(), column, problem }
+        DataError::invalid(format!("row `{}`: column `{column}` {problem}", self.id))
     }
 
     /// Sets the finish reason from its name in files.

@@ -96,7 +96,7 @@ pub fn read_shard(
     for row in &rows {
         let known = || vocab_size.map_or(Ok(()), |vocab_size| row.check_ids(vocab_size));
         let checked = row.validate().and_then(|()| known());
-        checked.map_err(|source| DataError::row_in_file(path, source))?;
+        checked.map_err(|source| DataError::row_in_file(path, &source))?;
     }
     Ok((rows, header.provenance))
 }

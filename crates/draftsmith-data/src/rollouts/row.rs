@@ -88,7 +88,7 @@ impl RolloutRow {
     /// finite and at least 0, and log-probabilities are at most 0.
     ///
     /// # Errors
-    /// [`DataError::Rollout`] with the first invalid column.
+    /// If a column is invalid. The error names the first one.
     pub fn validate(&self) -> Result<(), DataError> {
         self.validate_lengths()?;
         let num_candidates = self.candidates.candidate_ids.len();
@@ -121,7 +121,7 @@ impl RolloutRow {
     /// tokens.
     ///
     /// # Errors
-    /// [`DataError::Rollout`] with the first column that has an unknown token.
+    /// If a column has an unknown token. The error names the first one.
     pub fn check_ids(&self, vocab_size: usize) -> Result<(), DataError> {
         for column in &COLUMNS {
             if let Some(problem) = column.unknown_id(self, vocab_size) {
@@ -180,7 +180,7 @@ impl RolloutRow {
 
     /// Creates an error about this row's value in a column.
     pub(super) fn error(&self, column: &'static str, problem: impl Into<String>) -> DataError {
-        let (id, start) = (self.id.clone(), self.start);
-        DataError::Rollout { id, start, column, problem: problem.into() }
+        let (id, start, problem) = (&self.id, self.start, problem.into());
+        DataError::invalid(format!("rollout `{id}` at {start}: column `{column}` {problem}"))
     }
 }

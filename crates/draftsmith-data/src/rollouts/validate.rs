@@ -13,7 +13,7 @@ use crate::error::DataError;
 /// rollout at every drafted position. The rollouts are then whole rounds.
 ///
 /// # Errors
-/// [`DataError::Rollout`] with the first invalid row and column.
+/// If a row is invalid. The error names the first one and its column.
 pub fn validate_rollouts(rows: &[RolloutRow]) -> Result<(), DataError> {
     let mut ids = HashSet::new();
     for rows in rows.chunk_by(|one, next| one.id == next.id) {

@@ -40,7 +40,9 @@ impl StopStrings {
     /// If a string is empty, or the tokenizer's decoder fails.
     pub fn new(strings: &[String], tokenizer: &TextTokenizer) -> Result<Self, DataError> {
         if strings.iter().any(String::is_empty) {
-            return Err(DataError::EmptyStopString);
+            return Err(DataError::invalid(
+                "a stop string is empty and would end every answer before it begins: remove it",
+            ));
         }
         let strings: Vec<Vec<u8>> = strings.iter().map(|text| text.clone().into_bytes()).collect();
         let longest = strings.iter().map(Vec::len).max().unwrap_or(0);

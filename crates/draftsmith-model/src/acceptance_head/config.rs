@@ -169,6 +169,6 @@ impl AcceptanceHeadConfig {
     pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         let path = dir.join("config.json");
         let stored: HeadKeys = read_json(&path)?;
-        stored.check().map_err(|(key, problem)| ModelError::Config { path, key, problem })
+        stored.check().map_err(|(key, problem)| ModelError::config(&path, key, problem))
     }
 }

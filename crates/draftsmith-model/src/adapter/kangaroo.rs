@@ -43,7 +43,7 @@ impl AdapterConfig {
         } else {
             return Ok(());
         };
-        Err(ModelError::NotKangaroo { problem })
+        Err(ModelError::Invalid(format!("Kangaroo's class cannot compute this adapter: {problem}")))
     }
 }
 

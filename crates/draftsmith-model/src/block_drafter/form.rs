@@ -12,6 +12,7 @@
 //! recurrent Markov heads, DFlash2, mask embeddings beside the weights, and keys that change the
 //! network otherwise, such as sliding windows, are refused by name.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use burn::module::Param;
@@ -123,8 +124,8 @@ pub(crate) struct BlockKeys {
 }
 
 impl BlockKeys {
-    fn fail<T>(&self, key: &'static str, problem: impl Into<String>) -> Result<T, ModelError> {
-        Err(ModelError::Config { path: self.path.clone(), key, problem: problem.into() })
+    fn fail<T>(&self, key: &str, problem: impl Display) -> Result<T, ModelError> {
+        Err(ModelError::config(&self.path, key, problem))
     }
 
     /// Refuses drafters that are not computed here.

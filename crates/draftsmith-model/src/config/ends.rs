@@ -70,8 +70,8 @@ fn language_keys(mut keys: Map<String, Value>) -> Map<String, Value> {
 fn unknown(path: &Path, mut keys: Map<String, Value>) -> Result<ModelConfig, ModelError> {
     let scale = |key: &&str| keys.get(*key).and_then(Value::as_f64).filter(|scale| *scale != 1.0);
     if let Some(key) = LOGIT_SCALES.into_iter().find(|key| scale(key).is_some()) {
-        let problem = "is set, and how it changes the logits is not known here".to_owned();
-        return Err(ModelError::Config { path: path.to_path_buf(), key, problem });
+        let problem = "is set, and how it changes the logits is not known here";
+        return Err(ModelError::config(path, key, problem));
     }
     let embedding_scale = EMBEDDING_SCALES.iter().find_map(scale);
     let soft_cap = keys.get("final_logit_softcapping").and_then(Value::as_f64);

@@ -1,6 +1,7 @@
 //! The keys of a `config.json`, before defaults and checks. Families share most keys; each reads
 //! only its own, as transformers does.
 
+use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use draftsmith_files::parse_json_value;
@@ -126,8 +127,8 @@ impl Keys {
     }
 
     /// Builds the error for a bad key.
-    pub(super) fn fail(&self, key: &'static str, problem: impl Into<String>) -> ModelError {
-        ModelError::Config { path: self.path.clone(), key, problem: problem.into() }
+    pub(super) fn fail(&self, key: &str, problem: impl Display) -> ModelError {
+        ModelError::config(&self.path, key, problem)
     }
 
     /// Checks that a value is present, finite and above 0.

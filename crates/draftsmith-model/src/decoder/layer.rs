@@ -11,8 +11,7 @@ use super::mlp::Mlp;
 use super::source::{RandomSource, WeightSource};
 use crate::kv_cache::LayerCache;
 use crate::precision::copied;
-use crate::spec::ModelShape;
-use crate::spec::{LayerSpec, LinearSpec};
+use crate::spec::{LayerSpec, LinearSpec, ModelShape};
 use crate::weights::NamedTensor;
 
 /// A decoder layer: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`, or `h + mlp(norm(x))` if

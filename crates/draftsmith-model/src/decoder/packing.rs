@@ -12,8 +12,7 @@ use super::mlp::Mlp;
 use super::norm::Norm;
 use super::source::linear;
 use crate::packed::{PackedLayer, PackedNorm, PackedWeights};
-use crate::spec::ModelShape;
-use crate::spec::{LayerSpec, LinearSpec, NormSpec};
+use crate::spec::{LayerSpec, LinearSpec, ModelShape, NormSpec};
 
 /// Unpacks the weights and biases of some outputs into tensors on `device`.
 pub(crate) fn unpacked_linear(

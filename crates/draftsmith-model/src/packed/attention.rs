@@ -13,8 +13,7 @@ use super::storage::LINE;
 use super::weights::PackedWeights;
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rope::{Reach, RopeTable};
-use crate::spec::ModelShape;
-use crate::spec::{AttentionSpec, LayerSpec};
+use crate::spec::{AttentionSpec, LayerSpec, ModelShape};
 use crate::token_tree::TokenTree;
 use crate::vectors::vectorized;
 

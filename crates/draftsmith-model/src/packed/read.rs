@@ -10,8 +10,7 @@ use super::{
     AttentionForm, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Storage,
 };
 use crate::error::ModelError;
-use crate::spec::ModelShape;
-use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, NormSpec};
+use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelShape, NormSpec};
 use crate::weights::WeightReader;
 
 /// A checkpoint to be packed.

@@ -130,7 +130,7 @@ impl<F: DraftForm> DraftConfig<F> {
     pub(crate) fn target_faults(&self, path: &Path, target: &ModelShape) -> Vec<DraftFault> {
         let (own, mut faults) = (&self.model.shape, Vec::new());
         let mut fault = |kind, key, problem| {
-            let error = ModelError::Config { path: path.to_path_buf(), key, problem };
+            let error = ModelError::config(path, key, problem);
             faults.push(DraftFault { kind, error });
         };
         let (width_key, width) = F::width_read(self);

@@ -4,6 +4,7 @@ use draftsmith_files::parse_json_value;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
+use std::fmt::Display;
 
 use super::DraftForm;
 use super::config::DraftConfig;
@@ -134,8 +135,8 @@ impl<F: DraftForm> DraftFiles<F> {
     }
 
     /// Builds the error for a key.
-    pub(crate) fn error(&self, key: &'static str, problem: impl Into<String>) -> ModelError {
-        ModelError::Config { path: self.dir.join("config.json"), key, problem: problem.into() }
+    pub(crate) fn error(&self, key: &str, problem: impl Display) -> ModelError {
+        ModelError::config(&self.dir.join("config.json"), key, problem)
     }
 
     pub(crate) fn fault(&mut self, kind: DraftFaultKind, key: &'static str, problem: String) {

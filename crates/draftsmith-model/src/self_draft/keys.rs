@@ -222,7 +222,7 @@ impl DrafterDir {
         for key in &self.ignored_keys {
             if !remove(&mut keys, key) {
                 let problem = format!("of the recipe names `{key}`, which this file does not have");
-                return Err(ModelError::Config { path, key: "ignored_keys", problem });
+                return Err(ModelError::config(&path, "ignored_keys", problem));
             }
         }
         let (mut named, mut refused) = (Vec::new(), Vec::new());

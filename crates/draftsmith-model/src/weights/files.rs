@@ -3,7 +3,7 @@
 //! An index may only name files in its own directory. These may be symbolic links to other
 //! directories, as in Hugging Face's cache.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
 use crate::error::{ModelError, read_json};
@@ -48,11 +48,15 @@ impl WeightFiles {
                      the index; hint: move the file there and use that name, or download the model \
                      again"
                 );
-                return Err(ModelError::Config { path, key: "weight_map", problem });
+                return Err(ModelError::config(&path, "weight_map", problem));
             }
             return Ok(Self::Sharded { index, file_of });
         }
-        Err(ModelError::NoWeights { path: dir.to_path_buf() })
+        Err(ModelError::Invalid(format!(
+            "`{}` has no weights: expected `model.safetensors`, `pytorch_model.bin`, or an index of either; hint: give \
+             a Hugging Face checkpoint directory",
+            dir.display()
+        )))
     }
 }
 
@@ -84,11 +88,8 @@ fn files_of(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>, Mo
         WeightFiles::Single(name) => Ok(vec![name.to_owned()]),
         WeightFiles::Sharded { index, file_of } => {
             let wanted = file_of.into_iter().filter(|(tensor, _)| wanted(tensor));
-            let mut names: Vec<String> = wanted.map(|(_, file)| file).collect();
-            names.push(index.to_owned());
-            names.sort();
-            names.dedup();
-            Ok(names)
+            let names = wanted.map(|(_, file)| file).chain([index.to_owned()]);
+            Ok(names.collect::<BTreeSet<_>>().into_iter().collect())
         }
     }
 }

@@ -5,7 +5,7 @@ use std::fs::File;
 use std::io::Read;
 use std::path::Path;
 
-use draftsmith_files::read_bytes;
+use draftsmith_files::read_file;
 use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 
@@ -21,7 +21,7 @@ pub(super) fn tensors_of(
     path: &Path,
 ) -> Result<BTreeMap<String, StoredTensor>, ModelError> {
     let io = |e| ModelError::io("read", path, e);
-    let broken = |problem: String| ModelError::Safetensors { path: path.to_path_buf(), problem };
+    let broken = |problem: String| ModelError::safetensors(path, problem);
     let file_bytes = file.metadata().map_err(io)?.len();
     if file_bytes < 8 {
         return Err(broken(format!("it has {file_bytes} bytes, a header needs at least 8")));
@@ -71,9 +71,8 @@ pub(super) fn tensors_of(
 /// # Errors
 /// If the file is truncated or malformed.
 pub fn read_metadata(path: &Path) -> Result<BTreeMap<String, String>, ModelError> {
-    let bytes = read_bytes(path).map_err(|e| ModelError::io("read", path, e))?;
-    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| {
-        ModelError::Safetensors { path: path.to_path_buf(), problem: e.to_string() }
-    })?;
+    let bytes = read_file(path)?;
+    let (_, metadata) =
+        SafeTensors::read_metadata(&bytes).map_err(|e| ModelError::safetensors(path, e))?;
     Ok(metadata.metadata().clone().unwrap_or_default().into_iter().collect())
 }

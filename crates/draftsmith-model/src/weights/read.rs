@@ -106,7 +106,7 @@ impl WeightReader {
         let [found] = <[String; 1]>::try_from(found.collect::<Vec<_>>()).map_err(|found| {
             let num = found.len();
             let problem = format!("it has {num} tensors `{embedding}.weight`, expected one");
-            ModelError::Safetensors { path: dir.to_path_buf(), problem }
+            ModelError::safetensors(dir, problem)
         })?;
         // A vision model may have a norm of the same name, but not beside these embeddings.
         let stem = found.trim_end_matches("weight").trim_end_matches('.');
@@ -167,7 +167,7 @@ impl WeightReader {
             let now = renamed.unwrap_or_else(|| name.clone());
             if self.tensors.insert(now.clone(), stored).is_some() {
                 let problem = format!("it has both `{from}{}` and `{now}`", &now[to.len()..]);
-                return Err(ModelError::Safetensors { path: self.path, problem });
+                return Err(ModelError::safetensors(&self.path, problem));
             }
         }
         Ok(self)
@@ -240,10 +240,11 @@ impl WeightReader {
         let numbers = self.take(name, expected)?;
         match numbers.iter().find(|number| number.is_nan() || number.abs() >= LARGEST) {
             None => Ok(numbers),
-            Some(number) => {
-                let (path, tensor) = (self.path.clone(), name.to_owned());
-                Err(ModelError::NotFinite { path, tensor, number: *number })
-            }
+            Some(number) => Err(ModelError::Invalid(format!(
+                "`{}`: tensor `{name}` holds {number}, and weights are finite numbers below 1e18; hint: take a \
+                 checkpoint from before its training failed",
+                self.path.display()
+            ))),
         }
     }
 
@@ -326,10 +327,10 @@ impl WeightReader {
     ) -> Result<Vec<u32>, ModelError> {
         let ids = self.take_integers(name, len)?;
         if let Some(id) = ids.iter().find(|id| !(0..vocab_size as i64).contains(*id)) {
-            return Err(ModelError::Safetensors {
-                path: self.check(name, &[len])?.0.path.clone(),
-                problem: format!("tensor `{name}` has {id}, expected ids below {vocab_size}"),
-            });
+            return Err(ModelError::safetensors(
+                &self.check(name, &[len])?.0.path,
+                format!("tensor `{name}` has {id}, expected ids below {vocab_size}"),
+            ));
         }
         Ok(ids.into_iter().map(|id| id as u32).collect())
     }
@@ -355,19 +356,15 @@ impl WeightReader {
         expected: &[usize],
     ) -> Result<(&OpenFile, &StoredTensor), ModelError> {
         let Some((number, stored)) = self.tensors.get(name) else {
-            return Err(ModelError::MissingTensor {
-                path: self.path.clone(),
-                tensor: name.to_owned(),
-            });
+            return Err(self.missing(name));
         };
         let file = &self.files[*number];
         if stored.shape != expected {
-            return Err(ModelError::Shape {
-                path: file.path.clone(),
-                tensor: name.to_owned(),
-                found: stored.shape.clone(),
-                expected: expected.to_vec(),
-            });
+            return Err(ModelError::Shape(format!(
+                "`{}`: tensor `{name}` has shape {:?}, config.json implies {expected:?}",
+                file.path.display(),
+                stored.shape
+            )));
         }
         Ok((file, stored))
     }
@@ -385,15 +382,29 @@ impl WeightReader {
         self.tensors.retain(|name, _| !is_ignored(name));
     }
 
+    /// Describes the lack of a tensor that the architecture needs.
+    pub(crate) fn missing(&self, tensor: &str) -> ModelError {
+        let path = self.path.display();
+        ModelError::Invalid(format!(
+            "`{path}` has no tensor `{tensor}`: the checkpoint does not match its config.json"
+        ))
+    }
+
     /// Ends reading. Every tensor must have been taken or ignored by then.
     ///
     /// # Errors
     /// If a tensor was neither taken nor ignored.
     pub fn finish(self) -> Result<(), ModelError> {
         let mut left = self.names();
-        let Some(tensor) = left.next().map(str::to_owned) else { return Ok(()) };
-        let others = left.count();
-        Err(ModelError::ExtraTensor { path: self.path, tensor, others })
+        let Some(tensor) = left.next() else { return Ok(()) };
+        let others = match left.count() {
+            0 => String::new(),
+            others => format!(" (and {others} more)"),
+        };
+        Err(ModelError::Invalid(format!(
+            "`{}` has an unexpected tensor `{tensor}`{others}: models of its `model_type` do not have it",
+            self.path.display()
+        )))
     }
 }
 

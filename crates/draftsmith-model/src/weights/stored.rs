@@ -95,7 +95,12 @@ impl StoredTensor {
         let width = match self.dtype {
             Dtype::F32 => 4,
             Dtype::F16 | Dtype::BF16 => 2,
-            _ => return Err(self.bad_dtype(path, name)),
+            other => {
+                return Err(ModelError::Dtype(format!(
+                    "`{}`: tensor `{name}` is stored as {other:?}, expected f32, f16 or bf16",
+                    path.display()
+                )));
+            }
         };
         let row_bytes = self.shape.iter().skip(1).product::<usize>() * width;
         let rows_at_once = (READ_BYTES / row_bytes.max(1)).max(1).next_multiple_of(ROWS_AT_ONCE);
@@ -130,7 +135,7 @@ impl StoredTensor {
                 let problem = format!(
                     "tensor `{name}` is stored as {other:?}, expected integers of 32 or 64 bits"
                 );
-                return Err(ModelError::Safetensors { path: path.to_path_buf(), problem });
+                return Err(ModelError::safetensors(path, problem));
             }
         };
         let mut bytes = vec![0_u8; self.shape.iter().product::<usize>() * size];
@@ -142,10 +147,5 @@ impl StoredTensor {
             4 => bytes.as_chunks().0.iter().map(|it| i32::from_le_bytes(*it).into()).collect(),
             _ => bytes.as_chunks().0.iter().map(|bytes| i64::from_le_bytes(*bytes)).collect(),
         })
-    }
-
-    fn bad_dtype(&self, path: &Path, name: &str) -> ModelError {
-        let (path, tensor) = (path.to_path_buf(), name.to_owned());
-        ModelError::Dtype { path, tensor, dtype: format!("{:?}", self.dtype) }
     }
 }

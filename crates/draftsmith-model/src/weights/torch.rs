@@ -22,7 +22,13 @@ use crate::error::ModelError;
 /// # Errors
 /// If it cannot be read, is not an archive of torch 1.6 or later, or a tensor is longer than the file.
 pub(super) fn tensors_of(path: &Path) -> Result<BTreeMap<String, StoredTensor>, ModelError> {
-    let broken = |problem: String| ModelError::Torch { path: path.to_path_buf(), problem };
+    let broken = |problem: String| {
+        ModelError::Invalid(format!(
+            "`{}` cannot be read as a model written by `torch.save`: {problem}; hint: download it again, or save it as \
+             safetensors",
+            path.display()
+        ))
+    };
     let num_bytes = path.metadata().map_err(|e| ModelError::io("read", path, e))?.len();
     let reader = PytorchReader::new(path).map_err(|error| match error {
         PytorchError::Io(error) if error.raw_os_error().is_some() => {

@@ -121,7 +121,7 @@ pub(crate) fn write_with_ids(
     dtype: WeightDtype,
     metadata: &[(String, String)],
 ) -> Result<String, ModelError> {
-    let broken = |problem: String| ModelError::Safetensors { path: path.to_path_buf(), problem };
+    let broken = |problem: String| ModelError::safetensors(path, problem);
     let floats = tensors.iter().map(|tensor| {
         let values = tensor.values.iter();
         let (stored, bytes) = match dtype {
@@ -228,5 +228,12 @@ pub(crate) fn check_weights(dir: &Path) -> Result<(), ModelError> {
         return Ok(());
     };
     let path = dir.join("model.safetensors");
-    if hash_file(&path)? == expected { Ok(()) } else { Err(ModelError::Changed { path }) }
+    if hash_file(&path)? == expected {
+        return Ok(());
+    }
+    Err(ModelError::Invalid(format!(
+        "`{}` was changed since it was exported: its checksum differs from `weights_hash` in config.json; hint: copy \
+         the whole directory again, or delete it and train again",
+        path.display()
+    )))
 }

@@ -1,11 +1,10 @@
 //! The kind `merged` (SpecInfer): several drafters whose candidate chains are merged into one tree.
 
 use std::fmt;
-use std::sync::Arc;
 
 use anyhow::Result;
-use draftsmith_decode::{MergedParts, NamedParts};
-use draftsmith_theory::{DrafterId, LookupFirst, MAX_DRAFTERS};
+use draftsmith_decode::MergedParts;
+use draftsmith_theory::{DrafterId, LookupFirst, MAX_DRAFTERS, ModelSummary, Road};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
@@ -14,7 +13,6 @@ use super::{
     settings_table,
 };
 use crate::recipe::keys::require;
-use draftsmith_theory::{ModelSummary, Road};
 
 /// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry =
@@ -71,13 +69,10 @@ impl DrafterKind for MergedKind {
     }
 
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
-        let members = self.drafters.iter().map(|id| loading.member(*id));
-        let members: Vec<LoadedDrafter> = members.collect::<Result<_>>()?;
+        let members = loading.members(&self.drafters)?;
         let drafters = members.iter().map(|it| it.parts.clone()).collect();
-        let parts = Arc::new(MergedParts { drafters, lookup: self.lookup });
-        let parts = NamedParts { id: loading.id, parts };
-        let sizes = members.into_iter().flat_map(|member| member.sizes).collect();
-        Ok(LoadedDrafter { parts, head: None, dir: None, rule_dir: None, sizes })
+        let parts = MergedParts { drafters, lookup: self.lookup };
+        Ok(LoadedDrafter::of_members(loading.id, parts, members))
     }
 
     fn summaries(

@@ -7,7 +7,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::{parse_json, parse_toml, read_bytes};
+use draftsmith_files::{parse_json, parse_toml, read_file};
 use draftsmith_model::DrafterDir;
 use draftsmith_theory::DrafterId;
 use serde::Serialize;
@@ -15,8 +15,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::origin::given_dir;
-use super::{DrafterKind, DrafterRecipe, Kind};
-use super::{adapter, block, cascade, eagle3, merged, model, prompt_lookup};
+use super::{
+    DrafterKind, DrafterRecipe, Kind, adapter, block, cascade, eagle3, merged, model, prompt_lookup,
+};
 use crate::exports::{ExportEntry, HEAD};
 
 /// The definition of a kind of drafter.
@@ -191,9 +192,7 @@ impl Kinds {
                 dir.display()
             );
         }
-        let bytes =
-            read_bytes(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
-        let keys: Map<String, Value> = parse_json(&path, &bytes)?;
+        let keys: Map<String, Value> = parse_json(&path, &read_file(&path)?)?;
         let of_kinds =
             self.iter().filter_map(|kind| Some((&kind.directory.as_ref()?.export, Some(kind))));
         let (trained, models): (Vec<_>, Vec<_>) =

@@ -41,7 +41,7 @@ impl Artifacts {
         get_or_insert(&self.data, dir, || {
             self.watch.reads(&format!("rows in {}", dir.display()));
             match read_dir(dir, self.incomplete_data) {
-                Err(error @ DataError::MissingShards { .. }) => bail!(
+                Err(error @ DataError::MissingShards(_)) => bail!(
                     "{error}; hint: run `draftsmith build-data` with this recipe to its end, or give \
                      `--incomplete-data` to use the shards built so far"
                 ),

@@ -133,22 +133,6 @@ impl Models {
         })
     }
 
-    /// Returns the first draft model's `config.json`; `None` without a draft model.
-    ///
-    /// # Errors
-    /// If the file is missing or broken.
-    pub fn draft_config(&self) -> Result<Option<&ModelConfig>> {
-        self.draft().map(ModelDir::config).transpose()
-    }
-
-    /// Returns the first draft model's shape; `None` without a draft model.
-    ///
-    /// # Errors
-    /// If the model's `config.json` is missing or broken.
-    pub fn draft_shape(&self) -> Result<Option<&ModelShape>> {
-        Ok(self.draft_config()?.map(|config| &config.shape))
-    }
-
     /// Returns the target's `config.json`. Reads it at the first call.
     ///
     /// # Errors
@@ -183,7 +167,8 @@ impl Models {
 
     fn smaller(&self, size: fn(&ModelShape) -> usize) -> Result<usize> {
         let target = size(self.target_shape()?);
-        Ok(self.draft_shape()?.map_or(target, |draft| target.min(size(draft))))
+        let draft = self.draft().map(ModelDir::config).transpose()?;
+        Ok(draft.map_or(target, |draft| target.min(size(&draft.shape))))
     }
 
     /// Returns the target's directory.

@@ -1,11 +1,10 @@
 //! The schema of `heads.json`, which compares the acceptance heads of a sweep by the speed of
 //! decoding with each.
 
-use draftsmith_theory::{Estimate, StopRuleConfig};
+use draftsmith_theory::{CostSource, DecodingName, DrafterName, Estimate, StopRuleConfig};
 use serde::{Deserialize, Serialize};
 
 use crate::text::{number, percent};
-use draftsmith_theory::{CostSource, DecodingName, DrafterName};
 
 /// The content of `heads.json`. Times are modelled, as in `replay.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

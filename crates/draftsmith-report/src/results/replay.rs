@@ -5,14 +5,13 @@
 //! computed from the counts of the replayed rounds and the costs, without prefill.
 
 use draftsmith_theory::{
-    CostModel, Estimate, HeadScores, LookupFirst, ReliabilityBin, Rounding, StopRuleConfig,
-    StopRuleName,
+    CostModel, CostSource, DecodingName, DrafterName, Estimate, HeadScores, LookupFirst,
+    ReliabilityBin, Road, Rounding, StopRuleConfig, StopRuleName, rule_label,
 };
 use serde::{Deserialize, Serialize};
 
 use super::heads::HeadRace;
 use crate::text::{gain, interval, number, signed, times_text};
-use draftsmith_theory::{CostSource, DecodingName, DrafterName, Road, rule_label};
 
 /// The content of `replay.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]

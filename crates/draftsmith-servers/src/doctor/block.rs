@@ -223,7 +223,7 @@ fn copies(patient: &mut Patient<'_>, config: &BlockDrafterConfig) {
             Ok(Some(distance)) if distance > ROUNDING => {
                 format!("`{matrix}.weight` differs from the target's by {:.0} %", 100.0 * distance)
             }
-            Err(error @ ModelError::Shape { .. }) => error.to_string(),
+            Err(error @ ModelError::Shape(_)) => error.to_string(),
             Ok(Some(_)) if matrix == "lm_head" => {
                 patient.find(
                     "lm-head-dropped",

@@ -64,7 +64,7 @@ impl Surveyor<'_> {
         let trained = match train_heads(draft, data, &[settings], self.seed, run) {
             Ok(Ending::Finished(mut heads)) => heads.remove(0),
             Ok(Ending::Stopped { .. }) => return Err(Interrupted.into()),
-            Err(TrainError::TooFewRows { .. }) => return Ok(None),
+            Err(TrainError::TooFewRows(_)) => return Ok(None),
             Err(error) => return Err(error.into()),
         };
         // We read the head back from a file, because a module is slower right after training.

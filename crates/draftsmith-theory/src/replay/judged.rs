@@ -33,9 +33,8 @@
 
 use super::recorded_steps::RecordedSteps;
 use super::{RecordedCandidate, Recording, Recordings};
-use crate::AcceptanceModel;
 use crate::stop_rule::online_acceptance::OnlineEstimator;
-use crate::{Decoding, TokenChoice};
+use crate::{AcceptanceModel, Decoding, TokenChoice};
 
 /// A head's prediction for a candidate, with the candidate's acceptance.
 #[derive(Debug, Clone, Copy, PartialEq)]

@@ -187,12 +187,17 @@ fn a_perfect_head_predicts_the_acceptance_probability() {
 fn replays_beyond_the_recording_are_errors() {
     let mut recordings = random(6, 2, 0.5);
     let refused = recordings.replay_counts(&fixed(9));
-    assert_eq!(refused, Err(TheoryError::NotRecorded { longest: 9, recorded: 8 }));
+    let message =
+        "the rule may draft `9` candidates a round, but `8` were recorded: record longer rollouts";
+    assert_eq!(refused.unwrap_err().to_string(), message);
     recordings.head = None;
     let rule = StopRuleConfig::RejectionThreshold(RejectionThresholdConfig {
         stop_threshold: 0.5,
         without_lag: false,
         bounds: Bounds { min: 1, max: 4 },
     });
-    assert_eq!(recordings.replay_counts(&rule), Err(TheoryError::NoHeadRecorded));
+    assert_eq!(
+        recordings.replay_counts(&rule).unwrap_err().to_string(),
+        "the rule reads an acceptance head, but the rollouts were recorded without one"
+    );
 }

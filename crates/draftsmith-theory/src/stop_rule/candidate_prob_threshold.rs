@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings};
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
@@ -28,15 +28,10 @@ impl CandidateProbThresholdConfig {
         text: "candidate\u{2019}s probability",
         family: RuleFamily::Confidence,
         heads: &[],
-        settings: RuleSettings::Grid(Grid {
-            doc: "transformers' `assistant_confidence_threshold`, for the candidate's own probability",
-            values: SettingKind::Probability,
-            default: &[],
-            self_draft_default: &[],
-            options: &[],
-            sweep: Sweep::Probabilities,
-            config: |confidence_threshold, _, bounds| Self { confidence_threshold, bounds }.into(),
-        }),
+        settings: RuleSettings::Grid(Grid::of_probabilities(
+            "transformers' `assistant_confidence_threshold`, for the candidate's own probability",
+            |confidence_threshold, _, bounds| Self { confidence_threshold, bounds }.into(),
+        )),
     }];
 }
 

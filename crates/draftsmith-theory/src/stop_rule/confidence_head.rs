@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings};
 use super::{
     Bounds, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, StopRule, StopRuleEntry,
     StopRuleName,
@@ -32,17 +32,12 @@ impl ConfidenceHeadConfig {
         text: "confidence head",
         family: RuleFamily::Head,
         heads: &[HeadTiming::BeforeDraw],
-        settings: RuleSettings::Grid(Grid {
-            doc: "llama.cpp's `--spec-draft-p-min` for a block drafter with a confidence head: no candidate is drawn whose predicted acceptance is below this",
-            values: SettingKind::Probability,
-            default: &[],
-            self_draft_default: &[],
-            options: &[],
-            sweep: Sweep::Probabilities,
-            config: |acceptance_threshold, _, bounds| {
+        settings: RuleSettings::Grid(Grid::of_probabilities(
+            "llama.cpp's `--spec-draft-p-min` for a block drafter with a confidence head: no candidate is drawn whose predicted acceptance is below this",
+            |acceptance_threshold, _, bounds| {
                 Self { acceptance_threshold, bounds: Bounds { min: 0, ..bounds } }.into()
             },
-        }),
+        )),
     }];
 }
 

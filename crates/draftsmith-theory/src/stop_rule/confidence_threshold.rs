@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings};
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
@@ -38,15 +38,13 @@ impl ConfidenceThresholdConfig {
         family: RuleFamily::Confidence,
         heads: &[],
         settings: RuleSettings::Grid(Grid {
-            doc: "Kangaroo's η: a round ends when the largest probability is at most this",
-            values: SettingKind::Probability,
-            default: &[],
             self_draft_default: &[0.2, 0.4, 0.6, 0.8],
-            options: &[],
-            sweep: Sweep::Probabilities,
-            config: |confidence_threshold, _, bounds| {
-                Self { confidence_threshold, before_draw: false, bounds }.into()
-            },
+            ..Grid::of_probabilities(
+                "Kangaroo's η: a round ends when the largest probability is at most this",
+                |confidence_threshold, _, bounds| {
+                    Self { confidence_threshold, before_draw: false, bounds }.into()
+                },
+            )
         }),
     }];
 }

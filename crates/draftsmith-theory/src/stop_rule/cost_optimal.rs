@@ -31,11 +31,14 @@ impl StepFunction {
     pub fn new(edges: Vec<f64>, values: Vec<f64>) -> Result<Self, TheoryError> {
         let finite = edges.iter().chain(&values).all(|number| number.is_finite());
         let ascending = edges.windows(2).all(|pair| pair[0] < pair[1]);
-        if finite && ascending && values.len() == edges.len() + 1 {
-            Ok(Self { edges, values })
-        } else {
-            Err(TheoryError::Steps { num_edges: edges.len(), num_values: values.len() })
-        }
+        let (num_edges, num_values) = (edges.len(), values.len());
+        TheoryError::ensure(finite && ascending && num_values == num_edges + 1, || {
+            format!(
+                "a step function needs ascending finite edges and one value more than edges, not `{num_edges}` edges and \
+                 `{num_values}` values"
+            )
+        })?;
+        Ok(Self { edges, values })
     }
 
     /// Creates a constant function.

@@ -83,6 +83,23 @@ pub struct Grid {
 }
 
 impl Grid {
+    /// Creates the grid of a rule without options, whose parameter is a probability and has no
+    /// values by default.
+    pub(super) const fn of_probabilities(
+        doc: &'static str,
+        config: fn(f64, &[f64], Bounds) -> StopRuleConfig,
+    ) -> Self {
+        Self {
+            doc,
+            values: SettingKind::Probability,
+            default: &[],
+            self_draft_default: &[],
+            options: &[],
+            sweep: Sweep::Probabilities,
+            config,
+        }
+    }
+
     /// Finds the grid of the rule with the short name `name`.
     ///
     /// # Errors

@@ -46,11 +46,11 @@ impl HeuristicConfig {
 impl RuleConfig for HeuristicConfig {
     fn check(&self) -> Result<(), TheoryError> {
         let Self { initial_length, bounds: Bounds { min, max } } = *self;
-        if (min..=max).contains(&initial_length) {
-            Ok(())
-        } else {
-            Err(TheoryError::InitialLength { initial_length, min, max })
-        }
+        TheoryError::ensure((min..=max).contains(&initial_length), || {
+            format!(
+                "initial_length `{initial_length}` must lie within the bounds, `{min}` to `{max}`"
+            )
+        })
     }
 
     fn rule(&self) -> Box<dyn StopRule> {
@@ -134,7 +134,10 @@ mod tests {
         let bounds = Bounds { min: 2, max: 4 };
         for initial_length in [0, 1, 5] {
             let checked = HeuristicConfig { initial_length, bounds }.check();
-            assert_eq!(checked, Err(TheoryError::InitialLength { initial_length, min: 2, max: 4 }));
+            assert_eq!(
+                checked.unwrap_err().to_string(),
+                format!("initial_length `{initial_length}` must lie within the bounds, `2` to `4`")
+            );
         }
     }
 }

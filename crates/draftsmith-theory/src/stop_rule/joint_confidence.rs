@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings};
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
@@ -24,15 +24,10 @@ impl JointConfidenceConfig {
         text: "joint confidence",
         family: RuleFamily::Confidence,
         heads: &[],
-        settings: RuleSettings::Grid(Grid {
-            doc: "a round ends when the product of its largest probabilities is at most this",
-            values: SettingKind::Probability,
-            default: &[],
-            self_draft_default: &[],
-            options: &[],
-            sweep: Sweep::Probabilities,
-            config: |confidence_threshold, _, bounds| Self { confidence_threshold, bounds }.into(),
-        }),
+        settings: RuleSettings::Grid(Grid::of_probabilities(
+            "a round ends when the product of its largest probabilities is at most this",
+            |confidence_threshold, _, bounds| Self { confidence_threshold, bounds }.into(),
+        )),
     }];
 }
 

@@ -10,7 +10,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings};
 use super::{Bounds, DraftSignals, RoundEnd, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
 use crate::TheoryError;
 
@@ -65,18 +65,13 @@ impl OnlineAcceptanceConfig {
         text: "online acceptance",
         family: RuleFamily::Confidence,
         heads: &[],
-        settings: RuleSettings::Grid(Grid {
-            doc: "vLLM's online estimator: a round ends when the estimated chance that all its candidates are \
+        settings: RuleSettings::Grid(Grid::of_probabilities(
+            "vLLM's online estimator: a round ends when the estimated chance that all its candidates are \
                   accepted is below this",
-            values: SettingKind::Probability,
-            default: &[],
-            self_draft_default: &[],
-            options: &[],
-            sweep: Sweep::Probabilities,
-            config: |survival_threshold, _, bounds| {
+            |survival_threshold, _, bounds| {
                 Self { survival_threshold, start: AcceptanceModel::default(), bounds }.into()
             },
-        }),
+        )),
     }];
 }
 

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
+use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings};
 use super::{
     Bounds, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, StopRule, StopRuleEntry,
     StopRuleName,
@@ -41,15 +41,14 @@ impl RejectionThresholdConfig {
             family: RuleFamily::Head,
             heads: &[HeadTiming::AfterRead, HeadTiming::AtDraw, HeadTiming::BeforeDraw],
             settings: RuleSettings::Grid(Grid {
-                doc: "SpecDec++'s h: a round ends when the predicted probability of a rejection exceeds it; needs a head",
-                values: SettingKind::Probability,
                 default: &[0.1, 0.3, 0.5, 0.7, 0.9],
                 self_draft_default: &[0.1, 0.3, 0.5, 0.7, 0.9],
-                options: &[],
-                sweep: Sweep::Probabilities,
-                config: |stop_threshold, _, bounds| {
-                    Self { stop_threshold, without_lag: false, bounds }.into()
-                },
+                ..Grid::of_probabilities(
+                    "SpecDec++'s h: a round ends when the predicted probability of a rejection exceeds it; needs a head",
+                    |stop_threshold, _, bounds| {
+                        Self { stop_threshold, without_lag: false, bounds }.into()
+                    },
+                )
             }),
         },
         StopRuleEntry {
@@ -59,17 +58,12 @@ impl RejectionThresholdConfig {
             family: RuleFamily::Head,
             // With a head that looks ahead both forms are the same.
             heads: &[HeadTiming::AfterRead],
-            settings: RuleSettings::Grid(Grid {
-                doc: "SpecDec++'s h without the paper's lag of one candidate",
-                values: SettingKind::Probability,
-                default: &[],
-                self_draft_default: &[],
-                options: &[],
-                sweep: Sweep::Probabilities,
-                config: |stop_threshold, _, bounds| {
+            settings: RuleSettings::Grid(Grid::of_probabilities(
+                "SpecDec++'s h without the paper's lag of one candidate",
+                |stop_threshold, _, bounds| {
                     Self { stop_threshold, without_lag: true, bounds }.into()
                 },
-            }),
+            )),
         },
     ];
 }
@@ -240,10 +234,13 @@ mod tests {
     #[test]
     fn invalid_settings_are_errors() {
         for (min, max) in [(0, 0), (6, 5)] {
-            assert_eq!(Bounds::new(min, max), Err(TheoryError::Bounds { min, max }));
+            let expected = TheoryError::Invalid(format!(
+                "candidate length bounds must satisfy min <= max and 1 <= max, not min `{min}`, max `{max}`"
+            ));
+            assert_eq!(Bounds::new(min, max).as_ref(), Err(&expected));
             let config = RejectionThresholdConfig { bounds: Bounds { min, max }, ..config(0.5) };
             let refused = StopRuleConfig::from(config).init().err();
-            assert_eq!(refused, Some(TheoryError::Bounds { min, max }));
+            assert_eq!(refused, Some(expected));
         }
         for stop_threshold in [-0.1, 1.1, f64::NAN] {
             assert!(config(stop_threshold).check().is_err());

@@ -37,11 +37,12 @@ impl Bounds {
     /// # Errors
     /// Unless `min` <= `max` and 1 <= `max`.
     pub fn new(min: usize, max: usize) -> Result<Self, TheoryError> {
-        if 1 <= max && min <= max {
-            Ok(Self { min, max })
-        } else {
-            Err(TheoryError::Bounds { min, max })
-        }
+        TheoryError::ensure(1 <= max && min <= max, || {
+            format!(
+                "candidate length bounds must satisfy min <= max and 1 <= max, not min `{min}`, max `{max}`"
+            )
+        })?;
+        Ok(Self { min, max })
     }
 }
 

@@ -51,7 +51,7 @@ impl TreeShape {
     ) -> Result<Self, TheoryError> {
         let are_some = (1..=MAX_DEPTHS).contains(&widths.len()) && !widths.contains(&0);
         if !are_some || num_read == 0 {
-            return Err(TheoryError::TreeShape);
+            return Err(not_a_shape());
         }
         let mut all = [0; MAX_DEPTHS];
         all[..widths.len()].copy_from_slice(widths);
@@ -97,10 +97,17 @@ impl FromStr for TreeShape {
             let (num_read, num_beside) = (num_read.parse().ok()?, num_beside.parse().ok()?);
             Self::new(&widths, num_read, num_beside, children).ok()
         };
-        let shape = rest.split_once('x').and_then(by_depth).ok_or(TheoryError::TreeShape)?;
+        let shape = rest.split_once('x').and_then(by_depth).ok_or_else(not_a_shape)?;
         // `+1` and `01` parse as numbers but are not written that way.
-        if shape.to_string() == text { Ok(shape) } else { Err(TheoryError::TreeShape) }
+        if shape.to_string() == text { Ok(shape) } else { Err(not_a_shape()) }
     }
+}
+
+fn not_a_shape() -> TheoryError {
+    TheoryError::invalid(
+        "a tree is written as its widths by depth, the nodes that a draft forward reads and the most nodes beside the \
+         chain, as in `3-2-1x4x12`: at most eight widths, none of them 0, and a node to read",
+    )
 }
 
 impl Serialize for TreeShape {

@@ -32,7 +32,10 @@ pub fn predictions_along(
     assert!(heads.iter().all(|head| head.reads() == first.reads()), "heads read the same");
     let device = draft.device();
     let drafts: PerDevice<DrafterModel> = draft.clone().into();
-    let heads: Vec<AcceptanceHead> = heads.iter().map(|head| as_trained(draft, head)).collect();
+    // As in training, the heads then read scaled embeddings; exported heads read unscaled ones.
+    let gain = 1.0 / draft.embedding_gain();
+    let heads: Vec<AcceptanceHead> =
+        heads.iter().map(|head| (*head).clone().with_embedding_gain(gain)).collect();
     let of_response = |response: &Recording| {
         predicted(&drafts, &heads, &candidates_of(response), StatesOrigin::Drafter)
     };
@@ -63,12 +66,6 @@ fn predicted_with(
         Ok(())
     })?;
     Ok(all)
-}
-
-/// Returns the head in the form that training uses. It then reads scaled embeddings; an exported
-/// head reads unscaled ones.
-fn as_trained(draft: &DrafterModel, head: &AcceptanceHead) -> AcceptanceHead {
-    head.clone().with_embedding_gain(1.0 / draft.embedding_gain())
 }
 
 /// Computes each head's predictions for the labels of a mixture. All heads read the same inputs,

@@ -54,7 +54,7 @@ impl RolloutsById<'_> {
         if first == 0 || len == 0 {
             return Ok(None);
         }
-        let invalid = |problem| TrainError::Rollouts { id: row.id.clone(), problem };
+        let invalid = |problem| TrainError::rollouts(&row.id, problem);
         let rows = self.by_id.get(row.id.as_str()).ok_or_else(|| invalid("there are none"))?;
         let (response, rollouts) = rows.split_first().expect("a chunk is not empty");
         let recorded = &response.candidates.candidate_ids;

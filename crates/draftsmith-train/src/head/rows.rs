@@ -105,7 +105,11 @@ impl TrainingRow {
         labels: MixedLabels,
     ) -> Result<Option<Self>, TrainError> {
         let Some(draft) = &row.draft else {
-            return Err(TrainError::NoDraftColumns { id: row.id.clone() });
+            return Err(TrainError::Invalid(format!(
+                "row `{}` has no draft columns: the data was built without a drafter; hint: add a table \
+                 `[drafters.NAME]` with `kind = \"model\"`, and build the data again",
+                row.id
+            )));
         };
         let pairs = draft.target_log_prob.iter().zip(&draft.draft_log_prob);
         let len = row.response_ids.len().min(context.saturating_sub(row.prompt_ids.len()));

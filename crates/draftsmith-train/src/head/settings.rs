@@ -171,7 +171,7 @@ impl HeadTraining {
     /// Checks every setting's range.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with the first key of `head` that is out of range.
+    /// If a key of `head` is out of range. The error names the first one.
     pub fn validate(&self) -> Result<(), TrainError> {
         let section = SECTION;
         self.optimizer.check(section)?;
@@ -222,7 +222,7 @@ impl HeadSweep {
     /// Checks that every list has different values in range.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with the first invalid key.
+    /// If a key is invalid. The error names the first one.
     fn validate(&self) -> Result<(), TrainError> {
         let depths = self.num_layers.as_ref();
         let depths = depths.map(|depths| depths.iter().map(|depth| *depth as f64).collect());

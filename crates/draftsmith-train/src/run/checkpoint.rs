@@ -15,10 +15,9 @@
 //! `progress.rs`, and settings that it reads to the fingerprint.
 
 use std::fs;
-use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::{hash_bytes, paths_in, write_whole};
+use draftsmith_files::{hash_bytes, if_present, paths_in, write_whole};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
@@ -220,14 +219,15 @@ fn changed(path: &Path) -> TrainError {
 
 /// Builds the error for a state from which no run can resume.
 pub(crate) fn broken(path: &Path, problem: String) -> TrainError {
-    TrainError::State { path: path.to_path_buf(), problem }
+    TrainError::Invalid(format!(
+        "cannot resume from `{}`: {problem}; hint: delete the `checkpoint` directory that contains it to train from the \
+         beginning",
+        path.display()
+    ))
 }
 
 fn remove_dir(path: &Path) -> Result<(), TrainError> {
-    match fs::remove_dir_all(path) {
-        Err(error) if error.kind() != ErrorKind::NotFound => Err(file_error("remove", path)(error)),
-        _ => Ok(()),
-    }
+    if_present(fs::remove_dir_all(path)).map(drop).map_err(file_error("remove", path))
 }
 
 #[cfg(test)]

@@ -204,7 +204,14 @@ impl<L: Trainee> TrainingMember<L> {
     ) -> TrainError {
         let name = &self.name;
         let what = if name.is_empty() { what.to_owned() } else { format!("{what} of `{name}`") };
-        TrainError::NotFinite { what, epoch, row_ids, section: L::SECTION, frozen: L::FROZEN }
+        let ids = row_ids.iter().map(|id| format!("`{id}`")).collect::<Vec<_>>().join(", ");
+        let message = format!(
+            "the {what} is not finite in epoch {epoch}, at rows {ids}: the learning rate may be too high \
+             (`{}.optimizer.learning_rate`), or the {}'s hidden states are broken there",
+            L::SECTION,
+            L::FROZEN
+        );
+        TrainError::NotFinite { message, row_ids }
     }
 }
 

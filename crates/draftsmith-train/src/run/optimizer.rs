@@ -116,7 +116,7 @@ impl OptimizerSettings {
     /// Checks every setting's range.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with the first key of `section` that is out of range.
+    /// If a key of `section` is out of range. The error names the first one.
     pub(crate) fn check(&self, section: Section) -> Result<(), TrainError> {
         let (clipping_key, clipping_limit) = match self.clipping {
             Clipping::Norm(limit) => ("optimizer.clipping.norm", limit),

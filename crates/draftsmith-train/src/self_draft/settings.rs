@@ -86,7 +86,7 @@ impl<S: StateTraining> SelfDraftTraining<S> {
     /// Checks every setting's range, except those of layers, which depend on the target.
     ///
     /// # Errors
-    /// [`TrainError::Setting`] with the first key that is out of range.
+    /// If a key is out of range. The error names the first one.
     pub fn validate(&self) -> Result<(), TrainError> {
         let (section, common) = (S::Network::KIND, &self.common);
         self.own.check(common)?;

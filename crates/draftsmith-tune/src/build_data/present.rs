@@ -36,7 +36,7 @@ pub(super) fn present_shards(
     }
     let repairs = damaged == DamagedShards::Rebuilt;
     let broken = match broken_shards(dir) {
-        Err(error @ DataError::CorruptManifest { .. }) if repairs => {
+        Err(error @ DataError::CorruptManifest(_)) if repairs => {
             watch.note(format!("{error}; it is written again"));
             forget_manifest(dir)?;
             broken_shards(dir)?
@@ -51,7 +51,7 @@ pub(super) fn present_shards(
             if num_more > 0 { format!("; and {num_more} more are broken") } else { String::new() };
         let error = &broken[0].1;
         let error = match error {
-            DataError::CorruptShard { .. } => error.to_string(),
+            DataError::CorruptShard(_) => error.to_string(),
             error => format!("{error}; hint: use `--repair` to build it again"),
         };
         bail!("{error}{more}");
@@ -68,7 +68,7 @@ pub(super) fn present_shards(
             compare(dir, &shards, provenance, num_shards)?;
             Ok(shards.present.into_keys().collect())
         }
-        Err(DataError::NoShards { .. }) => Ok(BTreeSet::new()),
+        Err(DataError::NoShards(_)) => Ok(BTreeSet::new()),
         Err(error) => Err(error.into()),
     }
 }

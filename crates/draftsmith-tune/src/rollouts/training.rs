@@ -22,8 +22,7 @@ use crate::recorder::{AnswerRecorder, RecordedDrafter, RecordedModels, ResponseT
 use crate::server_access::ServerAccess;
 use draftsmith_recipe::device::on_pool;
 use draftsmith_recipe::kinds::DrafterRecipe;
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::{Silent, Watch};
+use draftsmith_recipe::watch::{Progress, Silent, Watch};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{Recipe, decoding};
 

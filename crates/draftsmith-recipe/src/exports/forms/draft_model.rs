@@ -3,8 +3,8 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use draftsmith_files::{parse_json, read_bytes, write_whole};
+use anyhow::Result;
+use draftsmith_files::{parse_json, read_file, write_whole};
 use draftsmith_model::{AdapterConfig, CausalLm};
 use serde_json::{Map, Value, json};
 
@@ -80,8 +80,7 @@ pub(crate) fn add_keys<'k>(
     path: &Path,
     keys: impl IntoIterator<Item = (&'k str, Value)>,
 ) -> Result<()> {
-    let bytes = read_bytes(path).with_context(|| format!("cannot read `{}`", path.display()))?;
-    let mut all: Map<String, Value> = parse_json(path, &bytes)?;
+    let mut all: Map<String, Value> = parse_json(path, &read_file(path)?)?;
     all.extend(keys.into_iter().map(|(key, value)| (key.to_owned(), value)));
     Ok(write_whole(path, serde_json::to_string_pretty(&all)? + "\n")?)
 }
