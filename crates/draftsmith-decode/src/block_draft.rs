@@ -18,19 +18,16 @@
 #[cfg(test)]
 mod tests;
 
-use std::ops::ControlFlow;
-
 use draftsmith_model::{BlockDrafter, BlockStart, CausalLm, KvCache, Rows};
-use draftsmith_theory::{DrafterId, HeadEstimate, HeadTiming, Recording};
+use draftsmith_theory::{DrafterId, HeadEstimate, HeadTiming};
 
 use crate::acceptance::Acceptance;
-use crate::chain::propose_chain;
-use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
+use crate::drafter::{DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
-use crate::record::{RecordOptions, RecordRequest, record};
+use crate::record::{RecordTask, Recorded};
 use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
 use crate::session::{check_fits, check_logits, to_host};
-use crate::target::{KeptStates, Target, TargetLayers};
+use crate::target::{KeptStates, TargetLayers};
 
 /// The drafter's name in error messages.
 const ROLE: &str = "drafter";
@@ -84,12 +81,6 @@ impl<'m> BlockDraft<'m> {
         let cache = network.new_cache(capacity.min(network.context()), num_slots);
         let slots = std::iter::repeat_with(BlockSlot::default).take(num_slots).collect();
         Self { id: DrafterId::DRAFT, network, target, layers, cache, slots }
-    }
-
-    /// Renames the drafter. The default name is [`DrafterId::DRAFT`].
-    #[must_use]
-    pub fn named(self, id: DrafterId) -> Self {
-        Self { id, ..self }
     }
 
     /// Returns the longest sequence that leaves room for a block, in tokens.
@@ -190,12 +181,8 @@ impl<T: KeptStates> Drafter<T> for BlockDraft<'_> {
         Ok(())
     }
 
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
-        propose_chain(self, target, rounds)
+    fn by_steps(&mut self) -> Option<&mut dyn StepDrafter<T>> {
+        Some(self)
     }
 
     /// Keeps a block while its anchor stays the last final token of the round: candidates that a
@@ -271,6 +258,13 @@ pub struct BlockDraftParts {
     pub layers: Vec<usize>,
 }
 
+impl BlockDraftParts {
+    fn session<'m>(&'m self, sizes: Sizes<'m>) -> BlockDraft<'m> {
+        let Sizes { target, capacity, num_slots } = sizes;
+        BlockDraft::new((target, &self.network), &self.layers, capacity, num_slots)
+    }
+}
+
 impl DrafterParts for BlockDraftParts {
     fn target_layers(&self) -> TargetLayers {
         TargetLayers::kept(&self.layers)
@@ -281,22 +275,15 @@ impl DrafterParts for BlockDraftParts {
     }
 
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
-        let Sizes { target, capacity, num_slots } = sizes;
-        let models = (target, &self.network);
-        Box::new(BlockDraft::new(models, &self.layers, capacity, num_slots).named(id))
+        Box::new(BlockDraft { id, ..self.session(sizes) })
     }
 
-    fn record_elsewhere<'a>(
+    fn record_elsewhere(
         &self,
-        target: AnsweringTarget<'_, 'a>,
-        options: &RecordOptions,
-        requests: Vec<RecordRequest<'a>>,
-        observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
-    ) -> Option<Result<Vec<Recording>, DecodeError>> {
-        let (ends, mut target) = target.with_states()?;
-        let (capacity, num_slots) = (target.context(), target.num_slots());
-        let models = (ends, &self.network);
-        let mut drafter = BlockDraft::new(models, &self.layers, capacity, num_slots);
-        Some(record(&mut target, &mut drafter, options, requests, observe))
+        mut target: AnsweringTarget<'_, '_>,
+        task: RecordTask<'_, '_>,
+    ) -> Recorded {
+        let sizes = target.sizes().filter(|_| target.answers.has_states())?;
+        task.along(&mut target.answers, &mut self.session(sizes))
     }
 }

@@ -133,12 +133,8 @@ impl<'m> Drafter<ModelSession<'m>> for Compared<'m> {
         self.drafter.begin(target, slot, prompt)
     }
 
-    fn propose(
-        &mut self,
-        target: &mut ModelSession<'m>,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
-        propose_chain(self, target, rounds)
+    fn by_steps(&mut self) -> Option<&mut dyn StepDrafter<ModelSession<'m>>> {
+        Some(self)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
