@@ -46,6 +46,7 @@ mod merged;
 mod record;
 mod registry;
 mod response_target;
+mod round_draft;
 mod self_draft;
 mod separate_draft;
 mod sequence;
@@ -70,6 +71,9 @@ pub use merged::MergedParts;
 pub use record::{RecordOptions, RecordRequest, RecordTask, record};
 pub use registry::{AnsweringTarget, DrafterParts, Drafters, Drafting, NamedParts, Sizes};
 pub use response_target::{KnownResponse, KnownStates, ResponseTarget};
+pub use round_draft::{
+    ComputedRows, RoundDraft, RoundDraftParts, RoundNetwork, RoundRow, RoundSource,
+};
 pub use self_draft::{SelfDraft, SelfDraftParts};
 pub use separate_draft::{DraftModelParts, SeparateDraft};
 pub use sequence::{Finish, Generation, Limits, Request, RoundTokens};

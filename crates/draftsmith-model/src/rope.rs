@@ -10,8 +10,7 @@ mod frequencies;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
-use crate::spec::ModelShape;
-use crate::spec::{DecoderSpec, RopeConfig};
+use crate::spec::{DecoderSpec, ModelShape, RopeConfig};
 use frequencies::inverse_frequencies;
 
 /// The number of positions in the first chunk.

@@ -168,10 +168,8 @@ impl<F: DraftForm> DraftConfig<F> {
     /// order of the tensors.
     pub fn init_from(&self, device: &Device, mut draw: impl FnMut() -> f64) -> DraftNetwork<F> {
         self.init_by(device, |linear| {
-            let (bound, shape) = (bound_of(linear), [linear.inputs, linear.outputs]);
-            let mut value = || (bound * (2.0 * draw() - 1.0)) as f32;
-            let values: Vec<f32> = (0..shape[0] * shape[1]).map(|_| value()).collect();
-            Param::from_data(TensorData::new(values, shape), device)
+            let shape = [linear.inputs, linear.outputs];
+            uniform_matrix(shape, bound_of(linear), &mut draw, device)
         })
     }
 
@@ -241,6 +239,19 @@ fn bound_of(linear: &LinearSpec) -> f64 {
         true => 0.02 * 3f64.sqrt(),
         false => 1.0 / (linear.inputs as f64).sqrt(),
     }
+}
+
+/// Draws a matrix of numbers that are uniform within ±`bound`, from numbers in [0, 1) that `draw`
+/// gives.
+pub fn uniform_matrix(
+    shape: [usize; 2],
+    bound: f64,
+    mut draw: impl FnMut() -> f64,
+    device: &Device,
+) -> Param<Tensor<2>> {
+    let mut value = || (bound * (2.0 * draw() - 1.0)) as f32;
+    let values: Vec<f32> = (0..shape[0] * shape[1]).map(|_| value()).collect();
+    Param::from_data(TensorData::new(values, shape), device)
 }
 
 impl<F: DraftForm> DraftNetwork<F> {

@@ -247,6 +247,9 @@ pub(crate) struct MlpNames {
     pub(crate) post_norm: Option<&'static str>,
 }
 
+/// What most layers are expected to have.
+pub(crate) const BOTH_PARTS: &str = "the layer has both parts";
+
 /// One decoder layer: attention, then an MLP, each as `x + part(norm(x))`. A model's layers have
 /// both parts; an adapter's layers may lack one.
 #[derive(Debug, Clone, PartialEq)]

@@ -16,12 +16,11 @@ use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, DrafterDir, ModelConfig,
     check_trained_with,
 };
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{DrafterId, ModelSummary};
 use serde_json::{Map, Value};
 
 pub use self::entry::{ExportEntry, HEAD};
 use crate::workspace::Workspace;
-use draftsmith_theory::ModelSummary;
 
 /// An adapter and its directory.
 pub struct AdapterExport {

@@ -21,8 +21,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use draftsmith_files::{check_room, read_text};
 use draftsmith_model::{ModelError, end_weight_files, weight_files};
 
-use crate::watch::Progress;
-use crate::watch::Watch;
+use crate::watch::{Progress, Watch};
 use client::{Client, is_word};
 use download::{Download, Transfer};
 

@@ -7,7 +7,6 @@ use anyhow::Result;
 use clap::Args;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_report::wrapped;
 use draftsmith_theory::DrafterId;
 use draftsmith_tune::confidence::{ConfidenceOptions, train_confidence_head};
 
@@ -44,7 +43,7 @@ pub(crate) fn run(
     let outcome = train_confidence_head((recipe, *drafter), workspace, out, options, console)?;
     console.document(&outcome)?;
     for line in outcome.lines() {
-        console.text(wrapped(&line, console.width()).join("\n") + "\n")?;
+        console.paragraph(&line)?;
     }
     Ok(())
 }

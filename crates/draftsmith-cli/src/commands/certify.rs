@@ -10,9 +10,9 @@ use clap::{Args, ValueEnum};
 use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{counted, wrapped};
 use draftsmith_served::{NUM_LOG_PROBS, Secret};
-use draftsmith_servers::certify::{Certified, CertifySettings, certify_server};
 use draftsmith_servers::certify::{
-    CertifyPlan, ReachedEnd, SampledPlan, SampledReport, TestedWhat, Verdict,
+    Certified, CertifyPlan, CertifySettings, ReachedEnd, SampledPlan, SampledReport, TestedWhat,
+    Verdict, certify_server,
 };
 use draftsmith_tune::server_access::read_token;
 

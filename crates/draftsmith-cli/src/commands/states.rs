@@ -4,7 +4,6 @@ use anyhow::Result;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::built_data;
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_report::wrapped;
 use draftsmith_tune::served_states::{ExaminedStates, examine, how_to_serve};
 
 use crate::console::Console;
@@ -14,7 +13,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
     let mut outcome = how_to_serve(recipe, workspace)?;
     console.text(format!("Start the server by\n{}\n", outcome.command))?;
     if let Some(problem) = &outcome.problem {
-        console.text(wrapped(problem, console.width()).join("\n") + "\n")?;
+        console.paragraph(problem)?;
     }
     if recipe.data_dir().exists() {
         let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
@@ -27,6 +26,6 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         },
         ExaminedStates::text,
     );
-    console.text(wrapped(&text, console.width()).join("\n") + "\n")?;
+    console.paragraph(&text)?;
     console.document(&outcome)
 }

@@ -4,7 +4,7 @@
 use anyhow::Result;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_report::{render_sweep_table, wrapped};
+use draftsmith_report::render_sweep_table;
 use draftsmith_theory::DrafterId;
 use draftsmith_tune::training::{HeadOutcome, train_head};
 
@@ -30,5 +30,5 @@ pub(crate) fn run(
 pub(super) fn print_head(outcome: &HeadOutcome, console: &Console) -> Result<()> {
     console.text(format!("{}\n", outcome.text()))?;
     let Some(text) = outcome.over_online_text() else { return Ok(()) };
-    console.text(wrapped(&text, console.width()).join("\n") + "\n")
+    console.paragraph(&text)
 }

@@ -3,13 +3,11 @@
 
 use std::path::Path;
 
-use burn::module::ModuleMapper;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::activation::silu;
-use burn::tensor::{Distribution, Int, TensorData};
+use burn::tensor::{Device, Distribution, Int, TensorData};
 use half::bf16;
 
-use burn::module::{Module, Param};
-use burn::tensor::Device;
 use serde_json::Map;
 
 use super::*;

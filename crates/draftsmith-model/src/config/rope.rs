@@ -6,8 +6,7 @@ use serde_json::{Value, json};
 use super::Architecture;
 use super::keys::{Keys, RopeKeys};
 use crate::error::ModelError;
-use crate::spec::ModelShape;
-use crate::spec::{RopeConfig, RopeScaling};
+use crate::spec::{ModelShape, RopeConfig, RopeScaling};
 
 /// The rotary embedding of a model's layers, and that of its sliding-window layers if it differs.
 pub(super) struct Ropes {

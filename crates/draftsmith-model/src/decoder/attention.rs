@@ -33,8 +33,7 @@ use crate::placed::{PlacedRows, PlacedRun};
 use crate::precision::copied;
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, Run};
-use crate::spec::ModelShape;
-use crate::spec::{AttentionNames, AttentionSpec, LayerSpec};
+use crate::spec::{AttentionNames, AttentionSpec, LayerSpec, ModelShape};
 use crate::weights::NamedTensor;
 
 pub(crate) use unrolled::{DraftPlan, Drafts, UnrolledAttention, delayed};

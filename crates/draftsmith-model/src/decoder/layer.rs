@@ -5,14 +5,12 @@ use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 
-use super::BOTH_PARTS;
 use super::attention::{Attention, Positions};
 use super::mlp::Mlp;
 use super::source::{RandomSource, WeightSource};
 use crate::kv_cache::LayerCache;
 use crate::precision::copied;
-use crate::spec::ModelShape;
-use crate::spec::{LayerSpec, LinearSpec};
+use crate::spec::{BOTH_PARTS, LayerSpec, LinearSpec, ModelShape};
 use crate::weights::NamedTensor;
 
 /// A decoder layer: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`, or `h + mlp(norm(x))` if
@@ -52,6 +50,14 @@ impl DecoderLayer {
         let attention = attention.flat_map(|(own, part)| own.named(part, spec, shape, name));
         let mlp = self.mlp.iter().zip(&spec.mlp);
         attention.chain(mlp.flat_map(|(own, part)| own.named(part, spec, shape, name))).collect()
+    }
+
+    /// Returns the attention and the MLP.
+    ///
+    /// # Panics
+    /// If the layer lacks a part.
+    pub(crate) fn both_parts(&self) -> (&Attention, &Mlp) {
+        self.attention.as_ref().zip(self.mlp.as_ref()).expect(BOTH_PARTS)
     }
 
     /// Adds the parts of `spec` that the layer lacks, with weights of zero, so that they add
@@ -154,8 +160,7 @@ impl DecoderLayer {
         positions: &Positions,
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
-        let parts = self.attention.as_ref().zip(self.mlp.as_ref());
-        let (attention, mlp) = parts.expect(BOTH_PARTS);
+        let (attention, mlp) = self.both_parts();
         let hidden = attention.added_to(hidden, (read, true), positions, cache);
         mlp.added_to(hidden.clone(), hidden, positions.kernels())
     }

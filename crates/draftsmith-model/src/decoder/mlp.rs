@@ -10,8 +10,7 @@ use super::few_rows::Joined;
 use super::kernels::{Kernels, Then};
 use super::norm::Norm;
 use super::source::{WeightSource, named_linears};
-use crate::spec::ModelShape;
-use crate::spec::{Activation, LayerSpec, MlpNames, MlpSpec};
+use crate::spec::{Activation, LayerSpec, MlpNames, MlpSpec, ModelShape};
 use crate::weights::NamedTensor;
 
 /// A gated MLP, `down(activation(gate(x)) ∘ up(x))`, or one without a gate,

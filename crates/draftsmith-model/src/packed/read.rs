@@ -10,8 +10,7 @@ use super::{
     AttentionForm, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Storage,
 };
 use crate::error::ModelError;
-use crate::spec::ModelShape;
-use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, NormSpec};
+use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelShape, NormSpec};
 use crate::weights::WeightReader;
 
 /// A checkpoint to be packed.
@@ -75,25 +74,19 @@ impl Packing<'_> {
     }
 
     /// Reads a layer. `name` is the prefix of its tensors in checkpoints.
-    ///
-    /// # Panics
-    /// If the layer lacks a part. The layers of models have both parts.
     pub(crate) fn layer(
         &mut self,
         spec: &LayerSpec,
         shape: &ModelShape,
         name: &str,
     ) -> Result<PackedLayer, ModelError> {
-        let both = spec.attention.as_ref().zip(spec.mlp.as_ref());
-        let (attention, mlp) = both.expect("a model's layers have both parts");
-        Ok(PackedLayer {
-            attention: self.attention(attention, spec, shape, name)?,
-            mlp: self.mlp(mlp, spec, shape, name)?,
-            is_parallel: spec.is_parallel,
-        })
+        let attention = spec.attention.as_ref();
+        let attention = attention.map(|it| self.attention(it, spec, shape, name)).transpose()?;
+        let mlp = spec.mlp.as_ref().map(|it| self.mlp(it, spec, shape, name)).transpose()?;
+        Ok(PackedLayer { attention, mlp, is_parallel: spec.is_parallel })
     }
 
-    pub(crate) fn attention(
+    fn attention(
         &mut self,
         spec: &AttentionSpec,
         layer: &LayerSpec,
@@ -118,7 +111,7 @@ impl Packing<'_> {
         })
     }
 
-    pub(crate) fn mlp(
+    fn mlp(
         &mut self,
         spec: &MlpSpec,
         layer: &LayerSpec,

@@ -1,8 +1,7 @@
 //! Counts the kernels that devices launch, and tells users when they wait for kernels to compile.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use cubecl::launched::LaunchedKernels;

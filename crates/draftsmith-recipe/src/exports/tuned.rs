@@ -8,8 +8,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::{CostModel, Decoding, Estimate, Sampling, StopRuleConfig};
-use draftsmith_theory::{CostSource, DecodingName, DrafterName};
+use draftsmith_theory::{
+    CostModel, CostSource, Decoding, DecodingName, DrafterName, Estimate, Sampling, StopRuleConfig,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::exports::config_keys::{named, read_key};

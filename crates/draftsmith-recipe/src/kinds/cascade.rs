@@ -8,8 +8,8 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{CascadeConfig, CascadeLengths, CascadeParts, NamedParts};
 use draftsmith_theory::{
-    Bounds, DrafterId, FixedLengthConfig, Lenience, MAX_DRAFTERS, StopRuleConfig, StopRuleEntry,
-    StopRuleName,
+    Bounds, DecodingName, DrafterId, FixedLengthConfig, Lenience, MAX_DRAFTERS, Road,
+    StopRuleConfig, StopRuleEntry, StopRuleName,
 };
 use serde::{Deserialize, Serialize};
 
@@ -19,7 +19,6 @@ use super::{
     settings_table,
 };
 use crate::recipe::keys::{one, require};
-use draftsmith_theory::{DecodingName, ModelSummary, Road};
 
 /// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry =
@@ -317,8 +316,7 @@ impl DrafterKind for CascadeKind {
                  give fewer, such as 8"
             );
         }
-        let members = self.drafters.iter().map(|id| loading.member(*id));
-        let members: Vec<LoadedDrafter> = members.collect::<Result<_>>()?;
+        let members = loading.members(&self.drafters)?;
         let mut drafters: Vec<NamedParts> = members.iter().map(|it| it.parts.clone()).collect();
         for rule in &self.chain_rules {
             let ids = self.drafters_of(rule);
@@ -348,17 +346,11 @@ impl DrafterKind for CascadeKind {
             }
         }
         let parts = Arc::new(CascadeParts { config: self.config()?, drafters });
-        let parts = NamedParts { id: loading.id, parts };
-        let sizes = members.into_iter().flat_map(|member| member.sizes).collect();
-        Ok(LoadedDrafter { parts, head: None, dir: None, rule_dir: None, sizes })
+        Ok(LoadedDrafter::of_members(loading.id, parts, members))
     }
 
-    fn summaries(
-        &self,
-        loading: &Loading<'_>,
-        _loaded: &LoadedDrafter,
-    ) -> Result<Vec<ModelSummary>> {
-        Ok(vec![loading.plain_summary(self.to_string())])
+    fn members_text(&self) -> Option<String> {
+        Some(self.to_string())
     }
 
     /// Returns a fixed length: the length of the longest possible round.

@@ -1,9 +1,10 @@
 //! Loaded drafters with their heads, and what tuning, costs and reports need to know about them.
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_decode::NamedParts;
+use draftsmith_decode::{DrafterParts, NamedParts};
 use draftsmith_model::{CausalLm, DrafterDir, check_trained_with};
 use draftsmith_theory::{DrafterId, DrafterName, HeadTiming, ModelSummary};
 
@@ -41,6 +42,16 @@ pub struct LoadedDrafter {
 }
 
 impl LoadedDrafter {
+    /// Assembles a drafter that consists of others.
+    pub(super) fn of_members(
+        id: DrafterId,
+        parts: Arc<dyn DrafterParts>,
+        members: Vec<Self>,
+    ) -> Self {
+        let sizes = members.into_iter().flat_map(|member| member.sizes).collect();
+        Self { parts: NamedParts { id, parts }, head: None, dir: None, rule_dir: None, sizes }
+    }
+
     /// Returns the drafter's name.
     pub fn id(&self) -> DrafterId {
         self.parts.id
@@ -92,7 +103,7 @@ impl<'a> Loading<'a> {
     ///
     /// # Errors
     /// If the target is another one or cannot be read.
-    pub(super) fn check_target(&self, dir: &Path, trained_for: Option<&str>) -> Result<()> {
+    pub fn check_target(&self, dir: &Path, trained_for: Option<&str>) -> Result<()> {
         let now = || self.workspace.models.target_hash().map(str::to_owned);
         check_trained_with(("drafter", dir), "target", trained_for, now)
     }
@@ -114,9 +125,9 @@ impl<'a> Loading<'a> {
         self.drafter().kind.load(self)
     }
 
-    /// Loads another drafter that is a part of this one.
-    pub fn member(&self, id: DrafterId) -> Result<LoadedDrafter> {
-        self.of(id).load()
+    /// Loads other drafters that are parts of this one.
+    pub(super) fn members(&self, ids: &[DrafterId]) -> Result<Vec<LoadedDrafter>> {
+        ids.iter().map(|id| self.of(*id).load()).collect()
     }
 
     /// Returns the directory of the drafter's acceptance head; `None` if it has none. If the recipe

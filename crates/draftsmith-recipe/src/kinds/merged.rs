@@ -4,8 +4,8 @@ use std::fmt;
 use std::sync::Arc;
 
 use anyhow::Result;
-use draftsmith_decode::{MergedParts, NamedParts};
-use draftsmith_theory::{DrafterId, LookupFirst, MAX_DRAFTERS};
+use draftsmith_decode::MergedParts;
+use draftsmith_theory::{DrafterId, LookupFirst, MAX_DRAFTERS, Road};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
@@ -14,7 +14,6 @@ use super::{
     settings_table,
 };
 use crate::recipe::keys::require;
-use draftsmith_theory::{ModelSummary, Road};
 
 /// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry =
@@ -71,21 +70,14 @@ impl DrafterKind for MergedKind {
     }
 
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
-        let members = self.drafters.iter().map(|id| loading.member(*id));
-        let members: Vec<LoadedDrafter> = members.collect::<Result<_>>()?;
+        let members = loading.members(&self.drafters)?;
         let drafters = members.iter().map(|it| it.parts.clone()).collect();
         let parts = Arc::new(MergedParts { drafters, lookup: self.lookup });
-        let parts = NamedParts { id: loading.id, parts };
-        let sizes = members.into_iter().flat_map(|member| member.sizes).collect();
-        Ok(LoadedDrafter { parts, head: None, dir: None, rule_dir: None, sizes })
+        Ok(LoadedDrafter::of_members(loading.id, parts, members))
     }
 
-    fn summaries(
-        &self,
-        loading: &Loading<'_>,
-        _loaded: &LoadedDrafter,
-    ) -> Result<Vec<ModelSummary>> {
-        Ok(vec![loading.plain_summary(self.to_string())])
+    fn members_text(&self) -> Option<String> {
+        Some(self.to_string())
     }
 }
 

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use anyhow::Result;
 use draftsmith_decode::{DraftModelParts, NamedParts};
 use draftsmith_model::{CausalLm, DrafterModel, WeightDtype};
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{DrafterId, ModelSummary, Road};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
@@ -16,7 +16,6 @@ use super::{
 };
 use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
 use crate::exports::{ExportEntry, HeadExport, inspected, read_model_head, summary_of};
-use draftsmith_theory::{ModelSummary, Road};
 
 /// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry = KindEntry {

@@ -10,14 +10,13 @@ use std::sync::Arc;
 use anyhow::{Result, bail};
 use draftsmith_decode::{LookUpParts, NamedParts};
 use draftsmith_model::{read_id_lists, read_metadata, write_id_lists};
-use draftsmith_theory::{Bigrams, MaxGramConfig, SearchedText};
+use draftsmith_theory::{Bigrams, MaxGramConfig, Road, SearchedText};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, KindEntry, Role, read_kind, settings_table};
 use crate::recipe::keys::require;
 use crate::workspace::Workspace;
-use draftsmith_theory::Road;
 
 /// The lists in the bigram file: ascending token ids, and the most frequent next token of each.
 const LISTS: [&str; 2] = ["bigram.token", "bigram.next"];

@@ -15,8 +15,9 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
 use super::origin::given_dir;
-use super::{DrafterKind, DrafterRecipe, Kind};
-use super::{adapter, block, cascade, eagle3, merged, model, prompt_lookup};
+use super::{
+    DrafterKind, DrafterRecipe, Kind, adapter, block, cascade, eagle3, merged, model, prompt_lookup,
+};
 use crate::exports::{ExportEntry, HEAD};
 
 /// The definition of a kind of drafter.

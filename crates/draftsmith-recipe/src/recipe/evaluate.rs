@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result};
-use draftsmith_theory::{Decoding, DrafterId, LookupFirst, Sampling};
+use draftsmith_theory::{Decoding, DecodingName, DrafterId, LookupFirst, Sampling};
 use serde::{Deserialize, Serialize};
 
 use super::keys::require;
@@ -12,7 +12,6 @@ use super::prompts::Split;
 use super::rules::RulesRecipe;
 use super::trees::TreesRecipe;
 use crate::kinds::DrafterRecipes;
-use draftsmith_theory::DecodingName;
 
 /// The maximum batch size. Each sequence in a batch has its own KV cache.
 const MAX_BATCH_SIZE: usize = 1024;

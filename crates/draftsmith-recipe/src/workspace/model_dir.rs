@@ -6,8 +6,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result, bail};
 use draftsmith_model::{CausalLm, ModelConfig, ModelError, WeightDtype, hash_model_dir};
 
-use crate::watch::Progress;
-use crate::watch::Watch;
+use crate::watch::{Progress, Watch};
 
 /// A model's directory, and a cache of what was read from it.
 #[derive(Default)]

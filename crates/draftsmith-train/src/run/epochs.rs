@@ -13,13 +13,12 @@ use crate::data::{BatchSource, Loaders, VALIDATION_EPOCH};
 use crate::error::{TrainError, file_error};
 use crate::log::renderer::{Half, LEARNING_RATE, LOSS, RunStart, TRAINING_LOSS};
 use crate::log::{StepLog, StepMetrics};
-use crate::run::checkpoint;
 use crate::run::devices::side_by_side;
 use crate::run::member::{Trainee, TrainingMember, count_step};
 use crate::run::progress::RunProgress;
 use crate::run::trained::Outcome;
 use crate::run::trainer::Trainer;
-use crate::run::{Ending, Setup, TrainingRun, TrainingSize};
+use crate::run::{Ending, Setup, TrainingRun, TrainingSize, checkpoint};
 
 /// The minimum time between two saves, as a multiple of the time that the last save took.
 const SAVE_RARITY: u32 = 50;

@@ -6,8 +6,7 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use draftsmith_files::write_whole;
 use draftsmith_model::{DrafterDir, ModelConfig, weight_files};
-use draftsmith_theory::DecodingName;
-use draftsmith_theory::{RejectionThresholdConfig, StopRuleConfig};
+use draftsmith_theory::{DecodingName, RejectionThresholdConfig, StopRuleConfig};
 use serde_json::json;
 
 use super::draft_model::{TEXT_FILES, add_keys, vocabulary_ignored, write_draft_model};

@@ -6,16 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use burn::tensor::Device;
-use draftsmith_data::{DataSet, Incomplete, Prompts, read_dir};
-use draftsmith_served::ServerLabels;
+use draftsmith_data::{DataSet, Incomplete, Prompt, Prompts, read_dir};
+use draftsmith_served::{Served, ServerHints, ServerLabels, ServerRecipe};
 use serde_json::{Value, json};
 
 use anyhow::Result;
-use draftsmith_data::Prompt;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::watch::{Interrupted, Progress, Silent, Watch};
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_served::{Served, ServerHints, ServerRecipe};
 use draftsmith_theory::Decoding;
 use draftsmith_tune::answers::unfiltered;
 use draftsmith_tune::build_data::DamagedShards;
