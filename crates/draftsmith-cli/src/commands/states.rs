@@ -1,15 +1,14 @@
 //! `server states`: says how to start a server that gives a target's hidden states, and proves them.
 
 use anyhow::Result;
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::built_data;
-use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::served_states::{ExaminedStates, examine, how_to_serve};
 
-use crate::console::Console;
+use crate::commands::StageJob;
 
 /// Runs the command.
-pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
+pub(crate) fn run(job: StageJob<'_>) -> Result<()> {
+    let StageJob { recipe, workspace, console } = job;
     let mut outcome = how_to_serve(recipe, workspace)?;
     console.text(format!("Start the server by\n{}\n", outcome.command))?;
     if let Some(problem) = &outcome.problem {

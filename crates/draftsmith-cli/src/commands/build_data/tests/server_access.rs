@@ -21,6 +21,7 @@ use draftsmith_tune::conversation::SetPrompt;
 use draftsmith_tune::server_access::{ServerAccess, ask_servers};
 use std::borrow::Cow;
 
+use crate::commands::StageJob;
 use crate::commands::build_data;
 use crate::console::Console;
 use crate::loopback::{self, Deed};
@@ -142,8 +143,11 @@ fn built(dir: &Path, name: &str, more: &str) -> DataSet {
     );
     let mut recipe: Recipe = toml::from_str(&text).expect("a recipe");
     recipe.name = dir.join(name).display().to_string();
-    build_data::run(&recipe, DamagedShards::Refused, &workspace(), &Console::silent())
-        .expect("built");
+    build_data::run(
+        StageJob::new(&recipe, &workspace(), &Console::silent()),
+        DamagedShards::Refused,
+    )
+    .expect("built");
     read_dir(&dir.join(name), Incomplete::Refused).expect("whole")
 }
 
