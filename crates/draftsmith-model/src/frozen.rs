@@ -21,7 +21,7 @@ use crate::kv_cache::{CachePlace, KvCache};
 use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, Packing, Threads};
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, HostRows, RowData, Rows};
-use crate::spec::{LinearSpec, ModelShape};
+use crate::spec::{LinearSpec, ModelShape, NamedNorm};
 
 /// The form of weights that a forward uses.
 pub(crate) enum Form<'a, T, P> {
@@ -145,9 +145,9 @@ impl PackableNorm {
         model: &ModelConfig,
         source: &mut S,
     ) -> Result<Self, S::Error> {
-        let (width, spec) = (model.shape.hidden_size, &model.spec.norm);
-        let tensors = source.norm("", name, width, spec)?;
-        let packed = source.packed(|packing| packing.norm("", name, width, spec))?;
+        let norm = NamedNorm::outside(name, &model.shape, &model.spec.norm);
+        let tensors = source.norm(norm)?;
+        let packed = source.packed(|packing| packing.norm(norm))?;
         Ok(Self { tensors, packed })
     }
 }
@@ -190,10 +190,9 @@ impl PackedStack {
         spec: &StackSpec<'_>,
         packing: &mut Packing<'_>,
     ) -> Result<Self, ModelError> {
-        let StackSpec { model: ModelConfig { shape, spec: decoder, .. }, layers, norm } = spec;
-        let layers = layers.iter().map(|(layer, name)| packing.layer(layer, shape, name));
-        let layers = layers.collect::<Result<_, _>>()?;
-        let norm = packing.norm("", norm, shape.hidden_size, &decoder.norm)?;
+        let ModelConfig { shape, spec: decoder, .. } = spec.model;
+        let layers = spec.layers().map(|layer| packing.layer(layer)).collect::<Result<_, _>>()?;
+        let norm = packing.norm(spec.norm())?;
         Ok(Self { layers, norm, reaches: Reach::all_of(decoder, shape) })
     }
 }

@@ -21,13 +21,14 @@ use self::config::DraftConfig;
 use self::files::{DraftFaultKind, DraftFiles};
 use self::keys::{DraftKeys, DrafterDir};
 use crate::causal_lm::CausalLm;
+use crate::config::ModelConfig;
 use crate::decoder::source::{CheckpointSource, RandomSource, WeightSource, named_linears};
 use crate::draft_vocabulary::{DraftVocabulary, NarrowHead};
 use crate::error::ModelError;
 use crate::frozen::{Packable, PackableLinear, PackableNorm, PackableStack, PackableTable};
 use crate::kv_cache::KvCache;
 use crate::precision::cast_parameters;
-use crate::spec::{LayerSpec, LinearSpec, ModelShape};
+use crate::spec::{LayerSpec, LinearSpec, ModelShape, NamedNorm};
 use crate::state_network::{StateNetwork, UnrolledInputs, begun_from, copied_head};
 use crate::weights::{NamedTensor, WeightDtype, check_weights, write_config, write_with_ids};
 
@@ -390,7 +391,9 @@ impl<F: DraftForm> DraftNetwork<F> {
         let markov = markov.map(|(spec, linear)| (spec, &**linear));
         let mut tensors = named_linears("", own.chain(markov));
         let norm = self.input_norm.iter().zip(input_norm);
-        tensors.extend(norm.flat_map(|(norm, name)| norm.named(&config.model.spec.norm, name)));
+        let ModelConfig { shape, spec, .. } = &config.model;
+        let norm = norm.map(|(norm, name)| norm.named(NamedNorm::outside(name, shape, &spec.norm)));
+        tensors.extend(norm.flatten());
         tensors.extend(self.stack.named(&config.stack()));
         let table = self.embedding.iter();
         let name = format!("{EMBEDDING}.weight");

@@ -263,6 +263,44 @@ pub(crate) struct LayerSpec {
     pub(crate) reach: usize,
 }
 
+/// A layer of a model: what it is, and the prefix of its tensors in checkpoints.
+#[derive(Clone, Copy)]
+pub(crate) struct NamedLayer<'a> {
+    pub(crate) spec: &'a LayerSpec,
+    pub(crate) shape: &'a ModelShape,
+    pub(crate) name: &'a str,
+}
+
+impl<'a> NamedLayer<'a> {
+    /// Specifies a norm of the layer over rows of `width` numbers.
+    pub(crate) fn norm(&self, name: &'static str, width: usize) -> NamedNorm<'a> {
+        NamedNorm { layer: self.name, name, width, spec: &self.spec.norm }
+    }
+}
+
+/// A norm over rows of `width` numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct NamedNorm<'a> {
+    /// The prefix of the layer; empty for a norm outside layers.
+    layer: &'a str,
+    name: &'static str,
+    pub(crate) width: usize,
+    pub(crate) spec: &'a NormSpec,
+}
+
+impl<'a> NamedNorm<'a> {
+    /// Specifies a norm of hidden states outside layers.
+    pub(crate) fn outside(name: &'static str, shape: &ModelShape, spec: &'a NormSpec) -> Self {
+        Self { layer: "", name, width: shape.hidden_size, spec }
+    }
+
+    /// Returns the full name in a checkpoint.
+    pub(crate) fn name(&self) -> String {
+        let Self { layer, name, .. } = self;
+        if layer.is_empty() { (*name).to_owned() } else { format!("{layer}.{name}") }
+    }
+}
+
 /// A linear layer in a checkpoint.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LinearSpec {

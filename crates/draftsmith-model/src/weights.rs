@@ -15,7 +15,6 @@ mod write;
 
 pub use files::{WEIGHT_NAMES, end_weight_files, weight_files};
 pub use header::read_metadata;
-pub(crate) use read::norm_name;
 pub use read::{WeightReader, check_finite, hash_first_layers, hash_model_dir, read_id_lists};
 pub(crate) use stored::StoredRows;
 #[cfg(test)]

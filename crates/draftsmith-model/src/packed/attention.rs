@@ -13,7 +13,7 @@ use super::storage::LINE;
 use super::weights::PackedWeights;
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rope::{Reach, RopeTable};
-use crate::spec::{AttentionSpec, LayerSpec, ModelShape};
+use crate::spec::{AttentionSpec, ModelShape, NamedLayer};
 use crate::token_tree::TokenTree;
 use crate::vectors::vectorized;
 
@@ -45,9 +45,9 @@ pub(crate) struct AttentionForm {
 }
 
 impl AttentionForm {
-    pub(crate) fn new(spec: &AttentionSpec, layer: &LayerSpec, shape: &ModelShape) -> Self {
-        let ModelShape { num_heads, num_kv_heads, head_dim, .. } = *shape;
-        let (scale, soft_cap, reach) = (spec.scale(shape), spec.soft_cap, layer.reach);
+    pub(crate) fn new(spec: &AttentionSpec, layer: NamedLayer<'_>) -> Self {
+        let ModelShape { num_heads, num_kv_heads, head_dim, .. } = *layer.shape;
+        let (scale, soft_cap, reach) = (spec.scale(layer.shape), spec.soft_cap, layer.spec.reach);
         Self { num_heads, num_kv_heads, head_dim, scale, soft_cap, reach }
     }
 
