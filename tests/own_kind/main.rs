@@ -230,6 +230,7 @@ fn networks(dir: &Path) -> (CausalLm, LoadedDrafters) {
     let eagle3 = Eagle3Config { target_layers: vec![1, 2, 3], ..Eagle3Config::new(&of_target) };
     eagle3.init(&device).write_dir(&at("eagle3"), &eagle3).unwrap();
     let block = BlockDrafterConfig::new(&of_target, 2, 0).with(|it| {
+        it.target_layers = vec![2, 3];
         it.markov_rank = 2;
         it.confidence = ConfidenceHead::OfRowAndToken;
         it.block_size = 3;

@@ -9,22 +9,20 @@ use std::path::Path;
 use anyhow::Result;
 use burn::module::{Module, Param};
 use burn::tensor::activation::silu;
-use burn::tensor::{Device, FloatDType, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Tensor};
 use draftsmith_decode::{
-    DecodeError, DraftRound, DraftRow, DraftStep, Drafter, DrafterParts, ModelDrafter,
-    ModelSession, Sizes, StepDrafter, TargetLayers, propose_chain,
+    ComputedRows, DraftStep, RoundDraftParts, RoundNetwork, RoundRow, RoundSource,
 };
-use draftsmith_files::{parse_json, read_file, write_whole};
 use draftsmith_model::{
     CausalLm, DraftVocabulary, DrafterDir, ModelError, NamedTensor, StateNetwork, UnrolledInputs,
-    WeightDtype, WeightReader, check_trained_with, write_safetensors,
+    WeightReader, read_json, uniform_matrix, vectors, write_network,
 };
 use draftsmith_recipe::exports::ExportEntry;
 use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading};
 use draftsmith_recipe::kinds::origin::Origin;
 use draftsmith_recipe::kinds::self_draft::{AboutDraft, SelfDraftForm, SelfDraftOrigin};
 use draftsmith_recipe::kinds::{DrafterFiles, DrafterKind, KindDirectory, KindEntry, read_kind};
-use draftsmith_theory::{DrafterId, RoundForwards, SeededDraws};
+use draftsmith_theory::{RoundForwards, SeededDraws};
 use draftsmith_train::{
     DraftScores, ExportConfig, ExportRecord, InitialWeights, LessonSettings, SelfDraftTraining,
     StateTraining, TrainError,
@@ -77,27 +75,18 @@ impl DrafterKind for MedusaKind {
         Some(&self.0)
     }
 
-    fn text(&self) -> String {
-        "Medusa".to_owned()
-    }
-
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
-        let (dir, models) = (loading.export_dir(), &loading.workspace.models);
+        let dir = loading.export_dir();
         MEDUSA.need(&dir)?;
-        let (config, model) = Medusa::from_dir(&dir, models.device())?;
-        let now = || models.target_hash().map(str::to_owned);
-        check_trained_with(("heads", &dir), "target", config.target_hash.as_deref(), now)?;
-        let size = model.num_params() as f64;
-        let parts = MedusaParts { model, layer: config.layer };
+        let (config, network) = Medusa::from_dir(&dir, loading.workspace.models.device())?;
+        loading.check_target(&dir, config.target_hash.as_deref())?;
+        let size = network.num_params() as f64;
+        let parts = RoundDraftParts { network, layers: vec![config.layer] };
         Ok(LoadedDrafter::of_self_draft(loading, parts, None, size))
     }
 
     fn round_forwards(&self) -> RoundForwards {
         RoundForwards::Once
-    }
-
-    fn max_candidate_length(&self) -> usize {
-        5
     }
 }
 
@@ -127,10 +116,6 @@ impl StateTraining for MedusaShape {
 
     fn num_steps(&self) -> usize {
         self.num_steps
-    }
-
-    fn step_weight(&self) -> f64 {
-        0.8
     }
 
     fn check(&self, _common: &LessonSettings) -> Result<(), TrainError> {
@@ -167,10 +152,9 @@ impl StateTraining for MedusaShape {
         seed: u64,
     ) -> Medusa {
         let device = target.device().autodiff();
-        let heads = Medusa::new(config, seed, &device);
         // As the authors do, begin with the target's LM head.
-        let lm_head = Tensor::from_data(target.lm_head_weight().into_data(), &device);
-        Medusa { lm_head: Param::from_tensor(lm_head), ..heads }
+        let lm_head = Param::from_data(target.lm_head_weight().into_data(), &device);
+        Medusa { lm_head, ..Medusa::new(config, seed, &device) }
     }
 }
 
@@ -188,9 +172,8 @@ pub(crate) struct MedusaConfig {
 }
 
 impl MedusaConfig {
-    pub(crate) fn from_dir(dir: &Path) -> Result<Self, ModelError> {
-        let path = dir.join("config.json");
-        Ok(parse_json(&path, &read_file(&path)?)?)
+    fn from_dir(dir: &Path) -> Result<Self, ModelError> {
+        read_json(&dir.join("config.json"))
     }
 }
 
@@ -200,14 +183,10 @@ impl ExportConfig<Medusa> for MedusaConfig {
     }
 
     fn write(&self, model: &Medusa, dir: &Path) -> Result<(), ModelError> {
-        let blocks = model.blocks.iter().enumerate();
-        let blocks =
-            blocks.map(|(nth, weight)| NamedTensor::from_tensor(&format!("{nth}"), weight.val()));
-        let lm_head = NamedTensor::from_tensor("lm_head", model.lm_head.val());
-        let tensors: Vec<NamedTensor> = blocks.chain([lm_head]).collect();
-        write_safetensors(&dir.join("model.safetensors"), &tensors, WeightDtype::F32, &[])?;
-        let text = serde_json::to_string_pretty(self).expect("a config is JSON");
-        Ok(write_whole(&dir.join("config.json"), text)?)
+        let names = (0..).map(|nth: usize| nth.to_string());
+        let blocks = names.zip(&model.blocks).chain([("lm_head".to_owned(), &model.lm_head)]);
+        let tensors = blocks.map(|(name, weight)| NamedTensor::from_tensor(&name, weight.val()));
+        write_network(dir, &tensors.collect::<Vec<_>>(), &[], self)
     }
 }
 
@@ -223,29 +202,22 @@ pub(crate) struct Medusa {
 impl Medusa {
     pub(crate) fn new(config: &MedusaConfig, seed: u64, device: &Device) -> Self {
         let mut draws = SeededDraws::new(seed, &["medusa"]);
-        let width = config.hidden_size;
-        let mut drawn = |columns: usize| {
-            let scale = (width as f64).powf(-0.5);
-            let values =
-                (0..width * columns).map(|_| ((2.0 * draws.uniform() - 1.0) * scale) as f32);
-            let data = TensorData::new(values.collect::<Vec<_>>(), [width, columns]);
-            Param::from_tensor(Tensor::from_data(data, device))
-        };
+        let (width, bound) = (config.hidden_size, (config.hidden_size as f64).powf(-0.5));
+        let mut drawn =
+            |columns| uniform_matrix([width, columns], bound, || draws.uniform(), device);
         let blocks = (0..config.medusa_num_heads).map(|_| drawn(width)).collect();
         Self { blocks, lm_head: drawn(config.vocab_size) }
     }
 
-    pub(crate) fn from_dir(dir: &Path, device: &Device) -> Result<(MedusaConfig, Self)> {
+    fn from_dir(dir: &Path, device: &Device) -> Result<(MedusaConfig, Self), ModelError> {
         let config = MedusaConfig::from_dir(dir)?;
-        let mut reader = WeightReader::open_dir(dir)?;
-        let mut read = |name: &str, columns: usize| -> Result<Param<Tensor<2>>> {
-            let shape = [config.hidden_size, columns];
-            let data = TensorData::new(reader.take(name, &shape)?, shape);
-            Ok(Param::from_tensor(Tensor::from_data(data, device)))
+        let (mut reader, width) = (WeightReader::open_dir(dir)?, config.hidden_size);
+        let mut read = |name: &str, columns: usize| -> Result<_, ModelError> {
+            let shape = [width, columns];
+            Ok(Param::from_tensor(vectors::tensor(reader.take(name, &shape)?, shape, device)))
         };
-        let blocks =
-            (0..config.medusa_num_heads).map(|nth| read(&nth.to_string(), config.hidden_size));
-        let blocks = blocks.collect::<Result<_>>()?;
+        let blocks = (0..config.medusa_num_heads).map(|nth| read(&nth.to_string(), width));
+        let blocks = blocks.collect::<Result<_, _>>()?;
         let lm_head = read("lm_head", config.vocab_size)?;
         reader.finish()?;
         Ok((config, Self { blocks, lm_head }))
@@ -255,17 +227,7 @@ impl Medusa {
     fn head(&self, nth: usize, states: Tensor<2>) -> Tensor<2> {
         let mean = (states.clone() * states.clone()).mean_dim(1);
         let normed = states / (mean + 1e-6).sqrt();
-        let block = self.blocks[nth.min(self.blocks.len() - 1)].val();
-        normed.clone() + silu(normed.matmul(block))
-    }
-
-    /// Computes the logits of every head from one state, `[1, hidden]`.
-    fn logits(&self, state: &Tensor<2>) -> Result<Vec<Vec<f32>>, DecodeError> {
-        let of_head = |nth| {
-            let logits = self.head(nth, state.clone()).matmul(self.lm_head.val());
-            logits.into_data().iter::<f32>().collect()
-        };
-        Ok((0..self.blocks.len()).map(of_head).collect())
+        normed.clone() + silu(normed.matmul(self.blocks[nth].val()))
     }
 }
 
@@ -288,107 +250,49 @@ impl StateNetwork for Medusa {
     }
 }
 
-/// The parts of the drafter.
-#[derive(Debug)]
-pub(crate) struct MedusaParts {
-    pub(crate) model: Medusa,
-    pub(crate) layer: usize,
-}
+impl RoundNetwork for Medusa {
+    type Memory = ();
+    /// The logits of each head.
+    type Round = Vec<Vec<f32>>;
 
-impl DrafterParts for MedusaParts {
-    fn target_layers(&self) -> TargetLayers {
-        TargetLayers { exit: None, kept: vec![self.layer] }
+    fn num_candidates(&self) -> usize {
+        self.blocks.len()
     }
 
-    fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
-        let rounds = (0..sizes.num_slots).map(|_| None).collect();
-        let context = sizes.target.shape().context;
-        Box::new(MedusaDraft { id, parts: self, rounds, context })
-    }
-}
-
-/// What one forward computed for a round: the number of its standing tokens, and each head's logits.
-type BlockOfRound = Option<(usize, Vec<Vec<f32>>)>;
-
-/// The drafter beside its target's session.
-struct MedusaDraft<'m> {
-    id: DrafterId,
-    parts: &'m MedusaParts,
-    rounds: Vec<BlockOfRound>,
-    context: usize,
-}
-
-impl<'m> Drafter<ModelSession<'m>> for MedusaDraft<'m> {
-    fn begin(
-        &mut self,
-        _target: &mut ModelSession<'m>,
-        slot: usize,
-        _prompt: &[u32],
-    ) -> Result<(), DecodeError> {
-        self.rounds[slot] = None;
-        Ok(())
+    fn memory(&self, capacity: usize, _num_slots: usize) -> ((), usize) {
+        ((), capacity)
     }
 
-    fn propose(
-        &mut self,
-        target: &mut ModelSession<'m>,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
-        propose_chain(self, target, rounds)
+    fn run(
+        &self,
+        source: RoundSource<'_>,
+        _memory: &mut (),
+        steps: &[(&DraftStep<'_>, usize)],
+    ) -> Vec<Vec<Vec<f32>>> {
+        let RoundSource { target, layers, states } = source;
+        let (width, device) = (target.shape().hidden_size, target.device());
+        let of_step = |(step, _): &(&DraftStep<'_>, usize)| {
+            // No state comes before the first token.
+            let state = states.num_standing(step.slot).checked_sub(2).map_or_else(
+                || Tensor::zeros([1, width], &device),
+                |at| {
+                    let state = states.kept_states(step.slot, step.tokens, at, layers).remove(0);
+                    state.into_tensor(&device).reshape([1, width])
+                },
+            );
+            let logits = |nth| self.head(nth, state.clone()).matmul(self.lm_head.val());
+            (0..self.blocks.len()).map(|nth| vectors::values(logits(nth))).collect()
+        };
+        steps.iter().map(of_step).collect()
     }
 
-    fn commit(&mut self, slot: usize, _num_standing: usize, _path: &[usize]) {
-        self.rounds[slot] = None;
+    fn num_rows(round: &Vec<Vec<f32>>) -> usize {
+        round.len()
     }
 
-    fn context(&self) -> usize {
-        self.context
-    }
-}
-
-impl<'m> StepDrafter<ModelSession<'m>> for MedusaDraft<'m> {
-    fn id(&self) -> DrafterId {
-        self.id
-    }
-
-    fn drafts_by_round(&self) -> bool {
-        true
-    }
-
-    fn draft(
-        &mut self,
-        target: &mut ModelSession<'m>,
-        steps: &[DraftStep<'_>],
-    ) -> Result<Vec<DraftRow>, DecodeError> {
-        let mut all = Vec::new();
-        for step in steps {
-            let num_standing = target.num_standing(step.slot);
-            let known = &self.rounds[step.slot];
-            let is_new = known.as_ref().is_none_or(|(standing, _)| *standing != num_standing);
-            if is_new {
-                let width = target.model().shape().hidden_size;
-                let device = target.model().device();
-                let state = match num_standing.checked_sub(2) {
-                    Some(at) => {
-                        let layers = [self.parts.layer];
-                        let state =
-                            target.kept_states(step.slot, step.tokens, at, &layers).remove(0);
-                        state.into_tensor(&device).reshape([1, width])
-                    }
-                    // No state comes before the first token.
-                    None => Tensor::zeros([1, width], &device),
-                };
-                let logits = self.parts.model.logits(&state)?;
-                self.rounds[step.slot] = Some((num_standing, logits));
-            }
-            let (_, logits) = self.rounds[step.slot].as_ref().expect("it was computed");
-            for row in 0..step.num_rows {
-                let depth = step.text_before(row).len().saturating_sub(num_standing);
-                let head = &logits[depth.min(logits.len() - 1)];
-                let drafted = DraftRow::new((step, row), head.clone(), None);
-                all.push(if is_new { drafted } else { drafted.without_forward() });
-            }
-        }
-        Ok(all)
+    fn rows(&self, rows: &[RoundRow<'_, Vec<Vec<f32>>>], _predicts: bool) -> ComputedRows {
+        let logits =
+            rows.iter().flat_map(|row| row.round[row.number.min(row.round.len() - 1)].clone());
+        Ok((logits.collect(), None))
     }
 }

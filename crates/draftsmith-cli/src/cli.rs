@@ -16,7 +16,6 @@ use draftsmith_data::{Incomplete, is_panic_caught};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::DrafterId;
 
-use crate::commands;
 use crate::commands::attach_head::ConfidenceArguments;
 use crate::commands::certify::CertifyArguments;
 use crate::commands::check::{CheckArguments, CheckFailed};
@@ -29,6 +28,7 @@ use crate::commands::inspect::PageArguments;
 use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
 use crate::commands::tune::servers::{LoadArguments, TunedForm};
+use crate::commands::{self, DeviceJob, StageJob};
 use crate::console::Console;
 use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
 use crate::devices::{self, parse_devices};
@@ -37,7 +37,6 @@ use draftsmith_recipe::device::{
     DeviceChoice, DtypeSource, KernelWatch, NumKernels, on_pool, parse_dtype, require_dtype,
 };
 use draftsmith_recipe::watch::Interrupted;
-use draftsmith_recipe::workspace::Workspace;
 use draftsmith_recipe::{Overrides, Recipe};
 use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::evaluate::papers;
@@ -378,28 +377,18 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         Command::TrainDrafter(a) => setup.train_drafter(&a, commands::train_drafter::run),
         Command::AttachHead(a) => {
             let AttachHeadArguments { recipe, head } = &a.arguments;
-            setup.run_on_pool(recipe, a.incomplete(), |recipe, workspace, console| {
-                commands::attach_head::run(head, recipe, workspace, console)
-            })
+            setup.run_on_pool(recipe, a.incomplete(), |job| commands::attach_head::run(head, job))
         }
         Command::TrainBigram(a) => {
             let TrainBigramArguments { recipe, counted } = &a.arguments;
-            setup.run(recipe, a.incomplete(), |recipe, workspace, console| {
-                commands::train_bigram::run(counted, recipe, workspace, console)
-            })
+            setup.run(recipe, a.incomplete(), |job| commands::train_bigram::run(counted, job))
         }
         Command::Record(a) => {
             setup.run_on_pool(&a.arguments, a.incomplete(), commands::record::run)
         }
         Command::Evaluate(a) => setup.run_on_pool(&a, Incomplete::Refused, commands::evaluate::run),
-        Command::Generate(a) => {
-            let (seed, device) = (seed.unwrap_or(0), setup.device()?);
-            on_pool(|| commands::generate::run(&a, seed, &device, dtype, console))
-        }
-        Command::Survey(a) => {
-            let (seed, device) = (seed.unwrap_or(0), setup.device()?);
-            on_pool(|| commands::survey::run(&a, seed, &device, dtype, console))
-        }
+        Command::Generate(a) => setup.on_device(|job| commands::generate::run(&a, job)),
+        Command::Survey(a) => setup.on_device(|job| commands::survey::run(&a, job)),
         Command::Tune(a) => setup.tune(&a),
         Command::Replay(a) => {
             let recipe = setup.recipe(&a.arguments)?;
@@ -414,20 +403,13 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
             commands::certify::run(&a, seed.unwrap_or(0), console)
         }
         Command::Server(ServerCommand::Doctor(a)) => {
-            let device = setup.device()?;
-            on_pool(|| commands::doctor::run(&a, &device, dtype, console))
+            setup.on_device(|job| commands::doctor::run(&a, job))
         }
         Command::Server(ServerCommand::States(a)) => {
             setup.run_on_pool(&a, Incomplete::Refused, commands::states::run)
         }
-        Command::Check(a) => {
-            let device = setup.device()?;
-            on_pool(|| commands::check::run(&a, seed, &device, dtype, console))
-        }
-        Command::Export(a) => {
-            let device = setup.device()?;
-            on_pool(|| commands::export::run(&a, &device, console))
-        }
+        Command::Check(a) => setup.on_device(|job| commands::check::run(&a, job)),
+        Command::Export(a) => setup.on_device(|job| commands::export::run(&a, job)),
         Command::Import(a) => match a.data_recipe(seed, dtype)? {
             None => commands::import::run(&a, console),
             Some(recipe) => setup.build_data(&recipe, DamagedShards::Refused),
@@ -469,6 +451,13 @@ impl CommandSetup<'_> {
         Ok(device)
     }
 
+    /// Runs a job without a recipe, on a thread of the pool.
+    fn on_device(&self, job: impl FnOnce(DeviceJob<'_>) -> Result<()> + Send) -> Result<()> {
+        let (device, console) = (self.device()?, self.console);
+        let Common { seed, dtype, .. } = *self.common;
+        on_pool(|| job(DeviceJob { seed, device: &device, dtype, console }))
+    }
+
     /// Runs a job on a recipe's workspace while its lock is held.
     fn run_on<T>(
         &self,
@@ -476,12 +465,12 @@ impl CommandSetup<'_> {
         recipe: &Recipe,
         devices: Vec<Device>,
         incomplete: Incomplete,
-        job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>,
+        job: impl FnOnce(StageJob<'_>) -> Result<T>,
     ) -> Result<()> {
         let served_as = recipe.target_elsewhere().map(|server| &*server.model);
         let mut workspace = recipe.open(served_as, self.common.dtype, devices, self.console)?;
         workspace.artifacts.incomplete_data = incomplete;
-        job(recipe, &workspace, self.console).map(drop)
+        job(StageJob::new(recipe, &workspace, self.console)).map(drop)
     }
 
     /// Chooses stop rules for our own decoder, or settings for a server.
@@ -492,8 +481,8 @@ impl CommandSetup<'_> {
             return self.run_on_pool(recipe, incomplete, commands::tune::run);
         };
         let tuning = a.arguments.load.tuning(form, costs)?;
-        self.run_on_pool(recipe, incomplete, |recipe, workspace, console| {
-            commands::tune::servers::run(recipe, workspace, &tuning, console)
+        self.run_on_pool(recipe, incomplete, |job| {
+            commands::tune::servers::run(job.recipe, job.workspace, &tuning, job.console)
         })
     }
 
@@ -501,7 +490,7 @@ impl CommandSetup<'_> {
         &self,
         arguments: &RecipeArguments,
         incomplete: Incomplete,
-        job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>,
+        job: impl FnOnce(StageJob<'_>) -> Result<T>,
     ) -> Result<()> {
         let recipe = self.recipe(arguments)?;
         let lock = RecipeLock::take(&recipe)?;
@@ -513,11 +502,9 @@ impl CommandSetup<'_> {
         &self,
         arguments: &RecipeArguments,
         incomplete: Incomplete,
-        job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T> + Send,
+        job: impl FnOnce(StageJob<'_>) -> Result<T> + Send,
     ) -> Result<()> {
-        self.run(arguments, incomplete, |recipe, workspace, console| {
-            on_pool(|| job(recipe, workspace, console))
-        })
+        self.run(arguments, incomplete, |stage| on_pool(|| job(stage)))
     }
 
     /// Runs a job that trains, within the limits of `--steps` and `--hours`.
@@ -525,7 +512,7 @@ impl CommandSetup<'_> {
         &self,
         arguments: &TrainingArguments,
         incomplete: Incomplete,
-        job: impl FnOnce(&Recipe, &Workspace, &Console) -> Result<T>,
+        job: impl FnOnce(StageJob<'_>) -> Result<T>,
     ) -> Result<()> {
         let TrainingArguments { recipe, devices, steps, hours } = arguments;
         let recipe = self.recipe(recipe)?;
@@ -537,11 +524,11 @@ impl CommandSetup<'_> {
             None => vec![self.device()?],
         };
         self.console.limit_steps(steps.map(NonZeroUsize::get));
-        self.run_on(&lock, &recipe, devices, incomplete, |recipe, workspace, console| {
-            let mut console = console.clone();
+        self.run_on(&lock, &recipe, devices, incomplete, |stage| {
+            let mut console = stage.console.clone();
             // A time beyond the clock's range sets no deadline.
             console.deadline = hours.and_then(|time| Instant::now().checked_add(time));
-            job(recipe, workspace, &console)
+            job(StageJob { console: &console, ..stage })
         })
     }
 
@@ -549,18 +536,16 @@ impl CommandSetup<'_> {
     fn train_drafter<T>(
         &self,
         arguments: &ReadingData<DrafterTraining>,
-        job: impl FnOnce(&Recipe, Option<DrafterId>, &Workspace, &Console) -> Result<T>,
+        job: impl FnOnce(StageJob<'_>, Option<DrafterId>) -> Result<T>,
     ) -> Result<()> {
         let DrafterTraining { training, drafter } = &arguments.arguments;
-        self.train(training, arguments.incomplete(), |recipe, workspace, console| {
-            job(recipe, *drafter, workspace, console)
-        })
+        self.train(training, arguments.incomplete(), |stage| job(stage, *drafter))
     }
 
     fn build_data(&self, recipe: &Recipe, damaged: DamagedShards) -> Result<()> {
         let (lock, devices) = (RecipeLock::take(recipe)?, vec![self.device()?]);
-        self.run_on(&lock, recipe, devices, Incomplete::Refused, |recipe, workspace, console| {
-            commands::build_data::run(recipe, damaged, workspace, console)
+        self.run_on(&lock, recipe, devices, Incomplete::Refused, |stage| {
+            commands::build_data::run(stage, damaged)
         })
     }
 }

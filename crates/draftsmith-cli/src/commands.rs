@@ -24,3 +24,34 @@ pub(crate) mod train_bigram;
 pub(crate) mod train_drafter;
 pub(crate) mod train_head;
 pub(crate) mod tune;
+
+use burn::tensor::Device;
+use draftsmith_model::WeightDtype;
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::workspace::Workspace;
+
+use crate::console::Console;
+
+/// What a command without a recipe works with.
+#[derive(Clone, Copy)]
+pub(crate) struct DeviceJob<'a> {
+    pub(crate) seed: Option<u64>,
+    pub(crate) device: &'a Device,
+    pub(crate) dtype: WeightDtype,
+    pub(crate) console: &'a Console,
+}
+
+/// What the command of a stage works with.
+#[derive(Clone, Copy)]
+pub(crate) struct StageJob<'a> {
+    pub(crate) recipe: &'a Recipe,
+    /// The recipe's models and data.
+    pub(crate) workspace: &'a Workspace,
+    pub(crate) console: &'a Console,
+}
+
+impl<'a> StageJob<'a> {
+    pub(crate) fn new(recipe: &'a Recipe, workspace: &'a Workspace, console: &'a Console) -> Self {
+        Self { recipe, workspace, console }
+    }
+}

@@ -14,6 +14,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use draftsmith_recipe::watch::{Bar, Watch};
+use draftsmith_report::wrapped;
 use draftsmith_train::renderer::Interrupter;
 use draftsmith_tune::training::{ShownTraining, TrainingWatch};
 use serde::Serialize;
@@ -98,6 +99,11 @@ impl Console {
     /// Writes text to stdout, unless `--json` was given.
     pub(crate) fn text(&self, text: impl AsRef<str>) -> Result<()> {
         if self.json || !self.output { Ok(()) } else { self.put(text.as_ref()) }
+    }
+
+    /// Writes a paragraph to stdout, wrapped to the terminal's width, unless `--json` was given.
+    pub(crate) fn paragraph(&self, text: &str) -> Result<()> {
+        self.text(wrapped(text, self.width()).join("\n") + "\n")
     }
 
     /// Writes the JSON document to stdout if `--json` was given.

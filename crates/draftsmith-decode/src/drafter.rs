@@ -4,6 +4,8 @@
 //! Every drafter implements [`Drafter`]. A drafter that drafts step by step also implements
 //! [`StepDrafter`], so that its steps can be recorded, grown into trees and used inside a cascade.
 
+pub(crate) mod chain;
+
 use std::iter;
 
 use draftsmith_theory::{
@@ -11,31 +13,49 @@ use draftsmith_theory::{
     StopRule,
 };
 
+use self::chain::propose_chain;
 use crate::error::DecodeError;
 use crate::session::ModelSession;
 
 /// A drafter, which proposes tokens for the sequence in each slot of a target. Most methods get the
 /// target, because some drafters run the target's own layers or read its hidden states.
 pub trait Drafter<T> {
-    /// Starts a sequence in a slot. The target must have started it before.
+    /// Starts a sequence in a slot. The target must have started it before. By default there is
+    /// nothing to start.
     ///
     /// # Errors
     /// If the prompt does not fit or contains unknown tokens.
-    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError>;
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+        let _ = (target, slot, prompt);
+        Ok(())
+    }
 
-    /// Proposes tokens for several sequences, one round each.
+    /// Returns the drafter as a [`StepDrafter`] if it drafts step by step, otherwise `None`.
+    fn by_steps(&mut self) -> Option<&mut dyn StepDrafter<T>> {
+        None
+    }
+
+    /// Proposes tokens for several sequences, one round each. By default these are chains of a
+    /// drafter that drafts step by step, and nothing of others.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
-    fn propose(&mut self, target: &mut T, rounds: &mut [DraftRound<'_>])
-    -> Result<(), DecodeError>;
+    fn propose(
+        &mut self,
+        target: &mut T,
+        rounds: &mut [DraftRound<'_>],
+    ) -> Result<(), DecodeError> {
+        self.by_steps().map_or(Ok(()), |drafter| propose_chain(drafter, target, rounds))
+    }
 
     /// Keeps the first `num_standing` tokens of a slot and the proposal's nodes on `path` (their
     /// indices in the proposal), and forgets all other tokens.
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]);
 
-    /// Returns the maximum length of a sequence in a slot, in tokens.
-    fn context(&self) -> usize;
+    /// Returns the maximum length of a sequence in a slot, in tokens. The default has no limit.
+    fn context(&self) -> usize {
+        usize::MAX
+    }
 }
 
 impl<T, D: Drafter<T> + ?Sized> Drafter<T> for &mut D {
@@ -161,11 +181,6 @@ pub trait LookUp<T>: Drafter<T> + Send {
 
 /// A drafter whose target is a local model. Every [`StepDrafter`] is one.
 pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> + Send {
-    /// Returns the drafter as a [`StepDrafter`] if it drafts step by step, otherwise `None`.
-    fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
-        None
-    }
-
     /// Converts the drafter into a member of a cascade or a merged tree. The default is
     /// [`Member::Neither`].
     fn into_member(self: Box<Self>) -> Member<'m> {
@@ -174,10 +189,6 @@ pub trait ModelDrafter<'m>: Drafter<ModelSession<'m>> + Send {
 }
 
 impl<'m, D: StepDrafter<ModelSession<'m>> + 'm> ModelDrafter<'m> for D {
-    fn by_steps(&mut self) -> Option<&mut (dyn StepDrafter<ModelSession<'m>> + 'm)> {
-        Some(self)
-    }
-
     fn into_member(self: Box<Self>) -> Member<'m> {
         Member::Steps(self)
     }
@@ -331,21 +342,5 @@ impl DraftRow {
 pub struct NoDrafter;
 
 impl<T> Drafter<T> for NoDrafter {
-    fn begin(&mut self, _target: &mut T, _slot: usize, _prompt: &[u32]) -> Result<(), DecodeError> {
-        Ok(())
-    }
-
-    fn propose(
-        &mut self,
-        _target: &mut T,
-        _rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
-        Ok(())
-    }
-
     fn commit(&mut self, _slot: usize, _num_standing: usize, _path: &[usize]) {}
-
-    fn context(&self) -> usize {
-        usize::MAX
-    }
 }

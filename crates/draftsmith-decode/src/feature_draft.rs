@@ -10,8 +10,7 @@ use draftsmith_model::{AcceptanceHead, DrafterModel, KvCache, Rows};
 use draftsmith_theory::DrafterId;
 
 use crate::acceptance::Acceptance;
-use crate::chain::propose_chain;
-use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
+use crate::drafter::{DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::features::WantedFeatures;
 use crate::session::check_fits;
@@ -26,7 +25,7 @@ pub(crate) trait FeatureSource<T>: Send {
 /// features.
 #[derive(Debug)]
 pub struct FeatureDraft<'m, F> {
-    id: DrafterId,
+    pub(crate) id: DrafterId,
     /// The model's name in error messages.
     role: &'static str,
     model: DrafterModel,
@@ -54,13 +53,6 @@ impl<'m, F> FeatureDraft<'m, F> {
         Self { id, role, model, cache, acceptance, vocab_size, source: PhantomData }
     }
 
-    /// Renames the drafter. The default name is [`DrafterId::DRAFT`].
-    #[must_use]
-    pub fn named(mut self, id: DrafterId) -> Self {
-        self.id = id;
-        self
-    }
-
     /// Returns the number of tokens that the model has read in a slot.
     pub(crate) fn num_read(&self, slot: usize) -> usize {
         self.cache.len(slot, 0)
@@ -80,12 +72,8 @@ impl<T, F: FeatureSource<T>> Drafter<T> for FeatureDraft<'_, F> {
         Ok(())
     }
 
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
-        propose_chain(self, target, rounds)
+    fn by_steps(&mut self) -> Option<&mut dyn StepDrafter<T>> {
+        Some(self)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {

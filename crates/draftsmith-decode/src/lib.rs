@@ -35,7 +35,6 @@
 mod acceptance;
 mod block_draft;
 mod cascade;
-mod chain;
 mod decode;
 mod drafter;
 mod error;
@@ -47,6 +46,7 @@ mod merged;
 mod record;
 mod registry;
 mod response_target;
+mod round_draft;
 mod self_draft;
 mod separate_draft;
 mod sequence;
@@ -59,8 +59,8 @@ mod tree_draft;
 
 pub use block_draft::{BlockDraft, BlockDraftParts};
 pub use cascade::{CascadeConfig, CascadeLengths, CascadeParts};
-pub use chain::propose_chain;
 pub use decode::{decode_many, decode_on, decode_plain, decode_speculative};
+pub use drafter::chain::propose_chain;
 pub use drafter::{
     DraftRound, DraftRow, DraftStep, Drafter, LookUp, Member, ModelDrafter, NoDrafter, StepDrafter,
 };
@@ -68,15 +68,18 @@ pub use error::DecodeError;
 pub use lookup_first::LookupFirstDraft;
 pub use max_gram::{LookUpParts, MaxGramDraft};
 pub use merged::MergedParts;
-pub use record::{RecordOptions, RecordRequest, record};
+pub use record::{RecordOptions, RecordRequest, RecordTask, record};
 pub use registry::{AnsweringTarget, DrafterParts, Drafters, Drafting, NamedParts, Sizes};
 pub use response_target::{KnownResponse, KnownStates, ResponseTarget};
+pub use round_draft::{
+    ComputedRows, RoundDraft, RoundDraftParts, RoundNetwork, RoundRow, RoundSource,
+};
 pub use self_draft::{SelfDraft, SelfDraftParts};
 pub use separate_draft::{DraftModelParts, SeparateDraft};
 pub use sequence::{Finish, Generation, Limits, Request, RoundTokens};
 pub use session::ModelSession;
 pub use state_draft::{StateDraft, StateDraftParts};
-pub use target::{Logits, Target, TargetLayers, Verification};
+pub use target::{KeptStates, Logits, Target, TargetLayers, Verification};
 pub use text_draft::TextParts;
 pub use tree_draft::TreeDraft;
 

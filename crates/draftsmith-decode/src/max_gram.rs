@@ -31,13 +31,6 @@ impl<'m> MaxGramDraft<'m> {
         Self { id: DrafterId::LOOK_UP, slots: vec![MaxGram::new(config); num_slots], bigrams }
     }
 
-    /// Renames the drafter. The default name is [`DrafterId::LOOK_UP`].
-    #[must_use]
-    pub fn named(mut self, id: DrafterId) -> Self {
-        self.id = id;
-        self
-    }
-
     /// Drafts one round: copies the tokens after the match until the draft phase ends.
     ///
     /// # Errors
@@ -112,10 +105,6 @@ impl<T> Drafter<T> for MaxGramDraft<'_> {
     fn commit(&mut self, slot: usize, num_standing: usize, _path: &[usize]) {
         self.slots[slot].truncate(num_standing);
     }
-
-    fn context(&self) -> usize {
-        usize::MAX
-    }
 }
 
 impl<T> LookUp<T> for MaxGramDraft<'_> {
@@ -154,6 +143,6 @@ pub struct LookUpParts {
 impl DrafterParts for LookUpParts {
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
         let bigrams = self.bigrams.as_ref();
-        Box::new(MaxGramDraft::new(self.config, bigrams, sizes.num_slots).named(id))
+        Box::new(MaxGramDraft { id, ..MaxGramDraft::new(self.config, bigrams, sizes.num_slots) })
     }
 }

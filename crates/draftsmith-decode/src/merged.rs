@@ -10,7 +10,7 @@ use std::iter;
 
 use draftsmith_theory::{DrafterId, DrawnFrom, LookupFirst, Node, Proposal};
 
-use crate::chain::propose_chain;
+use crate::drafter::chain::propose_chain;
 use crate::drafter::{DraftRound, Drafter, Member, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::max_gram::MaxGramDraft;

@@ -97,6 +97,30 @@ pub struct RecordRequest<'a> {
     pub draws: &'a mut dyn Draws,
 }
 
+/// The responses of a recording, with its settings and observer.
+pub struct RecordTask<'t, 'a> {
+    /// The settings.
+    pub options: &'t RecordOptions,
+    /// The responses to record.
+    pub requests: Vec<RecordRequest<'a>>,
+    /// A function that receives the number of positions recorded so far and may stop the recording.
+    pub observe: &'t mut dyn FnMut(usize) -> ControlFlow<()>,
+}
+
+impl RecordTask<'_, '_> {
+    /// Records the responses as [`record`] does.
+    pub(crate) fn along<T: Target>(
+        self,
+        target: &mut T,
+        drafter: &mut dyn StepDrafter<T>,
+    ) -> Recorded {
+        Some(record(target, drafter, self.options, self.requests, self.observe))
+    }
+}
+
+/// The recordings of responses; `None` if the drafter does not support recording them.
+pub(crate) type Recorded = Option<Result<Vec<Recording>, DecodeError>>;
+
 /// Records the drafter along responses that the target gave under the decoding settings and limits
 /// in `options`. Records as many responses concurrently as the target has slots, one position of
 /// each at a time. Batching does not change any response's recording.

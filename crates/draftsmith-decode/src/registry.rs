@@ -5,18 +5,16 @@
 //! kind.
 
 use std::fmt;
-use std::ops::ControlFlow;
 use std::sync::Arc;
 
 use draftsmith_model::CausalLm;
-use draftsmith_theory::{DrafterId, HeadTiming, Recording};
+use draftsmith_theory::{DrafterId, HeadTiming};
 
 use crate::drafter::ModelDrafter;
-use crate::error::DecodeError;
-use crate::record::{RecordOptions, RecordRequest};
+use crate::record::{RecordTask, Recorded};
 use crate::response_target::ResponseTarget;
 use crate::session::ModelSession;
-use crate::target::TargetLayers;
+use crate::target::{Target, TargetLayers};
 
 /// The loaded models, tables and settings that a drafter is built from.
 pub trait DrafterParts: fmt::Debug + Send + Sync {
@@ -36,14 +34,12 @@ pub trait DrafterParts: fmt::Debug + Send + Sync {
 
     /// Records the drafter along responses of a remote target, as [`record`](crate::record) does.
     /// Returns `None` if the drafter does not support this, which is the default.
-    fn record_elsewhere<'a>(
+    fn record_elsewhere(
         &self,
-        target: AnsweringTarget<'_, 'a>,
-        options: &RecordOptions,
-        requests: Vec<RecordRequest<'a>>,
-        observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
-    ) -> Option<Result<Vec<Recording>, DecodeError>> {
-        let _ = (target, options, requests, observe);
+        target: AnsweringTarget<'_, '_>,
+        task: RecordTask<'_, '_>,
+    ) -> Recorded {
+        let _ = (target, task);
         None
     }
 }
@@ -59,12 +55,11 @@ pub struct AnsweringTarget<'m, 'a> {
     pub vocab_size: usize,
 }
 
-impl<'m, 'a> AnsweringTarget<'m, 'a> {
-    /// Returns the target's ends, and its answers with the hidden states along them. Returns `None`
-    /// without either.
-    pub(crate) fn with_states(self) -> Option<(&'m CausalLm, ResponseTarget<'a>)> {
-        let Self { answers, layers, .. } = self;
-        layers.zip(answers.has_states().then_some(answers))
+impl<'m> AnsweringTarget<'m, '_> {
+    /// Returns the sizes of drafters beside the layers that are loaded; `None` if none are.
+    pub(crate) fn sizes(&self) -> Option<Sizes<'m>> {
+        let (capacity, num_slots) = (self.answers.context(), self.answers.num_slots());
+        self.layers.map(|target| Sizes { target, capacity, num_slots })
     }
 }
 

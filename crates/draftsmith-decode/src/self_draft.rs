@@ -21,19 +21,16 @@
 #[cfg(test)]
 pub(crate) mod tests;
 
-use std::ops::ControlFlow;
-
 use draftsmith_model::{AcceptanceHead, Adapter, CausalLm, DrafterModel, Rows};
-use draftsmith_theory::{DrafterId, Recording};
+use draftsmith_theory::DrafterId;
 
 use crate::drafter::ModelDrafter;
-use crate::error::DecodeError;
 use crate::feature_draft::{FeatureDraft, FeatureSource};
 use crate::features::WantedFeatures;
-use crate::record::{RecordOptions, RecordRequest, record};
+use crate::record::{RecordTask, Recorded};
 use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
 use crate::served_target::ServedTarget;
-use crate::target::{FirstLayers, Target, TargetLayers};
+use crate::target::{FirstLayers, TargetLayers};
 
 /// A drafter that runs the target's shallow layers and an adapter, and proposes one candidate per
 /// forward of the adapter.
@@ -80,32 +77,32 @@ pub struct SelfDraftParts {
     pub head: Option<AcceptanceHead>,
 }
 
+impl SelfDraftParts {
+    fn session<'m>(&'m self, sizes: Sizes<'m>) -> SelfDraft<'m> {
+        let (Self { exit_layer, adapter, head }, Sizes { target, capacity, num_slots }) =
+            (self, sizes);
+        SelfDraft::new(target, adapter, *exit_layer, head.as_ref(), capacity, num_slots)
+    }
+}
+
 impl DrafterParts for SelfDraftParts {
     fn target_layers(&self) -> TargetLayers {
         TargetLayers::exit(self.exit_layer)
     }
 
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
-        let Sizes { target, capacity, num_slots } = sizes;
-        let Self { exit_layer, adapter, head } = self;
-        let head = head.as_ref();
-        let drafter = SelfDraft::new(target, adapter, *exit_layer, head, capacity, num_slots);
-        Box::new(drafter.named(id))
+        let mut drafter = self.session(sizes);
+        drafter.id = id;
+        Box::new(drafter)
     }
 
-    fn record_elsewhere<'a>(
+    fn record_elsewhere(
         &self,
-        target: AnsweringTarget<'_, 'a>,
-        options: &RecordOptions,
-        requests: Vec<RecordRequest<'a>>,
-        observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
-    ) -> Option<Result<Vec<Recording>, DecodeError>> {
-        let (answers, layers) = (target.answers, target.layers?);
-        let (capacity, num_slots) = (answers.context(), answers.num_slots());
-        let Self { exit_layer, adapter, head } = self;
-        let head = head.as_ref();
-        let mut drafter = SelfDraft::new(layers, adapter, *exit_layer, head, capacity, num_slots);
-        let mut target = ServedTarget::new(layers, *exit_layer, answers);
-        Some(record(&mut target, &mut drafter, options, requests, observe))
+        target: AnsweringTarget<'_, '_>,
+        task: RecordTask<'_, '_>,
+    ) -> Recorded {
+        let sizes = target.sizes()?;
+        let mut served = ServedTarget::new(sizes.target, self.exit_layer, target.answers);
+        task.along(&mut served, &mut self.session(sizes))
     }
 }

@@ -3,16 +3,13 @@
 #[cfg(test)]
 mod tests;
 
-use std::ops::ControlFlow;
-
 use draftsmith_model::{AcceptanceHead, CausalLm, DrafterModel, Rows};
-use draftsmith_theory::{DrafterId, Recording};
+use draftsmith_theory::DrafterId;
 
 use crate::drafter::ModelDrafter;
-use crate::error::DecodeError;
 use crate::feature_draft::{FeatureDraft, FeatureSource};
 use crate::features::WantedFeatures;
-use crate::record::{RecordOptions, RecordRequest, record};
+use crate::record::{RecordTask, Recorded};
 use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
 use crate::target::Target;
 
@@ -58,24 +55,27 @@ pub struct DraftModelParts {
     pub head: Option<AcceptanceHead>,
 }
 
+impl DraftModelParts {
+    fn session(&self, vocab_size: usize, capacity: usize, num_slots: usize) -> SeparateDraft<'_> {
+        SeparateDraft::new(&self.model, self.head.as_ref(), vocab_size, capacity, num_slots)
+    }
+}
+
 impl DrafterParts for DraftModelParts {
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
         let Sizes { target, capacity, num_slots } = sizes;
-        let (head, vocab_size) = (self.head.as_ref(), target.shape().vocab_size);
-        Box::new(SeparateDraft::new(&self.model, head, vocab_size, capacity, num_slots).named(id))
+        let mut drafter = self.session(target.shape().vocab_size, capacity, num_slots);
+        drafter.id = id;
+        Box::new(drafter)
     }
 
-    fn record_elsewhere<'a>(
+    fn record_elsewhere(
         &self,
-        target: AnsweringTarget<'_, 'a>,
-        options: &RecordOptions,
-        requests: Vec<RecordRequest<'a>>,
-        observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
-    ) -> Option<Result<Vec<Recording>, DecodeError>> {
+        target: AnsweringTarget<'_, '_>,
+        task: RecordTask<'_, '_>,
+    ) -> Recorded {
         let AnsweringTarget { mut answers, vocab_size, .. } = target;
-        let (capacity, num_slots) = (answers.context(), answers.num_slots());
-        let head = self.head.as_ref();
-        let mut draft = SeparateDraft::new(&self.model, head, vocab_size, capacity, num_slots);
-        Some(record(&mut answers, &mut draft, options, requests, observe))
+        let mut draft = self.session(vocab_size, answers.context(), answers.num_slots());
+        task.along(&mut answers, &mut draft)
     }
 }

@@ -133,41 +133,6 @@ impl<'m> ModelSession<'m> {
         self.kept = kept.collect();
     }
 
-    /// Returns the number of tokens in a slot that were final when its round began. All later
-    /// tokens are candidates.
-    pub fn num_standing(&self, slot: usize) -> usize {
-        self.standing[slot]
-    }
-
-    /// Returns a slot's hidden states after each number of layers in `layers`, for the final tokens
-    /// from position `from` to the last but one. The target first reads those that it has not read.
-    /// States more than one position before `from` are released unless several drafters read them.
-    ///
-    /// # Panics
-    /// If there are no such tokens, their states were released, or the states of a layer are not
-    /// kept.
-    pub fn kept_states(
-        &mut self,
-        slot: usize,
-        tokens: &[u32],
-        from: usize,
-        layers: &[usize],
-    ) -> Vec<Rows> {
-        let num_known = self.standing[slot] - 1;
-        self.read_upto(slot, &tokens[..num_known]);
-        assert_eq!(self.num_read_by_all(slot), num_known, "no candidate was read as if it stood");
-        let of_layer = |layer: &usize| {
-            let kept = self.kept.iter_mut().find(|kept| kept.layer == *layer);
-            let KeptLayer { is_shared, slots, .. } = kept.expect("the session keeps the layer");
-            let states = slots[slot].since(from).slice(0..num_known - from);
-            if !*is_shared {
-                slots[slot].release_before(from.saturating_sub(1));
-            }
-            states
-        };
-        layers.iter().map(of_layer).collect()
-    }
-
     /// Reads those of `tokens` that the slot has not read, without computing logits.
     fn read_upto(&mut self, slot: usize, tokens: &[u32]) {
         let ids = &tokens[self.num_read(slot).min(tokens.len())..];
@@ -416,9 +381,11 @@ impl FirstLayers for ModelSession<'_> {
 
 impl KeptStates for ModelSession<'_> {
     fn num_standing(&self, slot: usize) -> usize {
-        Self::num_standing(self, slot)
+        self.standing[slot]
     }
 
+    /// The session first reads the tokens that it has not read. It releases states more than one
+    /// position before `from`, unless several drafters read them.
     fn kept_states(
         &mut self,
         slot: usize,
@@ -426,7 +393,19 @@ impl KeptStates for ModelSession<'_> {
         from: usize,
         layers: &[usize],
     ) -> Vec<Rows> {
-        Self::kept_states(self, slot, tokens, from, layers)
+        let num_known = self.standing[slot] - 1;
+        self.read_upto(slot, &tokens[..num_known]);
+        assert_eq!(self.num_read_by_all(slot), num_known, "no candidate was read as if it stood");
+        let of_layer = |layer: &usize| {
+            let kept = self.kept.iter_mut().find(|kept| kept.layer == *layer);
+            let KeptLayer { is_shared, slots, .. } = kept.expect("the session keeps the layer");
+            let states = slots[slot].since(from).slice(0..num_known - from);
+            if !*is_shared {
+                slots[slot].release_before(from.saturating_sub(1));
+            }
+            states
+        };
+        layers.iter().map(of_layer).collect()
     }
 }
 

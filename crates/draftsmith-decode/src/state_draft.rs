@@ -13,19 +13,16 @@
 #[cfg(test)]
 mod tests;
 
-use std::ops::ControlFlow;
-
 use draftsmith_model::{AcceptanceHead, CausalLm, DrafterModel, KvCache, Rows, StepNetwork};
-use draftsmith_theory::{DrafterId, Recording};
+use draftsmith_theory::DrafterId;
 
 use crate::acceptance::Acceptance;
-use crate::chain::propose_chain;
-use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
+use crate::drafter::{DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
-use crate::record::{RecordOptions, RecordRequest, record};
+use crate::record::{RecordTask, Recorded};
 use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
 use crate::session::check_fits;
-use crate::target::{KeptStates, Target, TargetLayers};
+use crate::target::{KeptStates, TargetLayers};
 
 /// The drafter's name in error messages.
 const ROLE: &str = "drafter";
@@ -92,13 +89,6 @@ impl<'m, N: StepNetwork> StateDraft<'m, N> {
         let acceptance = Acceptance::new(head, num_slots);
         let id = DrafterId::DRAFT;
         Self { id, network, target, layers, cache, slots, read_by_head, acceptance }
-    }
-
-    /// Renames the drafter. The default name is [`DrafterId::DRAFT`].
-    #[must_use]
-    pub fn named(mut self, id: DrafterId) -> Self {
-        self.id = id;
-        self
     }
 
     /// Runs the network over new positions in one forward, and returns each sequence's slot and
@@ -188,12 +178,8 @@ impl<N: StepNetwork, T: KeptStates> Drafter<T> for StateDraft<'_, N> {
         Ok(())
     }
 
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
-        propose_chain(self, target, rounds)
+    fn by_steps(&mut self) -> Option<&mut dyn StepDrafter<T>> {
+        Some(self)
     }
 
     /// Keeps the outputs at the accepted nodes of a chain, because the same round may continue from
@@ -265,29 +251,29 @@ pub struct StateDraftParts<N> {
     pub head: Option<AcceptanceHead>,
 }
 
+impl<N: StepNetwork> StateDraftParts<N> {
+    fn session<'m>(&'m self, sizes: Sizes<'m>) -> StateDraft<'m, N> {
+        let Sizes { target, capacity, num_slots } = sizes;
+        let (models, head) = ((target, &self.network), self.head.as_ref());
+        StateDraft::new(models, &self.layers, head, capacity, num_slots)
+    }
+}
+
 impl<N: StepNetwork + Send> DrafterParts for StateDraftParts<N> {
     fn target_layers(&self) -> TargetLayers {
         TargetLayers::kept(&self.layers)
     }
 
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
-        let Sizes { target, capacity, num_slots } = sizes;
-        let models = (target, &self.network);
-        let head = self.head.as_ref();
-        Box::new(StateDraft::new(models, &self.layers, head, capacity, num_slots).named(id))
+        Box::new(StateDraft { id, ..self.session(sizes) })
     }
 
-    fn record_elsewhere<'a>(
+    fn record_elsewhere(
         &self,
-        target: AnsweringTarget<'_, 'a>,
-        options: &RecordOptions,
-        requests: Vec<RecordRequest<'a>>,
-        observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
-    ) -> Option<Result<Vec<Recording>, DecodeError>> {
-        let (ends, mut target) = target.with_states()?;
-        let (capacity, num_slots) = (target.context(), target.num_slots());
-        let (models, head) = ((ends, &self.network), self.head.as_ref());
-        let mut drafter = StateDraft::new(models, &self.layers, head, capacity, num_slots);
-        Some(record(&mut target, &mut drafter, options, requests, observe))
+        mut target: AnsweringTarget<'_, '_>,
+        task: RecordTask<'_, '_>,
+    ) -> Recorded {
+        let sizes = target.sizes().filter(|_| target.answers.has_states())?;
+        task.along(&mut target.answers, &mut self.session(sizes))
     }
 }

@@ -173,15 +173,17 @@ pub(crate) trait FirstLayers {
 }
 
 /// A target that gives a drafter hidden states of the tokens that are final.
-pub(crate) trait KeptStates {
-    /// Returns the number of tokens in a slot that were final when its round began.
+pub trait KeptStates {
+    /// Returns the number of tokens in a slot that were final when its round began. All later
+    /// tokens are candidates.
     fn num_standing(&self, slot: usize) -> usize;
 
     /// Returns a slot's hidden states after each number of layers in `layers`, for the final tokens
     /// from position `from` to the last but one.
     ///
     /// # Panics
-    /// If there are no such tokens, or their states are not kept.
+    /// If there are no such tokens, their states were released, or the states of a layer are not
+    /// kept.
     fn kept_states(
         &mut self,
         slot: usize,

@@ -9,8 +9,7 @@ use std::sync::Arc;
 
 use draftsmith_theory::DrafterId;
 
-use crate::chain::propose_chain;
-use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
+use crate::drafter::{DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::registry::{DrafterParts, Sizes};
 use crate::session::ModelSession;
@@ -49,28 +48,11 @@ struct TextDraft<'m> {
 }
 
 impl<'m> Drafter<ModelSession<'m>> for TextDraft<'m> {
-    fn begin(
-        &mut self,
-        _target: &mut ModelSession<'m>,
-        _slot: usize,
-        _prompt: &[u32],
-    ) -> Result<(), DecodeError> {
-        Ok(())
-    }
-
-    fn propose(
-        &mut self,
-        target: &mut ModelSession<'m>,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
-        propose_chain(self, target, rounds)
+    fn by_steps(&mut self) -> Option<&mut dyn StepDrafter<ModelSession<'m>>> {
+        Some(self)
     }
 
     fn commit(&mut self, _slot: usize, _num_standing: usize, _path: &[usize]) {}
-
-    fn context(&self) -> usize {
-        usize::MAX
-    }
 }
 
 impl<'m> StepDrafter<ModelSession<'m>> for TextDraft<'m> {

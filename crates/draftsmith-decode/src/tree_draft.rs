@@ -10,7 +10,7 @@ use draftsmith_theory::{
     DraftLimits, DraftPhase, DrawnToken, EndAfter, SignalNeeds, TextEnd, TreeGrowth, TreeShape,
 };
 
-use crate::chain::RowSource;
+use crate::drafter::chain::RowSource;
 use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
 

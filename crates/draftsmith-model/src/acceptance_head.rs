@@ -26,7 +26,7 @@ use crate::packed::{self, PackedWeights, Threads};
 use crate::precision::cast_parameters;
 use crate::rows::{DeviceRows, HostRows, RowData, Rows};
 use crate::weights::{
-    NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_safetensors,
+    NamedTensor, WeightDtype, WeightReader, check_weights, write_network, write_safetensors,
 };
 
 /// A residual network that predicts the probability that a candidate is accepted.
@@ -328,10 +328,7 @@ impl AcceptanceHead {
         } else {
             self.named_as_own()
         };
-        let path = dir.join("model.safetensors");
-        let hash = write_safetensors(&path, &tensors, WeightDtype::F32, &metadata)?;
-        let json = serde_json::to_value(config).expect("a struct with string keys");
-        write_config(dir, json, hash)
+        write_network(dir, &tensors, &metadata, config)
     }
 }
 

@@ -222,7 +222,7 @@ impl DraftForm for AdapterForm {
     fn keys(config: &AdapterConfig) -> Vec<(&'static str, Option<Value>)> {
         let architecture = config.architecture;
         let is_papers = architecture == AdapterArchitecture::Attention;
-        let num_tokens = config.draft_vocabulary.as_ref().map(|all| all.ids().len().into());
+        let num_tokens = config.vocabulary_size().map(Value::from);
         vec![
             ("exit_layer", Some(config.exit_layer().into())),
             ("architecture", (!is_papers).then(|| architecture.to_string().into())),

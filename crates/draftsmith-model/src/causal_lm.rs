@@ -309,10 +309,7 @@ impl CausalLm {
 
     /// Returns the final norm.
     pub(crate) fn last_norm(&self) -> Norm {
-        match &self.weights {
-            ModelWeights::Tensors(decoder) => decoder.stack.norm.clone(),
-            ModelWeights::Packed(packed) => packed.norm(&self.config, &self.device()),
-        }
+        self.norm().into_owned()
     }
 
     /// Wraps a decoder of tensors as a model. `stored` is the type of the weights in the model's

@@ -206,9 +206,6 @@ impl Decoder {
     }
 }
 
-/// What layers are expected to have.
-pub(crate) const BOTH_PARTS: &str = "the layer has both parts";
-
 impl ModelConfig {
     /// Specifies the model's layers and their norm.
     pub(crate) fn stack(&self) -> StackSpec<'_> {

@@ -31,7 +31,6 @@ use serde_json::{Map, Value, json};
 use crate::block_drafter::BlockDrafterConfig;
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
-use crate::decoder::BOTH_PARTS;
 use crate::decoder::attention::{DraftPlan, Drafts, UnrolledAttention, delayed};
 use crate::draft_vocabulary::{DraftVocabulary, MASK, OFFSETS};
 use crate::error::ModelError;
@@ -255,7 +254,7 @@ impl DraftForm for Eagle3Form {
         let UnrolledInputs { states, embedded, begun, num_steps, lengths, .. } = inputs;
         let embedded = embedded.expect("it reads embeddings");
         let layer = &stack.layers[0];
-        let (attention, mlp) = layer.attention.as_ref().zip(layer.mlp.as_ref()).expect(BOTH_PARTS);
+        let (attention, mlp) = layer.both_parts();
         let [_, seq, _] = embedded.dims();
         let place = (embedded.dtype().into(), &stack.device());
         let plan = DraftPlan { begun, seq, num_steps, rows_ahead: 0, lengths };

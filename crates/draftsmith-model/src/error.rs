@@ -66,6 +66,6 @@ impl ModelError {
 ///
 /// # Errors
 /// If the file cannot be read, or does not have `T`'s form.
-pub(crate) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
+pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
     Ok(parse_json(path, &read_file(path)?)?)
 }

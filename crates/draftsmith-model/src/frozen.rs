@@ -12,18 +12,16 @@ use burn::nn::Linear;
 use burn::tensor::Tensor;
 
 use crate::config::ModelConfig;
+use crate::decoder::logits;
 use crate::decoder::norm::Norm;
 use crate::decoder::source::WeightSource;
 use crate::decoder::stack::{LayerStack, StackSpec};
-use crate::decoder::{BOTH_PARTS, logits};
 use crate::error::ModelError;
 use crate::kv_cache::{CachePlace, KvCache};
-use crate::packed::{
-    self, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Packing, Threads,
-};
+use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, Packing, Threads};
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, HostRows, RowData, Rows};
-use crate::spec::{LinearSpec, ModelShape};
+use crate::spec::{LinearSpec, ModelShape, NamedNorm};
 
 /// The form of weights that a forward uses.
 pub(crate) enum Form<'a, T, P> {
@@ -147,9 +145,9 @@ impl PackableNorm {
         model: &ModelConfig,
         source: &mut S,
     ) -> Result<Self, S::Error> {
-        let (width, spec) = (model.shape.hidden_size, &model.spec.norm);
-        let tensors = source.norm("", name, width, spec)?;
-        let packed = source.packed(|packing| packing.norm("", name, width, spec))?;
+        let norm = NamedNorm::outside(name, &model.shape, &model.spec.norm);
+        let tensors = source.norm(norm)?;
+        let packed = source.packed(|packing| packing.norm(norm))?;
         Ok(Self { tensors, packed })
     }
 }
@@ -178,16 +176,9 @@ impl PackableStack {
 /// Packed layers and the norm after them.
 #[derive(Debug)]
 pub(crate) struct PackedStack {
-    layers: PackedLayers,
+    pub(crate) layers: Vec<PackedLayer>,
     pub(crate) norm: PackedNorm,
     pub(crate) reaches: Vec<Reach>,
-}
-
-/// The layers of a stack. The layers of some adapters lack a part.
-#[derive(Debug)]
-enum PackedLayers {
-    Whole(Vec<PackedLayer>),
-    Parts(Vec<(Option<PackedAttention>, Option<PackedMlp>)>),
 }
 
 impl PackedStack {
@@ -199,53 +190,17 @@ impl PackedStack {
         spec: &StackSpec<'_>,
         packing: &mut Packing<'_>,
     ) -> Result<Self, ModelError> {
-        let StackSpec { model: ModelConfig { shape, spec: decoder, .. }, layers, norm } = spec;
-        let are_whole = layers.iter().all(|(it, _)| it.attention.is_some() && it.mlp.is_some());
-        let each = layers.iter();
-        let layers = if are_whole {
-            let whole = each.map(|(layer, name)| packing.layer(layer, shape, name));
-            PackedLayers::Whole(whole.collect::<Result<_, _>>()?)
-        } else {
-            let parts = each.map(|(layer, name)| {
-                let attention = layer.attention.as_ref();
-                let attention = attention.map(|it| packing.attention(it, layer, shape, name));
-                let mlp = layer.mlp.as_ref().map(|it| packing.mlp(it, layer, shape, name));
-                Ok((attention.transpose()?, mlp.transpose()?))
-            });
-            PackedLayers::Parts(parts.collect::<Result<_, ModelError>>()?)
-        };
-        let norm = packing.norm("", norm, shape.hidden_size, &decoder.norm)?;
+        let ModelConfig { shape, spec: decoder, .. } = spec.model;
+        let layers = spec.layers().map(|layer| packing.layer(layer)).collect::<Result<_, _>>()?;
+        let norm = packing.norm(spec.norm())?;
         Ok(Self { layers, norm, reaches: Reach::all_of(decoder, shape) })
-    }
-
-    /// Returns the layers.
-    ///
-    /// # Panics
-    /// If they lack a part.
-    pub(crate) fn layers(&self) -> &[PackedLayer] {
-        let PackedLayers::Whole(layers) = &self.layers else { panic!("{BOTH_PARTS}") };
-        layers
-    }
-
-    fn attention(&self, number: usize) -> Option<&PackedAttention> {
-        match &self.layers {
-            PackedLayers::Whole(layers) => Some(&layers[number].attention),
-            PackedLayers::Parts(layers) => layers[number].0.as_ref(),
-        }
-    }
-
-    fn len(&self) -> usize {
-        match &self.layers {
-            PackedLayers::Whole(layers) => layers.len(),
-            PackedLayers::Parts(layers) => layers.len(),
-        }
     }
 }
 
 impl Stack<'_> {
     fn len(&self) -> usize {
         match self {
-            Self::Packed(stack) => stack.len(),
+            Self::Packed(stack) => stack.layers.len(),
             Self::Tensors(stack) => stack.layers.len(),
         }
     }
@@ -258,7 +213,7 @@ impl Stack<'_> {
         num_slots: usize,
     ) -> KvCache {
         let place = match self {
-            Self::Packed(stack) => stack.attention(0).map(|_| CachePlace::Host),
+            Self::Packed(stack) => stack.layers[0].attention.as_ref().map(|_| CachePlace::Host),
             Self::Tensors(stack) => stack.layers[0].attention.as_ref().map(|attention| {
                 let [query, ..] = attention.projections();
                 CachePlace::Device(stack.device(), query.weight.dtype().into())
@@ -275,21 +230,7 @@ impl Stack<'_> {
         match self {
             Self::Packed(PackedStack { layers: all, reaches, .. }) => rows.on_host(|x, slots| {
                 let (placed, memory, scratch) = cache.extend_packed(layers.clone(), slots.runs());
-                match all {
-                    PackedLayers::Whole(all) => {
-                        packed::forward_layers(&all[layers], x, placed, memory, reaches, scratch);
-                    }
-                    PackedLayers::Parts(all) => {
-                        for ((attention, mlp), slots) in all[layers].iter().zip(memory) {
-                            if let Some(attention) = attention {
-                                attention.forward(x, placed, slots, reaches, scratch);
-                            }
-                            if let Some(mlp) = mlp {
-                                mlp.forward(x, scratch);
-                            }
-                        }
-                    }
-                }
+                packed::forward_layers(&all[layers], x, placed, memory, reaches, scratch);
             }),
             Self::Tensors(stack) => rows.on_device(&stack.device(), |rows, slots| {
                 let positions = stack.positions(layers.clone(), &rows, slots.runs(), cache);
@@ -315,7 +256,7 @@ impl Stack<'_> {
             Self::Packed(stack) => rows.on_host(|x, slots| {
                 let (placed, mut memory, scratch) = cache.extend_packed(0..1, slots.runs());
                 let memory = memory.next().expect("the cache has the layer");
-                let (layer, both) = (&stack.layers()[0], (&*read.into_host().values, &mut **x));
+                let (layer, both) = (&stack.layers[0], (&*read.into_host().values, &mut **x));
                 packed::forward_reading(layer, both, placed, memory, &stack.reaches, scratch);
             }),
             Self::Tensors(stack) => rows.on_device(&stack.device(), |rows, slots| {
@@ -348,13 +289,10 @@ impl Stack<'_> {
             Self::Packed(stack) => {
                 let x = &place.into_host().values;
                 let (placed, memory, scratch) = cache.extend_packed(layers.clone(), slots.runs());
-                for (number, slots) in layers.zip(memory) {
-                    let Some(attention) = stack.attention(number) else { continue };
-                    let fill = match is_normed {
-                        true => PackedAttention::fill_read,
-                        false => PackedAttention::fill,
-                    };
-                    fill(attention, x, placed, slots, &stack.reaches, scratch);
+                for (layer, slots) in stack.layers[layers].iter().zip(memory) {
+                    if let Some(attention) = &layer.attention {
+                        attention.fill((x, is_normed), placed, slots, &stack.reaches, scratch);
+                    }
                 }
             }
             Self::Tensors(stack) => {
@@ -382,10 +320,8 @@ impl Stack<'_> {
     /// If the layer lacks a part.
     pub(crate) fn first_norm(&self) -> Form<'_, Norm, PackedNorm> {
         match self {
-            Self::Packed(stack) => Form::Packed(&stack.layers()[0].attention.norm),
-            Self::Tensors(stack) => {
-                Form::Tensors(&stack.layers[0].attention.as_ref().expect(BOTH_PARTS).norm)
-            }
+            Self::Packed(stack) => Form::Packed(&stack.layers[0].whole_attention().norm),
+            Self::Tensors(stack) => Form::Tensors(&stack.layers[0].both_parts().0.norm),
         }
     }
 }

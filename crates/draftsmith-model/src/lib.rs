@@ -67,13 +67,13 @@ pub use decoder::soft_capped;
 pub use draft_vocabulary::{DraftVocabulary, narrowed};
 pub use drafter::{CandidateRows, DrafterModel};
 pub use eagle3::{Eagle3, Eagle3Config, Eagle3Form, NUM_TARGET_STATES};
-pub use error::ModelError;
+pub use error::{ModelError, read_json};
 pub use kv_cache::KvCache;
 pub use rows::{Rows, Run};
 pub use self_draft::config::{DraftConfig, VOCABULARY_COVERAGE};
 pub use self_draft::files::{DraftFault, DraftFaultKind, DraftFiles};
 pub use self_draft::keys::DrafterDir;
-pub use self_draft::{DraftForm, DraftNetwork};
+pub use self_draft::{DraftForm, DraftNetwork, uniform_matrix};
 
 pub use spec::{
     Activation, AttentionSpec, DecoderSpec, MlpSpec, ModelShape, NormForm, NormSpec, RopeConfig,
@@ -84,5 +84,5 @@ pub use trained_with::{check_trained_with, hash_export};
 pub use weights::{
     NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, check_finite, end_weight_files,
     hash_first_layers, hash_model_dir, read_id_lists, read_metadata, weight_files, write_id_lists,
-    write_safetensors,
+    write_network, write_safetensors,
 };

@@ -48,7 +48,7 @@ use norm::add_normed;
 
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rope::Reach;
-use crate::spec::Activation;
+use crate::spec::{Activation, BOTH_PARTS};
 pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 
 /// The maximum number of rows in a block. Smaller blocks reuse cached weights less. Larger blocks
@@ -62,11 +62,11 @@ pub(crate) fn pack(linear: &Linear) -> PackedWeights {
     PackedWeights::pack(&values(linear.weight.val()), inputs, outputs, bias)
 }
 
-/// One decoder layer with packed weights.
+/// One decoder layer with packed weights. The layers of some adapters lack a part.
 #[derive(Debug)]
 pub(crate) struct PackedLayer {
-    pub(crate) attention: PackedAttention,
-    pub(crate) mlp: PackedMlp,
+    pub(crate) attention: Option<PackedAttention>,
+    pub(crate) mlp: Option<PackedMlp>,
     /// Whether the MLP reads the same input as the attention, instead of the attention's output.
     pub(crate) is_parallel: bool,
 }
@@ -74,17 +74,27 @@ pub(crate) struct PackedLayer {
 impl PackedLayer {
     /// Counts the weights of the layer's products.
     fn num_weights(&self) -> usize {
-        self.products().iter().map(|weights| weights.num_weights()).sum()
+        self.products().map(PackedWeights::num_weights).sum()
     }
 
-    /// Counts the bytes of the weights of the layer's products.
-    fn num_bytes(&self) -> usize {
-        self.products().iter().map(|weights| weights.num_bytes()).sum()
+    /// Lists the weights of the layer's products.
+    fn products(&self) -> impl Iterator<Item = &PackedWeights> {
+        let attention = self.attention.iter().flat_map(|it| [&it.qkv, &it.output]);
+        attention.chain(self.mlp.iter().flat_map(|it| [&it.gate_up, &it.down]))
     }
 
-    fn products(&self) -> [&PackedWeights; 4] {
-        let Self { attention, mlp, .. } = self;
-        [&attention.qkv, &attention.output, &mlp.gate_up, &mlp.down]
+    /// Returns the width of the residual stream.
+    fn width(&self) -> usize {
+        let norm = self.attention.as_ref().map(|it| &it.norm);
+        norm.or(self.mlp.as_ref().map(|it| &it.norm)).expect("a layer has a part").width()
+    }
+
+    /// Returns the attention.
+    ///
+    /// # Panics
+    /// If the layer lacks it.
+    pub(crate) fn whole_attention(&self) -> &PackedAttention {
+        self.attention.as_ref().expect(BOTH_PARTS)
     }
 
     /// Adds the layer's output to the rows. `slots` contains the layer's cache, one entry per slot.
@@ -97,8 +107,10 @@ impl PackedLayer {
         scratch: &mut Scratch,
     ) {
         let mut projected = std::mem::take(&mut scratch.projected);
-        self.attention.project(x, rows, reaches, scratch, &mut projected);
-        self.attention.write(&projected, rows, slots);
+        if let Some(attention) = &self.attention {
+            attention.project((x, false), rows, reaches, scratch, &mut projected);
+            attention.write(&projected, rows, slots);
+        }
         self.finish(x, &projected, rows, slots, reaches, scratch);
         scratch.projected = projected;
     }
@@ -115,12 +127,14 @@ impl PackedLayer {
         scratch: &mut Scratch,
     ) {
         // The queries are already computed, so the MLP may change the rows first.
-        if self.is_parallel {
-            self.mlp.forward(x, scratch);
+        if let Some(mlp) = self.mlp.as_ref().filter(|_| self.is_parallel) {
+            mlp.forward(x, scratch);
         }
-        self.attention.attend(x, projected, rows, slots, reaches, scratch);
-        if !self.is_parallel {
-            self.mlp.forward(x, scratch);
+        if let Some(attention) = &self.attention {
+            attention.attend(x, projected, rows, slots, reaches, scratch);
+        }
+        if let Some(mlp) = self.mlp.as_ref().filter(|_| !self.is_parallel) {
+            mlp.forward(x, scratch);
         }
     }
 }
@@ -141,9 +155,8 @@ pub(crate) fn forward_sequences(
     reaches: &[Reach],
 ) {
     let Some(first) = layers.first() else { return };
-    let attention = &first.attention;
-    let AttentionForm { num_kv_heads: kv_heads, head_dim, .. } = attention.form;
-    let width = attention.norm.width();
+    let AttentionForm { num_kv_heads: kv_heads, head_dim, .. } = first.whole_attention().form;
+    let width = first.width();
     let sequences = x.par_chunks_mut(x.len() / wanted.len()).zip(wanted).with_max_len(1);
     sequences.for_each(|(x, wanted)| {
         let scratch = &mut Scratch::with_threads(Threads::One);
@@ -156,13 +169,9 @@ pub(crate) fn forward_sequences(
             let (only_seen, x) = x[..wanted.end * width].split_at_mut(start * width);
             if !only_seen.is_empty() {
                 let run = placed(0, start);
-                layer.attention.fill(
-                    only_seen,
-                    PlacedRows::new(&run, &[]),
-                    slots,
-                    reaches,
-                    scratch,
-                );
+                let rows = PlacedRows::new(&run, &[]);
+                let attention = layer.whole_attention();
+                attention.fill((only_seen, false), rows, slots, reaches, scratch);
             }
             let num_rows = x.len() / width;
             let rows_at_once = num_rows.div_ceil(num_rows.div_ceil(MAX_ROWS_A_BLOCK).max(1)).max(1);
@@ -184,7 +193,7 @@ pub(crate) fn forward_layers<'a>(
     reaches: &[Reach],
     scratch: &mut Scratch,
 ) {
-    let num_rows = x.len() / layers[0].attention.norm.width();
+    let num_rows = x.len() / layers[0].width();
     if num_rows > MAX_ROWS_A_BLOCK {
         return scratch.blocks.forward_layers(layers, x, rows, caches, reaches);
     }
@@ -209,7 +218,8 @@ pub(crate) fn forward_reading(
     reaches: &[Reach],
     scratch: &mut Scratch,
 ) {
-    let (read_width, width) = (layer.attention.qkv.inputs, layer.mlp.norm.width());
+    let (attention, width) = (layer.whole_attention(), layer.width());
+    let read_width = attention.qkv.inputs;
     let mut rest = rows;
     let parts = read.chunks(MAX_ROWS_A_BLOCK * read_width);
     for (read, x) in parts.zip(x.chunks_mut(MAX_ROWS_A_BLOCK * width)) {
@@ -218,8 +228,8 @@ pub(crate) fn forward_reading(
         rest = others;
         scratch.in_team(num_rows * layer.num_weights(), |scratch| {
             let mut projected = std::mem::take(&mut scratch.projected);
-            layer.attention.project_read(read, rows, reaches, scratch, &mut projected);
-            layer.attention.write(&projected, rows, slots);
+            attention.project((read, true), rows, reaches, scratch, &mut projected);
+            attention.write(&projected, rows, slots);
             layer.finish(x, &projected, rows, slots, reaches, scratch);
             scratch.projected = projected;
         });

@@ -21,13 +21,14 @@ use self::config::DraftConfig;
 use self::files::{DraftFaultKind, DraftFiles};
 use self::keys::{DraftKeys, DrafterDir};
 use crate::causal_lm::CausalLm;
+use crate::config::ModelConfig;
 use crate::decoder::source::{CheckpointSource, RandomSource, WeightSource, named_linears};
 use crate::draft_vocabulary::{DraftVocabulary, NarrowHead};
 use crate::error::ModelError;
 use crate::frozen::{Packable, PackableLinear, PackableNorm, PackableStack, PackableTable};
 use crate::kv_cache::KvCache;
 use crate::precision::cast_parameters;
-use crate::spec::{LayerSpec, LinearSpec, ModelShape};
+use crate::spec::{LayerSpec, LinearSpec, ModelShape, NamedNorm};
 use crate::state_network::{StateNetwork, UnrolledInputs, begun_from, copied_head};
 use crate::weights::{NamedTensor, WeightDtype, check_weights, write_config, write_with_ids};
 
@@ -168,10 +169,8 @@ impl<F: DraftForm> DraftConfig<F> {
     /// order of the tensors.
     pub fn init_from(&self, device: &Device, mut draw: impl FnMut() -> f64) -> DraftNetwork<F> {
         self.init_by(device, |linear| {
-            let (bound, shape) = (bound_of(linear), [linear.inputs, linear.outputs]);
-            let mut value = || (bound * (2.0 * draw() - 1.0)) as f32;
-            let values: Vec<f32> = (0..shape[0] * shape[1]).map(|_| value()).collect();
-            Param::from_data(TensorData::new(values, shape), device)
+            let shape = [linear.inputs, linear.outputs];
+            uniform_matrix(shape, bound_of(linear), &mut draw, device)
         })
     }
 
@@ -241,6 +240,19 @@ fn bound_of(linear: &LinearSpec) -> f64 {
         true => 0.02 * 3f64.sqrt(),
         false => 1.0 / (linear.inputs as f64).sqrt(),
     }
+}
+
+/// Draws a matrix of numbers that are uniform within ±`bound`, from numbers in [0, 1) that `draw`
+/// gives.
+pub fn uniform_matrix(
+    shape: [usize; 2],
+    bound: f64,
+    mut draw: impl FnMut() -> f64,
+    device: &Device,
+) -> Param<Tensor<2>> {
+    let mut value = || (bound * (2.0 * draw() - 1.0)) as f32;
+    let values: Vec<f32> = (0..shape[0] * shape[1]).map(|_| value()).collect();
+    Param::from_data(TensorData::new(values, shape), device)
 }
 
 impl<F: DraftForm> DraftNetwork<F> {
@@ -379,7 +391,9 @@ impl<F: DraftForm> DraftNetwork<F> {
         let markov = markov.map(|(spec, linear)| (spec, &**linear));
         let mut tensors = named_linears("", own.chain(markov));
         let norm = self.input_norm.iter().zip(input_norm);
-        tensors.extend(norm.flat_map(|(norm, name)| norm.named(&config.model.spec.norm, name)));
+        let ModelConfig { shape, spec, .. } = &config.model;
+        let norm = norm.map(|(norm, name)| norm.named(NamedNorm::outside(name, shape, &spec.norm)));
+        tensors.extend(norm.flatten());
         tensors.extend(self.stack.named(&config.stack()));
         let table = self.embedding.iter();
         let name = format!("{EMBEDDING}.weight");

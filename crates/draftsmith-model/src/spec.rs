@@ -247,6 +247,9 @@ pub(crate) struct MlpNames {
     pub(crate) post_norm: Option<&'static str>,
 }
 
+/// What most layers are expected to have.
+pub(crate) const BOTH_PARTS: &str = "the layer has both parts";
+
 /// One decoder layer: attention, then an MLP, each as `x + part(norm(x))`. A model's layers have
 /// both parts; an adapter's layers may lack one.
 #[derive(Debug, Clone, PartialEq)]
@@ -258,6 +261,44 @@ pub(crate) struct LayerSpec {
     /// The index into the list of [`Reach`](crate::rope::Reach)es: 0 for a layer that attends to
     /// all tokens, 1 for one with a window.
     pub(crate) reach: usize,
+}
+
+/// A layer of a model: what it is, and the prefix of its tensors in checkpoints.
+#[derive(Clone, Copy)]
+pub(crate) struct NamedLayer<'a> {
+    pub(crate) spec: &'a LayerSpec,
+    pub(crate) shape: &'a ModelShape,
+    pub(crate) name: &'a str,
+}
+
+impl<'a> NamedLayer<'a> {
+    /// Specifies a norm of the layer over rows of `width` numbers.
+    pub(crate) fn norm(&self, name: &'static str, width: usize) -> NamedNorm<'a> {
+        NamedNorm { layer: self.name, name, width, spec: &self.spec.norm }
+    }
+}
+
+/// A norm over rows of `width` numbers.
+#[derive(Clone, Copy)]
+pub(crate) struct NamedNorm<'a> {
+    /// The prefix of the layer; empty for a norm outside layers.
+    layer: &'a str,
+    name: &'static str,
+    pub(crate) width: usize,
+    pub(crate) spec: &'a NormSpec,
+}
+
+impl<'a> NamedNorm<'a> {
+    /// Specifies a norm of hidden states outside layers.
+    pub(crate) fn outside(name: &'static str, shape: &ModelShape, spec: &'a NormSpec) -> Self {
+        Self { layer: "", name, width: shape.hidden_size, spec }
+    }
+
+    /// Returns the full name in a checkpoint.
+    pub(crate) fn name(&self) -> String {
+        let Self { layer, name, .. } = self;
+        if layer.is_empty() { (*name).to_owned() } else { format!("{layer}.{name}") }
+    }
 }
 
 /// A linear layer in a checkpoint.

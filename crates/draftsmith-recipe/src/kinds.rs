@@ -150,8 +150,12 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         self.origin().map(|origin| origin.table()).unwrap_or_default()
     }
 
-    /// Describes the drafter in words, such as `separate draft` or `self-draft, exit 2`.
-    fn text(&self) -> String;
+    /// Describes the drafter in words, such as `separate draft` or `self-draft, exit 2`; by default as
+    /// its directories are called.
+    fn text(&self) -> String {
+        let KindEntry { name, directory, .. } = self.entry();
+        directory.as_ref().map_or(*name, |directory| directory.export.text).to_owned()
+    }
 
     /// Returns the drafter's [`Road`], a coarse class by which reports compare drafters.
     fn road(&self) -> Road {
@@ -295,6 +299,12 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         }
     }
 
+    /// Describes the drafters that the drafter consists of; `None` if it has files, or nothing to
+    /// describe.
+    fn members_text(&self) -> Option<String> {
+        None
+    }
+
     /// Summarises the drafter's files and its acceptance head for a report.
     ///
     /// # Errors
@@ -305,7 +315,10 @@ pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
         loaded: &LoadedDrafter,
     ) -> Result<Vec<ModelSummary>> {
         let dir = loading.export_dir();
-        let Some(files) = self.files(loading, &dir)? else { return Ok(Vec::new()) };
+        let Some(files) = self.files(loading, &dir)? else {
+            let text = self.members_text();
+            return Ok(text.map(|text| loading.plain_summary(text)).into_iter().collect());
+        };
         let own = loading.dir_summary(loading.id.as_str(), &dir, files.description);
         let head = loaded.head.as_ref().map(|head| loading.head_summary(head));
         [own].into_iter().chain(head).collect()

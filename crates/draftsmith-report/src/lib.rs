@@ -50,8 +50,8 @@ pub use results::{
 };
 pub use statistics::{median_of, promise_interval, shown_interval};
 pub use table::{
-    RowPair, SweptHead, explained, pair_rows, render_evaluation, render_head_race, render_pairs,
-    render_predictions, render_replay_table, render_rules, render_sweep_table, render_table,
-    table_text,
+    RowPair, SweptHead, explained, pair_rows, plain_table, render_evaluation, render_head_race,
+    render_pairs, render_predictions, render_replay_table, render_rules, render_sweep_table,
+    render_table,
 };
 pub use text::{counted, duration_text, signed_percent, times_text, wrapped};

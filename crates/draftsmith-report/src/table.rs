@@ -10,7 +10,7 @@ mod pairs;
 mod replay;
 mod rows;
 
-use comfy_table::CellAlignment;
+use comfy_table::{CellAlignment, ContentArrangement, Row, presets};
 use draftsmith_theory::stop_rules;
 use minijinja::{Value, context};
 
@@ -281,10 +281,26 @@ pub fn explained(text: &str, width: Option<usize>) -> Option<String> {
     (!words.is_empty()).then(|| wrapped(&words.join("; "), width).join("\n"))
 }
 
-/// Renders a table in which the columns with indices `at_right` are right-aligned.
-pub fn table_text(mut table: comfy_table::Table, at_right: &[usize]) -> String {
+/// Renders rows below headings, with the given numbers of spaces before and after each cell. The columns
+/// with indices `at_right` are right-aligned. Cells are wrapped to fit a `width`, if given.
+pub fn plain_table<R: Into<Row>>(
+    heading: impl Into<Row>,
+    rows: impl IntoIterator<Item = R>,
+    at_right: impl IntoIterator<Item = usize>,
+    padding: (u16, u16),
+    width: Option<usize>,
+) -> String {
+    let mut table = comfy_table::Table::new();
+    table.load_style(presets::NOTHING).set_header(heading).add_rows(rows).force_no_tty();
+    if let Some(width) = width {
+        let width = width.try_into().unwrap_or(u16::MAX);
+        table.set_content_arrangement(ContentArrangement::Dynamic).set_width(width);
+    }
+    for column in table.column_iter_mut() {
+        column.set_padding(padding);
+    }
     for column in at_right {
-        if let Some(column) = table.column_mut(*column) {
+        if let Some(column) = table.column_mut(column) {
             column.set_cell_alignment(CellAlignment::Right);
         }
     }

@@ -11,8 +11,8 @@ use std::ops::ControlFlow;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{
-    AnsweringTarget, KnownResponse, KnownStates, RecordOptions, RecordRequest, ResponseTarget,
-    TargetLayers,
+    AnsweringTarget, KnownResponse, KnownStates, RecordOptions, RecordRequest, RecordTask,
+    ResponseTarget, TargetLayers,
 };
 use draftsmith_model::Rows;
 use draftsmith_report::DecodingName;
@@ -291,8 +291,8 @@ impl AnswerRecorder<'_> {
         let target = AnsweringTarget { answers, layers, vocab_size };
         let options = self.options(drafter.decoding, loaded.head_timing().is_some(), false);
         self.record_watched(responses, |requests, observe| {
-            let recorded = parts.record_elsewhere(target, &options, requests, observe);
-            Ok(recorded.context(NO_STEPS)??)
+            let task = RecordTask { options: &options, requests, observe };
+            Ok(parts.record_elsewhere(target, task).context(NO_STEPS)??)
         })
     }
 

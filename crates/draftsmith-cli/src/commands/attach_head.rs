@@ -5,13 +5,10 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_report::wrapped;
 use draftsmith_theory::DrafterId;
 use draftsmith_tune::confidence::{ConfidenceOptions, train_confidence_head};
 
-use crate::console::Console;
+use crate::commands::StageJob;
 
 /// Arguments of `attach-head`, without the recipe.
 #[derive(Debug, Args)]
@@ -30,12 +27,8 @@ pub(crate) struct ConfidenceArguments {
 }
 
 /// Runs the command.
-pub(crate) fn run(
-    arguments: &ConfidenceArguments,
-    recipe: &Recipe,
-    workspace: &Workspace,
-    console: &Console,
-) -> Result<()> {
+pub(crate) fn run(arguments: &ConfidenceArguments, job: StageJob<'_>) -> Result<()> {
+    let StageJob { recipe, workspace, console } = job;
     let ConfidenceArguments { out, drafter, rejection_weight, keep_markov_head } = arguments;
     let options = ConfidenceOptions {
         rejection_weight: *rejection_weight,
@@ -44,7 +37,7 @@ pub(crate) fn run(
     let outcome = train_confidence_head((recipe, *drafter), workspace, out, options, console)?;
     console.document(&outcome)?;
     for line in outcome.lines() {
-        console.text(wrapped(&line, console.width()).join("\n") + "\n")?;
+        console.paragraph(&line)?;
     }
     Ok(())
 }

@@ -1,19 +1,13 @@
 //! `build-data`: turns prompts into labelled responses.
 
 use anyhow::Result;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::build_data::{BuiltData, DamagedShards, build_data};
 
-use crate::console::Console;
+use crate::commands::StageJob;
 
 /// Runs the stage build-data.
-pub(crate) fn run(
-    recipe: &Recipe,
-    damaged: DamagedShards,
-    workspace: &Workspace,
-    console: &Console,
-) -> Result<BuiltData> {
+pub(crate) fn run(job: StageJob<'_>, damaged: DamagedShards) -> Result<BuiltData> {
+    let StageJob { recipe, workspace, console } = job;
     let built = build_data(recipe, damaged, workspace, console)?;
     console.document(&built)?;
     Ok(built)

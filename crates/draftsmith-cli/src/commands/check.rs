@@ -6,13 +6,11 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use burn::tensor::Device;
 use clap::Args;
-use draftsmith_model::WeightDtype;
 use draftsmith_report::serving_text;
 use draftsmith_tune::check::{CheckSettings, check};
 
-use crate::console::Console;
+use crate::commands::DeviceJob;
 
 /// Arguments of `check`.
 #[derive(Debug, Args)]
@@ -54,13 +52,8 @@ impl CheckFailed {
 }
 
 /// Runs the command.
-pub(crate) fn run(
-    arguments: &CheckArguments,
-    seed: Option<u64>,
-    device: &Device,
-    dtype: WeightDtype,
-    console: &Console,
-) -> Result<()> {
+pub(crate) fn run(arguments: &CheckArguments, job: DeviceJob<'_>) -> Result<()> {
+    let DeviceJob { seed, device, dtype, console } = job;
     let settings = CheckSettings {
         export: arguments.export.clone(),
         prompts: arguments.prompts.clone(),

@@ -6,9 +6,8 @@ use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
-use comfy_table::{Table, presets};
 use draftsmith_files::check_place;
-use draftsmith_report::{table_text, wrapped};
+use draftsmith_report::{plain_table, wrapped};
 use draftsmith_served::Secret;
 use draftsmith_servers::costs::{
     ACCEPT_NOTHING, MeasuredCell, SERVER_FLAGS, ServerCostsFile, ServerPlan, TimedServer,
@@ -134,13 +133,11 @@ fn table(file: &ServerCostsFile) -> String {
     let distinct =
         |of: fn(&MeasuredCell) -> usize| file.cells.iter().map(of).collect::<BTreeSet<_>>();
     let sizes = distinct(|cell| cell.concurrency);
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
     let heading = sizes.iter().map(|size| format!("{size} concurrent"));
-    table.set_header(["ms per round".to_owned()].into_iter().chain(heading));
-    for length in distinct(|cell| cell.num_candidates) {
+    let heading = ["ms per round".to_owned()].into_iter().chain(heading);
+    let rows = distinct(|cell| cell.num_candidates).into_iter().map(|length| {
         let name = if length == 0 { "no speculation".to_owned() } else { format!("K = {length}") };
-        let ms = sizes.iter().map(|size| {
+        let ms = sizes.iter().map(move |size| {
             let is_it =
                 |cell: &&MeasuredCell| (cell.concurrency, cell.num_candidates) == (*size, length);
             file.cells
@@ -148,7 +145,7 @@ fn table(file: &ServerCostsFile) -> String {
                 .find(is_it)
                 .map_or("-".to_owned(), |cell| format!("{:.2}", cell.median_ms()))
         });
-        table.add_row([name].into_iter().chain(ms));
-    }
-    table_text(table, &(1..=sizes.len()).collect::<Vec<_>>()) + "\n"
+        [name].into_iter().chain(ms)
+    });
+    plain_table(heading, rows, 1..=sizes.len(), (1, 1), None) + "\n"
 }

@@ -4,9 +4,7 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use burn::tensor::Device;
 use clap::Args;
-use draftsmith_model::WeightDtype;
 use draftsmith_report::wrapped;
 use draftsmith_servers::doctor::{
     AcceptancePlan, Diagnosis, ExpectedAcceptance, Severity, diagnose, expected_acceptance,
@@ -14,8 +12,8 @@ use draftsmith_servers::doctor::{
 };
 use serde::Serialize;
 
+use crate::commands::DeviceJob;
 use crate::commands::check::CheckFailed;
-use crate::console::Console;
 
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
@@ -51,12 +49,8 @@ struct Document {
 }
 
 /// Runs the command.
-pub(crate) fn run(
-    arguments: &DoctorArguments,
-    device: &Device,
-    dtype: WeightDtype,
-    console: &Console,
-) -> Result<()> {
+pub(crate) fn run(arguments: &DoctorArguments, job: DeviceJob<'_>) -> Result<()> {
+    let DeviceJob { device, dtype, console, .. } = job;
     let diagnosis = diagnose(&arguments.drafter, &arguments.target)?;
     let num_breaks = diagnosis.findings.iter().filter(|it| it.severity == Severity::Breaks).count();
     console.text(text(&diagnosis, console.width()))?;

@@ -1,25 +1,22 @@
 //! `evaluate`: measures the decoding speed on prompts, for each drafter and stop rule.
 
 use anyhow::Result;
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::watch::Interrupted;
-use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{render_evaluation, render_papers};
 use draftsmith_tune::evaluate::{Evaluation, evaluate, evaluate_unless_finished};
 
+use crate::commands::StageJob;
 use crate::console::Console;
 
 /// Runs the stage evaluate.
-pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<Evaluation> {
+pub(crate) fn run(job: StageJob<'_>) -> Result<Evaluation> {
+    let StageJob { recipe, workspace, console } = job;
     shown(evaluate(recipe, workspace, console)?, console)
 }
 
 /// Runs the stage evaluate, unless it was finished with the same recipe, models and prompts.
-pub(crate) fn run_once(
-    recipe: &Recipe,
-    workspace: &Workspace,
-    console: &Console,
-) -> Result<Evaluation> {
+pub(crate) fn run_once(job: StageJob<'_>) -> Result<Evaluation> {
+    let StageJob { recipe, workspace, console } = job;
     shown(evaluate_unless_finished(recipe, workspace, true, console)?, console)
 }
 

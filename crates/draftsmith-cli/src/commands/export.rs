@@ -5,12 +5,12 @@ mod data;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
-use burn::tensor::Device;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use draftsmith_model::{BlockDrafterConfig, DrafterDir, WeightDtype};
 use serde_json::json;
 
+use crate::commands::DeviceJob;
 use crate::console::Console;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::HEAD;
@@ -44,7 +44,8 @@ pub(crate) struct ExportArguments {
 }
 
 /// Runs the command.
-pub(crate) fn run(arguments: &ExportArguments, device: &Device, console: &Console) -> Result<()> {
+pub(crate) fn run(arguments: &ExportArguments, job: DeviceJob<'_>) -> Result<()> {
+    let DeviceJob { device, console, .. } = job;
     let ExportArguments { form, recipe, source, out, stop_threshold } = arguments;
     let kinds = Kinds::default();
     if stop_threshold.is_some() && !forms(&kinds).any(|it| it.name == form && it.stops_by_head) {

@@ -9,19 +9,17 @@ mod show;
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use burn::tensor::Device;
 use draftsmith_data::Message;
 use draftsmith_decode::{
     Drafters, Finish, Generation, Request, RoundTokens, Sizes, decode_plain, decode_speculative,
 };
-use draftsmith_model::WeightDtype;
 use draftsmith_theory::{DrafterId, Round, SeededDraws, StopRuleConfig};
 use serde::Serialize;
 
 use self::arguments::{check_flags, recipe_of};
 use self::printer::Printer;
 use self::rule::{ChosenRule, RuleSource};
-use crate::console::Console;
+use crate::commands::DeviceJob;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::kinds::loaded::LoadedDrafter;
 use draftsmith_recipe::pair::Pair;
@@ -59,13 +57,9 @@ struct RoundSummary {
 }
 
 /// Runs the command.
-pub(crate) fn run(
-    arguments: &GenerateArguments,
-    seed: u64,
-    device: &Device,
-    dtype: WeightDtype,
-    console: &Console,
-) -> Result<()> {
+pub(crate) fn run(arguments: &GenerateArguments, job: DeviceJob<'_>) -> Result<()> {
+    let DeviceJob { device, dtype, console, .. } = job;
+    let seed = job.seed.unwrap_or(0);
     let decoding = arguments.decoding.decoding()?;
     check_flags(arguments)?;
     let recipe = recipe_of(arguments, seed)?;

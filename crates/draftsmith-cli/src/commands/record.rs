@@ -1,18 +1,14 @@
 //! `record`: records each drafter's candidates along responses of the target.
 
 use anyhow::Result;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::record::{RecordedFile, record};
 
+use crate::commands::StageJob;
 use crate::console::Console;
 
 /// Runs the stage record.
-pub(crate) fn run(
-    recipe: &Recipe,
-    workspace: &Workspace,
-    console: &Console,
-) -> Result<Vec<RecordedFile>> {
+pub(crate) fn run(job: StageJob<'_>) -> Result<Vec<RecordedFile>> {
+    let StageJob { recipe, workspace, console } = job;
     let recorded = record(recipe, workspace, console)?;
     tell(&recorded, console)?;
     Ok(recorded)

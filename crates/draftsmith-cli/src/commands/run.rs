@@ -9,17 +9,17 @@ use anyhow::{Result, bail};
 use draftsmith_report::{Conclusion, serving_text, wrapped};
 use serde_json::{Value, json};
 
-use crate::commands::{build_data, evaluate, record, replay, train_drafter, train_head, tune};
-use crate::console::Console;
-use draftsmith_recipe::Recipe;
+use crate::commands::{
+    StageJob, build_data, evaluate, record, replay, train_drafter, train_head, tune,
+};
 use draftsmith_recipe::device::on_pool;
-use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::tuner::finished_tuning;
 
 /// Runs all stages with one workspace. Prints the table of results, the report's path, the ways to
 /// serve, and the last sentences.
-pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
+pub(crate) fn run(job: StageJob<'_>) -> Result<()> {
+    let StageJob { recipe, console, .. } = job;
     let (head, self_drafts) = (recipe.trained_head(), recipe.trained_self_drafts());
     let trains = head.is_some() || !self_drafts.is_empty();
     if recipe.data.is_none() && !trains && recipe.evaluate.is_none() {
@@ -29,24 +29,25 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         );
     }
     let begun = Instant::now();
-    on_pool(|| preflight::check(recipe, workspace, console))?;
+    on_pool(|| preflight::check(job))?;
     // Stages must not write to stdout, because `run` writes one document for all of them.
-    let quiet_stages = console.without_output();
+    let quiet = console.without_output();
+    let stage = StageJob { console: &quiet, ..job };
     let built = match recipe.data {
-        Some(_) => Some(build_data::run(recipe, DamagedShards::Refused, workspace, &quiet_stages)?),
+        Some(_) => Some(build_data::run(stage, DamagedShards::Refused)?),
         None => None,
     };
     let head = match head {
-        Some(_) => Some(train_head::run(recipe, None, workspace, &quiet_stages)?),
+        Some(_) => Some(train_head::run(stage, None)?),
         None => None,
     };
     let adapters = match self_drafts.is_empty() {
-        false => Some(train_drafter::run(recipe, None, workspace, &quiet_stages)?),
+        false => Some(train_drafter::run(stage, None)?),
         true => None,
     };
     let is_tuned = recipe.tune.is_some();
     let recorded = match is_tuned {
-        true => Some(on_pool(|| record::run(recipe, workspace, &quiet_stages))?),
+        true => Some(on_pool(|| record::run(stage))?),
         false => None,
     };
     let (tuned, replayed) = match is_tuned {
@@ -54,8 +55,8 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             // The limit is half of the time so far, so measuring costs takes at most a third of the
             // total up to then.
             let time_limit = begun.elapsed() / 2;
-            let tuned = tune_once(recipe, workspace, time_limit, &quiet_stages)?;
-            (Some(tuned), Some(replay::run(recipe, workspace, &quiet_stages)?))
+            let tuned = tune_once(stage, time_limit)?;
+            (Some(tuned), Some(replay::run(stage)?))
         }
         false => (None, None),
     };
@@ -64,7 +65,7 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
             console.note("evaluate: skipped, because servers run the target");
             None
         }
-        Some(_) => Some(on_pool(|| evaluate::run_once(recipe, workspace, &quiet_stages))?),
+        Some(_) => Some(on_pool(|| evaluate::run_once(stage))?),
         None => None,
     };
     for one in replayed.iter().flat_map(|replay| &replay.predictions) {
@@ -98,17 +99,13 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
 }
 
 /// Tunes within a time limit, or returns a finished tuning of the same inputs.
-fn tune_once(
-    recipe: &Recipe,
-    workspace: &Workspace,
-    time_limit: Duration,
-    console: &Console,
-) -> Result<Value> {
+fn tune_once(job: StageJob<'_>, time_limit: Duration) -> Result<Value> {
+    let StageJob { recipe, workspace, console } = job;
     if let Some(tuned) = finished_tuning(recipe, workspace)? {
         let file = recipe.tuning_dir().join("tuned.json");
         console.note(format!("tune: kept `{}`; `draftsmith tune` tunes again", file.display()));
         return Ok(tuned);
     }
-    let tune = || tune::run_within(recipe, workspace, Some(time_limit), console);
+    let tune = || tune::run_within(job, Some(time_limit));
     Ok(serde_json::to_value(on_pool(tune)?)?)
 }

@@ -1,20 +1,18 @@
 //! `server states`: says how to start a server that gives a target's hidden states, and proves them.
 
 use anyhow::Result;
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::built_data;
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_report::wrapped;
 use draftsmith_tune::served_states::{ExaminedStates, examine, how_to_serve};
 
-use crate::console::Console;
+use crate::commands::StageJob;
 
 /// Runs the command.
-pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
+pub(crate) fn run(job: StageJob<'_>) -> Result<()> {
+    let StageJob { recipe, workspace, console } = job;
     let mut outcome = how_to_serve(recipe, workspace)?;
     console.text(format!("Start the server by\n{}\n", outcome.command))?;
     if let Some(problem) = &outcome.problem {
-        console.text(wrapped(problem, console.width()).join("\n") + "\n")?;
+        console.paragraph(problem)?;
     }
     if recipe.data_dir().exists() {
         let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
@@ -27,6 +25,6 @@ pub(crate) fn run(recipe: &Recipe, workspace: &Workspace, console: &Console) -> 
         },
         ExaminedStates::text,
     );
-    console.text(wrapped(&text, console.width()).join("\n") + "\n")?;
+    console.paragraph(&text)?;
     console.document(&outcome)
 }

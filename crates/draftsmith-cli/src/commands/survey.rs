@@ -9,13 +9,12 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use burn::tensor::Device;
 use clap::{Arg, Args, ValueEnum};
 use draftsmith_model::WeightDtype;
 use draftsmith_servers::survey::{SurveySettings, survey};
 
+use crate::commands::DeviceJob;
 use crate::commands::tune::servers::{self, LoadArguments, TunedForm};
-use crate::console::Console;
 use crate::decoding_arguments::{DecodingArguments, EndArguments};
 
 /// Arguments of `survey`.
@@ -97,14 +96,9 @@ impl SurveyArguments {
 }
 
 /// Runs the command.
-pub(crate) fn run(
-    arguments: &SurveyArguments,
-    seed: u64,
-    device: &Device,
-    dtype: WeightDtype,
-    console: &Console,
-) -> Result<()> {
-    let mut survey = survey(&arguments.settings(seed, dtype)?, device, console)?;
+pub(crate) fn run(arguments: &SurveyArguments, job: DeviceJob<'_>) -> Result<()> {
+    let DeviceJob { seed, device, dtype, console } = job;
+    let mut survey = survey(&arguments.settings(seed.unwrap_or(0), dtype)?, device, console)?;
     if let Some(form) = arguments.form.and_then(|form| form.to_possible_value())
         && let Some(settings) = survey.server_mut()
     {

@@ -17,12 +17,12 @@ use draftsmith_theory::{
 };
 use draftsmith_train::{Eagle3Training, HeadLabels, HeadTraining, predictions_along};
 
+use super::StageJob;
 use super::{build_data, evaluate, record, run, train_drafter, train_head, tune};
 use crate::console::Console;
 use crate::test_support::{ChangeDrafters, Reads};
 use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::HeadExport;
-use draftsmith_recipe::exports::head_within;
+use draftsmith_recipe::exports::{HeadExport, head_within};
 use draftsmith_recipe::kinds::DrafterRecipe;
 use draftsmith_recipe::kinds::eagle3::Eagle3Kind;
 use draftsmith_recipe::kinds::origin::Origin;
@@ -173,14 +173,15 @@ fn replay_counts_what_evaluation_counts() {
     let recipe = recipe(dir.path());
     let reads = Reads::default();
     let (workspace, console) = (watched(&recipe, &reads), Console::silent());
-    build_data::run(&recipe, DamagedShards::Refused, &workspace, &console).expect("data");
-    train_head::run(&recipe, None, &workspace, &console).expect("a head");
-    train_drafter::run(&recipe, None, &workspace, &console).expect("adapters");
-    let files = record::run(&recipe, &workspace, &console).expect("rollouts");
+    build_data::run(StageJob::new(&recipe, &workspace, &console), DamagedShards::Refused)
+        .expect("data");
+    train_head::run(StageJob::new(&recipe, &workspace, &console), None).expect("a head");
+    train_drafter::run(StageJob::new(&recipe, &workspace, &console), None).expect("adapters");
+    let files = record::run(StageJob::new(&recipe, &workspace, &console)).expect("rollouts");
     assert_eq!(files.len(), 3 * 2 * 2, "drafters, sets, decodings");
     assert!(files.iter().all(|file| !file.kept && file.path.is_file()));
 
-    let rows = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
+    let rows = evaluate::run(StageJob::new(&recipe, &workspace, &console)).expect("results").rows;
     everything_was_read_once(&reads);
     let mut num_compared = 0;
     for row in rows.iter().filter(|row| row.category == ALL_CATEGORIES) {
@@ -238,8 +239,10 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     )
     .expect("rules");
     let (workspace, console) = (workspace(&recipe), Console::silent());
-    build_data::run(&recipe, DamagedShards::Refused, &workspace, &console).expect("data");
-    let trained = train_head::run(&recipe, None, &workspace, &console).expect("a head");
+    build_data::run(StageJob::new(&recipe, &workspace, &console), DamagedShards::Refused)
+        .expect("data");
+    let trained =
+        train_head::run(StageJob::new(&recipe, &workspace, &console), None).expect("a head");
     let path = recipe.data_dir().join("rollouts-draft-training-sampled.parquet");
     let (rows, provenance) = draftsmith_data::read_rollouts(&path, None).expect("rollouts");
     assert_eq!((provenance.head, provenance.max_length), (None, 1));
@@ -257,16 +260,16 @@ fn a_head_that_looks_ahead_learns_from_rollouts_and_replays_as_it_decodes() {
     let written = changed(&path);
     let mut other = recipe.clone();
     other.drafters.head_of("draft").rejection_weight = 2.0;
-    train_head::run(&other, None, &workspace, &console).expect("another head");
+    train_head::run(StageJob::new(&other, &workspace, &console), None).expect("another head");
     assert_eq!(changed(&path), written);
     other.drafters.head_of("draft").rollout_length = 2;
-    train_head::run(&other, None, &workspace, &console).expect("another head");
+    train_head::run(StageJob::new(&other, &workspace, &console), None).expect("another head");
     let (longer, _) = draftsmith_data::read_rollouts(&path, None).expect("rollouts");
     let longest = longer.iter().filter(|row| !row.is_response);
     assert_eq!(longest.map(|row| row.candidates.candidate_ids.len()).max(), Some(2));
 
-    record::run(&other, &workspace, &console).expect("recorded");
-    let rows = evaluate::run(&other, &workspace, &console).expect("results").rows;
+    record::run(StageJob::new(&other, &workspace, &console)).expect("recorded");
+    let rows = evaluate::run(StageJob::new(&other, &workspace, &console)).expect("results").rows;
     let drafter = DrafterName::Of(DrafterId::DRAFT);
     let num_compared = assert_greedy_is_replayed(&other, drafter, Some(HeadTiming::AtDraw), &rows);
     assert_eq!(num_compared, 3 + 2 + 2 + 2);
@@ -337,11 +340,12 @@ fn heads_of_both_drafters_replay_as_they_decode() {
     };
     recipe.drafters.of("exit2").head = Some(Origin::Training(Box::new(of_adapter)));
     let (workspace, console) = (workspace(&recipe), Console::silent());
-    build_data::run(&recipe, DamagedShards::Refused, &workspace, &console).expect("data");
-    train_head::run(&recipe, None, &workspace, &console).expect("a head");
-    train_drafter::run(&recipe, None, &workspace, &console).expect("an adapter");
-    record::run(&recipe, &workspace, &console).expect("recorded");
-    let rows = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
+    build_data::run(StageJob::new(&recipe, &workspace, &console), DamagedShards::Refused)
+        .expect("data");
+    train_head::run(StageJob::new(&recipe, &workspace, &console), None).expect("a head");
+    train_drafter::run(StageJob::new(&recipe, &workspace, &console), None).expect("an adapter");
+    record::run(StageJob::new(&recipe, &workspace, &console)).expect("recorded");
+    let rows = evaluate::run(StageJob::new(&recipe, &workspace, &console)).expect("results").rows;
     assert!(rows.iter().all(|row| row.lossless != Some(false)));
     let drafters = [
         (DrafterId::DRAFT, HeadTiming::AfterRead),
@@ -377,9 +381,11 @@ fn an_eagle3_drafter_is_trained_measured_and_read_back() {
     let head = Some(Origin::Training(Box::new(head)));
     recipe.drafters.push(id, DrafterRecipe { head, ..drafter });
     let (workspace, console) = (workspace(&recipe), Console::silent());
-    build_data::run(&recipe, DamagedShards::Refused, &workspace, &console).expect("data");
+    build_data::run(StageJob::new(&recipe, &workspace, &console), DamagedShards::Refused)
+        .expect("data");
     let trained = || {
-        let outcomes = train_drafter::run(&recipe, None, &workspace, &console).expect("trained");
+        let outcomes = train_drafter::run(StageJob::new(&recipe, &workspace, &console), None)
+            .expect("trained");
         serde_json::to_value(outcomes).expect("it is JSON")[0].take()
     };
     let first = trained();
@@ -392,20 +398,20 @@ fn an_eagle3_drafter_is_trained_measured_and_read_back() {
     // JSON may round the last digit of a score.
     let counts = |outcome: &serde_json::Value| outcome["scores"]["agreement"].clone();
     assert_eq!((&again["kept"], counts(&again)), (&true.into(), counts(&first)));
-    let rows = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
+    let rows = evaluate::run(StageJob::new(&recipe, &workspace, &console)).expect("results").rows;
     let own: Vec<&ResultRow> =
         rows.iter().filter(|row| row.drafter == DrafterName::Of(id)).collect();
     assert!(own.len() > 4 && own.iter().all(|row| row.lossless != Some(false)));
     assert!(own.iter().any(|row| row.counts.num_accepted > 0), "nothing was accepted");
-    let files = record::run(&recipe, &workspace, &console).expect("recorded");
+    let files = record::run(StageJob::new(&recipe, &workspace, &console)).expect("recorded");
     assert_eq!(files.len(), 2 * 2, "sets, decodings");
     let head = Some(HeadTiming::AtDraw);
     let num = assert_greedy_is_replayed(&recipe, DrafterName::Of(id), head, &rows);
     assert!(num > 4, "{num}");
     assert!(own.iter().any(|row| rule(row).needs().acceptance_prob), "no rule reads the head");
-    let tuned = tune::run(&recipe, &workspace, &console).expect("tuned");
+    let tuned = tune::run(StageJob::new(&recipe, &workspace, &console)).expect("tuned");
     assert!(!tuned.is_empty());
-    let tuned = evaluate::run(&recipe, &workspace, &console).expect("results").rows;
+    let tuned = evaluate::run(StageJob::new(&recipe, &workspace, &console)).expect("results").rows;
     assert!(tuned.iter().all(|row| row.lossless != Some(false)));
 }
 
@@ -419,7 +425,7 @@ fn a_run_reads_and_hashes_each_model_once() {
     recipe.evaluate.as_mut().expect("a section").decodings = vec![DecodingName::Greedy];
     let reads = Reads::default();
     let (workspace, console) = (watched(&recipe, &reads), Console::silent());
-    run::run(&recipe, &workspace, &console).expect("runs");
+    run::run(StageJob::new(&recipe, &workspace, &console)).expect("runs");
     everything_was_read_once(&reads);
 }
 
@@ -531,20 +537,23 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
         let error = result.expect_err("refused").to_string();
         assert!(error.contains("`dtype` = \"bf16\", which is \"f32\" now"), "{error}");
     };
-    build_data::run(&recipe, DamagedShards::Refused, &reduced, &console).expect("data");
+    build_data::run(StageJob::new(&recipe, &reduced, &console), DamagedShards::Refused)
+        .expect("data");
     let data = reduced.artifacts.data(&recipe.data_dir()).expect("it was built");
     assert_eq!(data.provenance.dtype, "bf16");
-    refused(build_data::run(&recipe, DamagedShards::Refused, &full, &console).map(drop));
-    refused(train_head::run(&recipe, None, &full, &console).map(drop));
+    refused(
+        build_data::run(StageJob::new(&recipe, &full, &console), DamagedShards::Refused).map(drop),
+    );
+    refused(train_head::run(StageJob::new(&recipe, &full, &console), None).map(drop));
     // Trainings take their dtype from the recipe.
-    let head = train_head::run(&recipe, None, &reduced, &console).expect("a head");
-    train_drafter::run(&recipe, None, &reduced, &console).expect("an adapter");
+    let head = train_head::run(StageJob::new(&recipe, &reduced, &console), None).expect("a head");
+    train_drafter::run(StageJob::new(&recipe, &reduced, &console), None).expect("an adapter");
     let config = std::fs::read_to_string(head.head_dir.join("config.json")).expect("a config");
     let config: serde_json::Value = serde_json::from_str(&config).expect("JSON");
     assert_eq!(config["training"]["dtype"], "f32");
     assert_eq!(config["training"]["data"]["dtype"], "bf16");
 
-    record::run(&recipe, &reduced, &console).expect("rollouts");
+    record::run(StageJob::new(&recipe, &reduced, &console)).expect("rollouts");
     let (drafter, decoding) = (DrafterName::Of(DrafterId::DRAFT), DecodingName::Greedy);
     let key = RolloutKey { drafter, set: PromptSet::Test, decoding };
     let read = |workspace| RolloutFiles::of(&recipe, workspace).and_then(|files| files.read(key));
@@ -552,7 +561,7 @@ fn artifacts_made_in_bf16_are_marked_and_refused_in_f32() {
     // The validation prompts come from the held-out data, which has the other dtype.
     refused(read(&full).map(drop));
 
-    let evaluation = evaluate::run(&recipe, &reduced, &console).expect("results");
+    let evaluation = evaluate::run(StageJob::new(&recipe, &reduced, &console)).expect("results");
     let rows = &evaluation.rows;
     assert!(rows.len() > 5 && rows.iter().all(|row| row.lossless == Some(true)), "{rows:?}");
     assert!(rows.iter().any(|row| row.counts.num_accepted > 0));

@@ -14,12 +14,10 @@ use draftsmith_theory::BigramCounts;
 use draftsmith_train::is_held_out;
 use serde_json::json;
 
-use crate::console::Console;
-use draftsmith_recipe::Recipe;
+use crate::commands::StageJob;
 use draftsmith_recipe::built_data::built_data;
 use draftsmith_recipe::kinds::prompt_lookup::write_bigrams;
 use draftsmith_recipe::watch::Watch;
-use draftsmith_recipe::workspace::Workspace;
 
 /// Arguments of `train-bigram`.
 #[derive(Debug, Args)]
@@ -30,12 +28,8 @@ pub(crate) struct BigramArguments {
 }
 
 /// Runs the command.
-pub(crate) fn run(
-    arguments: &BigramArguments,
-    recipe: &Recipe,
-    workspace: &Workspace,
-    console: &Console,
-) -> Result<()> {
+pub(crate) fn run(arguments: &BigramArguments, job: StageJob<'_>) -> Result<()> {
+    let StageJob { recipe, workspace, console } = job;
     let vocab_size = workspace.models.vocab_size()?;
     let path = recipe.checkpoint_dir().join("bigrams.safetensors");
     check_place(&path)?;
@@ -49,7 +43,7 @@ pub(crate) fn run(
         format!("{} without {share}", data.hash)
     } else {
         for path in &arguments.text {
-            count_text(path, workspace, &mut counts, console)?;
+            count_text(path, job, &mut counts)?;
         }
         "text".to_owned()
     };
@@ -67,12 +61,8 @@ pub(crate) fn run(
 }
 
 /// Counts the tokens of a text file line by line. Pairs do not span lines.
-fn count_text(
-    path: &Path,
-    workspace: &Workspace,
-    counts: &mut BigramCounts,
-    console: &Console,
-) -> Result<()> {
+fn count_text(path: &Path, job: StageJob<'_>, counts: &mut BigramCounts) -> Result<()> {
+    let StageJob { workspace, console, .. } = job;
     let tokenizer = workspace.text.tokenizer(&workspace.models)?;
     let named = || format!("cannot read the text `{}`", path.display());
     let mut file = BufReader::new(open_regular(path).with_context(named)?);

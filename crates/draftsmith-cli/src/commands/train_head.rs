@@ -2,21 +2,16 @@
 //! `checkpoints/<recipe>/<drafter>/head/`.
 
 use anyhow::Result;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_report::{render_sweep_table, wrapped};
+use draftsmith_report::render_sweep_table;
 use draftsmith_theory::DrafterId;
 use draftsmith_tune::training::{HeadOutcome, train_head};
 
+use crate::commands::StageJob;
 use crate::console::Console;
 
 /// Runs the stage train-head on one or several devices.
-pub(crate) fn run(
-    recipe: &Recipe,
-    asked: Option<DrafterId>,
-    workspace: &Workspace,
-    console: &Console,
-) -> Result<HeadOutcome> {
+pub(crate) fn run(job: StageJob<'_>, asked: Option<DrafterId>) -> Result<HeadOutcome> {
+    let StageJob { recipe, workspace, console } = job;
     let outcome = train_head(recipe, asked, workspace, console)?;
     console.document(&outcome)?;
     if let Some(rows) = &outcome.sweep {
@@ -30,5 +25,5 @@ pub(crate) fn run(
 pub(super) fn print_head(outcome: &HeadOutcome, console: &Console) -> Result<()> {
     console.text(format!("{}\n", outcome.text()))?;
     let Some(text) = outcome.over_online_text() else { return Ok(()) };
-    console.text(wrapped(&text, console.width()).join("\n") + "\n")
+    console.paragraph(&text)
 }

@@ -5,23 +5,27 @@ use std::ops::ControlFlow;
 
 use burn::tensor::Device;
 use draftsmith_model::{
-    BlockDrafterConfig, ConfidenceHead, DraftVocabulary, ModelConfig, ModelShape, WeightDtype,
+    BlockDrafterConfig, CausalLm, ConfidenceHead, DraftVocabulary, ModelConfig, ModelShape,
+    WeightDtype,
 };
 use draftsmith_theory::{
-    Bounds, ConfidenceHeadConfig, ConfidenceThresholdConfig, Decoding, FixedLengthConfig,
-    HeadTiming, HeuristicConfig, Recordings, RejectionThresholdConfig, SeededDraws, SignalNeeds,
-    StopRuleConfig,
+    Bounds, ConfidenceHeadConfig, ConfidenceThresholdConfig, Decoding, DrafterId,
+    FixedLengthConfig, HeadEstimate, HeuristicConfig, Recordings, RejectionThresholdConfig,
+    SeededDraws, SignalNeeds, StopRuleConfig,
 };
 
 use super::*;
 use crate::decode::decode_many;
+use crate::drafter::{DraftRow, Drafter, StepDrafter};
+use crate::error::DecodeError;
 use crate::lookup_first::LookupFirstDraft;
 use crate::record::{RecordOptions, RecordRequest, record};
+use crate::registry::DrafterParts;
 use crate::self_draft::tests::assert_close;
 use crate::sequence::{Limits, Request};
 use crate::session::ModelSession;
 use crate::session::tests::{greedy, greedy_plain};
-use crate::target::Target;
+use crate::target::{KeptStates, Target};
 use crate::tree_draft::TreeDraft;
 
 const CAPACITY: usize = 64;
@@ -133,12 +137,8 @@ impl<'m> Drafter<ModelSession<'m>> for Compared<'m> {
         self.drafter.begin(target, slot, prompt)
     }
 
-    fn propose(
-        &mut self,
-        target: &mut ModelSession<'m>,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
-        propose_chain(self, target, rounds)
+    fn by_steps(&mut self) -> Option<&mut dyn StepDrafter<ModelSession<'m>>> {
+        Some(self)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
@@ -274,9 +274,9 @@ fn a_round_takes_one_forward_of_no_more_rows_than_it_may_have_candidates() {
             let text = prompt();
             let step = DraftStep::in_chain(0, &text, 0, SignalNeeds::default(), &Decoding::GREEDY);
             let step = DraftStep { most: upto, ..step };
-            drafter.slots[0].block.take_if(|_| upto == 3);
+            drafter.slots[0].take_if(|_| upto == 3);
             drafter.draft(&mut target, &[step]).expect("finite");
-            let block = drafter.slots[0].block.as_ref().expect("it was run");
+            let (_, block) = drafter.slots[0].as_ref().expect("it was run");
             assert_eq!(block.normed.num_rows(), if form.is_causal { num_rows } else { most });
         }
     }

@@ -7,7 +7,7 @@ use draftsmith_theory::{
 };
 
 use super::Case;
-use crate::chain::propose_chain;
+use crate::drafter::chain::propose_chain;
 use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::target::Logits;

@@ -9,8 +9,8 @@ use draftsmith_theory::{
 use super::RecordOptions;
 use super::recorder::{EverySignal, RecordedStep, Recorder, enter};
 use super::response::RunningResponse;
-use crate::chain::draw;
 use crate::drafter::DraftStep;
+use crate::drafter::chain::draw;
 use crate::error::DecodeError;
 use crate::target::{Target, Verification};
 

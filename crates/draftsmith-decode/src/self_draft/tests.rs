@@ -21,9 +21,8 @@ use draftsmith_theory::{
 };
 
 use super::*;
-use crate::chain::propose_chain;
 use crate::decode::decode_speculative;
-use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
+use crate::drafter::{DraftRow, DraftStep, Drafter, StepDrafter};
 use crate::error::DecodeError;
 use crate::separate_draft::SeparateDraft;
 use crate::sequence::{Finish, Generation, Limits, Request};
@@ -417,12 +416,8 @@ impl<'m> Drafter<Watched<'m>> for WatchedDraft<'_> {
         target.counting(|session| self.0.begin(session, slot, prompt))
     }
 
-    fn propose(
-        &mut self,
-        target: &mut Watched<'m>,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
-        propose_chain(self, target, rounds)
+    fn by_steps(&mut self) -> Option<&mut dyn StepDrafter<Watched<'m>>> {
+        Some(self)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {

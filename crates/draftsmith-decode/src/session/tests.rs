@@ -21,7 +21,7 @@ use crate::self_draft::SelfDraft;
 use crate::self_draft::tests::assert_close;
 use crate::separate_draft::SeparateDraft;
 use crate::sequence::{Generation, Limits, Request, RoundTokens};
-use crate::target::{Target, TargetLayers, Verification};
+use crate::target::{KeptStates, Target, TargetLayers, Verification};
 
 const CONTEXTS: [usize; 4] = [20, 100, 333, 500];
 const CAPACITY: usize = 512;

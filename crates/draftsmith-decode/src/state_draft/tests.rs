@@ -19,6 +19,7 @@ use crate::decode::{decode_many, decode_plain, decode_speculative};
 use crate::lookup_first::LookupFirstDraft;
 use crate::max_gram::MaxGramDraft;
 use crate::record::tests::assert_alike;
+use crate::record::{RecordOptions, RecordRequest, record};
 use crate::registry::AnsweringTarget;
 use crate::response_target::{KnownResponse, KnownStates, ResponseTarget};
 use crate::self_draft::tests::assert_close;
@@ -173,12 +174,8 @@ impl<'m> Drafter<ModelSession<'m>> for Compared<'m> {
         self.drafter.begin(target, slot, prompt)
     }
 
-    fn propose(
-        &mut self,
-        target: &mut ModelSession<'m>,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
-        propose_chain(self, target, rounds)
+    fn by_steps(&mut self) -> Option<&mut dyn StepDrafter<ModelSession<'m>>> {
+        Some(self)
     }
 
     fn commit(&mut self, slot: usize, num_standing: usize, path: &[usize]) {
@@ -494,12 +491,9 @@ fn a_recording_along_known_states_is_the_one_with_the_target() {
             let (network, layers) = (models.drafter.clone(), models.layers.to_vec());
             let parts = StateDraftParts { network, layers, head: None };
             let mut all = all();
-            let elsewhere = parts.record_elsewhere(
-                target,
-                &options(false),
-                requests(&responses, &mut all),
-                go_on,
-            );
+            let requests = requests(&responses, &mut all).into_iter().collect();
+            let task = RecordTask { options: &options(false), requests, observe: go_on };
+            let elsewhere = parts.record_elsewhere(target, task);
             let (here, elsewhere) =
                 (here.expect("finite"), elsewhere.expect("states").expect("finite"));
             assert_eq!(here.len(), elsewhere.len());

@@ -3,13 +3,11 @@
 
 use std::path::Path;
 
-use burn::module::ModuleMapper;
+use burn::module::{Module, ModuleMapper, Param};
 use burn::tensor::activation::silu;
-use burn::tensor::{Distribution, Int, TensorData};
+use burn::tensor::{Device, Distribution, Int, TensorData};
 use half::bf16;
 
-use burn::module::{Module, Param};
-use burn::tensor::Device;
 use serde_json::Map;
 
 use super::*;
@@ -20,6 +18,7 @@ use crate::decoder::soft_capped;
 use crate::error::read_json;
 use crate::fixtures::{FIXTURES, load};
 use crate::rows::HostRows;
+use crate::spec::NamedLayer;
 use crate::state_network::StateNetwork;
 use crate::weights::WeightReader;
 use crate::{ModelShape, WeightDtype};
@@ -254,7 +253,11 @@ fn first_weights_are_its_layers(target: &CausalLm) {
                 expected.mlp = theirs.mlp.clone();
             }
             let tensors = |layer: &DecoderLayer| -> Vec<(String, Vec<f32>)> {
-                let named = layer.named(&config.layer(), target.shape(), "layer");
+                let named = layer.named(NamedLayer {
+                    spec: &config.layer(),
+                    shape: target.shape(),
+                    name: "layer",
+                });
                 named.into_iter().map(|tensor| (tensor.name, tensor.values)).collect()
             };
             assert_eq!(tensors(&adapter.stack.layers[0]), tensors(&expected));

@@ -24,7 +24,6 @@ use serde_json::{Map, Value, json};
 use super::{BlockDrafter, BlockDrafterConfig, part};
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
-use crate::decoder::BOTH_PARTS;
 use crate::decoder::attention::{DraftPlan, Drafts};
 use crate::draft_vocabulary::{MASK, OFFSETS};
 use crate::error::ModelError;
@@ -437,7 +436,7 @@ impl DraftForm for BlockForm {
         let has_head = config.confidence != ConfidenceHead::Absent;
         let reads_token = config.confidence == ConfidenceHead::OfRowAndToken;
         let types = vec!["full_attention"; config.model.shape.num_layers];
-        let num_tokens = config.draft_vocabulary.as_ref().map(|all| all.ids().len());
+        let num_tokens = config.vocabulary_size();
         let given = [
             ("architectures", json!([CLASS])),
             ("block_size", json!(config.block_size)),
@@ -484,8 +483,7 @@ impl DraftForm for BlockForm {
         let mask = mask.unsqueeze::<2>().expand([(num_steps - 1) * num_tokens, hidden_size]);
         let mut rows = Tensor::cat(vec![anchors, mask], 0);
         for layer in &stack.layers {
-            let (attention, mlp) =
-                layer.attention.as_ref().zip(layer.mlp.as_ref()).expect(BOTH_PARTS);
+            let (attention, mlp) = layer.both_parts();
             let normed = attention.normed_input(rows.clone());
             rows = rows + attention.of_blocks(normed, contexts.clone(), &drafts);
             let added = mlp.forward(rows.clone().unsqueeze()).squeeze_dim::<2>(0);

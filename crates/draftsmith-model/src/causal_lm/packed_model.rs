@@ -72,7 +72,7 @@ impl PackedModel {
     /// Unpacks the weights into tensors in f32, for writing or computing in another type.
     pub(super) fn to_decoder(&self, config: &ModelConfig, device: &Device) -> Decoder {
         let embedding = self.embedding_table(device);
-        let num_layers = self.weights.stack.layers().len();
+        let num_layers = self.weights.stack.layers.len();
         let layers = (0..num_layers).map(|number| self.layer(number, config, device)).collect();
         let lm_head = self.lm_head_weight(device);
         Decoder::new(config, embedding, layers, self.norm(config, device), lm_head)
@@ -91,7 +91,7 @@ impl PackedModel {
         config: &ModelConfig,
         device: &Device,
     ) -> DecoderLayer {
-        let layer = &self.weights.stack.layers()[number];
+        let layer = &self.weights.stack.layers[number];
         unpacked_layer(layer, &config.spec.layer(number), &config.shape, device)
     }
 
@@ -159,6 +159,6 @@ impl PackedModel {
         are_last: bool,
     ) {
         let stack = &self.weights.stack;
-        packed::forward_sequences(&stack.layers()[layers], x, wanted, are_last, &stack.reaches);
+        packed::forward_sequences(&stack.layers[layers], x, wanted, are_last, &stack.reaches);
     }
 }

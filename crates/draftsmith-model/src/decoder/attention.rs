@@ -33,7 +33,7 @@ use crate::placed::{PlacedRows, PlacedRun};
 use crate::precision::copied;
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, Run};
-use crate::spec::{AttentionNames, AttentionSpec, LayerSpec, ModelShape};
+use crate::spec::{AttentionNames, AttentionSpec, NamedLayer};
 use crate::weights::NamedTensor;
 
 pub(crate) use unrolled::{DraftPlan, Drafts, UnrolledAttention, delayed};
@@ -168,16 +168,15 @@ impl Positions {
 }
 
 impl Attention {
-    /// Builds the attention of layer `name` with weights from `source`.
+    /// Builds the attention of a layer with weights from `source`.
     pub(super) fn build<S: WeightSource>(
         spec: &AttentionSpec,
-        layer: &LayerSpec,
-        shape: &ModelShape,
-        name: &str,
+        layer: NamedLayer<'_>,
         source: &mut S,
     ) -> Result<Self, S::Error> {
+        let NamedLayer { shape, name, .. } = layer;
         let [query, key, value, output] = spec.linears(shape);
-        let mut norm = |part, width| source.norm(name, part, width, &layer.norm);
+        let mut norm = |part, width| source.norm(layer.norm(part, width));
         let mut head_norms = None;
         if let Some([query, key]) = spec.names.head_norms {
             head_norms = Some([norm(query, shape.head_dim)?, norm(key, shape.head_dim)?]);
@@ -192,24 +191,18 @@ impl Attention {
             key: source.linear(name, &key)?,
             value: source.linear(name, &value)?,
             output: source.linear(name, &output)?,
-            form: AttentionForm::new(spec, layer, shape),
+            form: AttentionForm::new(spec, layer),
             joined: None,
         })
     }
 
-    /// Lists the tensors in a checkpoint's layout, for the layer `name`.
-    pub(super) fn named(
-        &self,
-        spec: &AttentionSpec,
-        layer: &LayerSpec,
-        shape: &ModelShape,
-        name: &str,
-    ) -> Vec<NamedTensor> {
+    /// Lists the tensors in a checkpoint's layout.
+    pub(super) fn named(&self, spec: &AttentionSpec, layer: NamedLayer<'_>) -> Vec<NamedTensor> {
         let AttentionNames { norm, head_norms, post_norm, .. } = spec.names;
-        let named = |(own, part): (&Norm, &str)| own.named(&layer.norm, &format!("{name}.{part}"));
+        let named = |(own, part): (&Norm, &'static str)| own.named(layer.norm(part, own.width()));
         let mut tensors = named((&self.norm, norm));
-        let linears = spec.linears(shape).into_iter().zip(self.projections());
-        tensors.extend(named_linears(name, linears));
+        let linears = spec.linears(layer.shape).into_iter().zip(self.projections());
+        tensors.extend(named_linears(layer.name, linears));
         let of_heads = self.head_norms.iter().flatten().zip(head_norms.into_iter().flatten());
         tensors.extend(of_heads.chain(self.post_norm.iter().zip(post_norm)).flat_map(named));
         tensors

@@ -5,13 +5,12 @@ use burn::module::Module;
 use burn::nn::Initializer;
 use burn::tensor::{Device, Tensor};
 
-use super::BOTH_PARTS;
 use super::attention::{Attention, Positions};
 use super::mlp::Mlp;
 use super::source::{RandomSource, WeightSource};
 use crate::kv_cache::LayerCache;
 use crate::precision::copied;
-use crate::spec::{LayerSpec, LinearSpec, ModelShape};
+use crate::spec::{BOTH_PARTS, LayerSpec, LinearSpec, ModelShape, NamedLayer};
 use crate::weights::NamedTensor;
 
 /// A decoder layer: `h = x + attention(norm(x))`, then `h + mlp(norm(h))`, or `h + mlp(norm(x))` if
@@ -24,33 +23,32 @@ pub(crate) struct DecoderLayer {
 }
 
 impl DecoderLayer {
-    /// Builds a layer with weights from `source`. `name` is the prefix of its tensors in
-    /// checkpoints.
+    /// Builds a layer with weights from `source`.
     pub(crate) fn build<S: WeightSource>(
-        spec: &LayerSpec,
-        shape: &ModelShape,
-        name: &str,
+        layer: NamedLayer<'_>,
         source: &mut S,
     ) -> Result<Self, S::Error> {
-        let attention = spec.attention.as_ref();
-        let attention =
-            attention.map(|part| Attention::build(part, spec, shape, name, source)).transpose()?;
-        let mlp = spec.mlp.as_ref();
-        let mlp = mlp.map(|part| Mlp::build(part, spec, shape, name, source)).transpose()?;
-        Ok(Self { attention, mlp, is_parallel: spec.is_parallel })
+        let LayerSpec { attention, mlp, is_parallel, .. } = layer.spec;
+        let attention = attention.as_ref().map(|part| Attention::build(part, layer, source));
+        let attention = attention.transpose()?;
+        let mlp = mlp.as_ref().map(|part| Mlp::build(part, layer, source)).transpose()?;
+        Ok(Self { attention, mlp, is_parallel: *is_parallel })
     }
 
-    /// Lists the tensors in a checkpoint's layout. `name` is the prefix of their names.
-    pub(crate) fn named(
-        &self,
-        spec: &LayerSpec,
-        shape: &ModelShape,
-        name: &str,
-    ) -> Vec<NamedTensor> {
-        let attention = self.attention.iter().zip(&spec.attention);
-        let attention = attention.flat_map(|(own, part)| own.named(part, spec, shape, name));
-        let mlp = self.mlp.iter().zip(&spec.mlp);
-        attention.chain(mlp.flat_map(|(own, part)| own.named(part, spec, shape, name))).collect()
+    /// Lists the tensors in a checkpoint's layout.
+    pub(crate) fn named(&self, layer: NamedLayer<'_>) -> Vec<NamedTensor> {
+        let attention = self.attention.iter().zip(&layer.spec.attention);
+        let attention = attention.flat_map(|(own, part)| own.named(part, layer));
+        let mlp = self.mlp.iter().zip(&layer.spec.mlp);
+        attention.chain(mlp.flat_map(|(own, part)| own.named(part, layer))).collect()
+    }
+
+    /// Returns the attention and the MLP.
+    ///
+    /// # Panics
+    /// If the layer lacks a part.
+    pub(crate) fn both_parts(&self) -> (&Attention, &Mlp) {
+        self.attention.as_ref().zip(self.mlp.as_ref()).expect(BOTH_PARTS)
     }
 
     /// Adds the parts of `spec` that the layer lacks, with weights of zero, so that they add
@@ -63,7 +61,8 @@ impl DecoderLayer {
     ) -> Self {
         let matrix =
             |linear: &LinearSpec| Initializer::Zeros.init([linear.inputs, linear.outputs], device);
-        let Ok(zeros) = Self::build(spec, shape, "", &mut RandomSource { device, matrix });
+        let layer = NamedLayer { spec, shape, name: "" };
+        let Ok(zeros) = Self::build(layer, &mut RandomSource { device, matrix });
         let (attention, mlp) = (self.attention.or(zeros.attention), self.mlp.or(zeros.mlp));
         Self { attention, mlp, is_parallel: self.is_parallel }
     }
@@ -153,8 +152,7 @@ impl DecoderLayer {
         positions: &Positions,
         cache: Option<&mut LayerCache>,
     ) -> Tensor<3> {
-        let parts = self.attention.as_ref().zip(self.mlp.as_ref());
-        let (attention, mlp) = parts.expect(BOTH_PARTS);
+        let (attention, mlp) = self.both_parts();
         let hidden = attention.added_to(hidden, (read, true), positions, cache);
         mlp.added_to(hidden.clone(), hidden, positions.kernels())
     }

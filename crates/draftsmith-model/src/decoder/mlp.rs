@@ -10,7 +10,7 @@ use super::few_rows::Joined;
 use super::kernels::{Kernels, Then};
 use super::norm::Norm;
 use super::source::{WeightSource, named_linears};
-use crate::spec::{Activation, LayerSpec, MlpNames, MlpSpec, ModelShape};
+use crate::spec::{Activation, MlpNames, MlpSpec, NamedLayer};
 use crate::weights::NamedTensor;
 
 /// A gated MLP, `down(activation(gate(x)) ∘ up(x))`, or one without a gate,
@@ -30,16 +30,15 @@ pub(crate) struct Mlp {
 }
 
 impl Mlp {
-    /// Builds the MLP of layer `name` with weights from `source`.
+    /// Builds the MLP of a layer with weights from `source`.
     pub(super) fn build<S: WeightSource>(
         spec: &MlpSpec,
-        layer: &LayerSpec,
-        shape: &ModelShape,
-        name: &str,
+        layer: NamedLayer<'_>,
         source: &mut S,
     ) -> Result<Self, S::Error> {
+        let NamedLayer { shape, name, .. } = layer;
         let (gate, [up, down]) = spec.linears(shape);
-        let mut norm = |part| source.norm(name, part, shape.hidden_size, &layer.norm);
+        let mut norm = |part| source.norm(layer.norm(part, shape.hidden_size));
         Ok(Self {
             norm: norm(spec.names.norm)?,
             post_norm: spec.names.post_norm.map(norm).transpose()?,
@@ -51,21 +50,15 @@ impl Mlp {
         })
     }
 
-    /// Lists the tensors in a checkpoint's layout, for the layer `name`.
-    pub(super) fn named(
-        &self,
-        spec: &MlpSpec,
-        layer: &LayerSpec,
-        shape: &ModelShape,
-        name: &str,
-    ) -> Vec<NamedTensor> {
+    /// Lists the tensors in a checkpoint's layout.
+    pub(super) fn named(&self, spec: &MlpSpec, layer: NamedLayer<'_>) -> Vec<NamedTensor> {
         let MlpNames { norm, post_norm, .. } = spec.names;
-        let named = |(own, part): (&Norm, &str)| own.named(&layer.norm, &format!("{name}.{part}"));
+        let named = |(own, part): (&Norm, &'static str)| own.named(layer.norm(part, own.width()));
         let mut tensors = named((&self.norm, norm));
-        let (gate_spec, specs) = spec.linears(shape);
+        let (gate_spec, specs) = spec.linears(layer.shape);
         let specs = gate_spec.into_iter().chain(specs);
         let linears = self.gate.iter().chain([&self.up, &self.down]);
-        tensors.extend(named_linears(name, specs.zip(linears)));
+        tensors.extend(named_linears(layer.name, specs.zip(linears)));
         tensors.extend(self.post_norm.iter().zip(post_norm).flat_map(named));
         tensors
     }

@@ -4,7 +4,7 @@ use burn::module::{Module, Param};
 use burn::tensor::{Device, FloatDType, Tensor, TensorData, module::layer_norm};
 
 use super::kernels::Kernels;
-use crate::spec::{NormForm, NormSpec};
+use crate::spec::{NamedNorm, NormForm, NormSpec};
 use crate::weights::NamedTensor;
 
 /// A norm with its weights. If a checkpoint stores weights minus 1, the 1 has been added. Weights
@@ -33,7 +33,8 @@ impl Norm {
     }
 
     /// Builds a norm that neither scales nor shifts.
-    pub(crate) fn ones(spec: &NormSpec, width: usize, device: &Device) -> Self {
+    pub(crate) fn ones(norm: NamedNorm<'_>, device: &Device) -> Self {
+        let NamedNorm { width, spec, .. } = norm;
         let bias = (spec.form == NormForm::Layer).then(|| vec![0.0; width]);
         Self::new(spec, vec![1.0; width], bias, device)
     }
@@ -53,8 +54,9 @@ impl Norm {
         self.beta.as_ref().map(Param::val)
     }
 
-    /// Lists the tensors in a checkpoint's layout. `name` is the prefix of their names.
-    pub(crate) fn named(&self, spec: &NormSpec, name: &str) -> Vec<NamedTensor> {
+    /// Lists the tensors in a checkpoint's layout.
+    pub(crate) fn named(&self, norm: NamedNorm<'_>) -> Vec<NamedTensor> {
+        let (name, spec) = (norm.name(), norm.spec);
         let mut weight = NamedTensor::from_tensor(&format!("{name}.weight"), self.gamma());
         weight.values.iter_mut().for_each(|weight| *weight -= spec.offset());
         let bias = self.beta().map(|beta| NamedTensor::from_tensor(&format!("{name}.bias"), beta));
@@ -91,6 +93,11 @@ impl Norm {
         residual: Option<Tensor<D>>,
     ) -> Tensor<D> {
         kernels.norm(x, (self.gamma(), self.beta()), residual, self.epsilon)
+    }
+
+    /// Returns the width of a row.
+    pub(super) fn width(&self) -> usize {
+        self.gamma.dims()[0]
     }
 
     /// Returns the number that is added to the mean square or variance.

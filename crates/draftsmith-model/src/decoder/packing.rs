@@ -12,7 +12,7 @@ use super::mlp::Mlp;
 use super::norm::Norm;
 use super::source::linear;
 use crate::packed::{PackedLayer, PackedNorm, PackedWeights};
-use crate::spec::{LayerSpec, LinearSpec, ModelShape, NormSpec};
+use crate::spec::{BOTH_PARTS, LayerSpec, LinearSpec, ModelShape, NormSpec};
 
 /// Unpacks the weights and biases of some outputs into tensors on `device`.
 pub(crate) fn unpacked_linear(
@@ -42,7 +42,7 @@ pub(crate) fn unpacked_norm(packed: &PackedNorm, spec: &NormSpec, device: &Devic
 /// Unpacks a layer into tensors on `device`.
 ///
 /// # Panics
-/// If the spec lacks a part. The layers of models have both parts.
+/// If the layer lacks a part. The layers of models have both parts.
 pub(crate) fn unpacked_layer(
     layer: &PackedLayer,
     spec: &LayerSpec,
@@ -50,8 +50,9 @@ pub(crate) fn unpacked_layer(
     device: &Device,
 ) -> DecoderLayer {
     let both = spec.attention.as_ref().zip(spec.mlp.as_ref());
-    let (attention_spec, mlp_spec) = both.expect("a model's layers have both parts");
-    let PackedLayer { attention, mlp, is_parallel } = layer;
+    let (attention_spec, mlp_spec) = both.expect(BOTH_PARTS);
+    let parts = layer.attention.as_ref().zip(layer.mlp.as_ref());
+    let (attention, mlp) = parts.expect(BOTH_PARTS);
     let norm = |norm: &PackedNorm| unpacked_norm(norm, &spec.norm, device);
     let part = |weights: &PackedWeights, first: usize, spec: &LinearSpec| {
         let linear = unpacked_linear(weights, first..first + spec.outputs, device);
@@ -80,5 +81,5 @@ pub(crate) fn unpacked_layer(
         activation: mlp.activation,
         joined: None,
     };
-    DecoderLayer { attention: Some(attention), mlp: Some(mlp), is_parallel: *is_parallel }
+    DecoderLayer { attention: Some(attention), mlp: Some(mlp), is_parallel: layer.is_parallel }
 }

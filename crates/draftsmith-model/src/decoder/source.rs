@@ -13,8 +13,8 @@ use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 use super::norm::Norm;
 use crate::error::ModelError;
 use crate::packed::{self, Packing};
-use crate::spec::{LinearSpec, NormForm, NormSpec};
-use crate::weights::{NamedTensor, WeightReader, norm_name};
+use crate::spec::{LinearSpec, NamedNorm, NormForm};
+use crate::weights::{NamedTensor, WeightReader};
 
 /// A source of linear layers and norms.
 pub(crate) trait WeightSource {
@@ -23,14 +23,8 @@ pub(crate) trait WeightSource {
     /// Returns a linear layer. `layer` is the prefix of its name.
     fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, Self::Error>;
 
-    /// Returns a norm over rows of `width` numbers. `layer` is the prefix of its name.
-    fn norm(
-        &mut self,
-        layer: &str,
-        name: &'static str,
-        width: usize,
-        spec: &NormSpec,
-    ) -> Result<Norm, Self::Error>;
+    /// Returns a norm.
+    fn norm(&mut self, norm: NamedNorm<'_>) -> Result<Norm, Self::Error>;
 
     /// Returns the rows of a table, `[outputs, inputs]` of `spec`.
     fn table(&mut self, spec: &LinearSpec) -> Result<Param<Tensor<2>>, Self::Error>;
@@ -85,15 +79,9 @@ impl WeightSource for CheckpointSource<'_> {
         Ok(Linear { weight: Param::from_tensor(stored.val().transpose()), bias })
     }
 
-    fn norm(
-        &mut self,
-        layer: &str,
-        name: &'static str,
-        width: usize,
-        spec: &NormSpec,
-    ) -> Result<Norm, ModelError> {
-        let (weight, bias) = self.reader.take_norm(layer, name, width, spec)?;
-        Ok(Norm::new(spec, weight, bias, self.device))
+    fn norm(&mut self, norm: NamedNorm<'_>) -> Result<Norm, ModelError> {
+        let (weight, bias) = self.reader.take_norm(norm)?;
+        Ok(Norm::new(norm.spec, weight, bias, self.device))
     }
 
     fn table(&mut self, spec: &LinearSpec) -> Result<Param<Tensor<2>>, ModelError> {
@@ -126,14 +114,8 @@ impl<F: FnMut(&LinearSpec) -> Param<Tensor<2>>> WeightSource for RandomSource<'_
         Ok(Linear { weight: (self.matrix)(spec), bias })
     }
 
-    fn norm(
-        &mut self,
-        _: &str,
-        _: &'static str,
-        width: usize,
-        spec: &NormSpec,
-    ) -> Result<Norm, Infallible> {
-        Ok(Norm::ones(spec, width, self.device))
+    fn norm(&mut self, norm: NamedNorm<'_>) -> Result<Norm, Infallible> {
+        Ok(Norm::ones(norm, self.device))
     }
 
     fn table(&mut self, spec: &LinearSpec) -> Result<Param<Tensor<2>>, Infallible> {
@@ -169,18 +151,13 @@ impl WeightSource for ShapeSource {
         Ok(Linear { weight, bias: None })
     }
 
-    fn norm(
-        &mut self,
-        layer: &str,
-        name: &'static str,
-        width: usize,
-        spec: &NormSpec,
-    ) -> Result<Norm, Infallible> {
+    fn norm(&mut self, norm: NamedNorm<'_>) -> Result<Norm, Infallible> {
+        let NamedNorm { width, spec, .. } = norm;
         let parts =
             if spec.form == NormForm::Layer { &["weight", "bias"][..] } else { &["weight"] };
-        let name = norm_name(layer, name);
+        let name = norm.name();
         self.shapes.extend(parts.iter().map(|part| (format!("{name}.{part}"), vec![width])));
-        Ok(Norm::ones(spec, width, &Device::flex()))
+        Ok(Norm::ones(norm, &Device::flex()))
     }
 
     fn table(&mut self, spec: &LinearSpec) -> Result<Param<Tensor<2>>, Infallible> {

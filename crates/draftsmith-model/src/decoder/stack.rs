@@ -13,7 +13,7 @@ use crate::config::ModelConfig;
 use crate::kv_cache::KvCache;
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, Run};
-use crate::spec::LayerSpec;
+use crate::spec::{LayerSpec, NamedLayer, NamedNorm};
 use crate::weights::NamedTensor;
 
 /// Decoder layers and the norm after them.
@@ -40,12 +40,26 @@ impl ModelConfig {
         let Self { shape, spec, .. } = self;
         let [mut layer, mut norm] = [ShapeSource::default(), ShapeSource::default()];
         // Layers differ in their attention windows, not in their weights.
-        let Ok(_) = DecoderLayer::build(&spec.layer(0), shape, "", &mut layer);
-        let Ok(_) = norm.norm("", "", shape.hidden_size, &spec.norm);
+        let first = NamedLayer { spec: &spec.layer(0), shape, name: "" };
+        let Ok(_) = DecoderLayer::build(first, &mut layer);
+        let Ok(_) = norm.norm(NamedNorm::outside("", shape, &spec.norm));
         let num_tables = if spec.tie_word_embeddings { 1 } else { 2 };
         num_tables * shape.vocab_size * shape.hidden_size
             + norm.num_parameters()
             + shape.num_layers * layer.num_parameters()
+    }
+}
+
+impl<'a> StackSpec<'a> {
+    /// Lists the layers.
+    pub(crate) fn layers(&self) -> impl Iterator<Item = NamedLayer<'_>> {
+        let shape = &self.model.shape;
+        self.layers.iter().map(move |(spec, name)| NamedLayer { spec, shape, name })
+    }
+
+    /// Specifies the norm after the layers.
+    pub(crate) fn norm(&self) -> NamedNorm<'a> {
+        NamedNorm::outside(self.norm, &self.model.shape, &self.model.spec.norm)
     }
 }
 
@@ -56,19 +70,17 @@ impl LayerStack {
         source: &mut S,
     ) -> Result<Self, S::Error> {
         let ModelConfig { shape, spec: decoder, .. } = spec.model;
-        let layers = spec.layers.iter();
-        let layers = layers.map(|(layer, name)| DecoderLayer::build(layer, shape, name, source));
+        let layers = spec.layers().map(|layer| DecoderLayer::build(layer, source));
         let layers = layers.collect::<Result<_, _>>()?;
-        let norm = source.norm("", spec.norm, shape.hidden_size, &decoder.norm)?;
+        let norm = source.norm(spec.norm())?;
         Ok(Self { layers, norm, reaches: Reach::all_of(decoder, shape) })
     }
 
     /// Lists the tensors in a checkpoint's layout.
     pub(crate) fn named(&self, spec: &StackSpec<'_>) -> Vec<NamedTensor> {
-        let ModelConfig { shape, spec: decoder, .. } = spec.model;
-        let layers = self.layers.iter().zip(&spec.layers);
-        let layers = layers.flat_map(|(own, (layer, name))| own.named(layer, shape, name));
-        layers.chain(self.norm.named(&decoder.norm, spec.norm)).collect()
+        let layers = self.layers.iter().zip(spec.layers());
+        let layers = layers.flat_map(|(own, layer)| own.named(layer));
+        layers.chain(self.norm.named(spec.norm())).collect()
     }
 
     /// Returns the device of the weights.

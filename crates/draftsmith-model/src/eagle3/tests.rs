@@ -8,13 +8,11 @@ use burn::tensor::{Device, Int, TensorData};
 
 use super::*;
 use crate::WeightDtype;
-use crate::buckets::Lengths;
-use crate::buckets::padded_rows;
+use crate::buckets::{Lengths, padded_rows};
 use crate::draft_vocabulary::narrowed;
 use crate::drafter::DrafterModel;
 use crate::state_network::StateNetwork;
-use crate::weights::NamedTensor;
-use crate::weights::write_with_ids;
+use crate::weights::{NamedTensor, write_with_ids};
 
 /// Numbers in [0, 1), the same in every run.
 fn draws(mut state: u64) -> impl FnMut() -> f64 {

@@ -13,7 +13,7 @@ use super::storage::LINE;
 use super::weights::PackedWeights;
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rope::{Reach, RopeTable};
-use crate::spec::{AttentionSpec, LayerSpec, ModelShape};
+use crate::spec::{AttentionSpec, ModelShape, NamedLayer};
 use crate::token_tree::TokenTree;
 use crate::vectors::vectorized;
 
@@ -45,9 +45,9 @@ pub(crate) struct AttentionForm {
 }
 
 impl AttentionForm {
-    pub(crate) fn new(spec: &AttentionSpec, layer: &LayerSpec, shape: &ModelShape) -> Self {
-        let ModelShape { num_heads, num_kv_heads, head_dim, .. } = *shape;
-        let (scale, soft_cap, reach) = (spec.scale(shape), spec.soft_cap, layer.reach);
+    pub(crate) fn new(spec: &AttentionSpec, layer: NamedLayer<'_>) -> Self {
+        let ModelShape { num_heads, num_kv_heads, head_dim, .. } = *layer.shape;
+        let (scale, soft_cap, reach) = (spec.scale(layer.shape), spec.soft_cap, layer.spec.reach);
         Self { num_heads, num_kv_heads, head_dim, scale, soft_cap, reach }
     }
 
@@ -58,26 +58,12 @@ impl AttentionForm {
 }
 
 impl PackedAttention {
-    /// Writes keys and values as [`Self::fill`] does, from rows after the norm.
-    pub(crate) fn fill_read(
-        &self,
-        read: &[f32],
-        rows: PlacedRows<'_>,
-        slots: &mut [PackedLayerCache],
-        reaches: &[Reach],
-        scratch: &mut Scratch,
-    ) {
-        let mut projected = std::mem::take(&mut scratch.projected);
-        self.project_read(read, rows, reaches, scratch, &mut projected);
-        self.write(&projected, rows, slots);
-        scratch.projected = projected;
-    }
-
-    /// Writes the keys and values of new tokens without computing their attention. `slots` contains
-    /// the layer's cache, one entry per slot.
+    /// Writes the keys and values of new tokens without computing their attention. Applies the norm
+    /// to x first, unless `is_normed` is true. `slots` contains the layer's cache, one entry per
+    /// slot.
     pub(crate) fn fill(
         &self,
-        x: &[f32],
+        x: (&[f32], bool),
         rows: PlacedRows<'_>,
         slots: &mut [PackedLayerCache],
         reaches: &[Reach],
@@ -89,50 +75,24 @@ impl PackedAttention {
         scratch.projected = projected;
     }
 
-    /// Adds the attention of new tokens to their hidden states. `slots` contains the layer's cache,
-    /// one entry per slot.
-    pub(crate) fn forward(
-        &self,
-        x: &mut [f32],
-        rows: PlacedRows<'_>,
-        slots: &mut [PackedLayerCache],
-        reaches: &[Reach],
-        scratch: &mut Scratch,
-    ) {
-        let mut projected = std::mem::take(&mut scratch.projected);
-        self.project(x, rows, reaches, scratch, &mut projected);
-        self.write(&projected, rows, slots);
-        self.attend(x, &projected, rows, slots, reaches, scratch);
-        scratch.projected = projected;
-    }
-
-    /// Computes queries, keys and values of rows into `projected`. Norms and rotation are applied
-    /// to queries and keys. Queries are also multiplied by the scale of the scores.
+    /// Computes queries, keys and values of rows into `projected`. Applies the norm to x first,
+    /// unless `is_normed` is true; then x may be several rows, concatenated. Norms and rotation are
+    /// applied to queries and keys. Queries are also multiplied by the scale of the scores.
     pub(super) fn project(
         &self,
-        x: &[f32],
+        (x, is_normed): (&[f32], bool),
         rows: PlacedRows<'_>,
         reaches: &[Reach],
         scratch: &mut Scratch,
         projected: &mut Vec<f32>,
     ) {
-        let mut normed = std::mem::take(&mut scratch.normed);
-        self.norm.forward_into(x, &mut normed);
-        self.project_read(&normed, rows, reaches, scratch, projected);
-        scratch.normed = normed;
-    }
-
-    /// Computes queries, keys and values as [`Self::project`] does, from rows after the norm. They
-    /// may read several such rows, concatenated.
-    pub(super) fn project_read(
-        &self,
-        read: &[f32],
-        rows: PlacedRows<'_>,
-        reaches: &[Reach],
-        scratch: &Scratch,
-        projected: &mut Vec<f32>,
-    ) {
-        self.qkv.multiply(read, projected, &scratch.threads);
+        let Scratch { normed, threads, .. } = scratch;
+        if is_normed {
+            self.qkv.multiply(x, projected, threads);
+        } else {
+            self.norm.forward_into(x, normed);
+            self.qkv.multiply(normed, projected, threads);
+        }
         vectorized(
             #[inline(always)]
             || self.rotate(projected, rows, &reaches[self.form.reach].rope),

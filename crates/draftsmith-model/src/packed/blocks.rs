@@ -35,7 +35,7 @@ impl Blocks {
         reaches: &[Reach],
     ) {
         let Some(first) = layers.first() else { return };
-        let width = first.attention.norm.width();
+        let width = first.width();
         let num_threads = rayon::current_num_threads();
         let rows_a_block = rows_a_block(x.len() / width, num_threads);
         let num_blocks = (x.len() / width).div_ceil(rows_a_block);
@@ -52,12 +52,17 @@ impl Blocks {
             })
             .collect();
         for (layer, slots) in layers.iter().zip(caches) {
-            let attention = &layer.attention;
-            for_each(&mut blocks, &mut self.scratches, |block, scratch| {
-                attention.project(block.x, block.rows, reaches, scratch, block.projected);
-            });
-            for block in &blocks {
-                attention.write(block.projected, block.rows, slots);
+            if let Some(attention) = &layer.attention {
+                for_each(
+                    &mut blocks,
+                    &mut self.scratches,
+                    |Block { x, rows, projected }, scratch| {
+                        attention.project((x, false), *rows, reaches, scratch, projected);
+                    },
+                );
+                for block in &blocks {
+                    attention.write(block.projected, block.rows, slots);
+                }
             }
             let slots = &*slots;
             for_each(&mut blocks, &mut self.scratches, |block, scratch| {

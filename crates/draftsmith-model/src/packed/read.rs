@@ -10,7 +10,7 @@ use super::{
     AttentionForm, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Storage,
 };
 use crate::error::ModelError;
-use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, ModelShape, NormSpec};
+use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, NamedLayer, NamedNorm};
 use crate::weights::WeightReader;
 
 /// A checkpoint to be packed.
@@ -61,46 +61,28 @@ impl Packing<'_> {
         Ok(packed)
     }
 
-    /// Reads a norm over rows of `width` numbers. `layer` is the prefix of its name.
-    pub(crate) fn norm(
-        &mut self,
-        layer: &str,
-        name: &str,
-        width: usize,
-        spec: &NormSpec,
-    ) -> Result<PackedNorm, ModelError> {
-        let (gamma, beta) = self.reader.take_norm(layer, name, width, spec)?;
-        Ok(PackedNorm { gamma, beta, epsilon: spec.epsilon as f32 })
+    /// Reads a norm.
+    pub(crate) fn norm(&mut self, norm: NamedNorm<'_>) -> Result<PackedNorm, ModelError> {
+        let (gamma, beta) = self.reader.take_norm(norm)?;
+        Ok(PackedNorm { gamma, beta, epsilon: norm.spec.epsilon as f32 })
     }
 
-    /// Reads a layer. `name` is the prefix of its tensors in checkpoints.
-    ///
-    /// # Panics
-    /// If the layer lacks a part. The layers of models have both parts.
-    pub(crate) fn layer(
-        &mut self,
-        spec: &LayerSpec,
-        shape: &ModelShape,
-        name: &str,
-    ) -> Result<PackedLayer, ModelError> {
-        let both = spec.attention.as_ref().zip(spec.mlp.as_ref());
-        let (attention, mlp) = both.expect("a model's layers have both parts");
-        Ok(PackedLayer {
-            attention: self.attention(attention, spec, shape, name)?,
-            mlp: self.mlp(mlp, spec, shape, name)?,
-            is_parallel: spec.is_parallel,
-        })
+    /// Reads a layer.
+    pub(crate) fn layer(&mut self, layer: NamedLayer<'_>) -> Result<PackedLayer, ModelError> {
+        let LayerSpec { attention, mlp, is_parallel, .. } = layer.spec;
+        let attention = attention.as_ref().map(|it| self.attention(it, layer)).transpose()?;
+        let mlp = mlp.as_ref().map(|it| self.mlp(it, layer)).transpose()?;
+        Ok(PackedLayer { attention, mlp, is_parallel: *is_parallel })
     }
 
-    pub(crate) fn attention(
+    fn attention(
         &mut self,
         spec: &AttentionSpec,
-        layer: &LayerSpec,
-        shape: &ModelShape,
-        name: &str,
+        layer: NamedLayer<'_>,
     ) -> Result<PackedAttention, ModelError> {
+        let NamedLayer { shape, name, .. } = layer;
         let [query, key, value, output] = spec.linears(shape);
-        let mut norm = |part, width| self.norm(name, part, width, &layer.norm);
+        let mut norm = |part, width| self.norm(layer.norm(part, width));
         let mut head_norms = None;
         if let Some([query, key]) = spec.names.head_norms {
             head_norms = Some([norm(query, shape.head_dim)?, norm(key, shape.head_dim)?]);
@@ -113,19 +95,14 @@ impl Packing<'_> {
             post_norm,
             qkv: self.linears(name, &[query, key, value])?,
             output: self.linears(name, &[output])?,
-            form: AttentionForm::new(spec, layer, shape),
+            form: AttentionForm::new(spec, layer),
         })
     }
 
-    pub(crate) fn mlp(
-        &mut self,
-        spec: &MlpSpec,
-        layer: &LayerSpec,
-        shape: &ModelShape,
-        name: &str,
-    ) -> Result<PackedMlp, ModelError> {
+    fn mlp(&mut self, spec: &MlpSpec, layer: NamedLayer<'_>) -> Result<PackedMlp, ModelError> {
+        let NamedLayer { shape, name, .. } = layer;
         let (gate, [up, down]) = spec.linears(shape);
-        let mut norm = |part| self.norm(name, part, shape.hidden_size, &layer.norm);
+        let mut norm = |part| self.norm(layer.norm(part, shape.hidden_size));
         let gate_up: Vec<LinearSpec> = gate.into_iter().chain([up]).collect();
         Ok(PackedMlp {
             norm: norm(spec.names.norm)?,

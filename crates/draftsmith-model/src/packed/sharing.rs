@@ -11,7 +11,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use super::buffers::{PackedLayerCache, Scratch, Sharing};
-use super::{PackedLayer, Threads};
+use super::{PackedLayer, PackedWeights, Threads};
 use crate::placed::PlacedRows;
 use crate::rope::Reach;
 
@@ -31,15 +31,16 @@ impl Sharing {
 
     /// Returns whether two threads should run the next forward.
     pub(super) fn shares(&mut self, layers: &[PackedLayer], x: &[f32]) -> bool {
-        let num_rows = x.len() / layers[0].attention.norm.width();
+        let num_rows = x.len() / layers[0].width();
         if num_rows < ROWS_FOR_TWO {
             return false;
         }
         // Large products are better shared one by one, among more threads. Otherwise each of the
         // two threads would read weights that are not cached.
-        let num_bytes: usize = layers.iter().map(PackedLayer::num_bytes).sum();
+        let products = layers.iter().flat_map(PackedLayer::products);
+        let num_bytes: usize = products.map(PackedWeights::num_bytes).sum();
         let is_large = num_bytes > CACHED_BYTES
-            || layers[0].mlp.gate_up.is_shared()
+            || layers[0].mlp.as_ref().is_some_and(|mlp| mlp.gate_up.is_shared())
             || layers.len() > MAX_LAYERS;
         // Outside the pool, the second thread would start too late to help.
         let is_on_pool = rayon::current_thread_index().is_some();
@@ -56,7 +57,7 @@ impl Sharing {
         mut caches: impl Iterator<Item = &'a mut [PackedLayerCache]>,
         reaches: &[Reach],
     ) {
-        let width = layers[0].attention.norm.width();
+        let width = layers[0].width();
         // The second half's queries attend to more keys, so the first half gets more rows.
         let half = (x.len() / width).div_ceil(2).next_multiple_of(2);
         let (first, second) = x.split_at_mut(half * width);

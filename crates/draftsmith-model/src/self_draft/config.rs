@@ -87,10 +87,14 @@ impl<F: DraftForm> DraftConfig<F> {
         Ok(DraftFiles::read(dir, num_layers)?.without_faults()?.config)
     }
 
+    /// Returns the size of the draft vocabulary; `None` if the drafter may draft all tokens.
+    pub fn vocabulary_size(&self) -> Option<usize> {
+        self.draft_vocabulary.as_ref().map(|vocabulary| vocabulary.ids().len())
+    }
+
     /// Counts the tokens that the drafter may draft.
     pub fn num_draft_tokens(&self) -> usize {
-        let all = self.model.shape.vocab_size;
-        self.draft_vocabulary.as_ref().map_or(all, |vocabulary| vocabulary.ids().len())
+        self.vocabulary_size().unwrap_or(self.model.shape.vocab_size)
     }
 
     /// Returns the fraction of the held-out responses' tokens that are in the draft vocabulary, as

@@ -19,7 +19,7 @@ use super::files::{WeightFiles, is_in_layer, weight_files};
 use super::stored::{StoredRows, StoredTensor};
 use super::{header, torch};
 use crate::error::ModelError;
-use crate::spec::{ModelNames, NormForm, NormSpec};
+use crate::spec::{ModelNames, NamedNorm, NormForm};
 
 /// The bound of weights' magnitudes: products of two fit in an f32.
 const LARGEST: f32 = 1e18;
@@ -249,18 +249,15 @@ impl WeightReader {
     }
 
     /// Takes a norm's weights with the spec's offset added, and its biases if it is a LayerNorm.
-    /// `layer` is the prefix of its name.
     ///
     /// # Errors
     /// As [`WeightReader::take`].
     pub(crate) fn take_norm(
         &mut self,
-        layer: &str,
-        name: &str,
-        width: usize,
-        spec: &NormSpec,
+        norm: NamedNorm<'_>,
     ) -> Result<(Vec<f32>, Option<Vec<f32>>), ModelError> {
-        let name = norm_name(layer, name);
+        let NamedNorm { width, spec, .. } = norm;
+        let name = norm.name();
         let mut weight = self.take(&format!("{name}.weight"), &[width])?;
         weight.iter_mut().for_each(|weight| *weight += spec.offset());
         let mut bias = None;
@@ -406,11 +403,6 @@ impl WeightReader {
             self.path.display()
         )))
     }
-}
-
-/// Joins a layer's prefix, which may be empty, and a norm's name.
-pub(crate) fn norm_name(layer: &str, name: &str) -> String {
-    if layer.is_empty() { name.to_owned() } else { format!("{layer}.{name}") }
 }
 
 impl OpenFile {

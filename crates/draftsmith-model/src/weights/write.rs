@@ -11,7 +11,7 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 pub(crate) use self::torch::write_torch;
 use super::read::WeightReader;
@@ -217,6 +217,25 @@ pub(crate) fn write_config(
 ) -> Result<(), ModelError> {
     config["weights_hash"] = weights_hash.into();
     write_json(&dir.join("config.json"), &config)
+}
+
+/// Writes `model.safetensors` in f32, with the given metadata, then `config.json` with the checksum of
+/// the weights.
+///
+/// # Errors
+/// If a file cannot be written.
+///
+/// # Panics
+/// If the configuration is not a JSON object.
+pub fn write_network(
+    dir: &Path,
+    tensors: &[NamedTensor],
+    metadata: &[(String, String)],
+    config: &impl Serialize,
+) -> Result<(), ModelError> {
+    let path = dir.join("model.safetensors");
+    let hash = write_safetensors(&path, tensors, WeightDtype::F32, metadata)?;
+    write_config(dir, json!(config), hash)
 }
 
 /// Checks an export's weights. Exports from other programs have no checksum and pass.

@@ -60,7 +60,7 @@ pub(crate) fn adapter(dir: &Path) -> Result<Value> {
         "exit_layer": config.exit_layer(),
         "architecture": config.architecture,
         "num_layers": shape.num_layers,
-        "draft_vocabulary": config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
+        "draft_vocabulary": config.vocabulary_size(),
         "hidden_size": shape.hidden_size,
         "num_attention_heads": shape.num_heads,
         "num_key_value_heads": shape.num_kv_heads,

@@ -59,7 +59,7 @@ impl SelfDraftForm for AdapterShape {
             target_layers: config.target_layers.clone(),
             place: format!("behind layer {exit_layer}"),
             size: format!("{}, {num_parameters} parameters", config.architecture),
-            num_draft_tokens: config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
+            num_draft_tokens: config.vocabulary_size(),
             properties: vec![
                 ("exit_layer", json!(exit_layer)),
                 ("architecture", json!(config.architecture)),
@@ -148,7 +148,7 @@ impl DrafterKind for AdapterKind {
 /// Counts the parameters that a draft forward reads: those of the target's first layers, of the
 /// adapter, and of the LM head's rows for the draft vocabulary.
 fn num_read(config: &ModelConfig, export: &AdapterExport) -> f64 {
-    let drawn = export.config.draft_vocabulary.as_ref().map(|all| all.ids().len());
+    let drawn = export.config.vocabulary_size();
     let mut layers = config.clone().with_tied_embeddings(true);
     layers.shape.num_layers = export.config.exit_layer();
     // The adapter's parameters include those of its own LM head, if it has one.

@@ -55,7 +55,7 @@ fn inspect(dir: &Path) -> Result<Value> {
         "mask_token_id": config.mask_token_id,
         "markov_rank": config.markov_rank,
         "confidence_head": config.confidence != ConfidenceHead::Absent,
-        "draft_vocabulary": config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
+        "draft_vocabulary": config.vocabulary_size(),
         "target_hash": config.target_hash,
         "training": config.training,
     });
@@ -80,7 +80,7 @@ impl SelfDraftForm for BlockShape {
             files: DrafterFiles { shape: shape.to_json().to_string(), description },
             place,
             size: format!("{num_parameters} parameters"),
-            num_draft_tokens: config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
+            num_draft_tokens: config.vocabulary_size(),
             properties: vec![
                 ("layers", json!(config.target_layers)),
                 ("num_parameters", json!(num_parameters)),
@@ -97,10 +97,6 @@ impl DrafterKind for BlockKind {
 
     fn origin(&self) -> Option<&dyn SelfDraftOrigin> {
         Some(&self.0)
-    }
-
-    fn text(&self) -> String {
-        "block drafter".to_owned()
     }
 
     fn served(&self) -> Option<&'static ServerFlags> {

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{CascadeConfig, CascadeLengths, CascadeParts, NamedParts};
 use draftsmith_theory::{
-    Bounds, DecodingName, DrafterId, FixedLengthConfig, Lenience, MAX_DRAFTERS, ModelSummary, Road,
+    Bounds, DecodingName, DrafterId, FixedLengthConfig, Lenience, MAX_DRAFTERS, Road,
     StopRuleConfig, StopRuleEntry, StopRuleName,
 };
 use serde::{Deserialize, Serialize};
@@ -348,12 +348,8 @@ impl DrafterKind for CascadeKind {
         Ok(LoadedDrafter::of_members(loading.id, parts, members))
     }
 
-    fn summaries(
-        &self,
-        loading: &Loading<'_>,
-        _loaded: &LoadedDrafter,
-    ) -> Result<Vec<ModelSummary>> {
-        Ok(vec![loading.plain_summary(self.to_string())])
+    fn members_text(&self) -> Option<String> {
+        Some(self.to_string())
     }
 
     /// Returns a fixed length: the length of the longest possible round.

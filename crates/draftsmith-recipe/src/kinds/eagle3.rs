@@ -62,7 +62,7 @@ impl SelfDraftForm for Eagle3Shape {
             files: DrafterFiles { shape, description },
             place,
             size: format!("{num_parameters} parameters"),
-            num_draft_tokens: config.draft_vocabulary.as_ref().map(|all| all.ids().len()),
+            num_draft_tokens: config.vocabulary_size(),
             properties: vec![("layers", json!(layers)), ("num_parameters", json!(num_parameters))],
             target_layers: layers.clone(),
         }

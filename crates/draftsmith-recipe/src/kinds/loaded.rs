@@ -42,7 +42,7 @@ pub struct LoadedDrafter {
 }
 
 impl LoadedDrafter {
-    /// Creates a drafter whose models are those of its `members`, and which has no head of its own.
+    /// Assembles a drafter that consists of others, and has no head of its own.
     pub(super) fn of_members(
         id: DrafterId,
         parts: impl DrafterParts + 'static,
@@ -104,7 +104,7 @@ impl<'a> Loading<'a> {
     ///
     /// # Errors
     /// If the target is another one or cannot be read.
-    pub(super) fn check_target(&self, dir: &Path, trained_for: Option<&str>) -> Result<()> {
+    pub fn check_target(&self, dir: &Path, trained_for: Option<&str>) -> Result<()> {
         let now = || self.workspace.models.target_hash().map(str::to_owned);
         check_trained_with(("drafter", dir), "target", trained_for, now)
     }
@@ -127,7 +127,7 @@ impl<'a> Loading<'a> {
     }
 
     /// Loads other drafters that are parts of this one.
-    pub fn members(&self, ids: &[DrafterId]) -> Result<Vec<LoadedDrafter>> {
+    pub(super) fn members(&self, ids: &[DrafterId]) -> Result<Vec<LoadedDrafter>> {
         ids.iter().map(|id| self.of(*id).load()).collect()
     }
 

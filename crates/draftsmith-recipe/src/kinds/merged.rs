@@ -4,7 +4,7 @@ use std::fmt;
 
 use anyhow::Result;
 use draftsmith_decode::MergedParts;
-use draftsmith_theory::{DrafterId, LookupFirst, MAX_DRAFTERS, ModelSummary, Road};
+use draftsmith_theory::{DrafterId, LookupFirst, MAX_DRAFTERS, Road};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
@@ -75,12 +75,8 @@ impl DrafterKind for MergedKind {
         Ok(LoadedDrafter::of_members(loading.id, parts, members))
     }
 
-    fn summaries(
-        &self,
-        loading: &Loading<'_>,
-        _loaded: &LoadedDrafter,
-    ) -> Result<Vec<ModelSummary>> {
-        Ok(vec![loading.plain_summary(self.to_string())])
+    fn members_text(&self) -> Option<String> {
+        Some(self.to_string())
     }
 }
 

@@ -1,8 +1,7 @@
 //! Tests of recipes: defaults, overrides and invalid input.
 
 use draftsmith_model::WeightDtype;
-use draftsmith_theory::DecodingName;
-use draftsmith_theory::{Decoding, DrafterId, TokenChoice};
+use draftsmith_theory::{Decoding, DecodingName, DrafterId, TokenChoice};
 use draftsmith_train::Clipping;
 
 use super::*;

@@ -4,8 +4,7 @@
 use std::path::Path;
 
 use burn::module::{Module, ModuleVisitor, Param};
-use burn::tensor::Device;
-use burn::tensor::{Int, Tensor, TensorData, activation::log_softmax};
+use burn::tensor::{Device, Int, Tensor, TensorData, activation::log_softmax};
 use draftsmith_model::{AdapterArchitecture, WeightDtype};
 
 use super::*;

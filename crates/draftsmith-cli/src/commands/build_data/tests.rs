@@ -15,7 +15,10 @@ use serde_json::Value;
 
 use super::*;
 use crate::commands::{build_data, record, replay, train_head, tune};
+use crate::console::Console;
 use crate::loopback::{self, Deed, Loopback};
+use draftsmith_recipe::Recipe;
+use draftsmith_recipe::workspace::Workspace;
 use draftsmith_tune::labels::Labels;
 
 const SEED: u64 = 5;
@@ -94,24 +97,29 @@ fn server(loopback: &Loopback, keys: &str) -> String {
 }
 
 fn built(recipe: &Recipe) -> DataSet {
-    build_data::run(recipe, DamagedShards::Refused, &workspace(recipe), &Console::silent())
-        .expect("built");
+    build_data::run(
+        StageJob::new(recipe, &workspace(recipe), &Console::silent()),
+        DamagedShards::Refused,
+    )
+    .expect("built");
     read_dir(&recipe.data_dir(), Incomplete::Refused).expect("whole")
 }
 
 /// Runs all stages after build-data, and returns the results without paths.
 fn found(recipe: &Recipe) -> (Vec<u8>, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
-    train_head::run(recipe, None, &workspace, &console).expect("trains");
+    train_head::run(StageJob::new(recipe, &workspace, &console), None).expect("trains");
     let head = fs::read(recipe.export_dir(DrafterId::DRAFT).join("head/model.safetensors"))
         .expect("a head");
-    record::run(recipe, &workspace, &console).expect("records");
-    let mut tuned = serde_json::to_value(tune::run(recipe, &workspace, &console).expect("tunes"))
-        .expect("JSON");
+    record::run(StageJob::new(recipe, &workspace, &console)).expect("records");
+    let mut tuned = serde_json::to_value(
+        tune::run(StageJob::new(recipe, &workspace, &console)).expect("tunes"),
+    )
+    .expect("JSON");
     for tuning in tuned.as_array_mut().expect("a list") {
         (tuning["export"], tuning["ways"]) = (Value::Null, Value::Null);
     }
-    let replayed = replay::run(recipe, &workspace, &console).expect("replays");
+    let replayed = replay::run(StageJob::new(recipe, &workspace, &console)).expect("replays");
     (head, tuned, serde_json::to_value(replayed).expect("JSON"))
 }
 
@@ -250,10 +258,8 @@ fn data_of_which_every_response_is_left_out_is_an_error() {
     let recipe = recipe(dir.path(), "none", &target, &data, "");
     let build = || {
         let built = build_data::run(
-            &recipe,
+            StageJob::new(&recipe, &workspace(&recipe), &Console::silent()),
             DamagedShards::Refused,
-            &workspace(&recipe),
-            &Console::silent(),
         );
         built.expect_err("no row").to_string()
     };
@@ -302,8 +308,9 @@ fn filtered_responses_and_the_turns_after_them_are_left_out() {
     assert!(groups > 0, "the rest is recorded, tuned and replayed");
     let nothing = loopback::serve(move |_, _| Deed::Change(filter));
     let none = recipe(dir.path(), "all", &target, &data_of(&nothing), "");
-    train_head::run(&none, None, &workspace(&none), &Console::silent()).expect("trains");
-    let recorded = record::run(&none, &workspace(&none), &Console::silent());
+    train_head::run(StageJob::new(&none, &workspace(&none), &Console::silent()), None)
+        .expect("trains");
+    let recorded = record::run(StageJob::new(&none, &workspace(&none), &Console::silent()));
     let error = recorded.expect_err("nothing to record").to_string();
     assert!(error.contains("all 6 responses are left out, because"), "{error}");
 }
@@ -346,8 +353,9 @@ fn stages_that_need_weights_say_so() {
     recipe.tune.as_mut().expect("a section").costs = None;
     built(&recipe);
     let console = Console::silent();
-    train_head::run(&recipe, None, &workspace(&recipe), &console).expect("trains");
-    record::run(&recipe, &workspace(&recipe), &console).expect("records");
-    let error = tune::run(&recipe, &workspace(&recipe), &console).expect_err("no costs");
+    train_head::run(StageJob::new(&recipe, &workspace(&recipe), &console), None).expect("trains");
+    record::run(StageJob::new(&recipe, &workspace(&recipe), &console)).expect("records");
+    let error =
+        tune::run(StageJob::new(&recipe, &workspace(&recipe), &console)).expect_err("no costs");
     assert!(error.to_string().contains("`[tune.costs]` `draft_ms` and `target_ms`"), "{error}");
 }

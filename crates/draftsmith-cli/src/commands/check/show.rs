@@ -1,49 +1,46 @@
 //! Formats the results of `check` as a table.
 
-use comfy_table::Table;
-use draftsmith_report::{LEAST_PROMPTS, MAX_FOREIGN_LOAD, counted, rule_label, table_text};
+use draftsmith_report::{LEAST_PROMPTS, MAX_FOREIGN_LOAD, counted, plain_table, rule_label};
 use draftsmith_theory::Sampling;
-use draftsmith_tune::check::{CheckReport, DecodingCheck, p_value_text, rate_text, speed_text};
+use draftsmith_tune::check::{
+    AcceptanceCheck, CheckReport, DecodingCheck, p_value_text, rate_text, speed_text,
+};
 
 /// Formats the results as a table, one line per check, ending with a line break. It fits into 80
 /// columns.
 pub(super) fn table(checked: &CheckReport) -> String {
     let CheckReport { greedy, sampled, .. } = checked;
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING).force_no_tty();
-    table.set_header(["check", "found", "must be", ""]);
-    table.add_row([
-        "greedy output".to_owned(),
-        greedy_output(checked),
-        "plain greedy output".to_owned(),
-        verdict(Some(greedy.output.holds)).to_owned(),
-    ]);
-    table.add_row([
-        "sampled output".to_owned(),
-        sampled_output(checked),
-        format!("p at least {}", sampled.output.alpha),
-        verdict(Some(sampled.output.holds)).to_owned(),
-    ]);
-    for (name, acceptance) in
-        [("greedy acceptance", &greedy.acceptance), ("sampled acceptance", &sampled.acceptance)]
-    {
-        table.add_row([
+    let acceptance = |name: &str, acceptance: &AcceptanceCheck| {
+        [
             name.to_owned(),
             format!("{} of {}", rate_text(&acceptance.rate), acceptance.num_drafted),
             acceptance.promised.as_ref().map_or_else(|| "nothing promised".to_owned(), rate_text),
             verdict(acceptance.holds).to_owned(),
-        ]);
-    }
+        ]
+    };
     let speed = &checked.speed;
-    table.add_row([
-        "greedy speed".to_owned(),
-        speed_text(&speed.speedup),
-        "1.00x or more".to_owned(),
-        speed.holds.map_or_else(|| unsure(checked), |holds| verdict(Some(holds)).to_owned()),
-    ]);
-    for (index, column) in table.column_iter_mut().enumerate() {
-        column.set_padding((if index == 0 { 0 } else { 2 }, 0));
-    }
+    let rows = [
+        [
+            "greedy output".to_owned(),
+            greedy_output(checked),
+            "plain greedy output".to_owned(),
+            verdict(Some(greedy.output.holds)).to_owned(),
+        ],
+        [
+            "sampled output".to_owned(),
+            sampled_output(checked),
+            format!("p at least {}", sampled.output.alpha),
+            verdict(Some(sampled.output.holds)).to_owned(),
+        ],
+        acceptance("greedy acceptance", &greedy.acceptance),
+        acceptance("sampled acceptance", &sampled.acceptance),
+        [
+            "greedy speed".to_owned(),
+            speed_text(&speed.speedup),
+            "1.00x or more".to_owned(),
+            speed.holds.map_or_else(|| unsure(checked), |holds| verdict(Some(holds)).to_owned()),
+        ],
+    ];
     format!(
         "{}: {}, {}\n{} of {}, up to {} new tokens a turn\ngreedy: {}\nsampled, {}: {}\n\n{}\n",
         checked.export.display(),
@@ -55,7 +52,7 @@ pub(super) fn table(checked: &CheckReport) -> String {
         rule(greedy),
         sampling(sampled),
         rule(sampled),
-        table_text(table, &[])
+        plain_table(["check", "found", "must be", ""], rows, [], (0, 2), None)
     )
 }
 

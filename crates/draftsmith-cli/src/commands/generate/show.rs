@@ -4,8 +4,8 @@
 //! candidate is shown as `[corrected]` (yellow), and a token after a round without a rejection as
 //! `<bonus>` (blue).
 
-use comfy_table::{CellAlignment, Table};
 use draftsmith_decode::RoundTokens;
+use draftsmith_report::plain_table;
 use draftsmith_theory::Round;
 
 /// The origin of an output token.
@@ -58,25 +58,19 @@ pub(super) fn marked(text: &str, origin: TextOrigin, colour: bool) -> String {
 
 /// Formats a table of rounds: candidates, accepted candidates, tokens, and times in milliseconds.
 pub(super) fn table(rounds: &[Round]) -> String {
-    let mut table = Table::new();
-    table.load_style(comfy_table::presets::NOTHING).force_no_tty();
-    table.set_header(["round", "drafted", "accepted", "tokens", "draft ms", "verify ms"]);
-    for (number, round) in rounds.iter().enumerate() {
+    let heading = ["round", "drafted", "accepted", "tokens", "draft ms", "verify ms"];
+    let rows = rounds.iter().enumerate().map(|(number, round)| {
         let millis = |time: std::time::Duration| format!("{:.2}", time.as_secs_f64() * 1e3);
-        table.add_row([
+        [
             (number + 1).to_string(),
             round.num_drafted.to_string(),
             round.num_accepted.to_string(),
             round.num_tokens().to_string(),
             millis(round.draft_time),
             millis(round.verify_time),
-        ]);
-    }
-    for column in table.column_iter_mut() {
-        column.set_cell_alignment(CellAlignment::Right);
-        column.set_padding((0, 2));
-    }
-    table.lines().map(|line| format!("{}\n", line.trim_end())).collect()
+        ]
+    });
+    plain_table(heading, rows, 0..heading.len(), (0, 2), None) + "\n"
 }
 
 #[cfg(test)]

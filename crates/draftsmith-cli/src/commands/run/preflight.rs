@@ -6,6 +6,7 @@ use anyhow::{Context, Result, bail};
 use draftsmith_files::in_bytes;
 use draftsmith_theory::{DrafterId, setting_text};
 
+use crate::commands::StageJob;
 use crate::console::Console;
 use draftsmith_recipe::kinds::{DrafterRecipe, Role};
 use draftsmith_recipe::prompts::for_data::{choose_prompts, num_known, prompts_in_data};
@@ -22,7 +23,8 @@ use draftsmith_tune::tuning::given_costs;
 ///
 /// # Errors
 /// If a later stage would fail because of a key that can be checked now.
-pub(super) fn check(recipe: &Recipe, workspace: &Workspace, console: &Console) -> Result<()> {
+pub(super) fn check(job: StageJob<'_>) -> Result<()> {
+    let StageJob { recipe, workspace, .. } = job;
     let num_layers = workspace.models.target_shape()?.num_layers;
     for (id, training) in recipe.trained_self_drafts() {
         training.check_layers(num_layers).with_context(|| format!("section `[drafters.{id}]`"))?;
@@ -32,8 +34,8 @@ pub(super) fn check(recipe: &Recipe, workspace: &Workspace, console: &Console) -
     if recipe.tune.as_ref().is_some_and(|tune| tune.prompts.is_some()) {
         set_prompts(recipe, PromptSet::Validation, workspace, &Console::silent())?;
     }
-    note_overlap(recipe, workspace, &datasets, console)?;
-    note_work(recipe, workspace, &datasets, console)
+    note_overlap(job, &datasets)?;
+    note_work(job, &datasets)
 }
 
 /// Checks that given costs name existing drafters, and that they are complete if costs cannot be
@@ -65,12 +67,8 @@ fn evaluated_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<Datas
     choice.of_each(sources, workspace.text_side()?, &Console::silent())
 }
 
-fn note_overlap(
-    recipe: &Recipe,
-    workspace: &Workspace,
-    datasets: &[Dataset],
-    console: &Console,
-) -> Result<()> {
+fn note_overlap(job: StageJob<'_>, datasets: &[Dataset]) -> Result<()> {
+    let StageJob { recipe, workspace, console } = job;
     let Some(known) = prompts_in_data(recipe, workspace.text_side()?) else { return Ok(()) };
     for Dataset { name, prompts } in datasets {
         let num = num_known(prompts, &known);
@@ -86,12 +84,8 @@ fn note_overlap(
 }
 
 /// Shows a note with the maximum number of tokens, bytes and minutes of the stages.
-fn note_work(
-    recipe: &Recipe,
-    workspace: &Workspace,
-    datasets: &[Dataset],
-    console: &Console,
-) -> Result<()> {
+fn note_work(job: StageJob<'_>, datasets: &[Dataset]) -> Result<()> {
+    let StageJob { recipe, workspace, console } = job;
     let text = workspace.text_side()?;
     let (mut parts, mut num_decoded) = (Vec::new(), 0);
     if let Some(data) = recipe.data.as_ref().filter(|it| it.responses != Responses::Existing) {

@@ -1,8 +1,7 @@
 //! Formats a survey as text.
 
 use anyhow::Result;
-use comfy_table::{Table, presets};
-use draftsmith_report::{CostSource, DecodingName, explained, render_rules, table_text, wrapped};
+use draftsmith_report::{CostSource, DecodingName, explained, plain_table, render_rules, wrapped};
 use draftsmith_theory::Estimate;
 
 use draftsmith_servers::survey::pair::PairSurvey;
@@ -121,21 +120,10 @@ fn target(found: &TargetSurvey, width: Option<usize>) -> String {
         rows(&|rows| found.verify_seconds[rows - 1]),
         source(found.cost_source, found.uncertainty)
     );
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).force_no_tty();
-    table.set_header([
-        "exit layer",
-        "cost",
-        "pays from",
-        "agrees",
-        "setting",
-        "speed-up",
-        "95 %",
-        "",
-    ]);
-    for exit in &found.exits {
+    let heading = ["exit layer", "cost", "pays from", "agrees", "setting", "speed-up", "95 %", ""];
+    let rows = found.exits.iter().map(|exit| {
         let interval = |estimate: Estimate| format!("{:.3}..{:.3}", estimate.low, estimate.high);
-        table.add_row([
+        [
             exit.exit_layer.map_or("EAGLE-3".to_owned(), |layer| layer.to_string()),
             format!("{:.1} %", 100.0 * exit.draft_share),
             format!("{:.3}", exit.break_even),
@@ -144,9 +132,9 @@ fn target(found: &TargetSurvey, width: Option<usize>) -> String {
             format!("{:.3}x", exit.speedup.value),
             interval(exit.speedup),
             if exit.exit_layer == found.best_exit_layer { "*" } else { "" }.to_owned(),
-        ]);
-    }
-    let table = table_text(table, &[0, 1, 2, 3, 5, 6]);
+        ]
+    });
+    let table = plain_table(heading, rows, [0, 1, 2, 3, 5, 6], (1, 1), None);
     let words = explained(&table, width).map(|words| words + "\n").unwrap_or_default();
     text += &table;
     let legend = format!(

@@ -4,12 +4,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use comfy_table::{Table, presets};
 use draftsmith_files::write_whole;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::servers::{quoted, served_path};
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_report::{table_text, times_text, wrapped};
+use draftsmith_report::{plain_table, times_text, wrapped};
 use draftsmith_servers::costs::ServerCostsFile;
 use draftsmith_servers::settings::{
     LoadCell, ScheduleKeys, ServerKind, ServerLoad, ServerSettings, ServerTuning, tune_for_server,
@@ -201,14 +200,12 @@ pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
         let is_fixed = cell.drafting.least_prob == 0.0 && cell.drafting.num_matched.is_none();
         is_fixed || Some(cell.drafting) == settings.single
     };
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING);
     let lengths: Vec<&LoadCell> =
         settings.rows.iter().take(1).flat_map(|row| &row.cells).filter(is_shown).collect();
     let heading = lengths.iter().map(|cell| short_name(cell.drafting));
     let first = ["requests".to_owned(), "best".to_owned(), "95 %".to_owned()];
-    table.set_header(first.into_iter().chain(heading));
-    for row in &settings.rows {
+    let heading = first.into_iter().chain(heading);
+    let rows = settings.rows.iter().map(|row| {
         let best = match row.best {
             0 => "off".to_owned(),
             best => format!("K = {best}"),
@@ -217,8 +214,8 @@ pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
             .speedup
             .map_or("-".to_owned(), |Estimate { low, high, .. }| format!("{low:.2}..{high:.2}"));
         let cells = row.cells.iter().filter(is_shown).map(|cell| times_text(cell.speedup));
-        table.add_row([row.batch_size.to_string(), best, interval].into_iter().chain(cells));
-    }
+        [row.batch_size.to_string(), best, interval].into_iter().chain(cells)
+    });
     let tokens: Vec<String> = lengths
         .iter()
         .map(|it| format!("{:.2} at {}", it.tokens_per_round, short_name(it.drafting)))
@@ -230,7 +227,7 @@ pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
             settings.decoding.text(),
             settings.num_prompts
         ),
-        table_text(table, &(2..3 + lengths.len()).collect::<Vec<_>>()),
+        plain_table(heading, rows, 2..3 + lengths.len(), (1, 1), None),
     ];
     if !tokens.is_empty() {
         lines.push(format!("tokens per round: {}", tokens.join(", ")));

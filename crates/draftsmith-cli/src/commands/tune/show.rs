@@ -1,10 +1,9 @@
 //! Formats the results of `tune` as text.
 
 use anyhow::Result;
-use comfy_table::{ContentArrangement, Table, presets};
 use draftsmith_report::{
-    CostSource, DrafterName, explained, fastest_ways, rule_label, serving_text, signed_percent,
-    table_text, times_text, wrapped,
+    CostSource, DrafterName, explained, fastest_ways, plain_table, rule_label, serving_text,
+    signed_percent, times_text, wrapped,
 };
 use draftsmith_theory::{Estimate, StopRuleName};
 
@@ -93,25 +92,19 @@ fn best_length(tuning: &Tuning) -> f64 {
 
 /// Formats the table of rules.
 fn rules(tuning: &Tuning, width: Option<usize>) -> String {
-    let mut table = Table::new();
-    table.load_style(presets::NOTHING).set_content_arrangement(ContentArrangement::Dynamic);
-    if let Some(width) = width {
-        table.set_width(width.try_into().unwrap_or(u16::MAX));
-    }
-    table.force_no_tty();
-    table.set_header(["rule", "speed-up", "over best K", "95 %", ""]);
-    for rule in &tuning.rules {
+    let rows = tuning.rules.iter().map(|rule| {
         let is_chosen = (rule.lookup_first, rule.stop_rule) == (tuning.lookup_first, tuning.chosen);
         let mark = if is_chosen { "chosen" } else { "" };
-        table.add_row([
+        [
             rule_label(rule.lookup_first, &rule.config),
             format!("{:.3}x", rule.speedup),
             signed_percent(rule.gain.value),
             interval(&rule.gain),
             mark.to_owned(),
-        ]);
-    }
-    table_text(table, &[1, 2, 3])
+        ]
+    });
+    let heading = ["rule", "speed-up", "over best K", "95 %", ""];
+    plain_table(heading, rows, [1, 2, 3], (1, 1), width)
 }
 
 /// Formats the result of a race, one line per setting.

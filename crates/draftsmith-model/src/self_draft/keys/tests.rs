@@ -1,9 +1,8 @@
 //! The keys that trainers write by default are accepted, and those that change the network are not.
 
-use serde::Deserialize;
 use serde::de::value::Error;
 use serde::de::{Deserializer, Error as _, Visitor};
-use serde::forward_to_deserialize_any;
+use serde::{Deserialize, forward_to_deserialize_any};
 use serde_json::json;
 
 use super::*;

@@ -63,26 +63,29 @@ const ADAPTER: DrafterId = DrafterId::named("adapter");
 /// Trains the adapter. Returns its weights, and the results of later stages without paths.
 fn trained(recipe: &Recipe) -> (Vec<Vec<u8>>, String, Value, Value) {
     let (workspace, console) = (workspace(recipe), Console::silent());
-    train_drafter::run(recipe, None, &workspace, &console).expect("trains");
+    train_drafter::run(StageJob::new(recipe, &workspace, &console), None).expect("trains");
     let dir = recipe.export_dir(ADAPTER);
     let weights = ["model.safetensors", "head/model.safetensors"].map(|name| dir.join(name));
     let weights = weights.iter().filter(|path| path.exists());
     let weights = weights.map(|path| fs::read(path).expect("weights")).collect();
-    let recorded = record::run(recipe, &workspace, &console).expect("records");
+    let recorded = record::run(StageJob::new(recipe, &workspace, &console)).expect("records");
     // We compare the rows as text, because missing values are NaN.
     let rows = recorded.iter().map(|file| {
         let (rows, _) = read_rollouts(&file.path, None).expect("rollouts");
         format!("{rows:?}")
     });
     let rows = rows.collect::<Vec<_>>().join("\n");
-    let mut tuned = serde_json::to_value(tune::run(recipe, &workspace, &console).expect("tunes"))
-        .expect("JSON");
+    let mut tuned = serde_json::to_value(
+        tune::run(StageJob::new(recipe, &workspace, &console)).expect("tunes"),
+    )
+    .expect("JSON");
     for tuning in tuned.as_array_mut().expect("a list") {
         (tuning["export"], tuning["ways"]) = (Value::Null, Value::Null);
     }
-    let mut replayed =
-        serde_json::to_value(replay::run(recipe, &workspace, &console).expect("replays"))
-            .expect("JSON");
+    let mut replayed = serde_json::to_value(
+        replay::run(StageJob::new(recipe, &workspace, &console)).expect("replays"),
+    )
+    .expect("JSON");
     for group in replayed["groups"].as_array_mut().expect("a list") {
         for row in group["rows"].as_array_mut().expect("a list") {
             (row["ceiling"], row["share_of_ceiling"]) = (Value::Null, Value::Null);
@@ -147,7 +150,8 @@ fn missing_layers_are_named() {
     let recipe = of_adapter(dir.path(), "a", &target, &data, "");
     built(&recipe);
     let train = |recipe: &Recipe| {
-        let trained = train_drafter::run(recipe, None, &workspace(recipe), &Console::silent());
+        let trained =
+            train_drafter::run(StageJob::new(recipe, &workspace(recipe), &Console::silent()), None);
         format!("{:#}", trained.expect_err("refused"))
     };
     // Initialising from the target needs one layer more than the directory contains.

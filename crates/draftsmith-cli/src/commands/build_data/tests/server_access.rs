@@ -6,16 +6,14 @@ use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use burn::tensor::Device;
-use draftsmith_data::{DataSet, Incomplete, Prompts, read_dir};
-use draftsmith_served::ServerLabels;
+use draftsmith_data::{DataSet, Incomplete, Prompt, Prompts, read_dir};
+use draftsmith_served::{Served, ServerHints, ServerLabels, ServerRecipe};
 use serde_json::{Value, json};
 
 use anyhow::Result;
-use draftsmith_data::Prompt;
 use draftsmith_recipe::Recipe;
 use draftsmith_recipe::watch::{Interrupted, Progress, Silent, Watch};
 use draftsmith_recipe::workspace::Workspace;
-use draftsmith_served::{Served, ServerHints, ServerRecipe};
 use draftsmith_theory::Decoding;
 use draftsmith_tune::answers::unfiltered;
 use draftsmith_tune::build_data::DamagedShards;
@@ -23,6 +21,7 @@ use draftsmith_tune::conversation::SetPrompt;
 use draftsmith_tune::server_access::{ServerAccess, ask_servers};
 use std::borrow::Cow;
 
+use crate::commands::StageJob;
 use crate::commands::build_data;
 use crate::console::Console;
 use crate::loopback::{self, Deed};
@@ -144,8 +143,11 @@ fn built(dir: &Path, name: &str, more: &str) -> DataSet {
     );
     let mut recipe: Recipe = toml::from_str(&text).expect("a recipe");
     recipe.name = dir.join(name).display().to_string();
-    build_data::run(&recipe, DamagedShards::Refused, &workspace(), &Console::silent())
-        .expect("built");
+    build_data::run(
+        StageJob::new(&recipe, &workspace(), &Console::silent()),
+        DamagedShards::Refused,
+    )
+    .expect("built");
     read_dir(&dir.join(name), Incomplete::Refused).expect("whole")
 }
 
