@@ -8,8 +8,6 @@
 //! The compiler vectorises these loops because they are plain `for` loops over slices and arrays: a
 //! `zip` or a closure in one may be compiled separately, without the vector instructions.
 
-#![expect(clippy::needless_range_loop, reason = "a `zip` in the innermost loop is a call")]
-
 use pulp::Arch;
 
 /// The smallest distance d from the largest logit at which the weight e^d is not set to 0.
