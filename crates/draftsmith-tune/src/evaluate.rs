@@ -25,7 +25,7 @@ use self::measure::Bench;
 use self::promise::Promise;
 use self::settings::Setting;
 use crate::decoders::Decoders;
-use crate::machine::ProcessorTime;
+use crate::machine::{Quiet, Span};
 use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
 use draftsmith_recipe::kinds::NOTHING_DRAFTS;
 use draftsmith_recipe::kinds::loaded::{LoadedDrafter, LoadedDrafters};
@@ -94,13 +94,11 @@ pub fn evaluate_unless_finished(
     let models = MeasuredModels { recipe, evaluate, workspace, pair, drafters: &drafters, watch };
     let plans = evaluate.decodings.iter().map(|name| models.plan(*name));
     let plans: Vec<Plan> = plans.collect::<Result<_>>()?;
-    let begun = ProcessorTime::now();
     let evaluated = models.run(&datasets, &plans, keeps_finished)?;
-    let foreign_load = begun.and_then(ProcessorTime::foreign_load);
     if watch.is_interrupted() && evaluated.rows.is_empty() {
         return Err(Interrupted.into());
     }
-    models.write(&datasets, evaluated, &papers, foreign_load)
+    models.write(&datasets, evaluated, &papers)
 }
 
 /// Reads and checks the tables of papers that the results of a recipe fill.
@@ -211,7 +209,7 @@ impl MeasuredModels<'_> {
         let progress = Progress::new(watch, "evaluate", "runs", num_runs);
         let cost_by_size = cost_ratios::cost_by_size(pair, drafters);
         let roads = recipe.evaluated().map(|(id, drafter)| (id, drafter.kind.road())).collect();
-        let mut journal = RunJournal::open(self, plans, keeps_finished)?;
+        let journal = RunJournal::open(self, plans, keeps_finished)?;
         if journal.num_known() > 0 {
             watch.note(format!(
                 "evaluate: {} measurements of an earlier run are kept",
@@ -221,47 +219,92 @@ impl MeasuredModels<'_> {
         let alone = self.draft_alone(&datasets[0])?;
         let mut evaluated =
             EvaluationResults { cost_by_size, roads, alone, ..EvaluationResults::default() };
+        let mut measuring = Measuring { bench, journal, progress, quiet: Quiet::default() };
         'all: for (of_dataset, dataset) in datasets.iter().enumerate() {
             for (of_plan, plan) in plans.iter().enumerate() {
                 let runs = vec![Vec::new(); plan.settings.len()];
                 let mut group = MeasuredGroup { dataset, plan, runs };
-                let prompts: Vec<&Prompt> = dataset.prompts.iter().collect();
-                let batches = prompts.len().div_ceil(batch_size);
-                for number in 0..batches * repeats {
-                    let first = number % batches * batch_size;
-                    let batch = &prompts[first..prompts.len().min(first + batch_size)];
-                    bench.seed = recipe.seed + (number / batches) as u64;
-                    progress.message(dataset.name.clone());
-                    for (index, setting) in plan.settings.iter().enumerate() {
-                        if watch.is_interrupted() {
-                            group.keep_whole_prompts();
-                            evaluated.add(group, recipe, evaluate)?;
-                            break 'all;
-                        }
-                        let place = [of_dataset, of_plan, number, index];
-                        let runs = match journal.take(place) {
-                            Some(runs) => runs,
-                            None => {
-                                let runs = bench.run(first, batch, &plan.decoding, setting)?;
-                                journal.add(place, &runs)?;
-                                runs
-                            }
-                        };
-                        for measured in runs {
-                            group.add(index, measured, &mut bench)?;
-                        }
-                        progress.advance(batch.len() as u64);
-                    }
+                let is_whole = self.measure(&mut measuring, &mut group, [of_dataset, of_plan])?;
+                if !is_whole {
+                    group.keep_whole_prompts();
                 }
                 evaluated.add(group, recipe, evaluate)?;
+                if !is_whole {
+                    break 'all;
+                }
             }
         }
-        progress.finish();
+        measuring.progress.finish();
         if !watch.is_interrupted() {
-            journal.finish();
+            measuring.journal.finish();
         }
+        evaluated.foreign_load = measuring.quiet.load();
         Ok(evaluated)
     }
+
+    /// Runs all settings of a group in turn on each batch of prompts. Batches that other programs
+    /// disturbed are measured again, within [`Quiet`]'s limits. Returns false after Ctrl-C.
+    fn measure(
+        &self,
+        measuring: &mut Measuring<'_>,
+        group: &mut MeasuredGroup<'_>,
+        [of_dataset, of_plan]: [usize; 2],
+    ) -> Result<bool> {
+        let Measuring { bench, journal, progress, quiet } = measuring;
+        let EvaluateRecipe { batch_size, repeats, .. } = *self.evaluate;
+        let (plan, prompts) = (group.plan, &group.dataset.prompts);
+        let batches = prompts.len().div_ceil(batch_size);
+        progress.message(group.dataset.name.clone());
+        // The runs since the last judgement of the load, which may be repeated.
+        let (mut span, mut recent) = (Span::begin(), Vec::new());
+        let (mut number, mut first_recent, mut num_counted) = (0, 0, 0);
+        while number < batches * repeats {
+            let first = number % batches * batch_size;
+            let batch: Vec<&Prompt> = prompts[first..].iter().take(batch_size).collect();
+            bench.seed = self.recipe.seed + (number / batches) as u64;
+            for (index, setting) in plan.settings.iter().enumerate() {
+                if self.watch.is_interrupted() {
+                    group.add_all(recent, bench)?;
+                    return Ok(false);
+                }
+                let place = [of_dataset, of_plan, number, index];
+                let runs = match journal.take(place) {
+                    Some(runs) => runs,
+                    None => {
+                        let runs = bench.run(first, &batch, &plan.decoding, setting)?;
+                        journal.add(place, &runs)?;
+                        runs
+                    }
+                };
+                recent.extend(runs.into_iter().map(|run| (index, run)));
+                if number >= num_counted {
+                    progress.advance(batch.len() as u64);
+                }
+            }
+            number += 1;
+            num_counted = num_counted.max(number);
+            let judged = span.judge();
+            if judged.is_some_and(|(load, seconds)| quiet.repeats(load, seconds)) {
+                recent.clear();
+                number = first_recent;
+            } else if judged.is_some() || number == batches * repeats {
+                group.add_all(std::mem::take(&mut recent), bench)?;
+                first_recent = number;
+            }
+            if judged.is_some() {
+                span = Span::begin();
+            }
+        }
+        Ok(true)
+    }
+}
+
+/// What measures a recipe's settings.
+struct Measuring<'a> {
+    bench: Bench<'a>,
+    journal: RunJournal,
+    progress: Progress,
+    quiet: Quiet,
 }
 
 #[cfg(test)]

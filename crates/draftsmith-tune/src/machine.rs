@@ -1,6 +1,9 @@
 //! The machine that this program runs on, and the load of other programs on it.
 
 use std::fs::read_to_string;
+use std::time::Instant;
+
+use draftsmith_report::MAX_FOREIGN_LOAD;
 
 /// Describes the machine in one line: processor, cores and operating system.
 pub(crate) fn machine_text() -> String {
@@ -67,6 +70,63 @@ impl ProcessorTime {
     }
 }
 
+/// A span of time whose load is measured.
+pub(crate) struct Span {
+    begun: Option<ProcessorTime>,
+    clock: Instant,
+}
+
+impl Span {
+    /// Begins a span.
+    pub(crate) fn begin() -> Self {
+        Self { begun: ProcessorTime::now(), clock: Instant::now() }
+    }
+
+    /// Returns the load of other programs since the beginning and the seconds; `None` if the span is
+    /// too short, or the system does not tell.
+    pub(crate) fn judge(&self) -> Option<(f64, f64)> {
+        Some((self.begun?.foreign_load()?, self.clock.elapsed().as_secs_f64()))
+    }
+}
+
+/// Which measurements to repeat because other programs disturbed them. A load does not slow all
+/// settings by the same factor: decoding without a draft waits for its threads more often. Repeats take
+/// at most as long as what was kept, and at most [`MOST_REPEATED`] seconds.
+#[derive(Debug, Default)]
+pub(crate) struct Quiet {
+    /// The seconds of measurements that were kept.
+    kept: f64,
+    /// The seconds of measurements that were repeated.
+    repeated: f64,
+    /// The sum of load times seconds over what was kept.
+    loaded: f64,
+}
+
+/// The most seconds of repeated measurements.
+const MOST_REPEATED: f64 = 120.0;
+/// The seconds that may be repeated before anything was kept.
+const FIRST_REPEATED: f64 = 10.0;
+
+impl Quiet {
+    /// Returns whether a measurement of `seconds` under a load of other programs is to be repeated.
+    pub(crate) fn repeats(&mut self, load: f64, seconds: f64) -> bool {
+        let most = (FIRST_REPEATED + self.kept).min(MOST_REPEATED);
+        let repeats = load > MAX_FOREIGN_LOAD && self.repeated + seconds <= most;
+        if repeats {
+            self.repeated += seconds;
+        } else {
+            self.kept += seconds;
+            self.loaded += load * seconds;
+        }
+        repeats
+    }
+
+    /// Returns the average load of other programs over what was kept; `None` if nothing was judged.
+    pub(crate) fn load(&self) -> Option<f64> {
+        (self.kept > 0.0).then(|| self.loaded / self.kept)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -84,6 +144,28 @@ mod tests {
         assert_eq!(time(1100, 600, 141).foreign_since(begin), Some(0.0));
         assert_eq!(time(1010, 510, 40).foreign_since(begin), None);
         assert_eq!(ProcessorTime::parse("intr 1", "1 (a) R"), None);
+    }
+
+    #[test]
+    fn bursts_are_repeated_and_a_steady_load_only_for_a_while() {
+        let mut quiet = Quiet::default();
+        // Five seconds busy and five quiet, in spans of half a second.
+        let (mut clock, mut kept) = (0, Vec::new());
+        while kept.len() < 60 {
+            let load = if clock / 10 % 2 == 0 { 0.5 } else { 0.01 };
+            clock += 1;
+            if !quiet.repeats(load, 0.5) {
+                kept.push(load);
+            }
+        }
+        assert!(kept.iter().all(|load| *load < 0.1) && clock <= 120, "{clock} {kept:?}");
+        assert!(quiet.load().is_some_and(|load| (load - 0.01).abs() < 1e-9));
+        let mut busy = Quiet::default();
+        let num_kept = (0..100).filter(|_| !busy.repeats(0.5, 1.0)).count();
+        assert!((40..=50).contains(&num_kept) && busy.load() == Some(0.5), "{num_kept}");
+        let mut long = Quiet::default();
+        assert!(!long.repeats(0.5, 60.0), "a long measurement is not repeated");
+        assert_eq!(Quiet::default().load(), None);
     }
 
     #[cfg(target_os = "linux")]

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 
 use anyhow::Result;
-use draftsmith_report::LEAST_PROMPTS;
+use draftsmith_report::{LEAST_PROMPTS, median_of};
 use draftsmith_theory::{Estimate, SeededDraws, bootstrap};
 use serde::{Deserialize, Serialize};
 
@@ -27,7 +27,7 @@ const TRIMMED: f64 = 0.2;
 /// The number of resamples of an interval.
 const NUM_RESAMPLES: usize = 400;
 /// The least standard deviation of a modelled difference of two settings' logarithmic times.
-const LEAST_MODEL_SD: f64 = 0.02;
+const LEAST_MODEL_SD: f64 = 0.04;
 /// The half width of a 95 % interval in standard deviations.
 const SDS: f64 = 1.96;
 
@@ -136,6 +136,20 @@ impl Race {
     /// Returns the number of laps.
     pub(crate) fn num_laps(&self) -> usize {
         self.laps.len()
+    }
+
+    /// Converts a speed relative to the setting `over` to the one that a user sees, who also waits for
+    /// the prefill, of `over` and of a setting that reads prompts as `reader` does.
+    pub(crate) fn with_prefill(&self, speedup: Estimate, over: usize, reader: usize) -> Estimate {
+        let median = |setting: usize, of: fn(&AnswerTime) -> f64| {
+            let times = self.laps.iter().filter_map(|lap| lap.times.get(&setting));
+            median_of(times.map(of)).unwrap_or(0.0)
+        };
+        let [before, own_before] = [over, reader].map(|it| median(it, |t| t.waiting - t.seconds));
+        let decoding = median(over, |time| time.seconds);
+        let seen = |speedup: f64| (before + decoding) / (own_before + decoding / speedup);
+        let Estimate { value, low, high } = speedup;
+        Estimate { value: seen(value), low: seen(low), high: seen(high) }
     }
 
     /// Returns the fastest of some settings.
@@ -313,6 +327,20 @@ mod tests {
             assert!(faster.low < 9.6 / 9.0 && 9.6 / 9.0 < faster.high + 0.02, "{faster:?}");
         }
         assert!(num_right >= 12, "{num_right}");
+    }
+
+    #[test]
+    fn a_user_sees_the_prefill_too() {
+        let mut race = Race::new(2, 1);
+        let mut run = |setting: usize, _: usize| {
+            let (seconds, prefill) = [(8.0, 2.0), (4.0, 3.0)][setting];
+            Ok(AnswerTime { num_tokens: 8, seconds, waiting: seconds + prefill })
+        };
+        race.run_laps(5, 1000.0, &mut run).expect("nothing fails");
+        let twice = race.speedup(1, 0);
+        assert!((twice.value - 2.0).abs() < 1e-9, "{twice:?}");
+        let seen = [1, 0].map(|reader| race.with_prefill(twice, 0, reader).value);
+        assert!((seen[0] - 10.0 / 7.0).abs() < 1e-9 && (seen[1] - 10.0 / 6.0).abs() < 1e-9);
     }
 
     #[test]

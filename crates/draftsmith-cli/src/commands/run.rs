@@ -16,6 +16,9 @@ use draftsmith_recipe::device::on_pool;
 use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::tuner::finished_tuning;
 
+/// The least time of earlier stages by which tuning is limited, so that a resumed run measures enough.
+const LEAST_BEFORE_TUNING: Duration = Duration::from_secs(60);
+
 /// Runs all stages with one workspace. Prints the table of results, the report's path, the ways to
 /// serve, and the last sentences.
 pub(crate) fn run(job: StageJob<'_>) -> Result<()> {
@@ -52,9 +55,9 @@ pub(crate) fn run(job: StageJob<'_>) -> Result<()> {
     };
     let (tuned, replayed) = match is_tuned {
         true => {
-            // The limit is half of the time so far, so measuring costs takes at most a third of the
-            // total up to then.
-            let time_limit = begun.elapsed() / 2;
+            // The limit is half of the time so far, so tuning takes at most a third of the total up to
+            // then, unless the earlier stages were finished before.
+            let time_limit = begun.elapsed().max(LEAST_BEFORE_TUNING) / 2;
             let tuned = tune_once(stage, time_limit)?;
             (Some(tuned), Some(replay::run(stage)?))
         }

@@ -24,7 +24,8 @@ pub struct ServingWay {
     pub setting: String,
     /// The setting of a program that drafts without our code; null for our own decoder and heads.
     pub drafting: Option<Drafting>,
-    /// The speed relative to the target alone, with its 95 % interval.
+    /// The speed relative to the target alone, with its 95 % interval. It includes prefill, except at
+    /// given costs.
     pub speedup: Estimate,
     /// The costs at which the speed was modelled; null if it was measured.
     pub costs: Option<CostSource>,

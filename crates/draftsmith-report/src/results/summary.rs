@@ -349,8 +349,8 @@ impl EvaluationSummary {
         });
         let load = self.foreign_load.filter(|load| *load > MAX_FOREIGN_LOAD).map(|load| {
             format!(
-                "Other programs used {:.0} % of the processors while this ran. A speed-up is as certain as its \
-                 interval, but on a quiet machine close settings may be in another order.",
+                "Other programs used {:.0} % of the processors while this ran. The speed-ups hold under such \
+                 a load. On a quiet machine they may be others, and close settings in another order.",
                 100.0 * load
             )
         });

@@ -54,12 +54,7 @@ pub(super) struct MeasuredGroup<'a> {
 impl MeasuredGroup<'_> {
     /// Adds a run of the setting with this index. A greedy run is compared with the plain run on
     /// the same prompt, which must have been added before.
-    pub(super) fn add(
-        &mut self,
-        index: usize,
-        mut measured: PromptRun,
-        bench: &mut Bench<'_>,
-    ) -> Result<()> {
+    fn add(&mut self, index: usize, mut measured: PromptRun, bench: &mut Bench<'_>) -> Result<()> {
         if self.plan.decoding.is_greedy()
             && let Some(plain) = self.runs[0].get(measured.prompt)
         {
@@ -67,6 +62,15 @@ impl MeasuredGroup<'_> {
         }
         self.runs[index].push(measured);
         Ok(())
+    }
+
+    /// Adds runs of the settings with these indices, in the order in which they were made.
+    pub(super) fn add_all(
+        &mut self,
+        runs: Vec<(usize, PromptRun)>,
+        bench: &mut Bench<'_>,
+    ) -> Result<()> {
+        runs.into_iter().try_for_each(|(index, run)| self.add(index, run, bench))
     }
 
     /// Drops the runs on prompts that not all settings have completed.
@@ -400,6 +404,8 @@ pub(super) struct EvaluationResults {
     pub(super) groups: Vec<GroupSummary>,
     /// The name and the text of each answers file.
     pub(super) answers: Vec<(String, String)>,
+    /// The share of the processors that other programs used; `None` if unknown.
+    pub(super) foreign_load: Option<f64>,
 }
 
 impl EvaluationResults {

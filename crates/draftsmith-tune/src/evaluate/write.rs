@@ -28,7 +28,6 @@ impl MeasuredModels<'_> {
         datasets: &[Dataset],
         mut evaluated: EvaluationResults,
         papers: &[PaperTable],
-        foreign_load: Option<f64>,
     ) -> Result<Evaluation> {
         let Self { recipe, evaluate, workspace, watch, .. } = *self;
         sort_rows(&mut evaluated.rows);
@@ -45,7 +44,7 @@ impl MeasuredModels<'_> {
             device: DeviceChoice::name(workspace.models.device()),
             dtype: rounding(workspace.models.dtype),
             machine: machine_text(),
-            foreign_load,
+            foreign_load: evaluated.foreign_load,
             versions: vec![Version { name: "burn".to_owned(), version: "0.22.1".to_owned() }],
             models: self.summaries()?,
             max_new_tokens: evaluate.max_new_tokens,

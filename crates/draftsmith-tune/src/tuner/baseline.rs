@@ -6,11 +6,11 @@ use draftsmith_model::WeightDtype;
 use draftsmith_report::{CostSource, DrafterName, LookUps, promise_interval};
 use draftsmith_theory::{
     Counts, Decoding, Estimate, LookupFirst, Recordings, Sampling, StopRuleConfig, StopRuleName,
-    TimedCounts, seconds_per_token,
+    TimedCounts,
 };
 use serde::Serialize;
 
-use super::racing::Raced;
+use super::racing::{Prefilling, Raced};
 use crate::costs::{Costs, MeasuredCosts};
 use crate::judging::{estimate, over, speedup};
 use crate::sweep::{RuleChoice, best_look_ups_alone};
@@ -25,7 +25,7 @@ pub struct RuleGain {
     pub stop_rule: StopRuleName,
     /// The rule with its setting.
     pub config: StopRuleConfig,
-    /// The modelled speed relative to plain decoding.
+    /// The modelled speed relative to plain decoding, with the prefill that the race measured.
     pub speedup: f64,
     /// The modelled speed relative to the best fixed length, minus 1.
     pub gain: Estimate,
@@ -67,18 +67,27 @@ impl Baseline<'_> {
         Ok(estimate(own.len(), costs.len(), self.seed, &|some| over(&fixed, &own, some)))
     }
 
-    /// Computes the modelled seconds per token of plain decoding.
-    fn plain_seconds(&self) -> f64 {
-        seconds_per_token(&self.recordings.plain(&self.costs().rounds))
+    /// Estimates the speed relative to plain decoding of what `replayed` replays at given costs, with
+    /// the prefill of `prefilling`. The 95 % interval covers resampled responses and the uncertainty
+    /// of the costs.
+    pub(super) fn speedup(
+        &self,
+        prefilling: Prefilling,
+        replayed: impl Fn(&Costs) -> Result<Vec<TimedCounts>>,
+    ) -> Result<Estimate> {
+        let costs = self.measured.drawn(self.seed);
+        let plain = costs.iter().flat_map(|costs| self.recordings.plain(&costs.rounds));
+        let own = costs.iter().map(replayed).collect::<Result<Vec<_>>>()?.concat();
+        let speedup = speedup(&plain.collect::<Vec<_>>(), &own, costs.len(), self.seed);
+        Ok(self.raced.map_or(speedup, |raced| raced.with_prefill(speedup, prefilling)))
     }
 
     /// Replays prompt lookup without another drafter, at the setting that is best on these
     /// recordings.
     pub(super) fn look_ups_alone(&self) -> Result<LookUps> {
         let look_ups = best_look_ups_alone(self.recordings, self.costs())?;
-        let spent = self.recordings.replay_look_ups(look_ups, &self.costs().rounds);
-        let plain = self.recordings.plain(&self.costs().rounds);
-        Ok(LookUps { look_ups, speedup: speedup(&plain, &spent, 1, self.seed) })
+        let replayed = |costs: &Costs| Ok(self.recordings.replay_look_ups(look_ups, &costs.rounds));
+        Ok(LookUps { look_ups, speedup: self.speedup(Prefilling::Target, replayed)? })
     }
 
     pub(super) fn rule_gain(&self, choice: &RuleChoice) -> Result<RuleGain> {
@@ -86,7 +95,9 @@ impl Baseline<'_> {
             lookup_first: choice.lookup_first,
             stop_rule: choice.name,
             config: choice.config.clone(),
-            speedup: self.plain_seconds() / choice.seconds_per_token,
+            speedup: self
+                .speedup(Prefilling::Both, |costs| choice.replay(self.recordings, costs))?
+                .value,
             gain: self.gain(choice)?,
         })
     }

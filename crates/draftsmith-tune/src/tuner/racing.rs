@@ -46,6 +46,15 @@ pub(super) struct RaceFile {
     races: Vec<Raced>,
 }
 
+/// The models that read a prompt before the first round.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Prefilling {
+    /// The target.
+    Target,
+    /// The target and the drafter.
+    Both,
+}
+
 /// What a race showed.
 #[derive(Debug, Clone, Serialize)]
 pub struct RaceOutcome {
@@ -62,9 +71,9 @@ pub struct RacedSetting {
     pub lookup_first: Option<LookupFirst>,
     /// The rule with its setting.
     pub config: StopRuleConfig,
-    /// The speed relative to plain decoding without prefill, by the race and the model together.
+    /// The speed relative to plain decoding, prefill included, by the race and the model together.
     pub speedup: Estimate,
-    /// The speed relative to the best fixed length, minus 1.
+    /// The speed relative to the best fixed length without prefill, minus 1.
     pub gain: Estimate,
 }
 
@@ -127,13 +136,19 @@ impl Raced {
         self.race.lost(self.winning(), &self.numbers())
     }
 
+    /// Converts a speed relative to plain decoding without prefill to the one that a user sees.
+    pub(super) fn with_prefill(&self, speedup: Estimate, prefilling: Prefilling) -> Estimate {
+        let reader = if prefilling == Prefilling::Both { PLAIN + 1 } else { PLAIN };
+        self.race.with_prefill(speedup, PLAIN, reader)
+    }
+
     /// Returns what the race showed, where `fixed` is the best fixed length.
     pub(super) fn outcome(&self, fixed: &RuleChoice) -> RaceOutcome {
         let settings = self.settings.iter().zip(1..).filter_map(|(choice, number)| {
             Some(RacedSetting {
                 lookup_first: choice.lookup_first,
                 config: choice.config.clone(),
-                speedup: self.race.speedup(number, PLAIN),
+                speedup: self.with_prefill(self.race.speedup(number, PLAIN), Prefilling::Both),
                 gain: self.gain(choice, fixed)?,
             })
         });

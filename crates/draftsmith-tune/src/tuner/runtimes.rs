@@ -9,15 +9,17 @@ use anyhow::{Context, Result};
 use draftsmith_recipe::exports::servers::{
     Runtime, ServedDrafter, served_path, transformers_with_head,
 };
-use draftsmith_report::{ServingWay, rule_label, shown_interval};
+use draftsmith_report::{ServingWay, rule_label};
 use draftsmith_theory::{
     Bounds, CandidateProbThresholdConfig, Counts, Drafting, Estimate, HeadTiming, NgramSimple,
-    RoundLengths, StopRuleConfig, TimedCounts, seconds_per_token,
+    Recordings, RoundCosts, RoundLengths, StopRuleConfig, TimedCounts, seconds_per_token,
 };
 use rayon::prelude::*;
 
 use super::baseline::Baseline;
-use crate::sweep::{RuleChoice, per_token, thresholds};
+use super::racing::Prefilling;
+use crate::costs::Costs;
+use crate::sweep::{RuleChoice, thresholds};
 
 /// The maximum candidate length to try.
 const MAX_LENGTH: usize = 14;
@@ -55,15 +57,23 @@ pub(super) fn best_ways(
             anyhow::Ok((*drafting, baseline.recordings.replay(&rule, &costs)?))
         };
         let tried = tried.par_iter().map(spent).collect::<Result<Vec<_>>>()?;
-        ways.push(way(baseline, served, runtime, fastest(tried)?, lost));
+        let best = fastest(tried)?;
+        let rule = rule(runtime, best, baseline.recordings.head);
+        let replayed =
+            |costs: &Costs| Ok(baseline.recordings.replay(&rule, &costs.of_rule(&rule))?);
+        let speedup = baseline.speedup(Prefilling::Both, replayed)?;
+        ways.push(way(baseline, served, (runtime, best, speedup), lost));
     }
     let look_ups = LOOK_UP_MATCHES.into_iter().flat_map(|num_matched| {
         let lengths = LOOK_UP_LENGTHS.into_iter().filter(move |most| *most >= num_matched);
         lengths.map(move |most| NgramSimple { num_matched, most })
     });
-    let look_ups = look_ups.map(|ngram| (Drafting::look_up(ngram), looked_up(baseline, ngram)));
-    let best = fastest(look_ups.collect())?;
-    ways.push(way(baseline, served, Runtime::LlamaCpp, best, &["the drafter".to_owned()]));
+    let looked_up = |ngram, costs: &Costs| looked_up(baseline.recordings, ngram, &costs.rounds);
+    let spent = look_ups.map(|ngram| (ngram, looked_up(ngram, &baseline.measured.costs)));
+    let ngram = fastest(spent.collect())?;
+    let speedup = baseline.speedup(Prefilling::Target, |costs| Ok(looked_up(ngram, costs)))?;
+    let best = (Runtime::LlamaCpp, Drafting::look_up(ngram), speedup);
+    ways.push(way(baseline, served, best, &["the drafter".to_owned()]));
     Ok(ways)
 }
 
@@ -94,35 +104,26 @@ fn rule(runtime: Runtime, drafting: Drafting, head: Option<HeadTiming>) -> StopR
 }
 
 /// Computes the modelled seconds of each response with llama.cpp's lookup.
-fn looked_up(baseline: &Baseline<'_>, ngram: NgramSimple) -> Vec<TimedCounts> {
-    let rounds = &baseline.measured.costs.rounds;
+fn looked_up(recordings: &Recordings, ngram: NgramSimple, rounds: &RoundCosts) -> Vec<TimedCounts> {
     let spent = |response: RoundLengths| {
         let all = response.by_length.iter().enumerate();
         let seconds = all.map(|(length, num)| *num as f64 * rounds.verify_seconds(length + 1));
         let counts = Counts { num_tokens: response.num_tokens, ..Counts::default() };
         TimedCounts { counts, seconds: seconds.sum() }
     };
-    baseline.recordings.ngram_lengths(ngram).into_iter().map(spent).collect()
+    recordings.ngram_lengths(ngram).into_iter().map(spent).collect()
 }
 
-fn fastest(tried: Vec<(Drafting, Vec<TimedCounts>)>) -> Result<(Drafting, Vec<TimedCounts>)> {
-    let seconds = |it: &(Drafting, Vec<TimedCounts>)| seconds_per_token(&it.1);
+fn fastest<S>(tried: Vec<(S, Vec<TimedCounts>)>) -> Result<S> {
+    let seconds = |it: &(S, Vec<TimedCounts>)| seconds_per_token(&it.1);
     let best = tried.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other)));
-    best.context("a runtime has settings")
-}
-
-/// Estimates the speed relative to the target alone.
-fn speedup(baseline: &Baseline<'_>, spent: &[TimedCounts]) -> Estimate {
-    let plain = baseline.recordings.plain(&baseline.measured.costs.rounds);
-    let speedup = |some: &[usize]| per_token(&plain, some) / per_token(spent, some);
-    shown_interval(spent.len(), baseline.seed, speedup)
+    Ok(best.context("a runtime has settings")?.0)
 }
 
 fn way(
     baseline: &Baseline<'_>,
     served: &ServedDrafter,
-    runtime: Runtime,
-    (drafting, spent): (Drafting, Vec<TimedCounts>),
+    (runtime, drafting, speedup): (Runtime, Drafting, Estimate),
     lost: &[String],
 ) -> ServingWay {
     ServingWay {
@@ -130,7 +131,7 @@ fn way(
         drafter: baseline.recordings.drafter.into(),
         setting: drafting.text(),
         drafting: Some(drafting),
-        speedup: speedup(baseline, &spent),
+        speedup,
         costs: Some(baseline.cost_source),
         lost: lost.to_vec(),
         start: served.start(runtime, drafting, !baseline.decoding.is_greedy()),
@@ -146,14 +147,14 @@ pub(super) fn with_head(
     lost: Vec<String>,
 ) -> Result<ServingWay> {
     let id = baseline.recordings.drafter;
-    let spent = choice.replay(baseline.recordings, &baseline.measured.costs)?;
+    let replayed = |costs: &Costs| choice.replay(baseline.recordings, costs);
     let out = served_path(Path::new(&format!("exported/{id}")), true);
     Ok(ServingWay {
         runtime: Runtime::Transformers.name().to_owned(),
         drafter: id.into(),
         setting: rule_label(None, &choice.config),
         drafting: None,
-        speedup: speedup(baseline, &spent),
+        speedup: baseline.speedup(Prefilling::Both, replayed)?,
         costs: Some(baseline.cost_source),
         lost,
         start: transformers_with_head(dir, &out),
