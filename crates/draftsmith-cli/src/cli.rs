@@ -27,7 +27,7 @@ use crate::commands::import::ImportArguments;
 use crate::commands::inspect::PageArguments;
 use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
-use crate::commands::tune::servers::{LoadArguments, TunedForm};
+use crate::commands::tune::servers::LoadArguments;
 use crate::commands::{self, DeviceJob, StageJob};
 use crate::console::Console;
 use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
@@ -38,6 +38,7 @@ use draftsmith_recipe::device::{
 };
 use draftsmith_recipe::watch::Interrupted;
 use draftsmith_recipe::{Overrides, Recipe};
+use draftsmith_servers::settings::ServerKind;
 use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::evaluate::papers;
 use draftsmith_tune::training::TrainingWatch;
@@ -211,8 +212,8 @@ struct TuneArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
     /// Write settings for a server: `llama.cpp`, `vllm`, `sglang` or `trtllm`.
-    #[arg(long = "for", value_name = "FORM", hide_possible_values = true)]
-    form: Option<TunedForm>,
+    #[arg(long = "for", value_name = "FORM", value_parser = ServerKind::NAMES, hide_possible_values = true)]
+    form: Option<String>,
     /// The server's rounds, as `server costs` measured them.
     #[arg(long, alias = "costs", value_name = "FILE", requires = "form")]
     server_costs: Option<PathBuf>,
@@ -477,7 +478,7 @@ impl CommandSetup<'_> {
     fn tune(&self, a: &ReadingData<TuneArguments>) -> Result<()> {
         let costs = a.arguments.server_costs.as_deref();
         let (recipe, incomplete) = (&a.arguments.recipe, a.incomplete());
-        let Some(form) = a.arguments.form else {
+        let Some(form) = &a.arguments.form else {
             return self.run_on_pool(recipe, incomplete, commands::tune::run);
         };
         let tuning = a.arguments.load.tuning(form, costs)?;

@@ -6,7 +6,6 @@
 use std::path::{Path, absolute};
 
 use draftsmith_theory::{Drafting, HeadTiming};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// One drafter method's names and peculiarities in each server.
@@ -97,19 +96,15 @@ pub static AS_DSPARK: ServerFlags = ServerFlags {
 };
 
 /// An inference program that can decode with a drafter trained elsewhere.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runtime {
     /// llama.cpp's llama-server.
-    #[serde(rename = "llama.cpp")]
     LlamaCpp,
     /// vLLM.
-    #[serde(rename = "vLLM")]
     Vllm,
     /// SGLang.
-    #[serde(rename = "SGLang")]
     Sglang,
     /// The assisted generation of Hugging Face transformers.
-    #[serde(rename = "transformers")]
     Transformers,
 }
 
@@ -187,26 +182,22 @@ impl ServedDrafter {
 
     /// Returns SGLang's flags for a number of candidates.
     pub fn sglang_flags(&self, num_candidates: usize, is_sampled: bool) -> String {
-        if self.flags.is_block {
-            return format!(
-                "--speculative-algorithm {} --speculative-draft-model-path {} --speculative-dspark-block-size \
-                 {num_candidates}",
-                self.flags.sglang_algorithm,
-                quoted(&self.model)
-            );
-        }
+        let ServerFlags { sglang_algorithm, sglang_adapts, is_block, .. } = self.flags;
         // SGLang refuses rejection sampling for draft models.
-        let sampled = match is_sampled && self.flags.sglang_adapts {
+        let sampled = match is_sampled && *sglang_adapts {
             true => " --speculative-use-rejection-sampling",
             false => "",
         };
-        format!(
-            "--speculative-algorithm {} --speculative-draft-model-path {} --speculative-num-steps {num_candidates} \
-             --speculative-eagle-topk 1 --speculative-num-draft-tokens {}{sampled}",
-            self.flags.sglang_algorithm,
-            quoted(&self.model),
-            num_candidates + 1
-        )
+        let lengths = match is_block {
+            true => format!("--speculative-dspark-block-size {num_candidates}"),
+            false => format!(
+                "--speculative-num-steps {num_candidates} --speculative-eagle-topk 1 \
+                 --speculative-num-draft-tokens {}{sampled}",
+                num_candidates + 1
+            ),
+        };
+        let model = quoted(&self.model);
+        format!("--speculative-algorithm {sglang_algorithm} --speculative-draft-model-path {model} {lengths}")
     }
 
     /// Returns the flags of a program for a setting; for transformers, settings in Python.

@@ -62,7 +62,17 @@ fn ranges(rows: &[LoadRow]) -> Vec<(usize, usize, usize)> {
 }
 
 impl ServerKind {
-    /// Returns the server's name in file names.
+    /// The names of all servers.
+    pub const NAMES: [&str; 4] = ["llama.cpp", "vllm", "sglang", "trtllm"];
+
+    /// Returns the server with this name; `None` if there is none, or if it is TensorRT-LLM and the
+    /// meaning of its keys is not given.
+    pub fn named(name: &str, keys: Option<ScheduleKeys>) -> Option<Self> {
+        let all = [Self::LlamaCpp, Self::Vllm, Self::Sglang].into_iter();
+        all.chain(keys.map(Self::TrtLlm)).find(|it| it.name() == name)
+    }
+
+    /// Returns the server's name in arguments and file names.
     pub fn name(self) -> &'static str {
         match self {
             Self::LlamaCpp => "llama.cpp",
