@@ -38,9 +38,4 @@ impl TheoryError {
     ) -> Result<(), Self> {
         Self::ensure(is_valid, || format!("{name} must {range}, not `{value}`"))
     }
-
-    /// Checks that a setting is a probability.
-    pub(crate) fn check_probability(name: &'static str, value: f64) -> Result<(), Self> {
-        Self::check((0.0..=1.0).contains(&value), name, "lie between 0 and 1", value)
-    }
 }

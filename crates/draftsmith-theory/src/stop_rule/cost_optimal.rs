@@ -147,8 +147,8 @@ impl RuleConfig for CostOptimalConfig {
         Box::new(CostOptimal { config: self.clone(), all_accepted_prob: 1.0, outlook })
     }
 
-    fn parameter(&self) -> f64 {
-        self.least_worth
+    fn parameter(&self) -> (&'static str, f64) {
+        ("least_worth", self.least_worth)
     }
 }
 

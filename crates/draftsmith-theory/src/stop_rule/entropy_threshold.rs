@@ -78,8 +78,8 @@ impl RuleConfig for EntropyThresholdConfig {
         Box::new(*self)
     }
 
-    fn parameter(&self) -> f64 {
-        self.entropy_threshold
+    fn parameter(&self) -> (&'static str, f64) {
+        ("entropy_threshold", self.entropy_threshold)
     }
 }
 

@@ -210,7 +210,7 @@ pub(super) trait RuleConfig {
         0
     }
 
-    /// Checks all settings except the bounds.
+    /// Checks all settings except the bounds and a main number that is a probability.
     fn check(&self) -> Result<(), TheoryError> {
         Ok(())
     }
@@ -218,6 +218,7 @@ pub(super) trait RuleConfig {
     /// Builds the rule, even if the settings are invalid.
     fn rule(&self) -> Box<dyn StopRule>;
 
-    /// Returns the rule's main number, as [`StopRuleConfig::parameter`] describes.
-    fn parameter(&self) -> f64;
+    /// Returns the key and the value of the rule's main number, which
+    /// [`StopRuleConfig::parameter`] describes.
+    fn parameter(&self) -> (&'static str, f64);
 }

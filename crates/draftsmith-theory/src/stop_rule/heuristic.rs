@@ -57,8 +57,8 @@ impl RuleConfig for HeuristicConfig {
         Box::new(Heuristic { config: *self, candidate_length: self.initial_length, applies: false })
     }
 
-    fn parameter(&self) -> f64 {
-        self.initial_length as f64
+    fn parameter(&self) -> (&'static str, f64) {
+        ("initial_length", self.initial_length as f64)
     }
 }
 
