@@ -19,6 +19,7 @@ use draftsmith_report::{DecodingName, Road};
 use draftsmith_theory::{
     Decoding, DrafterId, HeadTiming, LookupFirst, MaxGramConfig, StopRuleConfig,
 };
+use serde::Serialize;
 
 use crate::{Error, Model};
 
@@ -40,7 +41,7 @@ impl Drafter {
     /// Creates a custom drafter from your own [`DrafterParts`].
     /// [`TextParts`](draftsmith_decode::TextParts) makes them from a function.
     pub fn of_parts(parts: impl DrafterParts + 'static) -> Self {
-        Self::of_kind(Arc::new(OwnKind(Arc::new(parts))))
+        Self::of_kind(Arc::new(OwnKind { parts: Arc::new(parts) }))
     }
 
     /// Recognises the drafter in a directory by its `config.json`: an adapter (Kangaroo), an
@@ -162,8 +163,11 @@ impl OpenedDrafter {
 }
 
 /// The kind of a custom drafter, which the calling program built.
-#[derive(Debug)]
-struct OwnKind(Arc<dyn DrafterParts>);
+#[derive(Debug, Serialize)]
+struct OwnKind {
+    #[serde(skip)]
+    parts: Arc<dyn DrafterParts>,
+}
 
 static OWN: KindEntry = KindEntry {
     name: "own",
@@ -174,10 +178,6 @@ static OWN: KindEntry = KindEntry {
 impl DrafterKind for OwnKind {
     fn entry(&self) -> &'static KindEntry {
         &OWN
-    }
-
-    fn settings(&self) -> toml::Table {
-        toml::Table::new()
     }
 
     fn text(&self) -> String {
@@ -193,7 +193,7 @@ impl DrafterKind for OwnKind {
     }
 
     fn load(&self, loading: &Loading<'_>) -> anyhow::Result<LoadedDrafter> {
-        let parts = NamedParts { id: loading.id, parts: self.0.clone() };
+        let parts = NamedParts { id: loading.id, parts: self.parts.clone() };
         Ok(LoadedDrafter { parts, head: None, dir: None, rule_dir: None, sizes: Vec::new() })
     }
 

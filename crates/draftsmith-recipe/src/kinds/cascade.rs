@@ -15,7 +15,6 @@ use serde::{Deserialize, Serialize};
 use super::loaded::{LoadedDrafter, Loading};
 use super::{
     DrafterKind, DrafterRecipes, KindEntry, Role, check_members, names_text, read_kind,
-    settings_table,
 };
 use crate::recipe::keys::{one, require};
 
@@ -266,10 +265,6 @@ impl ChainRuleRecipe {
 impl DrafterKind for CascadeKind {
     fn entry(&self) -> &'static KindEntry {
         &ENTRY
-    }
-
-    fn settings(&self) -> toml::Table {
-        settings_table(self)
     }
 
     fn text(&self) -> String {

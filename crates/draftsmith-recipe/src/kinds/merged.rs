@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 use super::loaded::{LoadedDrafter, Loading};
 use super::{
     DrafterKind, DrafterRecipes, KindEntry, Role, check_members, names_text, read_kind,
-    settings_table,
 };
 use crate::recipe::keys::require;
 
@@ -31,10 +30,6 @@ pub struct MergedKind {
 impl DrafterKind for MergedKind {
     fn entry(&self) -> &'static KindEntry {
         &ENTRY
-    }
-
-    fn settings(&self) -> toml::Table {
-        settings_table(self)
     }
 
     fn text(&self) -> String {

@@ -14,7 +14,7 @@ use draftsmith_theory::{Bigrams, MaxGramConfig, Road, SearchedText};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
-use super::{DrafterKind, DrafterRecipes, KindEntry, Role, read_kind, settings_table};
+use super::{DrafterKind, DrafterRecipes, KindEntry, Role, read_kind};
 use crate::recipe::keys::require;
 use crate::workspace::Workspace;
 
@@ -51,10 +51,6 @@ impl Default for PromptLookupKind {
 impl DrafterKind for PromptLookupKind {
     fn entry(&self) -> &'static KindEntry {
         &ENTRY
-    }
-
-    fn settings(&self) -> toml::Table {
-        settings_table(self)
     }
 
     fn text(&self) -> String {
