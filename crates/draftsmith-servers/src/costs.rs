@@ -13,7 +13,7 @@ mod timing;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::{if_present, parse_json, read_bytes, write_whole};
+use draftsmith_files::{if_present, parse_json, read_bytes, write_json};
 use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
 use draftsmith_report::median_of;
 use draftsmith_theory::{SeededDraws, ServerCell, ServerCosts};
@@ -216,7 +216,7 @@ impl ServerCostsFile {
     }
 
     fn write(&self, path: &Path) -> Result<()> {
-        Ok(write_whole(path, serde_json::to_string_pretty(self)? + "\n")?)
+        Ok(write_json(path, self)?)
     }
 }
 

@@ -134,12 +134,12 @@ pub fn tune_within(
             tunings.push(tuning);
         }
         if let Some(dir) = drafters.tuned_into(drafter) {
-            tuned_exports.push((dir, vec![(Tuned::KEY, serde_json::to_value(tuned)?)]));
+            tuned_exports.push((dir.join("config.json"), serde_json::to_value(tuned)?));
         }
     }
     // Exports are written at the end, so that a stopped run does not change them.
-    for (dir, keys) in tuned_exports {
-        write_keys(&dir, keys)?;
+    for (path, tuned) in tuned_exports {
+        write_keys(&path, [(Tuned::KEY, tuned)])?;
     }
     write_files(recipe, &tunings, workspace)?;
     let made_from = made_from(recipe, workspace)?;

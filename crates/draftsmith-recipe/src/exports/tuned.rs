@@ -204,7 +204,7 @@ mod tests {
 
     fn write(tuned: &Tuned, dir: &Path) {
         let value = serde_json::to_value(tuned).expect("plain numbers");
-        write_keys(dir, vec![(Tuned::KEY, value)]).expect("written");
+        write_keys(&dir.join("config.json"), [(Tuned::KEY, value)]).expect("written");
     }
 
     fn dir_with(config: &str) -> tempfile::TempDir {

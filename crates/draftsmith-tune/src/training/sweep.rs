@@ -1,7 +1,7 @@
 //! The last step of a sweep: selects the best head and writes `sweep.json`.
 
 use anyhow::{Context, Result};
-use draftsmith_files::{read_bytes, write_whole};
+use draftsmith_files::{read_bytes, write_json};
 use draftsmith_report::SweptHead;
 use draftsmith_theory::{DrafterId, HeadScores};
 use draftsmith_train::HeadTraining;
@@ -50,7 +50,7 @@ pub(super) fn finish(
         }
     };
     let rows: Vec<SweptHead> = heads.iter().enumerate().map(row).collect();
-    write_whole(&path, format!("{}\n", serde_json::to_string_pretty(&rows)?))?;
+    write_json(&path, &rows)?;
     let dir = head_within(&recipe.export_dir(id));
     // `tune` may since have replaced the copy by another head of the sweep.
     let found = read_bytes(dir.join("config.json")).unwrap_or_default();

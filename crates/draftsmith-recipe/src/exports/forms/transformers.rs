@@ -4,13 +4,14 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::write_whole;
+use draftsmith_files::{write_json, write_whole};
 use draftsmith_model::{DrafterDir, ModelConfig, weight_files};
 use draftsmith_theory::{DecodingName, RejectionThresholdConfig, StopRuleConfig};
 use serde_json::json;
 
-use super::draft_model::{TEXT_FILES, add_keys, vocabulary_ignored, write_draft_model};
+use super::draft_model::{TEXT_FILES, vocabulary_ignored, write_draft_model};
 use super::{Exporting, Written};
+use crate::exports::config_keys::write_keys;
 use crate::exports::tuned::Tuned;
 use crate::exports::{AdapterExport, HeadExport, found_adapter_head, read_model_head};
 use crate::out_dir::{OutDir, copy_if_there};
@@ -79,7 +80,7 @@ pub(crate) fn write_with_head(
         ("num_assistant_tokens_schedule", json!("constant")),
         ("assistant_confidence_threshold", json!(0.0)),
     ];
-    add_keys(&out.join("generation_config.json"), keys)?;
+    write_keys(&out.join("generation_config.json"), keys)?;
     Ok(rule)
 }
 
@@ -188,6 +189,5 @@ fn write_head(
         "min_candidates": rule.bounds.min,
         "max_candidates": rule.bounds.max,
     });
-    let text = serde_json::to_string_pretty(&settings)? + "\n";
-    Ok(write_whole(&out.join("acceptance_head.json"), text)?)
+    Ok(write_json(&out.join("acceptance_head.json"), &settings)?)
 }
