@@ -16,7 +16,7 @@ use crate::decoder::logits;
 use crate::decoder::norm::Norm;
 use crate::decoder::source::WeightSource;
 use crate::decoder::stack::{LayerStack, StackSpec};
-use crate::error::ModelError;
+use crate::error::Result;
 use crate::kv_cache::{CachePlace, KvCache};
 use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, Packing, Threads};
 use crate::rope::Reach;
@@ -186,10 +186,7 @@ impl PackedStack {
     ///
     /// # Errors
     /// If a tensor is missing or misshapen, or a file is broken.
-    pub(crate) fn read(
-        spec: &StackSpec<'_>,
-        packing: &mut Packing<'_>,
-    ) -> Result<Self, ModelError> {
+    pub(crate) fn read(spec: &StackSpec<'_>, packing: &mut Packing<'_>) -> Result<Self> {
         let ModelConfig { shape, spec: decoder, .. } = spec.model;
         let layers = spec.layers().map(|layer| packing.layer(layer)).collect::<Result<_, _>>()?;
         let norm = packing.norm(spec.norm())?;

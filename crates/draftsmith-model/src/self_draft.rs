@@ -24,7 +24,7 @@ use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
 use crate::decoder::source::{CheckpointSource, RandomSource, WeightSource, named_linears};
 use crate::draft_vocabulary::{DraftVocabulary, NarrowHead};
-use crate::error::ModelError;
+use crate::error::Result;
 use crate::frozen::{Packable, PackableLinear, PackableNorm, PackableStack, PackableTable};
 use crate::kv_cache::KvCache;
 use crate::precision::cast_parameters;
@@ -52,7 +52,7 @@ pub trait DraftForm: Clone + Debug + Default + PartialEq + Send + Sync + 'static
     ///
     /// # Errors
     /// If a key is invalid in a way that leaves nothing to examine.
-    fn read(files: &mut DraftFiles<Self>) -> Result<(), ModelError>;
+    fn read(files: &mut DraftFiles<Self>) -> Result<()>;
 
     /// Returns the keys of its own in `config.json`, in their order. Keys without a value are left out.
     fn keys(config: &DraftConfig<Self>) -> Vec<(&'static str, Option<Value>)>;
@@ -267,7 +267,7 @@ impl<F: DraftForm> DraftNetwork<F> {
         target: &ModelShape,
         dtype: WeightDtype,
         device: &Device,
-    ) -> Result<(DraftConfig<F>, Self), ModelError> {
+    ) -> Result<(DraftConfig<F>, Self)> {
         let files = DraftFiles::<F>::read(dir, target.num_layers)?;
         let DraftFiles { config, dir, mut reader, .. } = files.without_faults()?;
         config.check_target(&dir, target)?;
@@ -375,7 +375,7 @@ impl<F: DraftForm> DraftNetwork<F> {
     ///
     /// # Errors
     /// If the directory cannot be written.
-    pub fn write_dir(&self, dir: &Path, config: &DraftConfig<F>) -> Result<(), ModelError> {
+    pub fn write_dir(&self, dir: &Path, config: &DraftConfig<F>) -> Result<()> {
         let vocabulary = config.draft_vocabulary.as_ref().map(F::vocabulary_tensor);
         let (path, ids) = (dir.join("model.safetensors"), Vec::from_iter(vocabulary));
         let hash = write_with_ids(&path, &self.named(config), &ids, config.dtype, &[])?;

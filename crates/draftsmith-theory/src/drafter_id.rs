@@ -5,7 +5,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::TheoryError;
+use crate::{Result, TheoryError};
 
 /// A drafter's name from the recipe. It has 1 to [`MAX_LEN`](Self::MAX_LEN) letters, digits, `-`
 /// and `_` and begins with a letter. Names are ordered as text.
@@ -75,7 +75,7 @@ impl fmt::Debug for DrafterId {
 impl FromStr for DrafterId {
     type Err = TheoryError;
 
-    fn from_str(name: &str) -> Result<Self, TheoryError> {
+    fn from_str(name: &str) -> Result<Self> {
         let id = Self::of(name.as_bytes()).filter(|id| *id != Self::LOOK_UP);
         id.ok_or_else(|| not_a_name(name))
     }

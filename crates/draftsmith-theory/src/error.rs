@@ -19,6 +19,9 @@ pub enum TheoryError {
     Invalid(String),
 }
 
+/// The result type of this crate's functions.
+pub(crate) type Result<T, E = TheoryError> = std::result::Result<T, E>;
+
 impl TheoryError {
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::Invalid(message.into())

@@ -43,7 +43,7 @@ mod signals;
 use serde::{Deserialize, Serialize};
 
 use self::entry::RuleConfig;
-use crate::TheoryError;
+use crate::{Result, TheoryError};
 
 pub use candidate_prob_threshold::CandidateProbThresholdConfig;
 pub use confidence_head::ConfidenceHeadConfig;
@@ -157,7 +157,7 @@ impl StopRuleConfig {
     ///
     /// # Errors
     /// If a setting is outside its range.
-    pub fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
+    pub fn init(&self) -> Result<Box<dyn StopRule>> {
         let rule = self.settings().rule();
         Bounds::new(rule.bounds().min, rule.bounds().max)?;
         let (key, value) = self.settings().parameter();

@@ -21,7 +21,7 @@ use draftsmith_theory::{
 };
 use serde::Serialize;
 
-use crate::{Error, Model};
+use crate::{Error, Model, Result};
 
 /// A drafter, which proposes candidates. [`Generator`](crate::Generator) loads its files.
 #[derive(Debug, Clone)]
@@ -50,7 +50,7 @@ impl Drafter {
     ///
     /// # Errors
     /// If the directory contains no known drafter, or only an acceptance head.
-    pub fn open(dir: impl AsRef<Path>) -> Result<Self, Error> {
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         Self::open_of(&Kinds::default(), dir)
     }
 
@@ -58,7 +58,7 @@ impl Drafter {
     ///
     /// # Errors
     /// As [`Drafter::open`].
-    pub fn open_of(kinds: &Kinds, dir: impl AsRef<Path>) -> Result<Self, Error> {
+    pub fn open_of(kinds: &Kinds, dir: impl AsRef<Path>) -> Result<Self> {
         let dir = dir.as_ref();
         let found = kinds.found_in(dir)?;
         let kind = found.kind.and_then(|kind| kind.in_dir(dir));
@@ -92,7 +92,7 @@ impl Drafter {
     }
 
     /// Loads what the drafter needs to draft for `target`.
-    pub(crate) fn load(self, target: &Model) -> Result<OpenedDrafter, Error> {
+    pub(crate) fn load(self, target: &Model) -> Result<OpenedDrafter> {
         let Self { drafter, model, lookup_first } = self;
         let kind = drafter.kind.clone();
         if let (Some(Origin::Path(dir)), true) = (&drafter.head, kind.role() != Role::Steps) {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::AcceptanceHead;
 use super::reads::{HeadForm, HeadInput, HeadReads};
-use crate::error::{ModelError, read_json};
+use crate::error::{ModelError, Result, read_json};
 
 /// The value of the key `schema` for heads that the authors' class cannot load.
 const OWN_SCHEMA: &str = "draftsmith.head.v2";
@@ -166,7 +166,7 @@ impl AcceptanceHeadConfig {
     ///
     /// # Errors
     /// If it is missing, not JSON, or of another schema.
-    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
+    pub fn from_dir(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
         let stored: HeadKeys = read_json(&path)?;
         stored.check().map_err(|(key, problem)| ModelError::config(&path, key, problem))

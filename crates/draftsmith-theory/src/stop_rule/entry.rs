@@ -7,7 +7,7 @@
 use super::{
     AcceptanceSignal, Bounds, HeadTiming, StopRule, StopRuleConfig, StopRuleName, stop_rules,
 };
-use crate::TheoryError;
+use crate::Result;
 
 /// A row of the table of stop rules. A rule has one row for each form that results distinguish.
 #[derive(Debug)]
@@ -211,7 +211,7 @@ pub(super) trait RuleConfig {
     }
 
     /// Checks all settings except the bounds and a main number that is a probability.
-    fn check(&self) -> Result<(), TheoryError> {
+    fn check(&self) -> Result<()> {
         Ok(())
     }
 

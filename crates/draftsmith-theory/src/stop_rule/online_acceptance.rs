@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings};
 use super::{Bounds, DraftSignals, RoundEnd, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
-use crate::TheoryError;
+use crate::{Result, TheoryError};
 
 /// The number of rounds between two steps of the fit.
 const ROUNDS_PER_FIT: usize = 100;
@@ -76,7 +76,7 @@ impl OnlineAcceptanceConfig {
 }
 
 impl RuleConfig for OnlineAcceptanceConfig {
-    fn check(&self) -> Result<(), TheoryError> {
+    fn check(&self) -> Result<()> {
         let AcceptanceModel { slope, intercepts } = &self.start;
         let is_finite = intercepts.iter().all(|it| it.is_finite()) && !intercepts.is_empty();
         let is_valid = *slope >= 0.0 && slope.is_finite() && is_finite;

@@ -6,7 +6,7 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use crate::TheoryError;
+use crate::{Result, TheoryError};
 
 /// The maximum number of widths by depth.
 const MAX_DEPTHS: usize = 8;
@@ -48,7 +48,7 @@ impl TreeShape {
         num_read: u16,
         num_beside: u16,
         children: TreeChildren,
-    ) -> Result<Self, TheoryError> {
+    ) -> Result<Self> {
         let are_some = (1..=MAX_DEPTHS).contains(&widths.len()) && !widths.contains(&0);
         if !are_some || num_read == 0 {
             return Err(not_a_shape());
@@ -85,7 +85,7 @@ impl fmt::Display for TreeShape {
 impl FromStr for TreeShape {
     type Err = TheoryError;
 
-    fn from_str(text: &str) -> Result<Self, TheoryError> {
+    fn from_str(text: &str) -> Result<Self> {
         let (rest, children) = match text.strip_suffix(DRAWN) {
             Some(rest) => (rest, TreeChildren::Drawn),
             None => (text, TreeChildren::Top),
