@@ -33,11 +33,11 @@ use crate::console::Console;
 use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
 use crate::devices::{self, parse_devices};
 use crate::lock::RecipeLock;
-use draftsmith_recipe::device::{
-    DeviceChoice, DtypeSource, KernelWatch, NumKernels, on_pool, parse_dtype, require_dtype,
+use draftsmith_recipe::device::parse_dtype;
+use draftsmith_recipe::{
+    DeviceChoice, DtypeSource, Interrupted, KernelWatch, NumKernels, Overrides, Recipe, on_pool,
+    require_dtype,
 };
-use draftsmith_recipe::watch::Interrupted;
-use draftsmith_recipe::{Overrides, Recipe};
 use draftsmith_servers::settings::ServerKind;
 use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::evaluate::papers;

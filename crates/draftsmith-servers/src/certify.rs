@@ -7,11 +7,9 @@ use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Result, bail};
-use draftsmith_recipe::prompt_files::Reading;
-use draftsmith_recipe::prompts::{PromptChoice, read_sources};
-use draftsmith_recipe::text_side::TextSide;
-use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{
+    Interrupted, Progress, PromptChoice, Reading, TextSide, Watch, Workspace, read_sources,
+};
 use draftsmith_served::{
     Completer, Secret, ServedError, ServerRecipe, TargetSettings, check_given_url,
 };

@@ -33,16 +33,11 @@ use self::target_alone::TargetSurvey;
 use self::verdict::Advice;
 use crate::costs::TimedServer;
 use crate::settings::{ServerSettings, ServerTuning};
-use draftsmith_recipe::exports::servers::ServedDrafter;
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, Kinds, model};
-use draftsmith_recipe::prompt_files::Reading;
-use draftsmith_recipe::prompts::{PromptChoice, read_sources};
-use draftsmith_recipe::text_side::Ends;
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::Watch;
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{GivenCosts, Recipe, read_server};
+use draftsmith_recipe::kinds::model;
+use draftsmith_recipe::{
+    DrafterRecipe, DrafterRecipes, Ends, GivenCosts, Kinds, LoadedDrafters, Progress, PromptChoice,
+    Reading, Recipe, ServedDrafter, Watch, Workspace, read_server, read_sources,
+};
 use draftsmith_tune::answers::TargetAnswer;
 use draftsmith_tune::conversation::SetPrompt;
 use draftsmith_tune::decoders::target_speed;

@@ -31,13 +31,11 @@ use crate::conversation::{SetPrompt, Turn};
 use crate::responses::Responder;
 use crate::server_access::{self, ServerAccess};
 use draftsmith_recipe::built_data::data_provenance;
-use draftsmith_recipe::device::DeviceChoice;
 use draftsmith_recipe::prompts::chosen::ChosenPrompts;
-use draftsmith_recipe::prompts::for_data::choose_prompts;
-use draftsmith_recipe::text_side::TextSide;
-use draftsmith_recipe::watch::{Progress, Watch};
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{DataRecipe, Recipe, Responses};
+use draftsmith_recipe::{
+    DataRecipe, DeviceChoice, Progress, Recipe, Responses, TextSide, Watch, Workspace,
+    choose_prompts,
+};
 
 /// The number of prompts (whole conversations) per shard.
 const PROMPTS_PER_SHARD: usize = 32;

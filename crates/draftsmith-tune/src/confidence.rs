@@ -5,13 +5,9 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use draftsmith_files::{hash_bytes, write_whole};
 use draftsmith_model::{BlockDrafterConfig, BlockForm};
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::built_data;
-use draftsmith_recipe::kinds::loaded::check_known;
 use draftsmith_recipe::kinds::self_draft::read_network;
-use draftsmith_recipe::out_dir::OutDir;
-use draftsmith_recipe::watch::{Interrupted, Watch};
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Interrupted, OutDir, Recipe, Watch, Workspace, check_known};
 use draftsmith_theory::{DrafterId, Estimate, RoundForwards};
 use draftsmith_train::{
     ConfidenceTraining, FrozenBlock, JudgedPlace, TrainedConfidence, train_confidence,

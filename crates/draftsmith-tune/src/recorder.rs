@@ -26,13 +26,10 @@ use crate::decoders::{Decoders, NO_STEPS};
 use crate::responses::{Responder, sequences_at_once};
 use crate::served_states::StatesServer;
 use crate::server_access::{ServerAccess, ask_servers};
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::device::DeviceChoice;
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::pair::{LabelModels, Pair};
-use draftsmith_recipe::text_side::TextSide;
-use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{
+    DeviceChoice, Interrupted, LabelModels, LoadedDrafters, Pair, Progress, Recipe, TextSide,
+    Watch, Workspace,
+};
 
 /// The models that answer prompts and draft candidates.
 #[derive(Clone)]

@@ -14,10 +14,8 @@ use burn::tensor::Device;
 use draftsmith_data::ResponseRow;
 use draftsmith_files::{in_bytes, parse_json, read_bytes};
 use draftsmith_model::{CausalLm, WeightDtype};
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::servers::{lacks_states, quoted, served_path};
-use draftsmith_recipe::watch::{Progress, Watch};
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::exports::servers::lacks_states;
+use draftsmith_recipe::{Progress, Recipe, Watch, Workspace, quoted, served_path};
 use draftsmith_report::duration_text;
 use draftsmith_served::{
     KeptIn, ServedStates, ServerHints, ServerRecipe, StatesAsk, StatesClient, side_by_side,

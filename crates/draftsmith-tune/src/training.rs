@@ -14,10 +14,7 @@ mod sweep;
 use anyhow::Result;
 use draftsmith_data::DataSet;
 use draftsmith_model::WeightDtype;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::device::{DtypeSource, require_dtype};
-use draftsmith_recipe::watch::{Silent, Watch};
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{DtypeSource, Recipe, Silent, Watch, Workspace, require_dtype};
 use draftsmith_train::renderer::Listener;
 use draftsmith_train::{OptimizerSettings, Section};
 

@@ -36,13 +36,10 @@ use crate::rollouts::{
 use crate::sweep::{RuleChoice, best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use draftsmith_recipe::exports::config_keys::write_keys;
-use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::prompts::for_data::{num_known, prompts_in_data};
-use draftsmith_recipe::prompts::spread;
-use draftsmith_recipe::watch::{Silent, Watch};
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{EvaluateRecipe, Recipe, TuneRecipe};
+use draftsmith_recipe::{
+    EvaluateRecipe, LoadedDrafters, Recipe, Silent, TuneRecipe, Tuned, TunedRule, Watch, Workspace,
+    num_known, prompts_in_data, spread,
+};
 
 /// The number of prompts on which costs are measured.
 const NUM_COST_PROMPTS: usize = 4;

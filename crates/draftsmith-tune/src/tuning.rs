@@ -10,8 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::costs::{Costs, MeasuredCosts};
-use draftsmith_recipe::kinds::names_text;
-use draftsmith_recipe::{GivenCosts, Recipe};
+use draftsmith_recipe::{GivenCosts, Recipe, names_text};
 
 /// An entry of `costs.json`: the costs of one drafter under one way of decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -6,8 +6,8 @@ use std::sync::{Arc, OnceLock};
 use burn::tensor::Device;
 use draftsmith_data::{ChatFormat, Message, TextTokenizer};
 use draftsmith_model::{CausalLm, WeightDtype, hash_model_dir};
+use draftsmith_recipe::Silent;
 use draftsmith_recipe::hub::{HubWeights, model_dir};
-use draftsmith_recipe::watch::Silent;
 
 use crate::{Error, Result};
 

@@ -6,15 +6,13 @@ use std::sync::Arc;
 use draftsmith_data::TextTokenizer;
 use draftsmith_decode::{DrafterParts, NamedParts};
 use draftsmith_model::WeightDtype;
-use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
-use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading};
+use draftsmith_recipe::kinds::Kind;
 use draftsmith_recipe::kinds::model::ModelKind;
-use draftsmith_recipe::kinds::origin::Origin;
 use draftsmith_recipe::kinds::prompt_lookup::PromptLookupKind;
-use draftsmith_recipe::kinds::{
-    DrafterKind, DrafterRecipe, DrafterRecipes, Kind, KindEntry, Kinds, Role,
+use draftsmith_recipe::{
+    DrafterKind, DrafterRecipe, DrafterRecipes, KindEntry, Kinds, LoadedDrafter, Loading, Origin,
+    Role, Tuned, TunedRule, Workspace,
 };
-use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{DecodingName, Road};
 use draftsmith_theory::{
     Decoding, DrafterId, HeadTiming, LookupFirst, MaxGramConfig, StopRuleConfig,

@@ -15,8 +15,7 @@ use draftsmith_model::{
 use serde_json::json;
 
 use crate::console::Console;
-use draftsmith_recipe::out_dir::OutDir;
-use draftsmith_recipe::{Overrides, Recipe};
+use draftsmith_recipe::{OutDir, Overrides, Recipe};
 
 /// Arguments of `import`.
 #[derive(Debug, Args)]

@@ -15,9 +15,9 @@ use draftsmith_train::is_held_out;
 use serde_json::json;
 
 use crate::commands::StageJob;
+use draftsmith_recipe::Watch;
 use draftsmith_recipe::built_data::built_data;
 use draftsmith_recipe::kinds::prompt_lookup::write_bigrams;
-use draftsmith_recipe::watch::Watch;
 
 /// Arguments of `train-bigram`.
 #[derive(Debug, Args)]

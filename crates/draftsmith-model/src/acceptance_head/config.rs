@@ -39,17 +39,17 @@ pub struct AcceptanceHeadConfig {
 struct HeadKeys {
     hidden_size: usize,
     num_layers: usize,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     schema: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     tied: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     form: Option<HeadForm>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     inputs: Option<Vec<HeadInput>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     draft_hash: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     target_hash: Option<String>,
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     training: serde_json::Map<String, serde_json::Value>,

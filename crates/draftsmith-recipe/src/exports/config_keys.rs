@@ -30,10 +30,7 @@ pub fn named(dir: &Path, key: &str) -> String {
 ///
 /// # Errors
 /// If the file cannot be read or replaced.
-pub fn write_keys<'k>(
-    path: &Path,
-    keys: impl IntoIterator<Item = (&'k str, Value)>,
-) -> Result<()> {
+pub fn write_keys<'k>(path: &Path, keys: impl IntoIterator<Item = (&'k str, Value)>) -> Result<()> {
     let mut all = if path.exists() { read_keys(path)? } else { Map::new() };
     all.extend(keys.into_iter().map(|(key, value)| (key.to_owned(), value)));
     Ok(write_json(path, &all)?)

@@ -197,7 +197,9 @@ impl ServedDrafter {
             ),
         };
         let model = quoted(&self.model);
-        format!("--speculative-algorithm {sglang_algorithm} --speculative-draft-model-path {model} {lengths}")
+        format!(
+            "--speculative-algorithm {sglang_algorithm} --speculative-draft-model-path {model} {lengths}"
+        )
     }
 
     /// Returns the flags of a program for a setting; for transformers, settings in Python.

@@ -40,10 +40,10 @@ pub struct TunedRule {
     /// The top-p value during tuning.
     pub top_p: f64,
     /// The top-k value during tuning; `None` means no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<usize>,
     /// The min-p value during tuning; `None` means no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f64>,
     /// The repetition penalty during tuning; 1, the default, has no effect.
     #[serde(

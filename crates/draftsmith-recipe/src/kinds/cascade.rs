@@ -13,9 +13,7 @@ use draftsmith_theory::{
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
-use super::{
-    DrafterKind, DrafterRecipes, KindEntry, Role, check_members, names_text, read_kind,
-};
+use super::{DrafterKind, DrafterRecipes, KindEntry, Role, check_members, names_text, read_kind};
 use crate::recipe::keys::{one, require};
 
 /// The entry of this kind in the table of kinds.

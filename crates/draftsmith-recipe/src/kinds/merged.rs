@@ -8,9 +8,7 @@ use draftsmith_theory::{DrafterId, LookupFirst, MAX_DRAFTERS, Road};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
-use super::{
-    DrafterKind, DrafterRecipes, KindEntry, Role, check_members, names_text, read_kind,
-};
+use super::{DrafterKind, DrafterRecipes, KindEntry, Role, check_members, names_text, read_kind};
 use crate::recipe::keys::require;
 
 /// The entry of this kind in the table of kinds.

@@ -11,9 +11,7 @@ use draftsmith_theory::{DrafterId, ModelSummary, Road};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
-use super::{
-    DrafterKind, DrafterRecipes, KindDirectory, KindEntry, Role, read_kind,
-};
+use super::{DrafterKind, DrafterRecipes, KindDirectory, KindEntry, Role, read_kind};
 use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
 use crate::exports::{ExportEntry, HeadExport, inspected, read_model_head, summary_of};
 

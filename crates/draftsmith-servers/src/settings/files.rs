@@ -3,7 +3,7 @@
 //! Formats follow vLLM 0.33 (`SpeculativeConfig`), SGLang 0.5.23 (`server_args`, adaptive
 //! configuration), llama.cpp b11434 (`common/arg.cpp`) and TensorRT-LLM 1.3 (`draft_len_schedule`).
 
-use draftsmith_recipe::exports::servers::{Runtime, ServedDrafter, ServerFlags};
+use draftsmith_recipe::{Runtime, ServedDrafter, ServerFlags};
 use draftsmith_report::{DecodingName, times_text};
 use draftsmith_theory::{Drafting, Estimate};
 use serde::Serialize;

@@ -4,8 +4,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-
+use crate::serialized::serialize_as_string;
 use crate::{Result, TheoryError};
 
 /// The maximum number of widths by depth.
@@ -110,15 +109,8 @@ fn not_a_shape() -> TheoryError {
     )
 }
 
-impl Serialize for TreeShape {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+serialize_as_string!(TreeShape, read);
 
-impl<'de> Deserialize<'de> for TreeShape {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(|error| de::Error::custom(format!("`{text}`: {error}")))
-    }
+fn read(text: &str) -> Result<TreeShape, String> {
+    text.parse().map_err(|error| format!("`{text}`: {error}"))
 }

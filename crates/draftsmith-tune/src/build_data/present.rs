@@ -11,8 +11,7 @@ use draftsmith_files::read_bytes;
 use serde::Deserialize;
 
 use super::DamagedShards;
-use draftsmith_recipe::built_data::changes_text;
-use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::{Watch, changes_text};
 
 /// Returns the indices of the shards that exist and are intact. Damaged shards are left out if they
 /// are to be rebuilt.

@@ -18,10 +18,7 @@ use super::given::GivenLabels;
 use crate::answers::{Answers, TargetAnswer, unfiltered};
 use crate::conversation::answer_batched;
 use crate::labels::Labels;
-use draftsmith_recipe::pair::LabelModels;
-use draftsmith_recipe::text_side::TextSide;
-use draftsmith_recipe::watch::{Progress, Watch};
-use draftsmith_recipe::{DataRecipe, Responses};
+use draftsmith_recipe::{DataRecipe, LabelModels, Progress, Responses, TextSide, Watch};
 
 const HELD: &str = "nobody panics while holding it";
 

@@ -21,8 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::mixed::{MixedLengths, mixed_costs};
 use super::{Costs, LENGTHS};
 use crate::decoders::Decoders;
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::{Progress, Watch};
 
 /// The round length at which signals are timed, in candidates.
 const SIGNAL_LENGTH: usize = 4;

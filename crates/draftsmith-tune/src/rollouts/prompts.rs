@@ -6,11 +6,8 @@ use draftsmith_train::is_held_out;
 
 use super::PromptSet;
 use crate::conversation::SetPrompt;
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::built_data;
-use draftsmith_recipe::prompts::{PromptChoice, read_sources, spread};
-use draftsmith_recipe::watch::Watch;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{PromptChoice, Recipe, Watch, Workspace, read_sources, spread};
 
 /// Reads the prompts of a set. If their number is limited, they are spread evenly over each file or
 /// over the held-out prompts. Loads no model.

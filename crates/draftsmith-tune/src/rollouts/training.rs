@@ -20,11 +20,9 @@ use draftsmith_train::{RecordedRollouts, recordings_of, rows_of_recording};
 use super::RecordedSet;
 use crate::recorder::{AnswerRecorder, RecordedDrafter, RecordedModels, ResponseToRecord};
 use crate::server_access::ServerAccess;
-use draftsmith_recipe::device::on_pool;
-use draftsmith_recipe::kinds::DrafterRecipe;
-use draftsmith_recipe::watch::{Progress, Silent, Watch};
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{Recipe, decoding};
+use draftsmith_recipe::{
+    DrafterRecipe, Progress, Recipe, Silent, Watch, Workspace, decoding, on_pool,
+};
 
 /// The name of the prompt set in file names and provenance.
 const SET: &str = "training";

@@ -3,12 +3,9 @@
 
 use anyhow::{Context, Result, bail};
 use draftsmith_data::Provenance;
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::{built_data, fingerprint};
-use draftsmith_recipe::kinds::loaded::check_known;
-use draftsmith_recipe::kinds::{DrafterRecipe, KindTraining, names_text};
-use draftsmith_recipe::watch::Interrupted;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::kinds::KindTraining;
+use draftsmith_recipe::{DrafterRecipe, Interrupted, Recipe, Workspace, check_known, names_text};
 use draftsmith_theory::DrafterId;
 use serde_json::json;
 

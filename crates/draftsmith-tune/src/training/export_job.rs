@@ -15,8 +15,8 @@ use serde_json::{Map, Value, json};
 
 use super::TrainingStage;
 use draftsmith_recipe::built_data::trained_on;
-use draftsmith_recipe::exports::{TRAINED_ON, found_adapter_head};
-use draftsmith_recipe::watch::Interrupted;
+use draftsmith_recipe::exports::TRAINED_ON;
+use draftsmith_recipe::{Interrupted, found_adapter_head};
 
 /// The name of the file with an export's scores.
 pub(super) const SCORES: &str = "scores.json";

@@ -18,9 +18,7 @@ use crate::over_online::trained_log_losses;
 use crate::rollouts::{TrainingRecorder, TrainingRollouts};
 use crate::served_states::StatesServer;
 use draftsmith_recipe::built_data::fingerprint;
-use draftsmith_recipe::exports::{HeadExport, head_within};
-use draftsmith_recipe::kinds::DrafterRecipe;
-use draftsmith_recipe::watch::Interrupted;
+use draftsmith_recipe::{DrafterRecipe, HeadExport, Interrupted, head_within};
 
 /// A trainer of acceptance heads for one drafter.
 pub(super) struct HeadTrainer<'a> {

@@ -7,9 +7,8 @@
 //! are trained together do not influence each other, so an existing head is kept.
 
 use anyhow::{Context, Result, bail};
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::built_data;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, Workspace};
 use draftsmith_theory::DrafterId;
 
 use super::head_trainer::HeadTrainer;

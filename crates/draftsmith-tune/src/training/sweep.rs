@@ -11,10 +11,7 @@ use super::TrainingWatch;
 use super::export_job::Exported;
 use super::outcomes::HeadOutcome;
 use crate::heads::{install_head, sweep_path};
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::head_within;
-use draftsmith_recipe::exports::tuned::Tuned;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, Tuned, Workspace, head_within};
 
 /// Copies the head with the lowest validation KL to the recipe's head directory, unless a tuned
 /// head of the sweep is there. Writes and returns the entries of all heads.

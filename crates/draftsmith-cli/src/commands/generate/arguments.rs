@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use draftsmith_recipe::exports::HEAD;
-use draftsmith_recipe::kinds::loaded::check_known;
-use draftsmith_recipe::kinds::origin::Origin;
-use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, FoundExport, Kinds, NOTHING_DRAFTS};
-use draftsmith_recipe::{Overrides, Recipe};
+use draftsmith_recipe::kinds::FoundExport;
+use draftsmith_recipe::{
+    DrafterRecipe, DrafterRecipes, Kinds, NOTHING_DRAFTS, Origin, Overrides, Recipe, check_known,
+};
 use draftsmith_theory::{DrafterId, LookupFirst, NamedRule, TreeShape};
 use draftsmith_tune::decoders::NO_TREE;
 

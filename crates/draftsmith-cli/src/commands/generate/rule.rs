@@ -9,10 +9,7 @@ use serde::Serialize;
 
 use super::GenerateArguments;
 use crate::console::Console;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::found_adapter_head;
-use draftsmith_recipe::exports::tuned::Tuned;
-use draftsmith_recipe::kinds::loaded::LoadedDrafter;
+use draftsmith_recipe::{LoadedDrafter, Recipe, Tuned, found_adapter_head};
 use draftsmith_report::DecodingName;
 
 /// A stop rule and its origin.

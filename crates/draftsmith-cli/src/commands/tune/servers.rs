@@ -5,9 +5,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use draftsmith_files::write_whole;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::servers::{quoted, served_path};
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, Workspace, quoted, served_path};
 use draftsmith_report::{plain_table, times_text, wrapped};
 use draftsmith_servers::costs::ServerCostsFile;
 use draftsmith_servers::settings::{
