@@ -12,7 +12,7 @@ mod timing;
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use draftsmith_files::{if_present, parse_json, read_bytes, write_json};
 use draftsmith_recipe::{Interrupted, Progress, Watch};
 use draftsmith_report::median_of;
@@ -129,12 +129,11 @@ impl ServerCostsFile {
     /// # Errors
     /// If the file is missing or invalid, or has no cell without speculation.
     pub fn read(path: &Path) -> Result<(ServerCosts, Option<String>)> {
-        if !path.is_file() {
-            bail!(
-                "there is no file `{}`; hint: `draftsmith server costs --server URL` measures one",
-                path.display()
-            );
-        }
+        ensure!(
+            path.is_file(),
+            "there is no file `{}`; hint: `draftsmith server costs --server URL` measures one",
+            path.display()
+        );
         let cell = |cell: MeasuredCell| ServerCell {
             batch_size: cell.concurrency,
             num_candidates: cell.num_candidates,

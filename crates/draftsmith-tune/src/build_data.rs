@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_data::{Prompt, Provenance, ShardPlace, shard_path, write_manifest, write_shard};
 use draftsmith_files::{check_room, in_bytes};
 use draftsmith_served::Served;
@@ -301,13 +301,12 @@ fn check_prompts(
         let prompt = prompt?;
         text.check_fits(&prompt.id, &text.prompt_ids(&prompt, 0, &[])?)?;
         check_known(&prompt, vocab_size)?;
-        if takes_existing && !ids.insert(prompt.id.clone()) {
-            bail!(
-                "two prompts have the id `{}`, the second in `{}`; hint: change or remove one of them",
-                prompt.id,
-                prompt.source
-            );
-        }
+        ensure!(
+            !takes_existing || ids.insert(prompt.id.clone()),
+            "two prompts have the id `{}`, the second in `{}`; hint: change or remove one of them",
+            prompt.id,
+            prompt.source
+        );
     }
     Ok(())
 }

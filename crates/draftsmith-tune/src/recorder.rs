@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::ops::ControlFlow;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_decode::{
     AnsweringTarget, KnownResponse, KnownStates, RecordOptions, RecordRequest, RecordTask,
     ResponseTarget, TargetLayers,
@@ -361,13 +361,12 @@ impl AnswerRecorder<'_> {
             false => prompts.chunks(at_once).map(some).collect::<Result<_>>()?,
         };
         let answers: Vec<TargetAnswer> = answers.into_iter().flatten().collect();
-        if answers.is_empty() && source.num_left_out() > 0 {
-            bail!(
-                "all {} responses are left out, because the servers' content filter stopped them or their text is not what \
-                 the target wrote; hint: turn the filter off and use a server that returns token ids, or use other prompts",
-                source.num_left_out()
-            );
-        }
+        ensure!(
+            !answers.is_empty() || source.num_left_out() == 0,
+            "all {} responses are left out, because the servers' content filter stopped them or their text is not what \
+             the target wrote; hint: turn the filter off and use a server that returns token ids, or use other prompts",
+            source.num_left_out()
+        );
         Ok(answers)
     }
 }

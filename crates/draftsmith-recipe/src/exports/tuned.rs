@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
     CostModel, CostSource, Decoding, DecodingName, DrafterName, Estimate, Sampling, StopRuleConfig,
@@ -148,12 +148,11 @@ impl Tuned {
             let key = if name == DecodingName::Greedy { "greedy" } else { "sampled" };
             rule.config.init().with_context(|| format!("`{key}.config`"))?;
             rule.decoding().validate().with_context(|| format!("`{key}`"))?;
-            if DecodingName::of(&rule.decoding()) != name {
-                bail!(
-                    "`{key}.temperature` is {}: expected 0 for greedy and more for sampled decoding",
-                    rule.temperature
-                );
-            }
+            ensure!(
+                DecodingName::of(&rule.decoding()) == name,
+                "`{key}.temperature` is {}: expected 0 for greedy and more for sampled decoding",
+                rule.temperature
+            );
         }
         Ok(())
     }

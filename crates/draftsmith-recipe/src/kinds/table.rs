@@ -6,7 +6,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use draftsmith_files::parse_toml;
 use draftsmith_model::DrafterDir;
 use draftsmith_theory::DrafterId;
@@ -192,13 +192,12 @@ impl Kinds {
 
     fn find(&self, dir: &Path, is_wanted: impl Fn(&ExportEntry) -> bool) -> Result<FoundExport> {
         let path = dir.join("config.json");
-        if !path.is_file() {
-            bail!(
-                "there is no head or drafter in `{}`: it has no `config.json`; hint: give a \
-                 directory that `draftsmith train-head` or `draftsmith train-drafter` wrote",
-                dir.display()
-            );
-        }
+        ensure!(
+            path.is_file(),
+            "there is no head or drafter in `{}`: it has no `config.json`; hint: give a \
+             directory that `draftsmith train-head` or `draftsmith train-drafter` wrote",
+            dir.display()
+        );
         let keys = read_keys(&path)?;
         let of_kinds =
             self.iter().filter_map(|kind| Some((&kind.directory.as_ref()?.export, Some(kind))));

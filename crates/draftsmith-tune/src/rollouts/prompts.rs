@@ -1,7 +1,7 @@
 //! The prompts of the two recorded sets: validation prompts, on which rules are chosen, and the
 //! test prompts of `evaluate`.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use draftsmith_train::is_held_out;
 
 use super::PromptSet;
@@ -43,14 +43,13 @@ fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<SetPro
     let fits = |prompt_ids: &[u32]| !evaluate.skip_long_prompts || prompt_ids.len() < text.context;
     let held_out = data.rows.iter().filter(|row| is_held_out(row, share) && fits(&row.prompt_ids));
     let prompts: Vec<_> = held_out.map(|row| (row.id.clone(), row.prompt_ids.clone())).collect();
-    if prompts.is_empty() {
-        bail!(
-            "of {} prompts in `{}`, training held out none (`validation_fraction` is {share}): \
-             build more data, or set `tune.prompts`",
-            data.rows.len(),
-            recipe.data_dir().display()
-        );
-    }
+    ensure!(
+        !prompts.is_empty(),
+        "of {} prompts in `{}`, training held out none (`validation_fraction` is {share}): \
+         build more data, or set `tune.prompts`",
+        data.rows.len(),
+        recipe.data_dir().display()
+    );
     let chosen = spread(prompts, tune.num_prompts).into_iter().map(|(id, prompt_ids)| {
         text.check_fits(&id, &prompt_ids)?;
         Ok(SetPrompt::HeldOut { id, prompt_ids })
