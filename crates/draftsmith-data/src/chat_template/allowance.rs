@@ -15,10 +15,7 @@ use std::time::Duration;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-use super::printed::{ValueStyle, is_plain, printed, refused};
-
-/// The result of a part of a template's run.
-pub(super) type Result<T, E = Error> = std::result::Result<T, E>;
+use super::printed::{Result, ValueStyle, is_plain, printed, refused};
 
 /// The number of bytes allowed for every chat.
 const BASE_BYTES: usize = 32 << 20;

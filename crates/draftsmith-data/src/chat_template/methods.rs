@@ -9,8 +9,7 @@ use minijinja::{Error, ErrorKind, State};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use unicode_categories::UnicodeCategories;
 
-use super::allowance::Result;
-use super::printed::{is_plain, is_printable, like, refused};
+use super::printed::{Result, is_plain, is_printable, like, refused};
 
 /// The methods of Python's dictionaries. In the sandbox of transformers, those that change one are not
 /// defined.

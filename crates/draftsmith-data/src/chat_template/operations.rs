@@ -14,9 +14,9 @@ use minijinja::{AutoEscape, Environment, Error, ErrorKind, State, filters, funct
 use minijinja_contrib::pycompat::unknown_method_callback;
 use minijinja_contrib::{filters as contrib, globals};
 
-use super::allowance::{Allowance, MAX_DEPTH, Result};
+use super::allowance::{Allowance, MAX_DEPTH};
 use super::methods::{self, argument, slice};
-use super::printed::{GroupTuple, ValueStyle, is_tuple, like, order, printed, refused};
+use super::printed::{GroupTuple, Result, ValueStyle, is_tuple, like, order, printed, refused};
 
 /// The names of filters that `program.rs` inserts. No template can contain these names.
 pub(super) const SETTLE: &str = "$settle";

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Tuple, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-use super::allowance::Result;
+/// The result of a part of a template's run.
+pub(super) type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// How lists and dictionaries are written, for Python's `repr` and for `json.dumps`.
 pub(super) struct ValueStyle {

@@ -19,7 +19,7 @@ use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
 use minijinja::{AutoEscape, Error, ErrorKind};
 
-use super::allowance::{Allowance, Result};
+use super::allowance::Allowance;
 use super::methods::is_method;
 use super::operations::{
     ADD, ATTRIBUTE, CHAIN, CONCATENATE, ITEM, MULTIPLY, REMAINDER, SETTLE, SLICE, STORE,
