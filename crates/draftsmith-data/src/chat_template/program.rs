@@ -25,6 +25,7 @@ use super::operations::{
     ADD, ATTRIBUTE, CHAIN, CONCATENATE, ITEM, MULTIPLY, REMAINDER, SETTLE, SLICE, STORE,
     environment,
 };
+use super::printed::Result;
 use crate::caught::caught;
 
 /// The template's name in the engine's errors.
