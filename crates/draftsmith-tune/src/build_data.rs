@@ -135,8 +135,7 @@ pub fn build_data(
         seed: recipe.seed,
         decoding: data.decoding(),
         answers: &*answers,
-        given: Mutex::default(),
-        known_mass: Mutex::default(),
+        counted: Mutex::default(),
         progress: &progress,
         watch,
     };
