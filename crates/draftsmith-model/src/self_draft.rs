@@ -23,9 +23,12 @@ use self::keys::{DraftKeys, DrafterDir};
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
 use crate::decoder::source::{CheckpointSource, RandomSource, WeightSource, named_linears};
+use crate::decoder::stack::LayerStack;
 use crate::draft_vocabulary::{DraftVocabulary, NarrowHead};
 use crate::error::Result;
-use crate::frozen::{Packable, PackableLinear, PackableNorm, PackableStack, PackableTable};
+use crate::frozen::{
+    Packable, PackableLinear, PackableNorm, PackableStack, PackableTable, PackedStack,
+};
 use crate::kv_cache::KvCache;
 use crate::precision::cast_parameters;
 use crate::spec::{LayerSpec, LinearSpec, ModelShape, NamedNorm};
@@ -188,21 +191,26 @@ impl<F: DraftForm> DraftConfig<F> {
         &self,
         source: &mut S,
     ) -> Result<DraftNetwork<F>, S::Error> {
-        fn linear<S: WeightSource>(
-            spec: Option<LinearSpec>,
-            source: &mut S,
-        ) -> Result<Option<PackableLinear>, S::Error> {
-            spec.map(|spec| PackableLinear::build(&spec, source)).transpose()
-        }
+        let linear = |spec: Option<LinearSpec>, source: &mut S| {
+            let built = spec.map(|spec| {
+                Packable::build(source, |it| it.linear("", &spec), |it| it.linears("", &[spec]))
+            });
+            built.transpose()
+        };
         let parts = F::parts(self);
         let [early, late] = match parts.is_head_first {
             true => [parts.lm_head, None],
             false => [None, parts.lm_head],
         };
-        let embedding = parts.embedding.map(|spec| PackableTable::build(&spec, source));
+        let embedding = parts.embedding.map(|spec| {
+            Packable::build(source, |it| it.table(&spec), |it| it.linears("", &[spec]))
+        });
         let embedding = embedding.transpose()?;
         let fc = linear(parts.fc, source)?;
-        let norm = parts.input_norm.map(|name| PackableNorm::build(name, &self.model, source));
+        let norm = parts.input_norm.map(|name| {
+            let norm = NamedNorm::outside(name, &self.model.shape, &self.model.spec.norm);
+            Packable::build(source, |it| it.norm(norm), |it| it.norm(norm))
+        });
         let input_norm = norm.transpose()?;
         let lm_head = linear(early, source)?;
         let markov = match parts.markov {
@@ -213,7 +221,9 @@ impl<F: DraftForm> DraftConfig<F> {
             None => None,
         };
         let confidence = linear(parts.confidence, source)?;
-        let stack = PackableStack::build(&self.stack(), source)?;
+        let spec = &self.stack();
+        let layers = |it: &mut S| LayerStack::build(spec, it);
+        let stack = Packable::build(source, layers, |it| PackedStack::read(spec, it))?;
         let lm_head = linear(late, source)?.or(lm_head);
         let config = Arc::new(self.clone());
         let (narrow_head, narrow_markov, mask) = (None, None, None);
