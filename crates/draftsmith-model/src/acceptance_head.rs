@@ -330,9 +330,7 @@ impl AcceptanceHead {
         };
         write_network(dir, &tensors, &metadata, config)
     }
-}
 
-impl AcceptanceHead {
     /// Writes only the weights, with the names of our schema for every head. They are
     /// `input.weight` if the head has further inputs, and `weight` (`[out, in]`) and `bias` of each
     /// stored block (`blocks.0`, `blocks.1`, …) and of `output`.

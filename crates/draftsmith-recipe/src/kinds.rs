@@ -441,17 +441,7 @@ impl DrafterRecipe {
             "is set: only the draft model's heads can be swept",
         )
     }
-}
 
-impl TryFrom<toml::Table> for DrafterRecipe {
-    type Error = String;
-
-    fn try_from(table: toml::Table) -> Result<Self, String> {
-        Self::read(table, &Kinds::default())
-    }
-}
-
-impl DrafterRecipe {
     /// Reads a drafter whose kind is one of `kinds`.
     ///
     /// # Errors
@@ -475,6 +465,14 @@ impl DrafterRecipe {
             max_candidate_length: take(&mut table, "max_candidate_length")?,
             kind: kinds.read(table)?,
         })
+    }
+}
+
+impl TryFrom<toml::Table> for DrafterRecipe {
+    type Error = String;
+
+    fn try_from(table: toml::Table) -> Result<Self, String> {
+        Self::read(table, &Kinds::default())
     }
 }
 

@@ -40,6 +40,12 @@ impl ServerFlags {
         let source = served_path(source, true);
         format!("draftsmith export --for {} {} {}", self.form, quoted(&source), quoted(out))
     }
+
+    /// Returns whether llama.cpp can end a round by a minimum probability. It cuts a DSpark by its
+    /// confidence head, and does not speculate at all if there is none.
+    pub fn llama_cpp_cuts(&self, head: Option<HeadTiming>) -> bool {
+        !self.is_block || head == Some(HeadTiming::BeforeDraw)
+    }
 }
 
 /// The settings for a separate draft model. Adapters can be exported as one too.
@@ -137,14 +143,6 @@ pub struct ServedDrafter {
     /// The number of candidates of a block drafter whose rows see the whole block, and whose
     /// candidates therefore change with the number; `None` for other drafters.
     pub whole_block: Option<usize>,
-}
-
-impl ServerFlags {
-    /// Returns whether llama.cpp can end a round by a minimum probability. It cuts a DSpark by its
-    /// confidence head, and does not speculate at all if there is none.
-    pub fn llama_cpp_cuts(&self, head: Option<HeadTiming>) -> bool {
-        !self.is_block || head == Some(HeadTiming::BeforeDraw)
-    }
 }
 
 impl ServedDrafter {

@@ -77,6 +77,12 @@ impl TunedRule {
         let is_same = |decoding: &Decoding| decoding.repetition_penalty == self.repetition_penalty;
         self.dtype == dtype && decoding.is_none_or(is_same)
     }
+
+    /// Returns the decoding settings that the rule was tuned for.
+    pub fn decoding(&self) -> Decoding {
+        let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
+        decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty)
+    }
 }
 
 impl Tuned {
@@ -155,14 +161,6 @@ impl Tuned {
             );
         }
         Ok(())
-    }
-}
-
-impl TunedRule {
-    /// Returns the decoding settings that the rule was tuned for.
-    pub fn decoding(&self) -> Decoding {
-        let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
-        decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty)
     }
 }
 

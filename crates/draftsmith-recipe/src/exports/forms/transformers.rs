@@ -22,23 +22,14 @@ const GENERATE: &str = include_str!("python/generate.py");
 /// The Python source of the acceptance head.
 pub(crate) const ACCEPTANCE_HEAD: &str = include_str!("python/acceptance_head.py");
 
-/// Exports an acceptance head together with the separate draft model that it was trained for.
-pub(crate) fn of_head(export: &Exporting<'_>) -> Result<Written> {
-    written(export, drafted_by_head)
-}
-
-/// Exports an adapter as a draft model together with its acceptance head.
-pub(crate) fn of_adapter(export: &Exporting<'_>) -> Result<Written> {
-    written(export, drafted_by_adapter)
-}
-
 /// A function that writes a draft model and returns its acceptance head and configuration. Its
 /// arguments are the source directory, the loaded models, the output directory, and a list to which
 /// it adds everything that is not exported.
 pub(crate) type WriteDraft =
     fn(&DrafterDir, &Workspace, &Path, &mut Vec<String>) -> Result<(HeadExport, ModelConfig)>;
 
-fn written(export: &Exporting<'_>, draft: WriteDraft) -> Result<Written> {
+/// Exports a draft model, which `draft` writes, together with its acceptance head.
+pub(crate) fn export(export: &Exporting<'_>, draft: WriteDraft) -> Result<Written> {
     let dir = OutDir::begin_again(export.out)?;
     let mut ignored = Vec::new();
     let rule = write_with_head(export, draft, dir.path(), &mut ignored)?;
