@@ -1,7 +1,7 @@
 //! Training of acceptance heads for one drafter. Heads with the same mixing ratio are trained
 //! together, and finished heads are kept.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
 use draftsmith_data::Provenance;
