@@ -9,14 +9,15 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 
+use crate::error::Result;
 use crate::log::renderer::Interrupter;
 use crate::run::checkpoint::Resumption;
 use crate::run::{Ending, TrainingRun};
 use crate::tests::pair::{deep_target, responses, tiny_draft};
 use crate::tests::runs::{Export, Watcher, exported, files_under, finished};
 use crate::{
-    AdapterShape, AdapterTraining, HeadTraining, InitialWeights, OptimizerSettings, Result,
-    TrainedHead, TrainedState, train_heads, train_self_drafts,
+    AdapterShape, AdapterTraining, HeadTraining, InitialWeights, OptimizerSettings, TrainedHead,
+    TrainedState, train_heads, train_self_drafts,
 };
 
 /// Runs a training as a new process would: only the directory is shared with earlier runs.
