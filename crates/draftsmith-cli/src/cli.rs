@@ -91,9 +91,9 @@ enum Command {
     #[command(visible_alias = "train-adapter")]
     TrainDrafter(ReadingData<DrafterTraining>),
     /// Train the acceptance head of a block drafter.
-    AttachHead(ReadingData<AttachHeadArguments>),
+    AttachHead(ReadingData<OfRecipe<ConfidenceArguments>>),
     /// Count which token follows which, for prompt lookup.
-    TrainBigram(ReadingData<TrainBigramArguments>),
+    TrainBigram(ReadingData<OfRecipe<BigramArguments>>),
     /// Record what drafters propose along responses.
     Record(ReadingData<RecipeArguments>),
     /// Measure the speed of drafters beside plain decoding.
@@ -188,22 +188,13 @@ struct BuildDataArguments {
     repair: bool,
 }
 
-/// Arguments of `attach-head`.
+/// The arguments of a command for a recipe, and its own.
 #[derive(Debug, Args)]
-struct AttachHeadArguments {
+struct OfRecipe<T: Args> {
     #[command(flatten)]
     recipe: RecipeArguments,
     #[command(flatten)]
-    head: ConfidenceArguments,
-}
-
-/// Arguments of `train-bigram`.
-#[derive(Debug, Args)]
-struct TrainBigramArguments {
-    #[command(flatten)]
-    recipe: RecipeArguments,
-    #[command(flatten)]
-    counted: BigramArguments,
+    own: T,
 }
 
 /// Arguments of `tune`.
@@ -377,12 +368,12 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         Command::TrainHead(a) => setup.train_drafter(&a, commands::train_head::run),
         Command::TrainDrafter(a) => setup.train_drafter(&a, commands::train_drafter::run),
         Command::AttachHead(a) => {
-            let AttachHeadArguments { recipe, head } = &a.arguments;
-            setup.run_on_pool(recipe, a.incomplete(), |job| commands::attach_head::run(head, job))
+            let OfRecipe { recipe, own } = &a.arguments;
+            setup.run_on_pool(recipe, a.incomplete(), |job| commands::attach_head::run(own, job))
         }
         Command::TrainBigram(a) => {
-            let TrainBigramArguments { recipe, counted } = &a.arguments;
-            setup.run(recipe, a.incomplete(), |job| commands::train_bigram::run(counted, job))
+            let OfRecipe { recipe, own } = &a.arguments;
+            setup.run(recipe, a.incomplete(), |job| commands::train_bigram::run(own, job))
         }
         Command::Record(a) => {
             setup.run_on_pool(&a.arguments, a.incomplete(), commands::record::run)
