@@ -27,17 +27,18 @@ use crate::commands::import::ImportArguments;
 use crate::commands::inspect::PageArguments;
 use crate::commands::survey::SurveyArguments;
 use crate::commands::train_bigram::BigramArguments;
-use crate::commands::tune::servers::{LoadArguments, TunedForm};
+use crate::commands::tune::servers::LoadArguments;
 use crate::commands::{self, DeviceJob, StageJob};
 use crate::console::Console;
 use crate::console::streams::{eprint_line, is_read_after, leave_closed_terminals, put};
 use crate::devices::{self, parse_devices};
 use crate::lock::RecipeLock;
-use draftsmith_recipe::device::{
-    DeviceChoice, DtypeSource, KernelWatch, NumKernels, on_pool, parse_dtype, require_dtype,
+use draftsmith_recipe::device::parse_dtype;
+use draftsmith_recipe::{
+    DeviceChoice, DtypeSource, Interrupted, KernelWatch, NumKernels, Overrides, Recipe, on_pool,
+    require_dtype,
 };
-use draftsmith_recipe::watch::Interrupted;
-use draftsmith_recipe::{Overrides, Recipe};
+use draftsmith_servers::settings::ServerKind;
 use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::evaluate::papers;
 use draftsmith_tune::training::TrainingWatch;
@@ -90,9 +91,9 @@ enum Command {
     #[command(visible_alias = "train-adapter")]
     TrainDrafter(ReadingData<DrafterTraining>),
     /// Train the acceptance head of a block drafter.
-    AttachHead(ReadingData<AttachHeadArguments>),
+    AttachHead(ReadingData<OfRecipe<ConfidenceArguments>>),
     /// Count which token follows which, for prompt lookup.
-    TrainBigram(ReadingData<TrainBigramArguments>),
+    TrainBigram(ReadingData<OfRecipe<BigramArguments>>),
     /// Record what drafters propose along responses.
     Record(ReadingData<RecipeArguments>),
     /// Measure the speed of drafters beside plain decoding.
@@ -187,22 +188,13 @@ struct BuildDataArguments {
     repair: bool,
 }
 
-/// Arguments of `attach-head`.
+/// The arguments of a command for a recipe, and its own.
 #[derive(Debug, Args)]
-struct AttachHeadArguments {
+struct OfRecipe<T: Args> {
     #[command(flatten)]
     recipe: RecipeArguments,
     #[command(flatten)]
-    head: ConfidenceArguments,
-}
-
-/// Arguments of `train-bigram`.
-#[derive(Debug, Args)]
-struct TrainBigramArguments {
-    #[command(flatten)]
-    recipe: RecipeArguments,
-    #[command(flatten)]
-    counted: BigramArguments,
+    own: T,
 }
 
 /// Arguments of `tune`.
@@ -211,8 +203,8 @@ struct TuneArguments {
     #[command(flatten)]
     recipe: RecipeArguments,
     /// Write settings for a server: `llama.cpp`, `vllm`, `sglang` or `trtllm`.
-    #[arg(long = "for", value_name = "FORM", hide_possible_values = true)]
-    form: Option<TunedForm>,
+    #[arg(long = "for", value_name = "FORM", value_parser = ServerKind::NAMES, hide_possible_values = true)]
+    form: Option<String>,
     /// The server's rounds, as `server costs` measured them.
     #[arg(long, alias = "costs", value_name = "FILE", requires = "form")]
     server_costs: Option<PathBuf>,
@@ -376,12 +368,12 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         Command::TrainHead(a) => setup.train_drafter(&a, commands::train_head::run),
         Command::TrainDrafter(a) => setup.train_drafter(&a, commands::train_drafter::run),
         Command::AttachHead(a) => {
-            let AttachHeadArguments { recipe, head } = &a.arguments;
-            setup.run_on_pool(recipe, a.incomplete(), |job| commands::attach_head::run(head, job))
+            let OfRecipe { recipe, own } = &a.arguments;
+            setup.run_on_pool(recipe, a.incomplete(), |job| commands::attach_head::run(own, job))
         }
         Command::TrainBigram(a) => {
-            let TrainBigramArguments { recipe, counted } = &a.arguments;
-            setup.run(recipe, a.incomplete(), |job| commands::train_bigram::run(counted, job))
+            let OfRecipe { recipe, own } = &a.arguments;
+            setup.run(recipe, a.incomplete(), |job| commands::train_bigram::run(own, job))
         }
         Command::Record(a) => {
             setup.run_on_pool(&a.arguments, a.incomplete(), commands::record::run)
@@ -477,7 +469,7 @@ impl CommandSetup<'_> {
     fn tune(&self, a: &ReadingData<TuneArguments>) -> Result<()> {
         let costs = a.arguments.server_costs.as_deref();
         let (recipe, incomplete) = (&a.arguments.recipe, a.incomplete());
-        let Some(form) = a.arguments.form else {
+        let Some(form) = &a.arguments.form else {
             return self.run_on_pool(recipe, incomplete, commands::tune::run);
         };
         let tuning = a.arguments.load.tuning(form, costs)?;

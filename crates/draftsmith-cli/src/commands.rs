@@ -27,8 +27,7 @@ pub(crate) mod tune;
 
 use burn::tensor::Device;
 use draftsmith_model::WeightDtype;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, Workspace};
 
 use crate::console::Console;
 

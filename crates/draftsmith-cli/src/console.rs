@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Context, Result};
-use draftsmith_recipe::watch::{Bar, Watch};
+use draftsmith_recipe::{Bar, Watch};
 use draftsmith_report::wrapped;
 use draftsmith_train::renderer::Interrupter;
 use draftsmith_tune::training::{ShownTraining, TrainingWatch};

@@ -4,8 +4,7 @@ use anyhow::Result;
 use clap::{ArgGroup, Args};
 use draftsmith_theory::{Decoding, Sampling};
 
-use draftsmith_recipe::decoding;
-use draftsmith_recipe::text_side::Ends;
+use draftsmith_recipe::{Ends, decoding};
 
 /// Flags of commands that decode without a recipe.
 #[derive(Debug, Args)]

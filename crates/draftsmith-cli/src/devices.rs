@@ -4,7 +4,8 @@ use anyhow::Result;
 use burn::tensor::Device;
 
 use crate::console::Console;
-use draftsmith_recipe::device::{DeviceChoice, kernel_cache};
+use draftsmith_recipe::DeviceChoice;
+use draftsmith_recipe::device::kernel_cache;
 
 /// Parses the devices of a training from the command line: one device, or several of one kind that
 /// split the batches. Only CUDA GPUs, or the CPU several times, can be combined.

@@ -12,9 +12,7 @@ use serde_json::Value;
 
 use self::server::{Decoded, LogProbs, LoopbackTarget};
 pub(crate) use self::server::{Deed, Loopback, Request};
-use draftsmith_recipe::decoding;
-use draftsmith_recipe::watch::Silent;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Silent, Workspace, decoding};
 use draftsmith_tune::responses::Responder;
 
 /// Serves the embedded target. `deed` decides how to answer each request, given its index.

@@ -4,9 +4,7 @@ use std::any::Any;
 use std::sync::{Arc, Mutex};
 
 use draftsmith_recipe::kinds::adapter::AdapterKind;
-use draftsmith_recipe::kinds::origin::Origin;
-use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes};
-use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::{DrafterRecipe, DrafterRecipes, Origin, Watch};
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{AdapterTraining, HeadTraining};
 

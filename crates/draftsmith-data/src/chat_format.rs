@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use draftsmith_files::read_text;
 
 use crate::chat_template::ChatTemplate;
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 
 /// Templates for models that were published without one, by name.
 const BUILT_IN: [(&str, &str); 3] = [
@@ -36,7 +36,7 @@ impl ChatFormat {
     ///
     /// # Errors
     /// If a file is missing or malformed.
-    pub fn choose(dir: &Path, chosen: Option<&str>) -> Result<Self, DataError> {
+    pub fn choose(dir: &Path, chosen: Option<&str>) -> Result<Self> {
         let Some(chosen) = chosen else {
             let own = ChatTemplate::from_model_dir(dir)?;
             return Ok(
@@ -63,7 +63,7 @@ impl ChatFormat {
     ///
     /// # Errors
     /// If the text is not a date.
-    pub fn with_date(self, date: &str) -> Result<Self, DataError> {
+    pub fn with_date(self, date: &str) -> Result<Self> {
         match self {
             Self::Template(template) => Ok(Self::Template(template.with_date(date)?.into())),
             Self::LastUserText | Self::Unknown(_) => Ok(self),

@@ -23,7 +23,7 @@ use minijinja::value::Value;
 use minijinja::{Error, ErrorKind};
 
 use self::allowance::Allowance;
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 use crate::tokenizer_config::{TokenizerConfig, read_if_present};
 
 /// The file that holds only the template (transformers 5).
@@ -80,7 +80,7 @@ impl ChatTemplate {
     /// # Errors
     /// If a file cannot be read, `tokenizer_config.json` is not JSON or has a key of the wrong
     /// type, or the template is not valid Jinja or is too large.
-    pub fn from_model_dir(dir: &Path) -> Result<Option<Self>, DataError> {
+    pub fn from_model_dir(dir: &Path) -> Result<Option<Self>> {
         let config = TokenizerConfig::from_model_dir(dir)?;
         let path = dir.join(TEMPLATE_FILE);
         let (path, source) = match read_if_present(&path)? {
@@ -97,15 +97,11 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// As for [`Self::from_model_dir`].
-    pub(crate) fn with_tokens_of(
-        dir: &Path,
-        path: &Path,
-        source: String,
-    ) -> Result<Self, DataError> {
+    pub(crate) fn with_tokens_of(dir: &Path, path: &Path, source: String) -> Result<Self> {
         Self::new(path.to_path_buf(), source, TokenizerConfig::from_model_dir(dir)?)
     }
 
-    fn new(path: PathBuf, source: String, config: TokenizerConfig) -> Result<Self, DataError> {
+    fn new(path: PathBuf, source: String, config: TokenizerConfig) -> Result<Self> {
         program::check(&plain_source(&source))
             .map_err(|e| DataError::text(&path, "parse the chat template", &describe(&e)))?;
         Ok(Self { path, source, special_tokens: config.special_tokens, date: DATE })
@@ -116,7 +112,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// If the text is not a date.
-    pub fn with_date(self, date: &str) -> Result<Self, DataError> {
+    pub fn with_date(self, date: &str) -> Result<Self> {
         let date = date.parse().map_err(|_| {
             let expected = "is not a date, expected one such as `2026-01-31`";
             DataError::invalid(format!("`{date}` {expected}"))
@@ -129,11 +125,7 @@ impl ChatTemplate {
     ///
     /// # Errors
     /// If the template raises an error, fails, or exceeds its allowance.
-    pub fn render(
-        &self,
-        messages: &[Message],
-        add_generation_prompt: bool,
-    ) -> Result<String, DataError> {
+    pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
         let num_bytes = messages.iter().map(|message| message.content.len()).sum();
         let allowance = Allowance::new(messages.len(), num_bytes);
         let messages = messages.iter().map(|message| {

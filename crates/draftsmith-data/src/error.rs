@@ -32,6 +32,9 @@ pub enum DataError {
     Invalid(String),
 }
 
+/// The result type of this crate's functions.
+pub(crate) type Result<T, E = DataError> = std::result::Result<T, E>;
+
 impl DataError {
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::Invalid(message.into())

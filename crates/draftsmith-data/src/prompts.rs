@@ -21,7 +21,7 @@ pub use self::given_tokens::GivenTokens;
 use self::record::{PROMPT_FORMS, Problem, Record};
 pub use self::selection::{ContentHash, LengthBounds, SourceWeight, SplitRange};
 use crate::chat_template::Message;
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 
 /// A conversation to respond to, with one user text per turn.
 #[derive(Debug, Clone, PartialEq)]
@@ -156,7 +156,7 @@ impl Prompts {
     ///
     /// # Errors
     /// If the file cannot be read, or is a directory, a pipe or a device.
-    pub fn open(path: &Path) -> Result<Self, DataError> {
+    pub fn open(path: &Path) -> Result<Self> {
         Ok(Self {
             path: path.to_path_buf(),
             source: file::source_name(path),
@@ -170,7 +170,7 @@ impl Prompts {
     }
 
     /// Reads the next prompt, skipping records without one.
-    fn read_next(&mut self) -> Result<Option<Prompt>, DataError> {
+    fn read_next(&mut self) -> Result<Option<Prompt>> {
         loop {
             let Some(records) = &mut self.records else { return Ok(None) };
             let Some(record) = records.next()? else { break };
@@ -205,7 +205,7 @@ impl Prompts {
     }
 
     /// Reads the prompt in record `index`; `None` for a conversation that was truncated to nothing.
-    fn read_prompt(&mut self, record: Record, index: usize) -> Result<Option<Prompt>, DataError> {
+    fn read_prompt(&mut self, record: Record, index: usize) -> Result<Option<Prompt>> {
         let Record { position, value, unread } = record;
         let content = forms::read_record(&value, self.keeps_tokens).map_err(|problem| {
             let problem = match (problem, unread) {
@@ -252,7 +252,7 @@ impl fmt::Debug for Prompts {
 }
 
 impl Iterator for Prompts {
-    type Item = Result<Prompt, DataError>;
+    type Item = Result<Prompt>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let next = self.read_next().transpose();

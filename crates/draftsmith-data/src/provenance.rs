@@ -125,6 +125,24 @@ impl Provenance {
         let served = (self.temperature, self.top_p, self.top_k, self.min_p);
         served == (1.0, 1.0, None, None) && is_no_penalty(&self.repetition_penalty)
     }
+
+    /// The `dtype` of models that computed in f32.
+    pub const F32: &'static str = "f32";
+
+    /// Finds the fields in which `self` and `other` differ, in the order of declaration.
+    pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
+        fields_differences(self.all_fields(), &other.all_fields())
+    }
+
+    /// Returns the fields that files store and their values, in the order of declaration.
+    pub fn fields(&self) -> Map<String, Value> {
+        fields_of(self)
+    }
+
+    /// Returns all fields and values in the order of declaration, including those that files omit.
+    pub(crate) fn all_fields(&self) -> Map<String, Value> {
+        fields_in(Self::serialize(self, serde_json::value::Serializer))
+    }
 }
 
 /// Returns the repetition penalty that changes nothing, which is the default in files.
@@ -161,26 +179,6 @@ pub struct FieldDifference {
 impl fmt::Display for FieldDifference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "`{}` is {} in the one and {} in the other", self.key, self.left, self.right)
-    }
-}
-
-impl Provenance {
-    /// The `dtype` of models that computed in f32.
-    pub const F32: &'static str = "f32";
-
-    /// Finds the fields in which `self` and `other` differ, in the order of declaration.
-    pub fn differences(&self, other: &Self) -> Vec<FieldDifference> {
-        fields_differences(self.all_fields(), &other.all_fields())
-    }
-
-    /// Returns the fields that files store and their values, in the order of declaration.
-    pub fn fields(&self) -> Map<String, Value> {
-        fields_of(self)
-    }
-
-    /// Returns all fields and values in the order of declaration, including those that files omit.
-    pub(crate) fn all_fields(&self) -> Map<String, Value> {
-        fields_in(Self::serialize(self, serde_json::value::Serializer))
     }
 }
 

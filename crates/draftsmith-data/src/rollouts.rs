@@ -23,7 +23,7 @@ pub use self::row::{RolloutCandidates, RolloutRow};
 use self::validate::validate_file;
 pub use self::validate::validate_rollouts;
 use crate::columns::{bad_provenance, entries, open, read_rows, write_rows};
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 
 /// The beginning and the end of a rollouts file's name.
 const FILE_PREFIX: &str = "rollouts-";
@@ -39,7 +39,7 @@ pub fn rollouts_path(dir: &Path, drafter: &str, set: &str, decoding: &str) -> Pa
 ///
 /// # Errors
 /// If the directory cannot be read.
-pub fn rollouts_paths(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
+pub fn rollouts_paths(dir: &Path) -> Result<Vec<PathBuf>> {
     Ok(paths_in(dir)?.into_iter().filter(|path| is_rollouts_path(path)).collect())
 }
 
@@ -61,7 +61,7 @@ pub fn write_rollouts(
     path: &Path,
     rows: &[RolloutRow],
     provenance: &RolloutProvenance,
-) -> Result<(), DataError> {
+) -> Result<()> {
     provenance.validate().map_err(|problem| bad_provenance(path, &problem))?;
     validate_file(rows, provenance)?;
     write_rows(path, &COLUMNS, provenance.to_entries(), rows)
@@ -79,7 +79,7 @@ pub fn write_rollouts(
 pub fn read_rollouts(
     path: &Path,
     vocab_size: Option<usize>,
-) -> Result<(Vec<RolloutRow>, RolloutProvenance), DataError> {
+) -> Result<(Vec<RolloutRow>, RolloutProvenance)> {
     let builder = open(path)?;
     let provenance = parse_provenance(path, entries(&builder))?;
     let rows = read_rows(path, builder, &COLUMNS)?;
@@ -94,14 +94,14 @@ pub fn read_rollouts(
 ///
 /// # Errors
 /// If the file cannot be read or is malformed, or its provenance is missing or malformed.
-pub fn read_rollout_provenance(path: &Path) -> Result<RolloutProvenance, DataError> {
+pub fn read_rollout_provenance(path: &Path) -> Result<RolloutProvenance> {
     parse_provenance(path, entries(&open(path)?))
 }
 
 fn parse_provenance<'a>(
     path: &Path,
     entries: impl Iterator<Item = (&'a str, &'a str)>,
-) -> Result<RolloutProvenance, DataError> {
+) -> Result<RolloutProvenance> {
     let read = RolloutProvenance::from_entries(entries);
     read.and_then(|read| read.validate().map(|()| read)).map_err(|e| bad_provenance(path, &e))
 }

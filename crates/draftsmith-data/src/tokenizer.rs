@@ -12,7 +12,7 @@ use tokenizers::{ModelWrapper, Tokenizer};
 use crate::caught::caught;
 use crate::chat_format::ChatFormat;
 use crate::chat_template::Message;
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 use crate::tokenizer_config::TokenizerConfig;
 
 pub use stop_strings::StopStrings;
@@ -55,7 +55,7 @@ impl TextTokenizer {
     ///
     /// # Errors
     /// If a file cannot be read or is not a tokenizer, or if there is only an older format.
-    pub fn from_model_dir(dir: &Path) -> Result<Self, DataError> {
+    pub fn from_model_dir(dir: &Path) -> Result<Self> {
         let path = dir.join(TOKENIZER_FILE);
         let bytes = read_bytes(&path).map_err(|e| {
             match OLD_FILES.into_iter().find(|old| dir.join(old).is_file()) {
@@ -105,7 +105,7 @@ impl TextTokenizer {
     ///
     /// # Errors
     /// If the tokenizer cannot encode the text.
-    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, DataError> {
+    pub fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>> {
         guard(&self.path, "encode", || {
             let encoding = self.tokenizer.encode_fast(text, add_special_tokens)?;
             Ok(encoding.get_ids().to_vec())
@@ -117,11 +117,7 @@ impl TextTokenizer {
     ///
     /// # Errors
     /// If the template fails, the user message is missing, or the format is unknown.
-    pub fn encode_chat(
-        &self,
-        format: &ChatFormat,
-        messages: &[Message],
-    ) -> Result<Vec<u32>, DataError> {
+    pub fn encode_chat(&self, format: &ChatFormat, messages: &[Message]) -> Result<Vec<u32>> {
         match format {
             ChatFormat::Template(template) => self.encode(&template.render(messages, true)?, false),
             ChatFormat::LastUserText => {
@@ -147,7 +143,7 @@ impl TextTokenizer {
     ///
     /// # Errors
     /// If the tokenizer's decoder fails.
-    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String, DataError> {
+    pub fn decode(&self, ids: &[u32], skip_special: bool) -> Result<String> {
         guard(&self.path, "decode", || self.tokenizer.decode(ids, skip_special))
     }
 
@@ -168,7 +164,7 @@ impl TextTokenizer {
     ///
     /// # Errors
     /// If the file cannot be read.
-    pub fn hash(&self) -> Result<String, DataError> {
+    pub fn hash(&self) -> Result<String> {
         if !self.is_changed {
             return Ok(hash_file(&self.path)?);
         }
@@ -181,7 +177,7 @@ impl TextTokenizer {
     ///
     /// # Errors
     /// If they differ. The error names both files and the smallest id at which they differ.
-    pub fn check_shared(target: &Self, draft: &Self) -> Result<(), DataError> {
+    pub fn check_shared(target: &Self, draft: &Self) -> Result<()> {
         let (target_tokens, draft_tokens) = (target.tokens_by_id(), draft.tokens_by_id());
         let different = target_tokens
             .keys()
@@ -234,7 +230,7 @@ impl<'a> TextStream<'a> {
     ///
     /// # Errors
     /// If the tokenizer's decoder fails.
-    pub fn push(&mut self, id: u32) -> Result<Option<String>, DataError> {
+    pub fn push(&mut self, id: u32) -> Result<Option<String>> {
         self.window.push(id);
         let added = self.added_text()?;
         let is_held_back = added.is_empty() || added.ends_with(REPLACEMENT);
@@ -250,12 +246,12 @@ impl<'a> TextStream<'a> {
     ///
     /// # Errors
     /// If the tokenizer's decoder fails.
-    pub fn finish(self) -> Result<Option<String>, DataError> {
+    pub fn finish(self) -> Result<Option<String>> {
         Ok(Some(self.added_text()?).filter(|text| !text.is_empty()))
     }
 
     /// Decodes the text that the held-back ids add to the text of the ids already emitted.
-    fn added_text(&self) -> Result<String, DataError> {
+    fn added_text(&self) -> Result<String> {
         let given = self.tokenizer.decode(&self.window[..self.num_given], self.skip_special)?;
         let mut text = self.tokenizer.decode(&self.window, self.skip_special)?;
         // A decoder may change text that has been emitted and cannot be retracted. Everything after
@@ -302,7 +298,7 @@ fn guard<T>(
     path: &Path,
     action: &'static str,
     step: impl FnOnce() -> tokenizers::Result<T>,
-) -> Result<T, DataError> {
+) -> Result<T> {
     let problem = match caught(step) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(e)) => e.to_string(),

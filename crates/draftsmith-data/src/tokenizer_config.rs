@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::{AddedToken, NormalizerWrapper, Tokenizer};
 
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 
 /// The file that holds special tokens and, in transformers 4, the chat template.
 pub(crate) const CONFIG_FILE: &str = "tokenizer_config.json";
@@ -61,7 +61,7 @@ impl TokenizerConfig {
     ///
     /// # Errors
     /// If a file cannot be read, is not JSON, or has a token of the wrong form.
-    pub(crate) fn from_model_dir(dir: &Path) -> Result<Self, DataError> {
+    pub(crate) fn from_model_dir(dir: &Path) -> Result<Self> {
         let path = dir.join(CONFIG_FILE);
         let keys = read_object(&path)?;
         let special_tokens = named_tokens(&path, &keys)?;
@@ -75,7 +75,7 @@ impl TokenizerConfig {
         Ok(config)
     }
 
-    fn read_older_files(&mut self, dir: &Path) -> Result<(), DataError> {
+    fn read_older_files(&mut self, dir: &Path) -> Result<()> {
         let path = dir.join(SPECIAL_TOKENS_FILE);
         let keys = read_object(&path)?;
         self.special_tokens.extend(named_tokens(&path, &keys)?);
@@ -104,7 +104,7 @@ impl TokenizerConfig {
     ///
     /// # Errors
     /// If the key has another form.
-    pub(crate) fn template(&self) -> Result<Option<(&Path, String)>, DataError> {
+    pub(crate) fn template(&self) -> Result<Option<(&Path, String)>> {
         let error = |problem| error(&self.path, "chat_template", problem);
         let source = match self.keys.get("chat_template") {
             None | Some(Value::Null) => return Ok(None),
@@ -200,27 +200,24 @@ fn prepends_always(normalizer: Option<&NormalizerWrapper>) -> bool {
 }
 
 /// Reads a text file; `None` if it does not exist.
-pub(crate) fn read_if_present(path: &Path) -> Result<Option<String>, DataError> {
+pub(crate) fn read_if_present(path: &Path) -> Result<Option<String>> {
     if_present(read_text(path)).map_err(|e| DataError::io("read", path, e))
 }
 
 /// Reads a file that is a JSON object. It has no keys if it does not exist or is null.
-fn read_object(path: &Path) -> Result<Map<String, Value>, DataError> {
+fn read_object(path: &Path) -> Result<Map<String, Value>> {
     let Some(text) = read_if_present(path)? else { return Ok(Map::new()) };
     let keys: Option<_> =
         serde_json::from_str(&text).map_err(|e| DataError::json(path, 1, 1, &e))?;
     Ok(keys.unwrap_or_default())
 }
 
-fn named_tokens(
-    path: &Path,
-    keys: &Map<String, Value>,
-) -> Result<BTreeMap<&'static str, String>, DataError> {
+fn named_tokens(path: &Path, keys: &Map<String, Value>) -> Result<BTreeMap<&'static str, String>> {
     let present = NAMED_TOKENS.iter().filter(|name| keys.get(**name).is_some_and(|v| !v.is_null()));
     present.map(|name| Ok((*name, token_text(path, name, &keys[*name])?))).collect()
 }
 
-fn unnamed_tokens(path: &Path, keys: &Map<String, Value>) -> Result<Vec<String>, DataError> {
+fn unnamed_tokens(path: &Path, keys: &Map<String, Value>) -> Result<Vec<String>> {
     let mut tokens = Vec::new();
     for key in UNNAMED_TOKENS {
         match keys.get(key) {
@@ -240,10 +237,7 @@ fn unnamed_tokens(path: &Path, keys: &Map<String, Value>) -> Result<Vec<String>,
     Ok(tokens)
 }
 
-fn added_tokens(
-    path: &Path,
-    keys: &Map<String, Value>,
-) -> Result<BTreeMap<u32, AddedToken>, DataError> {
+fn added_tokens(path: &Path, keys: &Map<String, Value>) -> Result<BTreeMap<u32, AddedToken>> {
     let key = "added_tokens_decoder";
     let Some(Value::Object(by_id)) = keys.get(key) else { return Ok(BTreeMap::new()) };
     let parse = |(id, token): (&String, &Value)| {
@@ -269,7 +263,7 @@ fn added_tokens(
 }
 
 /// Reads a token that is a text, or an object with the text under `content`.
-fn token_text(path: &Path, key: &str, token: &Value) -> Result<String, DataError> {
+fn token_text(path: &Path, key: &str, token: &Value) -> Result<String> {
     let text = token.as_str().or_else(|| token.get("content").and_then(Value::as_str));
     let problem = "must be a string, or an object with the string `content`";
     text.map(str::to_owned).ok_or_else(|| error(path, key, problem))

@@ -15,7 +15,7 @@ use draftsmith_model::{AcceptanceHead, DrafterModel, DrawnCandidate, Rows};
 use draftsmith_theory::{HeadEstimate, SoftmaxSummary};
 
 use crate::drafter::DraftStep;
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::session::{check_logits, not_finite, to_host};
 
 /// The maximum number of cached embedding projections, one per token: 64 MiB for a drafter of
@@ -95,7 +95,7 @@ impl<'m> Acceptance<'m> {
         logits: Rows,
         steps: &[DraftStep<'_>],
         role: &'static str,
-    ) -> Result<Vec<ReadRow>, DecodeError> {
+    ) -> Result<Vec<ReadRow>> {
         let rows: Vec<StepRow<'_>> = steps.iter().flat_map(DraftStep::rows).collect();
         let read = self.read_candidates(&rows);
         // In a cascade, a reviewing drafter reads several candidates of a chain in one forward. The
@@ -218,7 +218,7 @@ impl<'m> Acceptance<'m> {
         logits: &[f32],
         candidate: u32,
         role: &'static str,
-    ) -> Result<Option<f64>, DecodeError> {
+    ) -> Result<Option<f64>> {
         let Some(head) = self.head.filter(|head| head.reads().looks_ahead()) else {
             return Ok(None);
         };
@@ -243,7 +243,7 @@ impl<'m> Acceptance<'m> {
     }
 
     /// Converts an acceptance logit into a probability. `num_tokens` only appears in the error.
-    pub(crate) fn acceptance_prob(logit: f32, num_tokens: usize) -> Result<f64, DecodeError> {
+    pub(crate) fn acceptance_prob(logit: f32, num_tokens: usize) -> Result<f64> {
         let prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
         if prob.is_nan() {
             return Err(not_finite("acceptance head", num_tokens));

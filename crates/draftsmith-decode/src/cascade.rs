@@ -31,7 +31,7 @@ use chain_rules::ChainRules;
 use drafting::CascadeRound;
 
 use crate::drafter::{DraftRound, Drafter, LookUp, Member, ModelDrafter, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::{DecodeError, Result};
 use crate::registry::{DrafterParts, NamedParts, Sizes};
 use crate::session::ModelSession;
 use crate::target::{Target, TargetLayers};
@@ -188,7 +188,7 @@ impl DrafterParts for CascadeParts {
 }
 
 impl<T: Target> Drafter<T> for Cascade<'_, T> {
-    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<()> {
         for model in &mut self.models {
             model.begin(target, slot, prompt)?;
         }
@@ -196,11 +196,7 @@ impl<T: Target> Drafter<T> for Cascade<'_, T> {
         self.lookup.iter_mut().try_for_each(|lookup| lookup.begin(target, slot, prompt))
     }
 
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
+    fn propose(&mut self, target: &mut T, rounds: &mut [DraftRound<'_>]) -> Result<()> {
         let mut rooms = Vec::with_capacity(rounds.len());
         for DraftRound { rule, limits, decoding, .. } in rounds.iter_mut() {
             if !rule.needs().is_nothing() || self.lacks_signals(decoding) {

@@ -9,7 +9,7 @@ use std::time::Instant;
 use draftsmith_theory::{Decoding, Draws};
 
 use crate::drafter::{DraftRound, Drafter, NoDrafter};
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::sequence::{Generation, Limits, Request, RoundTokens, Sequence, Stage};
 use crate::target::{Target, Verification};
 
@@ -27,7 +27,7 @@ pub fn decode_plain<T: Target>(
     limits: &Limits,
     draws: &mut dyn Draws,
     observe: &mut dyn FnMut(RoundTokens<'_>) -> ControlFlow<()>,
-) -> Result<Generation, DecodeError> {
+) -> Result<Generation> {
     let request = Request { prompt, decoding: *decoding, limits, rule: None, draws };
     decode_speculative(target, &mut NoDrafter, request, observe)
 }
@@ -50,7 +50,7 @@ pub fn decode_speculative<T: Target, D: Drafter<T> + ?Sized>(
     drafter: &mut D,
     request: Request<'_>,
     observe: &mut dyn FnMut(RoundTokens<'_>) -> ControlFlow<()>,
-) -> Result<Generation, DecodeError> {
+) -> Result<Generation> {
     let mut all = decode_many(target, drafter, [request], &mut |_, round| observe(round))?;
     Ok(all.remove(0))
 }
@@ -70,7 +70,7 @@ pub fn decode_many<'a, T: Target, D: Drafter<T> + ?Sized>(
     drafter: &mut D,
     requests: impl IntoIterator<Item = Request<'a>>,
     observe: &mut dyn FnMut(usize, RoundTokens<'_>) -> ControlFlow<()>,
-) -> Result<Vec<Generation>, DecodeError> {
+) -> Result<Vec<Generation>> {
     let requests = requests.into_iter().map(|request| (request, 0));
     decode_requests(target, drafter, requests, observe)
 }
@@ -87,7 +87,7 @@ pub fn decode_on<T: Target, D: Drafter<T> + ?Sized>(
     request: Request<'_>,
     num_kept: usize,
     observe: &mut dyn FnMut(RoundTokens<'_>) -> ControlFlow<()>,
-) -> Result<Generation, DecodeError> {
+) -> Result<Generation> {
     let observe = &mut |_, round: RoundTokens<'_>| observe(round);
     let mut all = decode_requests(target, drafter, [(request, num_kept)], observe)?;
     Ok(all.remove(0))
@@ -99,7 +99,7 @@ fn decode_requests<'a, T: Target, D: Drafter<T> + ?Sized>(
     drafter: &mut D,
     requests: impl IntoIterator<Item = (Request<'a>, usize)>,
     observe: &mut dyn FnMut(usize, RoundTokens<'_>) -> ControlFlow<()>,
-) -> Result<Vec<Generation>, DecodeError> {
+) -> Result<Vec<Generation>> {
     let mut waiting = requests.into_iter().enumerate();
     let mut free: Vec<usize> = (0..target.num_slots()).rev().collect();
     let mut running: Vec<(usize, Sequence<'a>)> = Vec::with_capacity(free.len());

@@ -14,7 +14,7 @@ use draftsmith_theory::{
 };
 
 use self::chain::propose_chain;
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::session::ModelSession;
 
 /// A drafter, which proposes tokens for the sequence in each slot of a target. Most methods get the
@@ -25,7 +25,7 @@ pub trait Drafter<T> {
     ///
     /// # Errors
     /// If the prompt does not fit or contains unknown tokens.
-    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<()> {
         let _ = (target, slot, prompt);
         Ok(())
     }
@@ -40,11 +40,7 @@ pub trait Drafter<T> {
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
+    fn propose(&mut self, target: &mut T, rounds: &mut [DraftRound<'_>]) -> Result<()> {
         self.by_steps().map_or(Ok(()), |drafter| propose_chain(drafter, target, rounds))
     }
 
@@ -59,15 +55,11 @@ pub trait Drafter<T> {
 }
 
 impl<T, D: Drafter<T> + ?Sized> Drafter<T> for &mut D {
-    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<()> {
         (**self).begin(target, slot, prompt)
     }
 
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
+    fn propose(&mut self, target: &mut T, rounds: &mut [DraftRound<'_>]) -> Result<()> {
         (**self).propose(target, rounds)
     }
 
@@ -126,11 +118,7 @@ pub trait StepDrafter<T>: Drafter<T> + Send {
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
-    fn draft(
-        &mut self,
-        target: &mut T,
-        steps: &[DraftStep<'_>],
-    ) -> Result<Vec<DraftRow>, DecodeError>;
+    fn draft(&mut self, target: &mut T, steps: &[DraftStep<'_>]) -> Result<Vec<DraftRow>>;
 
     /// Returns the greatest number of candidates in a chain that this drafter proposes alone. A draft
     /// phase ends there.
@@ -156,7 +144,7 @@ pub trait StepDrafter<T>: Drafter<T> + Send {
         (slot, row): (usize, usize),
         logits: &[f32],
         candidate: u32,
-    ) -> Result<Option<f64>, DecodeError> {
+    ) -> Result<Option<f64>> {
         let _ = (slot, row, logits, candidate);
         Ok(None)
     }

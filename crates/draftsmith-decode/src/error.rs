@@ -36,3 +36,6 @@ pub enum DecodeError {
     #[error("{0}")]
     Invalid(String),
 }
+
+/// The result type of this crate's functions.
+pub(crate) type Result<T, E = DecodeError> = std::result::Result<T, E>;

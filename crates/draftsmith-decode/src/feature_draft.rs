@@ -11,7 +11,7 @@ use draftsmith_theory::DrafterId;
 
 use crate::acceptance::Acceptance;
 use crate::drafter::{DraftRow, DraftStep, Drafter, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::features::WantedFeatures;
 use crate::session::check_fits;
 
@@ -60,7 +60,7 @@ impl<'m, F> FeatureDraft<'m, F> {
 }
 
 impl<T, F: FeatureSource<T>> Drafter<T> for FeatureDraft<'_, F> {
-    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<()> {
         check_fits(prompt, self.cache.capacity(), self.role)?;
         Drafter::<T>::commit(self, slot, 0, &[]);
         let prefix = &prompt[..prompt.len() - 1];
@@ -94,11 +94,7 @@ impl<T, F: FeatureSource<T>> StepDrafter<T> for FeatureDraft<'_, F> {
     /// Reads the tokens of each sequence that the model has not read. In a chain that is one token.
     /// After a round whose candidates were all accepted it is two, because the last candidate was
     /// never read.
-    fn draft(
-        &mut self,
-        target: &mut T,
-        steps: &[DraftStep<'_>],
-    ) -> Result<Vec<DraftRow>, DecodeError> {
+    fn draft(&mut self, target: &mut T, steps: &[DraftStep<'_>]) -> Result<Vec<DraftRow>> {
         let wanted = steps.iter().map(|step| WantedFeatures {
             slot: step.slot,
             tokens: step.tokens,
@@ -129,7 +125,7 @@ impl<T, F: FeatureSource<T>> StepDrafter<T> for FeatureDraft<'_, F> {
         at: (usize, usize),
         logits: &[f32],
         candidate: u32,
-    ) -> Result<Option<f64>, DecodeError> {
+    ) -> Result<Option<f64>> {
         let role = self.role;
         self.acceptance.predict(&self.model, at, logits, candidate, role)
     }

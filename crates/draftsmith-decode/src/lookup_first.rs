@@ -8,7 +8,7 @@
 use draftsmith_theory::LookupFirst;
 
 use crate::drafter::{DraftRound, Drafter};
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::max_gram::MaxGramDraft;
 
 /// A drafter that tries prompt lookup first and uses another drafter where it finds no match.
@@ -29,16 +29,12 @@ impl<D> LookupFirstDraft<D> {
 }
 
 impl<T, D: Drafter<T>> Drafter<T> for LookupFirstDraft<D> {
-    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<()> {
         self.lookup.begin(target, slot, prompt)?;
         self.drafter.begin(target, slot, prompt)
     }
 
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
+    fn propose(&mut self, target: &mut T, rounds: &mut [DraftRound<'_>]) -> Result<()> {
         let others = rounds.iter_mut().filter_map(|round| {
             let num_found = self.lookup.propose_up_to(self.most, round);
             (num_found == 0).then(|| round.reborrow())

@@ -13,7 +13,7 @@ use draftsmith_theory::{
 };
 
 use crate::drafter::{DraftRound, Drafter, LookUp, Member, ModelDrafter};
-use crate::error::DecodeError;
+use crate::error::{DecodeError, Result};
 use crate::registry::{DrafterParts, Sizes};
 
 /// A drafter that searches each slot's own sequence with Max-Gram.
@@ -35,7 +35,7 @@ impl<'m> MaxGramDraft<'m> {
     ///
     /// # Errors
     /// If the stop rule reads probabilities.
-    fn propose_one(&mut self, round: &mut DraftRound<'_>) -> Result<(), DecodeError> {
+    fn propose_one(&mut self, round: &mut DraftRound<'_>) -> Result<()> {
         let DraftRound { slot, tokens, proposal, rule, limits, .. } = round;
         if !rule.needs().is_nothing() {
             return Err(DecodeError::NoSignals { drafter: self.id });
@@ -87,16 +87,12 @@ impl CandidateSource for Certain<'_> {
 }
 
 impl<T> Drafter<T> for MaxGramDraft<'_> {
-    fn begin(&mut self, _target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, _target: &mut T, slot: usize, prompt: &[u32]) -> Result<()> {
         self.slots[slot].begin(prompt);
         Ok(())
     }
 
-    fn propose(
-        &mut self,
-        _target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
+    fn propose(&mut self, _target: &mut T, rounds: &mut [DraftRound<'_>]) -> Result<()> {
         rounds.iter_mut().try_for_each(|round| self.propose_one(round))
     }
 

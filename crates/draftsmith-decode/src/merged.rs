@@ -12,7 +12,7 @@ use draftsmith_theory::{DrafterId, DrawnFrom, LookupFirst, Node, Proposal};
 
 use crate::drafter::chain::propose_chain;
 use crate::drafter::{DraftRound, Drafter, Member, ModelDrafter, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::max_gram::MaxGramDraft;
 use crate::registry::{DrafterParts, NamedParts, Sizes};
 use crate::session::ModelSession;
@@ -69,18 +69,14 @@ impl DrafterParts for MergedParts {
 }
 
 impl<T: Target> Drafter<T> for MergedDraft<'_, T> {
-    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<()> {
         for model in &mut self.models {
             model.begin(target, slot, prompt)?;
         }
         self.lookup.iter_mut().try_for_each(|(lookup, _)| lookup.begin(target, slot, prompt))
     }
 
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
+    fn propose(&mut self, target: &mut T, rounds: &mut [DraftRound<'_>]) -> Result<()> {
         let mut sequences: Vec<Vec<u32>> =
             rounds.iter().map(|round| round.tokens.clone()).collect();
         for (nth, model) in self.models.iter_mut().enumerate() {

@@ -26,7 +26,7 @@ use draftsmith_theory::{
 };
 
 use crate::drafter::StepDrafter;
-use crate::error::DecodeError;
+use crate::error::{DecodeError, Result};
 use crate::sequence::Limits;
 use crate::target::{Target, Verification};
 use recorder::{EverySignal, Recorder, enter};
@@ -119,7 +119,7 @@ impl RecordTask<'_, '_> {
 }
 
 /// The recordings of responses; `None` if the drafter does not support recording them.
-pub(crate) type Recorded = Option<Result<Vec<Recording>, DecodeError>>;
+pub(crate) type Recorded = Option<Result<Vec<Recording>>>;
 
 /// Records the drafter along responses that the target gave under the decoding settings and limits
 /// in `options`. Records as many responses concurrently as the target has slots, one position of
@@ -141,7 +141,7 @@ pub fn record<'a, T: Target>(
     options: &RecordOptions,
     requests: impl IntoIterator<Item = RecordRequest<'a>>,
     observe: &mut dyn FnMut(usize) -> ControlFlow<()>,
-) -> Result<Vec<Recording>, DecodeError> {
+) -> Result<Vec<Recording>> {
     let mut waiting = requests.into_iter().enumerate();
     let mut free: Vec<usize> = (0..target.num_slots()).rev().collect();
     let mut running: Vec<RunningResponse<'a>> = Vec::with_capacity(free.len());
@@ -180,7 +180,7 @@ impl<T: Target> Recorder<'_, T> {
         number: usize,
         request: RecordRequest<'r>,
         slot: usize,
-    ) -> Result<RunningResponse<'r>, DecodeError> {
+    ) -> Result<RunningResponse<'r>> {
         let RecordRequest { prompt, response, draws } = request;
         if prompt.is_empty() || response.is_empty() {
             return Err(DecodeError::EmptyPrompt);
@@ -218,7 +218,7 @@ impl<T: Target> Recorder<'_, T> {
     fn target_rows(
         &mut self,
         running: &mut [RunningResponse<'_>],
-    ) -> Result<Vec<Option<Vec<f32>>>, DecodeError> {
+    ) -> Result<Vec<Option<Vec<f32>>>> {
         match self.target_use() {
             TargetUse::Unused => Ok(vec![None; running.len()]),
             TargetUse::Along => running
@@ -237,7 +237,7 @@ impl<T: Target> Recorder<'_, T> {
     }
 
     /// Records the next position of each response.
-    fn record_place(&mut self, running: &mut [RunningResponse<'_>]) -> Result<(), DecodeError> {
+    fn record_place(&mut self, running: &mut [RunningResponse<'_>]) -> Result<()> {
         let needs = EverySignal { has_head: self.options.has_head }.needs();
         let decoding = &self.options.decoding;
         let by_round = self.drafter.drafts_by_round();

@@ -14,7 +14,7 @@ use std::ops::Range;
 use draftsmith_model::Rows;
 use draftsmith_theory::TopProbs;
 
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::target::{KeptStates, Logits, Target, Verification};
 
 /// A recorded response of the server.
@@ -120,7 +120,7 @@ impl Target for ResponseTarget<'_> {
 
     /// # Panics
     /// If more sequences begin than there are responses.
-    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<()> {
         let response = self.waiting.pop().expect("each sequence has an answer");
         self.slots[slot] = Some((prompt.len(), response));
         Ok(())
@@ -132,7 +132,7 @@ impl Target for ResponseTarget<'_> {
 
     /// # Panics
     /// If a proposal is not empty. In debug builds also if the tokens differ from the response.
-    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits> {
         let mut values = Vec::with_capacity(batch.len() * self.vocab_size);
         for Verification { slot, tokens, proposal } in batch {
             assert!(proposal.is_empty(), "only answers are known");
@@ -141,12 +141,7 @@ impl Target for ResponseTarget<'_> {
         Ok(Logits::new(values, self.vocab_size))
     }
 
-    fn logits_along(
-        &mut self,
-        slot: usize,
-        text: &[u32],
-        lens: Range<usize>,
-    ) -> Result<Logits, DecodeError> {
+    fn logits_along(&mut self, slot: usize, text: &[u32], lens: Range<usize>) -> Result<Logits> {
         let mut values = Vec::with_capacity(lens.len() * self.vocab_size);
         for len in lens {
             self.push_row(slot, &text[..len], &mut values);

@@ -16,7 +16,7 @@ use draftsmith_theory::{DrafterId, HeadEstimate, HeadTiming};
 
 use crate::acceptance::Acceptance;
 use crate::drafter::{DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::record::{RecordTask, Recorded};
 use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
 use crate::session::{check_fits, check_logits};
@@ -70,7 +70,7 @@ pub trait RoundNetwork: Debug + Send + Sync {
 }
 
 /// The logits of rows, and those of an acceptance head, if any.
-pub type ComputedRows = Result<(Vec<f32>, Option<Vec<f32>>), DecodeError>;
+pub type ComputedRows = Result<(Vec<f32>, Option<Vec<f32>>)>;
 
 /// The target whose hidden states a round begins with.
 pub struct RoundSource<'a> {
@@ -155,7 +155,7 @@ impl<'m, N: RoundNetwork> RoundDraft<'m, N> {
 }
 
 impl<N: RoundNetwork, T: KeptStates> Drafter<T> for RoundDraft<'_, N> {
-    fn begin(&mut self, _target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, _target: &mut T, slot: usize, prompt: &[u32]) -> Result<()> {
         check_fits(prompt, self.room, ROLE)?;
         N::truncate(&mut self.memory, slot, 0);
         self.slots[slot] = None;
@@ -192,11 +192,7 @@ impl<N: RoundNetwork, T: KeptStates> StepDrafter<T> for RoundDraft<'_, N> {
         self.network.num_candidates()
     }
 
-    fn draft(
-        &mut self,
-        target: &mut T,
-        steps: &[DraftStep<'_>],
-    ) -> Result<Vec<DraftRow>, DecodeError> {
+    fn draft(&mut self, target: &mut T, steps: &[DraftStep<'_>]) -> Result<Vec<DraftRow>> {
         let number = |step: &DraftStep<'_>, row: usize| {
             step.tokens_before(row).count() - target.num_standing(step.slot)
         };

@@ -18,7 +18,7 @@ use draftsmith_theory::{
 };
 
 use crate::drafter::{DraftRound, Drafter};
-use crate::error::DecodeError;
+use crate::error::{DecodeError, Result};
 use crate::target::{Logits, Target, Verification};
 
 /// The conditions that end a generation.
@@ -145,7 +145,7 @@ impl<'a> Sequence<'a> {
         (slot, num_kept): (usize, usize),
         target: &mut T,
         drafter: &mut D,
-    ) -> Result<Self, DecodeError> {
+    ) -> Result<Self> {
         let begun = Instant::now();
         let Request { prompt, decoding, limits, mut rule, draws } = request;
         if prompt.is_empty() {

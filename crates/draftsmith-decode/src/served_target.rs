@@ -6,7 +6,7 @@ use std::ops::Range;
 
 use draftsmith_model::{CausalLm, Rows};
 
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::features::WantedFeatures;
 use crate::response_target::ResponseTarget;
 use crate::session::ModelSession;
@@ -49,7 +49,7 @@ impl Target for ServedTarget<'_, '_> {
 
     /// # Panics
     /// If more sequences begin than there are responses.
-    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<()> {
         self.layers.check_prompt(prompt)?;
         // The layers read the prompt later, when the drafter requests its features.
         self.layers.commit(slot, 0, &[]);
@@ -58,16 +58,11 @@ impl Target for ServedTarget<'_, '_> {
 
     /// # Panics
     /// If a proposal is not empty. In debug builds also if the tokens differ from the response.
-    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits> {
         self.answers.verify(batch)
     }
 
-    fn logits_along(
-        &mut self,
-        slot: usize,
-        text: &[u32],
-        lens: Range<usize>,
-    ) -> Result<Logits, DecodeError> {
+    fn logits_along(&mut self, slot: usize, text: &[u32], lens: Range<usize>) -> Result<Logits> {
         self.answers.logits_along(slot, text, lens)
     }
 

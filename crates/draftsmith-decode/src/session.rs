@@ -15,7 +15,7 @@ use std::ops::Range;
 
 use draftsmith_model::{CausalLm, KvCache, ModelError, Rows};
 
-use crate::error::DecodeError;
+use crate::error::{DecodeError, Result};
 use crate::features::{SlotFeatures, WantedFeatures};
 use crate::target::{FirstLayers, KeptStates, Logits, Target, TargetLayers, Verification};
 
@@ -266,7 +266,7 @@ impl<'m> ModelSession<'m> {
 
     /// Computes the logits of normed hidden states and copies them to the host, which is the only
     /// sync of a forward. `num_tokens`, the number of tokens read, only appears in errors.
-    fn logits_of(&self, normed: &Rows, num_tokens: usize) -> Result<Logits, DecodeError> {
+    fn logits_of(&self, normed: &Rows, num_tokens: usize) -> Result<Logits> {
         let [values] = to_host([self.model.logits(normed)], self.role)?;
         let vocab_size = self.model.shape().vocab_size;
         check_logits(&values, vocab_size, self.role, num_tokens)?;
@@ -274,7 +274,7 @@ impl<'m> ModelSession<'m> {
     }
 
     /// Checks that a prompt has only tokens of the vocabulary and leaves room for one more.
-    pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<(), DecodeError> {
+    pub(crate) fn check_prompt(&self, prompt: &[u32]) -> Result<()> {
         check_fits(prompt, self.cache.capacity(), self.role)?;
         let vocab_size = self.model.shape().vocab_size;
         match prompt.iter().find(|id| **id as usize >= vocab_size) {
@@ -293,7 +293,7 @@ impl<'m> ModelSession<'m> {
     /// # Errors
     /// If the text is longer than the context, a token before the last is outside the vocabulary,
     /// or the logits are not finite.
-    pub fn score(&mut self, ids: &[u32], from: usize) -> Result<Logits, DecodeError> {
+    pub fn score(&mut self, ids: &[u32], from: usize) -> Result<Logits> {
         self.check_prompt(&ids[..ids.len().saturating_sub(1)])?;
         self.truncate(0, 0);
         let normed = self.read(&[NewTokens { slot: 0, ids, num_rows: ids.len() - from }]);
@@ -306,11 +306,7 @@ fn expect_exit(exit: &mut Option<EarlyExit>) -> &mut EarlyExit {
 }
 
 /// Checks that a prompt leaves room for one more token in a context of `context` tokens.
-pub(crate) fn check_fits(
-    prompt: &[u32],
-    context: usize,
-    role: &'static str,
-) -> Result<(), DecodeError> {
+pub(crate) fn check_fits(prompt: &[u32], context: usize, role: &'static str) -> Result<()> {
     if prompt.len() < context {
         return Ok(());
     }
@@ -324,7 +320,7 @@ pub(crate) fn check_logits(
     vocab_size: usize,
     role: &'static str,
     num_tokens: usize,
-) -> Result<(), DecodeError> {
+) -> Result<()> {
     // The loop has no early exit, so that the compiler can vectorise it.
     let are_all_fine = logits.iter().fold(true, |fine, logit| fine & (*logit < f32::INFINITY));
     let has_finite = |row: &[f32]| row.iter().any(|logit| *logit > f32::NEG_INFINITY);
@@ -343,7 +339,7 @@ pub(crate) fn not_finite(role: &str, num_tokens: usize) -> DecodeError {
 pub(crate) fn to_host<const N: usize>(
     rows: [Rows; N],
     role: &'static str,
-) -> Result<[Vec<f32>; N], DecodeError> {
+) -> Result<[Vec<f32>; N]> {
     Rows::to_host(rows).map_err(|error| {
         let message = match error {
             ModelError::Device(message) => message,
@@ -414,14 +410,14 @@ impl Target for ModelSession<'_> {
         self.cache.num_slots()
     }
 
-    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<()> {
         self.check_prompt(prompt)?;
         self.truncate(slot, 0);
         self.read_upto(slot, &prompt[..prompt.len() - 1]);
         Ok(())
     }
 
-    fn resume(&mut self, slot: usize, prompt: &[u32], num_kept: usize) -> Result<(), DecodeError> {
+    fn resume(&mut self, slot: usize, prompt: &[u32], num_kept: usize) -> Result<()> {
         self.check_prompt(prompt)?;
         self.commit(slot, num_kept, &[]);
         self.read_upto(slot, &prompt[..prompt.len() - 1]);
@@ -434,12 +430,7 @@ impl Target for ModelSession<'_> {
 
     /// Reads the text in one forward and keeps the final hidden states. Logits need much more
     /// memory, so they are computed from these states a few rows at a time.
-    fn begin_along(
-        &mut self,
-        slot: usize,
-        text: &[u32],
-        prompt_len: usize,
-    ) -> Result<(), DecodeError> {
+    fn begin_along(&mut self, slot: usize, text: &[u32], prompt_len: usize) -> Result<()> {
         let ids = &text[..text.len() - 1];
         self.check_prompt(ids)?;
         self.truncate(slot, 0);
@@ -452,17 +443,12 @@ impl Target for ModelSession<'_> {
 
     /// # Panics
     /// If the slot's sequence was not started by [`Target::begin_along`].
-    fn logits_along(
-        &mut self,
-        slot: usize,
-        _text: &[u32],
-        lens: Range<usize>,
-    ) -> Result<Logits, DecodeError> {
+    fn logits_along(&mut self, slot: usize, _text: &[u32], lens: Range<usize>) -> Result<Logits> {
         let (first, normed) = self.along[slot].as_ref().expect("the sequence began along its text");
         self.logits_of(&normed.slice(lens.start - first..lens.end - first), lens.start)
     }
 
-    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits> {
         for one in batch.iter().filter(|one| !one.proposal.is_chain()) {
             let num_standing = one.tokens.len() - one.proposal.len();
             let parents: Vec<_> = one.proposal.nodes().iter().map(|node| node.parent).collect();

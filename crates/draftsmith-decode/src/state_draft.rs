@@ -18,7 +18,7 @@ use draftsmith_theory::DrafterId;
 
 use crate::acceptance::Acceptance;
 use crate::drafter::{DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::record::{RecordTask, Recorded};
 use crate::registry::{AnsweringTarget, DrafterParts, Sizes};
 use crate::session::check_fits;
@@ -171,7 +171,7 @@ impl<'m, N: StepNetwork> StateDraft<'m, N> {
 }
 
 impl<N: StepNetwork, T: KeptStates> Drafter<T> for StateDraft<'_, N> {
-    fn begin(&mut self, _target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, _target: &mut T, slot: usize, prompt: &[u32]) -> Result<()> {
         check_fits(prompt, self.cache.capacity(), ROLE)?;
         self.cache.truncate(slot, 0);
         self.slots[slot] = Slot::default();
@@ -208,11 +208,7 @@ impl<N: StepNetwork, T: KeptStates> StepDrafter<T> for StateDraft<'_, N> {
         true
     }
 
-    fn draft(
-        &mut self,
-        target: &mut T,
-        steps: &[DraftStep<'_>],
-    ) -> Result<Vec<DraftRow>, DecodeError> {
+    fn draft(&mut self, target: &mut T, steps: &[DraftStep<'_>]) -> Result<Vec<DraftRow>> {
         self.read_known(target, steps);
         while self.read_drafted(steps) {}
         let last = steps.iter().flat_map(|step| {
@@ -234,7 +230,7 @@ impl<N: StepNetwork, T: KeptStates> StepDrafter<T> for StateDraft<'_, N> {
         at: (usize, usize),
         logits: &[f32],
         candidate: u32,
-    ) -> Result<Option<f64>, DecodeError> {
+    ) -> Result<Option<f64>> {
         self.acceptance.predict(&self.read_by_head, at, logits, candidate, ROLE)
     }
 }

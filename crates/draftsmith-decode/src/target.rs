@@ -6,7 +6,7 @@ use std::ops::Range;
 use draftsmith_model::Rows;
 use draftsmith_theory::Proposal;
 
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::features::WantedFeatures;
 
 /// A matrix of logits in host memory, one row per position and one column per vocabulary token.
@@ -57,7 +57,7 @@ pub trait Target {
     ///
     /// # Errors
     /// If the prompt does not fit or contains unknown tokens.
-    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError>;
+    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<()>;
 
     /// Continues a slot's sequence with a longer prompt. The first `num_kept` tokens of the prompt
     /// are the slot's first tokens, and the target forgets what the slot has after them. It reads
@@ -65,7 +65,7 @@ pub trait Target {
     ///
     /// # Errors
     /// If the prompt does not fit or has unknown tokens.
-    fn resume(&mut self, slot: usize, prompt: &[u32], num_kept: usize) -> Result<(), DecodeError> {
+    fn resume(&mut self, slot: usize, prompt: &[u32], num_kept: usize) -> Result<()> {
         let _ = prompt;
         self.commit(slot, num_kept, &[]);
         Ok(())
@@ -85,7 +85,7 @@ pub trait Target {
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
-    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError>;
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits>;
 
     /// Starts a sequence whose tokens are all known in advance, and allows calls of
     /// [`Self::logits_along`]. `text` is the prompt of `prompt_len` tokens followed by the
@@ -93,12 +93,7 @@ pub trait Target {
     ///
     /// # Errors
     /// If the text does not fit or contains unknown tokens.
-    fn begin_along(
-        &mut self,
-        slot: usize,
-        text: &[u32],
-        prompt_len: usize,
-    ) -> Result<(), DecodeError> {
+    fn begin_along(&mut self, slot: usize, text: &[u32], prompt_len: usize) -> Result<()> {
         self.begin(slot, &text[..prompt_len])
     }
 
@@ -107,12 +102,7 @@ pub trait Target {
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.
-    fn logits_along(
-        &mut self,
-        slot: usize,
-        text: &[u32],
-        lens: Range<usize>,
-    ) -> Result<Logits, DecodeError> {
+    fn logits_along(&mut self, slot: usize, text: &[u32], lens: Range<usize>) -> Result<Logits> {
         let tokens = &text[..lens.end - 1];
         let proposal = &Proposal::certain_chain(&tokens[lens.start..]);
         let logits = self.verify(&[Verification { slot, tokens, proposal }])?;

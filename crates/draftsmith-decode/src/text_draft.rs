@@ -10,7 +10,7 @@ use std::sync::Arc;
 use draftsmith_theory::DrafterId;
 
 use crate::drafter::{DraftRow, DraftStep, Drafter, ModelDrafter, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::registry::{DrafterParts, Sizes};
 use crate::session::ModelSession;
 
@@ -66,7 +66,7 @@ impl<'m> StepDrafter<ModelSession<'m>> for TextDraft<'m> {
         &mut self,
         target: &mut ModelSession<'m>,
         steps: &[DraftStep<'_>],
-    ) -> Result<Vec<DraftRow>, DecodeError> {
+    ) -> Result<Vec<DraftRow>> {
         let vocab_size = target.model().shape().vocab_size;
         let drafted = |(step, row): (&DraftStep<'_>, usize)| {
             let logits = (self.next)(&step.text_before(row));

@@ -12,7 +12,7 @@ use draftsmith_theory::{
 
 use crate::drafter::chain::RowSource;
 use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::Result;
 
 /// A drafter that proposes candidate trees, grown around the chains of another drafter.
 pub struct TreeDraft<'d, T> {
@@ -28,15 +28,11 @@ impl<'d, T> TreeDraft<'d, T> {
 }
 
 impl<T> Drafter<T> for TreeDraft<'_, T> {
-    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<()> {
         self.drafter.begin(target, slot, prompt)
     }
 
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
+    fn propose(&mut self, target: &mut T, rounds: &mut [DraftRound<'_>]) -> Result<()> {
         propose_trees(self.drafter, self.shape, target, rounds)
     }
 
@@ -85,7 +81,7 @@ fn propose_trees<T>(
     shape: TreeShape,
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
-) -> Result<(), DecodeError> {
+) -> Result<()> {
     let most = drafter.max_candidates();
     let begin = |round: &mut DraftRound<'_>| Growing {
         phase: DraftPhase::begin(round.rule, round.limits.upto(most)),
@@ -121,7 +117,7 @@ fn grow<T>(
     round: &mut DraftRound<'_>,
     tree: &mut Growing,
     rows: &[DraftRow],
-) -> Result<(), DecodeError> {
+) -> Result<()> {
     let DraftRound { slot, tokens, proposal, rule, limits, decoding, draws } = round;
     proposal.forwards.add(drafter.id(), rows.iter().map(|row| row.num_forwards).sum());
     let Growing { phase, growth, chain, parents, num_unread } = tree;

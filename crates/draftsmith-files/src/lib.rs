@@ -28,4 +28,4 @@ pub use hash::{hash_bytes, hash_file, hex};
 pub use json::{JsonError, Notation, parse_json, parse_json_value, parse_toml, plain_problem};
 pub use room::{NoRoom, check_room, in_bytes};
 pub use temporary::remove_abandoned;
-pub use whole::{check_place, paths_in, write_whole, write_whole_with};
+pub use whole::{check_place, paths_in, write_json, write_whole, write_whole_with};

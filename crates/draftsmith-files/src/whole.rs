@@ -9,6 +9,8 @@ use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
+use serde::Serialize;
+
 use crate::error::FileError;
 use crate::temporary::Temporary;
 
@@ -20,6 +22,15 @@ pub fn write_whole(path: &Path, bytes: impl AsRef<[u8]>) -> Result<(), FileError
     write_whole_with(path, |file| {
         file.write_all(bytes.as_ref()).map_err(|source| FileError::new("write", path, source))
     })
+}
+
+/// Writes a value as indented JSON that ends with a newline, as [`write_whole`] does.
+///
+/// # Errors
+/// As for [`write_whole`], or if the value cannot be represented in JSON.
+pub fn write_json(path: &Path, value: &impl Serialize) -> Result<(), FileError> {
+    let text = serde_json::to_string_pretty(value);
+    write_whole(path, text.map_err(|error| FileError::new("write", path, error.into()))? + "\n")
 }
 
 /// Writes a file as [`write_whole`] does, with contents written by a closure.

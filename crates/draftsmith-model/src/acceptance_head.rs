@@ -21,7 +21,7 @@ use burn::tensor::{Device, FloatDType, Tensor, activation::silu};
 pub use self::config::AcceptanceHeadConfig;
 pub use self::reads::{DrawnCandidate, HeadFeatures, HeadForm, HeadInput, HeadReads};
 use crate::decoder::source::{linear, transposed};
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 use crate::packed::{self, PackedWeights, Threads};
 use crate::precision::cast_parameters;
 use crate::rows::{DeviceRows, HostRows, RowData, Rows};
@@ -264,7 +264,7 @@ impl AcceptanceHead {
         dir: &Path,
         draft_hidden_size: usize,
         device: &Device,
-    ) -> Result<(AcceptanceHeadConfig, Self), ModelError> {
+    ) -> Result<(AcceptanceHeadConfig, Self)> {
         let config = AcceptanceHeadConfig::from_dir(dir)?;
         if config.hidden_size != draft_hidden_size {
             let problem = format!(
@@ -311,7 +311,7 @@ impl AcceptanceHead {
     ///
     /// # Errors
     /// If the directory cannot be written.
-    pub fn write_dir(&self, dir: &Path, config: &AcceptanceHeadConfig) -> Result<(), ModelError> {
+    pub fn write_dir(&self, dir: &Path, config: &AcceptanceHeadConfig) -> Result<()> {
         let mut metadata = Vec::new();
         let is_authors = config.is_authors();
         let tensors = if is_authors {
@@ -330,16 +330,14 @@ impl AcceptanceHead {
         };
         write_network(dir, &tensors, &metadata, config)
     }
-}
 
-impl AcceptanceHead {
     /// Writes only the weights, with the names of our schema for every head. They are
     /// `input.weight` if the head has further inputs, and `weight` (`[out, in]`) and `bias` of each
     /// stored block (`blocks.0`, `blocks.1`, …) and of `output`.
     ///
     /// # Errors
     /// If the file cannot be written.
-    pub fn write_weights(&self, path: &Path) -> Result<(), ModelError> {
+    pub fn write_weights(&self, path: &Path) -> Result<()> {
         write_safetensors(path, &self.named_as_own(), WeightDtype::F32, &[]).map(drop)
     }
 
@@ -378,7 +376,7 @@ fn read_tied_block(
     reader: &mut WeightReader,
     config: &AcceptanceHeadConfig,
     device: &Device,
-) -> Result<Option<Linear>, ModelError> {
+) -> Result<Option<Linear>> {
     let name = |depth: usize| format!("model.{depth}.linear");
     let mut first: Option<(usize, Linear)> = None;
     for depth in 0..config.num_layers {
@@ -412,7 +410,7 @@ fn read_linear(
     name: &str,
     [input, output]: [usize; 2],
     device: &Device,
-) -> Result<Linear, ModelError> {
+) -> Result<Linear> {
     let weight = reader.take(&format!("{name}.weight"), &[output, input])?;
     let bias = reader.take(&format!("{name}.bias"), &[output])?;
     let weight = transposed(&weight, output, input);

@@ -19,7 +19,7 @@ use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
 use crate::decoder::stack::LayerStack;
 use crate::draft_vocabulary::{DRAFT_VOCABULARY, DraftVocabulary};
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 use crate::kv_cache::KvCache;
 use crate::precision::copied;
 use crate::rows::Rows;
@@ -103,7 +103,7 @@ impl AdapterConfig {
     ///
     /// # Errors
     /// If no layer of the target follows `exit_layer`.
-    pub fn new(target: &ModelConfig, exit_layer: usize) -> Result<Self, ModelError> {
+    pub fn new(target: &ModelConfig, exit_layer: usize) -> Result<Self> {
         let num_layers = target.shape.num_layers;
         if exit_layer >= num_layers {
             return Err(ModelError::Invalid(format!(
@@ -122,7 +122,7 @@ impl AdapterConfig {
     /// # Errors
     /// If it is missing, is not a model's configuration, has a key that may change the network, or has
     /// no `exit_layer`.
-    pub fn from_dir(dir: impl Into<DrafterDir>) -> Result<Self, ModelError> {
+    pub fn from_dir(dir: impl Into<DrafterDir>) -> Result<Self> {
         Self::beside(dir, 0)
     }
 
@@ -192,7 +192,7 @@ impl DraftForm for AdapterForm {
         Parts { lm_head, ..Parts::of_layers((0..shape.num_layers).map(layer)) }
     }
 
-    fn read(files: &mut DraftFiles<Self>) -> Result<(), ModelError> {
+    fn read(files: &mut DraftFiles<Self>) -> Result<()> {
         let OwnKeys { exit_layer, architecture, draft_vocabulary } = files.own_keys()?;
         let Some(exit_layer) = exit_layer else {
             let problem = "is missing: give the number of the target's layers that run before the \

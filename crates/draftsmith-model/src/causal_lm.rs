@@ -26,7 +26,7 @@ use crate::config::ModelConfig;
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
 use crate::decoder::{Decoder, logits};
-use crate::error::ModelError;
+use crate::error::Result;
 use crate::frozen::Stack;
 use crate::kv_cache::{CachePlace, KvCache};
 use crate::packed::{self, PackedWeights};
@@ -77,7 +77,7 @@ impl CausalLm {
     ///
     /// # Errors
     /// If a file is missing or broken, or a tensor is missing, extra or misshapen.
-    pub fn from_model_dir(dir: &Path, device: &Device) -> Result<Self, ModelError> {
+    pub fn from_model_dir(dir: &Path, device: &Device) -> Result<Self> {
         Self::load(dir, WeightDtype::F32, None, device)
     }
 
@@ -95,7 +95,7 @@ impl CausalLm {
         dtype: WeightDtype,
         num_layers: Option<usize>,
         device: &Device,
-    ) -> Result<Self, ModelError> {
+    ) -> Result<Self> {
         let config = ModelConfig::from_model_dir(dir)?;
         let num_all = config.shape.num_layers;
         let num_here = num_layers.unwrap_or(num_all).min(num_all);
@@ -114,7 +114,7 @@ impl CausalLm {
     ///
     /// # Errors
     /// As [`CausalLm::from_model_dir`], or if the ends are quantised.
-    pub fn load_ends(dir: &Path, dtype: WeightDtype, device: &Device) -> Result<Self, ModelError> {
+    pub fn load_ends(dir: &Path, dtype: WeightDtype, device: &Device) -> Result<Self> {
         let config = ModelConfig::ends_from_model_dir(dir)?;
         let reader = WeightReader::open_ends(dir, &config.spec.names)?;
         Self::read(config, reader, (dtype, 0), device)
@@ -126,7 +126,7 @@ impl CausalLm {
         mut reader: WeightReader,
         (dtype, num_here): (WeightDtype, usize),
         device: &Device,
-    ) -> Result<Self, ModelError> {
+    ) -> Result<Self> {
         let mut here = config.clone();
         here.shape.num_layers = num_here;
         let weights = if dtype == WeightDtype::F32 && packed::runs_on(device) {
@@ -149,7 +149,7 @@ impl CausalLm {
     ///
     /// # Errors
     /// If a file is missing or broken.
-    pub fn notes(dir: &Path, config: &ModelConfig) -> Result<Vec<String>, ModelError> {
+    pub fn notes(dir: &Path, config: &ModelConfig) -> Result<Vec<String>> {
         let ModelConfig { architecture, shape, spec } = config;
         let mut notes = Vec::from_iter(Self::ignored_head(dir, config)?);
         if spec.rope.width.is_some() && !architecture.rotates_in_part() {
@@ -180,7 +180,7 @@ impl CausalLm {
     /// Describes the LM head that [`CausalLm::load`] ignores, because `config.json` ties the head to
     /// the embeddings; `None` if the checkpoint stores none, or the same numbers. Of a large
     /// vocabulary some 4096 rows are compared.
-    fn ignored_head(dir: &Path, config: &ModelConfig) -> Result<Option<String>, ModelError> {
+    fn ignored_head(dir: &Path, config: &ModelConfig) -> Result<Option<String>> {
         let ModelConfig { shape, spec, .. } = config;
         let (names, shape) = (&spec.names, [shape.vocab_size, shape.hidden_size]);
         let both = [names.lm_head, names.embedding].map(|name| format!("{name}.weight"));
@@ -212,7 +212,7 @@ impl CausalLm {
     ///
     /// # Errors
     /// If the directory cannot be written.
-    pub fn write_model_dir(&self, dir: &Path, dtype: WeightDtype) -> Result<(), ModelError> {
+    pub fn write_model_dir(&self, dir: &Path, dtype: WeightDtype) -> Result<()> {
         let tensors = match &self.weights {
             ModelWeights::Tensors(decoder) => decoder.named(&self.config),
             ModelWeights::Packed(packed) => {

@@ -25,7 +25,7 @@ use serde_json::{Map, Value};
 use self::keys::TokenIds;
 #[cfg(test)]
 pub(crate) use self::keys::{Keys, RopeKeys};
-use crate::error::{ModelError, read_json};
+use crate::error::{ModelError, Result, read_json};
 use crate::spec::{
     AttentionSpec, DecoderSpec, MlpSpec, ModelNames, ModelShape, NormForm, NormSpec, RopeConfig,
     RopeScaling,
@@ -160,7 +160,7 @@ impl ModelConfig {
     ///
     /// # Errors
     /// If a file is missing or not JSON, the family is not supported, or a key has a bad value.
-    pub fn from_model_dir(dir: &Path) -> Result<Self, ModelError> {
+    pub fn from_model_dir(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
         let mut config = Self::from_keys(&path, &read_json(&path)?)?;
         config.read_end_tokens(dir)?;
@@ -168,7 +168,7 @@ impl ModelConfig {
     }
 
     /// Reads the end tokens of `generation_config.json`, if it has any.
-    fn read_end_tokens(&mut self, dir: &Path) -> Result<(), ModelError> {
+    fn read_end_tokens(&mut self, dir: &Path) -> Result<()> {
         let path = dir.join("generation_config.json");
         if path.exists() {
             let generation: GenerationConfig = read_json(&path)?;
@@ -183,13 +183,13 @@ impl ModelConfig {
     ///
     /// # Errors
     /// If the family is not supported, or a key has a bad value.
-    pub(crate) fn from_keys(path: &Path, keys: &Map<String, Value>) -> Result<Self, ModelError> {
+    pub(crate) fn from_keys(path: &Path, keys: &Map<String, Value>) -> Result<Self> {
         families::read(read_architecture(path, keys)?, path, keys)
     }
 }
 
 /// Reads the family from a `config.json`; Llama if the file names no family.
-fn read_architecture(path: &Path, keys: &Map<String, Value>) -> Result<Architecture, ModelError> {
+fn read_architecture(path: &Path, keys: &Map<String, Value>) -> Result<Architecture> {
     let ModelType { model_type } = parse_json_value(path, "", Value::Object(keys.clone()))?;
     let Some(model_type) = model_type else { return Ok(Architecture::Llama) };
     let known = |architecture: &Architecture| architecture.model_type() == model_type;

@@ -26,7 +26,7 @@ use burn::nn::{Initializer, Linear};
 use burn::tensor::{Device, FloatDType, Int, Tensor, module::embedding};
 
 use crate::config::ModelConfig;
-use crate::error::ModelError;
+use crate::error::Result;
 use crate::precision::cast_parameters;
 use crate::rope::Reach;
 use crate::spec::LinearSpec;
@@ -113,7 +113,7 @@ impl Decoder {
         reader: &mut WeightReader,
         dtype: WeightDtype,
         device: &Device,
-    ) -> Result<Self, ModelError> {
+    ) -> Result<Self> {
         let ModelConfig { shape, spec, .. } = config;
         let (vocab, hidden) = (shape.vocab_size, shape.hidden_size);
         let dtype = dtype.float_dtype();

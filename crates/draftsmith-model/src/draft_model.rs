@@ -12,7 +12,7 @@ use crate::adapter::{Adapter, AdapterArchitecture, AdapterConfig};
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
 use crate::decoder::Decoder;
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 use crate::spec::WindowSpec;
 use crate::state_network::StateNetwork;
 
@@ -22,7 +22,7 @@ impl AdapterConfig {
     ///
     /// # Errors
     /// If no layer of the target's family can express the adapter's computation.
-    pub fn draft_model(&self, target: &ModelConfig) -> Result<ModelConfig, ModelError> {
+    pub fn draft_model(&self, target: &ModelConfig) -> Result<ModelConfig> {
         if self.architecture == AdapterArchitecture::MlpOnly {
             return Err(ModelError::Invalid(format!(
                 "an adapter of architecture `{}` cannot be a draft model, because no layer of {} computes it; train \
@@ -58,11 +58,7 @@ impl Adapter {
     ///
     /// # Panics
     /// If `target` has another shape than the adapter.
-    pub fn draft_model(
-        &self,
-        config: &AdapterConfig,
-        target: &CausalLm,
-    ) -> Result<CausalLm, ModelError> {
+    pub fn draft_model(&self, config: &AdapterConfig, target: &CausalLm) -> Result<CausalLm> {
         let model = config.draft_model(target.config())?;
         let device = target.device();
         let ModelConfig { shape, spec, .. } = &model;

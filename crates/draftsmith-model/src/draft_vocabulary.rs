@@ -16,7 +16,7 @@ use crate::causal_lm::CausalLm;
 use crate::decoder::few_rows::{self, with_contiguous_columns};
 use crate::decoder::kernels::Kernels;
 use crate::decoder::soft_capped;
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 use crate::frozen::PackableLinear;
 use crate::packed::{self, PackedWeights};
 use crate::rows::{HostRows, Rows};
@@ -93,11 +93,7 @@ impl DraftVocabulary {
     ///
     /// # Errors
     /// If it is missing, has another length, or is not a rising list of ids below `vocab_size`.
-    pub(crate) fn take(
-        reader: &mut WeightReader,
-        len: usize,
-        vocab_size: usize,
-    ) -> Result<Self, ModelError> {
+    pub(crate) fn take(reader: &mut WeightReader, len: usize, vocab_size: usize) -> Result<Self> {
         let ids = reader.take_ids(DRAFT_VOCABULARY, len, vocab_size)?;
         if ids.is_empty() || !ids.is_sorted_by(|a, b| a < b) {
             let problem = format!("tensor `{DRAFT_VOCABULARY}` has ids that do not rise");
@@ -112,11 +108,7 @@ impl DraftVocabulary {
     }
 
     /// Returns whether the mask of the same file, if it has one, names the same tokens.
-    fn agrees_with_mask(
-        &self,
-        reader: &mut WeightReader,
-        vocab_size: usize,
-    ) -> Result<bool, ModelError> {
+    fn agrees_with_mask(&self, reader: &mut WeightReader, vocab_size: usize) -> Result<bool> {
         if reader.shape(MASK).is_none() {
             return Ok(true);
         }

@@ -33,7 +33,7 @@ use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
 use crate::decoder::attention::{DraftPlan, Drafts, UnrolledAttention, delayed};
 use crate::draft_vocabulary::{DraftVocabulary, MASK, OFFSETS};
-use crate::error::ModelError;
+use crate::error::Result;
 use crate::kv_cache::KvCache;
 use crate::rows::{DeviceRows, HostRows, RowData, Rows, Slots};
 use crate::self_draft::config::DraftConfig;
@@ -173,7 +173,7 @@ impl DraftForm for Eagle3Form {
         }
     }
 
-    fn read(files: &mut DraftFiles<Self>) -> Result<(), ModelError> {
+    fn read(files: &mut DraftFiles<Self>) -> Result<()> {
         let own: OwnKeys = files.own_keys()?;
         if let Some(method) = own.speculators_model_type.filter(|method| method != "eagle3") {
             return Err(files.error(METHOD, format!("is \"{method}\", expected \"eagle3\"")));

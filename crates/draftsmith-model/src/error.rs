@@ -42,6 +42,9 @@ pub enum ModelError {
     Invalid(String),
 }
 
+/// The result type of this crate's functions.
+pub(crate) type Result<T, E = ModelError> = std::result::Result<T, E>;
+
 impl ModelError {
     /// Names a key of a JSON file, dotted, what is wrong with its value, and the expected values.
     pub(crate) fn config(path: &Path, key: &str, problem: impl Display) -> Self {
@@ -66,6 +69,6 @@ impl ModelError {
 ///
 /// # Errors
 /// If the file cannot be read, or does not have `T`'s form.
-pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T, ModelError> {
+pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
     Ok(parse_json(path, &read_file(path)?)?)
 }

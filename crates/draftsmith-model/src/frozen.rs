@@ -16,12 +16,12 @@ use crate::decoder::logits;
 use crate::decoder::norm::Norm;
 use crate::decoder::source::WeightSource;
 use crate::decoder::stack::{LayerStack, StackSpec};
-use crate::error::ModelError;
+use crate::error::Result;
 use crate::kv_cache::{CachePlace, KvCache};
 use crate::packed::{self, PackedLayer, PackedNorm, PackedWeights, Packing, Threads};
 use crate::rope::Reach;
 use crate::rows::{DeviceRows, HostRows, RowData, Rows};
-use crate::spec::{LinearSpec, ModelShape, NamedNorm};
+use crate::spec::ModelShape;
 
 /// The form of weights that a forward uses.
 pub(crate) enum Form<'a, T, P> {
@@ -61,6 +61,15 @@ impl<T, P> From<T> for Packable<T, P> {
 }
 
 impl<T, P> Packable<T, Arc<P>> {
+    /// Builds a part from its tensors and, if the source has one, their packed copy.
+    pub(crate) fn build<S: WeightSource>(
+        source: &mut S,
+        tensors: impl FnOnce(&mut S) -> Result<T, S::Error>,
+        pack: impl FnOnce(&mut Packing<'_>) -> Result<P>,
+    ) -> Result<Self, S::Error> {
+        Ok(Self { tensors: tensors(source)?, packed: source.packed(pack)? })
+    }
+
     /// Drops the packed copy.
     pub(crate) fn unpacked(self) -> Self {
         self.tensors.into()
@@ -91,15 +100,6 @@ impl<T> Packable<T, Arc<PackedWeights>> {
 }
 
 impl PackableLinear {
-    pub(crate) fn build<S: WeightSource>(
-        spec: &LinearSpec,
-        source: &mut S,
-    ) -> Result<Self, S::Error> {
-        let tensors = source.linear("", spec)?;
-        let packed = source.packed(|packing| packing.linears("", &[*spec]))?;
-        Ok(Self { tensors, packed })
-    }
-
     /// Multiplies rows by the matrix and adds the bias.
     pub(crate) fn of_rows(&self, rows: Rows) -> Rows {
         match self.form() {
@@ -128,30 +128,6 @@ impl PackableLinear {
     }
 }
 
-impl PackableTable {
-    pub(crate) fn build<S: WeightSource>(
-        spec: &LinearSpec,
-        source: &mut S,
-    ) -> Result<Self, S::Error> {
-        let tensors = source.table(spec)?;
-        let packed = source.packed(|packing| packing.linears("", &[*spec]))?;
-        Ok(Self { tensors, packed })
-    }
-}
-
-impl PackableNorm {
-    pub(crate) fn build<S: WeightSource>(
-        name: &'static str,
-        model: &ModelConfig,
-        source: &mut S,
-    ) -> Result<Self, S::Error> {
-        let norm = NamedNorm::outside(name, &model.shape, &model.spec.norm);
-        let tensors = source.norm(norm)?;
-        let packed = source.packed(|packing| packing.norm(norm))?;
-        Ok(Self { tensors, packed })
-    }
-}
-
 impl Form<'_, Norm, PackedNorm> {
     /// Norms rows.
     pub(crate) fn of_rows(&self, rows: Rows) -> Rows {
@@ -159,17 +135,6 @@ impl Form<'_, Norm, PackedNorm> {
             Self::Packed(norm) => rows.on_host(|values, _| norm.forward(values)),
             Self::Tensors(norm) => rows.map_on(&norm.gamma().device(), |rows| norm.forward(rows)),
         }
-    }
-}
-
-impl PackableStack {
-    pub(crate) fn build<S: WeightSource>(
-        spec: &StackSpec<'_>,
-        source: &mut S,
-    ) -> Result<Self, S::Error> {
-        let tensors = LayerStack::build(spec, source)?;
-        let packed = source.packed(|packing| PackedStack::read(spec, packing))?;
-        Ok(Self { tensors, packed })
     }
 }
 
@@ -186,10 +151,7 @@ impl PackedStack {
     ///
     /// # Errors
     /// If a tensor is missing or misshapen, or a file is broken.
-    pub(crate) fn read(
-        spec: &StackSpec<'_>,
-        packing: &mut Packing<'_>,
-    ) -> Result<Self, ModelError> {
+    pub(crate) fn read(spec: &StackSpec<'_>, packing: &mut Packing<'_>) -> Result<Self> {
         let ModelConfig { shape, spec: decoder, .. } = spec.model;
         let layers = spec.layers().map(|layer| packing.layer(layer)).collect::<Result<_, _>>()?;
         let norm = packing.norm(spec.norm())?;

@@ -17,7 +17,7 @@ use std::ops::Range;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 
 use crate::buckets::padded_rows;
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 use crate::vectors;
 
 /// Rows of consecutive tokens of one or several sequences.
@@ -408,7 +408,7 @@ impl Rows {
     ///
     /// # Errors
     /// If the device fails.
-    pub fn to_host<const N: usize>(parts: [Self; N]) -> Result<[Vec<f32>; N], ModelError> {
+    pub fn to_host<const N: usize>(parts: [Self; N]) -> Result<[Vec<f32>; N]> {
         let mut on_device = Vec::new();
         for part in &parts {
             if let RowData::Device(DeviceRows { tensor, .. }) = &part.place {
@@ -442,7 +442,7 @@ impl Rows {
     }
 }
 
-fn read(tensor: Tensor<1>) -> Result<Vec<f32>, ModelError> {
+fn read(tensor: Tensor<1>) -> Result<Vec<f32>> {
     let data = tensor.try_into_data().map_err(|e| ModelError::Device(e.to_string()))?;
     data.try_into_vec().map_err(|e| ModelError::Device(format!("{e:?}")))
 }

@@ -23,9 +23,12 @@ use self::keys::{DraftKeys, DrafterDir};
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
 use crate::decoder::source::{CheckpointSource, RandomSource, WeightSource, named_linears};
+use crate::decoder::stack::LayerStack;
 use crate::draft_vocabulary::{DraftVocabulary, NarrowHead};
-use crate::error::ModelError;
-use crate::frozen::{Packable, PackableLinear, PackableNorm, PackableStack, PackableTable};
+use crate::error::Result;
+use crate::frozen::{
+    Packable, PackableLinear, PackableNorm, PackableStack, PackableTable, PackedStack,
+};
 use crate::kv_cache::KvCache;
 use crate::precision::cast_parameters;
 use crate::spec::{LayerSpec, LinearSpec, ModelShape, NamedNorm};
@@ -52,7 +55,7 @@ pub trait DraftForm: Clone + Debug + Default + PartialEq + Send + Sync + 'static
     ///
     /// # Errors
     /// If a key is invalid in a way that leaves nothing to examine.
-    fn read(files: &mut DraftFiles<Self>) -> Result<(), ModelError>;
+    fn read(files: &mut DraftFiles<Self>) -> Result<()>;
 
     /// Returns the keys of its own in `config.json`, in their order. Keys without a value are left out.
     fn keys(config: &DraftConfig<Self>) -> Vec<(&'static str, Option<Value>)>;
@@ -188,21 +191,26 @@ impl<F: DraftForm> DraftConfig<F> {
         &self,
         source: &mut S,
     ) -> Result<DraftNetwork<F>, S::Error> {
-        fn linear<S: WeightSource>(
-            spec: Option<LinearSpec>,
-            source: &mut S,
-        ) -> Result<Option<PackableLinear>, S::Error> {
-            spec.map(|spec| PackableLinear::build(&spec, source)).transpose()
-        }
+        let linear = |spec: Option<LinearSpec>, source: &mut S| {
+            let built = spec.map(|spec| {
+                Packable::build(source, |it| it.linear("", &spec), |it| it.linears("", &[spec]))
+            });
+            built.transpose()
+        };
         let parts = F::parts(self);
         let [early, late] = match parts.is_head_first {
             true => [parts.lm_head, None],
             false => [None, parts.lm_head],
         };
-        let embedding = parts.embedding.map(|spec| PackableTable::build(&spec, source));
+        let embedding = parts.embedding.map(|spec| {
+            Packable::build(source, |it| it.table(&spec), |it| it.linears("", &[spec]))
+        });
         let embedding = embedding.transpose()?;
         let fc = linear(parts.fc, source)?;
-        let norm = parts.input_norm.map(|name| PackableNorm::build(name, &self.model, source));
+        let norm = parts.input_norm.map(|name| {
+            let norm = NamedNorm::outside(name, &self.model.shape, &self.model.spec.norm);
+            Packable::build(source, |it| it.norm(norm), |it| it.norm(norm))
+        });
         let input_norm = norm.transpose()?;
         let lm_head = linear(early, source)?;
         let markov = match parts.markov {
@@ -213,7 +221,9 @@ impl<F: DraftForm> DraftConfig<F> {
             None => None,
         };
         let confidence = linear(parts.confidence, source)?;
-        let stack = PackableStack::build(&self.stack(), source)?;
+        let spec = &self.stack();
+        let layers = |it: &mut S| LayerStack::build(spec, it);
+        let stack = Packable::build(source, layers, |it| PackedStack::read(spec, it))?;
         let lm_head = linear(late, source)?.or(lm_head);
         let config = Arc::new(self.clone());
         let (narrow_head, narrow_markov, mask) = (None, None, None);
@@ -267,7 +277,7 @@ impl<F: DraftForm> DraftNetwork<F> {
         target: &ModelShape,
         dtype: WeightDtype,
         device: &Device,
-    ) -> Result<(DraftConfig<F>, Self), ModelError> {
+    ) -> Result<(DraftConfig<F>, Self)> {
         let files = DraftFiles::<F>::read(dir, target.num_layers)?;
         let DraftFiles { config, dir, mut reader, .. } = files.without_faults()?;
         config.check_target(&dir, target)?;
@@ -375,7 +385,7 @@ impl<F: DraftForm> DraftNetwork<F> {
     ///
     /// # Errors
     /// If the directory cannot be written.
-    pub fn write_dir(&self, dir: &Path, config: &DraftConfig<F>) -> Result<(), ModelError> {
+    pub fn write_dir(&self, dir: &Path, config: &DraftConfig<F>) -> Result<()> {
         let vocabulary = config.draft_vocabulary.as_ref().map(F::vocabulary_tensor);
         let (path, ids) = (dir.join("model.safetensors"), Vec::from_iter(vocabulary));
         let hash = write_with_ids(&path, &self.named(config), &ids, config.dtype, &[])?;

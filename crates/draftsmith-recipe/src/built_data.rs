@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use draftsmith_data::{DataSet, FieldDifference, Provenance, SourceWeight, hash_bytes};
 use serde_json::{Value, json};
 
@@ -70,12 +70,11 @@ pub fn built_data(
     vocab_size: usize,
 ) -> Result<Arc<DataSet>> {
     let dir = recipe.data_dir();
-    if !dir.is_dir() {
-        bail!(
-            "there is no data in `{}`; hint: run `draftsmith build-data` with this recipe first",
-            dir.display()
-        );
-    }
+    ensure!(
+        dir.is_dir(),
+        "there is no data in `{}`; hint: run `draftsmith build-data` with this recipe first",
+        dir.display()
+    );
     let built = workspace.artifacts.data(&dir)?;
     let found = &built.provenance;
     let expected = match &recipe.data {
@@ -98,14 +97,13 @@ pub fn built_data(
     };
     let expected = Provenance { version: found.version.clone(), seed: found.seed, ..expected };
     let differences = found.differences(&expected);
-    if !differences.is_empty() {
-        bail!(
-            "the data in `{}` was built with {}; hint: undo the change, or delete the Parquet \
-             files there and run `draftsmith build-data` with this recipe again",
-            dir.display(),
-            changes_text(&differences)
-        );
-    }
+    ensure!(
+        differences.is_empty(),
+        "the data in `{}` was built with {}; hint: undo the change, or delete the Parquet \
+         files there and run `draftsmith build-data` with this recipe again",
+        dir.display(),
+        changes_text(&differences)
+    );
     built.check_tokens(vocab_size)?;
     Ok(built)
 }

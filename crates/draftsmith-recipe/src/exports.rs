@@ -45,6 +45,16 @@ impl AdapterExport {
         check_text("adapter", dir, &config.training, workspace)?;
         Ok(Self { adapter, config, dir: dir.path.clone() })
     }
+
+    /// Reads the adapter's acceptance head, and checks that it was trained for this adapter and
+    /// target.
+    ///
+    /// # Errors
+    /// If the head is invalid, or was trained for another adapter or target.
+    pub fn head(&self, dir: &Path, workspace: &Workspace) -> Result<HeadExport> {
+        let hash = || workspace.artifacts.adapter_hash(&self.dir, &self.config);
+        read_self_drafts_head(dir, self.config.model.shape.hidden_size, hash, workspace)
+    }
 }
 
 /// Returns the directory of an acceptance head inside the directory of its drafter.
@@ -55,18 +65,6 @@ pub fn head_within(dir: &Path) -> PathBuf {
 /// Returns the directory of the acceptance head of the adapter in `dir`; `None` without a head.
 pub fn found_adapter_head(dir: &Path) -> Option<PathBuf> {
     Some(head_within(dir)).filter(|dir| dir.join("config.json").is_file())
-}
-
-impl AdapterExport {
-    /// Reads the adapter's acceptance head, and checks that it was trained for this adapter and
-    /// target.
-    ///
-    /// # Errors
-    /// If the head is invalid, or was trained for another adapter or target.
-    pub fn head(&self, dir: &Path, workspace: &Workspace) -> Result<HeadExport> {
-        let hash = || workspace.artifacts.adapter_hash(&self.dir, &self.config);
-        read_self_drafts_head(dir, self.config.model.shape.hidden_size, hash, workspace)
-    }
 }
 
 /// Reads the acceptance head of a self-draft that has this hidden size and weight hash.

@@ -41,7 +41,7 @@ use serde_json::{Map, Value};
 use self::loaded::{LoadedDrafter, Loading};
 use self::origin::Origin;
 use self::self_draft::SelfDraftOrigin;
-pub use self::table::{FoundExport, KindDirectory, KindEntry, Kinds, read_kind, settings_table};
+pub use self::table::{FoundExport, KindDirectory, KindEntry, KindSettings, Kinds, read_kind};
 use crate::exports::head_within;
 use crate::exports::servers::ServerFlags;
 use crate::recipe::keys::{require, require_few};
@@ -136,18 +136,13 @@ pub struct DrafterFiles {
 
 /// The interface of a kind of drafter. The defaults suit self-drafts, and kinds that do not draft step
 /// by step.
-pub trait DrafterKind: Any + fmt::Debug + Send + Sync {
+pub trait DrafterKind: KindSettings + Any + fmt::Debug + Send + Sync {
     /// Returns the entry in the table of kinds.
     fn entry(&self) -> &'static KindEntry;
 
     /// Returns the settings of a self-draft; `None` for other kinds.
     fn origin(&self) -> Option<&dyn SelfDraftOrigin> {
         None
-    }
-
-    /// Returns the settings as a TOML table, without the key `kind`.
-    fn settings(&self) -> toml::Table {
-        self.origin().map(|origin| origin.table()).unwrap_or_default()
     }
 
     /// Describes the drafter in words, such as `separate draft` or `self-draft, exit 2`; by default as
@@ -446,17 +441,7 @@ impl DrafterRecipe {
             "is set: only the draft model's heads can be swept",
         )
     }
-}
 
-impl TryFrom<toml::Table> for DrafterRecipe {
-    type Error = String;
-
-    fn try_from(table: toml::Table) -> Result<Self, String> {
-        Self::read(table, &Kinds::default())
-    }
-}
-
-impl DrafterRecipe {
     /// Reads a drafter whose kind is one of `kinds`.
     ///
     /// # Errors
@@ -483,12 +468,20 @@ impl DrafterRecipe {
     }
 }
 
+impl TryFrom<toml::Table> for DrafterRecipe {
+    type Error = String;
+
+    fn try_from(table: toml::Table) -> Result<Self, String> {
+        Self::read(table, &Kinds::default())
+    }
+}
+
 impl From<DrafterRecipe> for toml::Table {
     fn from(drafter: DrafterRecipe) -> Self {
         const TOML: &str = "settings are TOML";
         let name = drafter.kind.entry().name;
         let mut table = Self::from_iter([("kind".to_owned(), name.into())]);
-        table.extend(drafter.kind.settings());
+        table.extend(drafter.kind.table());
         if let Some(most) = drafter.max_candidate_length {
             table.insert("max_candidate_length".to_owned(), (most as i64).into());
         }

@@ -24,4 +24,24 @@ pub mod text_side;
 pub mod watch;
 pub mod workspace;
 
-pub use self::recipe::*;
+pub use built_data::changes_text;
+pub use device::{DeviceChoice, DtypeSource, KernelWatch, NumKernels, on_pool, require_dtype};
+pub use exports::servers::{
+    AS_DRAFT_MODEL, AS_DSPARK, AS_EAGLE3, Runtime, ServedDrafter, ServerFlags, quoted, served_path,
+};
+pub use exports::tuned::{Tuned, TunedRule};
+pub use exports::{ExportEntry, HeadExport, found_adapter_head, head_within};
+pub use kinds::loaded::{LoadedDrafter, LoadedDrafters, Loading, check_known};
+pub use kinds::origin::Origin;
+pub use kinds::{
+    DrafterKind, DrafterRecipe, DrafterRecipes, KindEntry, Kinds, NOTHING_DRAFTS, Role, names_text,
+};
+pub use out_dir::OutDir;
+pub use pair::{LabelModels, Pair};
+pub use prompt_files::Reading;
+pub use prompts::for_data::{choose_prompts, num_known, prompts_in_data};
+pub use prompts::{Dataset, PromptChoice, read_sources, spread};
+pub use recipe::*;
+pub use text_side::{Ends, TextSide};
+pub use watch::{Bar, Interrupted, Progress, Silent, Watch};
+pub use workspace::Workspace;

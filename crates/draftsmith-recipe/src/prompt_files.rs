@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_data::{Malformed, Prompt, Prompts, SplitRange};
 use glob::{MatchOptions, Pattern, glob_with};
 
@@ -65,13 +65,12 @@ fn files_of_one(path: &Path) -> Result<Vec<PathBuf>> {
     let found = found.collect::<Result<Vec<_>, _>>();
     let mut files = found.with_context(|| format!("cannot read what `{shown}` matches"))?;
     files.retain(|path| path.is_file());
-    if files.is_empty() {
-        bail!(
-            "no file matches `{shown}`; hint: `*` matches any part of a name, `**` any directories; \
-             `{}` names a file with these characters",
-            Pattern::escape(text)
-        );
-    }
+    ensure!(
+        !files.is_empty(),
+        "no file matches `{shown}`; hint: `*` matches any part of a name, `**` any directories; \
+         `{}` names a file with these characters",
+        Pattern::escape(text)
+    );
     Ok(files)
 }
 
@@ -83,13 +82,12 @@ pub fn check_files(paths: &[PathBuf]) -> Result<()> {
     let mut names = BTreeSet::new();
     for path in paths {
         let name = Prompts::open(path)?.source;
-        if !names.insert(name.clone()) {
-            bail!(
-                "two prompt files are named `{name}`, the second is `{}`; hint: rename one, because rows \
-                 are named after files",
-                path.display()
-            );
-        }
+        ensure!(
+            names.insert(name.clone()),
+            "two prompt files are named `{name}`, the second is `{}`; hint: rename one, because rows \
+             are named after files",
+            path.display()
+        );
     }
     Ok(())
 }

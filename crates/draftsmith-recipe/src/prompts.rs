@@ -9,7 +9,7 @@ pub mod for_data;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use draftsmith_data::{DataError, Malformed, Prompt, Prompts};
 
 use self::chosen::{ChosenPlace, ChosenPrompts};
@@ -198,12 +198,11 @@ impl<'a> Choosing<'a> {
         for (source, left_out) in self.sources.iter().zip(self.left_out) {
             let LeftOut { num_seen, num_long, num_refused, first_refused } = left_out;
             let path = source.path().display();
-            if num_seen > 0 && num_long == num_seen {
-                bail!(
-                    "no prompt of `{path}` fits the models' context of {context} tokens; hint: give shorter prompts, or \
-                     models with a longer context"
-                );
-            }
+            ensure!(
+                num_seen == 0 || num_long != num_seen,
+                "no prompt of `{path}` fits the models' context of {context} tokens; hint: give shorter prompts, or \
+                 models with a longer context"
+            );
             if num_long > 0 {
                 watch.note(format!(
                     "`{path}`: {num_long} of {num_seen} prompts are left out, because they do not fit the context of \
@@ -218,12 +217,11 @@ impl<'a> Choosing<'a> {
                 ));
             }
         }
-        if self.chosen.is_empty() {
-            bail!(
-                "the chat template refuses every prompt; hint: choose another with `--chat-template` or a recipe's \
-                 `models.chat_template`"
-            );
-        }
+        ensure!(
+            !self.chosen.is_empty(),
+            "the chat template refuses every prompt; hint: choose another with `--chat-template` or a recipe's \
+             `models.chat_template`"
+        );
         Ok(self.chosen.into_values().collect())
     }
 }

@@ -20,7 +20,7 @@ mod tune;
 use draftsmith_served::{KeptIn, ServerRecipe};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use burn::tensor::Device;
 use draftsmith_files::{parse_toml, read_text, write_whole};
 use draftsmith_model::{BlockDrafterConfig, DrafterDir, ModelConfig, WeightDtype};
@@ -180,13 +180,12 @@ impl Recipe {
     pub fn of_export(dir: &Path, given: Option<&Path>, seed: Option<u64>) -> Result<Self> {
         let beside = dir.join("recipe.toml");
         let path = given.unwrap_or(&beside);
-        if given.is_none() && !path.is_file() {
-            bail!(
-                "there is no `{}`, which training writes beside an export and which names its \
-                 models; hint: give a recipe with `--recipe FILE`",
-                path.display()
-            );
-        }
+        ensure!(
+            given.is_some() || path.is_file(),
+            "there is no `{}`, which training writes beside an export and which names its \
+             models; hint: give a recipe with `--recipe FILE`",
+            path.display()
+        );
         Self::read(path, &Overrides { seed, ..Overrides::default() })
     }
 

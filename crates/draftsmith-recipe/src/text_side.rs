@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use draftsmith_data::{ChatFormat, DataError, Message, Prompt, StopStrings, TextTokenizer};
 use draftsmith_decode::Limits;
 
@@ -59,13 +59,12 @@ impl TextSide {
     /// Checks that a prompt leaves room for at least one new token in the models' context.
     pub fn check_fits(&self, id: &str, prompt: &[u32]) -> Result<()> {
         let context = self.context;
-        if prompt.len() >= context {
-            bail!(
-                "prompt `{id}` has {} tokens, but the models' context holds {context}; \
-                 hint: shorten it, or remove it from its file",
-                prompt.len()
-            );
-        }
+        ensure!(
+            prompt.len() < context,
+            "prompt `{id}` has {} tokens, but the models' context holds {context}; \
+             hint: shorten it, or remove it from its file",
+            prompt.len()
+        );
         Ok(())
     }
 }

@@ -13,7 +13,7 @@ mod text;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use draftsmith_data::{Provenance, hash_bytes};
 use draftsmith_model::CausalLm;
@@ -154,13 +154,12 @@ impl Workspace {
         let draft = models.draft_dir_of(id)?;
         self.text.check_tokenizer(models, draft)?;
         let (context, needed) = (draft.config()?.shape.context, models.context()?);
-        if context < needed {
-            bail!(
-                "the draft model `{id}` in `{}` has a context of {context} tokens, but that of the other models \
-                 is {needed}",
-                draft.dir.display()
-            );
-        }
+        ensure!(
+            context >= needed,
+            "the draft model `{id}` in `{}` has a context of {context} tokens, but that of the other models \
+             is {needed}",
+            draft.dir.display()
+        );
         models.draft_model_in(id, models.dtype)
     }
 

@@ -137,7 +137,6 @@ pub struct ResultRow {
     /// that of plain decoding.
     pub speedup_over_prompts: Option<f64>,
     /// The 95 % interval of `speedup_over_prompts`, bootstrapped over prompts.
-    #[serde(default)]
     pub speedup_over_prompts_interval: Option<[f64; 2]>,
     /// The standard deviation of `speedup` over repeats; null without repeats.
     pub speedup_sd: Option<f64>,

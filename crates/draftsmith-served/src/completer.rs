@@ -4,7 +4,7 @@ use draftsmith_theory::{Decoding, Sampling};
 
 use crate::TargetSettings;
 use crate::client::Servers;
-use crate::error::ServedError;
+use crate::error::{Result, ServedError};
 use crate::protocol::{Ask, Terms};
 use crate::secret::Secret;
 use crate::settings::{ServerHints, ServerRecipe};
@@ -66,7 +66,7 @@ impl Completer {
     /// # Errors
     /// If the server gives no usable completion after all retries, or returns text without token
     /// ids.
-    pub fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed, ServedError> {
+    pub fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed> {
         let decoding = match ask.temperature {
             0.0 => Decoding::GREEDY,
             temperature => {

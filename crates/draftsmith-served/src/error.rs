@@ -31,6 +31,9 @@ pub enum ServedError {
     Invalid(String),
 }
 
+/// The result type of this crate's functions.
+pub(crate) type Result<T, E = ServedError> = std::result::Result<T, E>;
+
 impl ServedError {
     /// Names a key of the recipe, and what is wrong with its value.
     pub(crate) fn setting(key: &str, problem: impl std::fmt::Display) -> Self {

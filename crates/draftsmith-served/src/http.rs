@@ -8,7 +8,7 @@ use ureq::http::Response;
 use ureq::http::header::{AUTHORIZATION, CONTENT_TYPE};
 use ureq::{Agent, Body};
 
-use crate::error::ServedError;
+use crate::error::{Result, ServedError};
 use crate::secret::Secret;
 use crate::settings::ServerHints;
 
@@ -95,7 +95,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// If the server does not answer, or answers with an error.
-    pub fn get(&self, path: &str) -> Result<Vec<u8>, ServedError> {
+    pub fn get(&self, path: &str) -> Result<Vec<u8>> {
         self.page(self.client.get(format!("{}{path}", self.url)))
     }
 
@@ -103,7 +103,7 @@ impl Endpoint {
     ///
     /// # Errors
     /// If the server does not answer, or answers with an error.
-    pub fn get_beside(&self, path: &str) -> Result<Vec<u8>, ServedError> {
+    pub fn get_beside(&self, path: &str) -> Result<Vec<u8>> {
         self.page(self.client.get(format!("{}{path}", self.url.trim_end_matches("/v1"))))
     }
 
@@ -111,11 +111,11 @@ impl Endpoint {
     ///
     /// # Errors
     /// If the server does not answer, or answers with an error.
-    pub fn post(&self, path: &str, body: &str) -> Result<Vec<u8>, ServedError> {
+    pub fn post(&self, path: &str, body: &str) -> Result<Vec<u8>> {
         self.page(self.client.post(format!("{}{path}", self.url), body.as_bytes(), None))
     }
 
-    fn page(&self, response: Result<Response<Body>, ureq::Error>) -> Result<Vec<u8>, ServedError> {
+    fn page(&self, response: Result<Response<Body>, ureq::Error>) -> Result<Vec<u8>> {
         let unanswered = |error: ureq::Error| {
             let (what, hint) = unanswered(&error, self.hints.too_slow);
             self.failed(&what, hint)

@@ -34,7 +34,7 @@ pub(super) struct Entry {
     pub(super) finish_reason: String,
     /// For each token of the response, the known log-probabilities at its position, most probable
     /// token first; `None` if they were not requested.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub(super) known: Option<Vec<KnownTokens>>,
 }
 

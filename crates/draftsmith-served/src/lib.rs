@@ -51,6 +51,7 @@ mod tests;
 mod threads;
 
 pub use completer::{Completed, Completer, CompletionAsk, NUM_LOG_PROBS};
+pub(crate) use error::Result;
 pub use error::ServedError;
 pub use http::Endpoint;
 pub use secret::Secret;

@@ -23,7 +23,7 @@ use super::known::{KnownTokens, top_probs};
 use super::protocol::{Ask, Terms};
 use super::response::Received;
 use super::threads::start_all;
-use super::{HELD, Secret, ServedError, ServerHints, ServerRecipe};
+use super::{HELD, Result, Secret, ServedError, ServerHints, ServerRecipe};
 
 /// The interval between checks for an interrupt.
 const TICK: Duration = Duration::from_millis(100);
@@ -146,7 +146,7 @@ impl Served {
         target: TargetSettings,
         journal: &Path,
         hints: ServerHints,
-    ) -> Result<Self, ServedError> {
+    ) -> Result<Self> {
         let terms = Terms {
             model: server.model.clone(),
             decoding: target.decoding,
@@ -202,7 +202,7 @@ impl Served {
         Ok(())
     }
 
-    fn start_threads(&self) -> Result<RequestThreads, ServedError> {
+    fn start_threads(&self) -> Result<RequestThreads> {
         let (sender, jobs) = channel::<Sent>();
         let (done, results) = channel::<Returned>();
         let jobs = Arc::new(Mutex::new(jobs));
@@ -325,11 +325,7 @@ impl Served {
     }
 
     /// Adds a response to its conversation. A response that is left out ends the conversation.
-    fn advance<P>(
-        &mut self,
-        conversation: &mut OpenConversation<P>,
-        entry: &Entry,
-    ) -> Result<(), ServedError> {
+    fn advance<P>(&mut self, conversation: &mut OpenConversation<P>, entry: &Entry) -> Result<()> {
         if entry.is_left_out() {
             self.left_out.insert(entry.id.clone(), entry.finish_reason.clone());
             conversation.is_over = true;
@@ -352,7 +348,7 @@ impl Served {
 
     /// Reads the journal's response to a request, if there is one. Ignores entries that the target
     /// cannot have produced (the file may have been edited), so that they are requested again.
-    fn written(&self, ask: &Ask) -> Result<Option<Entry>, ServedError> {
+    fn written(&self, ask: &Ask) -> Result<Option<Entry>> {
         let entry = self.journal.get(&self.terms.identity(ask))?;
         Ok(entry.filter(|entry| entry.is_sound(self.terms.vocab_size)))
     }
@@ -370,7 +366,7 @@ impl Served {
     ///
     /// # Errors
     /// If the response is not in the journal or is left out, or the file cannot be read.
-    pub fn response(&self, id: &str, prompt_ids: &[u32]) -> Result<ServedResponse, ServedError> {
+    pub fn response(&self, id: &str, prompt_ids: &[u32]) -> Result<ServedResponse> {
         let entry = self.written(&self.ask(id, prompt_ids))?;
         let finished = entry.and_then(|entry| {
             let finish = FinishReason::parse(&entry.finish_reason)?;

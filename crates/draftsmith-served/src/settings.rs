@@ -9,7 +9,7 @@ use draftsmith_theory::Decoding;
 use serde::{Deserialize, Serialize};
 use ureq::http::Uri;
 
-use super::ServedError;
+use super::{Result, ServedError};
 
 /// Upper limits of `concurrency` and of `timeout_s`, in seconds.
 const MOST_AT_ONCE: usize = 1024;
@@ -116,7 +116,7 @@ impl ServerRecipe {
     ///
     /// # Errors
     /// If a value is invalid.
-    pub fn check(&self) -> Result<(), ServedError> {
+    pub fn check(&self) -> Result<()> {
         require(!self.urls.is_empty(), "data.server.urls", "is empty; hint: name a server")?;
         self.urls.iter().try_for_each(|url| check_url(url))?;
         self.states.iter().try_for_each(|states| states.check(self.urls.len()))?;
@@ -184,7 +184,7 @@ impl StatesRecipe {
     ///
     /// # Errors
     /// If a value is invalid.
-    pub(crate) fn check(&self, num_servers: usize) -> Result<(), ServedError> {
+    pub(crate) fn check(&self, num_servers: usize) -> Result<()> {
         let lists = [
             ("data.server.states.dirs", &self.dirs),
             ("data.server.states.server_dirs", &self.server_dirs),
@@ -232,7 +232,7 @@ impl StatesRecipe {
 }
 
 /// Checks a server's URL of a recipe without repeating it.
-fn check_url(url: &str) -> Result<(), ServedError> {
+fn check_url(url: &str) -> Result<()> {
     require_server(url, ServerHints::OF_RECIPE.token)
         .map_err(|problem| ServedError::setting("data.server.urls", problem))
 }
@@ -241,7 +241,7 @@ fn check_url(url: &str) -> Result<(), ServedError> {
 ///
 /// # Errors
 /// If it is not the address of a server, or contains a user name or password.
-pub fn check_given_url(url: &str, hints: &ServerHints) -> Result<(), ServedError> {
+pub fn check_given_url(url: &str, hints: &ServerHints) -> Result<()> {
     require_server(url, hints.token)
         .map_err(|problem| ServedError::Invalid(format!("{} {problem}", hints.url)))
 }
@@ -267,6 +267,6 @@ fn require_server(url: &str, hint: &str) -> Result<(), String> {
 }
 
 /// Returns an error about `key` unless the condition `holds`.
-fn require(holds: bool, key: &str, problem: &str) -> Result<(), ServedError> {
+fn require(holds: bool, key: &str, problem: &str) -> Result<()> {
     if holds { Ok(()) } else { Err(ServedError::setting(key, problem)) }
 }

@@ -17,7 +17,7 @@ use serde_json::json;
 
 use crate::client::{Failure, Servers};
 use crate::completer::NUM_LOG_PROBS;
-use crate::error::ServedError;
+use crate::error::{Result, ServedError};
 use crate::known::{KnownPositions, KnownTokens, LogProbLists, PromptPosition};
 use crate::reply::{BoundedBody, StatesPlace, Unusable, parse, states_bytes};
 use crate::secret::Secret;
@@ -92,7 +92,7 @@ impl StatesClient {
         secret: Secret,
         vocab_size: usize,
         hints: ServerHints,
-    ) -> Result<Self, ServedError> {
+    ) -> Result<Self> {
         let problem = "is missing; hint: name the directories that the servers share, as in \
                        `data.server.states.dirs = [\"/dev/shm/states\"]`";
         let states = recipe.states.clone();
@@ -122,7 +122,7 @@ impl StatesClient {
     ///
     /// # Errors
     /// If no server gives usable states after all retries.
-    pub fn fetch(&self, ask: StatesAsk<'_>) -> Result<ServedStates, ServedError> {
+    pub fn fetch(&self, ask: StatesAsk<'_>) -> Result<ServedStates> {
         let fetched = self.servers.with_retries((ask.id, 0), |number, url, _| {
             let mut body = json!({
                 "model": self.model,

@@ -124,7 +124,7 @@ fn served_with(
 }
 
 /// The next turn of a conversation.
-fn next(prompt: &Prompt, texts: &[String]) -> Result<Option<ServedTurn>, ServedError> {
+fn next(prompt: &Prompt, texts: &[String]) -> Result<Option<ServedTurn>> {
     let number = texts.len();
     if number == prompt.turns.len() {
         return Ok(None);
@@ -134,7 +134,7 @@ fn next(prompt: &Prompt, texts: &[String]) -> Result<Option<ServedTurn>, ServedE
     Ok(Some(ServedTurn { id: prompt.row_id(number), prompt_ids }))
 }
 
-fn answer(served: &mut Served, prompts: &[Prompt]) -> Result<(), ServedError> {
+fn answer(served: &mut Served, prompts: &[Prompt]) -> Result<()> {
     let all = prompts.iter().map(Ok);
     served.answer(all, |prompt, texts| next(prompt, texts), &Silent { is_interrupted: false })
 }

@@ -4,16 +4,13 @@ use std::io;
 use std::sync::OnceLock;
 use std::thread::{Builder, scope};
 
-use crate::error::ServedError;
+use crate::error::{Result, ServedError};
 
 /// Starts `num` threads with `start`.
 ///
 /// # Errors
 /// If a thread cannot start. The earlier ones run until their work ends.
-pub(crate) fn start_all<T>(
-    num: usize,
-    mut start: impl FnMut() -> io::Result<T>,
-) -> Result<Vec<T>, ServedError> {
+pub(crate) fn start_all<T>(num: usize, mut start: impl FnMut() -> io::Result<T>) -> Result<Vec<T>> {
     let failed = |number: usize, error: io::Error| {
         ServedError::Invalid(format!(
             "only {number} of {num} requests could start at the same time, each in a thread: {error}; hint: lower the \
@@ -31,8 +28,8 @@ pub(crate) fn start_all<T>(
 pub fn side_by_side<I: Sync, T: Send>(
     mut new_thread: impl FnMut() -> Builder,
     items: &[I],
-    work: impl Fn(&I) -> Result<T, ServedError> + Sync,
-) -> Result<Vec<T>, ServedError> {
+    work: impl Fn(&I) -> Result<T> + Sync,
+) -> Result<Vec<T>> {
     let (have_started, mut left) = (OnceLock::new(), items.iter());
     scope(|scope| {
         let started = start_all(items.len(), || {
@@ -63,7 +60,7 @@ mod tests {
                 let is_startable = num_asked <= num_startable;
                 if is_startable { Builder::new() } else { Builder::new().stack_size(1 << 50) }
             };
-            let work = |_: &u32| -> Result<(), ServedError> { unreachable!("nothing is sent") };
+            let work = |_: &u32| -> Result<()> { unreachable!("nothing is sent") };
             let failed = side_by_side(new_thread, &[1, 2, 3, 4], work);
             let message = failed.expect_err("the stack is too large").to_string();
             let expected = format!("only {num_startable} of 4 requests could start");

@@ -6,12 +6,10 @@ mod identifiers;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
-use draftsmith_recipe::prompt_files::Reading;
-use draftsmith_recipe::prompts::{PromptChoice, read_sources};
-use draftsmith_recipe::text_side::TextSide;
-use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
-use draftsmith_recipe::workspace::Workspace;
+use anyhow::{Result, ensure};
+use draftsmith_recipe::{
+    Interrupted, Progress, PromptChoice, Reading, TextSide, Watch, Workspace, read_sources,
+};
 use draftsmith_served::{
     Completer, Secret, ServedError, ServerRecipe, TargetSettings, check_given_url,
 };
@@ -87,12 +85,11 @@ pub fn certify_server(
     };
     let [url, reference_url] = &settings.urls;
     settings.urls.iter().try_for_each(|url| check_given_url(url, &SERVER_FLAGS))?;
-    if url.trim_end_matches('/') == reference_url.trim_end_matches('/') {
-        bail!(
-            "`--server` and `--reference` are the same server, `{url}`; hint: start the target a second time without \
-             speculation and give its address as `--reference`"
-        );
-    }
+    ensure!(
+        url.trim_end_matches('/') != reference_url.trim_end_matches('/'),
+        "`--server` and `--reference` are the same server, `{url}`; hint: start the target a second time without \
+         speculation and give its address as `--reference`"
+    );
     let (counted, listed) = (open(url)?, open(reference_url)?);
     let vocab_size = workspace.models.target_shape()?.vocab_size;
     let end = |url, model: &str| settings.end(url, model, text, vocab_size);

@@ -12,9 +12,9 @@ mod timing;
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
-use draftsmith_files::{if_present, parse_json, read_bytes, write_whole};
-use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
+use anyhow::{Context, Result, bail, ensure};
+use draftsmith_files::{if_present, parse_json, read_bytes, write_json};
+use draftsmith_recipe::{Interrupted, Progress, Watch};
 use draftsmith_report::median_of;
 use draftsmith_theory::{SeededDraws, ServerCell, ServerCosts};
 use serde::{Deserialize, Serialize};
@@ -66,13 +66,11 @@ pub struct ServerCostsFile {
     /// The model's name on the server.
     pub model: String,
     /// The name of the drafter whose rounds were measured; null if it was not given.
-    #[serde(default)]
     pub drafter: Option<String>,
     /// The number of words in a prompt.
     pub num_words: usize,
     /// The first round time of the reference server without speculation, in milliseconds, to which
     /// all times are scaled. Null without a reference server.
-    #[serde(default)]
     pub sentinel_ms: Option<f64>,
     /// The cells of the table of round times.
     pub cells: Vec<MeasuredCell>,
@@ -131,12 +129,11 @@ impl ServerCostsFile {
     /// # Errors
     /// If the file is missing or invalid, or has no cell without speculation.
     pub fn read(path: &Path) -> Result<(ServerCosts, Option<String>)> {
-        if !path.is_file() {
-            bail!(
-                "there is no file `{}`; hint: `draftsmith server costs --server URL` measures one",
-                path.display()
-            );
-        }
+        ensure!(
+            path.is_file(),
+            "there is no file `{}`; hint: `draftsmith server costs --server URL` measures one",
+            path.display()
+        );
         let cell = |cell: MeasuredCell| ServerCell {
             batch_size: cell.concurrency,
             num_candidates: cell.num_candidates,
@@ -216,7 +213,7 @@ impl ServerCostsFile {
     }
 
     fn write(&self, path: &Path) -> Result<()> {
-        Ok(write_whole(path, serde_json::to_string_pretty(self)? + "\n")?)
+        Ok(write_json(path, self)?)
     }
 }
 

@@ -21,8 +21,8 @@ use draftsmith_model::{
     AcceptanceHead, AdapterForm, BlockForm, DraftForm, DraftNetwork, DrafterDir, Eagle3Form,
     ModelConfig, ModelError, WeightDtype, WeightReader, check_finite, hash_model_dir,
 };
+use draftsmith_recipe::Kinds;
 use draftsmith_recipe::exports::HEAD;
-use draftsmith_recipe::kinds::Kinds;
 use serde::Serialize;
 use serde_json::{Map, Value};
 

@@ -17,9 +17,7 @@ use draftsmith_theory::{
 };
 use serde::Serialize;
 
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::servers::ServedDrafter;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, ServedDrafter, Workspace};
 use draftsmith_tune::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use draftsmith_tune::tuner::{LOOK_UP_LENGTHS, LOOK_UP_MATCHES};
 

@@ -18,7 +18,7 @@ pub mod verdict;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use draftsmith_data::Prompt;
 use draftsmith_model::WeightDtype;
@@ -33,16 +33,11 @@ use self::target_alone::TargetSurvey;
 use self::verdict::Advice;
 use crate::costs::TimedServer;
 use crate::settings::{ServerSettings, ServerTuning};
-use draftsmith_recipe::exports::servers::ServedDrafter;
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, Kinds, model};
-use draftsmith_recipe::prompt_files::Reading;
-use draftsmith_recipe::prompts::{PromptChoice, read_sources};
-use draftsmith_recipe::text_side::Ends;
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::Watch;
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{GivenCosts, Recipe, read_server};
+use draftsmith_recipe::kinds::model;
+use draftsmith_recipe::{
+    DrafterRecipe, DrafterRecipes, Ends, GivenCosts, Kinds, LoadedDrafters, Progress, PromptChoice,
+    Reading, Recipe, ServedDrafter, Watch, Workspace, read_server, read_sources,
+};
 use draftsmith_tune::answers::TargetAnswer;
 use draftsmith_tune::conversation::SetPrompt;
 use draftsmith_tune::decoders::target_speed;
@@ -270,13 +265,12 @@ fn recipe_of(settings: &SurveySettings) -> Result<Recipe> {
             let dir = dir.display();
             format!("`--draft {dir}` is an acceptance head; hint: give the drafter that it is for")
         })?;
-        if settings.server.is_some() && kind.model().is_none() {
-            bail!(
-                "`--server` needs a draft model, and `{}` reads hidden states of the target's layers; hint: \
-                 write a recipe with `[data.server.states]`, for `record` and `tune`",
-                dir.display()
-            );
-        }
+        ensure!(
+            settings.server.is_none() || kind.model().is_some(),
+            "`--server` needs a draft model, and `{}` reads hidden states of the target's layers; hint: \
+             write a recipe with `[data.server.states]`, for `record` and `tune`",
+            dir.display()
+        );
         drafters.push(DrafterId::DRAFT, DrafterRecipe::new(kind));
     }
     Ok(Recipe::of_drafters(settings.target.clone(), settings.chat_template.clone(), drafters))
@@ -295,18 +289,16 @@ fn server_of(given: &str) -> Result<ServerRecipe> {
 
 /// Returns an error for settings under which server responses contain too little.
 fn check_server(server: &ServerRecipe, decoding: &Decoding) -> Result<()> {
-    if server.takes_weights() {
-        bail!(
-            "key `labels` of the server is `weights`, and a survey with `--server` reads none; hint: leave \
-             it out, or survey without `--server`"
-        );
-    }
-    if !decoding.is_greedy() && decoding.is_penalised() {
-        bail!(
-            "servers return log-probabilities without a repetition penalty; hint: leave the penalty \
-             out, or survey greedy answers"
-        );
-    }
+    ensure!(
+        !server.takes_weights(),
+        "key `labels` of the server is `weights`, and a survey with `--server` reads none; hint: leave \
+         it out, or survey without `--server`"
+    );
+    ensure!(
+        decoding.is_greedy() || !decoding.is_penalised(),
+        "servers return log-probabilities without a repetition penalty; hint: leave the penalty \
+         out, or survey greedy answers"
+    );
     Ok(())
 }
 
@@ -374,13 +366,12 @@ impl Surveyor<'_> {
         progress.message("target");
         let answers = self.recorder(&progress).answer(prompts, self.decoding)?;
         progress.clear();
-        if answers.len() < MIN_ANSWERS {
-            bail!(
-                "there are {} answers, and a survey needs {MIN_ANSWERS} or more; hint: some 50 prompts \
-                 are enough",
-                answers.len()
-            );
-        }
+        ensure!(
+            answers.len() >= MIN_ANSWERS,
+            "there are {} answers, and a survey needs {MIN_ANSWERS} or more; hint: some 50 prompts \
+             are enough",
+            answers.len()
+        );
         Ok(answers)
     }
 

@@ -9,7 +9,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::least_squares::{dot, least_squares, non_negative_least_squares};
-use crate::{Counts, TheoryError, Trace};
+use crate::{Counts, Result, TheoryError, Trace};
 
 /// The counts of a run and its time, measured without prefill or modelled.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -100,7 +100,7 @@ impl CostModel {
     /// # Errors
     /// If a time is not positive and finite, or the runs do not separate the draft's cost from the
     /// target's.
-    pub fn fit(runs: &[TimedCounts]) -> Result<CostFit, TheoryError> {
+    pub fn fit(runs: &[TimedCounts]) -> Result<CostFit> {
         for (index, &TimedCounts { seconds, .. }) in runs.iter().enumerate() {
             TheoryError::ensure(seconds > 0.0 && seconds.is_finite(), || {
                 format!("run `{index}` must have a positive finite time, not `{seconds}` seconds")

@@ -13,7 +13,7 @@ use std::ops::RangeInclusive;
 use serde::{Deserialize, Serialize};
 
 use crate::distribution::argmax;
-use crate::{Sampling, TheoryError};
+use crate::{Result, Sampling, TheoryError};
 
 /// The allowed repetition penalties, small enough to keep every logit finite.
 const PENALTIES: RangeInclusive<f64> = 0.01..=100.0;
@@ -111,7 +111,7 @@ impl Decoding {
     ///
     /// # Errors
     /// If a setting is outside its range. The error names the first one.
-    pub fn validate(&self) -> Result<(), TheoryError> {
+    pub fn validate(&self) -> Result<()> {
         TheoryError::check(
             PENALTIES.contains(&self.repetition_penalty),
             "repetition_penalty",

@@ -5,7 +5,8 @@ use std::str::FromStr;
 
 use serde::{Deserialize, Serialize};
 
-use crate::TheoryError;
+use crate::serialized::serialize_as_string;
+use crate::{Result, TheoryError};
 
 /// A drafter's name from the recipe. It has 1 to [`MAX_LEN`](Self::MAX_LEN) letters, digits, `-`
 /// and `_` and begins with a letter. Names are ordered as text.
@@ -75,25 +76,17 @@ impl fmt::Debug for DrafterId {
 impl FromStr for DrafterId {
     type Err = TheoryError;
 
-    fn from_str(name: &str) -> Result<Self, TheoryError> {
-        let id = Self::of(name.as_bytes()).filter(|id| *id != Self::LOOK_UP);
-        id.ok_or_else(|| not_a_name(name))
+    fn from_str(name: &str) -> Result<Self> {
+        read(name).and_then(|id| if id == Self::LOOK_UP { Err(not_a_name(name)) } else { Ok(id) })
     }
 }
 
-impl Serialize for DrafterId {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_str(self.as_str())
-    }
-}
+serialize_as_string!(DrafterId, read);
 
-impl<'de> Deserialize<'de> for DrafterId {
-    /// Deserialises any name, including [`Self::LOOK_UP`], which occurs in results. Names in
-    /// recipes go through `FromStr`, which refuses it.
-    fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        Self::of(name.as_bytes()).ok_or_else(|| serde::de::Error::custom(not_a_name(&name)))
-    }
+/// Reads any name, including [`DrafterId::LOOK_UP`], which occurs in results. Names in recipes go
+/// through `FromStr`, which refuses it.
+fn read(name: &str) -> Result<DrafterId> {
+    DrafterId::of(name.as_bytes()).ok_or_else(|| not_a_name(name))
 }
 
 fn not_a_name(name: &str) -> TheoryError {

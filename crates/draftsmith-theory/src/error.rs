@@ -19,6 +19,9 @@ pub enum TheoryError {
     Invalid(String),
 }
 
+/// The result type of this crate's functions.
+pub(crate) type Result<T, E = TheoryError> = std::result::Result<T, E>;
+
 impl TheoryError {
     pub(crate) fn invalid(message: impl Into<String>) -> Self {
         Self::Invalid(message.into())
@@ -37,10 +40,5 @@ impl TheoryError {
         value: f64,
     ) -> Result<(), Self> {
         Self::ensure(is_valid, || format!("{name} must {range}, not `{value}`"))
-    }
-
-    /// Checks that a setting is a probability.
-    pub(crate) fn check_probability(name: &'static str, value: f64) -> Result<(), Self> {
-        Self::check((0.0..=1.0).contains(&value), name, "lie between 0 and 1", value)
     }
 }

@@ -6,7 +6,7 @@
 use serde::Serialize;
 
 use crate::serialized::deserialize_by_new;
-use crate::{SeededDraws, TheoryError};
+use crate::{Result, SeededDraws, TheoryError};
 
 /// A number and its confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
@@ -26,7 +26,7 @@ impl Estimate {
     ///
     /// # Errors
     /// Unless all three are finite and `low` <= `value` <= `high`.
-    pub fn new(value: f64, low: f64, high: f64) -> Result<Self, TheoryError> {
+    pub fn new(value: f64, low: f64, high: f64) -> Result<Self> {
         // Between finite ends the value is finite too.
         let is_valid = low.is_finite() && high.is_finite() && low <= value && value <= high;
         TheoryError::ensure(is_valid, || {

@@ -71,7 +71,7 @@ pub struct HeadScores {
     /// weighted loss has its minimum at odds of y / (w (1 − y)) instead of y / (1 − y). Adding ln w
     /// undoes this shift, so that heads trained with different weights are comparable. Equals `kl`
     /// at w = 1; None if w is unknown.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub unshifted_kl: Option<f64>,
     /// The mean binary cross-entropy in nats, which is `kl` plus the mean entropy of the labels.
     pub bce: f64,

@@ -96,6 +96,7 @@ pub use drafter_id::{DrafterId, Forwards, MAX_DRAFTERS, RoundForwards};
 pub use drafting::Drafting;
 pub use draws::{Draws, SeededDraws};
 pub use enumerate::{distribution_of, enumerate};
+pub(crate) use error::Result;
 pub use error::TheoryError;
 pub use estimate::{Estimate, bootstrap};
 pub use head_metrics::{HeadMetrics, HeadScores, ReliabilityBin};

@@ -21,8 +21,8 @@ use std::str::FromStr;
 use serde::{Deserialize, Serialize};
 
 use self::suffix_automaton::{Match, SuffixAutomaton};
-use crate::TheoryError;
 use crate::serialized::serialize_as_string;
+use crate::{Result, TheoryError};
 
 pub use self::bigrams::{BigramCounts, Bigrams};
 
@@ -80,7 +80,7 @@ impl fmt::Display for LookupFirst {
 impl FromStr for LookupFirst {
     type Err = TheoryError;
 
-    fn from_str(text: &str) -> Result<Self, TheoryError> {
+    fn from_str(text: &str) -> Result<Self> {
         let read = || {
             let (min_match, most) = text.split_once('x')?;
             Some(Self { min_match: min_match.parse().ok()?, most: most.parse().ok()? })

@@ -3,12 +3,13 @@
 
 use std::fmt;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+use serde::{Deserialize, Serialize};
 
 use crate::decoding::{Decoding, TokenChoice};
 use crate::drafter_id::DrafterId;
-use crate::error::TheoryError;
+use crate::error::Result;
 use crate::max_gram::LookupFirst;
+use crate::serialized::serialize_as_string;
 use crate::stop_rule::StopRuleConfig;
 use crate::tree::TreeShape;
 
@@ -149,29 +150,19 @@ impl fmt::Display for DrafterName {
     }
 }
 
-impl Serialize for DrafterName {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+serialize_as_string!(DrafterName, read);
 
-impl<'de> Deserialize<'de> for DrafterName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let name = String::deserialize(deserializer)?;
-        if name == NONE {
-            return Ok(Self::None);
-        }
-        // Look-ups by themselves have a name that no recipe can use.
-        let id = |name: &str| match name == DrafterId::LOOK_UP.as_str() {
-            true => Ok(DrafterId::LOOK_UP),
-            false => name.parse(),
-        };
-        let read = || match (name.split_once(TREE), name.split_once(LOOKUP)) {
-            (Some((name, shape)), _) => Ok(Self::Tree(id(name)?, shape.parse()?)),
-            (_, Some((name, first))) => Ok(Self::After(first.parse()?, id(name)?)),
-            (None, None) => id(&name).map(Self::Of),
-        };
-        read().map_err(|error: TheoryError| de::Error::custom(error))
+fn read(name: &str) -> Result<DrafterName> {
+    // Look-ups by themselves have a name that no recipe can use.
+    let id = |name: &str| match name == DrafterId::LOOK_UP.as_str() {
+        true => Ok(DrafterId::LOOK_UP),
+        false => name.parse(),
+    };
+    match (name.split_once(TREE), name.split_once(LOOKUP)) {
+        _ if name == NONE => Ok(DrafterName::None),
+        (Some((name, shape)), _) => Ok(DrafterName::Tree(id(name)?, shape.parse()?)),
+        (_, Some((name, first))) => Ok(DrafterName::After(first.parse()?, id(name)?)),
+        (None, None) => id(name).map(DrafterName::Of),
     }
 }
 

@@ -31,9 +31,9 @@ mod tests;
 use std::sync::Arc;
 
 use crate::{
-    Counts, DraftLimits, DraftPhase, DrafterId, Forwards, HeadTiming, Oracle, Round, RoundCosts,
-    RoundForwards, StopRule, StopRuleConfig, TheoryError, TimedCounts, Trace, acceptance_prob,
-    trace::RoundCounts,
+    Counts, DraftLimits, DraftPhase, DrafterId, Forwards, HeadTiming, Oracle, Result, Round,
+    RoundCosts, RoundForwards, StopRule, StopRuleConfig, TheoryError, TimedCounts, Trace,
+    acceptance_prob, trace::RoundCounts,
 };
 use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
@@ -176,11 +176,7 @@ impl Recordings {
     /// # Errors
     /// If the rule's settings are invalid, it may draft more candidates than recorded, it needs an
     /// acceptance head that was not recorded, or `costs` lacks the drafter.
-    pub fn replay(
-        &self,
-        config: &StopRuleConfig,
-        costs: &RoundCosts,
-    ) -> Result<Vec<TimedCounts>, TheoryError> {
+    pub fn replay(&self, config: &StopRuleConfig, costs: &RoundCosts) -> Result<Vec<TimedCounts>> {
         let mut rule = self.rule(config)?;
         let seconds = self.round_seconds(costs)?;
         let mut spend = |response| self.replay_one(response, &mut *rule, &seconds, |_, _| {});
@@ -191,7 +187,7 @@ impl Recordings {
     ///
     /// # Errors
     /// As [`replay`](Self::replay), except that no costs are needed.
-    pub fn trace(&self, config: &StopRuleConfig) -> Result<Trace, TheoryError> {
+    pub fn trace(&self, config: &StopRuleConfig) -> Result<Trace> {
         let mut rule = self.rule(config)?;
         let mut trace = Trace { num_tokens: self.num_tokens(), ..Trace::default() };
         let mut observe = |drafter, round: RoundCounts| {
@@ -213,7 +209,7 @@ impl Recordings {
     ///
     /// # Errors
     /// As [`replay`](Self::replay), except that no costs are needed.
-    pub fn round_lengths(&self, config: &StopRuleConfig) -> Result<Vec<RoundLengths>, TheoryError> {
+    pub fn round_lengths(&self, config: &StopRuleConfig) -> Result<Vec<RoundLengths>> {
         let mut rule = self.rule(config)?;
         Ok(self.lengths_under(&mut *rule))
     }
@@ -232,14 +228,14 @@ impl Recordings {
     }
 
     /// Builds the rule and checks that these recordings suffice for it.
-    fn rule(&self, config: &StopRuleConfig) -> Result<Box<dyn StopRule>, TheoryError> {
+    fn rule(&self, config: &StopRuleConfig) -> Result<Box<dyn StopRule>> {
         let rule = config.init()?;
         self.check(&*rule)?;
         Ok(rule)
     }
 
     /// Checks that these recordings suffice for a rule.
-    fn check(&self, rule: &dyn StopRule) -> Result<(), TheoryError> {
+    fn check(&self, rule: &dyn StopRule) -> Result<()> {
         let longest = rule.bounds().max;
         TheoryError::ensure(longest <= self.max_length, || {
             let recorded = self.max_length;
@@ -251,7 +247,7 @@ impl Recordings {
     }
 
     /// Checks that a head was recorded if it is needed.
-    fn check_head(&self, needs: crate::SignalNeeds) -> Result<(), TheoryError> {
+    fn check_head(&self, needs: crate::SignalNeeds) -> Result<()> {
         TheoryError::ensure(!needs.acceptance_prob || self.head.is_some(), || {
             "the rule reads an acceptance head, but the rollouts were recorded without one".into()
         })
@@ -261,7 +257,7 @@ impl Recordings {
     ///
     /// # Errors
     /// As [`replay`](Self::replay), except that no costs are needed.
-    pub fn replay_counts(&self, config: &StopRuleConfig) -> Result<Vec<Counts>, TheoryError> {
+    pub fn replay_counts(&self, config: &StopRuleConfig) -> Result<Vec<Counts>> {
         self.replay_rule(&mut *self.rule(config)?)
     }
 
@@ -271,7 +267,7 @@ impl Recordings {
     ///
     /// # Errors
     /// As [`replay`](Self::replay).
-    pub fn replay_rule(&self, rule: &mut dyn StopRule) -> Result<Vec<Counts>, TheoryError> {
+    pub fn replay_rule(&self, rule: &mut dyn StopRule) -> Result<Vec<Counts>> {
         self.check(rule)?;
         let mut count = |response| self.replay_one(response, rule, |_, _| 0.0, |_, _| {}).counts;
         Ok(self.responses.iter().map(&mut count).collect())
@@ -282,7 +278,7 @@ impl Recordings {
     ///
     /// # Errors
     /// If `costs` lacks the drafter.
-    pub fn replay_oracle(&self, costs: &RoundCosts) -> Result<Vec<TimedCounts>, TheoryError> {
+    pub fn replay_oracle(&self, costs: &RoundCosts) -> Result<Vec<TimedCounts>> {
         let seconds = self.round_seconds(costs)?;
         let replay = |response: &Recording| {
             let num_accepted = (0..response.places.len()).map(|start| response.num_accepted(start));
@@ -392,10 +388,7 @@ impl Recordings {
     }
 
     /// Returns a function from a round's numbers of draft forwards and candidates to its seconds.
-    fn round_seconds(
-        &self,
-        costs: &RoundCosts,
-    ) -> Result<impl Fn(usize, usize) -> f64, TheoryError> {
+    fn round_seconds(&self, costs: &RoundCosts) -> Result<impl Fn(usize, usize) -> f64> {
         let draft_seconds = costs.draft_seconds(self.drafter)?;
         Ok(move |num_draft_forwards, num_drafted| {
             num_draft_forwards as f64 * draft_seconds + costs.verify_seconds(num_drafted + 1)

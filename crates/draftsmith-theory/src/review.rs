@@ -14,7 +14,7 @@
 //! greedily only, with the reviewer's own probabilities.
 
 use crate::verify::take_residual;
-use crate::{DrawnFrom, Draws, SoftmaxSummary, TheoryError, argmax};
+use crate::{DrawnFrom, Draws, Result, SoftmaxSummary, TheoryError, argmax};
 
 /// The factor l >= 1 by which a reviewer overrates a candidate's probability. Looked-up candidates
 /// have a separate factor.
@@ -32,7 +32,7 @@ impl Lenience {
     ///
     /// # Errors
     /// If `lenience` is below 1 or not finite.
-    pub fn new(lenience: f64) -> Result<Self, TheoryError> {
+    pub fn new(lenience: f64) -> Result<Self> {
         let is_valid = lenience >= 1.0 && lenience.is_finite();
         let range = "be 1 or more and finite (1 reviews exactly)";
         TheoryError::check(is_valid, "lenience", range, lenience)?;

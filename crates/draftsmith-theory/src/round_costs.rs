@@ -16,7 +16,7 @@ use serde::Serialize;
 
 use crate::least_squares::non_negative_least_squares;
 use crate::serialized::deserialize_by_new;
-use crate::{CostModel, DrafterId, Forwards, MAX_DRAFTERS, Round, TheoryError};
+use crate::{CostModel, DrafterId, Forwards, MAX_DRAFTERS, Result, Round, TheoryError};
 
 /// The costs in seconds of draft forwards, and of verifications of 1, 2, … rows.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -33,10 +33,7 @@ impl RoundCosts {
     ///
     /// # Errors
     /// Without verifications, or if a time is negative or not finite.
-    pub fn new(
-        draft_seconds: BTreeMap<DrafterId, f64>,
-        verify_seconds: Vec<f64>,
-    ) -> Result<Self, TheoryError> {
+    pub fn new(draft_seconds: BTreeMap<DrafterId, f64>, verify_seconds: Vec<f64>) -> Result<Self> {
         let is_time = |seconds: &f64| *seconds >= 0.0 && seconds.is_finite();
         let are_times = draft_seconds.values().chain(&verify_seconds).all(is_time);
         TheoryError::ensure(are_times && !verify_seconds.is_empty(), || {
@@ -53,7 +50,7 @@ impl RoundCosts {
     pub fn from_points(
         draft_seconds: BTreeMap<DrafterId, f64>,
         mut points: Vec<(usize, f64)>,
-    ) -> Result<Self, TheoryError> {
+    ) -> Result<Self> {
         points.retain(|(rows, _)| *rows > 0);
         points.sort_by_key(|(rows, _)| *rows);
         points.dedup_by_key(|(rows, _)| *rows);
@@ -75,7 +72,7 @@ impl RoundCosts {
     /// # Errors
     /// As [`new`](Self::new).
     #[cfg(test)]
-    pub(crate) fn from_line(drafter: DrafterId, line: CostModel) -> Result<Self, TheoryError> {
+    pub(crate) fn from_line(drafter: DrafterId, line: CostModel) -> Result<Self> {
         let verify = |rows| line.target_seconds + rows * line.row_seconds;
         let draft_seconds = BTreeMap::from([(drafter, line.draft_seconds)]);
         Self::new(draft_seconds, vec![verify(1.0), verify(2.0)])
@@ -114,7 +111,7 @@ impl RoundCosts {
     ///
     /// # Errors
     /// If the drafter's cost is unknown.
-    pub fn draft_seconds(&self, drafter: DrafterId) -> Result<f64, TheoryError> {
+    pub fn draft_seconds(&self, drafter: DrafterId) -> Result<f64> {
         let known = self.draft_seconds.get(&drafter).copied();
         known.ok_or_else(|| {
             TheoryError::invalid(format!(
@@ -165,11 +162,7 @@ impl RoundCosts {
     ///
     /// # Errors
     /// If t_draft of a drafter is unknown.
-    pub fn round_seconds(
-        &self,
-        forwards: Forwards,
-        num_drafted: usize,
-    ) -> Result<f64, TheoryError> {
+    pub fn round_seconds(&self, forwards: Forwards, num_drafted: usize) -> Result<f64> {
         let mut seconds = self.verify_seconds(num_drafted + 1);
         for (drafter, count) in forwards.iter() {
             seconds += count as f64 * self.draft_seconds(drafter)?;
@@ -182,10 +175,7 @@ impl RoundCosts {
     ///
     /// # Errors
     /// If t_draft of a drafter is unknown.
-    pub fn seconds<'a>(
-        &self,
-        rounds: impl IntoIterator<Item = &'a Round>,
-    ) -> Result<f64, TheoryError> {
+    pub fn seconds<'a>(&self, rounds: impl IntoIterator<Item = &'a Round>) -> Result<f64> {
         let rounds = rounds.into_iter();
         rounds.map(|round| self.round_seconds(round.forwards, round.num_drafted)).sum()
     }
@@ -194,7 +184,7 @@ impl RoundCosts {
     ///
     /// # Errors
     /// If t_draft is unknown.
-    pub fn line(&self, drafter: DrafterId) -> Result<CostModel, TheoryError> {
+    pub fn line(&self, drafter: DrafterId) -> Result<CostModel> {
         let row_seconds = self.row_seconds();
         Ok(CostModel {
             draft_seconds: self.draft_seconds(drafter)?,
@@ -208,7 +198,7 @@ impl RoundCosts {
     ///
     /// # Errors
     /// If t_draft is unknown.
-    pub fn drafting_line(&self, drafter: DrafterId) -> Result<CostModel, TheoryError> {
+    pub fn drafting_line(&self, drafter: DrafterId) -> Result<CostModel> {
         let [_, second, .., last] = self.verify_seconds[..] else { return self.line(drafter) };
         let num_more = self.verify_seconds.len() - 2;
         let row_seconds = ((last - second) / num_more as f64).max(0.0);

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::distribution::checked_max;
 use crate::select::{Token, kth_largest, nucleus};
-use crate::{TheoryError, exponentials};
+use crate::{Result, TheoryError, exponentials};
 
 /// The settings of the logits warpers that are applied before a draw, in the order temperature,
 /// top-k, top-p, min-p. The default leaves the model's distribution unchanged.
@@ -42,7 +42,7 @@ impl Sampling {
     ///
     /// # Errors
     /// If a setting is outside its range. The error names the first one.
-    pub fn validate(&self) -> Result<(), TheoryError> {
+    pub fn validate(&self) -> Result<()> {
         let Self { temperature, top_p, top_k, min_p } = *self;
         let is_valid = temperature > 0.0 && temperature.is_finite();
         let range = "be positive and finite (for temperature 0, decode greedily)";

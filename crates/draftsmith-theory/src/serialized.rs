@@ -17,9 +17,13 @@ macro_rules! deserialize_by_new {
     };
 }
 
-/// Serialises a type as the string that its `Display` writes and its `FromStr` reads.
+/// Serialises a type as the string that its `Display` writes. The string is read by the function
+/// that follows the type, or else by `FromStr`.
 macro_rules! serialize_as_string {
     ($Type:ty) => {
+        serialize_as_string!($Type, str::parse);
+    };
+    ($Type:ty, $read:path) => {
         impl serde::Serialize for $Type {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
                 serializer.collect_str(self)
@@ -29,7 +33,7 @@ macro_rules! serialize_as_string {
         impl<'de> serde::Deserialize<'de> for $Type {
             fn deserialize<D: serde::Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
                 let text = <String as serde::Deserialize>::deserialize(deserializer)?;
-                text.parse().map_err(serde::de::Error::custom)
+                $read(&text).map_err(serde::de::Error::custom)
             }
         }
     };

@@ -13,7 +13,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use crate::TheoryError;
+use crate::{Result, TheoryError};
 
 /// The quantile of a cell's block medians that serves as its time. It is below the median because
 /// noise on a shared machine only adds time.
@@ -44,7 +44,7 @@ impl ServerCosts {
     /// # Errors
     /// If a time or batch size is not positive, a cell occurs twice or has no block, or no cell is
     /// without speculation.
-    pub fn new(cells: Vec<ServerCell>) -> Result<Self, TheoryError> {
+    pub fn new(cells: Vec<ServerCell>) -> Result<Self> {
         let key = |cell: &ServerCell| (cell.num_candidates, cell.batch_size);
         for (nth, cell) in cells.iter().enumerate() {
             let is_time = |seconds: &f64| *seconds > 0.0 && seconds.is_finite();

@@ -43,7 +43,7 @@ mod signals;
 use serde::{Deserialize, Serialize};
 
 use self::entry::RuleConfig;
-use crate::TheoryError;
+use crate::{Result, TheoryError};
 
 pub use candidate_prob_threshold::CandidateProbThresholdConfig;
 pub use confidence_head::ConfidenceHeadConfig;
@@ -157,9 +157,14 @@ impl StopRuleConfig {
     ///
     /// # Errors
     /// If a setting is outside its range.
-    pub fn init(&self) -> Result<Box<dyn StopRule>, TheoryError> {
+    pub fn init(&self) -> Result<Box<dyn StopRule>> {
         let rule = self.settings().rule();
         Bounds::new(rule.bounds().min, rule.bounds().max)?;
+        let (key, value) = self.settings().parameter();
+        let grid = self.name().entry().and_then(StopRuleEntry::grid);
+        if grid.is_some_and(|grid| grid.values == SettingKind::Probability) {
+            TheoryError::check((0.0..=1.0).contains(&value), key, "lie between 0 and 1", value)?;
+        }
         self.settings().check()?;
         Ok(rule)
     }
@@ -184,7 +189,7 @@ impl StopRuleConfig {
     /// Returns the rule's main number: the candidate length K, the initial length, a threshold, or
     /// the minimum number of tokens that a draft forward must be worth.
     pub fn parameter(&self) -> f64 {
-        self.settings().parameter()
+        self.settings().parameter().1
     }
 }
 

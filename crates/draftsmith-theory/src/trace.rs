@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use crate::{DrafterId, Forwards, RoundEnd, TheoryError};
+use crate::{DrafterId, Forwards, Result, RoundEnd, TheoryError};
 
 /// One draft phase and one target forward.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
@@ -221,7 +221,7 @@ impl Counts {
     ///
     /// # Errors
     /// If the counts do not add up.
-    pub fn check_forward_identity(&self) -> Result<(), TheoryError> {
+    pub fn check_forward_identity(&self) -> Result<()> {
         let Self { num_draft_forwards, num_target_forwards, num_tokens, num_discarded, .. } = *self;
         let add_up = num_draft_forwards + num_target_forwards == num_tokens + num_discarded;
         TheoryError::ensure(add_up, || {

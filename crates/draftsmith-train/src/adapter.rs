@@ -11,7 +11,7 @@ use draftsmith_model::{
 use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
 
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::lessons::settings::{InitialWeights, LessonSettings};
 use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
@@ -53,7 +53,7 @@ impl StateTraining for AdapterShape {
     const OPTIMIZER: OptimizerSettings = OptimizerSettings::ADAPTER;
     const READS_TOKENS: bool = false;
 
-    fn check(&self, common: &LessonSettings) -> Result<(), TrainError> {
+    fn check(&self, common: &LessonSettings) -> Result<()> {
         let section = Adapter::KIND;
         if let Some(size) = common.draft_vocabulary
             && (size == 0 || self.architecture.has_head())
@@ -66,7 +66,7 @@ impl StateTraining for AdapterShape {
         check_numbers(section, &[("num_layers", self.num_layers as f64, range)])
     }
 
-    fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
+    fn check_layers(&self, num_layers: usize) -> Result<()> {
         let exit_layer = self.exit_layer;
         match exit_layer < num_layers {
             true => Ok(()),
@@ -85,7 +85,7 @@ impl StateTraining for AdapterShape {
         &self,
         target: &CausalLm,
         vocabulary: Option<&DraftVocabulary>,
-    ) -> Result<AdapterConfig, TrainError> {
+    ) -> Result<AdapterConfig> {
         self.check_layers(target.shape().num_layers)?;
         let config = AdapterConfig::new(target.config(), self.exit_layer)?;
         Ok(config.with_layers(self.num_layers).with(|it| {

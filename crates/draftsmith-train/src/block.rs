@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::eagle3::{STEP_WEIGHT, STEPS};
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::lessons::settings::{InitialWeights, LessonSettings};
 use crate::ranges::{Range, check_numbers};
 use crate::self_draft::StateTraining;
@@ -67,7 +67,7 @@ impl StateTraining for BlockShape {
         self.step_weight
     }
 
-    fn check(&self, _common: &LessonSettings) -> Result<(), TrainError> {
+    fn check(&self, _common: &LessonSettings) -> Result<()> {
         let (section, layers) = (BlockDrafter::KIND, self.layers.as_ref());
         check_numbers(
             section,
@@ -96,7 +96,7 @@ impl StateTraining for BlockShape {
         &self,
         target: &CausalLm,
         vocabulary: Option<&DraftVocabulary>,
-    ) -> Result<BlockDrafterConfig, TrainError> {
+    ) -> Result<BlockDrafterConfig> {
         let shape = target.shape();
         let mask = self.mask_token_id.unwrap_or(shape.vocab_size as u32 - 1);
         if mask as usize >= shape.vocab_size {

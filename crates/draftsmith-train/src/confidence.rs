@@ -19,7 +19,7 @@ use draftsmith_model::{BlockDrafter, BlockStart, CausalLm, ConfidenceWeights, Ro
 use draftsmith_theory::{SoftmaxSummary, TokenChoice, argmax, confidence_logit};
 
 use crate::data::split::in_part;
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 
 /// The weight below which a place is not used.
 const LEAST_WEIGHT: f64 = 1e-3;
@@ -142,7 +142,7 @@ pub fn train_confidence(
     rows: &[ResponseRow],
     training: ConfidenceTraining,
     mut is_interrupted: impl FnMut() -> bool,
-) -> Result<Option<TrainedConfidence>, TrainError> {
+) -> Result<Option<TrainedConfidence>> {
     let parts: Vec<Part> = rows.iter().map(Part::of).collect();
     let mut places = Places::default();
     let num_candidates = frozen.drafter.num_candidates();
@@ -266,7 +266,7 @@ impl FrozenBlock<'_> {
         row: &ResponseRow,
         choice: TokenChoice,
         places: &mut Places,
-    ) -> Result<(), TrainError> {
+    ) -> Result<()> {
         let Self { target, drafter, layers } = self;
         let ids = [row.prompt_ids.as_slice(), &row.response_ids].concat();
         let (start, most) = (row.prompt_ids.len(), drafter.num_candidates());
@@ -335,7 +335,7 @@ fn states(
     ids: &[u32],
     start: usize,
     choice: TokenChoice,
-) -> Result<(Vec<Rows>, Vec<f32>), TrainError> {
+) -> Result<(Vec<Rows>, Vec<f32>)> {
     let mut cache = target.new_cache(ids.len(), 1);
     let (mut rows, mut done) = (target.embed_ids(ids), 0);
     let mut rising: Vec<usize> = layers.to_vec();

@@ -12,7 +12,7 @@ use draftsmith_model::{
 use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
 
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::lessons::settings::{InitialWeights, LessonSettings};
 use crate::ranges::{Range, check_numbers};
 use crate::self_draft::StateTraining;
@@ -61,7 +61,7 @@ impl StateTraining for Eagle3Shape {
         self.step_weight
     }
 
-    fn check(&self, _common: &LessonSettings) -> Result<(), TrainError> {
+    fn check(&self, _common: &LessonSettings) -> Result<()> {
         let section = Eagle3::KIND;
         if let Some(layers) = self.layers
             && !layers.is_sorted_by(|one, next| one < next)
@@ -76,7 +76,7 @@ impl StateTraining for Eagle3Shape {
         )
     }
 
-    fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
+    fn check_layers(&self, num_layers: usize) -> Result<()> {
         match self.layers {
             Some(layers) if layers.iter().any(|layer| *layer >= num_layers) => {
                 let expected = "numbers below the target's number of layers";
@@ -94,7 +94,7 @@ impl StateTraining for Eagle3Shape {
         &self,
         target: &CausalLm,
         vocabulary: Option<&DraftVocabulary>,
-    ) -> Result<Eagle3Config, TrainError> {
+    ) -> Result<Eagle3Config> {
         Ok(Eagle3Config {
             target_layers: self.layers(target.shape().num_layers),
             dtype: target.stored_dtype(),

@@ -47,6 +47,9 @@ pub enum TrainError {
     Invalid(String),
 }
 
+/// The result type of this crate's functions.
+pub(crate) type Result<T, E = TrainError> = std::result::Result<T, E>;
+
 impl TrainError {
     /// Counts the rows for training (of the epoch that has the fewest), for validation, without a
     /// response within `max_len` tokens, and in all. `settings` are the recipe's keys that decide.
@@ -92,7 +95,7 @@ pub(crate) fn file_error<'a>(
 }
 
 /// Copies a tensor from its device, waiting for pending work.
-pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>, TrainError> {
+pub(crate) fn to_host<const D: usize>(tensor: Tensor<D>) -> Result<Vec<f32>> {
     let data = tensor.try_into_data().map_err(|e| TrainError::Device(e.to_string()))?;
     data.try_into_vec().map_err(|e| TrainError::Device(format!("{e:?}")))
 }

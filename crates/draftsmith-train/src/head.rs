@@ -33,7 +33,7 @@ use self::rows::{Mixture, TrainingRow};
 use self::settings::HeadTraining;
 use crate::data::split::SplitRows;
 use crate::data::{Loaders, StepExamples};
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::run::devices::PerDevice;
 use crate::run::trained::Trained;
 use crate::run::{Ending, Setup, TrainingRun};
@@ -94,7 +94,7 @@ pub fn train_heads<'a>(
     heads: &[HeadTraining],
     seed: u64,
     run: TrainingRun<'_>,
-) -> Result<Ending<Vec<TrainedHead>>, TrainError> {
+) -> Result<Ending<Vec<TrainedHead>>> {
     let draft = draft.into();
     heads.iter().try_for_each(|head| head.validate())?;
     let width = draft.hidden_size();
@@ -147,7 +147,7 @@ pub fn head_examples(
     rows: &[ResponseRow],
     head: &HeadTraining,
     seed: u64,
-) -> Result<Vec<StepExamples>, TrainError> {
+) -> Result<Vec<StepExamples>> {
     head.validate()?;
     let draft = DrafterModel::from(&draft.valid());
     let (loaders, _) = prepare(&draft.into(), rows.into(), head, seed, None)?;
@@ -180,7 +180,7 @@ fn prepare(
     shared: &HeadTraining,
     seed: u64,
     place: Option<&FeatureDir<'_>>,
-) -> Result<(Loaders<HeadSource>, Option<Arc<StoredRounds>>), TrainError> {
+) -> Result<(Loaders<HeadSource>, Option<Arc<StoredRounds>>)> {
     let optimizer = &shared.optimizer;
     let context = drafts.first().context();
     let vocab_size = drafts.first().vocab_size();
@@ -240,7 +240,7 @@ fn open_states(
     draft: &DrafterModel,
     mut rows: Vec<&TrainingRow>,
     seed: u64,
-) -> Result<StoredRounds, TrainError> {
+) -> Result<StoredRounds> {
     rows.sort_by(|one, other| one.id.cmp(&other.id));
     let plans = rows.iter().map(|row| {
         let mixture = row.mixture(seed, 0, 0.0);

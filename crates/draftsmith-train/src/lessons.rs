@@ -24,7 +24,7 @@ use self::settings::LessonSettings;
 use self::stored::StoredStates;
 use crate::data::Loaders;
 use crate::data::split::SplitRows;
-use crate::error::{Section, TrainError};
+use crate::error::{Result, Section, TrainError};
 use crate::run::devices::PerDevice;
 use crate::states::{FeatureDir, Features, StateFiles};
 
@@ -73,7 +73,7 @@ fn open_states(
     mut rows: Vec<&LessonRow>,
     width: usize,
     place: Option<&FeatureDir<'_>>,
-) -> Result<Option<Arc<StoredStates>>, TrainError> {
+) -> Result<Option<Arc<StoredStates>>> {
     let has_source = place.is_some_and(|place| place.source.is_some());
     if lessons.settings.features == Features::Server && !has_source {
         return Err(TrainError::States(format!(
@@ -101,7 +101,7 @@ pub(crate) fn prepare(
     lessons: &Lessons,
     seed: u64,
     place: Option<&FeatureDir<'_>>,
-) -> Result<Sources, TrainError> {
+) -> Result<Sources> {
     let target = targets.first();
     let max_len = lessons.settings.max_len.min(target.shape().context);
     let vocab_size = target.shape().vocab_size;

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use draftsmith_files::{if_present, read_text, write_whole};
 use serde::Serialize;
 
-use crate::error::{TrainError, file_error};
+use crate::error::{Result, file_error};
 
 /// The numbers that are logged for one optimizer step.
 #[derive(Debug, Clone, Copy, Serialize)]
@@ -40,7 +40,7 @@ impl StepLog {
 
     /// Opens the log of a training that has taken `num_steps` steps. Later steps are removed from
     /// it: a killed run logged them but did not save their state.
-    pub(crate) fn open(dir: &Path, num_steps: usize) -> Result<Self, TrainError> {
+    pub(crate) fn open(dir: &Path, num_steps: usize) -> Result<Self> {
         let path = dir.join(Self::NAME);
         let text = if_present(read_text(&path)).map_err(file_error("read", &path))?;
         let text = text.unwrap_or_default();
@@ -54,14 +54,14 @@ impl StepLog {
     }
 
     /// Appends the numbers of a step.
-    pub(crate) fn push(&mut self, metrics: &StepMetrics) -> Result<(), TrainError> {
+    pub(crate) fn push(&mut self, metrics: &StepMetrics) -> Result<()> {
         let mut line = serde_json::to_string(metrics).expect("numbers are JSON");
         line.push('\n');
         self.file.write_all(line.as_bytes()).map_err(file_error("write", &self.path))
     }
 
     /// Syncs the log to the disk. This comes before the state of its last step is saved.
-    pub(crate) fn sync(&self) -> Result<(), TrainError> {
+    pub(crate) fn sync(&self) -> Result<()> {
         self.file.sync_data().map_err(file_error("write", &self.path))
     }
 }

@@ -1,6 +1,6 @@
 //! The ranges of numeric settings in a recipe.
 
-use crate::error::{Section, TrainError};
+use crate::error::{Result, Section, TrainError};
 
 /// The range of a numeric setting. NaN and the infinities are outside every range.
 #[derive(Debug, Clone, Copy)]
@@ -40,7 +40,7 @@ impl Range {
 pub(crate) fn check_numbers(
     section: Section,
     numbers: &[(&'static str, f64, Range)],
-) -> Result<(), TrainError> {
+) -> Result<()> {
     for &(key, value, range) in numbers {
         let (is_inside, expected) = range.check(value);
         if !(is_inside && value.is_finite()) {

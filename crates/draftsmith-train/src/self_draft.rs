@@ -24,7 +24,7 @@ use self::learner::StateLearner;
 use self::scores::LessonScores;
 use self::settings::SelfDraftTraining;
 use crate::data::{StepExamples, TrainingBatch};
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::lessons::batches::{LessonBatch, batches_a_step};
 use crate::lessons::distillation::{DistillationLoss, StudentStep};
 use crate::lessons::settings::{InitialWeights, LessonSettings};
@@ -67,13 +67,13 @@ pub trait StateTraining:
     ///
     /// # Errors
     /// If a key is out of range. The error names the first one.
-    fn check(&self, common: &LessonSettings) -> Result<(), TrainError>;
+    fn check(&self, common: &LessonSettings) -> Result<()>;
 
     /// Checks that a target of `num_layers` layers has the layers that the drafter reads.
     ///
     /// # Errors
     /// If the target lacks one of them.
-    fn check_layers(&self, num_layers: usize) -> Result<(), TrainError> {
+    fn check_layers(&self, num_layers: usize) -> Result<()> {
         let layers = self.layers(num_layers);
         match layers.iter().all(|layer| (1..=num_layers).contains(layer)) {
             true => Ok(()),
@@ -97,7 +97,7 @@ pub trait StateTraining:
         &self,
         target: &CausalLm,
         vocabulary: Option<&DraftVocabulary>,
-    ) -> Result<Self::Config, TrainError>;
+    ) -> Result<Self::Config>;
 
     /// Builds the network before training, on the target's device with autodiff.
     fn network(
@@ -161,7 +161,7 @@ pub fn train_self_drafts<S: StateTraining>(
     trainings: &[SelfDraftTraining<S>],
     seed: u64,
     run: TrainingRun<'_>,
-) -> Result<Ending<Vec<TrainedState<S>>>, TrainError> {
+) -> Result<Ending<Vec<TrainedState<S>>>> {
     let lessons = lessons_of(target, trainings)?;
     let settings = &lessons.settings;
     // The target has no autodiff on any device, because hidden states are constants.
@@ -206,7 +206,7 @@ pub fn train_self_drafts<S: StateTraining>(
 fn lessons_of<S: StateTraining>(
     target: &CausalLm,
     trainings: &[SelfDraftTraining<S>],
-) -> Result<Lessons, TrainError> {
+) -> Result<Lessons> {
     let first = trainings.first().expect("there is a training");
     assert!(trainings.iter().all(|one| one.shares_pass_with(first)), "they share a pass");
     let num_layers = target.shape().num_layers;
@@ -234,7 +234,7 @@ pub fn self_draft_examples<S: StateTraining>(
     rows: &[ResponseRow],
     training: &SelfDraftTraining<S>,
     seed: u64,
-) -> Result<Vec<StepExamples>, TrainError> {
+) -> Result<Vec<StepExamples>> {
     let lessons = lessons_of(target, std::slice::from_ref(training))?;
     Ok(prepare(&target.valid().into(), rows, &lessons, seed, None)?.loaders.examples())
 }
@@ -247,7 +247,7 @@ pub fn first_self_draft<S: StateTraining>(
     target: &CausalLm,
     training: &SelfDraftTraining<S>,
     seed: u64,
-) -> Result<(S::Config, S::Network), TrainError> {
+) -> Result<(S::Config, S::Network)> {
     training.check_layers(target.shape().num_layers)?;
     let config = training.config(target, None)?;
     let first = training.network(&config, training.common.initial, target, seed).valid();

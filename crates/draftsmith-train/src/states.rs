@@ -20,7 +20,7 @@ use serde::{Deserialize, Serialize};
 use self::file::FilePlan;
 pub(crate) use self::file::StateFile;
 pub use self::format::FeatureFormat;
-use crate::error::{Section, TrainError};
+use crate::error::{Result, Section, TrainError};
 
 /// Whether the frozen model's hidden states are stored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -38,7 +38,7 @@ pub enum Features {
 impl Features {
     /// Checks that no server gives the hidden states, for a network that reads those of layers that
     /// it runs itself.
-    pub(crate) fn check_local(self, section: Section) -> Result<(), TrainError> {
+    pub(crate) fn check_local(self, section: Section) -> Result<()> {
         if self != Self::Server {
             return Ok(());
         }
@@ -91,11 +91,7 @@ pub trait StatesStream: Send + Sync {
     ///
     /// # Errors
     /// As there.
-    fn batch(
-        &self,
-        layers: &[usize],
-        rows: &[StatesRow<'_>],
-    ) -> Result<Vec<GivenStates>, TrainError>;
+    fn batch(&self, layers: &[usize], rows: &[StatesRow<'_>]) -> Result<Vec<GivenStates>>;
 }
 
 /// Gives the hidden states of a target whose layers are not here.
@@ -113,8 +109,8 @@ pub trait StatesSource: Sync {
         &self,
         layers: &[usize],
         rows: &[StatesRow<'_>],
-        keep: &mut dyn FnMut(usize, GivenStates) -> Result<(), TrainError>,
-    ) -> Result<(), TrainError>;
+        keep: &mut dyn FnMut(usize, GivenStates) -> Result<()>,
+    ) -> Result<()>;
 }
 
 /// The place where hidden states are stored, and the model that they belong to.
@@ -190,7 +186,7 @@ impl<'a> StateFiles<'a> {
     ///
     /// # Errors
     /// If the disk has too little room, or a file cannot be opened.
-    pub(crate) fn open(self) -> Result<Vec<StateFile>, TrainError> {
+    pub(crate) fn open(self) -> Result<Vec<StateFile>> {
         let all = self.plans.iter().map(|plan| plan.num_bytes).sum();
         if matches!(self.source().map(StatesSource::keeping), Some(Keeping::Memory)) {
             (self.place.notify)(format!("hidden states are kept in memory: {}", in_bytes(all)));
@@ -212,7 +208,7 @@ impl<'a> StateFiles<'a> {
 ///
 /// # Errors
 /// If a file has a problem.
-pub(crate) fn check_stored(id: &str, files: &[&StateFile]) -> Result<(), TrainError> {
+pub(crate) fn check_stored(id: &str, files: &[&StateFile]) -> Result<()> {
     match problems(files).pop() {
         Some(problem) => Err(TrainError::States(format!(
             "the hidden states of `{id}` cannot be stored: {problem}; hint: free disk space, or store them with \

@@ -7,8 +7,7 @@ use std::borrow::Cow;
 use anyhow::{Context, Result};
 use draftsmith_data::{FinishReason, Prompt};
 use draftsmith_decode::{Finish, RoundTokens};
-use draftsmith_recipe::text_side::TextSide;
-use draftsmith_recipe::watch::Progress;
+use draftsmith_recipe::{Progress, TextSide};
 use draftsmith_served::{Served, ServedResponse};
 use draftsmith_theory::{SeededDraws, TopProbs};
 

@@ -16,7 +16,7 @@ use std::ops::Range;
 use std::path::PathBuf;
 use std::sync::Mutex;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_data::{Prompt, Provenance, ShardPlace, shard_path, write_manifest, write_shard};
 use draftsmith_files::{check_room, in_bytes};
 use draftsmith_served::Served;
@@ -31,13 +31,11 @@ use crate::conversation::{SetPrompt, Turn};
 use crate::responses::Responder;
 use crate::server_access::{self, ServerAccess};
 use draftsmith_recipe::built_data::data_provenance;
-use draftsmith_recipe::device::DeviceChoice;
 use draftsmith_recipe::prompts::chosen::ChosenPrompts;
-use draftsmith_recipe::prompts::for_data::choose_prompts;
-use draftsmith_recipe::text_side::TextSide;
-use draftsmith_recipe::watch::{Progress, Watch};
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{DataRecipe, Recipe, Responses};
+use draftsmith_recipe::{
+    DataRecipe, DeviceChoice, Progress, Recipe, Responses, TextSide, Watch, Workspace,
+    choose_prompts,
+};
 
 /// The number of prompts (whole conversations) per shard.
 const PROMPTS_PER_SHARD: usize = 32;
@@ -137,8 +135,7 @@ pub fn build_data(
         seed: recipe.seed,
         decoding: data.decoding(),
         answers: &*answers,
-        given: Mutex::default(),
-        known_mass: Mutex::default(),
+        counted: Mutex::default(),
         progress: &progress,
         watch,
     };
@@ -303,13 +300,12 @@ fn check_prompts(
         let prompt = prompt?;
         text.check_fits(&prompt.id, &text.prompt_ids(&prompt, 0, &[])?)?;
         check_known(&prompt, vocab_size)?;
-        if takes_existing && !ids.insert(prompt.id.clone()) {
-            bail!(
-                "two prompts have the id `{}`, the second in `{}`; hint: change or remove one of them",
-                prompt.id,
-                prompt.source
-            );
-        }
+        ensure!(
+            !takes_existing || ids.insert(prompt.id.clone()),
+            "two prompts have the id `{}`, the second in `{}`; hint: change or remove one of them",
+            prompt.id,
+            prompt.source
+        );
     }
     Ok(())
 }

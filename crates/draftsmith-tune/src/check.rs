@@ -24,13 +24,9 @@ pub use self::failures::{p_value_text, rate_text, speed_text};
 use self::measure::{Bench, CheckedRule};
 use crate::machine::ProcessorTime;
 use crate::serving::tuned_ways;
-use draftsmith_recipe::exports::servers::{quoted, served_path};
-use draftsmith_recipe::exports::tuned::Tuned;
-use draftsmith_recipe::kinds::Kinds;
-use draftsmith_recipe::prompts::{PromptChoice, read_sources};
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::Watch;
-use draftsmith_recipe::{Recipe, Split};
+use draftsmith_recipe::{
+    Kinds, Progress, PromptChoice, Recipe, Split, Tuned, Watch, quoted, read_sources, served_path,
+};
 
 /// The significance level of the test of sampled output.
 const ALPHA: f64 = 1e-4;

@@ -2,16 +2,12 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use draftsmith_files::{hash_bytes, write_whole};
 use draftsmith_model::{BlockDrafterConfig, BlockForm};
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::built_data;
-use draftsmith_recipe::kinds::loaded::check_known;
 use draftsmith_recipe::kinds::self_draft::read_network;
-use draftsmith_recipe::out_dir::OutDir;
-use draftsmith_recipe::watch::{Interrupted, Watch};
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Interrupted, OutDir, Recipe, Watch, Workspace, check_known};
 use draftsmith_theory::{DrafterId, Estimate, RoundForwards};
 use draftsmith_train::{
     ConfidenceTraining, FrozenBlock, JudgedPlace, TrainedConfidence, train_confidence,
@@ -100,11 +96,10 @@ pub fn train_confidence_head(
 ) -> Result<ConfidenceOutcome> {
     let id = block_drafter(recipe, asked)?;
     let decoding = recipe.data.as_ref().context("the recipe has no section `[data]`")?.decoding();
-    if decoding.is_penalised() {
-        bail!(
-            "`data.repetition_penalty` is not 1, which a confidence head cannot learn; hint: leave it out"
-        );
-    }
+    ensure!(
+        !decoding.is_penalised(),
+        "`data.repetition_penalty` is not 1, which a confidence head cannot learn; hint: leave it out"
+    );
     if !(options.rejection_weight > 0.0 && options.rejection_weight.is_finite()) {
         bail!("`--rejection-weight` is {}, expected a positive number", options.rejection_weight);
     }

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use draftsmith_data::{DataError, Prompt};
 
-use draftsmith_recipe::text_side::TextSide;
+use draftsmith_recipe::TextSide;
 
 /// A prompt to answer.
 #[derive(Clone)]

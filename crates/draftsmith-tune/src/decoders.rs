@@ -15,8 +15,7 @@ use draftsmith_theory::{
     Decoding, DrafterId, Draws, Proposal, Recording, SeededDraws, SignalNeeds, StopRule,
 };
 
-use draftsmith_recipe::kinds::loaded::{LoadedDrafter, LoadedDrafters};
-use draftsmith_recipe::pair::Pair;
+use draftsmith_recipe::{LoadedDrafter, LoadedDrafters, Pair};
 
 /// The reason why a drafter cannot be recorded.
 pub const NO_STEPS: &str = "it has no model, and so no probabilities to record";

@@ -7,7 +7,7 @@ use draftsmith_theory::{
     Decoding, TopProbs, argmax, cross_entropy, entropy_of_log_probs, log_softmax, overlap,
 };
 
-use draftsmith_recipe::pair::LabelModels;
+use draftsmith_recipe::LabelModels;
 
 /// The columns of a data row that are computed from logits.
 #[derive(Debug)]

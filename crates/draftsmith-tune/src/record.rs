@@ -17,10 +17,7 @@ use crate::recorder::{AnswerRecorder, RecordedDrafter, RecordedModels};
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };
-use draftsmith_recipe::kinds::NOTHING_DRAFTS;
-use draftsmith_recipe::watch::{Progress, Watch};
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{EvaluateRecipe, Recipe};
+use draftsmith_recipe::{EvaluateRecipe, NOTHING_DRAFTS, Progress, Recipe, Watch, Workspace};
 
 /// The maximum number of bytes per candidate in a file: six uncompressed columns of four bytes.
 const BYTES_A_CANDIDATE: u64 = 24;

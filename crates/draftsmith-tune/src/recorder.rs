@@ -9,7 +9,7 @@
 use std::borrow::Cow;
 use std::ops::ControlFlow;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_decode::{
     AnsweringTarget, KnownResponse, KnownStates, RecordOptions, RecordRequest, RecordTask,
     ResponseTarget, TargetLayers,
@@ -26,13 +26,10 @@ use crate::decoders::{Decoders, NO_STEPS};
 use crate::responses::{Responder, sequences_at_once};
 use crate::served_states::StatesServer;
 use crate::server_access::{ServerAccess, ask_servers};
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::device::DeviceChoice;
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::pair::{LabelModels, Pair};
-use draftsmith_recipe::text_side::TextSide;
-use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{
+    DeviceChoice, Interrupted, LabelModels, LoadedDrafters, Pair, Progress, Recipe, TextSide,
+    Watch, Workspace,
+};
 
 /// The models that answer prompts and draft candidates.
 #[derive(Clone)]
@@ -364,13 +361,12 @@ impl AnswerRecorder<'_> {
             false => prompts.chunks(at_once).map(some).collect::<Result<_>>()?,
         };
         let answers: Vec<TargetAnswer> = answers.into_iter().flatten().collect();
-        if answers.is_empty() && source.num_left_out() > 0 {
-            bail!(
-                "all {} responses are left out, because the servers' content filter stopped them or their text is not what \
-                 the target wrote; hint: turn the filter off and use a server that returns token ids, or use other prompts",
-                source.num_left_out()
-            );
-        }
+        ensure!(
+            !answers.is_empty() || source.num_left_out() == 0,
+            "all {} responses are left out, because the servers' content filter stopped them or their text is not what \
+             the target wrote; hint: turn the filter off and use a server that returns token ids, or use other prompts",
+            source.num_left_out()
+        );
         Ok(answers)
     }
 }

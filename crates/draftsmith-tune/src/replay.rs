@@ -19,9 +19,7 @@ use crate::over_online::log_losses;
 use crate::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use crate::sweep::{best_look_ups_alone, best_of_all};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::watch::Watch;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, Watch, Workspace};
 
 /// Replays every rule over the recordings of a recipe, and writes `tuning/replay.json`.
 ///

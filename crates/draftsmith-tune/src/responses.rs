@@ -13,7 +13,7 @@ use draftsmith_decode::{
 use draftsmith_model::CausalLm;
 use draftsmith_theory::{Decoding, SeededDraws};
 
-use draftsmith_recipe::watch::{Interrupted, Watch};
+use draftsmith_recipe::{Interrupted, Watch};
 
 /// The maximum number of sequences in a batch. With more, arithmetic instead of memory bandwidth
 /// limits the speed.

@@ -9,15 +9,13 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::Builder;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use draftsmith_data::ResponseRow;
 use draftsmith_files::{in_bytes, parse_json, read_bytes};
 use draftsmith_model::{CausalLm, WeightDtype};
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::servers::{lacks_states, quoted, served_path};
-use draftsmith_recipe::watch::{Progress, Watch};
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::exports::servers::lacks_states;
+use draftsmith_recipe::{Progress, Recipe, Watch, Workspace, quoted, served_path};
 use draftsmith_report::duration_text;
 use draftsmith_served::{
     KeptIn, ServedStates, ServerHints, ServerRecipe, StatesAsk, StatesClient, side_by_side,
@@ -316,12 +314,11 @@ pub fn served_layers<'a>(
          directories of the servers' states in `data.server.states.dirs`",
     )?;
     let layers = recipe.state_layers(workspace.models.target_config()?)?;
-    if layers.is_empty() {
-        bail!(
-            "no drafter of the recipe reads hidden states; hint: add one of the kind `eagle3` or `block` with \
-             `features = \"server\"`"
-        );
-    }
+    ensure!(
+        !layers.is_empty(),
+        "no drafter of the recipe reads hidden states; hint: add one of the kind `eagle3` or `block` with \
+         `features = \"server\"`"
+    );
     Ok((server, layers))
 }
 

@@ -14,10 +14,7 @@ use draftsmith_theory::Decoding;
 use indicatif::HumanDuration;
 
 use crate::conversation::{SetPrompt, next_turn};
-use draftsmith_recipe::text_side::TextSide;
-use draftsmith_recipe::watch::{Interrupted, Progress, Watch};
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{DataRecipe, Recipe};
+use draftsmith_recipe::{DataRecipe, Interrupted, Progress, Recipe, TextSide, Watch, Workspace};
 
 /// The minimum wait for servers that is reported in a separate line.
 const LONG_WAIT: Duration = Duration::from_secs(10);

@@ -2,8 +2,7 @@
 //! next. `run`, the report, `check` and `export` all take it from here.
 
 use anyhow::Result;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::servers::{quoted, served_path};
+use draftsmith_recipe::{Recipe, quoted, served_path};
 use draftsmith_report::{
     Conclusion, DRAFTSMITH, DecodingName, DeployAdvice, DrafterName, GroupVerdict, ResultRow,
     ServingWay, fastest_ways,

@@ -12,10 +12,9 @@ mod outcomes;
 mod sweep;
 
 use anyhow::Result;
+use draftsmith_data::DataSet;
 use draftsmith_model::WeightDtype;
-use draftsmith_recipe::device::{DtypeSource, require_dtype};
-use draftsmith_recipe::watch::{Silent, Watch};
-use draftsmith_recipe::workspace::Models;
+use draftsmith_recipe::{DtypeSource, Recipe, Silent, Watch, Workspace, require_dtype};
 use draftsmith_train::renderer::Listener;
 use draftsmith_train::{OptimizerSettings, Section};
 
@@ -56,23 +55,39 @@ pub trait TrainingWatch: Watch {
 
 impl TrainingWatch for Silent {}
 
-/// Checks that all devices support the dtype of a training, and reports idle devices to the user.
-///
-/// # Errors
-/// If a device cannot compute in the dtype.
-fn check_devices(
-    (watch, command): (&dyn Watch, &str),
-    section: Section,
-    Models { devices, .. }: &Models,
-    dtype: WeightDtype,
-    optimizer: &OptimizerSettings,
-) -> Result<()> {
-    let source = DtypeSource::Key(section);
-    devices.iter().try_for_each(|device| require_dtype(device, source, dtype))?;
-    if let Some(note) = idle_devices(section, devices.len(), optimizer.gradient_accumulation) {
-        watch.note(format!("{command}: {note}"));
+/// The inputs that all trainings of a command share.
+#[derive(Clone, Copy)]
+struct TrainingStage<'a> {
+    recipe: &'a Recipe,
+    workspace: &'a Workspace,
+    data: &'a DataSet,
+    watch: &'a dyn TrainingWatch,
+    /// The command's name in messages.
+    command: &'static str,
+}
+
+impl TrainingStage<'_> {
+    /// Shows the user a line that begins with the command's name.
+    fn note(&self, text: &str) {
+        self.watch.line(&format!("{}: {text}", self.command));
     }
-    Ok(())
+
+    /// Checks that all devices support the dtype of a training, and reports idle devices to the user.
+    ///
+    /// # Errors
+    /// If a device cannot compute in the dtype.
+    fn check_devices(
+        &self,
+        section: Section,
+        dtype: WeightDtype,
+        optimizer: &OptimizerSettings,
+    ) -> Result<()> {
+        let (source, devices) = (DtypeSource::Key(section), &self.workspace.models.devices);
+        devices.iter().try_for_each(|device| require_dtype(device, source, dtype))?;
+        let idle = idle_devices(section, devices.len(), optimizer.gradient_accumulation);
+        idle.iter().for_each(|note| self.note(note));
+        Ok(())
+    }
 }
 
 /// Describes the devices that get no batch in a training step; `None` if all get one.

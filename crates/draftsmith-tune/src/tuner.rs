@@ -36,13 +36,10 @@ use crate::rollouts::{
 use crate::sweep::{RuleChoice, best_fixed, best_of_all, best_of_each, cheapest, lengths_under};
 use crate::tuning::{CostsEntry, TuningFile, given_costs};
 use draftsmith_recipe::exports::config_keys::write_keys;
-use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::prompts::for_data::{num_known, prompts_in_data};
-use draftsmith_recipe::prompts::spread;
-use draftsmith_recipe::watch::{Silent, Watch};
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{EvaluateRecipe, Recipe, TuneRecipe};
+use draftsmith_recipe::{
+    EvaluateRecipe, LoadedDrafters, Recipe, Silent, TuneRecipe, Tuned, TunedRule, Watch, Workspace,
+    num_known, prompts_in_data, spread,
+};
 
 /// The number of prompts on which costs are measured.
 const NUM_COST_PROMPTS: usize = 4;
@@ -134,12 +131,12 @@ pub fn tune_within(
             tunings.push(tuning);
         }
         if let Some(dir) = drafters.tuned_into(drafter) {
-            tuned_exports.push((dir, vec![(Tuned::KEY, serde_json::to_value(tuned)?)]));
+            tuned_exports.push((dir.join("config.json"), serde_json::to_value(tuned)?));
         }
     }
     // Exports are written at the end, so that a stopped run does not change them.
-    for (dir, keys) in tuned_exports {
-        write_keys(&dir, keys)?;
+    for (path, tuned) in tuned_exports {
+        write_keys(&path, [(Tuned::KEY, tuned)])?;
     }
     write_files(recipe, &tunings, workspace)?;
     let made_from = made_from(recipe, workspace)?;

@@ -3,15 +3,14 @@
 //! entries of another dtype.
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::{if_present, parse_json, read_bytes, write_whole};
+use draftsmith_files::{if_present, parse_json, read_bytes, write_json};
 use draftsmith_model::WeightDtype;
 use draftsmith_report::{DecodingName, DrafterName};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use crate::costs::{Costs, MeasuredCosts};
-use draftsmith_recipe::kinds::names_text;
-use draftsmith_recipe::{GivenCosts, Recipe};
+use draftsmith_recipe::{GivenCosts, Recipe, names_text};
 
 /// An entry of `costs.json`: the costs of one drafter under one way of decoding.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -89,12 +88,8 @@ impl TuningFile {
     /// If it cannot be removed.
     pub fn remove(self, recipe: &Recipe) -> Result<()> {
         let path = recipe.tuning_dir().join(self.name);
-        match std::fs::remove_file(&path) {
-            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
-                Err(error).with_context(|| format!("cannot remove `{}`", path.display()))
-            }
-            _ => Ok(()),
-        }
+        let removed = if_present(std::fs::remove_file(&path));
+        removed.map(drop).with_context(|| format!("cannot remove `{}`", path.display()))
     }
 
     /// Writes the file as JSON, completely or not at all.
@@ -102,7 +97,6 @@ impl TuningFile {
     /// # Errors
     /// If the file cannot be written.
     pub fn write(self, recipe: &Recipe, value: &impl Serialize) -> Result<()> {
-        let text = serde_json::to_string_pretty(value).context("results are plain numbers")?;
-        Ok(write_whole(&recipe.tuning_dir().join(self.name), text + "\n")?)
+        Ok(write_json(&recipe.tuning_dir().join(self.name), value)?)
     }
 }

@@ -6,10 +6,10 @@ use std::sync::{Arc, OnceLock};
 use burn::tensor::Device;
 use draftsmith_data::{ChatFormat, Message, TextTokenizer};
 use draftsmith_model::{CausalLm, WeightDtype, hash_model_dir};
+use draftsmith_recipe::Silent;
 use draftsmith_recipe::hub::{HubWeights, model_dir};
-use draftsmith_recipe::watch::Silent;
 
-use crate::Error;
+use crate::{Error, Result};
 
 /// A language model, its tokenizer and its chat template. Clones share everything.
 #[derive(Debug, Clone)]
@@ -30,7 +30,7 @@ impl Model {
     ///
     /// # Errors
     /// If a file is missing or broken, or the model's architecture is unknown.
-    pub fn load(dir: impl AsRef<Path>, device: &Device) -> Result<Self, Error> {
+    pub fn load(dir: impl AsRef<Path>, device: &Device) -> Result<Self> {
         Self::load_as(dir, WeightDtype::F32, device)
     }
 
@@ -38,11 +38,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::load`].
-    pub fn load_as(
-        dir: impl AsRef<Path>,
-        dtype: WeightDtype,
-        device: &Device,
-    ) -> Result<Self, Error> {
+    pub fn load_as(dir: impl AsRef<Path>, dtype: WeightDtype, device: &Device) -> Result<Self> {
         let dir = dir.as_ref();
         let tokenizer = TextTokenizer::from_model_dir(dir)?;
         let chat_format = ChatFormat::choose(dir, None)?;
@@ -68,7 +64,7 @@ impl Model {
     ///
     /// # Errors
     /// As [`Model::load`], or if the download fails.
-    pub fn from_hub(name: &str, device: &Device) -> Result<Self, Error> {
+    pub fn from_hub(name: &str, device: &Device) -> Result<Self> {
         Self::load(model_dir(Path::new(name), HubWeights::All, &Silent)?, device)
     }
 
@@ -87,7 +83,7 @@ impl Model {
     ///
     /// # Errors
     /// If the file is missing or malformed.
-    pub fn with_chat_template(self, chosen: &str) -> Result<Self, Error> {
+    pub fn with_chat_template(self, chosen: &str) -> Result<Self> {
         let chat_format = Arc::new(ChatFormat::choose(&self.dir, Some(chosen))?);
         Ok(Self { chat_format, chat_template: Some(chosen.into()), ..self })
     }
@@ -106,7 +102,7 @@ impl Model {
     ///
     /// # Errors
     /// If the model has no chat template, or the template fails.
-    pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>, Error> {
+    pub fn encode_chat(&self, messages: &[Message]) -> Result<Vec<u32>> {
         Ok(self.tokenizer.encode_chat(&self.chat_format, messages)?)
     }
 
@@ -115,7 +111,7 @@ impl Model {
     ///
     /// # Errors
     /// If a file cannot be read.
-    pub fn hash(&self) -> Result<&str, Error> {
+    pub fn hash(&self) -> Result<&str> {
         if self.hash.get().is_none() {
             let hash = hash_model_dir(&self.dir, &mut |_, _| ())?;
             self.hash.get_or_init(|| hash);

@@ -6,21 +6,20 @@ use std::sync::Arc;
 use draftsmith_data::TextTokenizer;
 use draftsmith_decode::{DrafterParts, NamedParts};
 use draftsmith_model::WeightDtype;
-use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
-use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading};
+use draftsmith_recipe::kinds::Kind;
 use draftsmith_recipe::kinds::model::ModelKind;
-use draftsmith_recipe::kinds::origin::Origin;
 use draftsmith_recipe::kinds::prompt_lookup::PromptLookupKind;
-use draftsmith_recipe::kinds::{
-    DrafterKind, DrafterRecipe, DrafterRecipes, Kind, KindEntry, Kinds, Role,
+use draftsmith_recipe::{
+    DrafterKind, DrafterRecipe, DrafterRecipes, KindEntry, Kinds, LoadedDrafter, Loading, Origin,
+    Role, Tuned, TunedRule, Workspace,
 };
-use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::{DecodingName, Road};
 use draftsmith_theory::{
     Decoding, DrafterId, HeadTiming, LookupFirst, MaxGramConfig, StopRuleConfig,
 };
+use serde::Serialize;
 
-use crate::{Error, Model};
+use crate::{Error, Model, Result};
 
 /// A drafter, which proposes candidates. [`Generator`](crate::Generator) loads its files.
 #[derive(Debug, Clone)]
@@ -40,7 +39,7 @@ impl Drafter {
     /// Creates a custom drafter from your own [`DrafterParts`].
     /// [`TextParts`](draftsmith_decode::TextParts) makes them from a function.
     pub fn of_parts(parts: impl DrafterParts + 'static) -> Self {
-        Self::of_kind(Arc::new(OwnKind(Arc::new(parts))))
+        Self::of_kind(Arc::new(OwnKind { parts: Arc::new(parts) }))
     }
 
     /// Recognises the drafter in a directory by its `config.json`: an adapter (Kangaroo), an
@@ -49,7 +48,7 @@ impl Drafter {
     ///
     /// # Errors
     /// If the directory contains no known drafter, or only an acceptance head.
-    pub fn open(dir: impl AsRef<Path>) -> Result<Self, Error> {
+    pub fn open(dir: impl AsRef<Path>) -> Result<Self> {
         Self::open_of(&Kinds::default(), dir)
     }
 
@@ -57,7 +56,7 @@ impl Drafter {
     ///
     /// # Errors
     /// As [`Drafter::open`].
-    pub fn open_of(kinds: &Kinds, dir: impl AsRef<Path>) -> Result<Self, Error> {
+    pub fn open_of(kinds: &Kinds, dir: impl AsRef<Path>) -> Result<Self> {
         let dir = dir.as_ref();
         let found = kinds.found_in(dir)?;
         let kind = found.kind.and_then(|kind| kind.in_dir(dir));
@@ -91,7 +90,7 @@ impl Drafter {
     }
 
     /// Loads what the drafter needs to draft for `target`.
-    pub(crate) fn load(self, target: &Model) -> Result<OpenedDrafter, Error> {
+    pub(crate) fn load(self, target: &Model) -> Result<OpenedDrafter> {
         let Self { drafter, model, lookup_first } = self;
         let kind = drafter.kind.clone();
         if let (Some(Origin::Path(dir)), true) = (&drafter.head, kind.role() != Role::Steps) {
@@ -162,8 +161,11 @@ impl OpenedDrafter {
 }
 
 /// The kind of a custom drafter, which the calling program built.
-#[derive(Debug)]
-struct OwnKind(Arc<dyn DrafterParts>);
+#[derive(Debug, Serialize)]
+struct OwnKind {
+    #[serde(skip)]
+    parts: Arc<dyn DrafterParts>,
+}
 
 static OWN: KindEntry = KindEntry {
     name: "own",
@@ -174,10 +176,6 @@ static OWN: KindEntry = KindEntry {
 impl DrafterKind for OwnKind {
     fn entry(&self) -> &'static KindEntry {
         &OWN
-    }
-
-    fn settings(&self) -> toml::Table {
-        toml::Table::new()
     }
 
     fn text(&self) -> String {
@@ -193,7 +191,7 @@ impl DrafterKind for OwnKind {
     }
 
     fn load(&self, loading: &Loading<'_>) -> anyhow::Result<LoadedDrafter> {
-        let parts = NamedParts { id: loading.id, parts: self.0.clone() };
+        let parts = NamedParts { id: loading.id, parts: self.parts.clone() };
         Ok(LoadedDrafter { parts, head: None, dir: None, rule_dir: None, sizes: Vec::new() })
     }
 

@@ -63,3 +63,6 @@ pub enum Error {
     #[error("there is nothing to record; hint: give the generator a drafter with a model")]
     NoSteps,
 }
+
+/// The result type of this crate's functions.
+pub(crate) type Result<T, E = Error> = std::result::Result<T, E>;

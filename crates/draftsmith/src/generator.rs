@@ -16,7 +16,7 @@ use draftsmith_theory::{Counts, Decoding, SeededDraws, Trace};
 
 use crate::drafter::{Drafter, OpenedDrafter};
 use crate::rule::Rule;
-use crate::{Error, Model};
+use crate::{Error, Model, Result};
 
 /// The name of the random stream for generated text.
 const GENERATE: &str = "generate";
@@ -101,7 +101,7 @@ impl Generator {
     ///
     /// # Errors
     /// If a file is missing or broken, or was trained for other models.
-    pub fn with_drafter(self, drafter: Drafter) -> Result<Self, Error> {
+    pub fn with_drafter(self, drafter: Drafter) -> Result<Self> {
         Ok(Self { drafter: Some(drafter.load(&self.target)?), ..self })
     }
 
@@ -137,7 +137,7 @@ impl Generator {
     ///
     /// # Errors
     /// If a string is empty.
-    pub fn with_stop_strings(mut self, strings: &[String]) -> Result<Self, Error> {
+    pub fn with_stop_strings(mut self, strings: &[String]) -> Result<Self> {
         let strings = StopStrings::new(strings, self.target.tokenizer())?;
         self.limits.text_end = Some(Arc::new(strings));
         Ok(self)
@@ -148,7 +148,7 @@ impl Generator {
     /// # Errors
     /// If the prompt is empty or too long, a setting is invalid, the stop rule reads something that
     /// the drafter lacks, or a model fails.
-    pub fn generate<'a>(&mut self, prompt: impl Into<PromptInput<'a>>) -> Result<Generated, Error> {
+    pub fn generate<'a>(&mut self, prompt: impl Into<PromptInput<'a>>) -> Result<Generated> {
         self.stream(prompt, |_| ControlFlow::Continue(()))
     }
 
@@ -160,7 +160,7 @@ impl Generator {
         &mut self,
         prompt: impl Into<PromptInput<'a>>,
         mut observe: impl FnMut(Piece<'_>) -> ControlFlow<()> + Send,
-    ) -> Result<Generated, Error> {
+    ) -> Result<Generated> {
         let prompt_ids = self.encode(prompt.into())?;
         let target = self.target.clone();
         streamed(&target, prompt_ids, 0, &mut observe, |prompt, observe| {
@@ -176,7 +176,7 @@ impl Generator {
         Session { running: self.running(capacity, 1), tokens: Vec::new() }
     }
 
-    pub(crate) fn encode(&self, prompt: PromptInput<'_>) -> Result<Vec<u32>, Error> {
+    pub(crate) fn encode(&self, prompt: PromptInput<'_>) -> Result<Vec<u32>> {
         prompt.encode(&self.target)
     }
 
@@ -195,9 +195,9 @@ impl Generator {
     pub fn generate_many<'a, P: Into<PromptInput<'a>>>(
         &mut self,
         prompts: impl IntoIterator<Item = P>,
-    ) -> Result<Vec<Generated>, Error> {
+    ) -> Result<Vec<Generated>> {
         let prompts = prompts.into_iter().map(|prompt| self.encode(prompt.into()));
-        let prompts = prompts.collect::<Result<Vec<_>, Error>>()?;
+        let prompts = prompts.collect::<Result<Vec<_>>>()?;
         let side_by_side =
             if self.rule.as_ref().is_some_and(Rule::is_custom) { 1 } else { MOST_SLOTS };
         let mut all = Vec::new();
@@ -221,7 +221,7 @@ impl Generator {
         prompt: &[u32],
         purpose: &str,
         observe: &mut (dyn FnMut(RoundTokens<'_>) -> ControlFlow<()> + Send),
-    ) -> Result<Generation, Error> {
+    ) -> Result<Generation> {
         let mut all = self.decode_all(&[prompt], purpose, &mut |_, round| observe(round))?;
         Ok(all.remove(0))
     }
@@ -232,7 +232,7 @@ impl Generator {
         prompts: &[&[u32]],
         purpose: &str,
         observe: &mut (dyn FnMut(usize, RoundTokens<'_>) -> ControlFlow<()> + Send),
-    ) -> Result<Vec<Generation>, Error> {
+    ) -> Result<Vec<Generation>> {
         let longest = prompts.iter().map(|prompt| prompt.len()).max().unwrap_or(0);
         let capacity = self.capacity(longest);
         self.running(capacity, prompts.len()).decode(prompts, 0, purpose, observe)
@@ -267,7 +267,7 @@ impl Running<'_> {
         num_kept: usize,
         purpose: &str,
         observe: &mut (dyn FnMut(usize, RoundTokens<'_>) -> ControlFlow<()> + Send),
-    ) -> Result<Vec<Generation>, Error> {
+    ) -> Result<Vec<Generation>> {
         self.decoding.validate()?;
         let Self { drafters, target, drafter, rule, decoding, seed, limits } = self;
         let (target, decoding, limits) = (target.network(), *decoding, *limits);
@@ -320,7 +320,7 @@ fn decoded<'a, 'm, D: draftsmith_decode::Drafter<ModelSession<'m>> + ?Sized>(
     mut requests: impl Iterator<Item = Request<'a>>,
     num_kept: usize,
     observe: &mut dyn FnMut(usize, RoundTokens<'_>) -> ControlFlow<()>,
-) -> Result<Vec<Generation>, Error> {
+) -> Result<Vec<Generation>> {
     if num_kept == 0 {
         return Ok(decode_many(target, drafter, requests, observe)?);
     }
@@ -345,7 +345,7 @@ impl Session<'_> {
     ///
     /// # Errors
     /// As [`Generator::generate`].
-    pub fn generate<'a>(&mut self, prompt: impl Into<PromptInput<'a>>) -> Result<Generated, Error> {
+    pub fn generate<'a>(&mut self, prompt: impl Into<PromptInput<'a>>) -> Result<Generated> {
         self.stream(prompt, |_| ControlFlow::Continue(()))
     }
 
@@ -357,7 +357,7 @@ impl Session<'_> {
         &mut self,
         prompt: impl Into<PromptInput<'a>>,
         mut observe: impl FnMut(Piece<'_>) -> ControlFlow<()> + Send,
-    ) -> Result<Generated, Error> {
+    ) -> Result<Generated> {
         let prompt_ids = prompt.into().encode(self.running.target)?;
         // After an error, the state of the caches is unknown, so the next turn starts from scratch.
         let before = std::mem::take(&mut self.tokens);
@@ -384,8 +384,8 @@ fn streamed(
     decode: impl FnOnce(
         &[u32],
         &mut (dyn FnMut(RoundTokens<'_>) -> ControlFlow<()> + Send),
-    ) -> Result<Generation, Error>,
-) -> Result<Generated, Error> {
+    ) -> Result<Generation>,
+) -> Result<Generated> {
     let mut stream = target.tokenizer().text_stream(true);
     let (mut text, mut failure) = (String::new(), None);
     let generation = decode(&prompt_ids, &mut |round| {
@@ -410,7 +410,7 @@ fn streamed(
 }
 
 impl PromptInput<'_> {
-    fn encode(self, target: &Model) -> Result<Vec<u32>, Error> {
+    fn encode(self, target: &Model) -> Result<Vec<u32>> {
         match self {
             PromptInput::Text(text) => Ok(target.tokenizer().encode(text, true)?),
             PromptInput::Chat(messages) => target.encode_chat(messages),

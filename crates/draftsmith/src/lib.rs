@@ -72,5 +72,6 @@ pub use draftsmith_train::{self as train, rollout_rows};
 pub use checkpoint::Model;
 pub use drafter::Drafter;
 pub use error::Error;
+pub(crate) use error::Result;
 pub use generator::{Generated, Generator, Piece, PromptInput, Session};
 pub use rule::Rule;

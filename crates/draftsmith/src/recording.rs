@@ -6,8 +6,8 @@ use draftsmith_data::{FinishReason, ResponseRow};
 use draftsmith_decode::{Drafters, Finish, RecordOptions, RecordRequest, Sizes, record};
 use draftsmith_theory::{Recordings, SeededDraws};
 
-use crate::Error;
 use crate::generator::{Generator, PromptInput};
+use crate::{Error, Result};
 
 impl Generator {
     /// Generates the target's answers to prompts as training rows with the ids `SOURCE#0`,
@@ -20,7 +20,7 @@ impl Generator {
         &mut self,
         source: &str,
         prompts: impl IntoIterator<Item = P>,
-    ) -> Result<Vec<ResponseRow>, Error> {
+    ) -> Result<Vec<ResponseRow>> {
         let vocab_size = self.target.network().shape().vocab_size;
         let decoding = self.decoding;
         let row = |(number, prompt): (usize, P)| {
@@ -59,7 +59,7 @@ impl Generator {
     ///
     /// # Errors
     /// If the drafter has no model, a response does not fit, or a model fails.
-    pub fn record(&self, rows: &[ResponseRow], max_length: usize) -> Result<Recordings, Error> {
+    pub fn record(&self, rows: &[ResponseRow], max_length: usize) -> Result<Recordings> {
         let drafter = self.drafter.as_ref().ok_or(Error::NoSteps)?;
         let longest = rows.iter().map(|row| row.prompt_ids.len()).max().unwrap_or(0);
         let (target, capacity) = (self.target.network(), self.capacity(longest));

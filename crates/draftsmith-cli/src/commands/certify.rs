@@ -7,7 +7,7 @@ use std::time::Duration;
 use anyhow::Result;
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::Workspace;
 use draftsmith_report::{counted, wrapped};
 use draftsmith_served::{NUM_LOG_PROBS, Secret};
 use draftsmith_servers::certify::{

@@ -1,7 +1,7 @@
 //! `evaluate`: measures the decoding speed on prompts, for each drafter and stop rule.
 
 use anyhow::Result;
-use draftsmith_recipe::watch::Interrupted;
+use draftsmith_recipe::Interrupted;
 use draftsmith_report::{render_evaluation, render_papers};
 use draftsmith_tune::evaluate::{Evaluation, evaluate, evaluate_unless_finished};
 

@@ -12,14 +12,12 @@ use serde_json::json;
 
 use crate::commands::DeviceJob;
 use crate::console::Console;
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::HEAD;
 use draftsmith_recipe::exports::forms::{ExportForm, Exporting, Written};
-use draftsmith_recipe::exports::servers::{
-    AS_DRAFT_MODEL, AS_DSPARK, AS_EAGLE3, Runtime, ServedDrafter, served_path,
+use draftsmith_recipe::{
+    AS_DRAFT_MODEL, AS_DSPARK, AS_EAGLE3, KindEntry, Kinds, Recipe, Runtime, ServedDrafter,
+    Workspace, served_path,
 };
-use draftsmith_recipe::kinds::{KindEntry, Kinds};
-use draftsmith_recipe::workspace::Workspace;
 use draftsmith_report::DecodingName;
 use draftsmith_servers::doctor::{Finding, diagnose};
 use draftsmith_theory::{DrafterId, Drafting};

@@ -20,11 +20,7 @@ use self::arguments::{check_flags, recipe_of};
 use self::printer::Printer;
 use self::rule::{ChosenRule, RuleSource};
 use crate::commands::DeviceJob;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::kinds::loaded::LoadedDrafter;
-use draftsmith_recipe::pair::Pair;
-use draftsmith_recipe::watch::{Interrupted, Watch};
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Interrupted, LoadedDrafter, Pair, Recipe, Watch, Workspace};
 use draftsmith_report::{DecodingName, DrafterName};
 use draftsmith_tune::decoders::proposing;
 

@@ -6,7 +6,7 @@
 use std::num::NonZeroUsize;
 use std::path::{Component, Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use clap::{Args, ValueEnum};
 use draftsmith_model::{
@@ -15,8 +15,7 @@ use draftsmith_model::{
 use serde_json::json;
 
 use crate::console::Console;
-use draftsmith_recipe::out_dir::OutDir;
-use draftsmith_recipe::{Overrides, Recipe};
+use draftsmith_recipe::{OutDir, Overrides, Recipe};
 
 /// Arguments of `import`.
 #[derive(Debug, Args)]
@@ -59,12 +58,11 @@ impl ImportArguments {
     ) -> Result<Option<Recipe>> {
         let Self { from, recipe, source, out, .. } = self;
         if !matches!(from, ImportForm::SpecdecPp) || !source.is_file() {
-            if recipe.is_some() {
-                bail!(
-                    "`--recipe` is only for a file of the SpecDec++ authors' data, not for `{}`",
-                    source.display()
-                );
-            }
+            ensure!(
+                recipe.is_none(),
+                "`--recipe` is only for a file of the SpecDec++ authors' data, not for `{}`",
+                source.display()
+            );
             return Ok(None);
         }
         let recipe = recipe.as_ref().with_context(|| {

@@ -12,7 +12,7 @@ use serde_json::{Value, json};
 use crate::commands::{
     StageJob, build_data, evaluate, record, replay, train_drafter, train_head, tune,
 };
-use draftsmith_recipe::device::on_pool;
+use draftsmith_recipe::on_pool;
 use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::tuner::finished_tuning;
 

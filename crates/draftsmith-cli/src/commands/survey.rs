@@ -9,12 +9,13 @@ use std::num::NonZeroUsize;
 use std::path::PathBuf;
 
 use anyhow::Result;
-use clap::{Arg, Args, ValueEnum};
+use clap::{Arg, Args};
 use draftsmith_model::WeightDtype;
+use draftsmith_servers::settings::ServerKind;
 use draftsmith_servers::survey::{SurveySettings, survey};
 
 use crate::commands::DeviceJob;
-use crate::commands::tune::servers::{self, LoadArguments, TunedForm};
+use crate::commands::tune::servers::{self, LoadArguments};
 use crate::decoding_arguments::{DecodingArguments, EndArguments};
 
 /// Arguments of `survey`.
@@ -50,10 +51,11 @@ pub(crate) struct SurveyArguments {
     #[arg(
         long = "for",
         value_name = "SERVER",
+        value_parser = ServerKind::NAMES,
         hide_possible_values = true,
         requires = "server_costs"
     )]
-    form: Option<TunedForm>,
+    form: Option<String>,
     /// The server's rounds, by `server costs`.
     #[arg(long, value_name = "FILE", requires = "form")]
     server_costs: Option<PathBuf>,
@@ -73,10 +75,12 @@ fn hide_rare_loads(argument: Arg) -> Arg {
 impl SurveyArguments {
     fn settings(&self, seed: u64, dtype: WeightDtype) -> Result<SurveySettings> {
         anyhow::ensure!(
-            self.draft.is_some() || self.form.is_none_or(|form| form == TunedForm::LlamaCpp),
+            self.draft.is_some()
+                || self.form.as_ref().is_none_or(|form| form == ServerKind::LlamaCpp.name()),
             "`--for` needs `--draft`; without one only llama.cpp's look-ups have settings"
         );
-        let tuning = self.form.map(|form| self.load.tuning(form, self.server_costs.as_deref()));
+        let costs = self.server_costs.as_deref();
+        let tuning = self.form.as_ref().map(|form| self.load.tuning(form, costs));
         Ok(SurveySettings {
             tuning: tuning.transpose()?,
             target: self.target.clone(),
@@ -99,10 +103,8 @@ impl SurveyArguments {
 pub(crate) fn run(arguments: &SurveyArguments, job: DeviceJob<'_>) -> Result<()> {
     let DeviceJob { seed, device, dtype, console } = job;
     let mut survey = survey(&arguments.settings(seed.unwrap_or(0), dtype)?, device, console)?;
-    if let Some(form) = arguments.form.and_then(|form| form.to_possible_value())
-        && let Some(settings) = survey.server_mut()
-    {
-        servers::write(settings, format!("survey-{}", form.get_name()).as_ref())?;
+    if let (Some(form), Some(settings)) = (&arguments.form, survey.server_mut()) {
+        servers::write(settings, format!("survey-{form}").as_ref())?;
     }
     console.text(show::survey(&survey, console.width(), console.colour())?)?;
     console.document(&survey)

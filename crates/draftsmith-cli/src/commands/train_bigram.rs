@@ -7,7 +7,7 @@
 use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use draftsmith_files::{check_place, open_regular};
 use draftsmith_theory::BigramCounts;
@@ -15,9 +15,9 @@ use draftsmith_train::is_held_out;
 use serde_json::json;
 
 use crate::commands::StageJob;
+use draftsmith_recipe::Watch;
 use draftsmith_recipe::built_data::built_data;
 use draftsmith_recipe::kinds::prompt_lookup::write_bigrams;
-use draftsmith_recipe::watch::Watch;
 
 /// Arguments of `train-bigram`.
 #[derive(Debug, Args)]
@@ -47,9 +47,7 @@ pub(crate) fn run(arguments: &BigramArguments, job: StageJob<'_>) -> Result<()> 
         }
         "text".to_owned()
     };
-    if counts.total() == 0 {
-        bail!("found no pair of tokens to count");
-    }
+    ensure!(counts.total() != 0, "found no pair of tokens to count");
     let bigrams = counts.most_frequent(vocab_size);
     write_bigrams(&path, &bigrams, &counted, workspace)?;
     let (num_pairs, num_known) = (counts.total(), bigrams.num_known());

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use draftsmith_train::renderer::{Half, Listener, RunStart};
 
 use crate::console::Console;
-use draftsmith_recipe::watch::Progress;
+use draftsmith_recipe::Progress;
 
 /// A training listener that shows progress on stderr. Bars are cleared when dropped.
 #[derive(Default)]

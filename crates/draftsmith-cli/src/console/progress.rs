@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanDuration, ProgressBar, ProgressStyle};
 
-use draftsmith_recipe::watch::Bar;
+use draftsmith_recipe::Bar;
 use draftsmith_theory::setting_text;
 
 use crate::console::Console;

@@ -15,7 +15,7 @@ use std::time::Duration;
 use minijinja::value::{Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
-use super::printed::{ValueStyle, is_plain, printed, refused};
+use super::printed::{Result, ValueStyle, is_plain, printed, refused};
 
 /// The number of bytes allowed for every chat.
 const BASE_BYTES: usize = 32 << 20;
@@ -63,7 +63,7 @@ impl Allowance {
     }
 
     /// Charges for a value of `num_bytes` that is about to be made, and checks the time limit.
-    pub(super) fn spend(&self, num_bytes: usize) -> Result<(), Error> {
+    pub(super) fn spend(&self, num_bytes: usize) -> Result<()> {
         if processor_time() > MAX_TIME {
             return Err(refused(format!(
                 "it computes for more than {} seconds",
@@ -83,7 +83,7 @@ impl Allowance {
     }
 
     /// Checks the size of a text before it is made.
-    pub(super) fn allow_text(&self, num_bytes: usize) -> Result<(), Error> {
+    pub(super) fn allow_text(&self, num_bytes: usize) -> Result<()> {
         if num_bytes > self.max_text_bytes() {
             return Err(self.too_long());
         }
@@ -91,7 +91,7 @@ impl Allowance {
     }
 
     /// Checks the length of a list before it is made.
-    pub(super) fn allow_values(&self, num_values: usize) -> Result<(), Error> {
+    pub(super) fn allow_values(&self, num_values: usize) -> Result<()> {
         if num_values > self.max_weight() / VALUE_BYTES {
             return Err(self.too_heavy());
         }
@@ -103,7 +103,7 @@ impl Allowance {
         &self,
         values: impl IntoIterator<Item = &'a Value>,
         separator: &str,
-    ) -> Result<String, Error> {
+    ) -> Result<String> {
         let mut text = ShortText { text: String::new(), longest: self.max_text_bytes() };
         for (index, value) in values.into_iter().enumerate() {
             let more = if is_plain(value) {
@@ -118,7 +118,7 @@ impl Allowance {
     }
 
     /// Writes a list or dictionary in a style. Fails if the style lacks a value or the text is too long.
-    pub(super) fn write_as(&self, style: &ValueStyle, value: &Value) -> Result<String, Error> {
+    pub(super) fn write_as(&self, style: &ValueStyle, value: &Value) -> Result<String> {
         let mut text = ShortText { text: String::new(), longest: self.max_text_bytes() };
         style.write(value, 0, &mut text).map_err(|error| match error.kind() {
             ErrorKind::WriteFailure => self.too_long(),
@@ -128,7 +128,7 @@ impl Allowance {
     }
 
     /// Charges for a new value. Turns a lazy list into a list.
-    pub(super) fn settle(&self, value: Value) -> Result<Value, Error> {
+    pub(super) fn settle(&self, value: Value) -> Result<Value> {
         let value = match value.kind() {
             ValueKind::String | ValueKind::Bytes => {
                 let num_bytes = value.as_bytes().map_or(0, <[u8]>::len);
@@ -162,7 +162,7 @@ impl Allowance {
     }
 
     /// Charges for a new attribute of `namespaces`, and limits their total weight.
-    pub(super) fn store(&self, value: Value, namespaces: &[Value]) -> Result<Value, Error> {
+    pub(super) fn store(&self, value: Value, namespaces: &[Value]) -> Result<Value> {
         let mut weight = self.weigh(&value)?;
         for namespace in namespaces {
             for name in namespace.try_iter()? {
@@ -174,13 +174,13 @@ impl Allowance {
     }
 
     /// Computes the weight of a plain value in bytes. Fails if it exceeds `max_weight`.
-    pub(super) fn weigh(&self, value: &Value) -> Result<usize, Error> {
+    pub(super) fn weigh(&self, value: &Value) -> Result<usize> {
         let mut weight = 0;
         self.add_weight(value, 0, &mut weight)?;
         Ok(weight)
     }
 
-    fn add_weight(&self, value: &Value, depth: usize, weight: &mut usize) -> Result<(), Error> {
+    fn add_weight(&self, value: &Value, depth: usize, weight: &mut usize) -> Result<()> {
         *weight += VALUE_BYTES + value.as_bytes().map_or(0, <[u8]>::len);
         if *weight > self.max_weight() {
             return Err(self.too_heavy());

@@ -9,7 +9,7 @@ use minijinja::{Error, ErrorKind, State};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use unicode_categories::UnicodeCategories;
 
-use super::printed::{is_plain, is_printable, like, refused};
+use super::printed::{Result, is_plain, is_printable, like, refused};
 
 /// The methods of Python's dictionaries. In the sandbox of transformers, those that change one are not
 /// defined.
@@ -41,7 +41,7 @@ impl Object for Method {
         ObjectRepr::Plain
     }
 
-    fn call(self: &Arc<Self>, state: &mut State<'_, '_>, args: &[Value]) -> Result<Value, Error> {
+    fn call(self: &Arc<Self>, state: &mut State<'_, '_>, args: &[Value]) -> Result<Value> {
         self.of.call_method(state, &self.name, args)
     }
 }
@@ -50,7 +50,7 @@ impl Object for Method {
 ///
 /// # Errors
 /// If the value is not defined.
-pub(super) fn attribute(value: &Value, name: &Value) -> Result<Value, Error> {
+pub(super) fn attribute(value: &Value, name: &Value) -> Result<Value> {
     let name = name.as_str().unwrap_or_default();
     match value.kind() == ValueKind::Map && is_plain(value) {
         true if contains(CHANGING, name) => Ok(Value::UNDEFINED),
@@ -75,7 +75,7 @@ pub(super) fn call(
     value: &Value,
     method: &str,
     args: &[Value],
-) -> Option<Result<Value, Error>> {
+) -> Option<Result<Value>> {
     match (value.as_str(), value.kind(), method) {
         (Some(_), _, method) if contains(SEARCHES, method) => {
             Some(search(state, value, method, args))
@@ -87,19 +87,14 @@ pub(super) fn call(
     }
 }
 
-fn index(items: &Value, args: &[Value]) -> Result<Value, Error> {
+fn index(items: &Value, args: &[Value]) -> Result<Value> {
     let [wanted] = args else { return Err(wrong("index", "one value")) };
     let found = items.try_iter()?.position(|item| item == *wanted);
     found.map(Value::from).ok_or_else(|| wrong("index", "an item of the list"))
 }
 
 /// Evaluates `value[start:stop:step]` by Python's rules.
-pub(super) fn slice(
-    value: &Value,
-    start: &Value,
-    stop: &Value,
-    step: &Value,
-) -> Result<Value, Error> {
+pub(super) fn slice(value: &Value, start: &Value, stop: &Value, step: &Value) -> Result<Value> {
     let bound = |value: &Value| match value.is_none() {
         true => Ok(None),
         false => i64::try_from(value.clone()).map(Some),
@@ -148,7 +143,7 @@ fn indices(
 }
 
 /// Searches the part of a text from the second argument to the third.
-fn search(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value, Error> {
+fn search(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Result<Value> {
     let none = Value::from(());
     let start = args.get(1).unwrap_or(&none);
     let part = slice(value, start, args.get(2).unwrap_or(&none), &none)?;
@@ -164,7 +159,7 @@ fn search(state: &mut State, value: &Value, method: &str, args: &[Value]) -> Res
     }
 }
 
-fn call_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value, Error>> {
+fn call_text(text: &str, method: &str, args: &[Value]) -> Option<Result<Value>> {
     let given = |index, name| {
         argument(args, index, name).filter(|value| !value.is_none() && !value.is_undefined())
     };

@@ -16,7 +16,7 @@ use minijinja_contrib::{filters as contrib, globals};
 
 use super::allowance::{Allowance, MAX_DEPTH};
 use super::methods::{self, argument, slice};
-use super::printed::{GroupTuple, ValueStyle, is_tuple, like, order, printed, refused};
+use super::printed::{GroupTuple, Result, ValueStyle, is_tuple, like, order, printed, refused};
 
 /// The names of filters that `program.rs` inserts. No template can contain these names.
 pub(super) const SETTLE: &str = "$settle";
@@ -52,7 +52,7 @@ const MOST_SEPARATOR: usize = 8;
 
 /// A check of a call's arguments, including the value to which a filter or method is applied. It
 /// runs before a function whose result could be too large.
-type Check = fn(&Allowance, &[Value]) -> Result<(), Error>;
+type Check = fn(&Allowance, &[Value]) -> Result<()>;
 
 /// Creates the engine's environment for one rendering, whose operations charge `allowance`.
 pub(super) fn environment(allowance: &Arc<Allowance>, date: NaiveDateTime) -> Environment<'static> {
@@ -165,7 +165,7 @@ fn add_operators(environment: &mut Environment<'static>, allowance: &Arc<Allowan
     environment.add_filter(STORE, move |value: Value, namespaces: Rest<Value>| {
         own.store(value, &namespaces)
     });
-    type Operator = fn(&Allowance, &Value, &Value) -> Result<Value, Error>;
+    type Operator = fn(&Allowance, &Value, &Value) -> Result<Value>;
     let operators: [(&'static str, Operator); 6] = [
         (ADD, add),
         (REMAINDER, remainder),
@@ -244,7 +244,7 @@ fn guarded_filters(allowance: &Arc<Allowance>) -> [(&'static str, Value, Check);
     let own = Arc::clone(allowance);
     let join = move |state: &mut State, values: Value, d: Option<Value>, name: Option<Value>| {
         let values = name.map_or(Ok(values.clone()), |name| keys(state, &values, name, None))?;
-        let items = values.try_iter()?.checked().collect::<Result<Vec<_>, Error>>()?;
+        let items = values.try_iter()?.checked().collect::<Result<Vec<_>>>()?;
         own.write(&items, &d.as_ref().map_or_else(String::new, printed))
     };
     [
@@ -294,31 +294,31 @@ fn check_join(
     allowance: &Allowance,
     values: Option<&Value>,
     separator: Option<Value>,
-) -> Result<(), Error> {
+) -> Result<()> {
     let num_values = values.and_then(Value::len).unwrap_or(0);
     allowance.allow_text(num_values.saturating_mul(text(separator.as_ref()).len()))
 }
 
-fn check_replace(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
+fn check_replace(allowance: &Allowance, args: &[Value]) -> Result<()> {
     let (whole, from, to) = (text(args.first()), text(args.get(1)), text(args.get(2)));
     let num_matches = whole.matches(from.as_str()).count();
     allowance.allow_text(whole.len().saturating_add(num_matches.saturating_mul(to.len())))
 }
 
-fn check_strip(_: &Allowance, args: &[Value]) -> Result<(), Error> {
+fn check_strip(_: &Allowance, args: &[Value]) -> Result<()> {
     if text(args.get(1)).chars().count() > MAX_STRIPPED {
         return Err(refused(format!("it strips more than {MAX_STRIPPED} characters")));
     }
     Ok(())
 }
 
-fn check_columns(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
+fn check_columns(allowance: &Allowance, args: &[Value]) -> Result<()> {
     allowance.allow_values(number(argument(args, 1, "count")).unwrap_or(0))
 }
 
 /// Checks an upper bound on the length of the text: each placeholder counts with the largest width
 /// and the longest value. Any number in the text counts as a width.
-fn check_format(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
+fn check_format(allowance: &Allowance, args: &[Value]) -> Result<()> {
     let format = text(args.first());
     let values = args.get(1..).unwrap_or_default();
     let num_placeholders = format.matches(['%', '{']).count();
@@ -337,7 +337,7 @@ fn check_format(allowance: &Allowance, args: &[Value]) -> Result<(), Error> {
 }
 
 /// Checks that Python orders the values, or their attributes, that a filter compares.
-fn check_order(state: &mut State, args: &[Value]) -> Result<(), Error> {
+fn check_order(state: &mut State, args: &[Value]) -> Result<()> {
     let values = args.first().cloned().unwrap_or_default();
     let given = |name| argument(args, args.len(), name);
     let attributes = given("attribute").map_or_else(String::new, |names| names.to_string());
@@ -347,7 +347,7 @@ fn check_order(state: &mut State, args: &[Value]) -> Result<(), Error> {
             false if name.is_empty() => values.clone(),
             false => keys(state, &values, Value::from(name.trim()), given("default"))?,
         };
-        let column: Vec<_> = column.try_iter()?.checked().collect::<Result<_, Error>>()?;
+        let column: Vec<_> = column.try_iter()?.checked().collect::<Result<_>>()?;
         let unequal = column.windows(2).filter(|two| two[0] != two[1]);
         unequal.map(|two| order(&two[0], &two[1])).try_for_each(|it| it.map(|_| ()))?;
     }
@@ -360,14 +360,14 @@ fn keys(
     items: &Value,
     attribute: Value,
     default: Option<Value>,
-) -> Result<Value, Error> {
+) -> Result<Value> {
     let options = default.into_iter().map(|default| ("default", default));
     let options = Kwargs::from_iter(options.chain([("attribute", attribute)]));
     state.apply_filter("map", &[items.clone(), Value::from(options)])
 }
 
 /// Groups items as the engine does, with groups that hold their items.
-fn groupby(values: Value, options: Kwargs) -> Result<Value, Error> {
+fn groupby(values: Value, options: Kwargs) -> Result<Value> {
     let attribute: Option<&str> = options.get("attribute")?;
     let attribute = attribute.unwrap_or_default().to_owned();
     let group = |group: Value| {
@@ -379,7 +379,7 @@ fn groupby(values: Value, options: Kwargs) -> Result<Value, Error> {
         Ok(Value::from_object(GroupTuple([key, Value::from(items)])))
     };
     let groups = filters::groupby(values, None, options)?;
-    groups.try_iter()?.map(group).collect::<Result<Value, Error>>()
+    groups.try_iter()?.map(group).collect::<Result<Value>>()
 }
 
 fn replace(text: Value, old: String, new: String, count: Option<i64>) -> String {
@@ -402,7 +402,7 @@ fn trim(text: String, set: Option<String>) -> String {
 }
 
 /// Counts the items or characters of a value; 0 for a name that is not defined.
-fn length(value: Value) -> Result<usize, Error> {
+fn length(value: Value) -> Result<usize> {
     match value.is_undefined() {
         true => Ok(0),
         false => filters::length(&value),
@@ -419,7 +419,7 @@ fn text(value: Option<&Value>) -> String {
     value.and_then(Value::as_str).unwrap_or_default().to_owned()
 }
 
-fn add(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value, Error> {
+fn add(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value> {
     match (left.kind(), right.kind()) {
         (ValueKind::String, ValueKind::String) => {
             Ok(Value::from(allowance.write([left, right], "")?))
@@ -433,7 +433,7 @@ fn add(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value, Erro
     }
 }
 
-fn multiply(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value, Error> {
+fn multiply(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value> {
     let (repeated, times) = match (left.kind(), right.kind()) {
         (ValueKind::String | ValueKind::Seq, _) => (left, right),
         (_, ValueKind::String | ValueKind::Seq) => (right, left),
@@ -454,7 +454,7 @@ fn multiply(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value,
 }
 
 /// Formats a text as Python's `%` does, or computes a remainder, which has the sign of the divisor.
-fn remainder(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value, Error> {
+fn remainder(allowance: &Allowance, left: &Value, right: &Value) -> Result<Value> {
     let Some(text) = left.as_str() else {
         let integers =
             |left: i128, right: i128| Some(left.checked_rem(right)?.checked_add(right)? % right);
@@ -490,7 +490,7 @@ fn calculate(
     right: &Value,
     integers: fn(i128, i128) -> Option<i128>,
     floats: fn(f64, f64) -> f64,
-) -> Result<Value, Error> {
+) -> Result<Value> {
     let integer = |value: &Value| i128::try_from(value.clone()).ok();
     let float = |value: &Value| f64::try_from(value.clone()).ok();
     let is_integer = |value: &Value| value.is_integer() || value.kind() == ValueKind::Bool;
@@ -512,7 +512,7 @@ fn impossible(sign: &str, left: &Value, right: &Value) -> Error {
 
 /// Implements `tojson` as in transformers: Python's `json.dumps` with `ensure_ascii=False`, which
 /// does not escape HTML.
-fn to_json(allowance: &Allowance, value: &Value, options: Kwargs) -> Result<String, Error> {
+fn to_json(allowance: &Allowance, value: &Value, options: Kwargs) -> Result<String> {
     let indent: Option<Value> = options.get("indent")?;
     let separators: Option<Vec<String>> = options.get("separators")?;
     let is_sorted = options.get::<Option<Value>>("sort_keys")?.is_some_and(|it| it.is_true());

@@ -7,6 +7,9 @@ use std::sync::Arc;
 use minijinja::value::{Enumerator, Kwargs, Object, ObjectRepr, Tuple, Value, ValueKind};
 use minijinja::{Error, ErrorKind};
 
+/// The result of a part of a template's run.
+pub(super) type Result<T, E = Error> = std::result::Result<T, E>;
+
 /// How lists and dictionaries are written, for Python's `repr` and for `json.dumps`.
 pub(super) struct ValueStyle {
     pub(super) is_json: bool,
@@ -29,12 +32,7 @@ impl ValueStyle {
     ///
     /// # Errors
     /// If JSON has no such value, or `text` takes no more.
-    pub(super) fn write(
-        &self,
-        value: &Value,
-        level: usize,
-        text: &mut dyn Write,
-    ) -> Result<(), Error> {
+    pub(super) fn write(&self, value: &Value, level: usize, text: &mut dyn Write) -> Result<()> {
         let is_map = value.kind() == ValueKind::Map;
         let [open, close] = match value.kind() {
             _ if !is_plain(value) => return Ok(text.write_str(&self.single(value)?)?),
@@ -74,7 +72,7 @@ impl ValueStyle {
     }
 
     /// Returns the text of a value without items.
-    fn single(&self, value: &Value) -> Result<String, Error> {
+    fn single(&self, value: &Value) -> Result<String> {
         Ok(match (value.kind(), value.as_str()) {
             (ValueKind::Number, _) if self.is_json => {
                 printed(value).replace("nan", "NaN").replace("inf", "Infinity")
@@ -136,7 +134,7 @@ pub(super) fn is_printable(c: char) -> bool {
 ///
 /// # Errors
 /// If Python does not order values of these types.
-pub(super) fn order(left: &Value, right: &Value) -> Result<Ordering, Error> {
+pub(super) fn order(left: &Value, right: &Value) -> Result<Ordering> {
     let kind = |value: &Value| match value.kind() {
         ValueKind::Bool => ValueKind::Number,
         kind => kind,

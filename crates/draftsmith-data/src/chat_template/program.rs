@@ -25,6 +25,7 @@ use super::operations::{
     ADD, ATTRIBUTE, CHAIN, CONCATENATE, ITEM, MULTIPLY, REMAINDER, SETTLE, SLICE, STORE,
     environment,
 };
+use super::printed::Result;
 use crate::caught::caught;
 
 /// The template's name in the engine's errors.
@@ -43,7 +44,7 @@ const SIGNS: [&str; 8] = ["==", "!=", "<", "<=", ">", ">=", "in", "not in"];
 const STACK_BYTES: usize = 64 << 20;
 
 /// Checks that the source parses and is within the limits.
-pub(super) fn check(source: &str) -> Result<(), Error> {
+pub(super) fn check(source: &str) -> Result<()> {
     on_own_stack(|| {
         let program = parse_program(source)?;
         CodeGenerator::new(TEMPLATE_NAME, source).compile_stmt(&program);
@@ -57,7 +58,7 @@ pub(super) fn run(
     variables: Value,
     allowance: Allowance,
     date: NaiveDateTime,
-) -> Result<String, Error> {
+) -> Result<String> {
     on_own_stack(|| {
         let environment = environment(&Arc::new(allowance), date);
         let program = parse_program(source)?;
@@ -72,7 +73,7 @@ pub(super) fn run(
 }
 
 /// Runs `job` on a thread with a stack of known size.
-fn on_own_stack<T: Send>(job: impl FnOnce() -> Result<T, Error> + Send) -> Result<T, Error> {
+fn on_own_stack<T: Send>(job: impl FnOnce() -> Result<T> + Send) -> Result<T> {
     let failed = |what: &str| Error::new(ErrorKind::InvalidOperation, what.to_owned());
     std::thread::scope(|scope| {
         let thread = std::thread::Builder::new()
@@ -89,13 +90,13 @@ fn on_own_stack<T: Send>(job: impl FnOnce() -> Result<T, Error> + Send) -> Resul
 }
 
 /// Parses a program and rewrites it so that every value it makes is charged to the allowance.
-fn parse_program(source: &str) -> Result<Stmt<'_>, Error> {
+fn parse_program(source: &str) -> Result<Stmt<'_>> {
     let syntax = SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?;
     check_size(source, syntax.clone())?;
     statement(&parse(source, TEMPLATE_NAME, syntax)?)
 }
 
-fn check_size(source: &str, syntax: SyntaxConfig) -> Result<(), Error> {
+fn check_size(source: &str, syntax: SyntaxConfig) -> Result<()> {
     let too_large = |what: String| Err(Error::new(ErrorKind::SyntaxError, what));
     if source.len() > MAX_SOURCE_BYTES {
         return too_large(format!("it has {} bytes, more than {MAX_SOURCE_BYTES}", source.len()));
@@ -118,7 +119,7 @@ fn check_size(source: &str, syntax: SyntaxConfig) -> Result<(), Error> {
     Ok(())
 }
 
-fn statements<'a>(statements: &[Stmt<'a>]) -> Result<Vec<Stmt<'a>>, Error> {
+fn statements<'a>(statements: &[Stmt<'a>]) -> Result<Vec<Stmt<'a>>> {
     statements.iter().map(statement).collect()
 }
 
@@ -130,7 +131,7 @@ macro_rules! rebuilt {
     };
 }
 
-fn statement<'a>(stmt: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
+fn statement<'a>(stmt: &Stmt<'a>) -> Result<Stmt<'a>> {
     Ok(match stmt {
         Stmt::Template(node) => {
             rebuilt!(Stmt::Template, node, { children: statements(&node.children)? })
@@ -159,7 +160,7 @@ fn statement<'a>(stmt: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
             let assignments = node.assignments.iter();
             let assignments =
                 assignments.map(|(name, value)| Ok((target(name), expression(value)?)));
-            let assignments = assignments.collect::<Result<Vec<_>, Error>>()?;
+            let assignments = assignments.collect::<Result<Vec<_>>>()?;
             // Evaluate all values in the outer scope, as one tuple.
             let (items, values) = assignments.into_iter().unzip();
             let names = Expr::List(like(node, ast::List { items }));
@@ -205,7 +206,7 @@ fn statement<'a>(stmt: &Stmt<'a>) -> Result<Stmt<'a>, Error> {
     })
 }
 
-fn macro_declaration<'a>(node: &Spanned<ast::Macro<'a>>) -> Result<Spanned<ast::Macro<'a>>, Error> {
+fn macro_declaration<'a>(node: &Spanned<ast::Macro<'a>>) -> Result<Spanned<ast::Macro<'a>>> {
     let declaration = ast::Macro {
         name: node.name,
         args: node.args.iter().map(target).collect(),
@@ -215,7 +216,7 @@ fn macro_declaration<'a>(node: &Spanned<ast::Macro<'a>>) -> Result<Spanned<ast::
     Ok(like(node, declaration))
 }
 
-fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
+fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>> {
     let span = expr.span();
     let rebuilt = match expr {
         Expr::Var(node) => return Ok(rebuilt!(Expr::Var, node, { id: node.id })),
@@ -290,7 +291,7 @@ fn expression<'a>(expr: &Expr<'a>) -> Result<Expr<'a>, Error> {
 }
 
 /// Rewrites an operator. Those that compare or combine values become filters.
-fn binary<'a>(node: &Spanned<ast::BinOp<'a>>) -> Result<Expr<'a>, Error> {
+fn binary<'a>(node: &Spanned<ast::BinOp<'a>>) -> Result<Expr<'a>> {
     let span = node.span();
     let (left, right) = (expression(&node.left)?, expression(&node.right)?);
     let operator = match node.op {
@@ -330,7 +331,7 @@ fn parameters(filter: &str) -> &'static str {
 }
 
 /// Rewrites the arguments of a filter for the engine.
-fn filter_arguments<'a>(node: &Spanned<ast::Filter<'a>>) -> Result<Vec<ast::CallArg<'a>>, Error> {
+fn filter_arguments<'a>(node: &Spanned<ast::Filter<'a>>) -> Result<Vec<ast::CallArg<'a>>> {
     let span = node.span();
     let mut args = arguments(&node.args, span)?;
     if args.is_empty() && ["int", "float"].contains(&node.name) {
@@ -361,16 +362,16 @@ fn filter_arguments<'a>(node: &Spanned<ast::Filter<'a>>) -> Result<Vec<ast::Call
     Ok(args)
 }
 
-fn expressions<'a>(exprs: &[Expr<'a>]) -> Result<Vec<Expr<'a>>, Error> {
+fn expressions<'a>(exprs: &[Expr<'a>]) -> Result<Vec<Expr<'a>>> {
     exprs.iter().map(expression).collect()
 }
 
-fn optional<'a>(expr: Option<&Expr<'a>>) -> Result<Option<Expr<'a>>, Error> {
+fn optional<'a>(expr: Option<&Expr<'a>>) -> Result<Option<Expr<'a>>> {
     expr.map(expression).transpose()
 }
 
 /// Rewrites a call and its arguments. A called name stays, because the compiler inspects it.
-fn call<'a>(node: &Spanned<ast::Call<'a>>) -> Result<Spanned<ast::Call<'a>>, Error> {
+fn call<'a>(node: &Spanned<ast::Call<'a>>) -> Result<Spanned<ast::Call<'a>>> {
     let args = arguments(&node.args, node.span())?;
     // The compiler looks for the methods that it calls.
     let expr = match &node.expr {
@@ -382,7 +383,7 @@ fn call<'a>(node: &Spanned<ast::Call<'a>>) -> Result<Spanned<ast::Call<'a>>, Err
     Ok(like(node, ast::Call { expr, args }))
 }
 
-fn arguments<'a>(args: &[ast::CallArg<'a>], span: Span) -> Result<Vec<ast::CallArg<'a>>, Error> {
+fn arguments<'a>(args: &[ast::CallArg<'a>], span: Span) -> Result<Vec<ast::CallArg<'a>>> {
     let argument = |arg: &ast::CallArg<'a>| match arg {
         ast::CallArg::Pos(value) => Ok(ast::CallArg::Pos(expression(value)?)),
         ast::CallArg::Kwarg(name, value) => Ok(ast::CallArg::Kwarg(name, expression(value)?)),

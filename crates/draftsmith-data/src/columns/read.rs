@@ -18,7 +18,7 @@ use parquet::file::serialized_reader::SerializedPageReader;
 
 use super::{Cell, Column};
 use crate::caught::caught;
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 
 /// The number of rows decoded at a time.
 const BATCH_ROWS: usize = 1024;
@@ -31,10 +31,7 @@ type Builder = ParquetRecordBatchReaderBuilder<File>;
 /// more values than it holds (`join_streams_const`), and asserts that a footer's offsets are not
 /// negative (`ColumnChunkMetaData::byte_range`). Its panics therefore become errors, and a reader
 /// that panicked is not used again.
-pub(crate) fn guard<T>(
-    path: &Path,
-    step: impl FnOnce() -> Result<T, ParquetError>,
-) -> Result<T, DataError> {
+pub(crate) fn guard<T>(path: &Path, step: impl FnOnce() -> Result<T, ParquetError>) -> Result<T> {
     let problem = match caught(step) {
         Ok(Ok(value)) => return Ok(value),
         Ok(Err(e)) => e.to_string(),
@@ -51,7 +48,7 @@ pub(crate) fn not_whole(path: &Path, problem: &str) -> DataError {
 }
 
 /// Opens a file and reads its footer.
-pub(crate) fn open(path: &Path) -> Result<Builder, DataError> {
+pub(crate) fn open(path: &Path) -> Result<Builder> {
     let file = open_file(path)?;
     // Only Parquet's own schema is checked; the embedded Arrow schema may contradict it.
     let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
@@ -80,7 +77,7 @@ pub(crate) fn read_rows<R: Default>(
     path: &Path,
     builder: Builder,
     columns: &[Column<R>],
-) -> Result<Vec<R>, DataError> {
+) -> Result<Vec<R>> {
     let mask = check_schema(path, &builder, columns)?;
     check_encodings(path, builder.metadata(), &mask)?;
     check_pages(path, builder.metadata(), &mask)?;
@@ -107,7 +104,7 @@ pub(crate) fn check_encodings(
     path: &Path,
     metadata: &ParquetMetaData,
     mask: &ProjectionMask,
-) -> Result<(), DataError> {
+) -> Result<()> {
     for (_, column) in texts(metadata, mask) {
         if let Some(encoding) = column.encodings().find(|encoding| is_unsupported(*encoding)) {
             return Err(DataError::invalid(format!(
@@ -122,11 +119,7 @@ pub(crate) fn check_encodings(
 }
 
 /// Makes the check of [`check_encodings`] in the page headers, which may contradict the footer.
-fn check_pages(
-    path: &Path,
-    metadata: &ParquetMetaData,
-    mask: &ProjectionMask,
-) -> Result<(), DataError> {
+fn check_pages(path: &Path, metadata: &ParquetMetaData, mask: &ProjectionMask) -> Result<()> {
     let file = Arc::new(open_file(path)?);
     for (group, column) in texts(metadata, mask) {
         guard(path, || {
@@ -170,7 +163,7 @@ fn check_schema<R>(
     path: &Path,
     builder: &Builder,
     columns: &[Column<R>],
-) -> Result<ProjectionMask, DataError> {
+) -> Result<ProjectionMask> {
     let mut roots = Vec::with_capacity(columns.len());
     for column in columns {
         let problem = match builder.schema().column_with_name(column.name) {
@@ -201,7 +194,7 @@ struct TableRow<'a, R> {
 }
 
 impl<R: Default> TableRow<'_, R> {
-    fn read(&self) -> Result<R, DataError> {
+    fn read(&self) -> Result<R> {
         let (mut row, at) = (R::default(), self.index);
         for column in self.columns {
             let Some(array) = self.array(column)? else { continue };
@@ -233,7 +226,7 @@ impl<R: Default> TableRow<'_, R> {
         &self,
         column: &Column<R>,
         array: &dyn Array,
-    ) -> Result<Vec<T::Native>, DataError> {
+    ) -> Result<Vec<T::Native>> {
         let values = array.as_list::<i32>().value(self.index);
         if values.null_count() > 0 {
             return Err(self.error(column, "holds a null in its list"));
@@ -243,7 +236,7 @@ impl<R: Default> TableRow<'_, R> {
 
     /// Returns the column's array, which has a value in this row. `None` if the row lacks the
     /// optional part that the column belongs to. All columns of one part must be null together.
-    fn array(&self, column: &Column<R>) -> Result<Option<&dyn Array>, DataError> {
+    fn array(&self, column: &Column<R>) -> Result<Option<&dyn Array>> {
         let of_row = |column: &Column<R>| {
             let array = self.batch.column_by_name(column.name)?;
             (!array.is_null(self.index)).then_some(array)

@@ -8,7 +8,7 @@ use arrow_buffer::OffsetBuffer;
 use parquet::arrow::ArrowWriter;
 
 use super::*;
-use crate::error::DataError;
+use crate::error::Result;
 
 /// A small random number generator (SplitMix64) with a fixed seed.
 pub(crate) struct Noise(pub(crate) u64);
@@ -99,10 +99,7 @@ pub(crate) fn nullable(values: ArrayRef) -> ArrayRef {
 }
 
 /// Checks that a file that is truncated, or that lacks bytes in its middle, is an error.
-pub(crate) fn check_cut_files<T: std::fmt::Debug>(
-    path: &Path,
-    read: impl Fn(&Path) -> Result<T, DataError>,
-) {
+pub(crate) fn check_cut_files<T: std::fmt::Debug>(path: &Path, read: impl Fn(&Path) -> Result<T>) {
     let bytes = fs::read(path).unwrap();
     for end in (0..bytes.len()).step_by(7).chain(bytes.len() - 20..bytes.len()) {
         fs::write(path, &bytes[..end]).unwrap();
@@ -126,7 +123,7 @@ pub(crate) fn check_cut_files<T: std::fmt::Debug>(
 pub(crate) fn check_flipped_bytes<T>(
     path: &Path,
     seed: u64,
-    read: impl Fn(&Path) -> Result<T, DataError>,
+    read: impl Fn(&Path) -> Result<T>,
     check: impl Fn(T),
 ) {
     let bytes = fs::read(path).unwrap();

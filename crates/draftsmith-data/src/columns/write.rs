@@ -17,7 +17,7 @@ use parquet::arrow::arrow_writer::ArrowWriterOptions;
 use parquet::errors::ParquetError;
 
 use super::{Cell, Column, arrow_schema, writer_properties};
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 
 /// The number of rows per Arrow batch, which bounds the memory used in addition to the rows.
 const BATCH_ROWS: usize = 1024;
@@ -28,7 +28,7 @@ pub(crate) fn write_rows<R>(
     columns: &[Column<R>],
     entries: Vec<(String, String)>,
     rows: &[R],
-) -> Result<(), DataError> {
+) -> Result<()> {
     write_whole_with(path, |file| {
         encode(file, columns, entries, rows).map_err(|e| match e {
             ParquetError::External(source) => match source.downcast::<std::io::Error>() {

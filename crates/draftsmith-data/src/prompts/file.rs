@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use super::record::{MAX_BYTES, Problem, Record};
 use super::table::RecordTable;
-use crate::error::{DataError, RecordPosition};
+use crate::error::{DataError, RecordPosition, Result};
 
 const GZIP_MAGIC: &[u8] = &[0x1f, 0x8b];
 const ZSTD_MAGIC: &[u8] = &[0x28, 0xb5, 0x2f, 0xfd];
@@ -45,7 +45,7 @@ impl Records {
     ///
     /// # Errors
     /// If the file cannot be read or is not a regular file.
-    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+    pub(super) fn open(path: &Path) -> Result<Self> {
         let read_error = |e| DataError::io("read", path, e);
         // Check before opening: opening a pipe blocks.
         if !std::fs::metadata(path).map_err(read_error)?.is_file() {
@@ -85,7 +85,7 @@ impl Records {
     ///
     /// # Errors
     /// If the file itself has an error. Nothing more can be read after it.
-    pub(super) fn next(&mut self) -> Result<Option<Result<Record, DataError>>, DataError> {
+    pub(super) fn next(&mut self) -> Result<Option<Result<Record>>> {
         match self {
             Self::Lines(text) => {
                 text.leave_long_line()?;
@@ -159,7 +159,7 @@ impl TextReader {
     }
 
     /// Returns the next bytes without consuming them. There is at least one, except at the end.
-    fn upcoming(&mut self) -> Result<&[u8], DataError> {
+    fn upcoming(&mut self) -> Result<&[u8]> {
         loop {
             match self.input.fill_buf() {
                 Ok(_) => break,
@@ -171,11 +171,11 @@ impl TextReader {
         self.input.fill_buf().map_err(|e| DataError::io(self.action, &self.path, e))
     }
 
-    fn peek(&mut self) -> Result<Option<u8>, DataError> {
+    fn peek(&mut self) -> Result<Option<u8>> {
         Ok(self.upcoming()?.first().copied())
     }
 
-    fn take(&mut self) -> Result<Option<u8>, DataError> {
+    fn take(&mut self) -> Result<Option<u8>> {
         let Some(byte) = self.peek()? else { return Ok(None) };
         self.input.consume(1);
         match byte {
@@ -190,7 +190,7 @@ impl TextReader {
         Ok(Some(byte))
     }
 
-    fn skip_blanks(&mut self) -> Result<(), DataError> {
+    fn skip_blanks(&mut self) -> Result<()> {
         let mut num_bytes = 0;
         while self.peek()?.is_some_and(|byte| byte.is_ascii_whitespace()) {
             self.take()?;
@@ -204,7 +204,7 @@ impl TextReader {
     }
 
     /// Reads the rest of the line; `None` if it is longer than a record may be.
-    fn rest_of_line(&mut self) -> Result<Option<Vec<u8>>, DataError> {
+    fn rest_of_line(&mut self) -> Result<Option<Vec<u8>>> {
         let mut bytes = Vec::new();
         loop {
             let upcoming = self.upcoming()?;
@@ -226,7 +226,7 @@ impl TextReader {
     }
 
     /// Skips the rest of a line that is too long.
-    fn leave_long_line(&mut self) -> Result<(), DataError> {
+    fn leave_long_line(&mut self) -> Result<()> {
         self.after_return &= !self.in_long_line;
         while self.in_long_line {
             let upcoming = self.upcoming()?;
@@ -240,7 +240,7 @@ impl TextReader {
     }
 
     /// Reads an array element, up to its closing bracket or quote or the end of a number.
-    fn element(&mut self) -> Result<Vec<u8>, DataError> {
+    fn element(&mut self) -> Result<Vec<u8>> {
         let line = self.line;
         let (mut bytes, mut scan) = (Vec::new(), Scan::default());
         while let Some(byte) = self.peek()? {
@@ -265,7 +265,7 @@ impl TextReader {
         bytes: &[u8],
         position: RecordPosition,
         (line, column): (usize, usize),
-    ) -> Result<Record, DataError> {
+    ) -> Result<Record> {
         let mut scan = Scan::default();
         bytes.iter().for_each(|&byte| scan.feed(byte));
         if scan.num_values > MAX_VALUES {

@@ -1,10 +1,10 @@
 //! The forms of prompt records and the meaning of their keys.
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::Turn;
 use super::given_tokens::{has_tokens, read_tokens};
-use super::record::{Problem, kind};
+use super::record::{Keys, Problem, Result, kind};
 
 /// A prompt without id and source.
 #[derive(Debug)]
@@ -77,7 +77,7 @@ pub(super) const KEYS: [&str; 6] =
 ///
 /// The keys are tried from the richest to the plainest, because sets with conversations often
 /// repeat the beginning as `prompt`. Token ids are read if `keeps_tokens`.
-pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<Content>, Problem> {
+pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<Content>> {
     check_no_media(record)?;
     let Value::Object(record) = record else {
         return Err(Problem::Unknown(format!("no keys (it is {})", kind(record))));
@@ -138,7 +138,7 @@ pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<C
 pub(super) const RESPONSE_KEYS: [&str; 4] = ["response", "answer", "output", "completion"];
 
 /// Reads the answer of a record in a plain form: the form's own key, or else one of another form.
-fn response(record: &Map<String, Value>, own: &str) -> Result<Option<String>, Problem> {
+fn response(record: &Keys, own: &str) -> Result<Option<String>> {
     let keys = [own].into_iter().chain(RESPONSE_KEYS);
     for key in keys {
         // A number or a truth value is an answer too.
@@ -172,10 +172,7 @@ pub(super) fn own_id(record: &Value) -> Option<Value> {
 
 /// Formats a multiple-choice question as in MMLU (Hendrycks et al. 2021): the question, one line
 /// per choice, and `Answer:`. The response is a letter; `answer` may also be an index.
-fn multiple_choice(
-    record: &Map<String, Value>,
-    question: &str,
-) -> Result<(String, Option<String>), Problem> {
+fn multiple_choice(record: &Keys, question: &str) -> Result<(String, Option<String>)> {
     let choices = array(record, "choices")?;
     let letters: Vec<char> = ('A'..='Z').take(choices.len()).collect();
     if choices.is_empty() || letters.len() < choices.len() {
@@ -198,7 +195,7 @@ fn multiple_choice(
 }
 
 /// Reads Spec-Bench's form: a list of user texts.
-fn read_turns(record: &Map<String, Value>) -> Result<Content, Problem> {
+fn read_turns(record: &Keys) -> Result<Content> {
     let texts = array(record, "turns")?;
     if texts.is_empty() {
         return Err(Problem::key("turns", "is empty: a user text is needed"));
@@ -211,13 +208,13 @@ fn read_turns(record: &Map<String, Value>) -> Result<Content, Problem> {
             let user = non_empty(string(text, &key)?, &key)?;
             Ok(Turn { user, response: None, tokens: None })
         })
-        .collect::<Result<_, Problem>>()?;
+        .collect::<Result<_>>()?;
     Ok(Content { category: category(record), turns, system: system_beside(record)? })
 }
 
 /// Reads the system text that a record has beside the prompt. OpenOrca has `system_prompt`, other
 /// sets `system`.
-fn system_beside(record: &Map<String, Value>) -> Result<Option<String>, Problem> {
+fn system_beside(record: &Keys) -> Result<Option<String>> {
     let system = optional_text(record, "system_prompt")?;
     Ok(system.or(optional_text(record, "system")?))
 }
@@ -254,17 +251,14 @@ pub(super) fn unrendered(record: &Value) -> impl Iterator<Item = &'static str> {
 }
 
 /// Checks that a record has no images, videos or sounds, without which its text is another prompt.
-fn check_no_media(record: &Value) -> Result<(), Problem> {
+fn check_no_media(record: &Value) -> Result<()> {
     match MEDIA_KEYS.split(' ').find(|key| parts(record).any(|part| is_given(part, key))) {
         Some(key) => Err(Problem::key(key, "is beside the text, and only text is read")),
         None => Ok(()),
     }
 }
 
-fn read_conversation(
-    record: &Map<String, Value>,
-    dialect: &Dialect,
-) -> Result<Option<Content>, Problem> {
+fn read_conversation(record: &Keys, dialect: &Dialect) -> Result<Option<Content>> {
     let mut system = None;
     let mut turns: Vec<Turn> = Vec::new();
     let mut answered = true;
@@ -319,7 +313,7 @@ fn read_conversation(
     }
 }
 
-fn read_role(message: &Value, key: &str, dialect: &Dialect) -> Result<MessageRole, Problem> {
+fn read_role(message: &Value, key: &str, dialect: &Dialect) -> Result<MessageRole> {
     let name = string(present(message.get(dialect.role), key)?, key)?;
     let known = dialect.roles.iter().find(|(known, _)| *known == name);
     known.map(|&(_, role)| role).ok_or_else(|| {
@@ -328,7 +322,7 @@ fn read_role(message: &Value, key: &str, dialect: &Dialect) -> Result<MessageRol
 }
 
 /// Reads a message's text: a string, or a list of `{"type": "text", "text": …}` parts.
-fn read_text(message: &Value, key: &str, dialect: &Dialect) -> Result<String, Problem> {
+fn read_text(message: &Value, key: &str, dialect: &Dialect) -> Result<String> {
     match present(message.get(dialect.text), key)? {
         Value::Array(parts) => parts
             .iter()
@@ -342,48 +336,48 @@ fn read_text(message: &Value, key: &str, dialect: &Dialect) -> Result<String, Pr
     }
 }
 
-fn category(record: &Map<String, Value>) -> Option<String> {
+fn category(record: &Keys) -> Option<String> {
     record.get("category")?.as_str().map(ToOwned::to_owned)
 }
 
-fn user_text(record: &Map<String, Value>, key: &str) -> Result<String, Problem> {
+fn user_text(record: &Keys, key: &str) -> Result<String> {
     non_empty(string(present(record.get(key), key)?, key)?, key)
 }
 
 /// Reads the text under `key`; `None` if it is missing, null or blank.
-fn optional_text(record: &Map<String, Value>, key: &str) -> Result<Option<String>, Problem> {
+fn optional_text(record: &Keys, key: &str) -> Result<Option<String>> {
     match record.get(key) {
         None | Some(Value::Null) => Ok(None),
         Some(value) => Ok(Some(string(value, key)?).filter(|text| !text.trim().is_empty())),
     }
 }
 
-fn array<'a>(record: &'a Map<String, Value>, key: &str) -> Result<&'a Vec<Value>, Problem> {
+fn array<'a>(record: &'a Keys, key: &str) -> Result<&'a Vec<Value>> {
     let value = present(record.get(key), key)?;
     value
         .as_array()
         .ok_or_else(|| Problem::key(key, format!("is {}, it must be an array", kind(value))))
 }
 
-fn present<'a>(value: Option<&'a Value>, key: &str) -> Result<&'a Value, Problem> {
+fn present<'a>(value: Option<&'a Value>, key: &str) -> Result<&'a Value> {
     value.ok_or_else(|| Problem::key(key, "is missing"))
 }
 
-fn string(value: &Value, key: &str) -> Result<String, Problem> {
+fn string(value: &Value, key: &str) -> Result<String> {
     value
         .as_str()
         .map(ToOwned::to_owned)
         .ok_or_else(|| Problem::key(key, format!("is {}, it must be a string", kind(value))))
 }
 
-fn non_empty(text: String, key: &str) -> Result<String, Problem> {
+fn non_empty(text: String, key: &str) -> Result<String> {
     if text.trim().is_empty() {
         return Err(Problem::key(key, "is empty: a user text is needed"));
     }
     Ok(text)
 }
 
-pub(super) fn list_keys(record: &Map<String, Value>) -> String {
+pub(super) fn list_keys(record: &Keys) -> String {
     if record.is_empty() {
         return "no keys".to_owned();
     }

@@ -5,9 +5,9 @@
 
 use std::str::FromStr;
 
-use serde_json::{Map, Value};
+use serde_json::Value;
 
-use super::record::{Problem, kind};
+use super::record::{Keys, Problem, Result, kind};
 
 /// A prompt and its response as token ids.
 #[derive(Debug, Clone, PartialEq)]
@@ -23,7 +23,7 @@ pub struct GivenTokens {
 }
 
 /// Returns whether a record holds a turn as token ids.
-pub(super) fn has_tokens(record: &Map<String, Value>) -> bool {
+pub(super) fn has_tokens(record: &Keys) -> bool {
     record.contains_key("prefix") && record.contains_key("tokens")
 }
 
@@ -31,8 +31,8 @@ pub(super) fn has_tokens(record: &Map<String, Value>) -> bool {
 ///
 /// # Errors
 /// If a list cannot be read or does not have the response's length.
-pub(super) fn read_tokens(record: &Map<String, Value>) -> Result<GivenTokens, Problem> {
-    let non_empty = |key: &str| -> Result<Vec<u32>, Problem> {
+pub(super) fn read_tokens(record: &Keys) -> Result<GivenTokens> {
+    let non_empty = |key: &str| -> Result<Vec<u32>> {
         let ids = list(record, key, "token ids")?.unwrap_or_default();
         if ids.is_empty() {
             return Err(Problem::key(key, "has no token"));
@@ -67,11 +67,7 @@ pub(super) fn read_tokens(record: &Map<String, Value>) -> Result<GivenTokens, Pr
 }
 
 /// Reads the list under a key, as JSON or as Python prints it; `None` if it is missing or null.
-fn list<T: FromStr>(
-    record: &Map<String, Value>,
-    key: &str,
-    what: &str,
-) -> Result<Option<Vec<T>>, Problem> {
+fn list<T: FromStr>(record: &Keys, key: &str, what: &str) -> Result<Option<Vec<T>>> {
     let bad = |found: String| Problem::key(key, format!("{found}, it must be a list of {what}"));
     let one = |text: &str| text.trim().parse().map_err(|_| bad(format!("has `{}`", text.trim())));
     match record.get(key) {

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::error::{DataError, RecordPosition};
 
@@ -32,6 +32,12 @@ pub(super) enum Problem {
     /// A key's value cannot be used.
     Key { key: String, problem: String },
 }
+
+/// The result of reading a part of a record.
+pub(super) type Result<T, E = Problem> = std::result::Result<T, E>;
+
+/// The keys of a record.
+pub(super) type Keys = Map<String, Value>;
 
 impl Problem {
     pub(super) fn key(key: impl Into<String>, problem: impl Into<String>) -> Self {

@@ -89,16 +89,16 @@ pub struct SourceWeight {
 pub struct LengthBounds {
     /// The minimum length of a prompt, which is a conversation up to its first answer; `None` for
     /// no bound.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub min_prompt_tokens: Option<usize>,
     /// The maximum length of a prompt; `None` for no bound.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_prompt_tokens: Option<usize>,
     /// The minimum length of every answer in a prompt file; `None` for no bound.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub min_response_tokens: Option<usize>,
     /// The maximum length of every answer in a prompt file; `None` for no bound.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub max_response_tokens: Option<usize>,
 }
 

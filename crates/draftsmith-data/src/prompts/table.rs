@@ -19,7 +19,7 @@ use serde_json::{Map, Value};
 use super::forms::{KEYS, MEDIA_KEYS, RESPONSE_KEYS};
 use super::record::{MAX_BYTES, Problem, Record};
 use crate::columns::{check_encodings, guard, not_whole};
-use crate::error::{DataError, RecordPosition};
+use crate::error::{DataError, RecordPosition, Result};
 
 /// The number of rows decoded at a time. Few are, because each may have a record's maximum size.
 const BATCH_ROWS: usize = 16;
@@ -43,7 +43,7 @@ pub(super) struct RecordTable {
 impl RecordTable {
     /// Opens a table. Columns of text, of lists and structures of text, and answers that are
     /// numbers are read.
-    pub(super) fn open(path: &Path) -> Result<Self, DataError> {
+    pub(super) fn open(path: &Path) -> Result<Self> {
         let file = open_file(path)?;
         let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
         let builder =
@@ -85,7 +85,7 @@ impl RecordTable {
     }
 
     /// Reads the next row. The inner error concerns this row only. `None` at the end of the table.
-    pub(super) fn next(&mut self) -> Result<Option<Result<Record, DataError>>, DataError> {
+    pub(super) fn next(&mut self) -> Result<Option<Result<Record>>> {
         loop {
             if let Some(batch) = self.batch.as_ref().filter(|batch| self.row < batch.num_rows()) {
                 let (row, position) = (self.row, RecordPosition::Row(self.num_rows));
@@ -103,12 +103,7 @@ impl RecordTable {
         }
     }
 
-    fn record(
-        &self,
-        batch: &RecordBatch,
-        row: usize,
-        position: RecordPosition,
-    ) -> Result<Record, DataError> {
+    fn record(&self, batch: &RecordBatch, row: usize, position: RecordPosition) -> Result<Record> {
         let schema = batch.schema();
         let columns = || schema.fields().iter().zip(batch.columns());
         let present = columns().filter(|(_, column)| !column.is_null(row));
@@ -133,7 +128,7 @@ impl RecordTable {
 }
 
 /// Checks that every column is compressed by a codec of this build.
-fn check_codecs(path: &Path, metadata: &ParquetMetaData) -> Result<(), DataError> {
+fn check_codecs(path: &Path, metadata: &ParquetMetaData) -> Result<()> {
     let columns = metadata.row_groups().iter().flat_map(|group| group.columns());
     let missing = |codec: &Compression| {
         !matches!(codec, Compression::UNCOMPRESSED | Compression::SNAPPY | Compression::ZSTD(_))

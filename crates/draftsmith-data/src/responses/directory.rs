@@ -15,7 +15,7 @@ use super::row::ResponseRow;
 use super::shard::{ShardPlace, read_header, read_shard};
 use super::{shard_index, shard_name, shard_path};
 use crate::columns::bad_provenance;
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 use crate::provenance::Provenance;
 
 /// The number of missing shards that an error names.
@@ -65,7 +65,7 @@ impl ShardSet {
     /// # Errors
     /// If the directory cannot be read or holds no shards, or if a shard is malformed, a copy of
     /// another, surplus, or has a different provenance.
-    pub fn find(dir: &Path) -> Result<Self, DataError> {
+    pub fn find(dir: &Path) -> Result<Self> {
         Self::find_among(dir, |_| true)
     }
 
@@ -73,7 +73,7 @@ impl ShardSet {
     ///
     /// # Errors
     /// As for [`Self::find`].
-    pub fn find_among(dir: &Path, wanted: impl Fn(usize) -> bool) -> Result<Self, DataError> {
+    pub fn find_among(dir: &Path, wanted: impl Fn(usize) -> bool) -> Result<Self> {
         let mut found = shard_files(dir)?.into_iter().filter(|(index, _)| wanted(*index));
         let first = found.next().ok_or_else(|| {
             let dir = dir.display();
@@ -107,7 +107,7 @@ impl ShardSet {
     }
 
     /// Checks that no shard is missing.
-    fn check_complete(&self) -> Result<(), DataError> {
+    fn check_complete(&self) -> Result<()> {
         let num_missing = self.count - self.present.len();
         if num_missing == 0 {
             return Ok(());
@@ -130,7 +130,7 @@ impl ShardSet {
     /// # Errors
     /// If a shard cannot be read (see [`read_shard`]) or has changed since it was written, or two
     /// rows have the same id.
-    pub fn read(self) -> Result<DataSet, DataError> {
+    pub fn read(self) -> Result<DataSet> {
         let records = ShardRecords::read(&self.dir)?;
         let read = |(index, path): &(usize, PathBuf)| {
             records.check(path, *index)?;
@@ -139,7 +139,7 @@ impl ShardSet {
             Ok((rows, hash))
         };
         let files: Vec<(usize, PathBuf)> = self.present.into_iter().collect();
-        let read: Vec<Result<_, DataError>> = files.par_iter().map(read).collect();
+        let read: Vec<Result<_>> = files.par_iter().map(read).collect();
         let (mut rows, mut shards, mut hashes) = (Vec::new(), Vec::new(), Vec::new());
         for ((_, path), read) in files.into_iter().zip(read) {
             let (of_shard, hash) = read?;
@@ -170,7 +170,7 @@ impl DataSet {
     /// # Errors
     /// If a token is outside the vocabulary. The error names the first one and its file
     /// ([`ResponseRow::check_ids`]).
-    pub fn check_tokens(&self, vocab_size: usize) -> Result<(), DataError> {
+    pub fn check_tokens(&self, vocab_size: usize) -> Result<()> {
         for (at, row) in self.rows.iter().enumerate() {
             let known = row.check_ids(vocab_size);
             known.map_err(|source| DataError::row_in_file(self.path_of(at), &source))?;
@@ -179,7 +179,7 @@ impl DataSet {
     }
 
     /// Checks that no two rows have the same id.
-    fn check_ids(&self) -> Result<(), DataError> {
+    fn check_ids(&self) -> Result<()> {
         let mut seen = HashMap::with_capacity(self.rows.len());
         for (at, row) in self.rows.iter().enumerate() {
             if let Some(before) = seen.insert(row.id.as_str(), at) {
@@ -205,7 +205,7 @@ impl DataSet {
 /// # Errors
 /// As for [`ShardSet::find`] and [`ShardSet::read`], and if shards are missing, unless `incomplete`
 /// allows that.
-pub fn read_dir(dir: &Path, incomplete: Incomplete) -> Result<DataSet, DataError> {
+pub fn read_dir(dir: &Path, incomplete: Incomplete) -> Result<DataSet> {
     let shards = ShardSet::find(dir)?;
     if incomplete == Incomplete::Refused {
         shards.check_complete()?;
@@ -218,7 +218,7 @@ pub fn read_dir(dir: &Path, incomplete: Incomplete) -> Result<DataSet, DataError
 ///
 /// # Errors
 /// If the directory, its manifest or a record cannot be read.
-pub fn broken_shards(dir: &Path) -> Result<Vec<(usize, DataError)>, DataError> {
+pub fn broken_shards(dir: &Path) -> Result<Vec<(usize, DataError)>> {
     let records = ShardRecords::read(dir)?;
     let files = shard_files(dir)?;
     let check = |file: &(usize, PathBuf)| {
@@ -238,9 +238,9 @@ pub fn broken_shards(dir: &Path) -> Result<Vec<(usize, DataError)>, DataError> {
 ///
 /// # Errors
 /// If a shard without a record is malformed, or the manifest cannot be written.
-pub fn write_manifest(dir: &Path, num_shards: usize) -> Result<(), DataError> {
+pub fn write_manifest(dir: &Path, num_shards: usize) -> Result<()> {
     let records = ShardRecords::read(dir)?;
-    let record = |index: usize| -> Result<ShardRecord, DataError> {
+    let record = |index: usize| -> Result<ShardRecord> {
         if let Some(record) = records.of_shard(index) {
             return Ok(record.clone());
         }
@@ -253,7 +253,7 @@ pub fn write_manifest(dir: &Path, num_shards: usize) -> Result<(), DataError> {
 }
 
 /// Finds the files of a directory that are named like shards, in the order of their indices.
-fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>, DataError> {
+fn shard_files(dir: &Path) -> Result<Vec<(usize, PathBuf)>> {
     let paths = paths_in(dir)?.into_iter();
     let mut files: Vec<_> = paths.filter_map(|path| Some((shard_index(&path)?, path))).collect();
     files.sort();
@@ -266,7 +266,7 @@ fn wrong_shard(path: &Path, problem: &str) -> DataError {
 }
 
 /// Reads a shard's provenance and position. Fails if the position contradicts the file name.
-fn shard_header((index, path): &(usize, PathBuf)) -> Result<(Provenance, ShardPlace), DataError> {
+fn shard_header((index, path): &(usize, PathBuf)) -> Result<(Provenance, ShardPlace)> {
     let wrong = |problem: String| Err(wrong_shard(path, &problem));
     let name = shard_name(*index);
     if path.file_name().is_some_and(|found| *found != *name) {

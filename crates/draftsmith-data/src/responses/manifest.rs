@@ -16,7 +16,7 @@ use draftsmith_files::{
 use serde::{Deserialize, Serialize};
 
 use super::{SHARD_PREFIX, shard_name};
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 use crate::provenance::Provenance;
 
 /// The manifest's file name.
@@ -61,7 +61,7 @@ impl ShardRecord {
         index: usize,
         num_rows: usize,
         provenance: &Provenance,
-    ) -> Result<Self, DataError> {
+    ) -> Result<Self> {
         let (blake3, num_bytes) = blake3_file(path)?;
         let settings = hash_bytes(to_json(provenance).as_bytes());
         Ok(Self { name: shard_name(index), num_rows, num_bytes, blake3, settings })
@@ -71,7 +71,7 @@ impl ShardRecord {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub(super) fn write(&self, dir: &Path, index: usize) -> Result<(), DataError> {
+    pub(super) fn write(&self, dir: &Path, index: usize) -> Result<()> {
         Ok(write_whole(&dir.join(record_name(index)), to_json(self))?)
     }
 }
@@ -81,7 +81,7 @@ impl ShardRecords {
     ///
     /// # Errors
     /// If a record or the manifest cannot be read or is malformed.
-    pub(super) fn read(dir: &Path) -> Result<Self, DataError> {
+    pub(super) fn read(dir: &Path) -> Result<Self> {
         let mut newer = Vec::new();
         for path in record_paths(dir)? {
             newer.extend(read_json::<ShardRecord>(&path)?);
@@ -101,7 +101,7 @@ impl ShardRecords {
     ///
     /// # Errors
     /// If the shard has changed or cannot be read.
-    pub(super) fn check(&self, path: &Path, index: usize) -> Result<bool, DataError> {
+    pub(super) fn check(&self, path: &Path, index: usize) -> Result<bool> {
         let Some(record) = self.of_shard(index) else { return Ok(false) };
         let (blake3, num_bytes) = blake3_file(path)?;
         if (&record.blake3, record.num_bytes) == (&blake3, num_bytes) {
@@ -133,7 +133,7 @@ pub(super) fn provenance_differs(first: &Path, second: &Path, difference: &str) 
 ///
 /// # Errors
 /// If shards were built with different settings, or the manifest cannot be written.
-pub(super) fn write(dir: &Path, shards: Vec<ShardRecord>) -> Result<(), DataError> {
+pub(super) fn write(dir: &Path, shards: Vec<ShardRecord>) -> Result<()> {
     if let Some(other) = shards.iter().find(|shard| shard.settings != shards[0].settings) {
         let [first, second] = [&shards[0], other].map(|shard| dir.join(&shard.name));
         return Err(provenance_differs(&first, &second, "their provenance differs"));
@@ -161,7 +161,7 @@ pub(super) fn write(dir: &Path, shards: Vec<ShardRecord>) -> Result<(), DataErro
 ///
 /// # Errors
 /// If a file cannot be removed.
-pub fn forget_manifest(dir: &Path) -> Result<(), DataError> {
+pub fn forget_manifest(dir: &Path) -> Result<()> {
     for path in record_paths(dir)?.into_iter().chain([dir.join(MANIFEST)]) {
         if_present(std::fs::remove_file(&path)).map_err(|e| DataError::io("remove", &path, e))?;
     }
@@ -180,7 +180,7 @@ fn is_record_name(name: &str) -> bool {
 }
 
 /// Finds the paths of all records in a directory.
-fn record_paths(dir: &Path) -> Result<Vec<PathBuf>, DataError> {
+fn record_paths(dir: &Path) -> Result<Vec<PathBuf>> {
     let is_record = |path: &PathBuf| {
         path.file_name().and_then(|name| name.to_str()).is_some_and(is_record_name)
     };
@@ -193,7 +193,7 @@ fn to_json(value: &impl Serialize) -> String {
 }
 
 /// Parses a JSON file; `None` if the file does not exist.
-fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, DataError> {
+fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>> {
     let bytes = if_present(read_bytes(path)).map_err(|e| DataError::io("read", path, e))?;
     let value = bytes.map(|bytes| serde_json::from_slice(&bytes)).transpose();
     value.map_err(|error| {
@@ -205,7 +205,7 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Dat
 }
 
 /// Computes the BLAKE3 of a file, as hex, and its size in bytes, in constant memory.
-fn blake3_file(path: &Path) -> Result<(String, u64), DataError> {
+fn blake3_file(path: &Path) -> Result<(String, u64)> {
     let read_error = |e| DataError::io("read", path, e);
     let mut hasher = blake3::Hasher::new();
     hasher.update_reader(open_regular(path).map_err(read_error)?).map_err(read_error)?;

@@ -5,7 +5,7 @@
 //! (teacher forcing). Log-probabilities are natural logarithms.
 
 use crate::columns::{Cell, Column, ColumnPlace, Held, ValueRange, column};
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 
 /// The names of a row's optional parts, to which nullable columns belong.
 pub(super) const DRAFT: &str = "the draft";
@@ -129,7 +129,7 @@ impl ResponseRow {
     ///
     /// # Errors
     /// If a column is invalid. The error names the first one.
-    pub fn validate(&self) -> Result<(), DataError> {
+    pub fn validate(&self) -> Result<()> {
         if self.response_ids.is_empty() {
             let problem = "is empty: the loss mask would be all 0, with nothing to learn";
             return Err(self.error("response_ids", problem.to_owned()));
@@ -154,7 +154,7 @@ impl ResponseRow {
     ///
     /// # Errors
     /// If a column has an unknown token. The error names the first one.
-    pub fn check_ids(&self, vocab_size: usize) -> Result<(), DataError> {
+    pub fn check_ids(&self, vocab_size: usize) -> Result<()> {
         self.check(|column| match column.name {
             "target_top_ids" => None,
             _ => column.unknown_id(self, vocab_size),
@@ -162,7 +162,7 @@ impl ResponseRow {
     }
 
     /// Checks that no column has a problem.
-    fn check(&self, problem: impl Fn(&Column<Self>) -> Option<String>) -> Result<(), DataError> {
+    fn check(&self, problem: impl Fn(&Column<Self>) -> Option<String>) -> Result<()> {
         let problems = |column: &'static Column<Self>| Some((column, problem(column)?));
         match COLUMNS.iter().find_map(problems) {
             Some((column, problem)) => Err(self.error(column.name, problem)),

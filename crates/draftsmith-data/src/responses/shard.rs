@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::manifest::ShardRecord;
 use super::row::{COLUMNS, ResponseRow};
 use crate::columns::{bad_provenance, entries, open, read_rows, write_rows};
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 use crate::provenance::{Provenance, fields_from_entries, fields_to_entries};
 
 /// The metadata field of the position, next to those of the provenance.
@@ -68,7 +68,7 @@ pub fn write_shard(
     rows: &[ResponseRow],
     provenance: &Provenance,
     position: Option<ShardPlace>,
-) -> Result<(), DataError> {
+) -> Result<()> {
     rows.iter().try_for_each(ResponseRow::validate)?;
     let header = ShardHeader { provenance: provenance.clone(), position };
     write_rows(path, &COLUMNS, header.to_entries(), rows)?;
@@ -88,7 +88,7 @@ pub fn write_shard(
 pub fn read_shard(
     path: &Path,
     vocab_size: Option<usize>,
-) -> Result<(Vec<ResponseRow>, Provenance), DataError> {
+) -> Result<(Vec<ResponseRow>, Provenance)> {
     let builder = open(path)?;
     let header =
         ShardHeader::from_entries(entries(&builder)).map_err(|e| bad_provenance(path, &e))?;
@@ -102,6 +102,6 @@ pub fn read_shard(
 }
 
 /// Reads only a shard's metadata.
-pub(super) fn read_header(path: &Path) -> Result<ShardHeader, DataError> {
+pub(super) fn read_header(path: &Path) -> Result<ShardHeader> {
     ShardHeader::from_entries(entries(&open(path)?)).map_err(|e| bad_provenance(path, &e))
 }

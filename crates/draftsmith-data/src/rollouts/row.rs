@@ -7,7 +7,7 @@
 //! the limit. Log-probabilities are natural logarithms.
 
 use crate::columns::{Cell, Column, ColumnPlace, Held, ValueRange, column};
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 
 /// The columns of the file, in order.
 pub(super) static COLUMNS: [Column<RolloutRow>; 13] = [
@@ -89,7 +89,7 @@ impl RolloutRow {
     ///
     /// # Errors
     /// If a column is invalid. The error names the first one.
-    pub fn validate(&self) -> Result<(), DataError> {
+    pub fn validate(&self) -> Result<()> {
         self.validate_lengths()?;
         let num_candidates = self.candidates.candidate_ids.len();
         if num_candidates == 0 {
@@ -122,7 +122,7 @@ impl RolloutRow {
     ///
     /// # Errors
     /// If a column has an unknown token. The error names the first one.
-    pub fn check_ids(&self, vocab_size: usize) -> Result<(), DataError> {
+    pub fn check_ids(&self, vocab_size: usize) -> Result<()> {
         for column in &COLUMNS {
             if let Some(problem) = column.unknown_id(self, vocab_size) {
                 return Err(self.error(column.name, problem));
@@ -147,7 +147,7 @@ impl RolloutRow {
         }
     }
 
-    fn validate_lengths(&self) -> Result<(), DataError> {
+    fn validate_lengths(&self) -> Result<()> {
         let expected = self.candidates.candidate_ids.len();
         let lists = COLUMNS.iter().filter(|column| column.name != "prompt_ids");
         let mut lengths = lists.filter_map(|column| Some((column, column.list_len(self)?)));
@@ -160,7 +160,7 @@ impl RolloutRow {
         }
     }
 
-    fn validate_values(&self) -> Result<(), DataError> {
+    fn validate_values(&self) -> Result<()> {
         let predicted = self.candidates.predicted_acceptance_prob.as_ref();
         // The last prediction may be missing.
         let is_missing = predicted.and_then(|all| all.last()).is_some_and(|prob| prob.is_nan());

@@ -4,7 +4,7 @@ use std::collections::HashSet;
 
 use super::provenance::RolloutProvenance;
 use super::row::{RolloutRow, TARGET_LOG_PROB};
-use crate::error::DataError;
+use crate::error::Result;
 
 /// Checks every row ([`RolloutRow::validate`]) and the rows of each id together.
 ///
@@ -14,7 +14,7 @@ use crate::error::DataError;
 ///
 /// # Errors
 /// If a row is invalid. The error names the first one and its column.
-pub fn validate_rollouts(rows: &[RolloutRow]) -> Result<(), DataError> {
+pub fn validate_rollouts(rows: &[RolloutRow]) -> Result<()> {
     let mut ids = HashSet::new();
     for rows in rows.chunk_by(|one, next| one.id == next.id) {
         rows.iter().try_for_each(RolloutRow::validate)?;
@@ -32,15 +32,12 @@ pub fn validate_rollouts(rows: &[RolloutRow]) -> Result<(), DataError> {
 /// before its limit must end with an end token, where the limit of a rollout is also `max_length`.
 /// So a replay of up to `max_length` candidates runs out of candidates only where the response
 /// ends.
-pub(super) fn validate_file(
-    rows: &[RolloutRow],
-    provenance: &RolloutProvenance,
-) -> Result<(), DataError> {
+pub(super) fn validate_file(rows: &[RolloutRow], provenance: &RolloutProvenance) -> Result<()> {
     validate_rollouts(rows)?;
     rows.iter().try_for_each(|row| validate_in_file(row, provenance))
 }
 
-fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<(), DataError> {
+fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<()> {
     let column = "predicted_acceptance_prob";
     match (&row.candidates.predicted_acceptance_prob, &provenance.head) {
         (None, Some(_)) => {
@@ -93,7 +90,7 @@ fn validate_in_file(row: &RolloutRow, provenance: &RolloutProvenance) -> Result<
 }
 
 /// Checks the rows of one id against each other. Each row is valid by itself.
-fn validate_id(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), DataError> {
+fn validate_id(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<()> {
     if !first.is_response {
         let problem = "is false, the first row of an id is the response's";
         return Err(first.error("is_response", problem));
@@ -121,11 +118,7 @@ fn validate_id(first: &RolloutRow, rollouts: &[RolloutRow]) -> Result<(), DataEr
 
 /// Checks a rollout against its response, `first`. Its `start` must be at least `next`, the
 /// position after the previous rollout's start.
-fn validate_rollout(
-    first: &RolloutRow,
-    rollout: &RolloutRow,
-    next: usize,
-) -> Result<(), DataError> {
+fn validate_rollout(first: &RolloutRow, rollout: &RolloutRow, next: usize) -> Result<()> {
     let num_tokens = first.candidates.candidate_ids.len();
     if rollout.is_response {
         let problem = "is true, but the id already has a response row";

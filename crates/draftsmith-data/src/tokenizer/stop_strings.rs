@@ -6,7 +6,7 @@
 use draftsmith_theory::TextEnd;
 
 use super::TextTokenizer;
-use crate::error::DataError;
+use crate::error::{DataError, Result};
 
 /// The text that is put before a token to find the bytes that the token adds, because decoders
 /// treat the first token of a text differently.
@@ -38,7 +38,7 @@ impl StopStrings {
     ///
     /// # Errors
     /// If a string is empty, or the tokenizer's decoder fails.
-    pub fn new(strings: &[String], tokenizer: &TextTokenizer) -> Result<Self, DataError> {
+    pub fn new(strings: &[String], tokenizer: &TextTokenizer) -> Result<Self> {
         if strings.iter().any(String::is_empty) {
             return Err(DataError::invalid(
                 "a stop string is empty and would end every answer before it begins: remove it",
@@ -96,13 +96,13 @@ struct TokenTexts<'t> {
 }
 
 impl<'t> TokenTexts<'t> {
-    fn new(tokenizer: &'t TextTokenizer) -> Result<Self, DataError> {
+    fn new(tokenizer: &'t TextTokenizer) -> Result<Self> {
         let base = tokenizer.encode(BASE, false)?;
         let base_text = tokenizer.decode(&base, false)?;
         Ok(Self { tokenizer, encoding: tokenizer.byte_encoding(), base, base_text })
     }
 
-    fn of(&self, id: u32) -> Result<Box<[u8]>, DataError> {
+    fn of(&self, id: u32) -> Result<Box<[u8]>> {
         let Some(token) = self.tokenizer.tokenizer.id_to_token(id) else {
             return Ok(Box::default());
         };

@@ -17,7 +17,7 @@ use draftsmith_theory::{
 use super::*;
 use crate::decode::decode_many;
 use crate::drafter::{DraftRow, Drafter, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::lookup_first::LookupFirstDraft;
 use crate::record::{RecordOptions, RecordRequest, record};
 use crate::registry::DrafterParts;
@@ -128,12 +128,7 @@ struct Compared<'m> {
 }
 
 impl<'m> Drafter<ModelSession<'m>> for Compared<'m> {
-    fn begin(
-        &mut self,
-        target: &mut ModelSession<'m>,
-        slot: usize,
-        prompt: &[u32],
-    ) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut ModelSession<'m>, slot: usize, prompt: &[u32]) -> Result<()> {
         self.drafter.begin(target, slot, prompt)
     }
 
@@ -163,7 +158,7 @@ impl<'m> StepDrafter<ModelSession<'m>> for Compared<'m> {
         &mut self,
         target: &mut ModelSession<'m>,
         steps: &[DraftStep<'_>],
-    ) -> Result<Vec<DraftRow>, DecodeError> {
+    ) -> Result<Vec<DraftRow>> {
         let rows = self.drafter.draft(target, steps)?;
         let each = steps.iter().flat_map(DraftStep::rows);
         for ((step, row), found) in each.zip(&rows) {

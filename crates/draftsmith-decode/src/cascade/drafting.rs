@@ -17,7 +17,7 @@ use draftsmith_theory::{
 use super::Cascade;
 use super::chain_rules::ChainRule;
 use crate::drafter::{DraftRound, DraftRow, DraftStep};
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::target::Target;
 
 /// The state of one round while its chain is drafted.
@@ -134,7 +134,7 @@ impl<T: Target> Cascade<'_, T> {
         &mut self,
         target: &mut T,
         rounds: impl IntoIterator<Item = (&'c mut DraftRound<'r>, usize)>,
-    ) -> Result<Vec<CascadeRound<'c, 'r>>, DecodeError>
+    ) -> Result<Vec<CascadeRound<'c, 'r>>>
     where
         'r: 'c,
     {
@@ -228,7 +228,7 @@ impl<T: Target> Cascade<'_, T> {
         target: &mut T,
         drafting: &mut CascadeRound<'_, '_>,
         rows: &[DraftRow],
-    ) -> Result<(), DecodeError> {
+    ) -> Result<()> {
         let chain = drafting.chains.last_mut().expect("a round that waits has a chain");
         let (drafter, proposed) = (chain.drafter, std::mem::take(&mut chain.proposed));
         let (rule, round) = (&mut chain.rule, &mut *drafting.round);

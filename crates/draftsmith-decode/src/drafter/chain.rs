@@ -5,7 +5,7 @@ use draftsmith_theory::{
 };
 
 use crate::drafter::{DraftRound, DraftRow, DraftStep, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::{DecodeError, Result};
 
 /// Drafts a chain of candidates for each round. All unfinished draft phases share each draft
 /// forward.
@@ -16,7 +16,7 @@ pub fn propose_chain<T>(
     drafter: &mut dyn StepDrafter<T>,
     target: &mut T,
     rounds: &mut [DraftRound<'_>],
-) -> Result<(), DecodeError> {
+) -> Result<()> {
     let most = drafter.max_candidates();
     let begin = |round: &mut DraftRound<'_>| DraftPhase::begin(round.rule, round.limits.upto(most));
     let mut phases: Vec<DraftPhase> = rounds.iter_mut().map(begin).collect();
@@ -67,7 +67,7 @@ impl<T, F: FnMut(SignalNeeds) -> DrawnToken> CandidateSource for RowSource<'_, T
         (self.draw_candidate)(needs)
     }
 
-    fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
+    fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>> {
         self.drafter.predict_acceptance((self.slot, 0), &self.row.own_logits, candidate)
     }
 }

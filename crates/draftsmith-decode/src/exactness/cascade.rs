@@ -17,7 +17,7 @@ use super::{Case, STOPS, assert_same_distribution, penalised, rules, warped};
 use crate::cascade::{Cascade, CascadeConfig};
 use crate::decode::{decode_many, decode_plain, decode_speculative};
 use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, LookUp, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::{DecodeError, Result};
 use crate::max_gram::MaxGramDraft;
 use crate::sequence::{Generation, Request};
 use crate::target::Target;
@@ -128,7 +128,7 @@ pub(super) fn run<T: Target>(
     rule: &mut dyn StopRule,
     decoding: Decoding,
     draws: &mut dyn Draws,
-) -> Result<Generation, DecodeError> {
+) -> Result<Generation> {
     let observe = &mut |_: crate::RoundTokens<'_>| ControlFlow::Continue(());
     decode_speculative(
         target,
@@ -255,7 +255,7 @@ fn greedy_output_is_plain_greedy_output() {
             let plain = decode_plain(target, &greedy, &[0], &case.limits, unused, observe)
                 .expect("tables do not fail");
             for rule in rules(9).iter().filter(|rule| rule.needs().is_nothing()) {
-                let mut check = |found: Result<Generation, DecodeError>| {
+                let mut check = |found: Result<Generation>| {
                     let found = found.expect("tables do not fail");
                     assert_eq!((&found.token_ids, found.finish), (&plain.token_ids, plain.finish));
                     counted = [counted, found.trace.counts()].into_iter().sum();
@@ -408,11 +408,11 @@ thread_local! {
 struct Counted(Drafting);
 
 impl<T> Drafter<T> for Counted {
-    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<()> {
         self.0.begin(target, slot, prompt)
     }
 
-    fn propose(&mut self, _: &mut T, _: &mut [DraftRound<'_>]) -> Result<(), DecodeError> {
+    fn propose(&mut self, _: &mut T, _: &mut [DraftRound<'_>]) -> Result<()> {
         panic!("a cascade only takes steps of its drafters")
     }
 
@@ -430,11 +430,7 @@ impl<T> StepDrafter<T> for Counted {
         StepDrafter::<T>::id(&self.0)
     }
 
-    fn draft(
-        &mut self,
-        target: &mut T,
-        steps: &[DraftStep<'_>],
-    ) -> Result<Vec<DraftRow>, DecodeError> {
+    fn draft(&mut self, target: &mut T, steps: &[DraftStep<'_>]) -> Result<Vec<DraftRow>> {
         COUNTED.set([COUNTED.get()[0] + 1, COUNTED.get()[1] + steps.len()]);
         self.0.draft(target, steps)
     }
@@ -444,7 +440,7 @@ impl<T> StepDrafter<T> for Counted {
         at: (usize, usize),
         logits: &[f32],
         candidate: u32,
-    ) -> Result<Option<f64>, DecodeError> {
+    ) -> Result<Option<f64>> {
         StepDrafter::<T>::predict_acceptance(&mut self.0, at, logits, candidate)
     }
 }

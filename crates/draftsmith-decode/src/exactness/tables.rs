@@ -9,7 +9,7 @@ use draftsmith_theory::{
 use super::Case;
 use crate::drafter::chain::propose_chain;
 use crate::drafter::{DraftRound, DraftRow, DraftStep, Drafter, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::target::Logits;
 use crate::target::{Target, Verification};
 
@@ -86,11 +86,11 @@ impl Target for Table {
         NUM_SLOTS
     }
 
-    fn begin(&mut self, _slot: usize, _prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, _slot: usize, _prompt: &[u32]) -> Result<()> {
         Ok(())
     }
 
-    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits> {
         let mut rows = Vec::new();
         for one in batch {
             let num_standing = one.tokens.len() - one.proposal.len();
@@ -186,15 +186,11 @@ impl From<&Table> for Drafting {
 }
 
 impl<T> Drafter<T> for Drafting {
-    fn begin(&mut self, _target: &mut T, _slot: usize, _prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, _target: &mut T, _slot: usize, _prompt: &[u32]) -> Result<()> {
         Ok(())
     }
 
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
+    fn propose(&mut self, target: &mut T, rounds: &mut [DraftRound<'_>]) -> Result<()> {
         propose_chain(self, target, rounds)
     }
 
@@ -210,11 +206,7 @@ impl<T> StepDrafter<T> for Drafting {
         DrafterId::DRAFT
     }
 
-    fn draft(
-        &mut self,
-        _target: &mut T,
-        steps: &[DraftStep<'_>],
-    ) -> Result<Vec<DraftRow>, DecodeError> {
+    fn draft(&mut self, _target: &mut T, steps: &[DraftStep<'_>]) -> Result<Vec<DraftRow>> {
         for step in steps {
             let mut read = Read::default();
             read.advance(step.tokens, step.parents);
@@ -242,7 +234,7 @@ impl<T> StepDrafter<T> for Drafting {
         (slot, row): (usize, usize),
         _logits: &[f32],
         candidate: u32,
-    ) -> Result<Option<f64>, DecodeError> {
+    ) -> Result<Option<f64>> {
         Ok(self.table.predict(&self.read[slot][row], candidate))
     }
 }
@@ -270,14 +262,14 @@ impl Target for Advanced {
         NUM_SLOTS
     }
 
-    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<()> {
         self.read[slot] = Read::default();
         self.read[slot].advance(&prompt[..prompt.len() - 1], &[]);
         self.num_verified[slot] = prompt.len() - 1;
         Ok(())
     }
 
-    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits> {
         let mut rows = Vec::new();
         for &Verification { slot, tokens, proposal } in batch {
             let (read, num_rows) = (&mut self.read[slot], proposal.num_rows());
@@ -316,21 +308,12 @@ impl From<&Table> for Advancing {
 }
 
 impl Drafter<Advanced> for Advancing {
-    fn begin(
-        &mut self,
-        target: &mut Advanced,
-        slot: usize,
-        _prompt: &[u32],
-    ) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut Advanced, slot: usize, _prompt: &[u32]) -> Result<()> {
         self.read[slot].clone_from(&target.read[slot]);
         Ok(())
     }
 
-    fn propose(
-        &mut self,
-        target: &mut Advanced,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
+    fn propose(&mut self, target: &mut Advanced, rounds: &mut [DraftRound<'_>]) -> Result<()> {
         propose_chain(self, target, rounds)
     }
 
@@ -348,11 +331,7 @@ impl StepDrafter<Advanced> for Advancing {
         DrafterId::named("exit1")
     }
 
-    fn draft(
-        &mut self,
-        target: &mut Advanced,
-        steps: &[DraftStep<'_>],
-    ) -> Result<Vec<DraftRow>, DecodeError> {
+    fn draft(&mut self, target: &mut Advanced, steps: &[DraftStep<'_>]) -> Result<Vec<DraftRow>> {
         for step in steps {
             let DraftStep { slot, tokens, parents, .. } = *step;
             target.read[slot].advance(tokens, parents);
@@ -370,7 +349,7 @@ impl StepDrafter<Advanced> for Advancing {
         (slot, row): (usize, usize),
         _logits: &[f32],
         candidate: u32,
-    ) -> Result<Option<f64>, DecodeError> {
+    ) -> Result<Option<f64>> {
         // The step's rows come last, because nothing has been read since.
         let read = &self.read[slot];
         let num_rows = self.num_rows[slot];
@@ -409,15 +388,11 @@ impl<D> Clone for Anew<'_, D> {
 }
 
 impl<T, D: Drafter<T>> Drafter<T> for Anew<'_, D> {
-    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<()> {
         self.drafter.begin(target, slot, prompt)
     }
 
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
+    fn propose(&mut self, target: &mut T, rounds: &mut [DraftRound<'_>]) -> Result<()> {
         self.drafter.propose(target, rounds)
     }
 

@@ -6,7 +6,7 @@ use super::many::{assert_each_as_alone, members};
 use super::tables::{Advanced, Advancing, Asked, Drafting, StopMap};
 use super::{Case, HEADS, STOPS, assert_same_distribution, rules_with, warped};
 use crate::drafter::{DraftRound, Drafter, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::session::tests::{greedy, greedy_plain};
 use crate::tree_draft::TreeDraft;
 
@@ -29,15 +29,11 @@ const SHAPES: [&str; 10] = [
 pub(super) struct Trees<D>(pub(super) D, pub(super) TreeShape);
 
 impl<T, D: StepDrafter<T>> Drafter<T> for Trees<D> {
-    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut T, slot: usize, prompt: &[u32]) -> Result<()> {
         TreeDraft::<T>::new(&mut self.0, self.1).begin(target, slot, prompt)
     }
 
-    fn propose(
-        &mut self,
-        target: &mut T,
-        rounds: &mut [DraftRound<'_>],
-    ) -> Result<(), DecodeError> {
+    fn propose(&mut self, target: &mut T, rounds: &mut [DraftRound<'_>]) -> Result<()> {
         TreeDraft::<T>::new(&mut self.0, self.1).propose(target, rounds)
     }
 

@@ -7,7 +7,7 @@ use draftsmith_theory::{
 
 use super::RecordOptions;
 use crate::drafter::{DraftRow, DraftStep, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::target::Target;
 
 /// The target, the drafter and the options of a recording.
@@ -20,10 +20,7 @@ pub(super) struct Recorder<'a, T> {
 impl<T: Target> Recorder<'_, T> {
     /// Takes one draft step per sequence in one forward. If decoding is sampled, also computes the
     /// candidates' distributions.
-    pub(super) fn step(
-        &mut self,
-        steps: &[DraftStep<'_>],
-    ) -> Result<Vec<RecordedStep>, DecodeError> {
+    pub(super) fn step(&mut self, steps: &[DraftStep<'_>]) -> Result<Vec<RecordedStep>> {
         let rows = self.drafter.draft(self.target, steps)?;
         let step_of = |row: DraftRow| RecordedStep {
             probs: self.options.decoding.sampled_probs(row.logits()),
@@ -39,7 +36,7 @@ impl<T: Target> Recorder<'_, T> {
         slot: usize,
         row: &DraftRow,
         candidate: u32,
-    ) -> Result<Option<f64>, DecodeError> {
+    ) -> Result<Option<f64>> {
         if !self.options.has_head {
             return Ok(None);
         }

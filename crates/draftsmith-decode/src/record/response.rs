@@ -7,7 +7,7 @@ use draftsmith_theory::{
 use super::RecordOptions;
 use super::recorder::RecordedStep;
 use crate::drafter::DraftStep;
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::target::{Logits, Target};
 
 /// The state of one response while it is recorded.
@@ -52,7 +52,7 @@ impl RunningResponse<'_> {
         target: &mut T,
         at: usize,
         num: usize,
-    ) -> Result<Vec<f32>, DecodeError> {
+    ) -> Result<Vec<f32>> {
         if let Some((first, rows)) = &self.ahead
             && at + num - first < rows.num_rows()
         {

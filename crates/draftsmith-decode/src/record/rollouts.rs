@@ -11,7 +11,7 @@ use super::recorder::{EverySignal, RecordedStep, Recorder, enter};
 use super::response::RunningResponse;
 use crate::drafter::DraftStep;
 use crate::drafter::chain::draw;
-use crate::error::DecodeError;
+use crate::error::{DecodeError, Result};
 use crate::target::{Target, Verification};
 
 /// The unfinished rollout at one position of a response.
@@ -56,7 +56,7 @@ impl<T: Target> CandidateSource for RolloutSource<'_, '_, '_, T> {
         drawn
     }
 
-    fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>, DecodeError> {
+    fn predict_acceptance(&mut self, candidate: u32) -> Result<Option<f64>> {
         let predicted = self.recorder.predict_of_drawn(self.slot, &self.step.row, candidate)?;
         if let Some(drawn) = self.candidates.last_mut() {
             enter(predicted, drawn);
@@ -72,7 +72,7 @@ impl<T: Target> Recorder<'_, T> {
         &mut self,
         rollouts: &mut [Rollout],
         running: &mut [RunningResponse<'_>],
-    ) -> Result<(), DecodeError> {
+    ) -> Result<()> {
         loop {
             let going_on = rollouts.iter_mut().filter(|rollout| rollout.phase.needs_step());
             let mut going_on: Vec<&mut Rollout> = going_on.collect();
@@ -124,7 +124,7 @@ impl<T: Target> Recorder<'_, T> {
         rollout: &Rollout,
         one: &mut RunningResponse<'_>,
         step: &RecordedStep,
-    ) -> Result<Option<u32>, DecodeError> {
+    ) -> Result<Option<u32>> {
         // The rollout's position is already among the recorded ones.
         let (start, num) = (one.at() - 1, rollout.candidates.len());
         let candidates = rollout.candidates.iter().map(|candidate| &candidate.token_id);
@@ -139,11 +139,7 @@ impl<T: Target> Recorder<'_, T> {
     }
 
     /// Computes the target's log-probability of every candidate after the first, in one forward.
-    fn label(
-        &mut self,
-        rollouts: &mut [Rollout],
-        running: &[RunningResponse<'_>],
-    ) -> Result<(), DecodeError> {
+    fn label(&mut self, rollouts: &mut [Rollout], running: &[RunningResponse<'_>]) -> Result<()> {
         // The first candidate's label is already known, and the row after the last candidate is not
         // needed.
         let mut rollouts: Vec<&mut Rollout> =
@@ -183,7 +179,7 @@ impl<T: Target> Recorder<'_, T> {
         one: &mut RunningResponse<'_>,
         step: &RecordedStep,
         given: Option<u32>,
-    ) -> Result<(), DecodeError> {
+    ) -> Result<()> {
         let Rollout { phase, rule, room, candidates, .. } = rollout;
         let limits = self.options.limits.of_drafts(*room);
         let (slot, draws) = (one.slot, &mut *one.draws);

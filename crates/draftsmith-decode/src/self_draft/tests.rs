@@ -23,7 +23,7 @@ use draftsmith_theory::{
 use super::*;
 use crate::decode::decode_speculative;
 use crate::drafter::{DraftRow, DraftStep, Drafter, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::{DecodeError, Result};
 use crate::separate_draft::SeparateDraft;
 use crate::sequence::{Finish, Generation, Limits, Request};
 use crate::session::ModelSession;
@@ -374,12 +374,12 @@ impl Target for Watched<'_> {
         1
     }
 
-    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<()> {
         self.session.commit(slot, 0, &[]);
         self.counting(|session| session.begin(slot, prompt))
     }
 
-    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits> {
         self.num_verifications += 1;
         let found = self.counting(|session| session.verify(batch))?;
         let [Verification { tokens, proposal, .. }] = batch else { panic!("one sequence") };
@@ -407,12 +407,7 @@ impl Target for Watched<'_> {
 struct WatchedDraft<'a>(SelfDraft<'a>, &'a Adapter, usize);
 
 impl<'m> Drafter<Watched<'m>> for WatchedDraft<'_> {
-    fn begin(
-        &mut self,
-        target: &mut Watched<'m>,
-        slot: usize,
-        prompt: &[u32],
-    ) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut Watched<'m>, slot: usize, prompt: &[u32]) -> Result<()> {
         target.counting(|session| self.0.begin(session, slot, prompt))
     }
 
@@ -438,7 +433,7 @@ impl<'m> StepDrafter<Watched<'m>> for WatchedDraft<'_> {
         &mut self,
         target: &mut Watched<'m>,
         steps: &[DraftStep<'_>],
-    ) -> Result<Vec<DraftRow>, DecodeError> {
+    ) -> Result<Vec<DraftRow>> {
         let drafted = target.counting(|session| self.0.draft(session, steps))?;
         let [DraftStep { tokens, .. }] = steps else { panic!("one sequence is watched") };
         let model = target.session.model();

@@ -11,7 +11,7 @@ use draftsmith_theory::{
 
 use super::*;
 use crate::drafter::{Drafter, StepDrafter};
-use crate::error::DecodeError;
+use crate::error::Result;
 use crate::record::{RecordOptions, RecordRequest, record};
 use crate::sequence::Limits;
 use crate::session::ModelSession;
@@ -86,11 +86,11 @@ impl Target for Whimsical<'_> {
         self.0.num_slots()
     }
 
-    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<()> {
         self.0.begin(slot, prompt)
     }
 
-    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits> {
         let logits = self.0.verify(batch)?;
         let mut rows = logits.rows().flatten().copied().collect::<Vec<f32>>();
         let prefixes = batch.iter().flat_map(|one| {

@@ -165,12 +165,7 @@ struct Compared<'m> {
 }
 
 impl<'m> Drafter<ModelSession<'m>> for Compared<'m> {
-    fn begin(
-        &mut self,
-        target: &mut ModelSession<'m>,
-        slot: usize,
-        prompt: &[u32],
-    ) -> Result<(), DecodeError> {
+    fn begin(&mut self, target: &mut ModelSession<'m>, slot: usize, prompt: &[u32]) -> Result<()> {
         self.drafter.begin(target, slot, prompt)
     }
 
@@ -196,7 +191,7 @@ impl<'m> StepDrafter<ModelSession<'m>> for Compared<'m> {
         &mut self,
         target: &mut ModelSession<'m>,
         steps: &[DraftStep<'_>],
-    ) -> Result<Vec<DraftRow>, DecodeError> {
+    ) -> Result<Vec<DraftRow>> {
         let rows = self.drafter.draft(target, steps)?;
         let of_steps = steps.iter().flat_map(|step| step.rows().map(move |(_, row)| (step, row)));
         for ((step, row), found) in of_steps.zip(&rows) {

@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::AcceptanceHead;
 use super::reads::{HeadForm, HeadInput, HeadReads};
-use crate::error::{ModelError, read_json};
+use crate::error::{ModelError, Result, read_json};
 
 /// The value of the key `schema` for heads that the authors' class cannot load.
 const OWN_SCHEMA: &str = "draftsmith.head.v2";
@@ -39,17 +39,17 @@ pub struct AcceptanceHeadConfig {
 struct HeadKeys {
     hidden_size: usize,
     num_layers: usize,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     schema: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     tied: Option<bool>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     form: Option<HeadForm>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     inputs: Option<Vec<HeadInput>>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     draft_hash: Option<String>,
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     target_hash: Option<String>,
     #[serde(default, skip_serializing_if = "serde_json::Map::is_empty")]
     training: serde_json::Map<String, serde_json::Value>,
@@ -166,7 +166,7 @@ impl AcceptanceHeadConfig {
     ///
     /// # Errors
     /// If it is missing, not JSON, or of another schema.
-    pub fn from_dir(dir: &Path) -> Result<Self, ModelError> {
+    pub fn from_dir(dir: &Path) -> Result<Self> {
         let path = dir.join("config.json");
         let stored: HeadKeys = read_json(&path)?;
         stored.check().map_err(|(key, problem)| ModelError::config(&path, key, problem))

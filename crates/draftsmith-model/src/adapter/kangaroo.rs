@@ -8,7 +8,7 @@ use burn::tensor::{Device, FloatDType};
 use super::{Adapter, AdapterArchitecture, AdapterConfig, AdapterForm};
 use crate::config::{Architecture, ModelConfig};
 use crate::decoder::source::CheckpointSource;
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 use crate::self_draft::DraftForm;
 use crate::spec::{RopeConfig, RopeScaling};
 use crate::weights::{WeightDtype, WeightReader, write_json, write_torch};
@@ -26,7 +26,7 @@ impl AdapterConfig {
     }
 
     /// Checks that the authors' class can compute this adapter, apart from its rotary embedding.
-    fn check_kangaroo(&self) -> Result<(), ModelError> {
+    fn check_kangaroo(&self) -> Result<()> {
         let ModelConfig { architecture, shape, spec } = &self.model;
         let problem = if self.architecture != AdapterArchitecture::Attention {
             format!("it is a `{}`, expected `attention`", self.architecture)
@@ -56,7 +56,7 @@ impl Adapter {
     ///
     /// # Errors
     /// If the class cannot compute the adapter, or the directory cannot be written.
-    pub fn write_kangaroo(&self, dir: &Path, config: &AdapterConfig) -> Result<(), ModelError> {
+    pub fn write_kangaroo(&self, dir: &Path, config: &AdapterConfig) -> Result<()> {
         config.check_kangaroo()?;
         write_torch(&dir.join("pytorch_model.bin"), &self.named(config))?;
         write_json(&dir.join("config.json"), &config.model.to_json(WeightDtype::F32.config_name()))
@@ -73,7 +73,7 @@ impl Adapter {
         from: &Path,
         exit_layer: usize,
         to: &Path,
-    ) -> Result<(AdapterConfig, Option<f64>), ModelError> {
+    ) -> Result<(AdapterConfig, Option<f64>)> {
         let mut model = ModelConfig::from_model_dir(from)?;
         let named_theta = Some(model.spec.rope.theta);
         model.spec.rope = kangaroo_rope();

@@ -26,7 +26,7 @@ use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
 use crate::decoder::attention::{DraftPlan, Drafts};
 use crate::draft_vocabulary::{MASK, OFFSETS};
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 use crate::self_draft::files::{DraftFaultKind, DraftFiles};
 use crate::self_draft::keys::{DraftDialect, DraftKeys, DrafterDir};
 use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts};
@@ -123,12 +123,12 @@ pub(crate) struct BlockKeys {
 }
 
 impl BlockKeys {
-    fn fail<T>(&self, key: &str, problem: impl Display) -> Result<T, ModelError> {
+    fn fail<T>(&self, key: &str, problem: impl Display) -> Result<T> {
         Err(ModelError::config(&self.path, key, problem))
     }
 
     /// Refuses drafters that are not computed here.
-    fn check_known(&self) -> Result<(), ModelError> {
+    fn check_known(&self) -> Result<()> {
         let Self { architectures, speculators_model_type, markov_head_type, .. } = self;
         if architectures.iter().chain(speculators_model_type).any(|it| is_class(it, "dflash2")) {
             let key = if speculators_model_type.is_some() { METHOD } else { "architectures" };
@@ -163,7 +163,7 @@ impl BlockKeys {
     }
 
     /// Returns whether row i predicts the token after its position.
-    fn is_anchor_first(&self) -> Result<bool, ModelError> {
+    fn is_anchor_first(&self) -> Result<bool> {
         self.sample_from_anchor.map_or_else(
             || {
                 self.fail(
@@ -177,7 +177,7 @@ impl BlockKeys {
     }
 
     /// Reads for each state the number of the target's layers before it.
-    fn target_layers(&self) -> Result<Vec<usize>, ModelError> {
+    fn target_layers(&self) -> Result<Vec<usize>> {
         let (key, first, ids) = match (&self.target_layer_ids, &self.aux_hidden_state_layer_ids) {
             (Some(ids), _) => (LAYER_IDS, 1, ids),
             (None, Some(ids)) => (INPUT_IDS, 0, ids),
@@ -196,7 +196,7 @@ impl BlockKeys {
     }
 
     /// Reads the number of rows of a block and the mask token.
-    fn block(&self, is_anchor_first: bool, vocab_size: usize) -> Result<(usize, u32), ModelError> {
+    fn block(&self, is_anchor_first: bool, vocab_size: usize) -> Result<(usize, u32)> {
         let least = if is_anchor_first { 1 } else { 2 };
         let block_size = match self.block_size {
             Some(size) if (least..=MOST_ROWS).contains(&size) => size,
@@ -247,7 +247,7 @@ impl BlockDrafterConfig {
     /// # Errors
     /// If a file is missing or malformed, a key contradicts the tensors, or the drafter is of a kind
     /// that is not computed here.
-    pub fn from_dir(dir: impl Into<DrafterDir>) -> Result<Self, ModelError> {
+    pub fn from_dir(dir: impl Into<DrafterDir>) -> Result<Self> {
         Self::beside(dir, 0)
     }
 
@@ -255,7 +255,7 @@ impl BlockDrafterConfig {
     ///
     /// # Errors
     /// If the file is missing or malformed, or an ignored key is absent.
-    pub fn keys(dir: &DrafterDir) -> Result<Map<String, Value>, ModelError> {
+    pub fn keys(dir: &DrafterDir) -> Result<Map<String, Value>> {
         Ok(dir.read_keys(&BlockForm::KEYS)?.keys)
     }
 
@@ -393,7 +393,7 @@ impl DraftForm for BlockForm {
         }
     }
 
-    fn read(files: &mut DraftFiles<Self>) -> Result<(), ModelError> {
+    fn read(files: &mut DraftFiles<Self>) -> Result<()> {
         let own = BlockKeys { path: files.dir.join("config.json"), ..files.own_keys()? };
         own.check_known()?;
         if !files.faults.is_empty() {
@@ -528,7 +528,7 @@ pub fn copy_distance(
     dir: &Path,
     matrix: &str,
     (target_dir, target): (&Path, &ModelConfig),
-) -> Result<Option<f64>, ModelError> {
+) -> Result<Option<f64>> {
     let (mut reader, name) =
         (WeightReader::open_dir(dir)?.without_prefix("model."), format!("{matrix}.weight"));
     let Some(shape) = reader.shape(&name).map(<[usize]>::to_vec) else { return Ok(None) };

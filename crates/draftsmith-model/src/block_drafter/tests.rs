@@ -11,7 +11,7 @@ use super::*;
 use crate::buckets::Lengths;
 use crate::config::ModelConfig;
 use crate::draft_vocabulary::DraftVocabulary;
-use crate::error::ModelError;
+use crate::error::Result;
 use crate::fixtures::{FIXTURES, expected, load};
 use crate::spec::ModelShape;
 use crate::state_network::{StateNetwork, UnrolledInputs};
@@ -94,7 +94,7 @@ fn models(form: Form) -> Models {
     Models { target, config, packed, tensors }
 }
 
-fn read(dir: &Path, target: &ModelShape) -> Result<(BlockDrafterConfig, BlockDrafter), ModelError> {
+fn read(dir: &Path, target: &ModelShape) -> Result<(BlockDrafterConfig, BlockDrafter)> {
     BlockDrafter::from_dir(dir, target, WeightDtype::F32, &Device::flex())
 }
 
@@ -464,7 +464,7 @@ fn changed(
     models: &Models,
     tensors: impl FnOnce(&mut Vec<NamedTensor>),
     change: impl FnOnce(&mut Map<String, Value>),
-) -> Result<(BlockDrafterConfig, BlockDrafter), ModelError> {
+) -> Result<(BlockDrafterConfig, BlockDrafter)> {
     let Models { target, config, packed, .. } = models;
     let dir = tempfile::tempdir().unwrap();
     packed.write_dir(dir.path(), config).unwrap();

@@ -11,7 +11,7 @@ use crate::decoder::Decoder;
 use crate::decoder::layer::DecoderLayer;
 use crate::decoder::norm::Norm;
 use crate::decoder::packing::{unpacked_layer, unpacked_linear, unpacked_norm};
-use crate::error::ModelError;
+use crate::error::Result;
 use crate::frozen::{PackedStack, Stack};
 use crate::packed::{self, PackedWeights, Packing};
 use crate::rows::HostRows;
@@ -46,10 +46,7 @@ impl PackedModel {
     ///
     /// # Errors
     /// If a tensor is missing or misshapen, or a file is broken.
-    pub(super) fn read(
-        config: &ModelConfig,
-        reader: &mut WeightReader,
-    ) -> Result<Self, ModelError> {
+    pub(super) fn read(config: &ModelConfig, reader: &mut WeightReader) -> Result<Self> {
         let ModelConfig { shape, spec, .. } = config;
         let mut packing = Packing { reader };
         let table = packing.linears("", &[LinearSpec::lm_head(spec.names.embedding, shape)])?;

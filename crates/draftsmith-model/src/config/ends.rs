@@ -10,7 +10,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::{Architecture, ModelConfig, families, read_architecture};
-use crate::error::{ModelError, read_json};
+use crate::error::{ModelError, Result, read_json};
 use crate::spec::NormForm;
 
 /// The key of a multimodal model's language model.
@@ -45,7 +45,7 @@ impl ModelConfig {
     /// # Errors
     /// If a file is missing or not JSON, a key has a bad value, or a key changes the ends in a way
     /// that is not known.
-    pub fn ends_from_model_dir(dir: &Path) -> Result<Self, ModelError> {
+    pub fn ends_from_model_dir(dir: &Path) -> Result<Self> {
         let path = &dir.join("config.json");
         let keys = language_keys(read_json(path)?);
         let mut config = match read_architecture(path, &keys) {
@@ -67,7 +67,7 @@ fn language_keys(mut keys: Map<String, Value>) -> Map<String, Value> {
 }
 
 /// Reads the keys of a family that we do not know.
-fn unknown(path: &Path, mut keys: Map<String, Value>) -> Result<ModelConfig, ModelError> {
+fn unknown(path: &Path, mut keys: Map<String, Value>) -> Result<ModelConfig> {
     let scale = |key: &&str| keys.get(*key).and_then(Value::as_f64).filter(|scale| *scale != 1.0);
     if let Some(key) = LOGIT_SCALES.into_iter().find(|key| scale(key).is_some()) {
         let problem = "is set, and how it changes the logits is not known here";

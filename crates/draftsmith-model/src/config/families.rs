@@ -8,7 +8,7 @@ use serde_json::{Map, Value};
 use super::keys::{Given, Keys, TokenIds};
 use super::rope::{self, Ropes};
 use super::{Architecture, ModelConfig};
-use crate::error::ModelError;
+use crate::error::Result;
 use crate::spec::{
     AttentionNames, AttentionSpec, DecoderSpec, MlpNames, MlpSpec, ModelNames, ModelShape,
     NormForm, NormSpec, RopeConfig, RopeScaling, WindowSpec,
@@ -144,7 +144,7 @@ pub(super) fn read(
     architecture: Architecture,
     path: &Path,
     keys: &Map<String, Value>,
-) -> Result<ModelConfig, ModelError> {
+) -> Result<ModelConfig> {
     let keys = Keys::read(path, keys)?;
     let family = architecture.family();
     let mut shape = shape_of(&keys, &family)?;
@@ -205,7 +205,7 @@ fn common_spec(
     family: &Family,
     keys: &Keys,
     rope: RopeConfig,
-) -> Result<DecoderSpec, ModelError> {
+) -> Result<DecoderSpec> {
     let (epsilon_key, epsilon) = match architecture {
         Architecture::GptNeox => ("layer_norm_eps", keys.layer_norm_eps),
         _ => ("rms_norm_eps", keys.rms_norm_eps),
@@ -241,7 +241,7 @@ fn common_spec(
 }
 
 /// Reads the sizes and checks them.
-fn shape_of(keys: &Keys, family: &Family) -> Result<ModelShape, ModelError> {
+fn shape_of(keys: &Keys, family: &Family) -> Result<ModelShape> {
     let context = keys.max_position_embeddings.unwrap_or(family.context);
     keys.check_sizes(&[
         ("vocab_size", keys.vocab_size),
@@ -294,7 +294,7 @@ fn add_gemma(
     keys: &Keys,
     shape: &ModelShape,
     pattern: usize,
-) -> Result<(), ModelError> {
+) -> Result<()> {
     if pattern == 0 {
         return Err(keys.fail("sliding_window_pattern", "is 0, expected a number of layers"));
     }
@@ -308,7 +308,7 @@ fn add_gemma(
 
 /// Reads the sliding window of a Qwen, which covers the last layers; `None` unless
 /// `use_sliding_window` is set.
-fn qwen_window(keys: &Keys, shape: &ModelShape) -> Result<Option<WindowSpec>, ModelError> {
+fn qwen_window(keys: &Keys, shape: &ModelShape) -> Result<Option<WindowSpec>> {
     if !keys.use_sliding_window.unwrap_or(false) {
         return Ok(None);
     }
@@ -319,11 +319,7 @@ fn qwen_window(keys: &Keys, shape: &ModelShape) -> Result<Option<WindowSpec>, Mo
 
 /// Builds the spec of the sliding window; `None` without a window size or without a layer that has
 /// one.
-fn window(
-    keys: &Keys,
-    size: Option<usize>,
-    layers: Vec<bool>,
-) -> Result<Option<WindowSpec>, ModelError> {
+fn window(keys: &Keys, size: Option<usize>, layers: Vec<bool>) -> Result<Option<WindowSpec>> {
     let Some(size) = size else { return Ok(None) };
     keys.check_sizes(&[("sliding_window", size)])?;
     Ok(layers.contains(&true).then_some(WindowSpec { size, layers, rope: None }))
@@ -335,7 +331,7 @@ fn sliding_layers(
     keys: &Keys,
     shape: &ModelShape,
     rule: impl Fn(usize) -> bool,
-) -> Result<Vec<bool>, ModelError> {
+) -> Result<Vec<bool>> {
     let Some(types) = &keys.layer_types else {
         return Ok((0..shape.num_layers).map(rule).collect());
     };
@@ -359,7 +355,7 @@ fn soft_cap(
     key: &'static str,
     given: Given<f32>,
     default: Option<f32>,
-) -> Result<Option<f32>, ModelError> {
+) -> Result<Option<f32>> {
     match given.unwrap_or(default) {
         None => Ok(None),
         Some(cap) => keys.positive(key, Some(f64::from(cap))).map(|_| Some(cap)),

@@ -8,7 +8,7 @@ use draftsmith_files::parse_json_value;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Map, Value};
 
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 use crate::spec::Activation;
 
 #[derive(Deserialize)]
@@ -109,7 +109,7 @@ impl TokenIds {
 impl Keys {
     /// Reads the keys of the file at `path`. Keys of models that no family here can compute cause
     /// an error.
-    pub(super) fn read(path: &Path, keys: &Map<String, Value>) -> Result<Self, ModelError> {
+    pub(super) fn read(path: &Path, keys: &Map<String, Value>) -> Result<Self> {
         let keys = parse_json_value(path, "", Value::Object(keys.clone()))?;
         let keys = Self { path: path.to_path_buf(), ..keys };
         if keys.quantization_config.is_some() {
@@ -132,11 +132,7 @@ impl Keys {
     }
 
     /// Checks that a value is present, finite and above 0.
-    pub(super) fn positive(
-        &self,
-        key: &'static str,
-        value: Option<f64>,
-    ) -> Result<f64, ModelError> {
+    pub(super) fn positive(&self, key: &'static str, value: Option<f64>) -> Result<f64> {
         match value {
             Some(value) if value > 0.0 && value.is_finite() => Ok(value),
             Some(value) => Err(self.fail(key, format!("is {value}, expected a positive number"))),
@@ -145,7 +141,7 @@ impl Keys {
     }
 
     /// Checks that sizes are at least 1 and below a plausible maximum.
-    pub(super) fn check_sizes(&self, sizes: &[(&'static str, usize)]) -> Result<(), ModelError> {
+    pub(super) fn check_sizes(&self, sizes: &[(&'static str, usize)]) -> Result<()> {
         // The largest models have a million token embeddings or positions. A larger number means a
         // broken file, and would overflow or exhaust memory later.
         const LARGEST: usize = 1 << 28;
@@ -161,11 +157,7 @@ impl Keys {
     }
 
     /// Parses the activation function that a key names.
-    pub(super) fn activation(
-        &self,
-        key: &'static str,
-        name: &str,
-    ) -> Result<Activation, ModelError> {
+    pub(super) fn activation(&self, key: &'static str, name: &str) -> Result<Activation> {
         match name {
             "silu" | "swish" => Ok(Activation::Silu),
             "gelu" => Ok(Activation::Gelu),

@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use super::Architecture;
 use super::keys::{Keys, RopeKeys};
-use crate::error::ModelError;
+use crate::error::Result;
 use crate::spec::{ModelShape, RopeConfig, RopeScaling};
 
 /// The rotary embedding of a model's layers, and that of its sliding-window layers if it differs.
@@ -15,11 +15,7 @@ pub(super) struct Ropes {
 }
 
 /// Reads the rotary keys in either layout.
-pub(super) fn read(
-    architecture: Architecture,
-    keys: &Keys,
-    shape: &ModelShape,
-) -> Result<Ropes, ModelError> {
+pub(super) fn read(architecture: Architecture, keys: &Keys, shape: &ModelShape) -> Result<Ropes> {
     let none = RopeKeys::default();
     let parameters = keys.rope_parameters.as_ref();
     let of_all = parameters.map(|all| all.full_attention.as_deref().unwrap_or(all));
@@ -53,12 +49,7 @@ struct RopeReading<'a> {
 impl RopeReading<'_> {
     /// Reads the rotary embedding of layers that attend to all tokens. A file may have `rope_scaling` beside
     /// `rope_parameters`; as in transformers 5, the older key then decides if the newer one does not scale.
-    fn full(
-        self,
-        parameters: &RopeKeys,
-        theta: f64,
-        share: Option<f64>,
-    ) -> Result<RopeConfig, ModelError> {
+    fn full(self, parameters: &RopeKeys, theta: f64, share: Option<f64>) -> Result<RopeConfig> {
         let new = self.one(parameters, theta, share)?;
         let Some(scaling) = &self.keys.rope_scaling else { return Ok(new) };
         let old = self.one(scaling, new.theta, share)?;
@@ -71,12 +62,7 @@ impl RopeReading<'_> {
 
     /// Reads one rotary embedding. `theta` and `share` (the rotated fraction of a head's channels)
     /// are defaults from the outer keys.
-    fn one(
-        self,
-        rope: &RopeKeys,
-        theta: f64,
-        share: Option<f64>,
-    ) -> Result<RopeConfig, ModelError> {
+    fn one(self, rope: &RopeKeys, theta: f64, share: Option<f64>) -> Result<RopeConfig> {
         let theta = self.keys.positive("rope_theta", Some(rope.rope_theta.unwrap_or(theta)))?;
         if theta < 1.0 {
             // Channels would turn faster the later they come, and overflow soon.
@@ -94,7 +80,7 @@ impl RopeReading<'_> {
         Ok(RopeConfig { theta, width: (width < head_dim).then_some(width), scaling })
     }
 
-    fn scaling(self, rope: &RopeKeys, width: usize) -> Result<RopeScaling, ModelError> {
+    fn scaling(self, rope: &RopeKeys, width: usize) -> Result<RopeScaling> {
         let Self { architecture, keys, shape } = self;
         let need = |key, value| keys.positive(key, value);
         let factor = || need("rope_parameters.factor", rope.factor);
@@ -163,7 +149,7 @@ impl RopeReading<'_> {
         width: usize,
         original: f64,
         stretch: f64,
-    ) -> Result<RopeScaling, ModelError> {
+    ) -> Result<RopeScaling> {
         let factors = |key, factors: &Option<Vec<f64>>| {
             let factors = factors.clone().unwrap_or_default();
             let is_good = factors.iter().all(|factor| *factor > 0.0 && factor.is_finite());

@@ -7,13 +7,13 @@ use crate::weights::pretty;
 const SIZES: &str = r#""vocab_size":64,"hidden_size":32,
     "intermediate_size":48,"num_hidden_layers":2,"num_attention_heads":4"#;
 
-fn read_json_object(text: &str) -> Result<ModelConfig, ModelError> {
+fn read_json_object(text: &str) -> Result<ModelConfig> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     std::fs::write(dir.path().join("config.json"), text).expect("written");
     ModelConfig::from_model_dir(dir.path())
 }
 
-fn read(extra: &str) -> Result<ModelConfig, ModelError> {
+fn read(extra: &str) -> Result<ModelConfig> {
     read_json_object(&format!(r#"{{"model_type":"llama",{SIZES}{extra}}}"#))
 }
 

@@ -11,7 +11,7 @@ use burn::nn::{Initializer, Linear};
 use burn::tensor::{DType, Device, FloatDType, Tensor, TensorData};
 
 use super::norm::Norm;
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 use crate::packed::{self, Packing};
 use crate::spec::{LinearSpec, NamedNorm, NormForm};
 use crate::weights::{NamedTensor, WeightReader};
@@ -33,7 +33,7 @@ pub(crate) trait WeightSource {
     /// not for decoding on the CPU.
     fn packed<P>(
         &mut self,
-        read: impl FnOnce(&mut Packing<'_>) -> Result<P, ModelError>,
+        read: impl FnOnce(&mut Packing<'_>) -> Result<P>,
     ) -> Result<Option<Arc<P>>, Self::Error> {
         let _ = read;
         Ok(None)
@@ -50,7 +50,7 @@ pub(crate) struct CheckpointSource<'a> {
 impl WeightSource for CheckpointSource<'_> {
     type Error = ModelError;
 
-    fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, ModelError> {
+    fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear> {
         let name = spec.name_in(layer);
         let mut part = |name: String, shape: &[usize]| {
             // The shape is checked before memory is allocated, because it comes from a
@@ -79,12 +79,12 @@ impl WeightSource for CheckpointSource<'_> {
         Ok(Linear { weight: Param::from_tensor(stored.val().transpose()), bias })
     }
 
-    fn norm(&mut self, norm: NamedNorm<'_>) -> Result<Norm, ModelError> {
+    fn norm(&mut self, norm: NamedNorm<'_>) -> Result<Norm> {
         let (weight, bias) = self.reader.take_norm(norm)?;
         Ok(Norm::new(norm.spec, weight, bias, self.device))
     }
 
-    fn table(&mut self, spec: &LinearSpec) -> Result<Param<Tensor<2>>, ModelError> {
+    fn table(&mut self, spec: &LinearSpec) -> Result<Param<Tensor<2>>> {
         let shape = [spec.outputs, spec.inputs];
         let values = self.reader.take_finite(&format!("{}.weight", spec.name), &shape)?;
         Ok(parameter(values, shape, self.device, self.dtype))
@@ -92,8 +92,8 @@ impl WeightSource for CheckpointSource<'_> {
 
     fn packed<P>(
         &mut self,
-        read: impl FnOnce(&mut Packing<'_>) -> Result<P, ModelError>,
-    ) -> Result<Option<Arc<P>>, ModelError> {
+        read: impl FnOnce(&mut Packing<'_>) -> Result<P>,
+    ) -> Result<Option<Arc<P>>> {
         let packs = self.dtype == FloatDType::F32 && packed::runs_on(self.device);
         packs.then(|| read(&mut Packing { reader: self.reader }).map(Arc::new)).transpose()
     }

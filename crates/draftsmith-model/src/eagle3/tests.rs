@@ -225,7 +225,7 @@ struct Change {
 }
 
 /// A drafter of 24 tokens, or of 3 of them if `narrow`, written with a change, read back.
-fn read_changed(change: &Change, narrow: bool) -> Result<(Eagle3Config, Eagle3), ModelError> {
+fn read_changed(change: &Change, narrow: bool) -> Result<(Eagle3Config, Eagle3)> {
     let (target, _) = models(false);
     let draft_vocabulary = narrow.then(|| DraftVocabulary::new([1, 2, 5]));
     let config = Eagle3Config { draft_vocabulary, ..Eagle3Config::new(target.config()) };

@@ -9,7 +9,7 @@ use safetensors::Dtype;
 use super::{
     AttentionForm, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Storage,
 };
-use crate::error::ModelError;
+use crate::error::Result;
 use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, NamedLayer, NamedNorm};
 use crate::weights::WeightReader;
 
@@ -21,11 +21,7 @@ pub(crate) struct Packing<'a> {
 impl Packing<'_> {
     /// Packs linear layers with the same input side by side, as one matrix. `layer` is the prefix
     /// of their names.
-    pub(crate) fn linears(
-        &mut self,
-        layer: &str,
-        specs: &[LinearSpec],
-    ) -> Result<PackedWeights, ModelError> {
+    pub(crate) fn linears(&mut self, layer: &str, specs: &[LinearSpec]) -> Result<PackedWeights> {
         let name = |spec: &LinearSpec, part: &str| format!("{}.{part}", spec.name_in(layer));
         let inputs = specs[0].inputs;
         let stored = specs.iter().map(|spec| self.reader.dtype_of(&name(spec, "weight")));
@@ -62,13 +58,13 @@ impl Packing<'_> {
     }
 
     /// Reads a norm.
-    pub(crate) fn norm(&mut self, norm: NamedNorm<'_>) -> Result<PackedNorm, ModelError> {
+    pub(crate) fn norm(&mut self, norm: NamedNorm<'_>) -> Result<PackedNorm> {
         let (gamma, beta) = self.reader.take_norm(norm)?;
         Ok(PackedNorm { gamma, beta, epsilon: norm.spec.epsilon as f32 })
     }
 
     /// Reads a layer.
-    pub(crate) fn layer(&mut self, layer: NamedLayer<'_>) -> Result<PackedLayer, ModelError> {
+    pub(crate) fn layer(&mut self, layer: NamedLayer<'_>) -> Result<PackedLayer> {
         let LayerSpec { attention, mlp, is_parallel, .. } = layer.spec;
         let attention = attention.as_ref().map(|it| self.attention(it, layer)).transpose()?;
         let mlp = mlp.as_ref().map(|it| self.mlp(it, layer)).transpose()?;
@@ -79,7 +75,7 @@ impl Packing<'_> {
         &mut self,
         spec: &AttentionSpec,
         layer: NamedLayer<'_>,
-    ) -> Result<PackedAttention, ModelError> {
+    ) -> Result<PackedAttention> {
         let NamedLayer { shape, name, .. } = layer;
         let [query, key, value, output] = spec.linears(shape);
         let mut norm = |part, width| self.norm(layer.norm(part, width));
@@ -99,7 +95,7 @@ impl Packing<'_> {
         })
     }
 
-    fn mlp(&mut self, spec: &MlpSpec, layer: NamedLayer<'_>) -> Result<PackedMlp, ModelError> {
+    fn mlp(&mut self, spec: &MlpSpec, layer: NamedLayer<'_>) -> Result<PackedMlp> {
         let NamedLayer { shape, name, .. } = layer;
         let (gate, [up, down]) = spec.linears(shape);
         let mut norm = |part| self.norm(layer.norm(part, shape.hidden_size));

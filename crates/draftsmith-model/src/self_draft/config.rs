@@ -12,7 +12,7 @@ use crate::config::ModelConfig;
 use crate::decoder::source::ShapeSource;
 use crate::decoder::stack::StackSpec;
 use crate::draft_vocabulary::DraftVocabulary;
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 use crate::spec::ModelShape;
 use crate::weights::WeightDtype;
 
@@ -83,7 +83,7 @@ impl<F: DraftForm> DraftConfig<F> {
     /// # Errors
     /// If a file is missing or malformed, a key contradicts the tensors or may change the network, or
     /// the drafter is of a kind that is not computed here.
-    pub fn beside(dir: impl Into<DrafterDir>, num_layers: usize) -> Result<Self, ModelError> {
+    pub fn beside(dir: impl Into<DrafterDir>, num_layers: usize) -> Result<Self> {
         Ok(DraftFiles::read(dir, num_layers)?.without_faults()?.config)
     }
 
@@ -125,7 +125,7 @@ impl<F: DraftForm> DraftConfig<F> {
     /// # Errors
     /// If a width or the vocabulary differs, the target lacks a layer that the drafter reads, or its
     /// context is longer.
-    pub fn check_target(&self, dir: &Path, target: &ModelShape) -> Result<(), ModelError> {
+    pub fn check_target(&self, dir: &Path, target: &ModelShape) -> Result<()> {
         let faults = self.target_faults(&dir.join("config.json"), target);
         faults.into_iter().next().map_or(Ok(()), |fault| Err(fault.error))
     }

@@ -11,7 +11,7 @@ use super::config::DraftConfig;
 use super::keys::{DrafterDir, FoundKeys};
 use crate::config::ModelConfig;
 use crate::draft_vocabulary::{DraftVocabulary, OFFSETS};
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 use crate::spec::ModelShape;
 use crate::weights::{WeightDtype, WeightReader};
 
@@ -91,7 +91,7 @@ impl<F: DraftForm> DraftFiles<F> {
     ///
     /// # Errors
     /// If `config.json` or the weights cannot be read.
-    pub fn read(dir: impl Into<DrafterDir>, num_layers: usize) -> Result<Self, ModelError> {
+    pub fn read(dir: impl Into<DrafterDir>, num_layers: usize) -> Result<Self> {
         let dir = dir.into();
         let FoundKeys { mut keys, refused } = dir.read_keys(&F::KEYS)?;
         keys.retain(|_, value| !value.is_null());
@@ -129,7 +129,7 @@ impl<F: DraftForm> DraftFiles<F> {
     }
 
     /// Parses the keys of the form.
-    pub(crate) fn own_keys<T: DeserializeOwned>(&self) -> Result<T, ModelError> {
+    pub(crate) fn own_keys<T: DeserializeOwned>(&self) -> Result<T> {
         let keys = Value::Object(self.keys.clone());
         Ok(parse_json_value(&self.dir.join("config.json"), "", keys)?)
     }
@@ -158,7 +158,7 @@ impl<F: DraftForm> DraftFiles<F> {
     ///
     /// # Errors
     /// With the first fault.
-    pub(crate) fn without_faults(mut self) -> Result<Self, ModelError> {
+    pub(crate) fn without_faults(mut self) -> Result<Self> {
         match self.faults.is_empty() {
             true => Ok(self),
             false => Err(self.faults.remove(0).error),

@@ -16,7 +16,7 @@ use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
 
-use crate::error::{ModelError, read_json};
+use crate::error::{ModelError, Result, read_json};
 
 /// Keys that change nothing: records, training and generation settings of transformers, trainers
 /// and this program, and those that only concern windows, or inputs other than text, which are refused by
@@ -216,7 +216,7 @@ impl DrafterDir {
     ///
     /// # Errors
     /// If the file is missing or malformed, or an ignored key is absent.
-    pub(crate) fn read_keys(&self, kind: &DraftKeys) -> Result<FoundKeys, ModelError> {
+    pub(crate) fn read_keys(&self, kind: &DraftKeys) -> Result<FoundKeys> {
         let path = self.path.join("config.json");
         let mut keys: Map<String, Value> = read_json(&path)?;
         for key in &self.ignored_keys {

@@ -6,7 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Component, Path};
 
-use crate::error::{ModelError, read_json};
+use crate::error::{ModelError, Result, read_json};
 
 /// The names of a file with all weights and of an index of several files, in order of preference.
 pub const WEIGHT_NAMES: [(&str, &str); 2] = [
@@ -32,7 +32,7 @@ impl WeightFiles {
     ///
     /// # Errors
     /// If there are none, or the index is malformed or names a file of another directory.
-    pub(super) fn of_dir(dir: &Path) -> Result<Self, ModelError> {
+    pub(super) fn of_dir(dir: &Path) -> Result<Self> {
         for (single, index) in WEIGHT_NAMES {
             if dir.join(single).exists() {
                 return Ok(Self::Single(single));
@@ -65,7 +65,7 @@ impl WeightFiles {
 ///
 /// # Errors
 /// If there are none, or the index is malformed or names a file of another directory.
-pub fn weight_files(dir: &Path) -> Result<Vec<String>, ModelError> {
+pub fn weight_files(dir: &Path) -> Result<Vec<String>> {
     files_of(dir, |_| true)
 }
 
@@ -74,7 +74,7 @@ pub fn weight_files(dir: &Path) -> Result<Vec<String>, ModelError> {
 ///
 /// # Errors
 /// As there.
-pub fn end_weight_files(dir: &Path) -> Result<Vec<String>, ModelError> {
+pub fn end_weight_files(dir: &Path) -> Result<Vec<String>> {
     files_of(dir, |tensor| !is_in_layer(tensor))
 }
 
@@ -83,7 +83,7 @@ pub(super) fn is_in_layer(tensor: &str) -> bool {
     tensor.split('.').any(|part| part.parse::<u32>().is_ok())
 }
 
-fn files_of(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>, ModelError> {
+fn files_of(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
     match WeightFiles::of_dir(dir)? {
         WeightFiles::Single(name) => Ok(vec![name.to_owned()]),
         WeightFiles::Sharded { index, file_of } => {

@@ -10,16 +10,13 @@ use safetensors::SafeTensors;
 use safetensors::tensor::Metadata;
 
 use super::stored::{Place, StoredTensor};
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 
 /// The maximum length of a header in bytes, set by the format.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Reads the header of a safetensors file, and returns its tensors by name.
-pub(super) fn tensors_of(
-    mut file: &File,
-    path: &Path,
-) -> Result<BTreeMap<String, StoredTensor>, ModelError> {
+pub(super) fn tensors_of(mut file: &File, path: &Path) -> Result<BTreeMap<String, StoredTensor>> {
     let io = |e| ModelError::io("read", path, e);
     let broken = |problem: String| ModelError::safetensors(path, problem);
     let file_bytes = file.metadata().map_err(io)?.len();
@@ -70,7 +67,7 @@ pub(super) fn tensors_of(
 ///
 /// # Errors
 /// If the file is truncated or malformed.
-pub fn read_metadata(path: &Path) -> Result<BTreeMap<String, String>, ModelError> {
+pub fn read_metadata(path: &Path) -> Result<BTreeMap<String, String>> {
     let bytes = read_file(path)?;
     let (_, metadata) =
         SafeTensors::read_metadata(&bytes).map_err(|e| ModelError::safetensors(path, e))?;

@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 use super::files::{WeightFiles, is_in_layer, weight_files};
 use super::stored::{StoredRows, StoredTensor};
 use super::{header, torch};
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 use crate::spec::{ModelNames, NamedNorm, NormForm};
 
 /// The bound of weights' magnitudes: products of two fit in an f32.
@@ -48,7 +48,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// If there is none, or a file is cut short or malformed.
-    pub fn open_dir(dir: &Path) -> Result<Self, ModelError> {
+    pub fn open_dir(dir: &Path) -> Result<Self> {
         Self::open_dir_of(dir, |_| true)
     }
 
@@ -57,10 +57,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// As [`WeightReader::open_dir`].
-    pub(crate) fn open_dir_of(
-        dir: &Path,
-        wanted: impl Fn(&str) -> bool,
-    ) -> Result<Self, ModelError> {
+    pub(crate) fn open_dir_of(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Self> {
         let mut file_of = match WeightFiles::of_dir(dir)? {
             WeightFiles::Single(name) => {
                 let mut reader = Self::open_file(&dir.join(name))?;
@@ -91,7 +88,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// As [`WeightReader::open_dir`], or if the embeddings are missing or not unique.
-    pub(crate) fn open_ends(dir: &Path, names: &ModelNames) -> Result<Self, ModelError> {
+    pub(crate) fn open_ends(dir: &Path, names: &ModelNames) -> Result<Self> {
         let last = |name: &'static str| name.rsplit('.').next().unwrap_or(name);
         let is = |tensor: &str, end: &str| {
             let mut parts = tensor.rsplit('.');
@@ -130,7 +127,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// If it cannot be read, is cut short or malformed.
-    pub fn open_file(path: &Path) -> Result<Self, ModelError> {
+    pub fn open_file(path: &Path) -> Result<Self> {
         let (file, tensors) = OpenFile::open(path)?;
         let tensors = tensors.into_iter().map(|(name, stored)| (name, (0, stored))).collect();
         let taken = BTreeSet::new();
@@ -161,7 +158,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// If a tensor has both names.
-    pub(crate) fn with_prefix(mut self, from: &str, to: &str) -> Result<Self, ModelError> {
+    pub(crate) fn with_prefix(mut self, from: &str, to: &str) -> Result<Self> {
         for (name, stored) in std::mem::take(&mut self.tensors) {
             let renamed = name.strip_prefix(from).map(|rest| format!("{to}{rest}"));
             let now = renamed.unwrap_or_else(|| name.clone());
@@ -218,7 +215,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// If it is missing, has another shape, or a type that we cannot read.
-    pub fn take(&mut self, name: &str, expected: &[usize]) -> Result<Vec<f32>, ModelError> {
+    pub fn take(&mut self, name: &str, expected: &[usize]) -> Result<Vec<f32>> {
         // Check before allocating: the shape comes from a `config.json`.
         self.check(name, expected)?;
         let mut values = Vec::with_capacity(expected.iter().product());
@@ -232,11 +229,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// As [`WeightReader::take`], or if a number is not finite or too large.
-    pub(crate) fn take_finite(
-        &mut self,
-        name: &str,
-        expected: &[usize],
-    ) -> Result<Vec<f32>, ModelError> {
+    pub(crate) fn take_finite(&mut self, name: &str, expected: &[usize]) -> Result<Vec<f32>> {
         let numbers = self.take(name, expected)?;
         match numbers.iter().find(|number| number.is_nan() || number.abs() >= LARGEST) {
             None => Ok(numbers),
@@ -255,7 +248,7 @@ impl WeightReader {
     pub(crate) fn take_norm(
         &mut self,
         norm: NamedNorm<'_>,
-    ) -> Result<(Vec<f32>, Option<Vec<f32>>), ModelError> {
+    ) -> Result<(Vec<f32>, Option<Vec<f32>>)> {
         let NamedNorm { width, spec, .. } = norm;
         let name = norm.name();
         let mut weight = self.take(&format!("{name}.weight"), &[width])?;
@@ -279,7 +272,7 @@ impl WeightReader {
         expected: &[usize],
         rows: impl IntoIterator<Item = Range<usize>>,
         mut each: impl FnMut(usize, &[f32]),
-    ) -> Result<(), ModelError> {
+    ) -> Result<()> {
         let mut values = Vec::new();
         self.take_stored_rows(name, expected, rows, |row, stored| {
             values.clear();
@@ -298,7 +291,7 @@ impl WeightReader {
         expected: &[usize],
         rows: impl IntoIterator<Item = Range<usize>>,
         mut each: impl FnMut(usize, StoredRows<'_>),
-    ) -> Result<(), ModelError> {
+    ) -> Result<()> {
         let (OpenFile { path, file }, stored) = self.check(name, expected)?;
         let mut bytes = stored.open(file).map_err(|e| ModelError::io("read", path, e))?;
         let mut first = 0;
@@ -316,12 +309,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// If it is missing, does not have `len` numbers, or a number is not an id below `vocab_size`.
-    pub fn take_ids(
-        &mut self,
-        name: &str,
-        len: usize,
-        vocab_size: usize,
-    ) -> Result<Vec<u32>, ModelError> {
+    pub fn take_ids(&mut self, name: &str, len: usize, vocab_size: usize) -> Result<Vec<u32>> {
         let ids = self.take_integers(name, len)?;
         if let Some(id) = ids.iter().find(|id| !(0..vocab_size as i64).contains(*id)) {
             return Err(ModelError::safetensors(
@@ -336,7 +324,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// If it is missing or does not have `len` numbers.
-    pub(crate) fn take_integers(&mut self, name: &str, len: usize) -> Result<Vec<i64>, ModelError> {
+    pub(crate) fn take_integers(&mut self, name: &str, len: usize) -> Result<Vec<i64>> {
         let (OpenFile { path, file }, stored) = self.check(name, &[len])?;
         let numbers = stored.read_ids(file, path, name)?;
         self.taken.insert(name.to_owned());
@@ -347,11 +335,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// If it is missing or has another shape.
-    fn check(
-        &self,
-        name: &str,
-        expected: &[usize],
-    ) -> Result<(&OpenFile, &StoredTensor), ModelError> {
+    fn check(&self, name: &str, expected: &[usize]) -> Result<(&OpenFile, &StoredTensor)> {
         let Some((number, stored)) = self.tensors.get(name) else {
             return Err(self.missing(name));
         };
@@ -370,7 +354,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// If it is missing or has another shape.
-    pub(crate) fn check_shape(&self, name: &str, expected: &[usize]) -> Result<(), ModelError> {
+    pub(crate) fn check_shape(&self, name: &str, expected: &[usize]) -> Result<()> {
         self.check(name, expected).map(|_| ())
     }
 
@@ -391,7 +375,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// If a tensor was neither taken nor ignored.
-    pub fn finish(self) -> Result<(), ModelError> {
+    pub fn finish(self) -> Result<()> {
         let mut left = self.names();
         let Some(tensor) = left.next() else { return Ok(()) };
         let others = match left.count() {
@@ -406,7 +390,7 @@ impl WeightReader {
 }
 
 impl OpenFile {
-    fn open(path: &Path) -> Result<(Self, BTreeMap<String, StoredTensor>), ModelError> {
+    fn open(path: &Path) -> Result<(Self, BTreeMap<String, StoredTensor>)> {
         let file = open_file(path)?;
         let tensors = match path.extension() {
             Some(extension) if extension == "bin" => torch::tensors_of(path)?,
@@ -420,7 +404,7 @@ impl OpenFile {
 ///
 /// # Errors
 /// If a number is not (the error names its tensor), or a file cannot be read.
-pub fn check_finite(dir: &Path) -> Result<(), ModelError> {
+pub fn check_finite(dir: &Path) -> Result<()> {
     let mut reader = WeightReader::open_dir(dir)?;
     let names: Vec<String> =
         reader.names().filter(|name| reader.is_weights(name)).map(str::to_owned).collect();
@@ -440,7 +424,7 @@ pub fn read_id_lists<const N: usize>(
     path: &Path,
     names: [&str; N],
     vocab_size: usize,
-) -> Result<[Vec<u32>; N], ModelError> {
+) -> Result<[Vec<u32>; N]> {
     let mut reader = WeightReader::open_file(path)?;
     let mut lists: [Vec<u32>; N] = std::array::from_fn(|_| Vec::new());
     for (list, name) in lists.iter_mut().zip(names) {
@@ -456,7 +440,7 @@ pub fn read_id_lists<const N: usize>(
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn hash_model_dir(dir: &Path, observe: &mut dyn FnMut(u64, u64)) -> Result<String, ModelError> {
+pub fn hash_model_dir(dir: &Path, observe: &mut dyn FnMut(u64, u64)) -> Result<String> {
     hash_files(dir, weight_files(dir)?, observe)
 }
 
@@ -465,10 +449,7 @@ pub fn hash_model_dir(dir: &Path, observe: &mut dyn FnMut(u64, u64)) -> Result<S
 ///
 /// # Errors
 /// If a file cannot be read.
-pub fn hash_first_layers(
-    dir: &Path,
-    observe: &mut dyn FnMut(u64, u64),
-) -> Result<String, ModelError> {
+pub fn hash_first_layers(dir: &Path, observe: &mut dyn FnMut(u64, u64)) -> Result<String> {
     let mut names = weight_files(dir)?;
     names.retain(|name| dir.join(name).exists());
     hash_files(dir, names, observe)
@@ -478,7 +459,7 @@ fn hash_files(
     dir: &Path,
     mut names: Vec<String>,
     observe: &mut dyn FnMut(u64, u64),
-) -> Result<String, ModelError> {
+) -> Result<String> {
     names.insert(0, "config.json".to_owned());
     let sizes = names.iter().filter_map(|name| dir.join(name).metadata().ok());
     let (mut num_read, all) = (0, sizes.map(|file| file.len()).sum());

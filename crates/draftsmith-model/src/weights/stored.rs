@@ -8,7 +8,7 @@ use std::path::Path;
 use half::{bf16, f16};
 use safetensors::Dtype;
 
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 
 /// The maximum number of bytes that are read at once.
 const READ_BYTES: usize = 1 << 20;
@@ -90,7 +90,7 @@ impl StoredTensor {
         name: &str,
         rows: Range<usize>,
         mut each: impl FnMut(usize, StoredRows<'_>),
-    ) -> Result<(), ModelError> {
+    ) -> Result<()> {
         let io = |e| ModelError::io("read", path, e);
         let width = match self.dtype {
             Dtype::F32 => 4,
@@ -120,12 +120,7 @@ impl StoredTensor {
     }
 
     /// Reads a list of integers of 32 or 64 bits, or of booleans as 0 and 1.
-    pub(super) fn read_ids(
-        &self,
-        file: &File,
-        path: &Path,
-        name: &str,
-    ) -> Result<Vec<i64>, ModelError> {
+    pub(super) fn read_ids(&self, file: &File, path: &Path, name: &str) -> Result<Vec<i64>> {
         let io = |e| ModelError::io("read", path, e);
         let size = match self.dtype {
             Dtype::I64 => size_of::<i64>(),

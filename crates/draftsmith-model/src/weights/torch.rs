@@ -15,13 +15,13 @@ use pytorch_reader::{DType, FileFormat, PytorchError, PytorchReader};
 use safetensors::Dtype;
 
 use super::stored::{Place, StoredTensor};
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 
 /// Reads the tensors of a file by name.
 ///
 /// # Errors
 /// If it cannot be read, is not an archive of torch 1.6 or later, or a tensor is longer than the file.
-pub(super) fn tensors_of(path: &Path) -> Result<BTreeMap<String, StoredTensor>, ModelError> {
+pub(super) fn tensors_of(path: &Path) -> Result<BTreeMap<String, StoredTensor>> {
     let broken = |problem: String| {
         ModelError::Invalid(format!(
             "`{}` cannot be read as a model written by `torch.save`: {problem}; hint: download it again, or save it as \

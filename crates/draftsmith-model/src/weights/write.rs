@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 pub(crate) use self::torch::write_torch;
 use super::read::WeightReader;
-use crate::error::{ModelError, read_json};
+use crate::error::{ModelError, Result, read_json};
 
 /// A float type, for weights in a file or for a model's computations. Recipes spell it `f32` or
 /// `bf16`.
@@ -106,7 +106,7 @@ pub fn write_safetensors(
     tensors: &[NamedTensor],
     dtype: WeightDtype,
     metadata: &[(String, String)],
-) -> Result<String, ModelError> {
+) -> Result<String> {
     write_with_ids(path, tensors, &[], dtype, metadata)
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn write_with_ids(
     ids: &[(&str, Vec<i64>)],
     dtype: WeightDtype,
     metadata: &[(String, String)],
-) -> Result<String, ModelError> {
+) -> Result<String> {
     let broken = |problem: String| ModelError::safetensors(path, problem);
     let floats = tensors.iter().map(|tensor| {
         let values = tensor.values.iter();
@@ -162,7 +162,7 @@ pub fn write_id_lists(
     path: &Path,
     lists: &[(&str, &[u32])],
     metadata: &[(String, String)],
-) -> Result<(), ModelError> {
+) -> Result<()> {
     let wide = |ids: &[u32]| ids.iter().map(|id| i64::from(*id)).collect::<Vec<i64>>();
     let lists: Vec<(&str, Vec<i64>)> = lists.iter().map(|(name, ids)| (*name, wide(ids))).collect();
     write_with_ids(path, &[], &lists, WeightDtype::F32, metadata).map(drop)
@@ -190,7 +190,7 @@ fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
 ///
 /// # Errors
 /// If the file cannot be written.
-pub(crate) fn write_json(path: &Path, value: &serde_json::Value) -> Result<(), ModelError> {
+pub(crate) fn write_json(path: &Path, value: &serde_json::Value) -> Result<()> {
     Ok(write_whole(path, pretty(value).as_bytes())?)
 }
 
@@ -210,11 +210,7 @@ struct Checksum {
 ///
 /// # Errors
 /// If it cannot be written.
-pub(crate) fn write_config(
-    dir: &Path,
-    mut config: Value,
-    weights_hash: String,
-) -> Result<(), ModelError> {
+pub(crate) fn write_config(dir: &Path, mut config: Value, weights_hash: String) -> Result<()> {
     config["weights_hash"] = weights_hash.into();
     write_json(&dir.join("config.json"), &config)
 }
@@ -232,7 +228,7 @@ pub fn write_network(
     tensors: &[NamedTensor],
     metadata: &[(String, String)],
     config: &impl Serialize,
-) -> Result<(), ModelError> {
+) -> Result<()> {
     let path = dir.join("model.safetensors");
     let hash = write_safetensors(&path, tensors, WeightDtype::F32, metadata)?;
     write_config(dir, json!(config), hash)
@@ -242,7 +238,7 @@ pub fn write_network(
 ///
 /// # Errors
 /// If the weights have changed since they were exported, or a file cannot be read.
-pub(crate) fn check_weights(dir: &Path) -> Result<(), ModelError> {
+pub(crate) fn check_weights(dir: &Path) -> Result<()> {
     let Checksum { weights_hash: Some(expected) } = read_json(&dir.join("config.json"))? else {
         return Ok(());
     };

@@ -5,8 +5,8 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result};
-use draftsmith_files::{parse_json, parse_json_value, read_text, write_whole};
+use anyhow::Result;
+use draftsmith_files::{parse_json, parse_json_value, read_file, write_json};
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 
@@ -15,10 +15,9 @@ use serde_json::{Map, Value};
 /// # Errors
 /// If `config.json` cannot be read, or the value has another type.
 pub fn read_key<T: DeserializeOwned>(dir: &Path, key: &str) -> Result<Option<T>> {
-    let Some(value) = read_config(dir)?.remove(key) else {
-        return Ok(None);
-    };
-    Ok(Some(parse_json_value(&dir.join("config.json"), key, value)?))
+    let path = dir.join("config.json");
+    let value = read_keys(&path)?.remove(key);
+    Ok(value.map(|value| parse_json_value(&path, key, value)).transpose()?)
 }
 
 /// Returns a key's name with the path of its `config.json`, for messages.
@@ -26,26 +25,20 @@ pub fn named(dir: &Path, key: &str) -> String {
     format!("key `{key}` of `{}`", dir.join("config.json").display())
 }
 
-/// Writes all keys or none into the `config.json` in `dir`, which is made if it is missing. Other
-/// keys keep their order.
+/// Writes all keys or none into a JSON file, which is made if it is missing. Other keys keep their
+/// order.
 ///
 /// # Errors
-/// If `config.json` cannot be read or replaced.
-pub fn write_keys(dir: &Path, keys: Vec<(&str, Value)>) -> Result<()> {
-    let is_new = !dir.join("config.json").exists();
-    let mut config = if is_new { Map::new() } else { read_config(dir)? };
-    std::fs::create_dir_all(dir).with_context(|| format!("cannot write `{}`", dir.display()))?;
-    for (key, value) in keys {
-        config.insert(key.to_owned(), value);
-    }
-    let text = serde_json::to_string_pretty(&config)?;
-    Ok(write_whole(&dir.join("config.json"), text + "\n")?)
+/// If the file cannot be read or replaced.
+pub fn write_keys<'k>(path: &Path, keys: impl IntoIterator<Item = (&'k str, Value)>) -> Result<()> {
+    let mut all = if path.exists() { read_keys(path)? } else { Map::new() };
+    all.extend(keys.into_iter().map(|(key, value)| (key.to_owned(), value)));
+    Ok(write_json(path, &all)?)
 }
 
-fn read_config(dir: &Path) -> Result<Map<String, Value>> {
-    let path = dir.join("config.json");
-    let text = read_text(&path).with_context(|| format!("cannot read `{}`", path.display()))?;
-    Ok(parse_json(&path, text.as_bytes())?)
+/// Reads a JSON file that holds an object.
+pub(crate) fn read_keys(path: &Path) -> Result<Map<String, Value>> {
+    Ok(parse_json(path, &read_file(path)?)?)
 }
 
 #[cfg(test)]
@@ -62,11 +55,11 @@ mod tests {
         assert_eq!(read_key::<Value>(dir.path(), "tuned").expect("reads"), None);
         for fast in [1, 2] {
             let keys = vec![("tuned", json!({ "fast": fast })), ("draft_model", json!([]))];
-            write_keys(dir.path(), keys).expect("written");
+            write_keys(&path, keys).expect("written");
             let read = read_key::<Value>(dir.path(), "tuned").expect("reads");
             assert_eq!(read, Some(json!({ "fast": fast })));
         }
-        let config = read_config(dir.path()).expect("reads");
+        let config = read_keys(&path).expect("reads");
         let expected = ["zeta", "exit_layer", "alpha", "tuned", "draft_model"];
         assert_eq!(config.keys().collect::<Vec<_>>(), expected);
         assert_eq!(config["alpha"].to_string(), r#"{"b":0.25,"a":[]}"#);

@@ -7,6 +7,7 @@ use anyhow::{Result, bail};
 use serde_json::{Map, Value};
 
 use super::forms::ExportForm;
+use super::forms::transformers::{self, drafted_by_head};
 use super::{forms, inspected};
 
 /// A kind of export that training writes: an acceptance head, or a drafter of one kind.
@@ -33,8 +34,8 @@ pub static HEAD: ExportEntry = ExportEntry {
     is_of: |keys| keys.contains_key("num_layers") && !keys.contains_key("vocab_size"),
     command: Some("train-head"),
     forms: &[
-        ExportForm::stopping("transformers", forms::transformers::of_head),
-        ExportForm::stopping("vllm", forms::vllm::of_head),
+        ExportForm::stopping("transformers", |it| transformers::export(it, drafted_by_head)),
+        ExportForm::stopping("vllm", |it| forms::vllm::export(it, drafted_by_head)),
         ExportForm::new("specdec-pp", forms::foreign::specdec_pp),
     ],
     inspect: inspected::head,

@@ -2,14 +2,14 @@
 
 use std::path::Path;
 
+use crate::exports::config_keys::read_keys;
 use crate::exports::found_adapter_head;
 use crate::exports::tuned::Tuned;
 use crate::workspace::hash_dir;
 use anyhow::Result;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
-use draftsmith_files::{parse_json, read_bytes};
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
-use serde_json::{Map, Value, json};
+use serde_json::{Value, json};
 
 use crate::watch::Silent;
 
@@ -77,8 +77,7 @@ pub(crate) fn adapter(dir: &Path) -> Result<Value> {
 }
 
 pub(crate) fn eagle3(dir: &Path) -> Result<Value> {
-    let path = dir.join("config.json");
-    let config: Map<String, Value> = parse_json(&path, &read_bytes(&path)?)?;
+    let config = read_keys(&dir.join("config.json"))?;
     let given = |key: &str| config.get(key).cloned();
     let own = json!({
         // The value is null for the default layers, which depend on the target.

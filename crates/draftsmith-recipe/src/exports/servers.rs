@@ -6,7 +6,6 @@
 use std::path::{Path, absolute};
 
 use draftsmith_theory::{Drafting, HeadTiming};
-use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 /// One drafter method's names and peculiarities in each server.
@@ -40,6 +39,12 @@ impl ServerFlags {
     pub fn export_command(&self, source: &Path, out: &str) -> String {
         let source = served_path(source, true);
         format!("draftsmith export --for {} {} {}", self.form, quoted(&source), quoted(out))
+    }
+
+    /// Returns whether llama.cpp can end a round by a minimum probability. It cuts a DSpark by its
+    /// confidence head, and does not speculate at all if there is none.
+    pub fn llama_cpp_cuts(&self, head: Option<HeadTiming>) -> bool {
+        !self.is_block || head == Some(HeadTiming::BeforeDraw)
     }
 }
 
@@ -97,19 +102,15 @@ pub static AS_DSPARK: ServerFlags = ServerFlags {
 };
 
 /// An inference program that can decode with a drafter trained elsewhere.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Runtime {
     /// llama.cpp's llama-server.
-    #[serde(rename = "llama.cpp")]
     LlamaCpp,
     /// vLLM.
-    #[serde(rename = "vLLM")]
     Vllm,
     /// SGLang.
-    #[serde(rename = "SGLang")]
     Sglang,
     /// The assisted generation of Hugging Face transformers.
-    #[serde(rename = "transformers")]
     Transformers,
 }
 
@@ -142,14 +143,6 @@ pub struct ServedDrafter {
     /// The number of candidates of a block drafter whose rows see the whole block, and whose
     /// candidates therefore change with the number; `None` for other drafters.
     pub whole_block: Option<usize>,
-}
-
-impl ServerFlags {
-    /// Returns whether llama.cpp can end a round by a minimum probability. It cuts a DSpark by its
-    /// confidence head, and does not speculate at all if there is none.
-    pub fn llama_cpp_cuts(&self, head: Option<HeadTiming>) -> bool {
-        !self.is_block || head == Some(HeadTiming::BeforeDraw)
-    }
 }
 
 impl ServedDrafter {
@@ -187,25 +180,23 @@ impl ServedDrafter {
 
     /// Returns SGLang's flags for a number of candidates.
     pub fn sglang_flags(&self, num_candidates: usize, is_sampled: bool) -> String {
-        if self.flags.is_block {
-            return format!(
-                "--speculative-algorithm {} --speculative-draft-model-path {} --speculative-dspark-block-size \
-                 {num_candidates}",
-                self.flags.sglang_algorithm,
-                quoted(&self.model)
-            );
-        }
+        let ServerFlags { sglang_algorithm, sglang_adapts, is_block, .. } = self.flags;
         // SGLang refuses rejection sampling for draft models.
-        let sampled = match is_sampled && self.flags.sglang_adapts {
+        let sampled = match is_sampled && *sglang_adapts {
             true => " --speculative-use-rejection-sampling",
             false => "",
         };
+        let lengths = match is_block {
+            true => format!("--speculative-dspark-block-size {num_candidates}"),
+            false => format!(
+                "--speculative-num-steps {num_candidates} --speculative-eagle-topk 1 \
+                 --speculative-num-draft-tokens {}{sampled}",
+                num_candidates + 1
+            ),
+        };
+        let model = quoted(&self.model);
         format!(
-            "--speculative-algorithm {} --speculative-draft-model-path {} --speculative-num-steps {num_candidates} \
-             --speculative-eagle-topk 1 --speculative-num-draft-tokens {}{sampled}",
-            self.flags.sglang_algorithm,
-            quoted(&self.model),
-            num_candidates + 1
+            "--speculative-algorithm {sglang_algorithm} --speculative-draft-model-path {model} {lengths}"
         )
     }
 

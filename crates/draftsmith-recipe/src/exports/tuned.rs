@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
     CostModel, CostSource, Decoding, DecodingName, DrafterName, Estimate, Sampling, StopRuleConfig,
@@ -40,10 +40,10 @@ pub struct TunedRule {
     /// The top-p value during tuning.
     pub top_p: f64,
     /// The top-k value during tuning; `None` means no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub top_k: Option<usize>,
     /// The min-p value during tuning; `None` means no limit.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub min_p: Option<f64>,
     /// The repetition penalty during tuning; 1, the default, has no effect.
     #[serde(
@@ -76,6 +76,12 @@ impl TunedRule {
     pub fn fits(&self, dtype: WeightDtype, decoding: Option<&Decoding>) -> bool {
         let is_same = |decoding: &Decoding| decoding.repetition_penalty == self.repetition_penalty;
         self.dtype == dtype && decoding.is_none_or(is_same)
+    }
+
+    /// Returns the decoding settings that the rule was tuned for.
+    pub fn decoding(&self) -> Decoding {
+        let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
+        decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty)
     }
 }
 
@@ -148,22 +154,13 @@ impl Tuned {
             let key = if name == DecodingName::Greedy { "greedy" } else { "sampled" };
             rule.config.init().with_context(|| format!("`{key}.config`"))?;
             rule.decoding().validate().with_context(|| format!("`{key}`"))?;
-            if DecodingName::of(&rule.decoding()) != name {
-                bail!(
-                    "`{key}.temperature` is {}: expected 0 for greedy and more for sampled decoding",
-                    rule.temperature
-                );
-            }
+            ensure!(
+                DecodingName::of(&rule.decoding()) == name,
+                "`{key}.temperature` is {}: expected 0 for greedy and more for sampled decoding",
+                rule.temperature
+            );
         }
         Ok(())
-    }
-}
-
-impl TunedRule {
-    /// Returns the decoding settings that the rule was tuned for.
-    pub fn decoding(&self) -> Decoding {
-        let Self { temperature, top_p, top_k, min_p, repetition_penalty, .. } = *self;
-        decoding(Sampling { temperature, top_p, top_k, min_p }).penalising(repetition_penalty)
     }
 }
 
@@ -204,7 +201,7 @@ mod tests {
 
     fn write(tuned: &Tuned, dir: &Path) {
         let value = serde_json::to_value(tuned).expect("plain numbers");
-        write_keys(dir, vec![(Tuned::KEY, value)]).expect("written");
+        write_keys(&dir.join("config.json"), [(Tuned::KEY, value)]).expect("written");
     }
 
     fn dir_with(config: &str) -> tempfile::TempDir {

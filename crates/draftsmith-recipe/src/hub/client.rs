@@ -9,7 +9,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use draftsmith_files::parse_json;
 use serde::Deserialize;
 use ureq::http::header::{AUTHORIZATION, RANGE};
@@ -129,9 +129,11 @@ impl Client {
         let (_, response) = self.send(&Method::GET, &url, 0)?;
         let mut text = Vec::new();
         response.into_body().into_reader().take(MOST_INFO_BYTES + 1).read_to_end(&mut text)?;
-        if text.len() as u64 > MOST_INFO_BYTES {
-            bail!("the Hub's list of files is longer than {} MB", MOST_INFO_BYTES / 1_000_000);
-        }
+        ensure!(
+            text.len() as u64 <= MOST_INFO_BYTES,
+            "the Hub's list of files is longer than {} MB",
+            MOST_INFO_BYTES / 1_000_000
+        );
         let info: Info = parse_json(Path::new(&url), &text)?;
         checked_word("sha", info.sha.as_bytes())?;
         Ok(info)

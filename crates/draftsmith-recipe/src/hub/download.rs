@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc::Sender;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use draftsmith_files::{FileError, hash_file, write_whole};
 use draftsmith_model::WEIGHT_NAMES;
 
@@ -88,9 +88,10 @@ impl Download {
 
     /// Downloads a file, with retries.
     fn get(&self, root: &Path, commit: &str, name: &str) -> Result<()> {
-        if !is_plain_name(name) {
-            bail!("a file is named {name:?}, expected letters, digits, `-`, `_` and `.` only");
-        }
+        ensure!(
+            is_plain_name(name),
+            "a file is named {name:?}, expected letters, digits, `-`, `_` and `.` only"
+        );
         let mut num_failures = 0;
         loop {
             match self.try_get(root, commit, name) {

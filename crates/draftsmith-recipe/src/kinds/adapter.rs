@@ -14,6 +14,7 @@ use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::self_draft::{AboutDraft, SelfDraftForm, SelfDraftOrigin};
 use super::{DrafterFiles, DrafterKind, KindDirectory, KindEntry, read_kind};
+use crate::exports::forms::transformers::{self, drafted_by_adapter};
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
 use crate::exports::{AdapterExport, ExportEntry, describe_adapter, inspected};
@@ -32,8 +33,10 @@ pub static ENTRY: KindEntry = KindEntry {
             command: Some("train-drafter"),
             forms: &[
                 ExportForm::new("draft-model", forms::draft_model::export),
-                ExportForm::stopping("transformers", forms::transformers::of_adapter),
-                ExportForm::stopping("vllm", forms::vllm::of_adapter),
+                ExportForm::stopping("transformers", |it| {
+                    transformers::export(it, drafted_by_adapter)
+                }),
+                ExportForm::stopping("vllm", |it| forms::vllm::export(it, drafted_by_adapter)),
                 ExportForm::new("kangaroo", forms::foreign::kangaroo),
             ],
             inspect: inspected::adapter,

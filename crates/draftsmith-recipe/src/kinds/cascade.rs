@@ -13,10 +13,7 @@ use draftsmith_theory::{
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
-use super::{
-    DrafterKind, DrafterRecipes, KindEntry, Role, check_members, names_text, read_kind,
-    settings_table,
-};
+use super::{DrafterKind, DrafterRecipes, KindEntry, Role, check_members, names_text, read_kind};
 use crate::recipe::keys::{one, require};
 
 /// The entry of this kind in the table of kinds.
@@ -266,10 +263,6 @@ impl ChainRuleRecipe {
 impl DrafterKind for CascadeKind {
     fn entry(&self) -> &'static KindEntry {
         &ENTRY
-    }
-
-    fn settings(&self) -> toml::Table {
-        settings_table(self)
     }
 
     fn text(&self) -> String {

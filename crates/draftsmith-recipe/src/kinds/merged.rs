@@ -8,10 +8,7 @@ use draftsmith_theory::{DrafterId, LookupFirst, MAX_DRAFTERS, Road};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
-use super::{
-    DrafterKind, DrafterRecipes, KindEntry, Role, check_members, names_text, read_kind,
-    settings_table,
-};
+use super::{DrafterKind, DrafterRecipes, KindEntry, Role, check_members, names_text, read_kind};
 use crate::recipe::keys::require;
 
 /// The entry of this kind in the table of kinds.
@@ -31,10 +28,6 @@ pub struct MergedKind {
 impl DrafterKind for MergedKind {
     fn entry(&self) -> &'static KindEntry {
         &ENTRY
-    }
-
-    fn settings(&self) -> toml::Table {
-        settings_table(self)
     }
 
     fn text(&self) -> String {

@@ -11,9 +11,7 @@ use draftsmith_theory::{DrafterId, ModelSummary, Road};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
-use super::{
-    DrafterKind, DrafterRecipes, KindDirectory, KindEntry, Role, read_kind, settings_table,
-};
+use super::{DrafterKind, DrafterRecipes, KindDirectory, KindEntry, Role, read_kind};
 use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
 use crate::exports::{ExportEntry, HeadExport, inspected, read_model_head, summary_of};
 
@@ -45,10 +43,6 @@ pub struct ModelKind {
 impl DrafterKind for ModelKind {
     fn entry(&self) -> &'static KindEntry {
         &ENTRY
-    }
-
-    fn settings(&self) -> toml::Table {
-        settings_table(self)
     }
 
     fn text(&self) -> String {

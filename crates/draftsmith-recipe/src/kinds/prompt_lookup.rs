@@ -7,14 +7,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use draftsmith_decode::{LookUpParts, NamedParts};
 use draftsmith_model::{read_id_lists, read_metadata, write_id_lists};
 use draftsmith_theory::{Bigrams, MaxGramConfig, Road, SearchedText};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{LoadedDrafter, Loading};
-use super::{DrafterKind, DrafterRecipes, KindEntry, Role, read_kind, settings_table};
+use super::{DrafterKind, DrafterRecipes, KindEntry, Role, read_kind};
 use crate::recipe::keys::require;
 use crate::workspace::Workspace;
 
@@ -51,10 +51,6 @@ impl Default for PromptLookupKind {
 impl DrafterKind for PromptLookupKind {
     fn entry(&self) -> &'static KindEntry {
         &ENTRY
-    }
-
-    fn settings(&self) -> toml::Table {
-        settings_table(self)
     }
 
     fn text(&self) -> String {
@@ -110,9 +106,7 @@ pub fn write_bigrams(
 /// If the file is missing or invalid, or was built for another tokenizer.
 fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
     let hint = "hint: count one with `draftsmith train-bigram RECIPE`";
-    if !path.is_file() {
-        bail!("there is no table of bigrams `{}`; {hint}", path.display());
-    }
+    ensure!(path.is_file(), "there is no table of bigrams `{}`; {hint}", path.display());
     let metadata = read_metadata(path)?;
     let own = &workspace.text.identity(&workspace.models)?.tokenizer;
     match metadata.get(TOKENIZER) {

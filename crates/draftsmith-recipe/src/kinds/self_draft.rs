@@ -17,7 +17,7 @@ use serde_json::{Map, Value, json};
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
-use super::{DrafterFiles, KindTraining, TrainedText, settings_table, trainings_of};
+use super::{DrafterFiles, KindTraining, TrainedText, trainings_of};
 use crate::exports::HeadExport;
 
 /// A form of self-draft in recipes.
@@ -51,9 +51,6 @@ pub struct AboutDraft {
 
 /// The settings of a self-draft, or its directory.
 pub trait SelfDraftOrigin {
-    /// Returns the settings as a table.
-    fn table(&self) -> toml::Table;
-
     /// Returns the directory, if the recipe names one.
     fn dir(&self) -> Option<&DrafterDir>;
 
@@ -81,10 +78,6 @@ pub trait SelfDraftOrigin {
 }
 
 impl<S: SelfDraftForm> SelfDraftOrigin for Origin<SelfDraftTraining<S>> {
-    fn table(&self) -> toml::Table {
-        settings_table(self)
-    }
-
     fn dir(&self) -> Option<&DrafterDir> {
         self.path()
     }

@@ -6,18 +6,18 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use anyhow::{Context, Result, bail};
-use draftsmith_files::{parse_json, parse_toml, read_file};
+use anyhow::{Context, Result, bail, ensure};
+use draftsmith_files::parse_toml;
 use draftsmith_model::DrafterDir;
 use draftsmith_theory::DrafterId;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
-use serde_json::{Map, Value};
 
 use super::origin::given_dir;
 use super::{
     DrafterKind, DrafterRecipe, Kind, adapter, block, cascade, eagle3, merged, model, prompt_lookup,
 };
+use crate::exports::config_keys::read_keys;
 use crate::exports::{ExportEntry, HEAD};
 
 /// The definition of a kind of drafter.
@@ -69,12 +69,19 @@ pub fn read_kind<T: DrafterKind + DeserializeOwned>(keys: toml::Table) -> Result
     Ok(Arc::new(parse_toml::<T>(keys)?))
 }
 
-/// Converts settings to a TOML table, for [`DrafterKind::settings`].
-///
-/// # Panics
-/// If the settings do not serialise to a table.
-pub fn settings_table(settings: &impl Serialize) -> toml::Table {
-    toml::Table::try_from(settings).expect("settings are a table of TOML")
+/// Settings that serialise to a table, as those of every kind do.
+pub trait KindSettings {
+    /// Returns the settings as a TOML table, without the key `kind`.
+    ///
+    /// # Panics
+    /// If the settings do not serialise to a table.
+    fn table(&self) -> toml::Table;
+}
+
+impl<T: Serialize> KindSettings for T {
+    fn table(&self) -> toml::Table {
+        toml::Table::try_from(self).expect("settings are a table of TOML")
+    }
 }
 
 /// A drafter or acceptance head found in a directory.
@@ -185,14 +192,13 @@ impl Kinds {
 
     fn find(&self, dir: &Path, is_wanted: impl Fn(&ExportEntry) -> bool) -> Result<FoundExport> {
         let path = dir.join("config.json");
-        if !path.is_file() {
-            bail!(
-                "there is no head or drafter in `{}`: it has no `config.json`; hint: give a \
-                 directory that `draftsmith train-head` or `draftsmith train-drafter` wrote",
-                dir.display()
-            );
-        }
-        let keys: Map<String, Value> = parse_json(&path, &read_file(&path)?)?;
+        ensure!(
+            path.is_file(),
+            "there is no head or drafter in `{}`: it has no `config.json`; hint: give a \
+             directory that `draftsmith train-head` or `draftsmith train-drafter` wrote",
+            dir.display()
+        );
+        let keys = read_keys(&path)?;
         let of_kinds =
             self.iter().filter_map(|kind| Some((&kind.directory.as_ref()?.export, Some(kind))));
         let (trained, models): (Vec<_>, Vec<_>) =

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::path::PathBuf;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use draftsmith_data::{ContentHash, Prompt, Prompts};
 
 use crate::prompt_files::Reading;
@@ -81,13 +81,12 @@ impl ChosenPrompts {
             if *num_read <= index {
                 continue;
             }
-            if prompt.content_hash(true) != content {
-                bail!(
-                    "prompt `{}` of `{}` changed after this command began; {UNCHANGED}",
-                    prompt.id,
-                    path.display()
-                );
-            }
+            ensure!(
+                prompt.content_hash(true) == content,
+                "prompt `{}` of `{}` changed after this command began; {UNCHANGED}",
+                prompt.id,
+                path.display()
+            );
             return Ok(prompt);
         }
         bail!(

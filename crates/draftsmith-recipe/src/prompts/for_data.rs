@@ -4,7 +4,7 @@
 use std::collections::{BTreeMap, BinaryHeap, HashSet};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use draftsmith_data::{ContentHash, LengthBounds, Malformed, Prompt, Turn, missing_answer};
 
 use super::chosen::{ChosenPlace, ChosenPrompts};
@@ -197,9 +197,7 @@ impl Sieve<'_> {
         let with_answers = self.data.responses == Responses::Existing;
         if with_answers && !prompt.turns.iter().all(Turn::has_response) {
             let first = self.unanswered.get_or_insert_with(|| unanswered(path, prompt));
-            if self.reading.is_strict {
-                bail!(first.clone());
-            }
+            ensure!(!self.reading.is_strict, first.clone());
             return Ok(Some(UNANSWERED));
         }
         if !self.data.keep_duplicates && !self.seen.insert(prompt.content_hash(with_answers)) {

@@ -1,7 +1,7 @@
 //! Overrides of a recipe by the command line: keys set by `--set KEY=VALUE`, the seed, and the
 //! models' dtype. The dtype also applies to trainings that do not set `dtype` themselves.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_model::WeightDtype;
 
 use crate::kinds::{Kinds, default_dtype};
@@ -50,9 +50,11 @@ fn set(table: &mut toml::Table, given: &str) -> Result<()> {
         .and_then(|mut parsed| parsed.remove("value"))
         .unwrap_or_else(|| toml::Value::String(value.to_owned()));
     let mut parts: Vec<&str> = key.trim().split('.').collect();
-    if parts.len() > MOST_PARTS {
-        bail!("`--set`: the key has {} parts, expected at most {MOST_PARTS}", parts.len());
-    }
+    ensure!(
+        parts.len() <= MOST_PARTS,
+        "`--set`: the key has {} parts, expected at most {MOST_PARTS}",
+        parts.len()
+    );
     let last = parts.pop().unwrap_or_default();
     let mut place = table;
     for part in parts {

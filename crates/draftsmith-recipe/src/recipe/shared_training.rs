@@ -2,7 +2,7 @@
 //! states. A drafter's own keys take precedence. The keys are copied to the drafters while a recipe
 //! is read; no other code knows the table.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use toml::{Table, Value};
 
 use crate::kinds::Kinds;
@@ -46,9 +46,10 @@ pub(super) fn share(recipe: &mut Table, kinds: &Kinds) -> Result<bool> {
         add_missing(drafter, &shared);
         num_trained += 1;
     }
-    if num_trained == 0 {
-        bail!("`[training]` has keys, but no adapter, EAGLE-3 or block drafter is trained");
-    }
+    ensure!(
+        num_trained != 0,
+        "`[training]` has keys, but no adapter, EAGLE-3 or block drafter is trained"
+    );
     Ok(true)
 }
 

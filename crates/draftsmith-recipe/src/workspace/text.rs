@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::{Arc, OnceLock};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use draftsmith_data::{ChatFormat, StopStrings, TextTokenizer};
 use serde::Serialize;
 
@@ -66,13 +66,12 @@ impl TextSource {
             let (known, embedded) = (tokenizer.vocab_size(), shape.vocab_size);
             // Some models have a few tokens without embeddings, such as Gemma 3's image token. A prompt with such a
             // token is refused by itself.
-            if known > embedded + MOST_UNEMBEDDED {
-                bail!(
-                    "`{}` has {known} tokens, but the model has embeddings for {embedded}: the \
-                     tokenizer does not belong to this model",
-                    dir.join("tokenizer.json").display()
-                );
-            }
+            ensure!(
+                known <= embedded + MOST_UNEMBEDDED,
+                "`{}` has {known} tokens, but the model has embeddings for {embedded}: the \
+                 tokenizer does not belong to this model",
+                dir.join("tokenizer.json").display()
+            );
             let chosen = self.ends.eos_token_ids.as_ref();
             let eos_token_ids = chosen.unwrap_or(&shape.eos_token_ids).clone();
             if let Some(id) = eos_token_ids.iter().find(|id| **id as usize >= embedded) {

@@ -22,7 +22,7 @@ pub struct Replay {
     /// The quality of the head's predictions under each way of decoding; empty without a head.
     pub predictions: Vec<HeadPredictions>,
     /// The heads of a sweep, compared by `tune`; null without a sweep.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub heads: Option<HeadRace>,
     /// The type that models computed in when rollouts were recorded.
     #[serde(default, skip_serializing_if = "Rounding::is_f32")]
@@ -128,7 +128,7 @@ pub struct ReplayGroup {
     /// The way of decoding: greedy or sampled.
     pub decoding: DecodingName,
     /// The source of the test prompts; null for all sources together.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub dataset: Option<String>,
     /// The source of the costs.
     pub cost_source: CostSource,
@@ -148,7 +148,7 @@ pub struct ReplayGroup {
     /// The result of an oracle that knows which candidates are accepted; greedy only.
     pub oracle: Option<OracleResult>,
     /// The result of prompt lookup alone; null without look-ups.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub look_ups: Option<LookUps>,
 }
 
@@ -221,7 +221,7 @@ impl LookUps {
 #[serde(deny_unknown_fields)]
 pub struct ReplayRow {
     /// The prompt lookup that runs before the drafter; absent if there is none.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub lookup_first: Option<LookupFirst>,
     /// The stop rule.
     pub stop_rule: StopRuleName,

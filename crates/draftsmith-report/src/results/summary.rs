@@ -261,7 +261,6 @@ pub struct CostSummary {
     /// The drafter.
     pub drafter: DrafterName,
     /// The signal that the rules of these settings read; null for all settings together.
-    #[serde(default)]
     pub reads: Option<RuleReads>,
     /// t_draft: the seconds per draft forward; null for the target by itself.
     #[serde(deserialize_with = "nan_if_null")]

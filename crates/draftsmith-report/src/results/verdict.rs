@@ -59,7 +59,6 @@ pub struct Conclusion {
     #[serde(default)]
     pub serving: Vec<ServingWay>,
     /// What was fastest and the next step, as sentences; null if nothing was drafted.
-    #[serde(default)]
     pub last: Option<String>,
     /// Whether the evaluation was stopped before its end.
     #[serde(default)]

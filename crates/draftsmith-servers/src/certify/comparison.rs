@@ -25,6 +25,9 @@ use self::past_end::Watched;
 pub use self::past_end::ReachedEnd;
 pub use self::sampled::{FullLengthTest, SampledPlan, SampledReport, TestedWhat};
 
+/// The result of a comparison's part.
+type Result<T, E = ServedError> = std::result::Result<T, E>;
+
 /// A difference whose gap exceeds the tie gap by this factor is a bug.
 const BUG_GAP: f64 = 10.0;
 /// The tie gap is at least this factor times the largest change of the reference's own gaps.
@@ -42,11 +45,11 @@ pub trait Completing: Sync {
     ///
     /// # Errors
     /// If the request fails.
-    fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed, ServedError>;
+    fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed>;
 }
 
 impl Completing for Completer {
-    fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed, ServedError> {
+    fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed> {
         Self::complete(self, ask)
     }
 }
@@ -151,7 +154,7 @@ pub fn certify(
     prompts: &[Vec<u32>],
     plan: &CertifyPlan,
     listener: &(dyn Listener + Sync),
-) -> Result<Certificate, ServedError> {
+) -> Result<Certificate> {
     let watched = [server, reference].map(Watched::new);
     let [server, reference] = &watched;
     let greedy = greedy(server, reference, prompts, plan, listener)?;
@@ -186,10 +189,10 @@ pub(crate) fn complete_all(
     asks: &[CompletionAsk<'_>],
     concurrency: usize,
     listener: &(dyn Listener + Sync),
-) -> Result<Vec<Completed>, ServedError> {
+) -> Result<Vec<Completed>> {
     let next = AtomicUsize::new(0);
     let done: Mutex<Vec<Option<Completed>>> = Mutex::new(vec![None; asks.len()]);
-    let work = |(): &()| -> Result<(), ServedError> {
+    let work = |(): &()| -> Result<()> {
         loop {
             let at = next.fetch_add(1, Ordering::Relaxed);
             let Some(ask) = asks.get(at) else { return Ok(()) };
@@ -212,7 +215,7 @@ fn greedy(
     prompts: &[Vec<u32>],
     plan: &CertifyPlan,
     listener: &(dyn Listener + Sync),
-) -> Result<GreedyReport, ServedError> {
+) -> Result<GreedyReport> {
     let asks: Vec<CompletionAsk<'_>> =
         prompts.iter().map(|prompt| greedy_ask(prompt, plan.num_tokens)).collect();
     let expected = complete_all(reference, &asks, 1, listener)?;
@@ -258,7 +261,7 @@ impl AnswerTo<'_> {
         expected: &[u32],
         mut found: Vec<u32>,
         report: &mut GreedyReport,
-    ) -> Result<(), ServedError> {
+    ) -> Result<()> {
         let Self { prompt, number, under_load } = *self;
         let mut from = 0;
         for _ in 0..MOST_RESTARTS {
@@ -292,7 +295,7 @@ impl AnswerTo<'_> {
 
 /// Returns the reference's log-probability of its best token after a prefix, minus that of `token`,
 /// in nats. Infinite if `token` is not among the reference's most probable ones.
-fn gap(reference: &dyn Completing, prefix: &[u32], token: Option<u32>) -> Result<f64, ServedError> {
+fn gap(reference: &dyn Completing, prefix: &[u32], token: Option<u32>) -> Result<f64> {
     let known = best_after(reference, prefix)?;
     let best = known.iter().map(|(_, log_prob)| *log_prob).fold(f32::NEG_INFINITY, f32::max);
     let own = known.iter().find(|(id, _)| Some(*id) == token).map(|(_, log_prob)| *log_prob);
@@ -304,7 +307,7 @@ fn known_ask(prefix: &[u32]) -> CompletionAsk<'_> {
     CompletionAsk { with_log_probs: true, ..greedy_ask(prefix, 1) }
 }
 
-fn best_after(reference: &dyn Completing, prefix: &[u32]) -> Result<Vec<(u32, f32)>, ServedError> {
+fn best_after(reference: &dyn Completing, prefix: &[u32]) -> Result<Vec<(u32, f32)>> {
     Ok(reference.complete(known_ask(prefix))?.known.into_iter().next().unwrap_or_default())
 }
 
@@ -316,7 +319,7 @@ fn jitter(
     expected: &[Completed],
     plan: &CertifyPlan,
     listener: &(dyn Listener + Sync),
-) -> Result<(f64, f64), ServedError> {
+) -> Result<(f64, f64)> {
     let positions = prompts.iter().zip(expected).flat_map(|(prompt, answer)| {
         (0..answer.ids.len()).step_by(7).map(move |at| [prompt, &answer.ids[..at]].concat())
     });

@@ -5,7 +5,7 @@
 
 use anyhow::{Context, Result};
 use draftsmith_data::Message;
-use draftsmith_recipe::text_side::TextSide;
+use draftsmith_recipe::TextSide;
 use draftsmith_theory::SeededDraws;
 
 /// The number of identifiers by which prompts grow.

@@ -3,11 +3,10 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, Kinds};
-use draftsmith_recipe::prompt_files::Reading;
-use draftsmith_recipe::prompts::{PromptChoice, read_sources};
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{Recipe, watch::Watch};
+use draftsmith_recipe::{
+    DrafterRecipe, DrafterRecipes, Kinds, PromptChoice, Reading, Recipe, Watch, Workspace,
+    read_sources,
+};
 use draftsmith_theory::{
     Decoding, DrafterId, FixedLengthConfig, SeededDraws, StopRuleConfig, Trace,
 };

@@ -7,8 +7,8 @@ use draftsmith_model::{
 };
 use serde_json::{Map, Value};
 
+use super::Patient;
 use super::Severity::{Breaks, Hurts, Note};
-use super::{Patient, Severity};
 
 /// The relative distance up to which a matrix is a copy in another type: that of bf16.
 const ROUNDING: f64 = 1.0 / 256.0;
@@ -165,20 +165,10 @@ fn confidence_as_written(patient: &mut Patient<'_>, files: &WeightReader, is_on:
     }
 }
 
-/// A property of a drafter that can be read: whether it holds, its name, its severity, and what was
-/// found, what servers do, and the remedy.
-type Fact = (bool, &'static str, Severity, [&'static str; 3]);
-
 /// Finds what servers do with a drafter that can be read.
 fn as_read(patient: &mut Patient<'_>, files: &WeightReader, config: &BlockDrafterConfig) {
-    let is_untied = !patient.target.spec.tie_word_embeddings;
-    for (holds, name, severity, [what, servers, hint]) in
-        of_tensors(files, config, is_untied).into_iter().chain(of_heads(config))
-    {
-        if holds {
-            patient.find(name, severity, what, servers, hint);
-        }
-    }
+    vocabularies(patient, files, config);
+    heads(patient, config);
     copies(patient, config);
     let num_layers = patient.target.shape.num_layers;
     if config.target_layers.iter().any(|layer| [0, num_layers].contains(layer)) {
@@ -247,80 +237,67 @@ fn copies(patient: &mut Patient<'_>, config: &BlockDrafterConfig) {
     }
 }
 
-fn of_tensors(files: &WeightReader, config: &BlockDrafterConfig, is_untied: bool) -> [Fact; 2] {
+fn vocabularies(patient: &mut Patient<'_>, files: &WeightReader, config: &BlockDrafterConfig) {
     let has_all_tokens = config.draft_vocabulary.is_none();
-    let has = |name: &str| has_all_tokens && files.shape(name).is_some();
-    let embeddings = has("embed_tokens.weight");
-    [
-        (
-            embeddings && is_untied,
+    let has_embeddings = has_all_tokens && files.shape("embed_tokens.weight").is_some();
+    if has_embeddings && !patient.target.spec.tie_word_embeddings {
+        patient.find(
             "embeddings-for-lm-head",
             Breaks,
-            [
-                "the file contains `embed_tokens.weight`, and the target's LM head is another matrix",
-                "llama.cpp drops `lm_head.weight` and computes logits with the embeddings, without a word",
-                AS_DSPARK,
-            ],
-        ),
-        (
-            !has_all_tokens,
+            "the file contains `embed_tokens.weight`, and the target's LM head is another matrix",
+            "llama.cpp drops `lm_head.weight` and computes logits with the embeddings, without a word",
+            AS_DSPARK,
+        );
+    }
+    if !has_all_tokens {
+        patient.find(
             "draft-vocabulary",
             Hurts,
-            [
-                "it drafts a part of the vocabulary",
-                "SGLang ignores `d2t` and drafts other tokens",
-                "do not serve it with SGLang, or train it for all tokens",
-            ],
-        ),
-    ]
+            "it drafts a part of the vocabulary",
+            "SGLang ignores `d2t` and drafts other tokens",
+            "do not serve it with SGLang, or train it for all tokens",
+        );
+    }
 }
 
-fn of_heads(config: &BlockDrafterConfig) -> [Fact; 4] {
-    let has_head = config.confidence != ConfidenceHead::Absent;
-    [
-        (
-            config.is_anchor_first && config.markov_rank == 0,
+fn heads(patient: &mut Patient<'_>, config: &BlockDrafterConfig) {
+    if config.is_anchor_first && config.markov_rank == 0 {
+        patient.find(
             "anchor-first-dflash",
             Breaks,
-            [
-                "the anchor's row predicts the next token, and there is no Markov head",
-                "llama.cpp takes it for a DFlash whose anchor predicts nothing, so it drafts every token one place too late; \
+            "the anchor's row predicts the next token, and there is no Markov head",
+            "llama.cpp takes it for a DFlash whose anchor predicts nothing, so it drafts every token one place too late; \
              SGLang refuses it",
-                "run `draftsmith export --for dspark`, which adds a Markov head of zeros",
-            ],
-        ),
-        (
-            !has_head,
+            "run `draftsmith export --for dspark`, which adds a Markov head of zeros",
+        );
+    }
+    if config.confidence == ConfidenceHead::Absent {
+        patient.find(
             "no-confidence-head",
             Note,
-            [
-                "it has no confidence head",
-                "llama.cpp stops speculating if `--spec-draft-p-min` is above 0 (a DFlash is cut by its largest probability \
+            "it has no confidence head",
+            "llama.cpp stops speculating if `--spec-draft-p-min` is above 0 (a DFlash is cut by its largest probability \
              instead); vLLM estimates acceptance online; SGLang's ragged modes refuse it",
-                "keep the flag at 0, or run `draftsmith attach-head`",
-            ],
-        ),
-        (
-            has_head,
+            "keep the flag at 0, or run `draftsmith attach-head`",
+        );
+    } else {
+        patient.find(
             "head-never-built",
             Note,
-            [
-                "it has a confidence head",
-                "SGLang builds it only with `SGLANG_RAGGED_VERIFY_MODE=compact` or `cap-accept`; llama.cpp cuts by it only \
+            "it has a confidence head",
+            "SGLang builds it only with `SGLANG_RAGGED_VERIFY_MODE=compact` or `cap-accept`; llama.cpp cuts by it only \
              with `--spec-draft-p-min` above 0",
-                "set these if the head should be used",
-            ],
-        ),
-        (
-            !config.is_causal,
+            "set these if the head should be used",
+        );
+    }
+    if !config.is_causal {
+        patient.find(
             "bidirectional",
             Note,
-            [
-                "its rows read the whole block",
-                "with fewer candidates than the block has, servers run a shorter block, whose candidates are not the first \
+            "its rows read the whole block",
+            "with fewer candidates than the block has, servers run a shorter block, whose candidates are not the first \
              ones of the whole",
-                "serve it with all its candidates, or expect other acceptance than recorded here",
-            ],
-        ),
-    ]
+            "serve it with all its candidates, or expect other acceptance than recorded here",
+        );
+    }
 }

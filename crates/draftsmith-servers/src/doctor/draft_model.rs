@@ -3,7 +3,8 @@
 use anyhow::Result;
 use burn::tensor::Device;
 use draftsmith_model::{CausalLm, ModelConfig};
-use draftsmith_recipe::exports::servers::{served_method, served_path};
+use draftsmith_recipe::exports::servers::served_method;
+use draftsmith_recipe::served_path;
 
 use super::{Patient, SHORT_CONTEXT, Severity};
 

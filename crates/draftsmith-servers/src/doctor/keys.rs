@@ -4,7 +4,7 @@
 //! Behaviour was read in the source of vLLM 0.33, SGLang 0.5.23, llama.cpp b11434 and mistral.rs.
 
 use draftsmith_model::ModelError;
-use draftsmith_recipe::kinds::Kinds;
+use draftsmith_recipe::Kinds;
 
 use super::{FileForm, Finding, Patient, Severity};
 

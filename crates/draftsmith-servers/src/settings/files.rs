@@ -3,7 +3,7 @@
 //! Formats follow vLLM 0.33 (`SpeculativeConfig`), SGLang 0.5.23 (`server_args`, adaptive
 //! configuration), llama.cpp b11434 (`common/arg.cpp`) and TensorRT-LLM 1.3 (`draft_len_schedule`).
 
-use draftsmith_recipe::exports::servers::{Runtime, ServedDrafter, ServerFlags};
+use draftsmith_recipe::{Runtime, ServedDrafter, ServerFlags};
 use draftsmith_report::{DecodingName, times_text};
 use draftsmith_theory::{Drafting, Estimate};
 use serde::Serialize;
@@ -62,7 +62,17 @@ fn ranges(rows: &[LoadRow]) -> Vec<(usize, usize, usize)> {
 }
 
 impl ServerKind {
-    /// Returns the server's name in file names.
+    /// The names of all servers.
+    pub const NAMES: [&str; 4] = ["llama.cpp", "vllm", "sglang", "trtllm"];
+
+    /// Returns the server with this name; `None` if there is none, or if it is TensorRT-LLM and the
+    /// meaning of its keys is not given.
+    pub fn named(name: &str, keys: Option<ScheduleKeys>) -> Option<Self> {
+        let all = [Self::LlamaCpp, Self::Vllm, Self::Sglang].into_iter();
+        all.chain(keys.map(Self::TrtLlm)).find(|it| it.name() == name)
+    }
+
+    /// Returns the server's name in arguments and file names.
     pub fn name(self) -> &'static str {
         match self {
             Self::LlamaCpp => "llama.cpp",

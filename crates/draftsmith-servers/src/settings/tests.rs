@@ -3,7 +3,7 @@
 use draftsmith_theory::{RecordedCandidate, RecordedPlace, Recording, ServerCell};
 use serde_json::Value;
 
-use draftsmith_recipe::exports::servers::{AS_DRAFT_MODEL, AS_EAGLE3, ServerFlags};
+use draftsmith_recipe::{AS_DRAFT_MODEL, AS_EAGLE3, ServerFlags};
 
 use super::*;
 

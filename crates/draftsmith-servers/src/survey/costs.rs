@@ -7,8 +7,7 @@ use draftsmith_report::CostSource;
 use draftsmith_theory::{DrafterId, Recordings};
 
 use super::{MAX_LENGTH, Surveyor};
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::prompts::spread;
+use draftsmith_recipe::{LoadedDrafters, spread};
 use draftsmith_tune::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts};
 use draftsmith_tune::decoders::Decoders;
 use draftsmith_tune::sweep::lengths_under;

@@ -14,9 +14,7 @@ use draftsmith_train::{
 };
 
 use super::Surveyor;
-use draftsmith_recipe::exports::HeadExport;
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::watch::Interrupted;
+use draftsmith_recipe::{HeadExport, Interrupted, LoadedDrafters};
 use draftsmith_tune::rollouts::TrainingRollouts;
 
 /// Returns the training settings of the probes: the recommended form of a head, a learning rate for

@@ -19,7 +19,7 @@ use draftsmith_theory::{SeededDraws, TokenChoice, argmax, ridge};
 use rayon::prelude::*;
 
 use super::Surveyor;
-use draftsmith_recipe::watch::Progress;
+use draftsmith_recipe::Progress;
 use draftsmith_tune::answers::TargetAnswer;
 
 /// The ridge penalty, relative to the mean of the squared inputs.

@@ -1,7 +1,7 @@
 //! Surveys a target without a draft model. Linear read-outs of each layer, and of an EAGLE-3
 //! drafter's inputs, act as drafters, which gives a lower bound for what a self-draft could learn.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_model::{Eagle3Config, ModelConfig, ModelShape};
 use draftsmith_report::{CostSource, LookUps, shown_interval};
 use draftsmith_theory::{
@@ -14,8 +14,7 @@ use super::read_out::{ReadOut, read_outs};
 use super::verdict::SurveyVerdict;
 use super::{MAX_LENGTH, Surveyor};
 use crate::settings::ServerSettings;
-use draftsmith_recipe::exports::servers::{AS_DRAFT_MODEL, ServedDrafter, served_path};
-use draftsmith_recipe::watch::Progress;
+use draftsmith_recipe::{AS_DRAFT_MODEL, Progress, ServedDrafter, served_path};
 use draftsmith_tune::costs::Costs;
 use draftsmith_tune::judging::{Fold, speedup};
 use draftsmith_tune::sweep::{RuleChoice, best_unread, cheapest};
@@ -75,9 +74,10 @@ pub struct ExitSurvey {
 pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let target = &surveyor.workspace.pair()?.target;
     let num_layers = target.shape().num_layers;
-    if num_layers < 2 {
-        bail!("the target has one layer and cannot exit early; hint: give a `--draft`");
-    }
+    ensure!(
+        num_layers >= 2,
+        "the target has one layer and cannot exit early; hint: give a `--draft`"
+    );
     let step = (num_layers - 1).div_ceil(MAX_EXITS);
     let exit_layers: Vec<usize> = (1..num_layers).step_by(step).collect();
     let num_steps = surveyor.answers.len() + exit_layers.len();

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use super::{RecordedCandidate, RecordedPlace, Recordings, seconds_per_token};
 use crate::{
-    AcceptanceSignal, Bounds, CostOptimalConfig, RoundCosts, StepFunction, StopRuleConfig,
+    AcceptanceSignal, Bounds, CostOptimalConfig, Result, RoundCosts, StepFunction, StopRuleConfig,
     TheoryError,
 };
 
@@ -42,7 +42,7 @@ pub fn cost_optimal(
     signal: AcceptanceSignal,
     costs: &RoundCosts,
     bounds: Bounds,
-) -> Result<Option<CostOptimum>, TheoryError> {
+) -> Result<Option<CostOptimum>> {
     recordings.check_head(signal.needs())?;
     let fit = |signal_of: &dyn Fn(&RecordedPlace) -> Option<f64>, outcome| {
         fit_steps(outcomes(recordings, signal_of, outcome))

@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings};
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
-use crate::TheoryError;
 
 /// The rule behind HF transformers' `assistant_confidence_threshold`, which stops when the draft's
 /// probability of the drawn candidate is below the threshold. The target still verifies the
@@ -36,16 +35,12 @@ impl CandidateProbThresholdConfig {
 }
 
 impl RuleConfig for CandidateProbThresholdConfig {
-    fn check(&self) -> Result<(), TheoryError> {
-        TheoryError::check_probability("confidence_threshold", self.confidence_threshold)
-    }
-
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(*self)
     }
 
-    fn parameter(&self) -> f64 {
-        self.confidence_threshold
+    fn parameter(&self) -> (&'static str, f64) {
+        ("confidence_threshold", self.confidence_threshold)
     }
 }
 
@@ -66,6 +61,7 @@ impl StopRule for CandidateProbThresholdConfig {
 
 #[cfg(test)]
 mod tests {
+    use super::super::StopRuleConfig;
     use super::super::rule::test_rounds::round_length;
     use super::*;
 
@@ -95,7 +91,7 @@ mod tests {
         let candidate = SignalNeeds { candidate_prob: true, ..SignalNeeds::default() };
         assert_eq!(rule(0.6).needs(), candidate);
         for threshold in [-0.1, 1.1, f64::NAN] {
-            assert!(rule(threshold).check().is_err());
+            assert!(StopRuleConfig::from(rule(threshold)).init().is_err());
         }
     }
 }

@@ -7,7 +7,6 @@ use super::{
     Bounds, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, StopRule, StopRuleEntry,
     StopRuleName,
 };
-use crate::TheoryError;
 
 /// llama.cpp's `--spec-draft-p-min` for DSpark drafters: no candidate is drawn whose predicted
 /// acceptance is below the threshold.
@@ -42,16 +41,12 @@ impl ConfidenceHeadConfig {
 }
 
 impl RuleConfig for ConfidenceHeadConfig {
-    fn check(&self) -> Result<(), TheoryError> {
-        TheoryError::check_probability("acceptance_threshold", self.acceptance_threshold)
-    }
-
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(*self)
     }
 
-    fn parameter(&self) -> f64 {
-        self.acceptance_threshold
+    fn parameter(&self) -> (&'static str, f64) {
+        ("acceptance_threshold", self.acceptance_threshold)
     }
 }
 
@@ -83,6 +78,7 @@ impl StopRule for ConfidenceHeadConfig {
 
 #[cfg(test)]
 mod tests {
+    use super::super::StopRuleConfig;
     use super::*;
 
     fn rule(acceptance_threshold: f64) -> ConfidenceHeadConfig {
@@ -115,7 +111,7 @@ mod tests {
         let head = SignalNeeds { acceptance_prob: true, ..SignalNeeds::default() };
         assert_eq!(rule(0.6).needs(), head);
         for threshold in [-0.1, 1.1, f64::NAN] {
-            assert!(rule(threshold).check().is_err());
+            assert!(StopRuleConfig::from(rule(threshold)).init().is_err());
         }
     }
 }

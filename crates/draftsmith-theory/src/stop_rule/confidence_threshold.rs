@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings};
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
-use crate::TheoryError;
 
 const NEEDED: &str = "drafters give the signals a rule needs";
 
@@ -50,16 +49,12 @@ impl ConfidenceThresholdConfig {
 }
 
 impl RuleConfig for ConfidenceThresholdConfig {
-    fn check(&self) -> Result<(), TheoryError> {
-        TheoryError::check_probability("confidence_threshold", self.confidence_threshold)
-    }
-
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(*self)
     }
 
-    fn parameter(&self) -> f64 {
-        self.confidence_threshold
+    fn parameter(&self) -> (&'static str, f64) {
+        ("confidence_threshold", self.confidence_threshold)
     }
 }
 
@@ -87,6 +82,7 @@ impl StopRule for ConfidenceThresholdConfig {
 
 #[cfg(test)]
 mod tests {
+    use super::super::StopRuleConfig;
     use super::super::rule::test_rounds::round_length;
     use super::*;
 
@@ -127,7 +123,7 @@ mod tests {
         let of_ten = SignalNeeds { confidence_of_ten: true, ..SignalNeeds::default() };
         assert_eq!(rule(0.6, true).needs(), of_ten);
         for threshold in [-0.1, 1.1, f64::NAN] {
-            assert!(rule(threshold, false).check().is_err());
+            assert!(StopRuleConfig::from(rule(threshold, false)).init().is_err());
         }
     }
 }

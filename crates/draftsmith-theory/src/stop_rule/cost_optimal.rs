@@ -8,8 +8,8 @@ use super::{
     AcceptanceSignal, Bounds, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, StopRule,
     StopRuleEntry, StopRuleName,
 };
-use crate::TheoryError;
 use crate::serialized::deserialize_by_new;
+use crate::{Result, TheoryError};
 
 /// A piecewise constant function of a signal.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -28,7 +28,7 @@ impl StepFunction {
     ///
     /// # Errors
     /// Unless the edges ascend, there is one more value than edges, and all numbers are finite.
-    pub fn new(edges: Vec<f64>, values: Vec<f64>) -> Result<Self, TheoryError> {
+    pub fn new(edges: Vec<f64>, values: Vec<f64>) -> Result<Self> {
         let finite = edges.iter().chain(&values).all(|number| number.is_finite());
         let ascending = edges.windows(2).all(|pair| pair[0] < pair[1]);
         let (num_edges, num_values) = (edges.len(), values.len());
@@ -45,7 +45,7 @@ impl StepFunction {
     ///
     /// # Errors
     /// If the value is not finite.
-    pub fn constant(value: f64) -> Result<Self, TheoryError> {
+    pub fn constant(value: f64) -> Result<Self> {
         Self::new(Vec::new(), vec![value])
     }
 
@@ -133,7 +133,7 @@ impl RuleConfig for CostOptimalConfig {
         }
     }
 
-    fn check(&self) -> Result<(), TheoryError> {
+    fn check(&self) -> Result<()> {
         let worths =
             [("least_worth", self.least_worth), ("least_draw_worth", self.least_draw_worth)];
         worths.into_iter().try_for_each(|(name, worth)| {
@@ -147,8 +147,8 @@ impl RuleConfig for CostOptimalConfig {
         Box::new(CostOptimal { config: self.clone(), all_accepted_prob: 1.0, outlook })
     }
 
-    fn parameter(&self) -> f64 {
-        self.least_worth
+    fn parameter(&self) -> (&'static str, f64) {
+        ("least_worth", self.least_worth)
     }
 }
 

@@ -4,7 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{Grid, RuleConfig, RuleFamily, RuleOption, RuleSettings, SettingKind, Sweep};
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
-use crate::TheoryError;
+use crate::{Result, TheoryError};
 
 /// SVIP's rule (Zhang et al. 2024, §2), which stops when √(c·H) exceeds the threshold. H is the
 /// entropy in nats of the raw distribution that the candidate was drawn from. The target still
@@ -64,7 +64,7 @@ impl EntropyThresholdConfig {
 }
 
 impl RuleConfig for EntropyThresholdConfig {
-    fn check(&self) -> Result<(), TheoryError> {
+    fn check(&self) -> Result<()> {
         let Self { entropy_threshold: threshold, entropy_scale: scale, check_interval, .. } = *self;
         let is_valid = threshold >= 0.0 && threshold.is_finite();
         TheoryError::check(is_valid, "entropy_threshold", "be 0 or more and finite", threshold)?;
@@ -78,8 +78,8 @@ impl RuleConfig for EntropyThresholdConfig {
         Box::new(*self)
     }
 
-    fn parameter(&self) -> f64 {
-        self.entropy_threshold
+    fn parameter(&self) -> (&'static str, f64) {
+        ("entropy_threshold", self.entropy_threshold)
     }
 }
 

@@ -7,7 +7,7 @@
 use super::{
     AcceptanceSignal, Bounds, HeadTiming, StopRule, StopRuleConfig, StopRuleName, stop_rules,
 };
-use crate::TheoryError;
+use crate::Result;
 
 /// A row of the table of stop rules. A rule has one row for each form that results distinguish.
 #[derive(Debug)]
@@ -210,14 +210,15 @@ pub(super) trait RuleConfig {
         0
     }
 
-    /// Checks all settings except the bounds.
-    fn check(&self) -> Result<(), TheoryError> {
+    /// Checks all settings except the bounds and a main number that is a probability.
+    fn check(&self) -> Result<()> {
         Ok(())
     }
 
     /// Builds the rule, even if the settings are invalid.
     fn rule(&self) -> Box<dyn StopRule>;
 
-    /// Returns the rule's main number, as [`StopRuleConfig::parameter`] describes.
-    fn parameter(&self) -> f64;
+    /// Returns the key and the value of the rule's main number, which
+    /// [`StopRuleConfig::parameter`] describes.
+    fn parameter(&self) -> (&'static str, f64);
 }

@@ -37,8 +37,8 @@ impl RuleConfig for FixedLengthConfig {
         Box::new(*self)
     }
 
-    fn parameter(&self) -> f64 {
-        self.candidate_length as f64
+    fn parameter(&self) -> (&'static str, f64) {
+        ("candidate_length", self.candidate_length as f64)
     }
 }
 

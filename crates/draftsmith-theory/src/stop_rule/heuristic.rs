@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings, SettingKind, Sweep};
 use super::{Bounds, DraftSignals, RoundEnd, StopRule, StopRuleEntry, StopRuleName};
-use crate::TheoryError;
+use crate::{Result, TheoryError};
 
 /// The settings of the schedule of HF transformers' assisted generation, also a baseline in SVIP.
 /// If the target accepts all candidates of a round, the next round has two more candidates,
@@ -44,7 +44,7 @@ impl HeuristicConfig {
 }
 
 impl RuleConfig for HeuristicConfig {
-    fn check(&self) -> Result<(), TheoryError> {
+    fn check(&self) -> Result<()> {
         let Self { initial_length, bounds: Bounds { min, max } } = *self;
         TheoryError::ensure((min..=max).contains(&initial_length), || {
             format!(
@@ -57,8 +57,8 @@ impl RuleConfig for HeuristicConfig {
         Box::new(Heuristic { config: *self, candidate_length: self.initial_length, applies: false })
     }
 
-    fn parameter(&self) -> f64 {
-        self.initial_length as f64
+    fn parameter(&self) -> (&'static str, f64) {
+        ("initial_length", self.initial_length as f64)
     }
 }
 

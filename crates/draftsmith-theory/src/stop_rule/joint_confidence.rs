@@ -4,7 +4,6 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings};
 use super::{Bounds, DraftSignals, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
-use crate::TheoryError;
 
 /// The settings of a rule that stops when the product of the confidences of the round's candidates
 /// is at most the threshold. The target still verifies the candidate just drawn.
@@ -32,16 +31,12 @@ impl JointConfidenceConfig {
 }
 
 impl RuleConfig for JointConfidenceConfig {
-    fn check(&self) -> Result<(), TheoryError> {
-        TheoryError::check_probability("confidence_threshold", self.confidence_threshold)
-    }
-
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(JointConfidence { config: *self, joint: 1.0 })
     }
 
-    fn parameter(&self) -> f64 {
-        self.confidence_threshold
+    fn parameter(&self) -> (&'static str, f64) {
+        ("confidence_threshold", self.confidence_threshold)
     }
 }
 
@@ -72,6 +67,7 @@ impl StopRule for JointConfidence {
 
 #[cfg(test)]
 mod tests {
+    use super::super::StopRuleConfig;
     use super::super::rule::test_rounds::round_length;
     use super::*;
 
@@ -96,7 +92,7 @@ mod tests {
         let confidence = SignalNeeds { confidence: true, ..SignalNeeds::default() };
         assert_eq!(config(0.6).rule().needs(), confidence);
         for threshold in [-0.1, 1.1, f64::NAN] {
-            assert!(config(threshold).check().is_err());
+            assert!(StopRuleConfig::from(config(threshold)).init().is_err());
         }
     }
 }

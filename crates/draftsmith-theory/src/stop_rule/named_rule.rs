@@ -4,7 +4,7 @@ use std::str::FromStr;
 
 use super::entry::Grid;
 use super::{Bounds, StopRuleConfig};
-use crate::TheoryError;
+use crate::{Result, TheoryError};
 
 /// A rule of the table with a value of its parameter and options, but without bounds.
 ///
@@ -34,7 +34,7 @@ impl NamedRule {
 impl FromStr for NamedRule {
     type Err = TheoryError;
 
-    fn from_str(text: &str) -> Result<Self, TheoryError> {
+    fn from_str(text: &str) -> Result<Self> {
         read(text).map_err(|problem| TheoryError::NamedRule { text: text.to_owned(), problem })
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::entry::{Grid, RuleConfig, RuleFamily, RuleSettings};
 use super::{Bounds, DraftSignals, RoundEnd, SignalNeeds, StopRule, StopRuleEntry, StopRuleName};
-use crate::TheoryError;
+use crate::{Result, TheoryError};
 
 /// The number of rounds between two steps of the fit.
 const ROUNDS_PER_FIT: usize = 100;
@@ -76,8 +76,7 @@ impl OnlineAcceptanceConfig {
 }
 
 impl RuleConfig for OnlineAcceptanceConfig {
-    fn check(&self) -> Result<(), TheoryError> {
-        TheoryError::check_probability("survival_threshold", self.survival_threshold)?;
+    fn check(&self) -> Result<()> {
         let AcceptanceModel { slope, intercepts } = &self.start;
         let is_finite = intercepts.iter().all(|it| it.is_finite()) && !intercepts.is_empty();
         let is_valid = *slope >= 0.0 && slope.is_finite() && is_finite;
@@ -94,8 +93,8 @@ impl RuleConfig for OnlineAcceptanceConfig {
         })
     }
 
-    fn parameter(&self) -> f64 {
-        self.survival_threshold
+    fn parameter(&self) -> (&'static str, f64) {
+        ("survival_threshold", self.survival_threshold)
     }
 }
 
@@ -244,6 +243,7 @@ impl StopRule for OnlineAcceptance {
 
 #[cfg(test)]
 mod tests {
+    use super::super::StopRuleConfig;
     use super::super::rule::test_rounds::round_length;
     use super::*;
     use crate::SeededDraws;
@@ -345,7 +345,7 @@ mod tests {
     #[test]
     fn settings_are_checked() {
         for threshold in [-0.1, 1.1, f64::NAN] {
-            assert!(config(threshold).check().is_err());
+            assert!(StopRuleConfig::from(config(threshold)).init().is_err());
         }
         for (slope, intercepts) in [(-1.0, vec![0.0]), (1.0, vec![]), (1.0, vec![f64::NAN])] {
             let start = AcceptanceModel { slope, intercepts };

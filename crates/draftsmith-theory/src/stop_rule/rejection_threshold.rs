@@ -7,7 +7,6 @@ use super::{
     Bounds, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, StopRule, StopRuleEntry,
     StopRuleName,
 };
-use crate::TheoryError;
 
 /// The settings of SpecDec++'s rule (Algorithm 2). It stops when 1 − ∏ p̂, the predicted
 /// probability that some candidate is rejected, strictly exceeds the threshold.
@@ -73,16 +72,12 @@ impl RuleConfig for RejectionThresholdConfig {
         usize::from(self.without_lag)
     }
 
-    fn check(&self) -> Result<(), TheoryError> {
-        TheoryError::check_probability("stop_threshold", self.stop_threshold)
-    }
-
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(RejectionThreshold { config: *self, all_accepted_prob: 1.0 })
     }
 
-    fn parameter(&self) -> f64 {
-        self.stop_threshold
+    fn parameter(&self) -> (&'static str, f64) {
+        ("stop_threshold", self.stop_threshold)
     }
 }
 
@@ -140,6 +135,7 @@ mod tests {
     use super::super::StopRuleConfig;
     use super::super::rule::test_rounds::round_length;
     use super::*;
+    use crate::TheoryError;
 
     fn config(stop_threshold: f64) -> RejectionThresholdConfig {
         let bounds = Bounds::default();
@@ -243,7 +239,7 @@ mod tests {
             assert_eq!(refused, Some(expected));
         }
         for stop_threshold in [-0.1, 1.1, f64::NAN] {
-            assert!(config(stop_threshold).check().is_err());
+            assert!(StopRuleConfig::from(config(stop_threshold)).init().is_err());
         }
         assert!(config(0.5).rule().needs().acceptance_prob);
     }

@@ -3,8 +3,8 @@
 use serde::Serialize;
 
 use super::signals::{DraftSignals, SignalNeeds};
-use crate::TheoryError;
 use crate::serialized::deserialize_by_new;
+use crate::{Result, TheoryError};
 
 /// The minimum and maximum number of candidates in a round, both inclusive; `min` <= `max` and 1 <=
 /// `max`.
@@ -36,7 +36,7 @@ impl Bounds {
     ///
     /// # Errors
     /// Unless `min` <= `max` and 1 <= `max`.
-    pub fn new(min: usize, max: usize) -> Result<Self, TheoryError> {
+    pub fn new(min: usize, max: usize) -> Result<Self> {
         TheoryError::ensure(1 <= max && min <= max, || {
             format!(
                 "candidate length bounds must satisfy min <= max and 1 <= max, not min `{min}`, max `{max}`"

@@ -4,9 +4,8 @@
 use std::fmt;
 use std::str::FromStr;
 
-use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
-
-use crate::TheoryError;
+use crate::serialized::serialize_as_string;
+use crate::{Result, TheoryError};
 
 /// The maximum number of widths by depth.
 const MAX_DEPTHS: usize = 8;
@@ -48,7 +47,7 @@ impl TreeShape {
         num_read: u16,
         num_beside: u16,
         children: TreeChildren,
-    ) -> Result<Self, TheoryError> {
+    ) -> Result<Self> {
         let are_some = (1..=MAX_DEPTHS).contains(&widths.len()) && !widths.contains(&0);
         if !are_some || num_read == 0 {
             return Err(not_a_shape());
@@ -85,7 +84,7 @@ impl fmt::Display for TreeShape {
 impl FromStr for TreeShape {
     type Err = TheoryError;
 
-    fn from_str(text: &str) -> Result<Self, TheoryError> {
+    fn from_str(text: &str) -> Result<Self> {
         let (rest, children) = match text.strip_suffix(DRAWN) {
             Some(rest) => (rest, TreeChildren::Drawn),
             None => (text, TreeChildren::Top),
@@ -110,15 +109,8 @@ fn not_a_shape() -> TheoryError {
     )
 }
 
-impl Serialize for TreeShape {
-    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_str(self)
-    }
-}
+serialize_as_string!(TreeShape, read);
 
-impl<'de> Deserialize<'de> for TreeShape {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        let text = String::deserialize(deserializer)?;
-        text.parse().map_err(|error| de::Error::custom(format!("`{text}`: {error}")))
-    }
+fn read(text: &str) -> Result<TreeShape, String> {
+    text.parse().map_err(|error| format!("`{text}`: {error}"))
 }

@@ -47,7 +47,7 @@ fn train(
     rows: &[ResponseRow],
     training: &AdapterTraining,
     dir: &Path,
-) -> Result<TrainedState<AdapterShape>, TrainError> {
+) -> Result<TrainedState<AdapterShape>> {
     let run = TrainingRun::new(dir, "");
     train_self_drafts(target, rows, std::slice::from_ref(training), 3, run).map(only)
 }

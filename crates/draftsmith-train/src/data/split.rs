@@ -6,7 +6,7 @@ use draftsmith_data::ResponseRow;
 use draftsmith_theory::in_validation;
 
 use crate::data::RowCounts;
-use crate::error::TrainError;
+use crate::error::Result;
 
 /// The training rows and the validation rows, each in their original order.
 pub(crate) struct SplitRows<T> {
@@ -33,8 +33,8 @@ impl<T> SplitRows<T> {
         rows: &[ResponseRow],
         vocab_size: usize,
         validation_fraction: f64,
-        usable: impl Fn(&ResponseRow) -> Result<Option<T>, TrainError>,
-    ) -> Result<Self, TrainError> {
+        usable: impl Fn(&ResponseRow) -> Result<Option<T>>,
+    ) -> Result<Self> {
         let mut split = Self { training: Vec::new(), validation: Vec::new(), num_unusable: 0 };
         for row in rows {
             row.validate()?;

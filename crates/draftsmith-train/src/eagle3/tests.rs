@@ -37,10 +37,7 @@ fn quick() -> Eagle3Training {
     })
 }
 
-fn train(
-    rows: &[ResponseRow],
-    training: &Eagle3Training,
-) -> Result<TrainedState<Eagle3Shape>, TrainError> {
+fn train(rows: &[ResponseRow], training: &Eagle3Training) -> Result<TrainedState<Eagle3Shape>> {
     let dir = tempfile::tempdir().unwrap();
     let run = TrainingRun::new(dir.path(), "");
     train_self_drafts(&deep_target(16, 64), rows, std::slice::from_ref(training), 3, run).map(only)

@@ -8,7 +8,7 @@ use draftsmith_model::AcceptanceHead;
 use draftsmith_theory::{HeadMetrics, HeadScores};
 
 use crate::data::TrainingBatch;
-use crate::error::{Section, TrainError, to_host};
+use crate::error::{Result, Section, to_host};
 use crate::head::batches::HeadBatch;
 use crate::run::member::{Score, Trainee};
 
@@ -87,7 +87,7 @@ impl Trainee for HeadLearner {
         HeadMetrics::unshifting(self.rejection_weight)
     }
 
-    fn count(output: HeadOutput, tally: &mut HeadMetrics) -> Result<Option<f64>, TrainError> {
+    fn count(output: HeadOutput, tally: &mut HeadMetrics) -> Result<Option<f64>> {
         let HeadOutput { loss, logit, labels, num_labels } = output;
         let num_padded = labels.dims()[0];
         let numbers = to_host(Tensor::cat(vec![loss, logit, labels], 0))?;

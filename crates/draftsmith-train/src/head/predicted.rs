@@ -5,7 +5,7 @@ use draftsmith_model::{AcceptanceHead, DrafterModel, Lengths, vectors};
 use draftsmith_theory::{Recording, Recordings};
 use rayon::prelude::*;
 
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::head::features::{Frozen, LabelledRows, StatesOrigin};
 use crate::head::rows::{Branch, Mixture, TrainingRow};
 use crate::head::settings::MixedLabels;
@@ -27,7 +27,7 @@ pub fn predictions_along(
     heads: &[&AcceptanceHead],
     recordings: &Recordings,
     source: Option<&dyn StatesSource>,
-) -> Result<Vec<Vec<f32>>, TrainError> {
+) -> Result<Vec<Vec<f32>>> {
     let Some(first) = heads.first() else { return Ok(Vec::new()) };
     assert!(heads.iter().all(|head| head.reads() == first.reads()), "heads read the same");
     let device = draft.device();
@@ -55,7 +55,7 @@ fn predicted_with(
     drafts: &PerDevice<DrafterModel>,
     heads: &[AcceptanceHead],
     responses: &[Recording],
-) -> Result<Vec<Vec<Vec<f32>>>, TrainError> {
+) -> Result<Vec<Vec<Vec<f32>>>> {
     let mixtures: Vec<Mixture> = responses.iter().map(candidates_of).collect();
     let rows = mixtures.iter().map(Mixture::read_ids);
     let rows: Vec<StatesRow<'_>> =
@@ -111,7 +111,7 @@ impl TrainingInput {
         context: usize,
         seed: u64,
         mixing_ratio: f64,
-    ) -> Result<Option<Self>, TrainError> {
+    ) -> Result<Option<Self>> {
         let training = TrainingRow::new(row, context, MixedLabels::Sampled)?;
         Ok(training.map(|training| {
             let mixture = training.mixture(seed, 1, mixing_ratio);

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use draftsmith_data::{ResponseRow, RolloutRow};
 use draftsmith_theory::acceptance_prob;
 
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::head::rows::{Branch, Mixture};
 
 /// Rollouts of the draft along the training responses, recorded without a head.
@@ -44,11 +44,7 @@ impl RolloutsById<'_> {
     ///
     /// # Errors
     /// If there are no rollouts of the row's response.
-    pub(crate) fn mixture(
-        &self,
-        row: &ResponseRow,
-        context: usize,
-    ) -> Result<Option<Mixture>, TrainError> {
+    pub(crate) fn mixture(&self, row: &ResponseRow, context: usize) -> Result<Option<Mixture>> {
         let first = row.prompt_ids.len();
         let len = row.response_ids.len().min(context.saturating_sub(first));
         if first == 0 || len == 0 {

@@ -4,7 +4,7 @@
 use draftsmith_data::ResponseRow;
 use draftsmith_theory::{acceptance_prob, keep_target};
 
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::head::settings::MixedLabels;
 
 /// A training row, cut to the draft's context.
@@ -103,7 +103,7 @@ impl TrainingRow {
         row: &ResponseRow,
         context: usize,
         labels: MixedLabels,
-    ) -> Result<Option<Self>, TrainError> {
+    ) -> Result<Option<Self>> {
         let Some(draft) = &row.draft else {
             return Err(TrainError::Invalid(format!(
                 "row `{}` has no draft columns: the data was built without a drafter; hint: add a table \

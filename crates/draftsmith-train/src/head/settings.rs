@@ -11,7 +11,7 @@
 use draftsmith_model::{HeadForm, HeadInput, HeadReads, WeightDtype};
 use serde::{Deserialize, Deserializer, Serialize};
 
-use crate::error::{Section, TrainError};
+use crate::error::{Result, Section, TrainError};
 use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
 use crate::states::{FeatureFormat, Features};
@@ -172,7 +172,7 @@ impl HeadTraining {
     ///
     /// # Errors
     /// If a key of `head` is out of range. The error names the first one.
-    pub fn validate(&self) -> Result<(), TrainError> {
+    pub fn validate(&self) -> Result<()> {
         let section = SECTION;
         self.optimizer.check(section)?;
         self.sweep.iter().try_for_each(|sweep| sweep.validate())?;
@@ -223,7 +223,7 @@ impl HeadSweep {
     ///
     /// # Errors
     /// If a key is invalid. The error names the first one.
-    fn validate(&self) -> Result<(), TrainError> {
+    fn validate(&self) -> Result<()> {
         let depths = self.num_layers.as_ref();
         let depths = depths.map(|depths| depths.iter().map(|depth| *depth as f64).collect());
         check_list("sweep.num_layers", depths, DEPTH)?;
@@ -233,7 +233,7 @@ impl HeadSweep {
     }
 }
 
-fn check_list(key: &'static str, values: Option<Vec<f64>>, range: Range) -> Result<(), TrainError> {
+fn check_list(key: &'static str, values: Option<Vec<f64>>, range: Range) -> Result<()> {
     let Some(values) = values else { return Ok(()) };
     let are_distinct = values.iter().enumerate().all(|(n, value)| !values[..n].contains(value));
     if values.is_empty() || !are_distinct {

@@ -42,7 +42,7 @@ fn train(
     rows: &[ResponseRow],
     training: &HeadTraining,
     dir: &Path,
-) -> Result<TrainedHead, TrainError> {
+) -> Result<TrainedHead> {
     train_heads(draft, rows, slice::from_ref(training), 3, TrainingRun::new(dir, "")).map(only)
 }
 

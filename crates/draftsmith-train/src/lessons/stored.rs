@@ -9,7 +9,7 @@ use draftsmith_model::vectors::values;
 use draftsmith_model::{CausalLm, Lengths};
 
 use super::Teaching;
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::lessons::rows::{LessonRow, Padded};
 use crate::states::{
     GivenStates, Keeping, RowStatesPlan, StateFile, StateFiles, StatesRow, StatesSource,
@@ -97,7 +97,7 @@ impl StoredStates {
         (exit_layers, teaching): (&[usize], Teaching),
         width: usize,
         rows: &[&LessonRow],
-    ) -> Result<Self, TrainError> {
+    ) -> Result<Self> {
         let source = files.source();
         if let Some(Keeping::Nowhere(stream)) = source.map(StatesSource::keeping) {
             let num_tokens: usize = rows.iter().map(|row| row.input_ids.len()).sum();
@@ -157,7 +157,7 @@ impl StoredStates {
         source: &dyn StatesSource,
         exit_layers: &[usize],
         rows: &[&LessonRow],
-    ) -> Result<(), TrainError> {
+    ) -> Result<()> {
         let missing = rows.iter().filter(|row| self.read(row).is_none()).map(|row| wanted(row));
         let missing: Vec<StatesRow<'_>> = missing.collect();
         source.states(exit_layers, &missing, &mut |nth, GivenStates { layers, last }| {

@@ -21,7 +21,7 @@ use draftsmith_files::{hash_bytes, if_present, paths_in, write_whole};
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde::{Deserialize, Serialize};
 
-use crate::error::{TrainError, file_error};
+use crate::error::{Result, TrainError, file_error};
 use crate::run::progress::{MemberProgress, RunProgress};
 
 /// The state of a training.
@@ -76,7 +76,7 @@ impl Resumption {
     ///
     /// # Errors
     /// If a state cannot be read, or has changed since it was saved.
-    pub fn find(checkpoint_dir: &Path, fingerprint: &str) -> Result<Self, TrainError> {
+    pub fn find(checkpoint_dir: &Path, fingerprint: &str) -> Result<Self> {
         let Some(dir) = latest(checkpoint_dir)? else { return Ok(Self::Nothing) };
         let state = read_state::<IgnoredAny>(&dir, fingerprint)?;
         Ok(state.map_or(Self::Other, |state| Self::After(state.progress.num_steps)))
@@ -87,7 +87,7 @@ impl Resumption {
 ///
 /// # Errors
 /// If it cannot be removed.
-pub fn discard(checkpoint_dir: &Path) -> Result<(), TrainError> {
+pub fn discard(checkpoint_dir: &Path) -> Result<()> {
     remove_dir(&checkpoint_dir.join(STATES))
 }
 
@@ -107,7 +107,7 @@ pub(crate) fn save<S: Serialize>(
     checkpoint_dir: &Path,
     fingerprint: &str,
     state: TrainingState<S>,
-) -> Result<(), TrainError> {
+) -> Result<()> {
     let TrainingState { progress, members } = state;
     let name = format!("epoch-{}-step-{}", progress.epoch, progress.epoch_steps);
     let dir = checkpoint_dir.join(STATES).join(name);
@@ -122,7 +122,7 @@ pub(crate) fn save<S: Serialize>(
         let best = best.map(|best| write(BEST, &best)).transpose()?;
         Ok(MemberState { name, model, optimizer, best, progress })
     });
-    let members = members.collect::<Result<_, TrainError>>()?;
+    let members = members.collect::<Result<_>>()?;
     let file = TrainingStateFile { fingerprint: format!("{FORM}{fingerprint}"), progress, members };
     let text = toml::to_string(&file).expect("numbers and names are TOML");
     write_whole(&dir.join(STATE), format!("{CHECKSUM}{}\"\n{text}", hash_bytes(text.as_bytes())))?;
@@ -139,7 +139,7 @@ pub(crate) fn save<S: Serialize>(
 pub(crate) fn load<S: DeserializeOwned>(
     checkpoint_dir: &Path,
     fingerprint: &str,
-) -> Result<Option<(TrainingState<S>, PathBuf)>, TrainError> {
+) -> Result<Option<(TrainingState<S>, PathBuf)>> {
     let Some(dir) = latest(checkpoint_dir)? else { return Ok(None) };
     let Some(file) = read_state::<S>(&dir, fingerprint)? else { return Ok(None) };
     let members = file.members.into_iter().map(|member| {
@@ -153,7 +153,7 @@ pub(crate) fn load<S: DeserializeOwned>(
             progress,
         })
     });
-    let members = members.collect::<Result<_, TrainError>>()?;
+    let members = members.collect::<Result<_>>()?;
     Ok(Some((TrainingState { progress: file.progress, members }, dir)))
 }
 
@@ -161,7 +161,7 @@ pub(crate) fn load<S: DeserializeOwned>(
 type Position = (usize, usize);
 
 /// Lists the directories of complete and incomplete states, with their positions.
-fn states(checkpoint_dir: &Path) -> Result<Vec<(Position, PathBuf)>, TrainError> {
+fn states(checkpoint_dir: &Path) -> Result<Vec<(Position, PathBuf)>> {
     let root = checkpoint_dir.join(STATES);
     let paths = if root.exists() { paths_in(&root)? } else { Vec::new() };
     let position = |path: &Path| position_of(path.file_name()?.to_str()?);
@@ -175,17 +175,17 @@ fn position_of(name: &str) -> Option<Position> {
 }
 
 /// Finds the latest complete state. The one before it may still exist.
-fn latest(checkpoint_dir: &Path) -> Result<Option<PathBuf>, TrainError> {
+fn latest(checkpoint_dir: &Path) -> Result<Option<PathBuf>> {
     let states = states(checkpoint_dir)?.into_iter();
     Ok(states.filter(|(_, dir)| dir.join(STATE).is_file()).max().map(|(_, dir)| dir))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, TrainError> {
+fn read(path: &Path) -> Result<Vec<u8>> {
     fs::read(path).map_err(|error| broken(path, error.to_string()))
 }
 
 /// Reads a record and verifies its hash.
-fn read_record(path: &Path, hash: &str) -> Result<Vec<u8>, TrainError> {
+fn read_record(path: &Path, hash: &str) -> Result<Vec<u8>> {
     let record = read(path)?;
     if hash_bytes(&record) == hash { Ok(record) } else { Err(changed(path)) }
 }
@@ -194,7 +194,7 @@ fn read_record(path: &Path, hash: &str) -> Result<Vec<u8>, TrainError> {
 fn read_state<S: DeserializeOwned>(
     dir: &Path,
     fingerprint: &str,
-) -> Result<Option<TrainingStateFile<S>>, TrainError> {
+) -> Result<Option<TrainingStateFile<S>>> {
     let path = dir.join(STATE);
     let text = read(&path)?;
     let text = std::str::from_utf8(&text).map_err(|_| changed(&path))?;
@@ -226,7 +226,7 @@ pub(crate) fn broken(path: &Path, problem: String) -> TrainError {
     ))
 }
 
-fn remove_dir(path: &Path) -> Result<(), TrainError> {
+fn remove_dir(path: &Path) -> Result<()> {
     if_present(fs::remove_dir_all(path)).map(drop).map_err(file_error("remove", path))
 }
 

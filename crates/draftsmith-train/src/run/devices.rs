@@ -21,7 +21,7 @@ use burn::tensor::Device;
 use rayon::prelude::*;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 
 /// One value for each device.
 #[derive(Debug, Clone)]
@@ -42,7 +42,7 @@ impl<T> From<T> for PerDevice<T> {
 impl<T> PerDevice<T> {
     /// Wraps one value per device, and creates a thread pool for each device if there are several.
     /// `all` must not be empty.
-    pub(crate) fn new(all: Vec<T>, threads_a_device: usize) -> Result<Self, TrainError> {
+    pub(crate) fn new(all: Vec<T>, threads_a_device: usize) -> Result<Self> {
         let num_pools = if all.len() == 1 { 0 } else { all.len() };
         let threads = (0..num_pools).map(|nth| {
             let name = move |_| format!("device-{nth}");
@@ -99,7 +99,7 @@ impl<T> PerDevice<T> {
 impl<M: Module> PerDevice<M> {
     /// Copies a frozen model, without autodiff, to more devices. The given model stays on its own
     /// device.
-    pub(crate) fn frozen(model: M, more: &[Device]) -> Result<Self, TrainError> {
+    pub(crate) fn frozen(model: M, more: &[Device]) -> Result<Self> {
         let copies = more.iter().map(|device| model.clone().fork(&device.clone().inner()));
         Self::new(std::iter::once(model.clone()).chain(copies).collect(), threads_a_device(more))
     }
@@ -108,7 +108,7 @@ impl<M: Module> PerDevice<M> {
 impl PerDevice<Device> {
     /// Lists the devices of the trained models, with autodiff. They have separate threads, so that
     /// the frozen model can run at the same time.
-    pub(crate) fn trained(first: Device, more: &[Device]) -> Result<Self, TrainError> {
+    pub(crate) fn trained(first: Device, more: &[Device]) -> Result<Self> {
         let all = std::iter::once(&first).chain(more);
         let all = all.map(|device| device.clone().autodiff());
         Self::new(all.collect(), threads_a_device(more))

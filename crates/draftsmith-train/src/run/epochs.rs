@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use draftsmith_files::check_room;
 
 use crate::data::{BatchSource, Loaders, VALIDATION_EPOCH};
-use crate::error::{TrainError, file_error};
+use crate::error::{Result, TrainError, file_error};
 use crate::log::renderer::{Half, LEARNING_RATE, LOSS, RunStart, TRAINING_LOSS};
 use crate::log::{StepLog, StepMetrics};
 use crate::run::devices::side_by_side;
@@ -37,7 +37,7 @@ impl TrainingRun<'_> {
         setup: Setup<S>,
         models: Vec<(String, L)>,
         trained: impl FnMut(usize, L::Part, Outcome<L::Scores>) -> T,
-    ) -> Result<Ending<Vec<T>>, TrainError>
+    ) -> Result<Ending<Vec<T>>>
     where
         S: BatchSource<Content = L::Content>,
         L: Trainee,
@@ -74,11 +74,7 @@ struct Pending {
 
 impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
     /// Resumes from the saved state, or begins a new training if there is none.
-    fn begin(
-        mut run: TrainingRun<'a>,
-        setup: Setup<S>,
-        models: Vec<(String, L)>,
-    ) -> Result<Self, TrainError> {
+    fn begin(mut run: TrainingRun<'a>, setup: Setup<S>, models: Vec<(String, L)>) -> Result<Self> {
         let Setup { loaders, devices, optimizer, label } = setup;
         let models = match <[_; 1]>::try_from(models) {
             Ok([(_, model)]) => vec![(String::new(), model)],
@@ -115,7 +111,7 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
     }
 
     /// Runs the remaining epochs and saves the state. Returns false if stopped before the end.
-    fn finish(&mut self) -> Result<bool, TrainError> {
+    fn finish(&mut self) -> Result<bool> {
         while self.trainer.progress.epoch <= self.loaders.num_epochs
             && !self.trainer.active().is_empty()
         {
@@ -134,7 +130,7 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
 
     /// Trains on the remaining batches of the epoch. Returns false if stopped. The gradients of an
     /// unfinished step are then dropped, and a resumed run repeats that step.
-    fn train(&mut self) -> Result<bool, TrainError> {
+    fn train(&mut self) -> Result<bool> {
         let RunProgress { epoch, epoch_steps, .. } = self.trainer.progress;
         self.run.listener.start_half(Half::Training, self.loaders.training.num_rows());
         let mut batches = self.loaders.training.batches(epoch as u64, epoch_steps);
@@ -166,7 +162,7 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
 
     /// Counts, shows and logs a step, and saves the state if enough time has passed since the last
     /// save.
-    fn end_step(&mut self, learning_rate: f64, pending: Pending) -> Result<(), TrainError> {
+    fn end_step(&mut self, learning_rate: f64, pending: Pending) -> Result<()> {
         let Pending { num_supervised, row_ids } = pending;
         let epoch = self.trainer.progress.epoch;
         // The only point in a step that waits for the device.
@@ -190,7 +186,7 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
     }
 
     /// Scores each active member on the validation rows. Returns `None` if stopped.
-    fn validate(&mut self) -> Result<Option<Vec<L::Scores>>, TrainError> {
+    fn validate(&mut self) -> Result<Option<Vec<L::Scores>>> {
         let epoch = self.trainer.progress.epoch;
         self.run.listener.start_half(Half::Validation, self.loaders.validation.num_rows());
         let devices = self.trainer.devices.clone();
@@ -255,7 +251,7 @@ impl<'a, L: Trainee, S: BatchSource<Content = L::Content>> EpochLoop<'a, L, S> {
     }
 
     /// Saves the current state.
-    fn save(&mut self) -> Result<(), TrainError> {
+    fn save(&mut self) -> Result<()> {
         let begun = Instant::now();
         let (_, duration_before) = self.before;
         self.trainer.progress.duration = duration_before.saturating_add(self.begun.elapsed());

@@ -12,7 +12,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 
 use crate::data::TrainingBatch;
-use crate::error::{Section, TrainError, to_host};
+use crate::error::{Result, Section, TrainError, to_host};
 use crate::run::devices::PerDevice;
 use crate::run::optimizer::OptimizerSettings;
 use crate::run::progress::{EpochScores, MemberProgress};
@@ -53,7 +53,7 @@ pub(crate) trait Trainee: Module + Sync {
 
     /// Adds the output for a validation batch to the tally, and waits for the device once. Returns
     /// the batch's loss; `None` if a prediction is not finite.
-    fn count(output: Self::Output, tally: &mut Self::Tally) -> Result<Option<f64>, TrainError>;
+    fn count(output: Self::Output, tally: &mut Self::Tally) -> Result<Option<f64>>;
 
     fn scores(tally: Self::Tally) -> Self::Scores;
 
@@ -226,7 +226,7 @@ pub(crate) fn count_step<L: Trainee>(
     num_supervised: usize,
     epoch: usize,
     row_ids: &[Vec<String>],
-) -> Result<Vec<StepNumbers>, TrainError> {
+) -> Result<Vec<StepNumbers>> {
     let tensors = members.iter().flat_map(|member| {
         let step = &member.unfinished;
         step.losses.iter().cloned().chain(step.norm.clone())

@@ -10,7 +10,7 @@ use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::data::BatchSettings;
-use crate::error::{Section, TrainError};
+use crate::error::{Result, Section};
 use crate::ranges::{Range, check_numbers};
 use crate::run::clipping::Clipping;
 
@@ -117,7 +117,7 @@ impl OptimizerSettings {
     ///
     /// # Errors
     /// If a key of `section` is out of range. The error names the first one.
-    pub(crate) fn check(&self, section: Section) -> Result<(), TrainError> {
+    pub(crate) fn check(&self, section: Section) -> Result<()> {
         let (clipping_key, clipping_limit) = match self.clipping {
             Clipping::Norm(limit) => ("optimizer.clipping.norm", limit),
             Clipping::Value(limit) => ("optimizer.clipping.value", limit),

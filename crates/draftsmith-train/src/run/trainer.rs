@@ -8,7 +8,7 @@ use burn::tensor::{Bytes, Device};
 use draftsmith_data::caught;
 
 use crate::data::TrainingBatch;
-use crate::error::TrainError;
+use crate::error::Result;
 use crate::run::checkpoint::{BEST, MODEL, MemberState, OPTIMIZER, TrainingState, broken};
 use crate::run::devices::{PerDevice, side_by_side};
 use crate::run::member::{Trainee, TrainingMember};
@@ -79,11 +79,7 @@ impl<L: Trainee> Trainer<L> {
     }
 
     /// Restores the training from `state`, which was read from `dir`.
-    pub(crate) fn resumed(
-        self,
-        state: TrainingState<L::Scores>,
-        dir: &Path,
-    ) -> Result<Self, TrainError> {
+    pub(crate) fn resumed(self, state: TrainingState<L::Scores>, dir: &Path) -> Result<Self> {
         let TrainingState { progress, members: states } = state;
         let names = states.iter().map(|state| &state.name);
         if !names.eq(self.members.iter().map(|member| &member.name)) {
@@ -102,7 +98,7 @@ impl<L: Trainee> Trainer<L> {
 }
 
 impl<L: Trainee> TrainingMember<L> {
-    fn resumed(mut self, state: MemberState<L::Scores>, dir: &Path) -> Result<Self, TrainError> {
+    fn resumed(mut self, state: MemberState<L::Scores>, dir: &Path) -> Result<Self> {
         let MemberState { name, progress, model, optimizer, best } = state;
         let dir = dir.join(&name);
         let epochs = progress.epochs.len();
@@ -132,7 +128,7 @@ impl<L: Trainee> TrainingMember<L> {
     }
 }
 
-fn read_module<M: Module>(path: &Path, module: M, record: Vec<u8>) -> Result<M, TrainError> {
+fn read_module<M: Module>(path: &Path, module: M, record: Vec<u8>) -> Result<M> {
     read(path, || {
         let record = ModuleRecord::from_bytes(Bytes::from_bytes_vec(record))?;
         module.try_load_record(record)
@@ -141,7 +137,7 @@ fn read_module<M: Module>(path: &Path, module: M, record: Vec<u8>) -> Result<M, 
 
 /// Reads a burn record, and turns a panic into an error: burn 0.22 panics if a parameter has no
 /// name.
-fn read<T>(path: &Path, read: impl FnOnce() -> Result<T, RecordError>) -> Result<T, TrainError> {
+fn read<T>(path: &Path, read: impl FnOnce() -> Result<T, RecordError>) -> Result<T> {
     let read = caught(read).map_err(|panic| broken(path, panic))?;
     read.map_err(|error| broken(path, error.to_string()))
 }

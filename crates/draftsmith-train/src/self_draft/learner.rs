@@ -11,7 +11,7 @@ use super::scores::{DraftTally, LessonScores};
 use super::settings::SelfDraftTraining;
 use super::{StateTraining, loss_and_gradients};
 use crate::data::TrainingBatch;
-use crate::error::{Section, TrainError, to_host};
+use crate::error::{Result, Section, to_host};
 use crate::lessons::batches::LessonBatch;
 use crate::lessons::distillation::Student;
 use crate::lessons::settings::LessonSettings;
@@ -121,7 +121,7 @@ impl<N: StateNetwork, S: StateTraining<Network = N>> Trainee for StateLearner<N,
     }
 
     /// Adds a batch to the tally, and returns the mean cross-entropy of the first step as the batch's loss.
-    fn count(output: DraftOutput, tally: &mut DraftTally) -> Result<Option<f64>, TrainError> {
+    fn count(output: DraftOutput, tally: &mut DraftTally) -> Result<Option<f64>> {
         let DraftOutput { sums, num_tokens, drafted, wanted } = output;
         let sums = to_host(sums)?;
         let mut rows: Vec<Vec<Vec<bool>>> = vec![Vec::new(); wanted.len()];

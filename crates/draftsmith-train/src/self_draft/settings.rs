@@ -10,7 +10,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
 use super::StateTraining;
-use crate::error::TrainError;
+use crate::error::{Result, TrainError};
 use crate::lessons::settings::LessonSettings;
 use crate::ranges::{Range, check_numbers};
 
@@ -87,7 +87,7 @@ impl<S: StateTraining> SelfDraftTraining<S> {
     ///
     /// # Errors
     /// If a key is out of range. The error names the first one.
-    pub fn validate(&self) -> Result<(), TrainError> {
+    pub fn validate(&self) -> Result<()> {
         let (section, common) = (S::Network::KIND, &self.common);
         self.own.check(common)?;
         if common.draft_vocabulary == Some(0) {

@@ -15,7 +15,7 @@ use std::sync::{Mutex, MutexGuard};
 use draftsmith_files::{in_bytes, open_regular};
 
 use super::format::FeatureFormat;
-use crate::error::{TrainError, file_error};
+use crate::error::{Result, TrainError, file_error};
 
 /// The first line of the header.
 const MAGIC: &str = "draftsmith hidden states 1\n";
@@ -85,7 +85,7 @@ impl FilePlan {
     ///
     /// # Errors
     /// If it cannot be created.
-    pub(super) fn open(self) -> Result<StateFile, TrainError> {
+    pub(super) fn open(self) -> Result<StateFile> {
         let exists = self.exists();
         if let Some(dir) = self.path.parent() {
             std::fs::create_dir_all(dir).map_err(file_error("create", dir))?;
@@ -104,7 +104,7 @@ impl FilePlan {
     ///
     /// # Errors
     /// If the memory is too small.
-    pub(super) fn open_in_memory(self) -> Result<StateFile, TrainError> {
+    pub(super) fn open_in_memory(self) -> Result<StateFile> {
         let mut bytes = Vec::new();
         let num_bytes = usize::try_from(self.num_bytes).unwrap_or(usize::MAX);
         bytes.try_reserve_exact(num_bytes).map_err(|_| {

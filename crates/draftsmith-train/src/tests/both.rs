@@ -12,7 +12,7 @@ use crate::adapter::{AdapterShape, AdapterTraining};
 use crate::data::RowCounts;
 use crate::data::split::is_held_out;
 use crate::eagle3::{Eagle3Shape, Eagle3Training};
-use crate::error::{Section, TrainError};
+use crate::error::{Result, Section};
 use crate::head::learner::HeadLearner;
 use crate::head::settings::HeadTraining;
 use crate::head::train_heads;
@@ -64,12 +64,7 @@ impl Outcome {
 }
 
 /// Trains one member with the given rows, optimizer, seed and run.
-type Train = fn(
-    &[ResponseRow],
-    OptimizerSettings,
-    u64,
-    TrainingRun<'_>,
-) -> Result<Ending<Outcome>, TrainError>;
+type Train = fn(&[ResponseRow], OptimizerSettings, u64, TrainingRun<'_>) -> Result<Ending<Outcome>>;
 
 /// One of the trainers, with small and quick settings.
 struct Subject {
@@ -90,7 +85,7 @@ fn train_head(
     optimizer: OptimizerSettings,
     seed: u64,
     run: TrainingRun<'_>,
-) -> Result<Ending<Outcome>, TrainError> {
+) -> Result<Ending<Outcome>> {
     let head = HeadTraining {
         num_layers: 1,
         // Every position has a label, so that they can be counted.
@@ -110,7 +105,7 @@ fn train_adapter(
     optimizer: OptimizerSettings,
     seed: u64,
     run: TrainingRun<'_>,
-) -> Result<Ending<Outcome>, TrainError> {
+) -> Result<Ending<Outcome>> {
     let settings = AdapterTraining::default().with(|it| {
         it.exit_layer = 1;
         it.common.loss_chunk = 5;
@@ -130,7 +125,7 @@ fn train_drafter(
     optimizer: OptimizerSettings,
     seed: u64,
     run: TrainingRun<'_>,
-) -> Result<Ending<Outcome>, TrainError> {
+) -> Result<Ending<Outcome>> {
     let settings = Eagle3Training::default().with(|it| {
         it.layers = Some([0, 1, 2]);
         it.num_steps = 3;

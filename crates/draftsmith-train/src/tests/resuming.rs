@@ -9,18 +9,19 @@ use std::time::Duration;
 
 use burn::tensor::Device;
 
+use crate::error::Result;
 use crate::log::renderer::Interrupter;
 use crate::run::checkpoint::Resumption;
 use crate::run::{Ending, TrainingRun};
 use crate::tests::pair::{deep_target, responses, tiny_draft};
 use crate::tests::runs::{Export, Watcher, exported, files_under, finished};
 use crate::{
-    AdapterShape, AdapterTraining, HeadTraining, InitialWeights, OptimizerSettings, TrainError,
-    TrainedHead, TrainedState, train_heads, train_self_drafts,
+    AdapterShape, AdapterTraining, HeadTraining, InitialWeights, OptimizerSettings, TrainedHead,
+    TrainedState, train_heads, train_self_drafts,
 };
 
 /// Runs a training as a new process would: only the directory is shared with earlier runs.
-type Train = fn(learning_rate: f64, TrainingRun<'_>) -> Result<Ending<Vec<Export>>, TrainError>;
+type Train = fn(learning_rate: f64, TrainingRun<'_>) -> Result<Ending<Vec<Export>>>;
 
 const NUM_EPOCHS: usize = 3;
 const NUM_BATCHES_A_STEP: usize = 3;
@@ -50,7 +51,7 @@ fn head_training(learning_rate: f64) -> HeadTraining {
     }
 }
 
-fn heads(heads: &[HeadTraining], run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+fn heads(heads: &[HeadTraining], run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>> {
     let (draft, rows) = (tiny_draft(32, 64), responses(40, 20, 8));
     let ending = train_heads(&draft, &rows, heads, 3, run)?;
     let export = |trained: TrainedHead| {
@@ -59,12 +60,12 @@ fn heads(heads: &[HeadTraining], run: TrainingRun<'_>) -> Result<Ending<Vec<Expo
     Ok(ending.map(|all| all.into_iter().map(export).collect()))
 }
 
-fn head(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+fn head(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>> {
     heads(&[head_training(learning_rate)], run)
 }
 
 /// Three heads; two of them stop an epoch early.
-fn head_sweep(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+fn head_sweep(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>> {
     let mut base = head_training(learning_rate);
     base.optimizer.patience = Some(1);
     heads(
@@ -81,7 +82,7 @@ fn adapters(
     exit_layers: &[usize],
     learning_rate: f64,
     run: TrainingRun<'_>,
-) -> Result<Ending<Vec<Export>>, TrainError> {
+) -> Result<Ending<Vec<Export>>> {
     let training = |exit_layer: &usize| {
         AdapterTraining::default().with(|it| {
             it.exit_layer = *exit_layer;
@@ -101,14 +102,11 @@ fn adapters(
     Ok(ending.map(|all| all.into_iter().map(export).collect()))
 }
 
-fn adapter(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>, TrainError> {
+fn adapter(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>> {
     adapters(&[1], learning_rate, run)
 }
 
-fn adapter_pass(
-    learning_rate: f64,
-    run: TrainingRun<'_>,
-) -> Result<Ending<Vec<Export>>, TrainError> {
+fn adapter_pass(learning_rate: f64, run: TrainingRun<'_>) -> Result<Ending<Vec<Export>>> {
     adapters(&[2, 1], learning_rate, run)
 }
 

@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use draftsmith_data::{FinishReason, Turn};
-use draftsmith_recipe::text_side::TextSide;
+use draftsmith_recipe::TextSide;
 use draftsmith_theory::TextEnd;
 
 /// Returns the response that a prompt file gives for a turn, with the reason for its end. It is cut

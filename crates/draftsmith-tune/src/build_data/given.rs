@@ -5,7 +5,7 @@ use anyhow::{Result, bail};
 use draftsmith_data::{DraftColumns, GivenTokens, Prompt};
 use draftsmith_theory::acceptance_prob;
 
-use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::Watch;
 
 /// The mean difference of acceptance probabilities above which rounding cannot be the cause.
 const OTHER_MODELS: f64 = 0.05;

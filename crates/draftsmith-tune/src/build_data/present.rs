@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use draftsmith_data::{
     DataError, MANIFEST, Provenance, ShardSet, broken_shards, forget_manifest, has_shards,
 };
@@ -11,8 +11,7 @@ use draftsmith_files::read_bytes;
 use serde::Deserialize;
 
 use super::DamagedShards;
-use draftsmith_recipe::built_data::changes_text;
-use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::{Watch, changes_text};
 
 /// Returns the indices of the shards that exist and are intact. Damaged shards are left out if they
 /// are to be rebuilt.
@@ -81,22 +80,20 @@ fn compare(
     num_shards: usize,
 ) -> Result<()> {
     let differences = shards.provenance.differences(provenance);
-    if !differences.is_empty() {
-        bail!(
-            "the data in `{}` was built with {}; hint: delete the Parquet files there, or give the \
-             recipe another `name`",
-            dir.display(),
-            changes_text(&differences)
-        );
-    }
-    if shards.count != num_shards {
-        bail!(
-            "the data in `{}` has {} shards, but these prompts give {num_shards}; hint: delete the \
-             Parquet files there",
-            dir.display(),
-            shards.count
-        );
-    }
+    ensure!(
+        differences.is_empty(),
+        "the data in `{}` was built with {}; hint: delete the Parquet files there, or give the \
+         recipe another `name`",
+        dir.display(),
+        changes_text(&differences)
+    );
+    ensure!(
+        shards.count == num_shards,
+        "the data in `{}` has {} shards, but these prompts give {num_shards}; hint: delete the \
+         Parquet files there",
+        dir.display(),
+        shards.count
+    );
     Ok(())
 }
 

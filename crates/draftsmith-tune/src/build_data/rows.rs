@@ -18,10 +18,7 @@ use super::given::GivenLabels;
 use crate::answers::{Answers, TargetAnswer, unfiltered};
 use crate::conversation::answer_batched;
 use crate::labels::Labels;
-use draftsmith_recipe::pair::LabelModels;
-use draftsmith_recipe::text_side::TextSide;
-use draftsmith_recipe::watch::{Progress, Watch};
-use draftsmith_recipe::{DataRecipe, Responses};
+use draftsmith_recipe::{DataRecipe, LabelModels, Progress, Responses, TextSide, Watch};
 
 const HELD: &str = "nobody panics while holding it";
 
@@ -34,22 +31,22 @@ pub(super) struct Labeller<'a> {
     pub(super) decoding: Decoding,
     /// The source of responses.
     pub(super) answers: &'a dyn Answers,
-    /// The statistics of responses that prompt files give as tokens.
-    pub(super) given: Mutex<GivenLabels>,
-    pub(super) known_mass: Mutex<KnownMass>,
+    pub(super) counted: Mutex<CountedRows>,
     pub(super) progress: &'a Progress,
     pub(super) watch: &'a dyn Watch,
 }
 
-/// The statistics of unknown probability mass of a target on servers, for a message at the end.
+/// The statistics of rows, for messages at the end.
 #[derive(Default)]
-pub(super) struct KnownMass {
+pub(super) struct CountedRows {
+    /// The responses that prompt files give as tokens.
+    given: GivenLabels,
     kept: MassOfRows,
     /// The rows that exceed `data.server.max_outside_mass`.
     left_out: MassOfRows,
 }
 
-/// The summed unknown probability mass of some rows.
+/// The summed unknown probability mass of some rows of a target on servers.
 #[derive(Default)]
 struct MassOfRows {
     num_rows: usize,
@@ -58,12 +55,6 @@ struct MassOfRows {
 }
 
 impl MassOfRows {
-    fn add(&mut self, num_tokens: usize, outside_mass: f64) {
-        self.num_rows += 1;
-        self.num_tokens += num_tokens;
-        self.outside_mass += outside_mass;
-    }
-
     /// Computes the mean unknown probability mass per token, in percent; `None` without rows.
     fn percent(&self) -> Option<f64> {
         (self.num_rows > 0).then(|| 100.0 * self.outside_mass / self.num_tokens as f64)
@@ -181,7 +172,7 @@ impl Labeller<'_> {
             }
         };
         if let (Some(given), Some(columns)) = (given, &labels.draft) {
-            self.given.lock().expect(HELD).count(given, columns)?;
+            self.counted.lock().expect(HELD).given.count(given, columns)?;
         }
         let mut row = ResponseRow {
             id,
@@ -206,32 +197,32 @@ impl Labeller<'_> {
         probs.iter().map(|probs| mass(probs) as f32).collect()
     }
 
-    fn max_outside_mass(&self) -> f64 {
-        self.data.served_by().map_or(1.0, |server| server.max_outside_mass)
-    }
-
     /// Returns whether enough of a row's probability mass is known to keep the row, and counts the
     /// row as kept or left out.
     fn is_known(&self, row: &ResponseRow) -> bool {
         let Some(masses) = &row.target_outside_mass else { return true };
         let sum: f64 = masses.iter().map(|mass| f64::from(*mass)).sum();
-        let is_known = sum <= self.max_outside_mass() * masses.len() as f64;
-        let mut all = self.known_mass.lock().expect(HELD);
+        let most = self.data.served_by().map_or(1.0, |server| server.max_outside_mass);
+        let is_known = sum <= most * masses.len() as f64;
+        let mut all = self.counted.lock().expect(HELD);
         let rows = if is_known { &mut all.kept } else { &mut all.left_out };
-        rows.add(masses.len(), sum);
+        rows.num_rows += 1;
+        rows.num_tokens += masses.len();
+        rows.outside_mass += sum;
         is_known
     }
 
     /// Tells the user how much the labels in prompt files differ from ours, and how much
     /// probability mass of a target on servers is unknown.
     pub(super) fn note(&self) {
-        self.given.lock().expect(HELD).note(self.data.max_new_tokens, self.watch);
-        let unknown = self.known_mass.lock().expect(HELD).kept.percent();
-        if let Some(unknown) = unknown {
+        let counted = self.counted.lock().expect(HELD);
+        counted.given.note(self.data.max_new_tokens, self.watch);
+        if let Some(unknown) = counted.kept.percent() {
             self.watch.note(format!(
                 "build-data: {unknown:.2} % of the target's probability mass is unknown"
             ));
         }
+        drop(counted);
         if let Some(why) = self.left_out().why {
             self.watch.note(format!("build-data: {why}"));
         }
@@ -239,7 +230,7 @@ impl Labeller<'_> {
 
     /// Summarises the responses left out so far.
     pub(super) fn left_out(&self) -> LeftOutRows {
-        let KnownMass { kept, left_out } = &*self.known_mass.lock().expect(HELD);
+        let CountedRows { kept, left_out, .. } = &*self.counted.lock().expect(HELD);
         let why = self.data.served_by().zip(left_out.percent()).map(|(server, percent)| {
             format!(
                 "{} of {} responses are left out, because on average {percent:.2} % of their probability \

@@ -21,10 +21,7 @@ use crate::agreement::{Agreement, compare, num_same, rounding};
 use crate::conversation::{Turn, answer_turns};
 use crate::decoders::Decoders;
 use crate::race::{AnswerTime, Race};
-use draftsmith_recipe::exports::tuned::Tuned;
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::pair::Pair;
-use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::{LoadedDrafters, Pair, Tuned, Watch};
 
 /// The rounding tolerance of top-p masses and logits in f32, for tokens at the limit of what can be
 /// sampled.

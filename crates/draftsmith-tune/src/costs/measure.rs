@@ -11,7 +11,7 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use draftsmith_report::{DrafterName, median_of};
 use draftsmith_theory::{
     Decoding, DrafterId, Round, RoundCosts, SeededDraws, SignalNeeds, StopRule, Trace,
@@ -21,8 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::mixed::{MixedLengths, mixed_costs};
 use super::{Costs, LENGTHS};
 use crate::decoders::Decoders;
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::{Progress, Watch};
 
 /// The round length at which signals are timed, in candidates.
 const SIGNAL_LENGTH: usize = 4;
@@ -90,9 +89,7 @@ impl CostProbe<'_, '_> {
     /// # Errors
     /// If there are no prompts, a model fails, or the user presses Ctrl-C.
     pub fn measure(mut self, lengths_under: LengthsUnder<'_>) -> Result<Vec<MeasuredCosts>> {
-        if self.prompts.is_empty() {
-            bail!("there is no prompt to measure costs on");
-        }
+        ensure!(!self.prompts.is_empty(), "there is no prompt to measure costs on");
         let most = self.decoders.limits.max_new_tokens;
         self.decoders.limits.max_new_tokens = most.min(NUM_TOKENS);
         let measured = self.passes(lengths_under);
@@ -348,12 +345,11 @@ impl MeasuredCosts {
                 (rows, column(&of))
             })
             .collect();
-        if verify.len() < 3 {
-            bail!(
-                "the prompts' answers are too short to measure costs on: \
-                 rounds of two lengths are needed"
-            );
-        }
+        ensure!(
+            verify.len() >= 3,
+            "the prompts' answers are too short to measure costs on: \
+             rounds of two lengths are needed"
+        );
         let extra = |of: &dyn Fn(&Pass) -> f64| column(of).0.max(0.0);
         let points = verify.iter().map(|(rows, (median, _))| (*rows, *median)).collect();
         let rounds = RoundCosts::from_points([(drafter, draft.0)].into(), points)?;

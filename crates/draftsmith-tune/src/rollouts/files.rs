@@ -16,10 +16,10 @@ use serde::Serialize;
 use serde_json::json;
 
 use super::{PromptSet, RecordedSet};
-use draftsmith_recipe::built_data::{built_data, changes_text};
-use draftsmith_recipe::kinds::DrafterRecipe;
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{EvaluateRecipe, Recipe, TuneRecipe};
+use draftsmith_recipe::built_data::built_data;
+use draftsmith_recipe::{
+    DrafterRecipe, EvaluateRecipe, Recipe, TuneRecipe, Workspace, changes_text,
+};
 
 /// The identity of one rollouts file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]

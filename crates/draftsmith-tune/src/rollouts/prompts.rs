@@ -1,16 +1,13 @@
 //! The prompts of the two recorded sets: validation prompts, on which rules are chosen, and the
 //! test prompts of `evaluate`.
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use draftsmith_train::is_held_out;
 
 use super::PromptSet;
 use crate::conversation::SetPrompt;
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::built_data;
-use draftsmith_recipe::prompts::{PromptChoice, read_sources, spread};
-use draftsmith_recipe::watch::Watch;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{PromptChoice, Recipe, Watch, Workspace, read_sources, spread};
 
 /// Reads the prompts of a set. If their number is limited, they are spread evenly over each file or
 /// over the held-out prompts. Loads no model.
@@ -46,14 +43,13 @@ fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<SetPro
     let fits = |prompt_ids: &[u32]| !evaluate.skip_long_prompts || prompt_ids.len() < text.context;
     let held_out = data.rows.iter().filter(|row| is_held_out(row, share) && fits(&row.prompt_ids));
     let prompts: Vec<_> = held_out.map(|row| (row.id.clone(), row.prompt_ids.clone())).collect();
-    if prompts.is_empty() {
-        bail!(
-            "of {} prompts in `{}`, training held out none (`validation_fraction` is {share}): \
-             build more data, or set `tune.prompts`",
-            data.rows.len(),
-            recipe.data_dir().display()
-        );
-    }
+    ensure!(
+        !prompts.is_empty(),
+        "of {} prompts in `{}`, training held out none (`validation_fraction` is {share}): \
+         build more data, or set `tune.prompts`",
+        data.rows.len(),
+        recipe.data_dir().display()
+    );
     let chosen = spread(prompts, tune.num_prompts).into_iter().map(|(id, prompt_ids)| {
         text.check_fits(&id, &prompt_ids)?;
         Ok(SetPrompt::HeldOut { id, prompt_ids })

@@ -7,7 +7,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_data::{
     DataSet, Provenance, ResponseRow, RolloutProvenance, RolloutRow, read_rollouts, rollouts_path,
     write_rollouts,
@@ -20,11 +20,9 @@ use draftsmith_train::{RecordedRollouts, recordings_of, rows_of_recording};
 use super::RecordedSet;
 use crate::recorder::{AnswerRecorder, RecordedDrafter, RecordedModels, ResponseToRecord};
 use crate::server_access::ServerAccess;
-use draftsmith_recipe::device::on_pool;
-use draftsmith_recipe::kinds::DrafterRecipe;
-use draftsmith_recipe::watch::{Progress, Silent, Watch};
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{Recipe, decoding};
+use draftsmith_recipe::{
+    DrafterRecipe, Progress, Recipe, Silent, Watch, Workspace, decoding, on_pool,
+};
 
 /// The name of the prompt set in file names and provenance.
 const SET: &str = "training";
@@ -100,14 +98,13 @@ impl TrainingRecorder<'_> {
     /// cannot be written.
     pub fn read_or_record(&self) -> Result<TrainingRollouts> {
         let Self { recipe, workspace, provenance, .. } = *self;
-        if provenance.existing_responses {
-            bail!(
-                "labels from rollouts need responses that the target gave, but the data in `{}` has \
-                 existing ones; hint: set `data.responses` to `generate`, or, of a draft's head, other \
-                 `head.labels`",
-                recipe.data_dir().display()
-            );
-        }
+        ensure!(
+            !provenance.existing_responses,
+            "labels from rollouts need responses that the target gave, but the data in `{}` has \
+             existing ones; hint: set `data.responses` to `generate`, or, of a draft's head, other \
+             `head.labels`",
+            recipe.data_dir().display()
+        );
         let drafter = recipe.drafters.get(self.id).context("the recipe has the drafter")?;
         let is_self_draft = drafter.kind.model().is_none();
         let models = match is_self_draft && recipe.target_elsewhere().is_none() {

@@ -2,20 +2,17 @@
 //! drafters of the same kind are trained together if their settings allow one pass over the data.
 
 use anyhow::{Context, Result, bail};
-use draftsmith_data::{DataSet, Provenance};
-use draftsmith_recipe::Recipe;
+use draftsmith_data::Provenance;
 use draftsmith_recipe::built_data::{built_data, fingerprint};
-use draftsmith_recipe::kinds::loaded::check_known;
-use draftsmith_recipe::kinds::{DrafterRecipe, KindTraining, names_text};
-use draftsmith_recipe::watch::Interrupted;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::kinds::KindTraining;
+use draftsmith_recipe::{DrafterRecipe, Interrupted, Recipe, Workspace, check_known, names_text};
 use draftsmith_theory::DrafterId;
 use serde_json::json;
 
 use super::export_job::{ExportJob, Exported, KEPT, Planned};
 use super::head_trainer::HeadTrainer;
 use super::outcomes::{DrafterOutcome, HeadOutcome};
-use super::{TrainingWatch, check_devices};
+use super::{TrainingStage, TrainingWatch};
 use crate::served_states::StatesServer;
 use draftsmith_train::{LessonSettings, StatesSource};
 
@@ -53,7 +50,7 @@ pub fn train_drafters(
         );
     }
     let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
-    let stage = DrafterStage { recipe, workspace, data: &data, watch };
+    let stage = TrainingStage { recipe, workspace, data: &data, watch, command: COMMAND };
     let mut outcomes = Vec::new();
     for pass in stage.passes(asked) {
         outcomes.extend(stage.pass(&pass)?);
@@ -79,16 +76,7 @@ impl Trainee<'_> {
     }
 }
 
-/// The inputs that the training of all drafters shares.
-#[derive(Clone, Copy)]
-struct DrafterStage<'a> {
-    recipe: &'a Recipe,
-    workspace: &'a Workspace,
-    data: &'a DataSet,
-    watch: &'a dyn TrainingWatch,
-}
-
-impl<'a> DrafterStage<'a> {
+impl<'a> TrainingStage<'a> {
     /// Groups the requested drafters into passes over the data.
     fn passes(self, asked: Option<DrafterId>) -> Vec<Vec<Trainee<'a>>> {
         let mut passes: Vec<Vec<Trainee<'a>>> = Vec::new();
@@ -122,7 +110,7 @@ impl<'a> DrafterStage<'a> {
             let found = plan.found().and_then(|found| self.outcome(one, found, num_layers).ok());
             match found {
                 Some(outcome) => {
-                    watch.line(&format!("{COMMAND}: `{}` is there, {KEPT}", plan.dir.display()));
+                    self.note(&format!("`{}` is there, {KEPT}", plan.dir.display()));
                     outcomes.push(outcome);
                 }
                 None => {
@@ -134,13 +122,12 @@ impl<'a> DrafterStage<'a> {
         let Some(first) = missing.first() else { return Ok(outcomes) };
         let training = first.training;
         let LessonSettings { dtype, optimizer, .. } = training.lessons();
-        let shown = (watch as &dyn draftsmith_recipe::watch::Watch, COMMAND);
-        check_devices(shown, first.kind(), models, dtype, &optimizer)?;
+        self.check_devices(first.kind(), dtype, &optimizer)?;
         let target = models.target_of_adapters(dtype)?;
         let names: Vec<String> = missing.iter().map(|one| format!("`{}`", one.id)).collect();
         let together = if names.len() > 1 { ", in one pass" } else { "" };
         let text = first.drafter.kind.entry().directory.as_ref().map_or("", |it| it.export.text);
-        watch.line(&format!("{COMMAND}: {} ({text}){together}", names_text(&names)));
+        self.note(&format!("{} ({text}){together}", names_text(&names)));
         let open = || StatesServer::of_recipe(recipe, workspace, dtype, watch);
         let source = training.is_served().then(open).transpose()?;
         let source = source.as_ref().map(|source| source as &dyn StatesSource);
@@ -169,7 +156,7 @@ impl<'a> DrafterStage<'a> {
 
     /// Sets up a training whose state directory is named after the drafter `first`.
     fn job(self, first: &Trainee<'_>) -> Result<ExportJob<'a>> {
-        let Self { recipe, workspace, data, watch } = self;
+        let Self { recipe, workspace, data, .. } = self;
         let dtype = first.training.lessons().dtype.name();
         // States from servers do not depend on the type in which the training computes.
         let from = match &workspace.models.served_as {
@@ -177,11 +164,7 @@ impl<'a> DrafterStage<'a> {
             _ => dtype.to_owned(),
         };
         Ok(ExportJob {
-            recipe,
-            workspace,
-            watch,
-            command: COMMAND,
-            data,
+            stage: self,
             provenance: &data.provenance,
             training_dir: recipe.checkpoint_dir().join(format!("{}-training", first.id)),
             shown: first.training.shown(),
@@ -194,25 +177,15 @@ impl<'a> DrafterStage<'a> {
     /// Finds or trains the acceptance head of a drafter; `None` if the recipe trains no head for
     /// it.
     fn head(self, id: DrafterId) -> Result<Option<HeadOutcome>> {
-        let Self { recipe, workspace, data, watch } = self;
+        let Self { recipe, workspace, data, .. } = self;
         let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
         let Some(settings) = drafter.head_training() else { return Ok(None) };
-        watch.line(&format!("{COMMAND}: an acceptance head for `{id}`"));
-        let shown = (watch as &dyn draftsmith_recipe::watch::Watch, COMMAND);
-        check_devices(shown, "head", &workspace.models, settings.dtype, &settings.optimizer)?;
+        self.note(&format!("an acceptance head for `{id}`"));
+        self.check_devices("head", settings.dtype, &settings.optimizer)?;
         let hash = drafter.kind.weights_hash(&recipe.loading(id, workspace))?;
-        let trainer = HeadTrainer {
-            recipe,
-            workspace,
-            command: COMMAND,
-            id,
-            training_dir: recipe.head_training_dir(id),
-            is_swept: false,
-            data,
-            // The labels come from rollouts of this drafter, not from the draft model of the data.
-            provenance: Provenance { draft: Some(hash), ..data.provenance.clone() },
-            watch,
-        };
+        // The labels come from rollouts of this drafter, not from the draft model of the data.
+        let provenance = Provenance { draft: Some(hash), ..data.provenance.clone() };
+        let trainer = HeadTrainer { stage: self, id, is_swept: false, provenance };
         let Some(head) = trainer.pass(std::slice::from_ref(settings))?.pop() else {
             return Ok(None);
         };

@@ -4,8 +4,8 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, anyhow};
-use draftsmith_data::{DataSet, Provenance, ResponseRow, hash_bytes, write_shard};
-use draftsmith_files::{in_bytes, read_bytes, write_whole};
+use draftsmith_data::{Provenance, ResponseRow, hash_bytes, write_shard};
+use draftsmith_files::{in_bytes, read_bytes, write_json};
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{
     Ending, ExportStamp, FeatureDir, Resumption, StatesSource, TrainError, TrainedExport,
@@ -13,12 +13,10 @@ use draftsmith_train::{
 };
 use serde_json::{Map, Value, json};
 
-use super::TrainingWatch;
-use draftsmith_recipe::Recipe;
+use super::TrainingStage;
 use draftsmith_recipe::built_data::trained_on;
-use draftsmith_recipe::exports::{TRAINED_ON, found_adapter_head};
-use draftsmith_recipe::watch::Interrupted;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::exports::TRAINED_ON;
+use draftsmith_recipe::{Interrupted, found_adapter_head};
 
 /// The name of the file with an export's scores.
 pub(super) const SCORES: &str = "scores.json";
@@ -79,12 +77,7 @@ impl Planned {
 
 /// The inputs of a training: recipe, data, progress display and state directory.
 pub(super) struct ExportJob<'a> {
-    pub(super) recipe: &'a Recipe,
-    pub(super) workspace: &'a Workspace,
-    pub(super) watch: &'a dyn TrainingWatch,
-    /// The command's name in messages.
-    pub(super) command: &'static str,
-    pub(super) data: &'a DataSet,
+    pub(super) stage: TrainingStage<'a>,
     /// The data's provenance. Its `draft` is the hash of the drafter that the labels are for.
     pub(super) provenance: &'a Provenance,
     /// The directory of the training state.
@@ -127,15 +120,15 @@ impl ExportJob<'_> {
             Ending::Finished(trained) => trained.iter().map(|one| one.num_steps).max().unwrap_or(0),
             Ending::Stopped { num_steps, num_planned_steps, .. } => {
                 let dir = self.training_dir.display();
-                self.note(&format!(
+                self.stage.note(&format!(
                     "stopped after step {num_steps} of {num_planned_steps}; its state is in `{dir}`"
                 ));
                 *num_steps
             }
         };
         let num_taken = num_steps.saturating_sub(num_steps_before);
-        let left = self.watch.steps_left().map(|left| left.saturating_sub(num_taken));
-        self.watch.limit_steps(left);
+        let watch = self.stage.watch;
+        watch.limit_steps(watch.steps_left().map(|left| left.saturating_sub(num_taken)));
         let trained = ending.best().ok_or(Interrupted)?;
         let interrupted = trained.iter().any(|one| one.interrupted);
         let exports = planned.iter().zip(trained);
@@ -155,19 +148,20 @@ impl ExportJob<'_> {
         fingerprint: &str,
         train: impl FnOnce(TrainingRun<'_>) -> Result<T, TrainError>,
     ) -> Result<T> {
-        let (dir, notify) = (self.recipe.data_dir(), |text: String| self.note(&text));
+        let TrainingStage { recipe, workspace, watch, command, .. } = self.stage;
+        let (dir, notify) = (recipe.data_dir(), |text: String| self.stage.note(&text));
         let (name, models) = (self.feature_name.clone(), self.feature_models.clone());
         let features = FeatureDir { dir: &dir, name, models, notify: &notify, source: self.source };
         let (mut train, mut trained) = (Some(train), None);
-        self.watch.shows(self.command, self.shown, &mut |listener, should_stop| {
+        watch.shows(command, self.shown, &mut |listener, should_stop| {
             let train = train.take().context("a training is shown once")?;
             let done = train(TrainingRun {
-                max_steps: self.watch.steps_left(),
+                max_steps: watch.steps_left(),
                 listener,
                 should_stop: Box::new(should_stop),
                 begins: Box::new(|size| self.note_size(size)),
                 features: Some(features.clone()),
-                more_devices: self.workspace.models.more_devices(),
+                more_devices: workspace.models.more_devices(),
                 ..TrainingRun::new(&self.training_dir, fingerprint)
             });
             trained = Some(done.map_err(|error| self.explain(error))?);
@@ -176,23 +170,18 @@ impl ExportJob<'_> {
         trained.context("the training was shown")
     }
 
-    /// Shows the user a line that begins with the command's name.
-    fn note(&self, text: &str) {
-        self.watch.line(&format!("{}: {text}", self.command));
-    }
-
     /// Returns the number of steps of the earlier run that this run resumes, or 0. Tells the user
     /// about it.
     fn num_steps_before(&self, fingerprint: &str) -> Result<usize> {
         Ok(match Resumption::find(&self.training_dir, fingerprint)? {
             Resumption::Nothing => 0,
             Resumption::After(num_steps) => {
-                self.note(&format!("resuming after step {num_steps}"));
+                self.stage.note(&format!("resuming after step {num_steps}"));
                 num_steps
             }
             Resumption::Other => {
                 let dir = self.training_dir.display();
-                self.note(&format!(
+                self.stage.note(&format!(
                     "the state in `{dir}` is of other settings or data; starting over"
                 ));
                 0
@@ -208,7 +197,7 @@ impl ExportJob<'_> {
             TrainError::Stopped => return Interrupted.into(),
             _ => return error.into(),
         };
-        let rows = self.data.rows.iter().filter(|row| row_ids.contains(&row.id));
+        let rows = self.stage.data.rows.iter().filter(|row| row_ids.contains(&row.id));
         let batch: Vec<ResponseRow> = rows.cloned().collect();
         let path = self.training_dir.join(NOT_FINITE);
         match write_shard(&path, &batch, self.provenance, None) {
@@ -219,11 +208,11 @@ impl ExportJob<'_> {
 
     /// Shows the user the size of the training.
     fn note_size(&self, size: TrainingSize) {
-        let lengths =
-            self.data.rows.iter().map(|row| row.prompt_ids.len() + row.response_ids.len());
-        self.note(&format!(
+        let rows = &self.stage.data.rows;
+        let lengths = rows.iter().map(|row| row.prompt_ids.len() + row.response_ids.len());
+        self.stage.note(&format!(
             "{} rows with {} tokens, {} steps; {} weights, at most {} on disk",
-            self.data.rows.len(),
+            rows.len(),
             lengths.sum::<usize>(),
             size.num_steps,
             size.num_weights,
@@ -237,6 +226,7 @@ impl ExportJob<'_> {
         trained: TrainedExport,
         interrupted: bool,
     ) -> Result<Exported> {
+        let TrainingStage { recipe, workspace, data, .. } = self.stage;
         let Planned { id, dir, fingerprint } = planned;
         let speed = Speed {
             seconds: trained.duration.as_secs_f64(),
@@ -244,7 +234,7 @@ impl ExportJob<'_> {
         };
         let (scores, best_epoch) = (trained.scores.clone(), trained.best_epoch);
         let Provenance { target, draft, served_model, .. } = self.provenance;
-        let mut keys = vec![(TRAINED_ON, trained_on(self.data))];
+        let mut keys = vec![(TRAINED_ON, trained_on(data))];
         if !interrupted {
             keys.push(("fingerprint", json!(fingerprint)));
         }
@@ -253,12 +243,11 @@ impl ExportJob<'_> {
             target_hash: served_model.is_none().then(|| target.clone()),
             keys,
         };
-        self.workspace.artifacts.forget(dir);
+        workspace.artifacts.forget(dir);
         remove_head(dir)?;
         let training = trained.write(dir, stamp)?;
-        self.recipe.write_of(*id, dir)?;
-        let scores_text = serde_json::to_string_pretty(&scores)?;
-        write_whole(&dir.join(SCORES), format!("{scores_text}\n"))?;
+        recipe.write_of(*id, dir)?;
+        write_json(&dir.join(SCORES), &scores)?;
         Ok(Exported { dir: dir.clone(), training, scores, best_epoch, speed: Some(speed) })
     }
 }

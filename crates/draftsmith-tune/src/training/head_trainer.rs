@@ -1,45 +1,34 @@
 //! Training of acceptance heads for one drafter. Heads with the same mixing ratio are trained
 //! together, and finished heads are kept.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use anyhow::{Context, Result};
-use draftsmith_data::{DataSet, Provenance};
+use draftsmith_data::Provenance;
 use draftsmith_model::{AcceptanceHeadConfig, DrafterModel, WeightDtype};
 use draftsmith_report::LogLosses;
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{HeadData, HeadLabels, HeadTraining, StatesSource, train_heads};
 use serde_json::json;
 
-use super::TrainingWatch;
+use super::TrainingStage;
 use super::export_job::{ExportJob, Exported, KEPT, Planned};
 use super::outcomes::HeadOutcome;
 use crate::over_online::trained_log_losses;
 use crate::rollouts::{TrainingRecorder, TrainingRollouts};
 use crate::served_states::StatesServer;
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::fingerprint;
-use draftsmith_recipe::exports::{HeadExport, head_within};
-use draftsmith_recipe::kinds::DrafterRecipe;
-use draftsmith_recipe::watch::Interrupted;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{DrafterRecipe, HeadExport, Interrupted, head_within};
 
 /// A trainer of acceptance heads for one drafter.
 pub(super) struct HeadTrainer<'a> {
-    pub(super) recipe: &'a Recipe,
-    pub(super) workspace: &'a Workspace,
-    /// The command's name in messages.
-    pub(super) command: &'static str,
+    pub(super) stage: TrainingStage<'a>,
     /// The name of the drafter whose heads are trained.
     pub(super) id: DrafterId,
-    /// The directory of the training state.
-    pub(super) training_dir: PathBuf,
     /// Whether the recipe sweeps the head's settings.
     pub(super) is_swept: bool,
-    pub(super) data: &'a DataSet,
     /// The data's provenance. Its `draft` is the hash of the drafter that the labels are for.
     pub(super) provenance: Provenance,
-    pub(super) watch: &'a dyn TrainingWatch,
 }
 
 impl HeadTrainer<'_> {
@@ -57,9 +46,11 @@ impl HeadTrainer<'_> {
             .collect();
         let num_kept = found.iter().flatten().count();
         match (found.as_slice(), num_kept) {
-            ([Some(only)], _) => self.note(format!("keeping `{}`, {KEPT}", only.dir.display())),
+            ([Some(only)], _) => {
+                self.stage.note(&format!("keeping `{}`, {KEPT}", only.dir.display()));
+            }
             (_, 0) => {}
-            _ => self.note(format!("keeping {num_kept} heads of the sweep, {KEPT}")),
+            _ => self.stage.note(&format!("keeping {num_kept} heads of the sweep, {KEPT}")),
         }
         let missing = planned.into_iter().zip(heads).zip(&found);
         let missing = missing.filter(|(_, found)| found.is_none()).map(|(missing, _)| missing);
@@ -84,38 +75,37 @@ impl HeadTrainer<'_> {
     ) -> Result<Option<LogLosses>> {
         let Some(rollouts) = self.rollouts(settings)? else { return Ok(None) };
         let drafter = self.frozen(settings.dtype)?;
-        let head = HeadExport::read(dir, drafter.hidden_size(), self.workspace)?;
+        let TrainingStage { recipe, workspace, data, .. } = self.stage;
+        let head = HeadExport::read(dir, drafter.hidden_size(), workspace)?;
         let own = (&head.head, settings);
         let server = self.states_server(settings.dtype)?;
         let source = server.as_ref().map(|server| server as &dyn StatesSource);
-        let data = (self.data, &rollouts);
-        trained_log_losses((self.id, &drafter), own, data, source, self.recipe.seed)
+        trained_log_losses((self.id, &drafter), own, (data, &rollouts), source, recipe.seed)
     }
 
     fn planned(&self, settings: &HeadTraining) -> Result<Planned> {
+        let TrainingStage { recipe, data, .. } = self.stage;
         let dir = match self.is_swept {
-            true => self.recipe.sweep_dir(self.id).join(settings.name()),
-            false => head_within(&self.recipe.export_dir(self.id)),
+            true => recipe.sweep_dir(self.id).join(settings.name()),
+            false => head_within(&recipe.export_dir(self.id)),
         };
         // The fingerprint covers the settings, the seed, and the data with its provenance. A head
         // trained alone or in a sweep has the same weights, so it has the same fingerprint.
-        let settings = json!({ "head": settings, "seed": self.recipe.seed });
-        Ok(Planned {
-            id: self.id,
-            dir,
-            fingerprint: fingerprint(settings, self.data, &self.provenance)?,
-        })
+        let settings = json!({ "head": settings, "seed": recipe.seed });
+        let fingerprint = fingerprint(settings, data, &self.provenance)?;
+        Ok(Planned { id: self.id, dir, fingerprint })
     }
 
     /// Trains the given heads together.
     fn train(&self, planned: &[Planned], heads: &[HeadTraining]) -> Result<Vec<Exported>> {
         let Some(first) = heads.first() else { return Ok(Vec::new()) };
-        let training_dir = match self.is_swept {
-            true => self.training_dir.join(format!("r{}", first.mixing_ratio)),
-            false => self.training_dir.clone(),
-        };
+        let TrainingStage { recipe, workspace, data, .. } = self.stage;
+        let mut training_dir = recipe.head_training_dir(self.id);
+        if self.is_swept {
+            training_dir.push(format!("r{}", first.mixing_ratio));
+        }
         if heads.len() > 1 {
-            self.note(format!(
+            self.stage.note(&format!(
                 "training {} heads with mixing ratio {} together; epochs show the first head that is \
                  still being trained, now `{}`",
                 heads.len(),
@@ -125,22 +115,18 @@ impl HeadTrainer<'_> {
         }
         let rollouts = self.rollouts(first)?;
         let recorded = rollouts.as_ref().map(TrainingRollouts::recorded);
-        let data = HeadData { rows: &self.data.rows, rollouts: recorded };
+        let data = HeadData { rows: &data.rows, rollouts: recorded };
         let frozen = self.frozen(first.dtype)?;
         let draft = self.provenance.draft.as_deref().unwrap_or_default();
         let target = match self.drafter()?.kind.model() {
-            None => self.workspace.models.target_hash()?,
+            None => workspace.models.target_hash()?,
             Some(_) => "",
         };
         let server = self.states_server(first.dtype)?;
-        let served_as = self.workspace.models.served_as.as_deref().filter(|_| server.is_some());
+        let served_as = workspace.models.served_as.as_deref().filter(|_| server.is_some());
         let served_as = served_as.map_or_else(String::new, |name| format!(" served as {name}"));
         let job = ExportJob {
-            recipe: self.recipe,
-            workspace: self.workspace,
-            watch: self.watch,
-            command: self.command,
-            data: self.data,
+            stage: self.stage,
             provenance: &self.provenance,
             training_dir,
             shown: &["KL", "unshifted KL", "AUROC", "ECE"],
@@ -149,13 +135,13 @@ impl HeadTrainer<'_> {
             source: server.as_ref().map(|server| server as &dyn StatesSource),
         };
         let written = job.run(planned, |run| {
-            Ok(train_heads(frozen, data, heads, self.recipe.seed, run)?.into_exports())
+            Ok(train_heads(frozen, data, heads, recipe.seed, run)?.into_exports())
         })?;
         if !written.interrupted {
             return Ok(written.exports);
         }
         if let Ok([head]) = <[_; 1]>::try_from(written.exports) {
-            self.watch.line(&HeadOutcome::of(head, None)?.text());
+            self.stage.watch.line(&HeadOutcome::of(head, None)?.text());
         }
         Err(Interrupted.into())
     }
@@ -165,41 +151,32 @@ impl HeadTrainer<'_> {
         if settings.labels != HeadLabels::Rollouts {
             return Ok(None);
         }
-        let recorder = TrainingRecorder {
-            recipe: self.recipe,
-            id: self.id,
-            data: self.data,
-            provenance: &self.provenance,
-            max_length: settings.rollout_length,
-            workspace: self.workspace,
-            watch: self.watch,
-        };
+        let TrainingStage { recipe, workspace, data, watch, .. } = self.stage;
+        let (id, provenance, max_length) = (self.id, &self.provenance, settings.rollout_length);
+        let recorder =
+            TrainingRecorder { recipe, id, data, provenance, max_length, workspace, watch };
         recorder.read_or_record().map(Some)
     }
 
     /// Opens the servers that give the target's hidden states, if the drafter reads those of layers
     /// that are not here.
     fn states_server(&self, dtype: WeightDtype) -> Result<Option<StatesServer<'_>>> {
-        let Self { recipe, workspace, .. } = *self;
+        let TrainingStage { recipe, workspace, watch, .. } = self.stage;
         let target = workspace.models.target_config()?;
         if recipe.states_server().is_none() || self.drafter()?.kind.state_layers(target)?.is_empty()
         {
             return Ok(None);
         }
-        StatesServer::of_recipe(recipe, workspace, dtype, self.watch).map(Some)
+        StatesServer::of_recipe(recipe, workspace, dtype, watch).map(Some)
     }
 
     fn drafter(&self) -> Result<&DrafterRecipe> {
-        self.recipe.drafters.get(self.id).context("the recipe has the drafter")
+        self.stage.recipe.drafters.get(self.id).context("the recipe has the drafter")
     }
 
     /// Loads the frozen model whose hidden states the head reads.
     fn frozen(&self, dtype: WeightDtype) -> Result<DrafterModel> {
-        let Self { id, recipe, workspace, .. } = *self;
-        self.drafter()?.kind.frozen(&recipe.loading(id, workspace), dtype)
-    }
-
-    fn note(&self, text: String) {
-        self.watch.line(&format!("{}: {text}", self.command));
+        let TrainingStage { recipe, workspace, .. } = self.stage;
+        self.drafter()?.kind.frozen(&recipe.loading(self.id, workspace), dtype)
     }
 }

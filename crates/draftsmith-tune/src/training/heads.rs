@@ -7,18 +7,13 @@
 //! are trained together do not influence each other, so an existing head is kept.
 
 use anyhow::{Context, Result, bail};
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::built_data::built_data;
-use draftsmith_recipe::watch::Watch;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, Workspace};
 use draftsmith_theory::DrafterId;
 
 use super::head_trainer::HeadTrainer;
 use super::outcomes::HeadOutcome;
-use super::{TrainingWatch, check_devices, sweep};
-
-/// The command's name in messages.
-const COMMAND: &str = "train-head";
+use super::{TrainingStage, TrainingWatch, sweep};
 
 /// Trains the head of the recipe's first draft model, on one or several devices.
 ///
@@ -41,20 +36,11 @@ pub fn train_head(
              `train-drafter` trains those of adapters"
         );
     }
-    let shown = (watch as &dyn Watch, COMMAND);
-    check_devices(shown, "head", &workspace.models, settings.dtype, &settings.optimizer)?;
     let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
-    let trainer = HeadTrainer {
-        recipe,
-        workspace,
-        command: COMMAND,
-        id,
-        training_dir: recipe.head_training_dir(id),
-        is_swept: settings.sweep.is_some(),
-        data: &data,
-        provenance: data.provenance.clone(),
-        watch,
-    };
+    let stage = TrainingStage { recipe, workspace, data: &data, watch, command: "train-head" };
+    stage.check_devices("head", settings.dtype, &settings.optimizer)?;
+    let (is_swept, provenance) = (settings.sweep.is_some(), data.provenance.clone());
+    let trainer = HeadTrainer { stage, id, is_swept, provenance };
     let mut heads = Vec::new();
     for pass in settings.passes() {
         let exported = trainer.pass(&pass)?;

@@ -1,7 +1,7 @@
 //! The last step of a sweep: selects the best head and writes `sweep.json`.
 
 use anyhow::{Context, Result};
-use draftsmith_files::{read_bytes, write_whole};
+use draftsmith_files::{read_bytes, write_json};
 use draftsmith_report::SweptHead;
 use draftsmith_theory::{DrafterId, HeadScores};
 use draftsmith_train::HeadTraining;
@@ -11,10 +11,7 @@ use super::TrainingWatch;
 use super::export_job::Exported;
 use super::outcomes::HeadOutcome;
 use crate::heads::{install_head, sweep_path};
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::head_within;
-use draftsmith_recipe::exports::tuned::Tuned;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, Tuned, Workspace, head_within};
 
 /// Copies the head with the lowest validation KL to the recipe's head directory, unless a tuned
 /// head of the sweep is there. Writes and returns the entries of all heads.
@@ -50,7 +47,7 @@ pub(super) fn finish(
         }
     };
     let rows: Vec<SweptHead> = heads.iter().enumerate().map(row).collect();
-    write_whole(&path, format!("{}\n", serde_json::to_string_pretty(&rows)?))?;
+    write_json(&path, &rows)?;
     let dir = head_within(&recipe.export_dir(id));
     // `tune` may since have replaced the copy by another head of the sweep.
     let found = read_bytes(dir.join("config.json")).unwrap_or_default();

@@ -14,7 +14,7 @@ use super::racing::{Prefilling, Raced};
 use crate::costs::{Costs, MeasuredCosts};
 use crate::judging::{estimate, over, speedup};
 use crate::sweep::{RuleChoice, best_look_ups_alone};
-use draftsmith_recipe::exports::tuned::TunedRule;
+use draftsmith_recipe::TunedRule;
 
 /// A rule at its best setting, with its gain.
 #[derive(Debug, Serialize)]

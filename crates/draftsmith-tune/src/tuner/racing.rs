@@ -1,8 +1,7 @@
 //! The races of a recipe's drafters: which settings start, how they run, and what they showed.
 
 use anyhow::{Context, Result};
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, Workspace};
 use draftsmith_report::{CostSource, DecodingName, DrafterName, waiting_time};
 use draftsmith_theory::{
     Estimate, LookupFirst, Recordings, SeededDraws, StopRule, StopRuleConfig, StopRuleName,

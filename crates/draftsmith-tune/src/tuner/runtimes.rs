@@ -6,9 +6,8 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use draftsmith_recipe::exports::servers::{
-    Runtime, ServedDrafter, served_path, transformers_with_head,
-};
+use draftsmith_recipe::exports::servers::transformers_with_head;
+use draftsmith_recipe::{Runtime, ServedDrafter, served_path};
 use draftsmith_report::{ServingWay, rule_label};
 use draftsmith_theory::{
     Bounds, CandidateProbThresholdConfig, Counts, Drafting, Estimate, HeadTiming, NgramSimple,

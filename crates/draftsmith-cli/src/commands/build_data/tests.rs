@@ -17,8 +17,7 @@ use super::*;
 use crate::commands::{build_data, record, replay, train_head, tune};
 use crate::console::Console;
 use crate::loopback::{self, Deed, Loopback};
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, Workspace};
 use draftsmith_tune::labels::Labels;
 
 const SEED: u64 = 5;

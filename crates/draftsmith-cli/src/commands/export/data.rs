@@ -7,7 +7,7 @@
 use std::io::Write;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_data::{
     DraftColumns, Incomplete, Provenance, ResponseRow, TextTokenizer, has_shards, read_dir,
     read_shard,
@@ -56,22 +56,23 @@ pub(super) fn specdec_pp(
     ExportArguments { source, out, .. }: &ExportArguments,
     tokenizer: &TextTokenizer,
 ) -> Result<Written> {
-    if out.exists() {
-        bail!("`{}` already exists; hint: give another file, or remove it first", out.display());
-    }
+    ensure!(
+        !out.exists(),
+        "`{}` already exists; hint: give another file, or remove it first",
+        out.display()
+    );
     let (rows, provenance) = if has_shards(source) {
         let data = read_dir(source, Incomplete::Allowed)?;
         (data.rows, data.provenance)
     } else {
         read_shard(source, None)?
     };
-    if tokenizer.hash()? != provenance.tokenizer {
-        bail!(
-            "the tokenizer of the recipe's target differs from that of the data in `{}`; hint: give \
-             the data's recipe with `--recipe FILE`",
-            source.display()
-        );
-    }
+    ensure!(
+        tokenizer.hash()? == provenance.tokenizer,
+        "the tokenizer of the recipe's target differs from that of the data in `{}`; hint: give \
+         the data's recipe with `--recipe FILE`",
+        source.display()
+    );
     let labelled = rows.iter().map(|row| {
         let draft = row.draft.as_ref().with_context(|| {
             format!(

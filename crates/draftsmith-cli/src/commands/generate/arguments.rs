@@ -2,13 +2,13 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 use draftsmith_recipe::exports::HEAD;
-use draftsmith_recipe::kinds::loaded::check_known;
-use draftsmith_recipe::kinds::origin::Origin;
-use draftsmith_recipe::kinds::{DrafterRecipe, DrafterRecipes, FoundExport, Kinds, NOTHING_DRAFTS};
-use draftsmith_recipe::{Overrides, Recipe};
+use draftsmith_recipe::kinds::FoundExport;
+use draftsmith_recipe::{
+    DrafterRecipe, DrafterRecipes, Kinds, NOTHING_DRAFTS, Origin, Overrides, Recipe, check_known,
+};
 use draftsmith_theory::{DrafterId, LookupFirst, NamedRule, TreeShape};
 use draftsmith_tune::decoders::NO_TREE;
 
@@ -134,20 +134,19 @@ pub(super) fn check_flags(arguments: &GenerateArguments) -> Result<()> {
     }
     if arguments.draft.is_none() && arguments.drafter_dir().is_none() && arguments.recipe.is_none()
     {
-        if arguments.rule.is_some() && !arguments.prompt_lookup {
-            bail!(
-                "flag `--rule` needs a drafter; hint: give `--draft`, `--adapter` or `--prompt-lookup`"
-            );
-        }
-        if arguments.tree.is_some() {
-            bail!("flag `--tree`: {NO_TREE}; hint: give `--draft` or `--adapter`");
-        }
-        if arguments.lookup_first.is_some() {
-            bail!(
-                "flag `--lookup-first` needs a drafter for rounds without a match; hint: give `--draft` \
-                 or `--adapter`, or `--prompt-lookup` instead"
-            );
-        }
+        ensure!(
+            arguments.rule.is_none() || arguments.prompt_lookup,
+            "flag `--rule` needs a drafter; hint: give `--draft`, `--adapter` or `--prompt-lookup`"
+        );
+        ensure!(
+            arguments.tree.is_none(),
+            "flag `--tree`: {NO_TREE}; hint: give `--draft` or `--adapter`"
+        );
+        ensure!(
+            arguments.lookup_first.is_none(),
+            "flag `--lookup-first` needs a drafter for rounds without a match; hint: give `--draft` \
+             or `--adapter`, or `--prompt-lookup` instead"
+        );
     }
     Ok(())
 }
@@ -156,9 +155,7 @@ pub(super) fn check_flags(arguments: &GenerateArguments) -> Result<()> {
 pub(super) fn recipe_of(arguments: &GenerateArguments, seed: u64) -> Result<Recipe> {
     if let Some(path) = &arguments.recipe {
         let recipe = Recipe::read(path, &Overrides { seed: Some(seed), ..Overrides::default() })?;
-        if recipe.drafters.iter().next().is_none() {
-            bail!("{NOTHING_DRAFTS}");
-        }
+        ensure!(recipe.drafters.iter().next().is_some(), "{NOTHING_DRAFTS}");
         if let Some(asked) = arguments.drafter_name()? {
             let known: Vec<DrafterId> = recipe.drafters.iter().map(|(id, _)| id).collect();
             check_known(&known, asked, "drafter")?;

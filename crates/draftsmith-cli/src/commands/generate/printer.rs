@@ -5,7 +5,7 @@ use std::ops::ControlFlow;
 use anyhow::Result;
 use draftsmith_data::TextStream;
 use draftsmith_decode::RoundTokens;
-use draftsmith_recipe::watch::Watch;
+use draftsmith_recipe::Watch;
 
 use super::show::{marked, origins};
 use crate::console::Console;

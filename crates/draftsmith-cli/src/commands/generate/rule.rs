@@ -1,6 +1,6 @@
 //! The stop rule that `generate` decodes with.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
     Bounds, Decoding, DrafterId, LookupFirst, NamedRule, StopRuleConfig, TheoryError,
@@ -9,10 +9,7 @@ use serde::Serialize;
 
 use super::GenerateArguments;
 use crate::console::Console;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::found_adapter_head;
-use draftsmith_recipe::exports::tuned::Tuned;
-use draftsmith_recipe::kinds::loaded::LoadedDrafter;
+use draftsmith_recipe::{LoadedDrafter, Recipe, Tuned, found_adapter_head};
 use draftsmith_report::DecodingName;
 
 /// A stop rule and its origin.
@@ -84,22 +81,20 @@ pub(super) fn asked_for(
     let Some(asked) = &arguments.rule else {
         return Ok(own.map(|config| ChosenRule { config, ..ChosenRule::by_default(false) }));
     };
-    if own.is_some() {
-        bail!(
-            "flag `--rule`: the rounds of `{id}` have the lengths of its own settings; leave it out"
-        );
-    }
+    ensure!(
+        own.is_none(),
+        "flag `--rule`: the rounds of `{id}` have the lengths of its own settings; leave it out"
+    );
     let most = drafter.max_candidate_length.unwrap_or(drafter.kind.max_candidate_length());
     let bounds = Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))
         .context("flag `--max-candidate-length`")?;
     let config = asked.config(bounds);
     let (name, needs) = (config.name().file_name(), config.needs());
-    if !needs.is_nothing() && !drafter.kind.has_signals() {
-        bail!(
-            "flag `--rule`: `{name}` reads the drafter's predictions, and `{id}` has none; hint: give a \
-             number of candidates, `--rule fixed=4`"
-        );
-    }
+    ensure!(
+        needs.is_nothing() || drafter.kind.has_signals(),
+        "flag `--rule`: `{name}` reads the drafter's predictions, and `{id}` has none; hint: give a \
+         number of candidates, `--rule fixed=4`"
+    );
     let beside = || drafter.kind.path().and_then(|dir| found_adapter_head(dir));
     let has_head = || recipe.head_dir(id).or_else(beside).is_some();
     if needs.acceptance_prob && drafter.kind.own_head().is_none() && !has_head() {
@@ -109,9 +104,10 @@ pub(super) fn asked_for(
         );
     }
     let rule = config.init().context("flag `--rule`")?;
-    if arguments.max_candidate_length.is_some() && rule.bounds().max != bounds.max {
-        bail!("flag `--max-candidate-length` does not apply to the rule `{name}`: leave it out");
-    }
+    ensure!(
+        arguments.max_candidate_length.is_none() || rule.bounds().max == bounds.max,
+        "flag `--max-candidate-length` does not apply to the rule `{name}`: leave it out"
+    );
     Ok(Some(ChosenRule { config, lookup_first: None, chosen_by: RuleSource::Flag }))
 }
 

@@ -8,11 +8,10 @@ use draftsmith_theory::{DrafterId, setting_text};
 
 use crate::commands::StageJob;
 use crate::console::Console;
-use draftsmith_recipe::kinds::{DrafterRecipe, Role};
-use draftsmith_recipe::prompts::for_data::{choose_prompts, num_known, prompts_in_data};
-use draftsmith_recipe::prompts::{Dataset, PromptChoice, read_sources};
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{EvaluateRecipe, Recipe, Responses};
+use draftsmith_recipe::{
+    Dataset, DrafterRecipe, EvaluateRecipe, PromptChoice, Recipe, Responses, Role, Workspace,
+    choose_prompts, num_known, prompts_in_data, read_sources,
+};
 use draftsmith_report::{DecodingName, DrafterName, counted, duration_text};
 use draftsmith_tune::build_data::BYTES_PER_TOKEN;
 use draftsmith_tune::decoders::target_speed;

@@ -3,11 +3,9 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
-use clap::{Args, ValueEnum};
+use clap::Args;
 use draftsmith_files::write_whole;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::exports::servers::{quoted, served_path};
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, Workspace, quoted, served_path};
 use draftsmith_report::{plain_table, times_text, wrapped};
 use draftsmith_servers::costs::ServerCostsFile;
 use draftsmith_servers::settings::{
@@ -17,20 +15,6 @@ use draftsmith_servers::settings::{
 use draftsmith_theory::{Drafting, Estimate};
 
 use crate::console::Console;
-
-/// What `tune --for` tunes for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum TunedForm {
-    /// llama.cpp's llama-server.
-    #[value(name = "llama.cpp")]
-    LlamaCpp,
-    /// vLLM.
-    Vllm,
-    /// SGLang.
-    Sglang,
-    /// TensorRT-LLM.
-    Trtllm,
-}
 
 /// Arguments about a server's load.
 #[derive(Debug, Args)]
@@ -45,14 +29,8 @@ pub(crate) struct LoadArguments {
     #[arg(long, value_name = "R,N", value_parser = rate)]
     rate: Option<(f64, f64)>,
     /// What TensorRT-LLM's keys are: `upper` bounds since its pull request 10860 (March 2026), `lower` before.
-    #[arg(long, value_name = "BOUNDS", hide_possible_values = true)]
-    schedule_keys: Option<KeysArgument>,
-}
-
-#[derive(Debug, Clone, Copy, ValueEnum)]
-enum KeysArgument {
-    Upper,
-    Lower,
+    #[arg(long, value_name = "BOUNDS", value_parser = ["upper", "lower"], hide_possible_values = true)]
+    schedule_keys: Option<String>,
 }
 
 fn rate(text: &str) -> Result<(f64, f64), String> {
@@ -88,28 +66,19 @@ impl LoadArguments {
         ServerLoad::Shares(self.load.iter().map(|(size, share)| (*size, share / total)).collect())
     }
 
-    fn kind(&self, form: TunedForm) -> Result<ServerKind> {
-        Ok(match form {
-            TunedForm::LlamaCpp => ServerKind::LlamaCpp,
-            TunedForm::Vllm => ServerKind::Vllm,
-            TunedForm::Sglang => ServerKind::Sglang,
-            TunedForm::Trtllm => match self.schedule_keys {
-                Some(KeysArgument::Upper) => ServerKind::TrtLlm(ScheduleKeys::UpperBounds),
-                Some(KeysArgument::Lower) => ServerKind::TrtLlm(ScheduleKeys::LowerBounds),
-                None => bail!(
-                    "TensorRT-LLM changed what the keys of `draft_len_schedule` mean; hint: give `--schedule-keys upper` \
-                     for versions since its pull request 10860 (March 2026), `--schedule-keys lower` before"
-                ),
-            },
-        })
-    }
-
-    /// Collects the server program, its measured costs and its load from the arguments.
+    /// Collects the server program `form`, its measured costs and its load from the arguments.
     ///
     /// # Errors
     /// If an argument is missing or invalid, or the costs cannot be read.
-    pub(crate) fn tuning(&self, form: TunedForm, costs: Option<&Path>) -> Result<ServerTuning> {
-        let kind = self.kind(form)?;
+    pub(crate) fn tuning(&self, form: &str, costs: Option<&Path>) -> Result<ServerTuning> {
+        let keys = self.schedule_keys.as_deref().map(|keys| match keys {
+            "upper" => ScheduleKeys::UpperBounds,
+            _ => ScheduleKeys::LowerBounds,
+        });
+        let kind = ServerKind::named(form, keys).context(
+            "TensorRT-LLM changed what the keys of `draft_len_schedule` mean; hint: give `--schedule-keys upper` \
+             for versions since its pull request 10860 (March 2026), `--schedule-keys lower` before",
+        )?;
         let Some(costs) = costs else {
             bail!(
                 "`--server-costs FILE` is missing: the server's rounds, which `draftsmith server costs --server URL` measures"

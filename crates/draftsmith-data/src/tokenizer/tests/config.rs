@@ -5,15 +5,11 @@ use super::*;
 use crate::tokenizer_config::{CONFIG_FILE, SPECIAL_TOKENS_FILE};
 
 /// Loads a tokenizer with other files beside it.
-fn load_with(tokenizer: &Value, files: &[(&str, Value)]) -> Result<TextTokenizer, DataError> {
+fn load_with(tokenizer: &Value, files: &[(&str, Value)]) -> Result<TextTokenizer> {
     load_in(&tempfile::tempdir().unwrap(), tokenizer, files)
 }
 
-fn load_in(
-    dir: &TempDir,
-    tokenizer: &Value,
-    files: &[(&str, Value)],
-) -> Result<TextTokenizer, DataError> {
+fn load_in(dir: &TempDir, tokenizer: &Value, files: &[(&str, Value)]) -> Result<TextTokenizer> {
     std::fs::write(dir.path().join(TOKENIZER_FILE), tokenizer.to_string()).unwrap();
     for (name, json) in files {
         std::fs::write(dir.path().join(name), json.to_string()).unwrap();

@@ -107,11 +107,11 @@ impl Target for Uneven<'_> {
         self.session.num_slots()
     }
 
-    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<(), DecodeError> {
+    fn begin(&mut self, slot: usize, prompt: &[u32]) -> Result<()> {
         self.session.begin(slot, prompt)
     }
 
-    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits, DecodeError> {
+    fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits> {
         let logits = self.session.verify(batch)?;
         if logits.num_rows() == 1 {
             return Ok(logits);

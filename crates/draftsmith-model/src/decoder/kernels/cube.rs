@@ -4,6 +4,8 @@
 //! Sums are f32, in an order that depends only on a row's own numbers. So a row's result does not
 //! depend on the rows computed beside it, to the last bit.
 
+#![expect(clippy::too_many_arguments, reason = "kernels take their buffers, and sizes one by one")]
+
 use burn_cubecl::cubecl;
 use burn_cubecl::cubecl::prelude::*;
 
@@ -44,7 +46,6 @@ impl ProjectionPlan {
 }
 
 /// Multiplies rows by a matrix whose rows are outputs: `output[r][o] = Σ x[r][i] · weight[o][i]`.
-#[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn project<T: Float, O: Float, N: Size>(
     x: &[Vector<T, N>],
@@ -191,7 +192,6 @@ fn multiply<T: Float, N: Size>(
 }
 
 /// Finishes the outputs of a product of many rows. Each unit (thread) finishes one output.
-#[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn finish<T: Float, O: Float>(
     product: &[T],
@@ -230,7 +230,6 @@ fn activated(x: f32, #[comptime] activation: Activation) -> f32 {
 }
 
 /// Applies a norm to rows, one row per cube. It is an RMS norm, or a LayerNorm if there is a shift.
-#[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn norm<T: Float>(
     x: &[T],
@@ -322,7 +321,6 @@ pub(super) struct Heads {
 
 /// Applies norms and rotation to queries and keys, scales queries, and writes keys and values to
 /// their places in the cache. Each plane processes one head of a row.
-#[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn place<T: Float>(
     qkv: &[T],
@@ -398,7 +396,6 @@ pub(super) fn place<T: Float>(
 }
 
 /// Applies the norm of a head, if there is one, to one channel of a query or key.
-#[expect(clippy::too_many_arguments, reason = "both norms, and where")]
 #[cube]
 fn weighed(
     number: f32,
@@ -419,7 +416,6 @@ fn weighed(
 
 /// Attends from one head of a row to the keys of one split. Writes the softmax's numerator, its
 /// maximum and its denominator.
-#[expect(clippy::too_many_arguments, reason = "its buffers and their sizes")]
 #[cube(launch_unchecked)]
 pub(super) fn attend<T: Float, N: Size>(
     queries: &[Vector<T, N>],

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::error::ModelError;
+use crate::error::Result;
 use crate::weights::WeightReader;
 
 /// Pickle instructions, named as in Python's `pickletools`.
@@ -76,7 +76,7 @@ fn numbers() -> Vec<u8> {
     (0..6).flat_map(|i| (i as f32).to_le_bytes()).collect()
 }
 
-fn open(bytes: &[u8]) -> Result<WeightReader, ModelError> {
+fn open(bytes: &[u8]) -> Result<WeightReader> {
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = dir.path().join("pytorch_model.bin");
     std::fs::write(&path, bytes).expect("written");

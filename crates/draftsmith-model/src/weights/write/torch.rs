@@ -9,13 +9,13 @@ use zip::write::SimpleFileOptions;
 use zip::{CompressionMethod, ZipWriter};
 
 use super::NamedTensor;
-use crate::error::ModelError;
+use crate::error::{ModelError, Result};
 
 /// Writes a file for `torch.load`, atomically, in f32.
 ///
 /// # Errors
 /// If the file cannot be written.
-pub(crate) fn write_torch(path: &Path, tensors: &[NamedTensor]) -> Result<(), ModelError> {
+pub(crate) fn write_torch(path: &Path, tensors: &[NamedTensor]) -> Result<()> {
     write_whole_with(path, |file| {
         archive(file, tensors).map_err(|error| ModelError::io("write", path, error.into()))
     })

@@ -4,11 +4,11 @@
 use std::path::Path;
 
 use anyhow::Result;
-use draftsmith_files::{parse_json, read_file, write_whole};
 use draftsmith_model::{AdapterConfig, CausalLm};
-use serde_json::{Map, Value, json};
+use serde_json::json;
 
 use super::{Exporting, Written};
+use crate::exports::config_keys::write_keys;
 use crate::exports::{AdapterExport, found_adapter_head};
 use crate::out_dir::{OutDir, copy_if_there};
 use crate::workspace::Workspace;
@@ -56,7 +56,7 @@ pub(crate) fn write_draft_model(
             "architecture": config.architecture.to_string(),
         }
     });
-    add_keys(&out.join("config.json"), [(MADE_OF, made_of)])?;
+    write_keys(&out.join("config.json"), [(MADE_OF, made_of)])?;
     for name in TEXT_FILES.iter().chain(&["generation_config.json"]) {
         copy_if_there(workspace.models.target_dir(), out, name)?;
     }
@@ -74,16 +74,6 @@ pub(crate) const TEXT_FILES: [&str; 8] = [
     "tokenizer.model",
     "chat_template.jinja",
 ];
-
-/// Sets keys in a JSON file.
-pub(crate) fn add_keys<'k>(
-    path: &Path,
-    keys: impl IntoIterator<Item = (&'k str, Value)>,
-) -> Result<()> {
-    let mut all: Map<String, Value> = parse_json(path, &read_file(path)?)?;
-    all.extend(keys.into_iter().map(|(key, value)| (key.to_owned(), value)));
-    Ok(write_whole(path, serde_json::to_string_pretty(&all)? + "\n")?)
-}
 
 /// Lists the properties that runtimes cannot use, one sentence each.
 fn ignored(source: &Path, config: &AdapterConfig) -> Vec<String> {

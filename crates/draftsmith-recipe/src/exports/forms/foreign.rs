@@ -2,7 +2,7 @@
 
 use anyhow::{Result, bail};
 use burn::tensor::Device;
-use draftsmith_files::write_whole;
+use draftsmith_files::write_json;
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, KANGAROO_ROPE_THETA, ModelShape,
     RopeScaling, WeightDtype,
@@ -35,7 +35,7 @@ pub(crate) fn specdec_pp(Exporting { source, out, .. }: &Exporting<'_>) -> Resul
     head.write_dir(dir.path(), &config)?;
     // The class accepts only these keys.
     let keys = json!({ "hidden_size": config.hidden_size, "num_layers": config.num_layers });
-    write_whole(&dir.path().join("config.json"), serde_json::to_string_pretty(&keys)? + "\n")?;
+    write_json(&dir.path().join("config.json"), &keys)?;
     dir.finish()?;
     let tuned = Tuned::read(source)?.unwrap_or_default();
     Ok(Written {

@@ -4,13 +4,14 @@
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
-use draftsmith_files::write_whole;
+use draftsmith_files::{write_json, write_whole};
 use draftsmith_model::{DrafterDir, ModelConfig, weight_files};
 use draftsmith_theory::{DecodingName, RejectionThresholdConfig, StopRuleConfig};
 use serde_json::json;
 
-use super::draft_model::{TEXT_FILES, add_keys, vocabulary_ignored, write_draft_model};
+use super::draft_model::{TEXT_FILES, vocabulary_ignored, write_draft_model};
 use super::{Exporting, Written};
+use crate::exports::config_keys::write_keys;
 use crate::exports::tuned::Tuned;
 use crate::exports::{AdapterExport, HeadExport, found_adapter_head, read_model_head};
 use crate::out_dir::{OutDir, copy_if_there};
@@ -21,23 +22,14 @@ const GENERATE: &str = include_str!("python/generate.py");
 /// The Python source of the acceptance head.
 pub(crate) const ACCEPTANCE_HEAD: &str = include_str!("python/acceptance_head.py");
 
-/// Exports an acceptance head together with the separate draft model that it was trained for.
-pub(crate) fn of_head(export: &Exporting<'_>) -> Result<Written> {
-    written(export, drafted_by_head)
-}
-
-/// Exports an adapter as a draft model together with its acceptance head.
-pub(crate) fn of_adapter(export: &Exporting<'_>) -> Result<Written> {
-    written(export, drafted_by_adapter)
-}
-
 /// A function that writes a draft model and returns its acceptance head and configuration. Its
 /// arguments are the source directory, the loaded models, the output directory, and a list to which
 /// it adds everything that is not exported.
 pub(crate) type WriteDraft =
     fn(&DrafterDir, &Workspace, &Path, &mut Vec<String>) -> Result<(HeadExport, ModelConfig)>;
 
-fn written(export: &Exporting<'_>, draft: WriteDraft) -> Result<Written> {
+/// Exports a draft model, which `draft` writes, together with its acceptance head.
+pub(crate) fn export(export: &Exporting<'_>, draft: WriteDraft) -> Result<Written> {
     let dir = OutDir::begin_again(export.out)?;
     let mut ignored = Vec::new();
     let rule = write_with_head(export, draft, dir.path(), &mut ignored)?;
@@ -79,7 +71,7 @@ pub(crate) fn write_with_head(
         ("num_assistant_tokens_schedule", json!("constant")),
         ("assistant_confidence_threshold", json!(0.0)),
     ];
-    add_keys(&out.join("generation_config.json"), keys)?;
+    write_keys(&out.join("generation_config.json"), keys)?;
     Ok(rule)
 }
 
@@ -188,6 +180,5 @@ fn write_head(
         "min_candidates": rule.bounds.min,
         "max_candidates": rule.bounds.max,
     });
-    let text = serde_json::to_string_pretty(&settings)? + "\n";
-    Ok(write_whole(&out.join("acceptance_head.json"), text)?)
+    Ok(write_json(&out.join("acceptance_head.json"), &settings)?)
 }

@@ -4,9 +4,7 @@
 use anyhow::{Result, bail};
 use draftsmith_files::write_whole;
 
-use super::transformers::{
-    ACCEPTANCE_HEAD, WriteDraft, drafted_by_adapter, drafted_by_head, write_with_head,
-};
+use super::transformers::{ACCEPTANCE_HEAD, WriteDraft, write_with_head};
 use super::{Exporting, Written};
 use crate::out_dir::OutDir;
 
@@ -36,17 +34,8 @@ fn package_problem(name: &str) -> Option<String> {
     })
 }
 
-/// Exports the package for an acceptance head and its separate draft model.
-pub(crate) fn of_head(export: &Exporting<'_>) -> Result<Written> {
-    written(export, drafted_by_head)
-}
-
-/// Exports the package for an adapter's draft model and acceptance head.
-pub(crate) fn of_adapter(export: &Exporting<'_>) -> Result<Written> {
-    written(export, drafted_by_adapter)
-}
-
-fn written(export: &Exporting<'_>, draft: WriteDraft) -> Result<Written> {
+/// Exports the package for a draft model, which `draft` writes, and its acceptance head.
+pub(crate) fn export(export: &Exporting<'_>, draft: WriteDraft) -> Result<Written> {
     let package = export.out.file_name().unwrap_or_default().to_string_lossy().into_owned();
     if let Some(problem) = package_problem(&package) {
         bail!("`{package}`, the name of the directory to write, {problem}");

@@ -8,11 +8,11 @@
 
 use std::collections::BTreeMap;
 
-use draftsmith_served::{CompletionAsk, ServedError};
+use draftsmith_served::CompletionAsk;
 use draftsmith_theory::SeededDraws;
 
 use super::sampled::{FullLengthTest, SUSPECTED, SampledTest, TestedWhat};
-use super::{complete_all, known_ask};
+use super::{Result, complete_all, known_ask};
 
 /// The number of places of an answer, evenly spaced, from which tokens are tested.
 const NUM_PLACES: usize = 4;
@@ -86,7 +86,7 @@ impl SampledTest<'_> {
         &self,
         prompts: &[Vec<u32>],
         num_tokens: usize,
-    ) -> Result<Vec<FullLengthTest>, ServedError> {
+    ) -> Result<Vec<FullLengthTest>> {
         let mut tests = self.sums(prompts, num_tokens, "first")?;
         let is_suspicious =
             |test: &FullLengthTest| test.p_value <= SUSPECTED / (2 * NUM_PLACES) as f64;
@@ -103,7 +103,7 @@ impl SampledTest<'_> {
         prompts: &[Vec<u32>],
         num_tokens: usize,
         name: &str,
-    ) -> Result<Vec<FullLengthTest>, ServedError> {
+    ) -> Result<Vec<FullLengthTest>> {
         let mut draws = SeededDraws::new(self.plan.seed, &[name, "full length", "certify"]);
         let asked = prompts.iter().cycle().take(self.plan.num_full_length());
         let asks: Vec<CompletionAsk<'_>> =

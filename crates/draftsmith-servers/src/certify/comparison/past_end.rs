@@ -7,11 +7,11 @@
 use std::collections::BTreeMap;
 use std::sync::Mutex;
 
-use draftsmith_served::{Completed, CompletionAsk, Listener, ServedError};
+use draftsmith_served::{Completed, CompletionAsk, Listener};
 use draftsmith_theory::SeededDraws;
 use serde::Serialize;
 
-use super::{Completing, HELD, complete_all, greedy_ask};
+use super::{Completing, HELD, Result, complete_all, greedy_ask};
 
 /// The number of answers in which the reference may draw an end token, to show whether it stops.
 const NUM_ASKED: usize = 1000;
@@ -40,7 +40,7 @@ pub(super) struct Watched<'a> {
 }
 
 impl Completing for Watched<'_> {
-    fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed, ServedError> {
+    fn complete(&self, ask: CompletionAsk<'_>) -> Result<Completed> {
         let completed = self.end.complete(ask)?;
         let ids = &completed.ids;
         let end = ids.last().filter(|_| ids.len() < ask.num_tokens).copied();
@@ -69,7 +69,7 @@ impl<'a> Watched<'a> {
         reference: &Watched<'_>,
         concurrency: usize,
         listener: &(dyn Listener + Sync),
-    ) -> Result<Vec<ReachedEnd>, ServedError> {
+    ) -> Result<Vec<ReachedEnd>> {
         let stops = |token| Some(reference.reached.lock().expect(HELD).get(&token)?.0[1] == 0);
         let mut ends = Vec::new();
         for (token, ([num_stopped, num_past], before)) in &*self.reached.lock().expect(HELD) {

@@ -12,12 +12,12 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 
-use draftsmith_served::{CompletionAsk, Listener, ServedError};
+use draftsmith_served::{CompletionAsk, Listener};
 use draftsmith_theory::SeededDraws;
 use serde::Serialize;
 
 use super::token_counts::{Fit, Simulated, TokenNode};
-use super::{Completing, Verdict, best_after, complete_all, greedy_ask};
+use super::{Completing, Result, Verdict, best_after, complete_all, greedy_ask};
 
 /// The significance levels: for all first tests together, and for a repeated test (`REFUTED`).
 pub(super) const SUSPECTED: f64 = 0.01;
@@ -154,7 +154,7 @@ pub(super) fn test(
     (plan, tie_gap, num_tokens): (&SampledPlan, f64, usize),
     concurrency: usize,
     listener: &(dyn Listener + Sync),
-) -> Result<SampledReport, ServedError> {
+) -> Result<SampledReport> {
     // A tie is a gap of two log-probabilities, of which each may change by half.
     let rounding = tie_gap / 2.0 / plan.temperature;
     let sampling = SampledTest { server, reference, plan, concurrency, listener, rounding };
@@ -261,7 +261,7 @@ impl SampledTest<'_> {
         &self,
         prompts: &[Vec<u32>],
         num_tokens: usize,
-    ) -> Result<BTreeMap<Origin, Vec<u32>>, ServedError> {
+    ) -> Result<BTreeMap<Origin, Vec<u32>>> {
         let num_positions = self.plan.num_candidates + 1;
         let num_tokens = num_tokens.max(num_positions + 1);
         let ask = |prompt| CompletionAsk { with_log_probs: true, ..greedy_ask(prompt, num_tokens) };
@@ -313,7 +313,7 @@ impl SampledTest<'_> {
         prompt: &[u32],
         name: &str,
         known: &mut References,
-    ) -> Result<(Vec<DistributionTest>, Vec<TokenNode>), ServedError> {
+    ) -> Result<(Vec<DistributionTest>, Vec<TokenNode>)> {
         let plan = self.plan;
         let stream = [name, &format!("{}+{}", origin.0, origin.1), "certify"];
         let mut draws = SeededDraws::new(plan.seed, &stream);

@@ -11,9 +11,7 @@ use draftsmith_served::{Served, ServerHints, ServerLabels, ServerRecipe};
 use serde_json::{Value, json};
 
 use anyhow::Result;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::watch::{Interrupted, Progress, Silent, Watch};
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Interrupted, Progress, Recipe, Silent, Watch, Workspace};
 use draftsmith_theory::Decoding;
 use draftsmith_tune::answers::unfiltered;
 use draftsmith_tune::build_data::DamagedShards;
