@@ -602,8 +602,7 @@ mod tests {
                 {"name": "at 0.5", "value": "tokens_per_second", "where": {"setting": 0.5}},
                 {"name": "speed-up", "value": "speedup"}]}"#,
         );
-        let filled =
-            spec.fill(Measured { rows: &rows, groups: &[], heads: None, replays: &[] });
+        let filled = spec.fill(Measured { rows: &rows, groups: &[], heads: None, replays: &[] });
         let [block] = &filled.blocks[..] else { panic!("one block: {filled:?}") };
         let figures: Vec<f64> =
             block.rows[0].figures.iter().map(|it| it.expect("measured").value).collect();

@@ -320,13 +320,9 @@ impl HeadComparison<'_> {
 /// Finds the threshold of Algorithm 2 with the largest [`SharedThreshold::least_share`]. `best_on`
 /// returns the speed of the fastest head and threshold on a set by its index. Returns `None`
 /// without thresholds.
-fn shared_threshold(
-    sets: &[HeadOnSet],
-    best_on: impl Fn(usize) -> f64,
-) -> Option<SharedThreshold> {
+fn shared_threshold(sets: &[HeadOnSet], best_on: impl Fn(usize) -> f64) -> Option<SharedThreshold> {
     let at = |(nth, point): (usize, &CurvePoint)| {
-        let shares =
-            sets.iter().enumerate().map(|(set, it)| it.curve[nth].speedup / best_on(set));
+        let shares = sets.iter().enumerate().map(|(set, it)| it.curve[nth].speedup / best_on(set));
         let least_share = shares.fold(f64::INFINITY, f64::min);
         SharedThreshold { threshold: point.threshold, least_share }
     };
@@ -336,9 +332,8 @@ fn shared_threshold(
 
 /// Replays the best fixed length of each source on its own prompts, as in SpecDec++'s Table 1.
 fn best_fixed_of_each(set: &RecordedSet, costs: &Costs) -> Result<Vec<Vec<TimedCounts>>> {
-    let best_of = |(_, test): (_, Recordings)| {
-        best_fixed(&best_unread(&test, costs)?)?.replay(&test, costs)
-    };
+    let best_of =
+        |(_, test): (_, Recordings)| best_fixed(&best_unread(&test, costs)?)?.replay(&test, costs);
     set.by_source().into_iter().map(best_of).collect()
 }
 
@@ -477,7 +472,8 @@ mod tests {
                 .collect(),
         };
         // Another head reaches 2.0 and 2.5.
-        let found = shared_threshold(&[set([2.0, 1.8, 1.0]), set([1.0, 2.0, 2.4])], |set| [2.0, 2.5][set]);
+        let found =
+            shared_threshold(&[set([2.0, 1.8, 1.0]), set([1.0, 2.0, 2.4])], |set| [2.0, 2.5][set]);
         assert_eq!(found, Some(SharedThreshold { threshold: 0.2, least_share: 0.8 }));
         assert_eq!(shared_threshold(&[], |_| 1.0), None);
     }

@@ -492,7 +492,10 @@ mod tests {
             ),
             ("drafters = ['draft']\nlengths = [[2]]\nnum_first_tokens = 0", "is a chain"),
             ("drafters = ['draft']\nlengths = [[2]]\nnum_first_tokens = 1", "is a chain"),
-            ("drafters = ['draft']\nlengths = [[2]]\nbare_siblings = true", "no `num_first_tokens`"),
+            (
+                "drafters = ['draft']\nlengths = [[2]]\nbare_siblings = true",
+                "no `num_first_tokens`",
+            ),
             (
                 "drafters = ['draft', 'lookup']\nlengths = [[0, 4], [0, 0]]\nnum_first_tokens = 8",
                 "is looked up",

@@ -299,7 +299,13 @@ impl Seen {
 fn at_length(num_tokens: usize, speedup: f64) -> SpeedAtLength {
     let speedup = speedup * (1.0 - 4.0 / num_tokens as f64);
     let tokens_per_second = 50.0 * speedup;
-    SpeedAtLength { num_tokens, num_answers: 12, tokens_per_second, speedup, speedup_interval: None }
+    SpeedAtLength {
+        num_tokens,
+        num_answers: 12,
+        tokens_per_second,
+        speedup,
+        speedup_interval: None,
+    }
 }
 
 fn summary_of(groups: Vec<GroupSummary>) -> EvaluationSummary {

@@ -175,7 +175,8 @@ fn the_oracle_discards_nothing_and_verifies_once_more_than_it_is_rejected() {
     };
     assert_eq!(oracle.num_target_forwards, recordings.responses.iter().map(forwards).sum());
     // Also where more candidates are accepted in a row than a rule may draft.
-    let longest = |response: &Recording| (0..response.places.len()).map(|at| response.num_accepted(at)).max();
+    let longest =
+        |response: &Recording| (0..response.places.len()).map(|at| response.num_accepted(at)).max();
     assert!(recordings.responses.iter().filter_map(longest).any(|len| len > recordings.max_length));
 }
 

@@ -175,9 +175,10 @@ impl MeasuredGroup<'_> {
             let row = ResultRow::of(trace, &self.plan.decoding);
             let num_prompts = by_prompt(runs).len();
             // Plain decoding has no interval relative to itself.
-            let intervals = setting.rule.as_ref().map_or([None; 2], |_| {
-                speedup_intervals(runs, &of_category[0], seed)
-            });
+            let intervals = setting
+                .rule
+                .as_ref()
+                .map_or([None; 2], |_| speedup_intervals(runs, &of_category[0], seed));
             ResultRow {
                 dataset: self.dataset.name.clone(),
                 category: category.to_owned(),
@@ -316,11 +317,7 @@ fn by_length(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> Vec<SpeedAt
 
 /// Computes the 95 % intervals of a speed-up by resampling prompts. The first is of the speed-up of
 /// all prompts together, and the second of the speed-up by the mean over prompts.
-fn speedup_intervals(
-    own: &[&PromptRun],
-    plain: &[&PromptRun],
-    seed: u64,
-) -> [Option<[f64; 2]>; 2] {
+fn speedup_intervals(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [Option<[f64; 2]>; 2] {
     // The tokens and seconds of each prompt are summed once, not for each resample.
     let [own, plain] = [own, plain].map(|runs| {
         let of_prompt = |runs: Vec<&PromptRun>| tokens_and_seconds(traces(&runs));
@@ -372,7 +369,8 @@ fn interval(
     seed: u64,
     statistic: impl Fn(&[usize]) -> f64,
 ) -> Option<[f64; 2]> {
-    let resampled = (num_prompts >= LEAST_PROMPTS).then(|| shown_interval(num_prompts, seed, statistic));
+    let resampled =
+        (num_prompts >= LEAST_PROMPTS).then(|| shown_interval(num_prompts, seed, statistic));
     let ends = resampled.map(|Estimate { low, high, .. }| [low, high]);
     ends.filter(|ends| ends.iter().all(|end| end.is_finite()))
 }
@@ -605,11 +603,9 @@ mod tests {
         let roads = &BTreeMap::new();
         let (num_parameters, of_rounds) = (&BTreeMap::new(), &[]);
         let by_time = by_size;
-        let costs =
-            GroupCosts { roads, num_parameters, of_rounds, by_size, by_time, given, paper };
-        let intervals = |runs: &[PromptRun]| {
-            rate_intervals(&runs.iter().collect::<Vec<_>>(), 3, &costs)
-        };
+        let costs = GroupCosts { roads, num_parameters, of_rounds, by_size, by_time, given, paper };
+        let intervals =
+            |runs: &[PromptRun]| rate_intervals(&runs.iter().collect::<Vec<_>>(), 3, &costs);
         let varied = runs(&[0, 1, 2, 3, 4, 4]);
         let trace = Trace::merge(varied.iter().map(|run| &run.trace));
         // 20 tokens of 6 rounds of 10 ms and 2 target forwards each.
@@ -627,7 +623,10 @@ mod tests {
         for (name, value) in expected {
             // Resamples of 6 prompts with 1 to 5 tokens have a mean of 3.3 ± 0.6 tokens.
             let [low, high] = found[name].map(|end| end / value);
-            assert!((0.5..0.8).contains(&low) && (1.2..1.5).contains(&high), "{name}: {low} {high}");
+            assert!(
+                (0.5..0.8).contains(&low) && (1.2..1.5).contains(&high),
+                "{name}: {low} {high}"
+            );
         }
         let [low, high] = intervals(&runs(&[2; 6]))["compression_rate"];
         assert_eq!([low, high], [3.0, 3.0], "prompts do not differ");
