@@ -366,6 +366,28 @@ fn bigrams_continue_lookups_and_belong_to_their_tokenizer() {
     };
     assert!(num_drafted(&filled) > num_drafted(&lookup));
 
+    // CS-Drafting's authors publish lists of the next token by token id, with 0 for none.
+    let ids = plain["token_ids"].as_array().unwrap();
+    let mut next = vec![0; 1 + ids.iter().map(|id| id.as_u64().unwrap() as usize).max().unwrap()];
+    for pair in ids.windows(2) {
+        next[pair[0].as_u64().unwrap() as usize] = pair[1].as_u64().unwrap();
+    }
+    place.write("next.json", format!("{next:?}"));
+    let listed = with_table(&target, "next.json").json();
+    assert_eq!(listed["token_ids"], plain["token_ids"]);
+    assert!(num_drafted(&listed) > num_drafted(&lookup));
+    place.write("next.json", format!("{:?}", vec![0; next.len()]));
+    let nothing = with_table(&target, "next.json").json();
+    assert_eq!(num_drafted(&nothing), num_drafted(&lookup));
+    for (text, named) in [
+        ("[99999999]", "token 99999999, which the target does not have"),
+        ("[-1]", "next.json"),
+        (&*format!("{:?}", vec![0; 99999]), "99999 tokens, and the target"),
+    ] {
+        place.write("next.json", text);
+        with_table(&target, "next.json").fails_naming(&["next.json", named]);
+    }
+
     let other = place.copy_model("target", "other");
     let tokenizer = std::fs::read_to_string(other.join("tokenizer.json")).unwrap();
     std::fs::write(other.join("tokenizer.json"), tokenizer + "\n").unwrap();

@@ -59,12 +59,19 @@ fn a_recipes_paper_is_printed_with_repeats_and_spec_benchs_averages() {
     };
     let best =
         [1.0, 4.0].map(|setting| find(setting, "greedy")["compression_rate"].as_f64().unwrap());
-    assert_eq!(block["rows"][0]["figures"][0]["value"], best[0].max(best[1]));
+    let figure = &block["rows"][0]["figures"][0];
+    assert_eq!(figure["value"], best[0].max(best[1]));
+    assert!(figure["low"].as_f64() < figure["high"].as_f64(), "an interval: {figure}");
     for row in &rows {
         assert_eq!(row["num_prompts"], 5, "prompts, not measurements: {row}");
         assert!(row["speedup_over_prompts"].as_f64().unwrap() > 0.0);
         assert!(row["speedup_sd"].as_f64().unwrap() >= 0.0);
         let number = |key: &str| row[key].as_f64().unwrap();
+        for key in ["tokens_per_second", "speedup_at_paper_costs"] {
+            let [low, high] = [0, 1].map(|at| row["rate_intervals"][key][at].as_f64().unwrap());
+            assert!(low <= number(key) && number(key) <= high, "{key}: {row}");
+        }
+        assert_eq!(row["num_parameters"].is_null(), row["drafter"] == "none");
         let draft_length = number("num_drafted") / number("num_target_forwards");
         assert!((number("draft_length") - draft_length).abs() < 1e-12, "{row}");
         assert!((number("tokens_per_round") - 1.0 - number("accepted_length")).abs() < 1e-12);

@@ -128,6 +128,19 @@ fn tuning_puts_the_fastest_head_of_a_sweep_into_use() {
         let names: Vec<_> = sets.iter().map(|set| &set["dataset"]).collect();
         assert_eq!(names, ["one", "two", "one", "two"]);
         assert!(head["least_share"].as_f64().unwrap() <= 1.0, "{head}");
+        // The paper's share: the one threshold for all sets that loses least, over the curves.
+        let share = |set: usize, at: usize| {
+            let speed = |head: &Value, at: usize| {
+                head["sets"][set]["curve"][at]["speedup"].as_f64().unwrap()
+            };
+            let all = heads.iter().flat_map(|head| (0..49).map(move |at| speed(head, at)));
+            speed(head, at) / all.fold(0.0, f64::max)
+        };
+        let least = |at| (0..4).map(|set| share(set, at)).fold(f64::INFINITY, f64::min);
+        let largest = (0..49).map(least).fold(0.0, f64::max);
+        // Numbers read from JSON may differ in the last bit.
+        let found = head["shared_threshold"]["least_share"].as_f64().unwrap();
+        assert!((found - largest).abs() < 1e-12, "{found} {largest}");
         assert!(sets.iter().all(|set| set["curve"].as_array().unwrap().len() == 49), "{head}");
     }
     let name = chosen["name"].as_str().unwrap();

@@ -80,9 +80,9 @@ impl DrafterKind for MedusaKind {
         MEDUSA.need(&dir)?;
         let (config, network) = Medusa::from_dir(&dir, loading.workspace.models.device())?;
         loading.check_target(&dir, config.target_hash.as_deref())?;
-        let size = network.num_params() as f64;
+        let sizes = [network.num_params(); 2];
         let parts = RoundDraftParts { network, layers: vec![config.layer] };
-        Ok(LoadedDrafter::of_self_draft(loading, parts, None, size))
+        Ok(LoadedDrafter::of_self_draft(loading, parts, None, sizes))
     }
 
     fn round_forwards(&self) -> RoundForwards {

@@ -58,6 +58,8 @@ pub struct CascadeConfig {
     /// the others is followed by up to as many looked-up tokens as the target's row of the matrix
     /// has. If the chain begins with a looked-up token, there are no others.
     pub num_first_tokens: usize,
+    /// Whether the other first tokens are followed by nothing, as in CS-Drafting's paper.
+    pub bare_siblings: bool,
 }
 
 impl CascadeConfig {
@@ -65,7 +67,8 @@ impl CascadeConfig {
     /// stop rules. The cascade proposes a chain.
     pub fn new(lengths: CascadeLengths) -> Self {
         let (sampled, lenience, rules) = (lengths.clone(), Lenience::NONE, Vec::new());
-        Self { greedy: lengths, sampled, lenience, rules, num_first_tokens: 1 }
+        let bare_siblings = false;
+        Self { greedy: lengths, sampled, lenience, rules, num_first_tokens: 1, bare_siblings }
     }
 
     /// Returns the matrix K for greedy or sampled decoding.
@@ -134,6 +137,13 @@ impl<'m, T: Target> Cascade<'m, T> {
     #[cfg(test)]
     pub(crate) fn with_first_tokens(mut self, num_first_tokens: usize) -> Self {
         self.config.num_first_tokens = num_first_tokens;
+        self
+    }
+
+    /// Puts nothing after the other first tokens.
+    #[cfg(test)]
+    pub(crate) fn with_bare_siblings(mut self) -> Self {
+        self.config.bare_siblings = true;
         self
     }
 

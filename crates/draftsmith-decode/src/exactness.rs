@@ -345,7 +345,7 @@ fn the_oracle_discards_nothing_and_runs_the_target_once_for_each_mismatch_and_on
         let num_mismatches = is_mismatch[..39].iter().filter(|differs| **differs).count();
         let num_accepted = (0..40)
             .map(|start| is_mismatch[start..].iter().take_while(|differs| !**differs).count());
-        let mut rule = Oracle::new(num_accepted.collect(), 64);
+        let mut rule = Oracle::new(num_accepted.collect());
         let oracle = decode_speculative(
             &mut target,
             &mut draft,

@@ -42,7 +42,8 @@ pub struct PaperTable {
     /// The file that the figures are from.
     #[serde(default)]
     pub source: PaperSource,
-    /// The key whose largest value decides if several entries fit a cell.
+    /// The key that chooses among the settings that fit a row: the one with the largest mean over
+    /// all prompts of all data sets. All columns without conditions on settings show it.
     #[serde(default = "speed")]
     pub best: String,
     /// The rows.
@@ -219,15 +220,7 @@ impl PaperTable {
             .flat_map(|row| expanded(&row.name, row.each.as_deref(), &row.r#where, entries));
         let row = |(name, conditions): (String, Conditions)| {
             let figure = |(_, value, others): &(String, &str, Conditions)| {
-                let mut all = conditions.clone();
-                all.extend(others.clone());
-                if self.source == PaperSource::Results && !all.contains_key("category") {
-                    all.insert("category".to_owned(), json!(ALL_CATEGORIES));
-                }
-                let fits = entries.iter().filter(|entry| meets(entry, &all));
-                let speed = |entry: &Value| number_at(entry, &self.best).unwrap_or(f64::MIN);
-                let best = fits.reduce(|best, it| if speed(it) > speed(best) { it } else { best });
-                estimate_at(best?, value)
+                self.figure(entries, &conditions, others, value)
             };
             FilledRow { name, figures: columns.iter().map(figure).collect() }
         };
@@ -246,6 +239,42 @@ impl PaperTable {
         let columns = columns.iter().zip(&is_filled).filter(|(_, is_filled)| **is_filled);
         let columns = columns.map(|((name, ..), _)| name.clone()).collect();
         FilledBlock { name, is_published: false, columns, rows }
+    }
+
+    /// Returns the mean of a figure over the entries of one setting that meet the conditions of a
+    /// row and a column. Categories and columns of data sets do not decide the setting, so that it
+    /// is the same in all of them.
+    fn figure(
+        &self,
+        entries: &[&Value],
+        row: &Conditions,
+        column: &Conditions,
+        value: &str,
+    ) -> Option<Estimate> {
+        let mut own = row.clone();
+        own.extend(column.clone());
+        let mut over_all = row.clone();
+        over_all.extend(column.clone().into_iter().filter(|(key, _)| key != "dataset"));
+        if self.source == PaperSource::Results {
+            own.entry("category".to_owned()).or_insert_with(|| json!(ALL_CATEGORIES));
+            over_all.insert("category".to_owned(), json!(ALL_CATEGORIES));
+        }
+        let setting = |entry: &Value| -> Vec<Value> {
+            self.source.setting_keys().iter().map(|key| entry[*key].clone()).collect()
+        };
+        let fits = |all: &Conditions| entries.iter().filter(|entry| meets(entry, all)).collect();
+        let (shown, compared): (Vec<&&Value>, Vec<&&Value>) = (fits(&own), fits(&over_all));
+        let speed = |of: &Vec<Value>| {
+            let own = compared.iter().filter(|entry| setting(entry) == *of);
+            mean(own.filter_map(|entry| number_at(entry, &self.best).map(exact)))
+                .map_or(f64::MIN, |speed| speed.value)
+        };
+        let settings = in_order(compared.iter().map(|entry| setting(entry)));
+        let by_speed = |one: &Vec<Value>, other: &Vec<Value>| speed(one).total_cmp(&speed(other));
+        // The first of equally fast ones.
+        let best = settings.into_iter().rev().max_by(by_speed)?;
+        let shown = shown.into_iter().filter(|entry| setting(entry) == best);
+        mean(shown.filter_map(|entry| estimate_at(entry, value)))
     }
 
     fn published_block(&self, it: &Published) -> FilledBlock {
@@ -269,6 +298,16 @@ impl PaperSource {
             Self::Costs => "the costs in `summary.json`",
             Self::Heads => "`heads.json`",
             Self::Replay => "`replay.json`",
+        }
+    }
+
+    /// Lists the keys that tell the settings of this source apart.
+    fn setting_keys(self) -> &'static [&'static str] {
+        match self {
+            Self::Results => &["drafter", "stop_rule", "setting"],
+            Self::Costs => &["drafter", "reads"],
+            Self::Heads => &["name"],
+            Self::Replay => &["drafter", "stop_rule"],
         }
     }
 
@@ -300,6 +339,7 @@ impl PaperSource {
                 "is_chosen",
                 "has_lowest_kl",
                 "least_share",
+                "shared_threshold",
                 "decoding",
                 "dataset",
                 "config",
@@ -317,6 +357,7 @@ impl PaperSource {
                 "speedup",
                 "gain",
                 "verification_rate",
+                "verification_rate_interval",
                 "discard_rate",
                 "tokens_per_second",
                 "ceiling",
@@ -374,6 +415,10 @@ impl ReplayGroup {
                 "speedup": oracle.speedup,
                 "gain": oracle.gain,
                 "verification_rate": oracle.verification_rate.value,
+                "verification_rate_interval": [
+                    oracle.verification_rate.low,
+                    oracle.verification_rate.high,
+                ],
                 "discard_rate": 0.0,
             })
         });
@@ -436,14 +481,29 @@ fn number_at(entry: &Value, key: &str) -> Option<f64> {
 }
 
 /// Reads a figure with its 95 % interval. The interval is in the keys `low` and `high` beside
-/// `value`, or in the key with `_interval` at its end. Without one, both ends equal the value.
+/// `value`, in the key with `_interval` at its end, or in `rate_intervals`. Without one, both ends
+/// equal the value.
 fn estimate_at(entry: &Value, key: &str) -> Option<Estimate> {
     let value = number_at(entry, key)?;
     let beside = |end| number_at(entry, &format!("{}/{end}", key.strip_suffix("/value")?));
-    let interval = |at: usize| number_at(entry, &format!("{key}_interval/{at}"));
+    let of_rate = |at: usize| entry["rate_intervals"][key][at].as_f64();
+    let interval =
+        |at: usize| number_at(entry, &format!("{key}_interval/{at}")).or_else(|| of_rate(at));
     let low = beside("low").or_else(|| interval(0)).unwrap_or(value);
     let high = beside("high").or_else(|| interval(1)).unwrap_or(value);
     Some(Estimate { value, low: low.min(value), high: high.max(value) })
+}
+
+/// Averages figures of different prompts, with the interval of the mean. `None` without figures.
+fn mean(figures: impl Iterator<Item = Estimate>) -> Option<Estimate> {
+    let all: Vec<Estimate> = figures.collect();
+    if all.len() < 2 {
+        return all.first().copied();
+    }
+    let num = all.len() as f64;
+    let value = all.iter().map(|it| it.value).sum::<f64>() / num;
+    let half = all.iter().fold(0.0, |sum: f64, it| sum.hypot((it.high - it.low) / 2.0)) / num;
+    Some(Estimate { value, low: value - half, high: value + half })
 }
 
 /// Makes an estimate of a figure without an interval.
@@ -510,6 +570,49 @@ mod tests {
             "{text}"
         );
         assert!(text.contains("comparisons of rows come out as in the"), "{text}");
+    }
+
+    #[test]
+    fn a_row_shows_one_setting_in_all_categories_and_data_sets() {
+        let row = |dataset: &str, category: &str, setting: f64, speed: f64| ResultRow {
+            dataset: dataset.into(),
+            category: category.into(),
+            setting: Some(setting),
+            tokens_per_second: speed,
+            speedup: Some(speed / 50.0),
+            speedup_interval: Some([speed / 50.0 - 0.3, speed / 50.0 + 0.3]),
+            improvement_at: [("ms".into(), Some(1.5))].into(),
+            rate_intervals: [("improvement_at/ms".into(), [1.4, 1.7])].into(),
+            ..ResultRow::default()
+        };
+        // 0.3 is the fastest over all prompts, and 0.5 in `math` and on the second set.
+        let rows = [
+            row("one", ALL_CATEGORIES, 0.5, 90.0),
+            row("one", ALL_CATEGORIES, 0.3, 100.0),
+            row("one", "math", 0.5, 95.0),
+            row("one", "math", 0.3, 80.0),
+            row("two", ALL_CATEGORIES, 0.5, 75.0),
+            row("two", ALL_CATEGORIES, 0.3, 70.0),
+        ];
+        let spec = table(
+            r#"{"title": "T", "rows": [{"name": "SVIP"}], "columns": [
+                {"each": "category", "value": "tokens_per_second"},
+                {"each": "dataset", "value": "tokens_per_second"},
+                {"name": "setting", "value": "setting"},
+                {"name": "at 0.5", "value": "tokens_per_second", "where": {"setting": 0.5}},
+                {"name": "speed-up", "value": "speedup"}]}"#,
+        );
+        let filled = spec.fill(Measured { rows: &rows, groups: &[], heads: None, replays: &[] });
+        let [block] = &filled.blocks[..] else { panic!("one block: {filled:?}") };
+        let figures: Vec<f64> =
+            block.rows[0].figures.iter().map(|it| it.expect("measured").value).collect();
+        assert_eq!(block.columns, ["math", "one", "two", "setting", "at 0.5", "speed-up"]);
+        assert_eq!(figures, [80.0, 100.0, 70.0, 0.3, 82.5, 1.7]);
+        // The mean of two data sets is surer than each.
+        let mean = block.rows[0].figures[5].expect("measured");
+        assert!((mean.high - mean.low - 0.6 / 2f64.sqrt()).abs() < 1e-12, "{mean:?}");
+        let nested = estimate_at(&json!(rows[0]), "improvement_at/ms");
+        assert_eq!(nested, Some(Estimate { value: 1.5, low: 1.4, high: 1.7 }));
     }
 
     #[test]

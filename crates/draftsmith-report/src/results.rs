@@ -28,7 +28,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 pub(crate) use draftsmith_theory::{DecodingName, DrafterName, Estimate, Road, StopRuleName};
 pub(crate) use group::{Group, groups};
-pub use heads::{Algorithm2, CurvePoint, HeadOnSet, HeadRace, JudgedHead};
+pub use heads::{Algorithm2, CurvePoint, HeadOnSet, HeadRace, JudgedHead, SharedThreshold};
 pub use replay::{
     HeadOverOnline, HeadPredictions, LogLosses, LookUps, OracleResult, Replay, ReplayGroup,
     ReplayRow,
@@ -75,6 +75,10 @@ pub struct ResultRow {
     pub drafter: DrafterName,
     /// The kind of the drafter, by which reports compare; null for the target alone.
     pub road: Option<Road>,
+    /// The number of the drafter's own parameters, without those of the target; null for the target
+    /// and for drafters that consist of others.
+    #[serde(default)]
+    pub num_parameters: Option<usize>,
     /// The stop rule.
     pub stop_rule: StopRuleName,
     /// The stop rule's parameter: the candidate length K, the heuristic's initial K, a threshold,
@@ -146,6 +150,11 @@ pub struct ResultRow {
     pub by_length: Vec<SpeedAtLength>,
     /// The 95 % interval of `speedup`, bootstrapped over prompts.
     pub speedup_interval: Option<[f64; 2]>,
+    /// The 95 % intervals of other rates over tokens, bootstrapped over the same prompts, by key:
+    /// `tokens_per_second`, `compression_rate`, `speedup_at_paper_costs`, `improvement_by_size`,
+    /// `improvement_by_time` and `improvement_at/NAME`.
+    #[serde(default)]
+    pub rate_intervals: BTreeMap<String, [f64; 2]>,
     /// The speed-up of these rounds at average costs over all settings, of draft forwards and of
     /// verifications by their number of rows. The times of both sides include the measured prefill.
     /// Null if nothing was timed.
@@ -185,6 +194,8 @@ pub struct SpeedAtLength {
     pub tokens_per_second: f64,
     /// The speed relative to plain decoding.
     pub speedup: f64,
+    /// The 95 % interval of `speedup`, bootstrapped over prompts; null with few prompts.
+    pub speedup_interval: Option<[f64; 2]>,
 }
 
 impl ResultRow {

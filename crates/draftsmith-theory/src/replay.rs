@@ -274,7 +274,8 @@ impl Recordings {
     }
 
     /// Replays the oracle, which drafts exactly the candidates that will be accepted (SpecDec++,
-    /// Lemma 2.1), up to the recorded length. For sampled recordings it knows the random draws too.
+    /// Lemma 2.1), even more than [`Self::max_length`] in a round. Only rounds that were recorded
+    /// as a whole end at the recorded length. For sampled recordings it knows the random draws too.
     ///
     /// # Errors
     /// If `costs` lacks the drafter.
@@ -282,7 +283,7 @@ impl Recordings {
         let seconds = self.round_seconds(costs)?;
         let replay = |response: &Recording| {
             let num_accepted = (0..response.places.len()).map(|start| response.num_accepted(start));
-            let mut oracle = Oracle::new(num_accepted.collect(), self.max_length);
+            let mut oracle = Oracle::new(num_accepted.collect());
             self.replay_one(response, &mut oracle, &seconds, |_, _| {})
         };
         Ok(self.responses.iter().map(replay).collect())

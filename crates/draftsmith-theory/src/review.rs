@@ -72,7 +72,8 @@ pub struct CascadeCandidate {
 /// Reviews a chain greedily and returns the accepted candidates and the reviewer's next token.
 /// Candidates are accepted up to the first rejection. A candidate is accepted if it is the
 /// reviewer's most probable token. With lenience l > 1 it is also accepted if the reviewer's
-/// probability exceeds 1/l of the candidate's [`prob`](CascadeCandidate::prob).
+/// probability is at least 1/l of the candidate's [`prob`](CascadeCandidate::prob), as in the paper.
+/// The authors' code requires more than 1/l.
 ///
 /// `logits_after(i)` returns the reviewer's logits after the first i candidates. It is called only
 /// for the rows that are reached.
@@ -94,7 +95,7 @@ pub fn review_greedy<'r>(
         let accepted = candidate.filter(|candidate| {
             candidate.token_id == choice
                 || (lenience.of(candidate) > 1.0
-                    && prob(candidate.token_id) > candidate.prob / lenience.of(candidate))
+                    && prob(candidate.token_id) >= candidate.prob / lenience.of(candidate))
         });
         let token_id = accepted.map_or(choice, |candidate| candidate.token_id);
         reviewed.push(CascadeCandidate {
@@ -282,6 +283,11 @@ mod tests {
         assert_eq!(review(&other, 1.0), [0]);
         assert_eq!(review(&other, 3.5), [0]);
         assert_eq!(review(&other, 3.7), [1, 2, 1]);
+        // Half of a probability is exact in f64.
+        let own = review_greedy(&[candidate(1, 0.9)], |row| &rows[row], lenient(3.7))[0].prob;
+        let at_equality = |times| [candidate(1, times * own)];
+        assert_eq!(review(&at_equality(2.0), 2.0), [1, 2]);
+        assert_eq!(review(&at_equality(2.0 + 1e-9), 2.0), [0]);
         // Looked-up tokens have probability 1, and are reviewed exactly unless they are included.
         let looked_up = [1, 2].map(CascadeCandidate::looked_up);
         assert_eq!(review_by(&looked_up, lenient(4.5)), [0]);

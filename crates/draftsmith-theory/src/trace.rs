@@ -214,7 +214,7 @@ impl Counts {
         self.num_drafted + self.num_target_forwards
     }
 
-    /// Checks N_draft + N_target = N + N_discarded (SpecDec++, section 2.1), on which Eq. 2.3 depends.
+    /// Checks N_draft + N_target = N + N_discarded (SpecDec++, section 2), on which Eq. 2.3 depends.
     ///
     /// The identity holds if every draft forward makes one candidate, as with a separate draft
     /// model or a self-draft.

@@ -13,8 +13,8 @@ use anyhow::{Context, Result};
 use draftsmith_files::{parse_json, read_bytes, read_file, write_whole};
 use draftsmith_model::{AcceptanceHead, DrafterModel, Rows};
 use draftsmith_report::{
-    Algorithm2, CurvePoint, DecodingName, DrafterName, HeadOnSet, HeadRace, JudgedHead, SweptHead,
-    median_of, shown_interval,
+    Algorithm2, CurvePoint, DecodingName, DrafterName, HeadOnSet, HeadRace, JudgedHead,
+    SharedThreshold, SweptHead, median_of, shown_interval,
 };
 use draftsmith_theory::{
     Counts, DrafterId, Estimate, HeadTiming, Recording, Recordings, StopRuleConfig, StopRuleName,
@@ -227,6 +227,7 @@ impl HeadComparison<'_> {
         let fixed = best_fixed(&best_unread(&validation.recordings, costs)?)?.clone();
         self.plain.extend(validation.recordings.plain(&costs.rounds));
         self.fixed.extend(fixed.replay(&validation.recordings, costs)?);
+        let fixed_on_test = best_fixed_of_each(&test, costs)?;
         for nth in 0..self.heads.len() {
             let head_seconds = (costs.head_seconds + extra[nth]).max(0.0);
             let costs = Costs { head_seconds, ..costs.clone() };
@@ -242,10 +243,10 @@ impl HeadComparison<'_> {
                 ids: test.ids.clone(),
                 recordings: test.recordings.with_head(timing, &on_test[nth]),
             };
-            for (dataset, test) in set.by_source() {
+            for ((dataset, test), fixed) in set.by_source().into_iter().zip(&fixed_on_test) {
                 let judged =
                     OnSet { decoding, dataset, test: &test, costs: &costs, seed: self.seed };
-                self.runs[nth].sets.push(judged.judge(best, algorithm_2, &fixed)?);
+                self.runs[nth].sets.push(judged.judge(best, algorithm_2, fixed)?);
             }
         }
         let drafter = DrafterName::Of(self.id);
@@ -306,6 +307,7 @@ impl HeadComparison<'_> {
                 speedup: speedup(&self.plain, spent, 1, self.seed).value,
                 gain: shown_interval(spent.len(), self.seed, |some| over(&self.fixed, spent, some)),
                 least_share: shares.fold(f64::INFINITY, f64::min),
+                shared_threshold: shared_threshold(sets, best_on),
                 sets: sets.clone(),
             }
         });
@@ -313,6 +315,26 @@ impl HeadComparison<'_> {
         let lost = shown_interval(best.len(), self.seed, |some| over(best, of_kl, some));
         ((lowest != fastest).then_some(lost), heads.collect())
     }
+}
+
+/// Finds the threshold of Algorithm 2 with the largest [`SharedThreshold::least_share`]. `best_on`
+/// returns the speed of the fastest head and threshold on a set by its index. Returns `None`
+/// without thresholds.
+fn shared_threshold(sets: &[HeadOnSet], best_on: impl Fn(usize) -> f64) -> Option<SharedThreshold> {
+    let at = |(nth, point): (usize, &CurvePoint)| {
+        let shares = sets.iter().enumerate().map(|(set, it)| it.curve[nth].speedup / best_on(set));
+        let least_share = shares.fold(f64::INFINITY, f64::min);
+        SharedThreshold { threshold: point.threshold, least_share }
+    };
+    let all = sets.first()?.curve.iter().enumerate().map(at);
+    all.max_by(|one, other| one.least_share.total_cmp(&other.least_share))
+}
+
+/// Replays the best fixed length of each source on its own prompts, as in SpecDec++'s Table 1.
+fn best_fixed_of_each(set: &RecordedSet, costs: &Costs) -> Result<Vec<Vec<TimedCounts>>> {
+    let best_of =
+        |(_, test): (_, Recordings)| best_fixed(&best_unread(&test, costs)?)?.replay(&test, costs);
+    set.by_source().into_iter().map(best_of).collect()
 }
 
 /// Replays every rule that reads the head and whose maximum candidate length is the recorded one.
@@ -348,20 +370,20 @@ struct OnSet<'a> {
 
 impl OnSet<'_> {
     /// Compares the rule that was best on the validation prompts, and the best one of Algorithm 2,
-    /// with the best fixed length there, and computes the curve of Algorithm 2 over thresholds.
+    /// with the best fixed length of this source, whose times are `fixed`, and computes the curve of
+    /// Algorithm 2 over thresholds.
     fn judge(
         &self,
         best: &RuleChoice,
         algorithm_2: Option<&RuleChoice>,
-        fixed: &RuleChoice,
+        fixed: &[TimedCounts],
     ) -> Result<HeadOnSet> {
         let Self { decoding, dataset, test, costs, seed } = *self;
         let plain = test.plain(&costs.rounds);
         let plain_seconds = seconds_per_token(&plain);
-        let fixed = fixed.replay(test, costs)?;
         let judged = |choice: &RuleChoice| -> Result<[Estimate; 2]> {
             let own = choice.replay(test, costs)?;
-            let gain = shown_interval(own.len(), seed, |some| over(&fixed, &own, some));
+            let gain = shown_interval(own.len(), seed, |some| over(fixed, &own, some));
             Ok([speedup(&plain, &own, 1, seed), gain])
         };
         let [of_best, gain] = judged(best)?;
@@ -390,5 +412,69 @@ impl OnSet<'_> {
             algorithm_2: algorithm_2.transpose()?,
             curve: curve.collect::<Result<_>>()?,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use draftsmith_theory::FixedLengthConfig;
+
+    use super::*;
+    use crate::judging::tests::recordings;
+
+    fn fixed(candidate_length: usize) -> RuleChoice {
+        let config = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
+        RuleChoice { lookup_first: None, name: config.name(), config, seconds_per_token: 0.0 }
+    }
+
+    #[test]
+    fn gains_are_over_the_best_fixed_length_of_the_same_source() {
+        let [often, seldom] = [0.95, 0.3].map(|accepted| recordings([20, 40], accepted, ["h", ""]));
+        let ids = ["often", "seldom"].map(|name| (0..20).map(move |nth| format!("{name}#{nth}")));
+        let responses = [often.responses, seldom.responses.clone()].concat();
+        let recordings = Recordings { responses, ..seldom };
+        let set = RecordedSet { ids: ids.into_iter().flatten().collect(), recordings };
+        let costs = &Costs::paper(set.recordings.drafter);
+        let best_fixed = best_fixed_of_each(&set, costs).expect("replays");
+        let judged: Vec<HeadOnSet> = (set.by_source().into_iter().zip(&best_fixed))
+            .map(|((dataset, test), best_fixed)| {
+                let decoding = DecodingName::Sampled;
+                let judged = OnSet { decoding, dataset, test: &test, costs, seed: 1 };
+                judged.judge(&fixed(8), Some(&fixed(1)), best_fixed).expect("replays")
+            })
+            .collect();
+        assert_eq!([&*judged[0].dataset, &judged[1].dataset], ["often", "seldom"]);
+        // Eight candidates are best where they are often accepted, one where they seldom are.
+        let of = |it: &HeadOnSet| [it.gain, it.algorithm_2.expect("it was given").gain];
+        let gains: Vec<[f64; 2]> = judged.iter().map(|it| of(it).map(|gain| gain.value)).collect();
+        assert_eq!([gains[0][0], gains[1][1]], [0.0, 0.0]);
+        assert!(gains[0][1] < -0.1 && gains[1][0] < -0.1, "{gains:?}");
+    }
+
+    #[test]
+    fn one_threshold_is_chosen_for_all_sets_by_its_lowest_share() {
+        let nothing = Estimate { value: 0.0, low: 0.0, high: 0.0 };
+        let set = |speeds: [f64; 3]| HeadOnSet {
+            decoding: DecodingName::Sampled,
+            dataset: String::new(),
+            config: fixed(1).config,
+            speedup: nothing,
+            gain: nothing,
+            algorithm_2: None,
+            curve: (1..)
+                .zip(speeds)
+                .map(|(nth, speedup)| CurvePoint {
+                    threshold: f64::from(nth) / 10.0,
+                    discard_rate: 0.0,
+                    verification_rate: 1.0,
+                    speedup,
+                })
+                .collect(),
+        };
+        // Another head reaches 2.0 and 2.5.
+        let found =
+            shared_threshold(&[set([2.0, 1.8, 1.0]), set([1.0, 2.0, 2.4])], |set| [2.0, 2.5][set]);
+        assert_eq!(found, Some(SharedThreshold { threshold: 0.2, least_share: 0.8 }));
+        assert_eq!(shared_threshold(&[], |_| 1.0), None);
     }
 }

@@ -291,9 +291,9 @@ impl<T: Target> Cascade<'_, T> {
         Ok(())
     }
 
-    /// Adds siblings of the chain's first token to a round's proposal, after the chain. Each is
-    /// followed by up to `room` looked-up tokens, but no more than the target's row asks for. They
-    /// depend only on the text up to the sibling.
+    /// Adds siblings of the chain's first token to a round's proposal, after the chain. Unless
+    /// `bare_siblings` is set, each is followed by up to `room` looked-up tokens, but no more than
+    /// the target's row asks for. They depend only on the text up to the sibling.
     pub(super) fn propose_siblings(
         &mut self,
         siblings: Vec<(u32, DrawnFrom)>,
@@ -303,6 +303,7 @@ impl<T: Target> Cascade<'_, T> {
         let DraftRound { slot, tokens, proposal, limits, decoding, .. } = round;
         let num_standing = tokens.len() - proposal.len();
         let num_after = self.config.lengths(decoding)[0].get(self.models.len());
+        let num_after = num_after.filter(|_| !self.config.bare_siblings);
         let num_after = num_after.map_or(0, |length| room.min(*length));
         let mut lookup = self.lookup.as_mut().filter(|_| num_after > 0);
         // Prompt lookup may have read the chain.

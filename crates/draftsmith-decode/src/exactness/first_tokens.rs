@@ -51,6 +51,13 @@ fn any_number_of_first_tokens_leaves_the_targets_distribution_lenient_or_not() {
                 for lengths in of_one() {
                     assert_exact(&case, &lengths, lenience, num, &|| fixed(9));
                 }
+                let expected = case.target_distribution();
+                let bare = || {
+                    let cascade = of_drafts(&case, &matrix(PAPERS), lenience);
+                    cascade.with_first_tokens(num).with_bare_siblings()
+                };
+                let found = distribution(&case, &case.target, &bare, &|| fixed(9));
+                assert_same_distribution(&found, &expected);
             }
             // The first matrix is the deepest.
             let two_and_lookup = TWO_AND_LOOKUP.map(matrix);
@@ -116,11 +123,14 @@ fn a_small_draft_vocabulary_leaves_the_targets_distribution() {
 #[test]
 fn each_sibling_comes_after_the_chain_with_what_is_looked_up_after_it_alone() {
     let (prompt, mut num_found) = ([0, 1, 2, 0, 2, 1, 1, 0], 0);
-    for seed in 0..20 {
+    for (seed, is_bare) in (0..20).flat_map(|seed| [(seed, false), (seed, true)]) {
         let mut case = Case::new(3, 9, None, 3600 + seed);
         case.draft.never = 0.0;
         let target = &mut case.target.clone();
         let mut cascade = of_drafts(&case, &matrix(PAPERS), Lenience::NONE).with_first_tokens(3);
+        if is_bare {
+            cascade = cascade.with_bare_siblings();
+        }
         cascade.begin(target, 0, &prompt).expect("tables do not fail");
         let (mut tokens, mut proposal) = (prompt.to_vec(), Proposal::default());
         let round = DraftRound {
@@ -147,7 +157,8 @@ fn each_sibling_comes_after_the_chain_with_what_is_looked_up_after_it_alone() {
                 let mut alone = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
                 Drafter::begin(&mut alone, &mut (), 0, &prompt).expect("it does not fail");
                 let mut text = [&prompt[..], &[proposed[*root]]].concat();
-                let found = LookUp::<()>::look_up(&mut alone, 0, &mut text, 3, &[]);
+                let most = if is_bare { 0 } else { 3 };
+                let found = LookUp::<()>::look_up(&mut alone, 0, &mut text, most, &[]);
                 assert_eq!(proposed[root + 1..end], found);
                 num_found += found.len();
             }

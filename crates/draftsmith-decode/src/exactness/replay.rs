@@ -140,7 +140,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
         }
         let response = &recordings.responses[0];
         let num_accepted = (0..tokens.len()).map(|start| response.num_accepted(start)).collect();
-        let decoded = self.decode(&mut Oracle::new(num_accepted, MAX_LENGTH), unused);
+        let decoded = self.decode(&mut Oracle::new(num_accepted), unused);
         let free = RoundCosts::new([(recordings.drafter, 0.0)].into(), vec![0.0]).expect("times");
         let replayed = recordings.replay_oracle(&free).expect("a price").remove(0).counts;
         assert_eq!(decoded, (tokens, replayed));

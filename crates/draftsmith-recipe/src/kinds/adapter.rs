@@ -113,8 +113,9 @@ impl DrafterKind for AdapterKind {
             adapter: export.adapter.clone(),
             head: head.as_ref().map(|head| head.head.clone()),
         };
-        let size = num_read(workspace.models.target_config()?, &export);
-        Ok(LoadedDrafter::of_self_draft(loading, parts, head, size))
+        let num_read = num_read(workspace.models.target_config()?, &export);
+        let sizes = [num_read, export.adapter.num_parameters()];
+        Ok(LoadedDrafter::of_self_draft(loading, parts, head, sizes))
     }
 
     fn layers_needed(&self) -> LayersNeeded {
@@ -150,12 +151,12 @@ impl DrafterKind for AdapterKind {
 
 /// Counts the parameters that a draft forward reads: those of the target's first layers, of the
 /// adapter, and of the LM head's rows for the draft vocabulary.
-fn num_read(config: &ModelConfig, export: &AdapterExport) -> f64 {
+fn num_read(config: &ModelConfig, export: &AdapterExport) -> usize {
     let drawn = export.config.vocabulary_size();
     let mut layers = config.clone().with_tied_embeddings(true);
     layers.shape.num_layers = export.config.exit_layer();
     // The adapter's parameters include those of its own LM head, if it has one.
     let has_head = export.adapter.own_head().is_some();
     layers.shape.vocab_size = if has_head { 0 } else { drawn.unwrap_or(config.shape.vocab_size) };
-    (layers.num_parameters() + export.adapter.num_parameters()) as f64
+    layers.num_parameters() + export.adapter.num_parameters()
 }

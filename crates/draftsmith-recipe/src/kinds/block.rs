@@ -111,9 +111,9 @@ impl DrafterKind for BlockKind {
             loading.id
         );
         let (config, network) = read_network(loading)?;
-        let size = num_read(&config);
+        let sizes = [num_read(&config), config.num_parameters()];
         let parts = BlockDraftParts { network, layers: config.target_layers };
-        Ok(LoadedDrafter::of_self_draft(loading, parts, None, size))
+        Ok(LoadedDrafter::of_self_draft(loading, parts, None, sizes))
     }
 
     fn round_forwards(&self) -> RoundForwards {
@@ -140,11 +140,11 @@ impl DrafterKind for BlockKind {
 
 /// Counts the parameters that a draft forward reads: the drafter's without the Markov head's vectors,
 /// plus the target's LM head if the drafter has none.
-fn num_read(config: &BlockDrafterConfig) -> f64 {
+fn num_read(config: &BlockDrafterConfig) -> usize {
     let shape = &config.model.shape;
     let head = match config.draft_vocabulary {
         Some(_) => 0,
         None => shape.hidden_size * shape.vocab_size,
     };
-    (config.num_parameters() - config.markov_rank * shape.vocab_size + head) as f64
+    config.num_parameters() - config.markov_rank * shape.vocab_size + head
 }

@@ -43,6 +43,9 @@ pub struct CascadeKind {
     /// The number of first tokens of a proposal, including the chain's; `None` for a chain.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub num_first_tokens: Option<usize>,
+    /// Whether no look-ups follow the other first tokens.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub bare_siblings: bool,
 }
 
 /// The matrix K of candidate lengths, for both ways of decoding.
@@ -102,7 +105,8 @@ impl CascadeKind {
         }
         let [greedy, sampled] = self.lengths.all().map(Clone::clone);
         let num_first_tokens = self.num_first_tokens.unwrap_or(1);
-        Ok(CascadeConfig { greedy, sampled, lenience, rules, num_first_tokens })
+        let bare_siblings = self.bare_siblings;
+        Ok(CascadeConfig { greedy, sampled, lenience, rules, num_first_tokens, bare_siblings })
     }
 
     /// Returns the matrix row of the chain that a rule ends; `None` if its reviewer reviews no
@@ -168,7 +172,10 @@ impl CascadeKind {
 
     /// Checks that the first token of every proposal comes from a model, which gives it siblings.
     fn check_first_tokens(&self, key: &str, has_look_ups: bool) -> Result<()> {
-        let Some(num) = self.num_first_tokens else { return Ok(()) };
+        let Some(num) = self.num_first_tokens else {
+            let problem = "has `bare_siblings`, but no `num_first_tokens`: give a number such as 8";
+            return require(!self.bare_siblings, key, problem);
+        };
         require(
             num > 1,
             key,
@@ -368,8 +375,9 @@ impl fmt::Display for CascadeKind {
             let symbol = rule.stop_rule.symbol().unwrap_or("K");
             write!(formatter, ", for {reviewer} {symbol} = {}", rule.setting)?;
         }
+        let bare = if self.bare_siblings { ", bare siblings" } else { "" };
         match self.num_first_tokens {
-            Some(num) => write!(formatter, ", {num} first tokens"),
+            Some(num) => write!(formatter, ", {num} first tokens{bare}"),
             None => Ok(()),
         }
     }
@@ -478,6 +486,10 @@ mod tests {
             ("drafters = ['draft']\nlengths = [[2]]\nnum_first_tokens = 0", "is a chain"),
             ("drafters = ['draft']\nlengths = [[2]]\nnum_first_tokens = 1", "is a chain"),
             (
+                "drafters = ['draft']\nlengths = [[2]]\nbare_siblings = true",
+                "no `num_first_tokens`",
+            ),
+            (
                 "drafters = ['draft', 'lookup']\nlengths = [[0, 4], [0, 0]]\nnum_first_tokens = 8",
                 "is looked up",
             ),
@@ -507,7 +519,11 @@ mod tests {
         assert_eq!(chain.config().expect("valid").num_first_tokens, 1);
         let cascade = read(&format!("{keys}\nnum_first_tokens = 8"));
         assert!(cascade.to_string().ends_with("lenience 2, 8 first tokens"), "{cascade}");
-        assert_eq!(cascade.config().expect("valid").num_first_tokens, 8);
+        let config = cascade.config().expect("valid");
+        assert_eq!((config.num_first_tokens, config.bare_siblings), (8, false));
+        let bare = read(&format!("{keys}\nnum_first_tokens = 8\nbare_siblings = true"));
+        assert!(bare.to_string().ends_with(", 8 first tokens, bare siblings"), "{bare}");
+        assert!(bare.config().expect("valid").bare_siblings);
         let greedy = DecodingName::Greedy;
         assert_eq!(cascade.longest(greedy), chain.longest(greedy));
         assert_eq!(cascade.own_rule(greedy), chain.own_rule(greedy));

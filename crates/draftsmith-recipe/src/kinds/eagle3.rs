@@ -93,13 +93,13 @@ impl DrafterKind for Eagle3Kind {
             let hash = || self.recorded_hash(loading);
             read_self_drafts_head(&head, config.target_hidden_size, hash, loading.workspace)
         });
-        let (head, size) = (head.transpose()?, num_read(&config));
+        let (head, sizes) = (head.transpose()?, [num_read(&config), config.num_parameters()]);
         let parts = StateDraftParts {
             network,
             layers: config.target_layers,
             head: head.as_ref().map(|head| head.head.clone()),
         };
-        Ok(LoadedDrafter::of_self_draft(loading, parts, head, size))
+        Ok(LoadedDrafter::of_self_draft(loading, parts, head, sizes))
     }
 
     fn frozen(&self, loading: &Loading<'_>, dtype: WeightDtype) -> Result<DrafterModel> {
@@ -127,9 +127,9 @@ fn check_width(dir: &Path, config: &Eagle3Config) -> Result<()> {
 /// Counts the parameters that a draft forward reads: the drafter's without its embeddings, plus the
 /// rows of the target's LM head for the draft vocabulary if the drafter has no LM head. `fc` is
 /// included, although it is read only once per round.
-fn num_read(config: &Eagle3Config) -> f64 {
+fn num_read(config: &Eagle3Config) -> usize {
     let embeddings = config.clone().with(|it| it.has_embedding = false);
     let shape = &config.model.shape;
     let head = if config.has_head { 0 } else { shape.hidden_size * config.num_draft_tokens() };
-    (embeddings.num_parameters() + head) as f64
+    embeddings.num_parameters() + head
 }

@@ -37,8 +37,19 @@ pub struct LoadedDrafter {
     /// The directory for the rule that the recipe tunes, if the drafter's own directory is not the
     /// recipe's to write.
     pub rule_dir: Option<PathBuf>,
-    /// Number of parameters that one forward reads, by drafter; 0 for prompt lookup.
-    pub sizes: Vec<(DrafterId, f64)>,
+    /// The sizes of the drafter, or of those that it consists of.
+    pub sizes: Vec<DrafterSize>,
+}
+
+/// The size of a drafter in parameters; 0 for prompt lookup.
+#[derive(Clone, Copy)]
+pub struct DrafterSize {
+    /// The drafter.
+    pub id: DrafterId,
+    /// The number of parameters that one forward reads, including those of the target.
+    pub num_read: usize,
+    /// The number of parameters of its own.
+    pub num_own: usize,
 }
 
 impl LoadedDrafter {

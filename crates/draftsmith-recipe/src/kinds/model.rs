@@ -10,7 +10,7 @@ use draftsmith_model::{CausalLm, DrafterModel, WeightDtype};
 use draftsmith_theory::{DrafterId, ModelSummary, Road};
 use serde::{Deserialize, Serialize};
 
-use super::loaded::{LoadedDrafter, Loading};
+use super::loaded::{DrafterSize, LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, KindDirectory, KindEntry, Role, read_kind};
 use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
 use crate::exports::{ExportEntry, HeadExport, inspected, read_model_head, summary_of};
@@ -117,7 +117,8 @@ fn parts(id: DrafterId, model: &CausalLm, head: Option<&HeadExport>) -> NamedPar
 impl LoadedDrafter {
     /// Wraps a draft model that is already in memory, with its acceptance head.
     pub fn of_model(id: DrafterId, model: &CausalLm, head: Option<HeadExport>) -> Self {
-        let sizes = vec![(id, model.config().num_parameters() as f64)];
+        let num = model.config().num_parameters();
+        let sizes = vec![DrafterSize { id, num_read: num, num_own: num }];
         Self { parts: parts(id, model, head.as_ref()), head, dir: None, rule_dir: None, sizes }
     }
 }

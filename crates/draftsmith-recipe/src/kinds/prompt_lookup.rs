@@ -2,18 +2,21 @@
 //! with an optional bigram table.
 //!
 //! `train-bigram` writes the table. Token ids depend on the tokenizer, so the file stores a hash of
-//! its tokenizer, and we reject a table for another tokenizer.
+//! its tokenizer, and we reject a table for another tokenizer. We also read the tables that
+//! CS-Drafting's authors publish: JSON lists with the next token of each token id.
 
+use std::iter::repeat;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use anyhow::{Result, bail, ensure};
 use draftsmith_decode::{LookUpParts, NamedParts};
+use draftsmith_files::{parse_json, read_file};
 use draftsmith_model::{read_id_lists, read_metadata, write_id_lists};
 use draftsmith_theory::{Bigrams, MaxGramConfig, Road, SearchedText};
 use serde::{Deserialize, Serialize};
 
-use super::loaded::{LoadedDrafter, Loading};
+use super::loaded::{DrafterSize, LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, KindEntry, Role, read_kind};
 use crate::recipe::keys::require;
 use crate::workspace::Workspace;
@@ -72,7 +75,8 @@ impl DrafterKind for PromptLookupKind {
         let bigrams = bigrams.as_deref().map(|path| read_bigrams(path, workspace)).transpose()?;
         let config = MaxGramConfig { searched: *searched, min_match: *min_match };
         let parts = NamedParts { id, parts: Arc::new(LookUpParts { config, bigrams }) };
-        Ok(LoadedDrafter { parts, head: None, dir: None, rule_dir: None, sizes: vec![(id, 0.0)] })
+        let sizes = vec![DrafterSize { id, num_read: 0, num_own: 0 }];
+        Ok(LoadedDrafter { parts, head: None, dir: None, rule_dir: None, sizes })
     }
 
     fn role(&self) -> Role {
@@ -100,13 +104,25 @@ pub fn write_bigrams(
     Ok(write_id_lists(path, &[(LISTS[0], &tokens), (LISTS[1], &next)], &metadata)?)
 }
 
-/// Reads a bigram table for the workspace's tokenizer.
+/// Reads a bigram table for the workspace's tokenizer. A plain list of ids (`.json`) does not
+/// name its tokenizer. It must not have more tokens than the target.
 ///
 /// # Errors
 /// If the file is missing or invalid, or was built for another tokenizer.
 fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
     let hint = "hint: count one with `draftsmith train-bigram RECIPE`";
     ensure!(path.is_file(), "there is no table of bigrams `{}`; {hint}", path.display());
+    let vocab_size = workspace.models.vocab_size()?;
+    if path.extension().is_some_and(|extension| extension == "json") {
+        let next: Vec<u32> = parse_json(path, &read_file(path)?)?;
+        if next.len() > vocab_size {
+            let num = next.len();
+            bail!("`{}` has {num} tokens, and the target {vocab_size}; {hint}", path.display());
+        }
+        // The authors write 0, which is no text, for tokens that nothing follows.
+        let known = next.into_iter().map(|id| Some(id).filter(|id| *id != 0));
+        return bigrams_of(path, known.chain(repeat(None)).take(vocab_size).collect());
+    }
     let metadata = read_metadata(path)?;
     let own = &workspace.text.identity(&workspace.models)?.tokenizer;
     match metadata.get(TOKENIZER) {
@@ -120,7 +136,6 @@ fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
             path.display()
         ),
     }
-    let vocab_size = workspace.models.vocab_size()?;
     let [tokens, next] = read_id_lists(path, LISTS, vocab_size)?;
     if tokens.len() != next.len() || !tokens.is_sorted_by(|a, b| a < b) {
         bail!(
@@ -130,6 +145,10 @@ fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
     }
     let mut entries = vec![None; vocab_size];
     tokens.iter().zip(next).for_each(|(token, next)| entries[*token as usize] = Some(next));
+    bigrams_of(path, entries)
+}
+
+fn bigrams_of(path: &Path, entries: Vec<Option<u32>>) -> Result<Bigrams> {
     match Bigrams::new(entries) {
         Ok(bigrams) => Ok(bigrams),
         Err(id) => bail!("`{}` has the token {id}, which the target does not have", path.display()),

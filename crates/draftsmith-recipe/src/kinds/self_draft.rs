@@ -15,7 +15,7 @@ use draftsmith_train::{
 };
 use serde_json::{Map, Value, json};
 
-use super::loaded::{LoadedDrafter, Loading};
+use super::loaded::{DrafterSize, LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::{DrafterFiles, KindTraining, TrainedText, trainings_of};
 use crate::exports::HeadExport;
@@ -194,16 +194,18 @@ pub fn read_network<F: DraftForm>(
 }
 
 impl LoadedDrafter {
-    /// Assembles a self-draft. One of its forwards reads `size` parameters.
+    /// Assembles a self-draft, of which one forward reads `num_read` parameters and which has
+    /// `num_own` of its own.
     pub fn of_self_draft(
         loading: &Loading<'_>,
         parts: impl DrafterParts + 'static,
         head: Option<HeadExport>,
-        size: f64,
+        [num_read, num_own]: [usize; 2],
     ) -> Self {
         let (id, dir) = (loading.id, Some(loading.export_dir().path));
         let parts = NamedParts { id, parts: Arc::new(parts) };
-        Self { parts, head, dir, rule_dir: None, sizes: vec![(id, size)] }
+        let sizes = vec![DrafterSize { id, num_read, num_own }];
+        Self { parts, head, dir, rule_dir: None, sizes }
     }
 }
 

@@ -9,7 +9,8 @@ const EQUAL_WITHIN: f64 = 0.01;
 
 /// A comparison of two rows that all published figures put in the same order.
 struct Comparison {
-    /// Whether the rows differ by more than 1 % and by more than their 95 % intervals allow.
+    /// Whether the rows differ by more than 1 % and by more than their 95 % intervals allow. False
+    /// without intervals.
     is_decided: bool,
     /// The share by which our figures are in the opposite order; negative if they agree.
     off: f64,
@@ -38,7 +39,7 @@ pub(super) fn trend(blocks: &[FilledBlock]) -> String {
     match num_open {
         0 => decided,
         _ => format!(
-            "{decided} Undecided: {num_open}, which differ by at most 1 % or no more than their 95 % intervals allow."
+            "{decided} Undecided: {num_open}, which differ by at most 1 %, by no more than their 95 % intervals allow, or have no interval."
         ),
     }
 }
@@ -69,7 +70,7 @@ impl FilledBlock {
                     "in \"{}\", {column} of {first} is {here} than of {second}, and {there} in the paper",
                     self.name
                 );
-                let is_decided = (ours - 1.0).abs() > slack.max(EQUAL_WITHIN);
+                let is_decided = slack > 0.0 && (ours - 1.0).abs() > slack.max(EQUAL_WITHIN);
                 all.push(Comparison { is_decided, off, text });
             }
         }
@@ -116,12 +117,15 @@ mod tests {
         let unsure = text([[1.0, 0.02], [1.4, 0.2], [1.3, 0.2]]);
         assert_eq!(
             unsure,
-            "All 2 decided comparisons of rows come out as in the paper. Undecided: 1, which differ by at most 1 % or no more than their 95 % intervals allow."
+            "All 2 decided comparisons of rows come out as in the paper. Undecided: 1, which differ by at most 1 %, by no more than their 95 % intervals allow, or have no interval."
         );
-        let equal = text([[1.0, 0.0], [1.005, 0.0], [0.999, 0.0]]);
-        assert!(
-            equal.starts_with("No comparison of rows is decided. Undecided: 3, which"),
-            "{equal}"
-        );
+        let equal = [[1.0, 1e-4], [1.005, 1e-4], [0.999, 1e-4]];
+        let without_intervals = [[1.0, 0.0], [1.5, 0.0], [2.0, 0.0]];
+        for text in [equal, without_intervals].map(text) {
+            assert!(text.starts_with("No comparison of rows is decided. Undecided: 3"), "{text}");
+        }
+        // The target's speed-up is 1 without an interval.
+        let baseline = text([[1.0, 0.0], [1.5, 0.1], [2.0, 0.1]]);
+        assert_eq!(baseline, "All 3 decided comparisons of rows come out as in the paper.");
     }
 }

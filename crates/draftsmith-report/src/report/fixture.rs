@@ -298,7 +298,14 @@ impl Seen {
 /// Returns the speed over the first `num_tokens` tokens, which grows with their number.
 fn at_length(num_tokens: usize, speedup: f64) -> SpeedAtLength {
     let speedup = speedup * (1.0 - 4.0 / num_tokens as f64);
-    SpeedAtLength { num_tokens, num_answers: 12, tokens_per_second: 50.0 * speedup, speedup }
+    let tokens_per_second = 50.0 * speedup;
+    SpeedAtLength {
+        num_tokens,
+        num_answers: 12,
+        tokens_per_second,
+        speedup,
+        speedup_interval: None,
+    }
 }
 
 fn summary_of(groups: Vec<GroupSummary>) -> EvaluationSummary {

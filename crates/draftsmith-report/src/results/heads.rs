@@ -71,6 +71,9 @@ pub struct JudgedHead {
     /// all heads and thresholds there (SpecDec++, §4.3). The head's own threshold is the same for
     /// all sources, and all run Algorithm 2.
     pub least_share: f64,
+    /// The threshold with the largest such share, chosen on the test prompts themselves as in the
+    /// paper; null if Algorithm 2 was not replayed.
+    pub shared_threshold: Option<SharedThreshold>,
     /// The head's results on the test prompts of each way of decoding and source.
     pub sets: Vec<HeadOnSet>,
 }
@@ -87,7 +90,7 @@ pub struct HeadOnSet {
     pub config: StopRuleConfig,
     /// The speed relative to plain decoding.
     pub speedup: Estimate,
-    /// The speed relative to the best fixed length, minus 1.
+    /// The speed relative to the fixed length that is best on these prompts, minus 1.
     pub gain: Estimate,
     /// The result of SpecDec++'s own rule; null if it was not replayed.
     pub algorithm_2: Option<Algorithm2>,
@@ -104,8 +107,20 @@ pub struct Algorithm2 {
     pub threshold: f64,
     /// The speed relative to plain decoding.
     pub speedup: Estimate,
-    /// The speed relative to the best fixed length, minus 1.
+    /// The speed relative to the fixed length that is best on these prompts, minus 1 (SpecDec++,
+    /// Table 1).
     pub gain: Estimate,
+}
+
+/// A threshold h of Algorithm 2 for all sources of test prompts (SpecDec++, §4.3).
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct SharedThreshold {
+    /// The threshold h.
+    pub threshold: f64,
+    /// The lowest speed at this threshold on the prompts of any source, relative to the fastest of
+    /// all heads and thresholds there.
+    pub least_share: f64,
 }
 
 /// The work per token and the speed at one threshold.

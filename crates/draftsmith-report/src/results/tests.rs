@@ -10,11 +10,12 @@ use serde_json::{Value, json};
 use super::*;
 
 /// Columns in the order of the file.
-const COLUMNS: [&str; 41] = [
+const COLUMNS: [&str; 43] = [
     "dataset",
     "category",
     "drafter",
     "road",
+    "num_parameters",
     "stop_rule",
     "setting",
     "is_tuned",
@@ -45,6 +46,7 @@ const COLUMNS: [&str; 41] = [
     "speedup_sd",
     "by_length",
     "speedup_interval",
+    "rate_intervals",
     "modelled_speedup",
     "speedup_at_paper_costs",
     "improvement_by_size",

@@ -19,14 +19,10 @@ pub struct Oracle {
 
 impl Oracle {
     /// Creates the rule for one response. For each response token, `num_accepted` has the number of
-    /// accepted candidates in a round that begins there. Rounds have at most `max_length`
-    /// candidates.
-    ///
-    /// # Panics
-    /// If `max_length` is 0.
-    pub fn new(num_accepted: Vec<usize>, max_length: usize) -> Self {
-        let bounds = Bounds::new(1, max_length).expect("a round has room for a candidate");
-        Self { num_accepted, bounds, num_kept: 0 }
+    /// accepted candidates in a round that begins there. Rounds have no other limit.
+    pub fn new(num_accepted: Vec<usize>) -> Self {
+        let longest = num_accepted.iter().copied().max().unwrap_or(0);
+        Self { num_accepted, bounds: Bounds { min: 1, max: longest.max(1) }, num_kept: 0 }
     }
 
     /// Returns whether the candidate after the first `num_drafted` ones would be rejected or lie
@@ -65,7 +61,7 @@ mod tests {
 
     #[test]
     fn it_drafts_up_to_the_next_mismatch_and_skips_where_the_first_candidate_mismatches() {
-        let mut rule = Oracle::new(vec![2, 1, 0, 0, 2, 1], 20);
+        let mut rule = Oracle::new(vec![2, 1, 0, 0, 2, 1]);
         let signals = [DraftSignals::default(); 8];
         rule.begin_sequence();
         assert!(!rule.skips_drafting());

@@ -17,8 +17,9 @@ use draftsmith_recipe::pair::Pair;
 /// target's number of parameters; 0 for prompt lookup.
 pub(super) fn cost_by_size(pair: &Pair, drafters: &LoadedDrafters) -> CostRatios {
     let target = pair.target.config().num_parameters() as f64;
-    let read = drafters.iter().flat_map(|drafter| drafter.sizes.iter().copied());
-    read.chain([(DrafterId::LOOK_UP, 0.0)]).map(|(id, read)| (id, read / target)).collect()
+    let sizes = drafters.iter().flat_map(|drafter| &drafter.sizes);
+    let shares = sizes.map(|size| (size.id, size.num_read as f64 / target));
+    shares.chain([(DrafterId::LOOK_UP, 0.0)]).collect()
 }
 
 /// Returns the recipe's sets of cost ratios by name. Drafters that read no parameters cost nothing.

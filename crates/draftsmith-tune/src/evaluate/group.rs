@@ -178,30 +178,32 @@ impl MeasuredGroup<'_> {
             let finite = |number: f64| Some(number).filter(|number| number.is_finite());
             let row = ResultRow::of(trace, &self.plan.decoding);
             let num_prompts = by_prompt(runs).len();
-            // Resampling so few prompts says nothing about others.
-            let interval = setting.rule.as_ref().filter(|_| num_prompts >= LEAST_PROMPTS);
-            let intervals = interval.map(|_| speedup_intervals(runs, &of_category[0], seed));
-            let interval_of = |mean: usize| {
-                intervals.map(|all| all[mean]).filter(|ends| ends.iter().all(|it| it.is_finite()))
-            };
+            // Plain decoding has no interval relative to itself.
+            let intervals = setting
+                .rule
+                .as_ref()
+                .map_or([None; 2], |_| speedup_intervals(runs, &of_category[0], seed));
             ResultRow {
                 dataset: self.dataset.name.clone(),
                 category: category.to_owned(),
                 drafter: setting.drafter,
                 road: costs.road_of(setting.drafter),
+                num_parameters: (setting.drafter.id())
+                    .and_then(|id| costs.num_parameters.get(&id).copied()),
                 stop_rule: setting.stop_rule(),
                 setting: setting.rule.as_ref().map(StopRuleConfig::parameter),
                 is_tuned: self.plan.is_tuned(setting),
                 num_prompts,
                 speedup_over_prompts: finite(mean_speed(runs) / mean_speed(&of_category[0])),
-                speedup_over_prompts_interval: interval_of(1),
+                speedup_over_prompts_interval: intervals[1],
                 speedup_sd: speedup_sd(runs, &of_category[0]),
                 speedup: finite(row.tokens_per_second / tokens_per_second(plain)),
                 by_length: match category == ALL_CATEGORIES {
-                    true => by_length(runs, &of_category[0]),
+                    true => by_length(runs, &of_category[0], seed),
                     false => Vec::new(),
                 },
-                speedup_interval: interval_of(0),
+                speedup_interval: intervals[0],
+                rate_intervals: rate_intervals(runs, seed, costs),
                 modelled_speedup: costs.of_rounds[index].as_ref().and_then(|costs| {
                     let plain = modelled_tokens_per_second(plain, costs)?;
                     finite(modelled_tokens_per_second(trace, costs)? / plain)
@@ -249,6 +251,7 @@ impl MeasuredGroup<'_> {
 /// The costs of a group's rounds and the cost ratios of its drafters.
 struct GroupCosts<'a> {
     roads: &'a BTreeMap<DrafterId, Road>,
+    num_parameters: &'a BTreeMap<DrafterId, usize>,
     /// The costs of rounds under each setting.
     of_rounds: &'a [Option<RoundCosts>],
     by_size: &'a CostRatios,
@@ -283,20 +286,34 @@ fn improvement(trace: &Trace, ratios: &CostRatios) -> Option<f64> {
 
 /// Computes the speed over the first tokens of answers, up to the longest of [`LENGTHS`] that enough
 /// answers have.
-fn by_length(own: &[&PromptRun], plain: &[&PromptRun]) -> Vec<SpeedAtLength> {
-    let turns =
-        || own.iter().zip(plain).flat_map(|(own, plain)| own.turns.iter().zip(&plain.turns));
+fn by_length(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> Vec<SpeedAtLength> {
     let at_length = |num_tokens: usize| {
-        let beginnings = turns().filter_map(|(own, plain)| {
-            own.trace.first(num_tokens).zip(plain.trace.first(num_tokens))
+        // The beginnings of each prompt's answers.
+        let mut of_prompts: BTreeMap<usize, [Vec<Trace>; 2]> = BTreeMap::new();
+        for (own, plain) in own.iter().zip(plain) {
+            let turns = own.turns.iter().zip(&plain.turns).filter_map(|(own, plain)| {
+                own.trace.first(num_tokens).zip(plain.trace.first(num_tokens))
+            });
+            for (first, of_plain) in turns {
+                let both = of_prompts.entry(own.prompt).or_default();
+                both[0].push(first);
+                both[1].push(of_plain);
+            }
+        }
+        let num_answers: usize = of_prompts.values().map(|[own, _]| own.len()).sum();
+        let [own, plain] = [0, 1].map(|nth| -> Vec<(usize, f64)> {
+            of_prompts.values().map(|both| tokens_and_seconds(&both[nth])).collect()
         });
-        let (own, plain): (Vec<Trace>, Vec<Trace>) = beginnings.unzip();
-        let [fast, slow] = [&own, &plain].map(|traces| tokens_per_second(&Trace::merge(traces)));
-        (own.len() >= MIN_ANSWERS).then(|| SpeedAtLength {
+        let all: Vec<usize> = (0..own.len()).collect();
+        let [fast, slow] = [&own, &plain].map(|runs| per_second(runs, &all));
+        (num_answers >= MIN_ANSWERS).then(|| SpeedAtLength {
             num_tokens,
-            num_answers: own.len(),
+            num_answers,
             tokens_per_second: fast,
             speedup: fast / slow,
+            speedup_interval: interval(own.len(), seed, |some| {
+                per_second(&own, some) / per_second(&plain, some)
+            }),
         })
     };
     LENGTHS.into_iter().map_while(at_length).collect()
@@ -304,28 +321,70 @@ fn by_length(own: &[&PromptRun], plain: &[&PromptRun]) -> Vec<SpeedAtLength> {
 
 /// Computes the 95 % intervals of a speed-up by resampling prompts. The first is of the speed-up of
 /// all prompts together, and the second of the speed-up by the mean over prompts.
-fn speedup_intervals(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [[f64; 2]; 2] {
+fn speedup_intervals(own: &[&PromptRun], plain: &[&PromptRun], seed: u64) -> [Option<[f64; 2]>; 2] {
     // The tokens and seconds of each prompt are summed once, not for each resample.
     let [own, plain] = [own, plain].map(|runs| {
-        let of_prompt = |runs: Vec<&PromptRun>| tokens_and_seconds(&runs);
+        let of_prompt = |runs: Vec<&PromptRun>| tokens_and_seconds(traces(&runs));
         by_prompt(runs).into_values().map(of_prompt).collect::<Vec<(usize, f64)>>()
     });
-    let per_second = |runs: &[(usize, f64)], some: &[usize]| {
-        let (tokens, seconds) = some.iter().fold((0, 0.0), |(tokens, seconds), index| {
-            (tokens + runs[*index].0, seconds + runs[*index].1)
-        });
-        tokens as f64 / seconds
-    };
     let mean = |runs: &[(usize, f64)], some: &[usize]| -> f64 {
         some.iter().map(|index| runs[*index].0 as f64 / runs[*index].1).sum()
     };
-    let pooled = |some: &[usize]| per_second(&own, some) / per_second(&plain, some);
-    let over_prompts = |some: &[usize]| mean(&own, some) / mean(&plain, some);
-    let ends = |Estimate { low, high, .. }: Estimate| [low, high];
     [
-        ends(shown_interval(own.len(), seed, pooled)),
-        ends(shown_interval(own.len(), seed, over_prompts)),
+        interval(own.len(), seed, |some| per_second(&own, some) / per_second(&plain, some)),
+        interval(own.len(), seed, |some| mean(&own, some) / mean(&plain, some)),
     ]
+}
+
+/// Computes the intervals of [`ResultRow::rate_intervals`]. Rates are undefined for prompts without
+/// tokens, which are left out.
+fn rate_intervals(
+    runs: &[&PromptRun],
+    seed: u64,
+    costs: &GroupCosts<'_>,
+) -> BTreeMap<String, [f64; 2]> {
+    let prompts = by_prompt(runs).into_values().map(|runs| Trace::merge(traces(&runs)));
+    let prompts: Vec<Trace> = prompts.filter(|trace| trace.num_tokens > 0).collect();
+    let of = |rate: &dyn Fn(&Trace) -> f64| {
+        // Each rate is a number of tokens over a sum of costs.
+        let cost = |trace: &Trace| (trace.num_tokens, trace.num_tokens as f64 / rate(trace));
+        let costs: Vec<(usize, f64)> = prompts.iter().map(cost).collect();
+        interval(costs.len(), seed, |some| per_second(&costs, some))
+    };
+    let improved =
+        |ratios: &CostRatios| of(&|trace| improvement(trace, ratios).unwrap_or(f64::NAN));
+    let given = costs.given.iter();
+    let given = given.map(|(name, ratios)| (format!("improvement_at/{name}"), improved(ratios)));
+    let named = [
+        ("tokens_per_second", of(&tokens_per_second)),
+        ("compression_rate", of(&|trace| trace.counts().compression_rate())),
+        ("speedup_at_paper_costs", of(&|trace| speedup_at(trace, costs.paper))),
+        ("improvement_by_size", improved(costs.by_size)),
+        ("improvement_by_time", improved(costs.by_time)),
+    ];
+    let named = named.into_iter().map(|(name, ends)| (name.to_owned(), ends));
+    named.chain(given).filter_map(|(name, ends)| Some((name, ends?))).collect()
+}
+
+/// Computes the 95 % interval of a statistic by resampling prompts. `None` for so few prompts that
+/// they say nothing about others, and if an end is not finite.
+fn interval(
+    num_prompts: usize,
+    seed: u64,
+    statistic: impl Fn(&[usize]) -> f64,
+) -> Option<[f64; 2]> {
+    let resampled =
+        (num_prompts >= LEAST_PROMPTS).then(|| shown_interval(num_prompts, seed, statistic));
+    let ends = resampled.map(|Estimate { low, high, .. }| [low, high]);
+    ends.filter(|ends| ends.iter().all(|end| end.is_finite()))
+}
+
+/// Divides the tokens of the prompts with the indices `some` by their seconds.
+fn per_second(runs: &[(usize, f64)], some: &[usize]) -> f64 {
+    let (tokens, seconds) = some.iter().fold((0, 0.0), |(tokens, seconds), index| {
+        (tokens + runs[*index].0, seconds + runs[*index].1)
+    });
+    tokens as f64 / seconds
 }
 
 /// Groups runs by the index of their prompt. Each group is in the order of repeats.
@@ -337,14 +396,19 @@ fn by_prompt<'r>(runs: &[&'r PromptRun]) -> BTreeMap<usize, Vec<&'r PromptRun>> 
     of_prompts
 }
 
-/// Sums the tokens of runs, and the seconds that a user waits for them, including prefill.
-fn tokens_and_seconds(runs: &[&PromptRun]) -> (usize, f64) {
-    let tokens = runs.iter().map(|run| run.trace.num_tokens).sum();
-    (tokens, runs.iter().map(|run| waiting_time(&run.trace).as_secs_f64()).sum())
+fn traces<'r>(runs: &[&'r PromptRun]) -> impl Iterator<Item = &'r Trace> {
+    runs.iter().map(|run| &run.trace)
+}
+
+/// Sums the tokens of traces, and the seconds that a user waits for them, including prefill.
+fn tokens_and_seconds<'t>(traces: impl IntoIterator<Item = &'t Trace>) -> (usize, f64) {
+    traces.into_iter().fold((0, 0.0), |(tokens, seconds), trace| {
+        (tokens + trace.num_tokens, seconds + waiting_time(trace).as_secs_f64())
+    })
 }
 
 fn speed(runs: &[&PromptRun]) -> f64 {
-    let (tokens, seconds) = tokens_and_seconds(runs);
+    let (tokens, seconds) = tokens_and_seconds(traces(runs));
     tokens as f64 / seconds
 }
 
@@ -396,6 +460,8 @@ pub(super) fn seconds_alone(runs: &[PromptRun]) -> Option<f64> {
 #[derive(Default)]
 pub(super) struct EvaluationResults {
     pub(super) cost_by_size: CostRatios,
+    /// The number of parameters of each drafter's own.
+    pub(super) num_parameters: BTreeMap<DrafterId, usize>,
     /// The category of each drafter in reports, such as separate draft model or self-draft.
     pub(super) roads: BTreeMap<DrafterId, Road>,
     /// The cost of the draft model's forwards when it decodes alone; `None` without a draft model.
@@ -429,6 +495,7 @@ impl EvaluationResults {
         let paper = &paper_costs(recipe, by_size);
         let costs = GroupCosts {
             roads,
+            num_parameters: &self.num_parameters,
             of_rounds: &of_rounds,
             by_size,
             by_time: &by_time,
@@ -505,4 +572,70 @@ fn promises(
         })
     };
     promised.iter().filter(|promised| promised.is_of_this_machine).filter_map(promise).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use draftsmith_theory::Forwards;
+
+    use super::*;
+
+    /// Creates the runs of prompts with these numbers of accepted candidates, one round each.
+    fn runs(accepted: &[usize]) -> Vec<PromptRun> {
+        let run = |(prompt, num_accepted): (usize, &usize)| {
+            let round = Round {
+                num_drafted: 4,
+                depth: 4,
+                forwards: Forwards::of(DrafterId::DRAFT, 4),
+                num_accepted: *num_accepted,
+                verify_time: Duration::from_millis(10),
+                ..Round::default()
+            };
+            let (rounds, num_tokens) = (vec![round], num_accepted + 1);
+            let trace = Trace { rounds, num_tokens, ..Trace::default() };
+            let agreement = Agreement::Same;
+            PromptRun { prompt, trace, turns: Vec::new(), texts: Vec::new(), agreement }
+        };
+        accepted.iter().enumerate().map(run).collect()
+    }
+
+    #[test]
+    fn every_rate_over_tokens_has_an_interval_around_its_value() {
+        let by_size = &CostRatios::from([(DrafterId::DRAFT, 0.25)]);
+        let given = &[("ms".to_owned(), by_size.clone())].into();
+        let paper = &RoundCosts::paper([(DrafterId::DRAFT, 0.02)].into());
+        let roads = &BTreeMap::new();
+        let (num_parameters, of_rounds) = (&BTreeMap::new(), &[]);
+        let by_time = by_size;
+        let costs = GroupCosts { roads, num_parameters, of_rounds, by_size, by_time, given, paper };
+        let intervals =
+            |runs: &[PromptRun]| rate_intervals(&runs.iter().collect::<Vec<_>>(), 3, &costs);
+        let varied = runs(&[0, 1, 2, 3, 4, 4]);
+        let trace = Trace::merge(varied.iter().map(|run| &run.trace));
+        // 20 tokens of 6 rounds of 10 ms and 2 target forwards each.
+        let improved = 20.0 / 12.0;
+        let expected = [
+            ("compression_rate", 20.0 / 6.0),
+            ("improvement_at/ms", improved),
+            ("improvement_by_size", improved),
+            ("improvement_by_time", improved),
+            ("speedup_at_paper_costs", speedup_at(&trace, paper)),
+            ("tokens_per_second", 20.0 / 0.06),
+        ];
+        let found = intervals(&varied);
+        assert_eq!(found.keys().collect::<Vec<_>>(), expected.map(|(name, _)| name));
+        for (name, value) in expected {
+            // Resamples of 6 prompts with 1 to 5 tokens have a mean of 3.3 ± 0.6 tokens.
+            let [low, high] = found[name].map(|end| end / value);
+            assert!(
+                (0.5..0.8).contains(&low) && (1.2..1.5).contains(&high),
+                "{name}: {low} {high}"
+            );
+        }
+        let [low, high] = intervals(&runs(&[2; 6]))["compression_rate"];
+        assert_eq!([low, high], [3.0, 3.0], "prompts do not differ");
+        assert!(intervals(&varied[..3]).is_empty(), "three prompts say nothing about others");
+    }
 }
