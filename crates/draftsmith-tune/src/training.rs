@@ -82,12 +82,17 @@ impl TrainingStage<'_> {
         dtype: WeightDtype,
         optimizer: &OptimizerSettings,
     ) -> Result<()> {
-        let (source, devices) = (DtypeSource::Key(section), &self.workspace.models.devices);
-        devices.iter().try_for_each(|device| require_dtype(device, source, dtype))?;
-        let idle = idle_devices(section, devices.len(), optimizer.gradient_accumulation);
+        check_dtype(self.workspace, section, dtype)?;
+        let num_devices = self.workspace.models.devices.len();
+        let idle = idle_devices(section, num_devices, optimizer.gradient_accumulation);
         idle.iter().for_each(|note| self.note(note));
         Ok(())
     }
+}
+
+fn check_dtype(workspace: &Workspace, section: Section, dtype: WeightDtype) -> Result<()> {
+    let (source, mut devices) = (DtypeSource::Key(section), workspace.models.devices.iter());
+    devices.try_for_each(|device| require_dtype(device, source, dtype))
 }
 
 /// Describes the devices that get no batch in a training step; `None` if all get one.

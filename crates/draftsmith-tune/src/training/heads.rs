@@ -13,7 +13,7 @@ use draftsmith_theory::DrafterId;
 
 use super::head_trainer::HeadTrainer;
 use super::outcomes::HeadOutcome;
-use super::{TrainingStage, TrainingWatch, sweep};
+use super::{TrainingStage, TrainingWatch, check_dtype, sweep};
 
 /// Trains the head of the recipe's first draft model, on one or several devices.
 ///
@@ -36,6 +36,7 @@ pub fn train_head(
              `train-drafter` trains those of adapters"
         );
     }
+    check_dtype(workspace, "head", settings.dtype)?;
     let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
     let stage = TrainingStage { recipe, workspace, data: &data, watch, command: "train-head" };
     stage.check_devices("head", settings.dtype, &settings.optimizer)?;
