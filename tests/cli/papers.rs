@@ -59,9 +59,10 @@ fn a_recipes_paper_is_printed_with_repeats_and_spec_benchs_averages() {
     };
     let best =
         [1.0, 4.0].map(|setting| find(setting, "greedy")["compression_rate"].as_f64().unwrap());
-    let figure = &block["rows"][0]["figures"][0];
-    assert_eq!(figure["value"], best[0].max(best[1]));
-    assert!(figure["low"].as_f64() < figure["high"].as_f64(), "an interval: {figure}");
+    assert_eq!(block["rows"][0]["figures"][0]["value"], best[0].max(best[1]));
+    // Greedy rounds all end at the token limit here, sampled ones differ between prompts.
+    let sampled = &summary["papers"][0]["blocks"][1]["rows"][0]["figures"][0];
+    assert!(sampled["low"].as_f64() < sampled["high"].as_f64(), "an interval: {sampled}");
     for row in &rows {
         assert_eq!(row["num_prompts"], 5, "prompts, not measurements: {row}");
         assert!(row["speedup_over_prompts"].as_f64().unwrap() > 0.0);

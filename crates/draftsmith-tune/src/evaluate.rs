@@ -16,7 +16,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, bail};
 use draftsmith_data::Prompt;
 use draftsmith_report::{Conclusion, CostSummary, FilledTable, PaperTable, ResultRow};
-use draftsmith_theory::{Decoding, DecodingName, DrafterId};
+use draftsmith_theory::{Decoding, DecodingName};
 use serde::Serialize;
 
 use self::group::{EvaluationResults, MeasuredGroup, seconds_alone};
@@ -208,9 +208,7 @@ impl MeasuredModels<'_> {
         let num_runs = (num_prompts * num_settings * repeats) as u64;
         let progress = Progress::new(watch, "evaluate", "runs", num_runs);
         let cost_by_size = cost_ratios::cost_by_size(pair, drafters);
-        let sizes = drafters.iter().flat_map(|drafter| &drafter.sizes);
-        let sizes = sizes.map(|size| (size.id, size.num_own));
-        let num_parameters = sizes.chain([(DrafterId::LOOK_UP, 0)]).collect();
+        let num_parameters = cost_ratios::num_parameters(drafters);
         let roads = recipe.evaluated().map(|(id, drafter)| (id, drafter.kind.road())).collect();
         let journal = RunJournal::open(self, plans, keeps_finished)?;
         if journal.num_known() > 0 {

@@ -77,7 +77,8 @@ fn three_digits(figure: Estimate) -> String {
     let Estimate { value, low, high } = figure;
     let magnitude = if value == 0.0 { 0.0 } else { value.abs().log10().floor() };
     let decimals = (2.0 - magnitude).clamp(0.0, 9.0) as usize;
-    match low < high {
+    // A constant's interval may have the width of rounding errors.
+    match high - low > 1e-12 * value.abs() {
         true => format!("{value:.decimals$} ±{:.decimals$}", (high - low) / 2.0),
         false => format!("{value:.decimals$}"),
     }
@@ -125,5 +126,6 @@ mod tests {
         assert_eq!(text(1.4213, 1.37, 1.47), "1.42 ±0.05");
         assert_eq!(text(134.4, 130.0, 139.0), "134 ±4");
         assert_eq!(text(0.5, 0.5, 0.5), "0.500");
+        assert_eq!(text(1.0, 1.0 - f64::EPSILON, 1.0), "1.00");
     }
 }

@@ -22,6 +22,12 @@ pub(super) fn cost_by_size(pair: &Pair, drafters: &LoadedDrafters) -> CostRatios
     shares.chain([(DrafterId::LOOK_UP, 0.0)]).collect()
 }
 
+/// Counts the parameters of each drafter's own; 0 for prompt lookup.
+pub(super) fn num_parameters(drafters: &LoadedDrafters) -> BTreeMap<DrafterId, usize> {
+    let sizes = drafters.iter().flat_map(|drafter| &drafter.sizes);
+    sizes.map(|size| (size.id, size.num_own)).chain([(DrafterId::LOOK_UP, 0)]).collect()
+}
+
 /// Returns the recipe's sets of cost ratios by name. Drafters that read no parameters cost nothing.
 pub(super) fn given_ratios(recipe: &Recipe, by_size: &CostRatios) -> BTreeMap<String, CostRatios> {
     let free = || by_size.iter().filter(|(_, share)| **share == 0.0);
