@@ -197,11 +197,11 @@ fn results_are_written_in_order_and_read_back() {
     assert_eq!(list[0]["lossless"], Value::Null);
     assert_eq!((&list[0]["stop_rule"], &list[0]["setting"]), (&json!("none"), &Value::Null));
     assert!(text.contains(
-        r#""drafter":"draft","road":"separate_draft","stop_rule":"fixed_length","setting":4,"#
+        r#""road":"separate_draft","num_parameters":null,"stop_rule":"fixed_length","setting":4,"#
     ));
     assert!(text.contains(r#""stop_rule":"rejection_threshold","setting":0.7,"#));
     assert!(text.contains(
-        r#""drafter":"exit1","road":"self_draft","stop_rule":"confidence_threshold","setting":0.6,"#
+        r#""road":"self_draft","num_parameters":null,"stop_rule":"confidence_threshold","setting":0.6,"#
     ));
 
     let dir = tempfile::tempdir().expect("a temporary directory");
