@@ -42,7 +42,7 @@
 //! | a rule by name, or one of your own | [`Rule`] |
 //! | prompts to stream answers to, or many of them | [`Generator::stream`], [`Generator::generate_many`] |
 //! | a rule to judge without running models | [`Generator::record`], [`theory::Recordings::replay_rule`] |
-//! | responses to train on | [`Generator::respond`], [`train::train_heads`], [`train::train_adapters`] |
+//! | responses to train on | [`Generator::respond`], [`train::train_heads`], [`train::train_self_drafts`] |
 //!
 //! The lower crates are modules here. The `draftsmith` program trains, tunes and evaluates with
 //! recipes. Heads and adapters that it exports decode here under their tuned stop rules. This crate
