@@ -145,8 +145,9 @@ impl Keys {
         // The largest models have a million token embeddings or positions. A larger number means a
         // broken file, and would overflow or exhaust memory later.
         const LARGEST: usize = 1 << 28;
-        // The number of layers is used before weights are looked up, so it has a limit of its own.
-        const MOST_LAYERS: usize = 1 << 16;
+        // The number of layers is used before weights are looked up, so it has a limit of its own. The
+        // deepest models have some 200.
+        const MOST_LAYERS: usize = 1 << 12;
         let largest = |key: &str| if key == "num_hidden_layers" { MOST_LAYERS } else { LARGEST };
         match sizes.iter().find(|(key, size)| *size == 0 || *size > largest(key)) {
             None => Ok(()),

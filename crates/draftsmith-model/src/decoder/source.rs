@@ -3,6 +3,7 @@
 //!
 //! Hugging Face stores linear weights as `[out, in]`; they are transposed here, once.
 
+use std::collections::HashSet;
 use std::convert::Infallible;
 use std::sync::Arc;
 
@@ -127,6 +128,8 @@ impl<F: FnMut(&LinearSpec) -> Param<Tensor<2>>> WeightSource for RandomSource<'_
 #[derive(Default)]
 pub(crate) struct ShapeSource {
     pub(crate) shapes: Vec<(String, Vec<usize>)>,
+    /// The names of the linear layers' weights, which layers may share.
+    weights: HashSet<String>,
 }
 
 impl ShapeSource {
@@ -141,10 +144,9 @@ impl WeightSource for ShapeSource {
 
     fn linear(&mut self, layer: &str, spec: &LinearSpec) -> Result<Linear, Infallible> {
         let (name, num_rows) = (spec.name_in(layer), spec.rows.num_all);
-        let weight = (format!("{name}.weight"), vec![num_rows, spec.inputs]);
-        // Layers may share a tensor.
-        if !self.shapes.contains(&weight) {
-            self.shapes.push(weight);
+        let weight = format!("{name}.weight");
+        if self.weights.insert(weight.clone()) {
+            self.shapes.push((weight, vec![num_rows, spec.inputs]));
             self.shapes.extend(spec.has_bias.then(|| (format!("{name}.bias"), vec![num_rows])));
         }
         let weight = Initializer::Zeros.init([0, 0], &Device::flex());

@@ -455,7 +455,7 @@ fn blocks() -> Result<Vec<Seed>> {
     let mut ours = block_config()?.to_json();
     let text = ours.to_string();
     let mut z_labs = ours.clone();
-    z_labs["dflash_config"] = json!({ "target_layer_ids": [-1], "mask_token_id": 1 });
+    z_labs["dflash_config"] = json!({ "target_layer_ids": [-1, 0], "mask_token_id": 1 });
     let nested = ours.clone();
     ours["speculators_model_type"] = json!("dspark");
     ours["transformer_layer_config"] = nested;
