@@ -35,8 +35,8 @@ pub trait Drafter<T> {
         None
     }
 
-    /// Proposes tokens for several sequences, one round each. By default these are chains of a
-    /// drafter that drafts step by step, and nothing of others.
+    /// Proposes tokens for several sequences, one round each. By default, a drafter that drafts step
+    /// by step proposes a chain, and any other proposes nothing.
     ///
     /// # Errors
     /// If the logits are not finite or the device fails.

@@ -56,7 +56,7 @@ pub struct AnsweringTarget<'m, 'a> {
 }
 
 impl<'m> AnsweringTarget<'m, '_> {
-    /// Returns the sizes of drafters beside the layers that are loaded; `None` if none are.
+    /// Returns the sizes for drafters that run with the loaded layers; `None` if no layers are loaded.
     pub(crate) fn sizes(&self) -> Option<Sizes<'m>> {
         let (capacity, num_slots) = (self.answers.context(), self.answers.num_slots());
         self.layers.map(|target| Sizes { target, capacity, num_slots })

@@ -19,6 +19,7 @@ use std::path::Path;
 
 use burn::module::Module;
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use draftsmith_files::write_json;
 use serde_json::json;
 
 use crate::buckets::padded_rows;
@@ -32,7 +33,7 @@ use crate::kv_cache::{CachePlace, KvCache};
 use crate::packed::{self, PackedWeights};
 use crate::rows::{DeviceRows, HostRows, Rows, Run, Slots};
 use crate::spec::{ModelShape, NormForm};
-use crate::weights::{WeightDtype, WeightReader, write_json, write_safetensors};
+use crate::weights::{WeightDtype, WeightReader, write_safetensors};
 use packed_model::PackedModel;
 
 /// A causal language model.
@@ -224,7 +225,7 @@ impl CausalLm {
         let generation =
             json!({"bos_token_id": json["bos_token_id"], "eos_token_id": json["eos_token_id"]});
         write_json(&dir.join("generation_config.json"), &generation)?;
-        write_json(&dir.join("config.json"), &json)
+        Ok(write_json(&dir.join("config.json"), &json)?)
     }
 
     /// Returns the architecture, without weights.

@@ -37,7 +37,8 @@ use crate::error::Result;
 use crate::kv_cache::KvCache;
 use crate::rows::{DeviceRows, HostRows, RowData, Rows, Slots};
 use crate::self_draft::config::DraftConfig;
-use crate::self_draft::files::{DraftFaultKind, DraftFiles};
+use crate::self_draft::faults::DraftFaultKind;
+use crate::self_draft::files::DraftFiles;
 use crate::self_draft::keys::{DraftDialect, DraftKeys, DrafterDir, LAYER_KEYS};
 use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts};
 use crate::spec::{

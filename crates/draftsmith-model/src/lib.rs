@@ -71,7 +71,8 @@ pub use error::{ModelError, read_json};
 pub use kv_cache::KvCache;
 pub use rows::{Rows, Run};
 pub use self_draft::config::{DraftConfig, VOCABULARY_COVERAGE};
-pub use self_draft::files::{DraftFault, DraftFaultKind, DraftFiles};
+pub use self_draft::faults::{DraftFault, DraftFaultKind};
+pub use self_draft::files::DraftFiles;
 pub use self_draft::keys::DrafterDir;
 pub use self_draft::{DraftForm, DraftNetwork, uniform_matrix};
 

@@ -5,6 +5,7 @@
 //! learns. Everything else is here: building, reading, writing, counting, and the first weights.
 
 pub(crate) mod config;
+pub(crate) mod faults;
 pub(crate) mod files;
 pub(crate) mod keys;
 
@@ -18,7 +19,8 @@ use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
 use serde_json::Value;
 
 use self::config::DraftConfig;
-use self::files::{DraftFaultKind, DraftFiles};
+use self::faults::DraftFaultKind;
+use self::files::DraftFiles;
 use self::keys::{DraftKeys, DrafterDir};
 use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;

@@ -37,6 +37,13 @@ impl Estimate {
         Ok(Self { value, low, high })
     }
 
+    /// Applies an increasing function to the value and both ends.
+    #[must_use]
+    pub fn map(self, increasing: impl Fn(f64) -> f64) -> Self {
+        let Self { value, low, high } = self;
+        Self { value: increasing(value), low: increasing(low), high: increasing(high) }
+    }
+
     /// Returns whether two independent statistics may be equal. They may be if the confidence
     /// interval of their difference contains 0, at the same level as their own intervals.
     ///

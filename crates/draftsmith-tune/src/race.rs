@@ -138,18 +138,17 @@ impl Race {
         self.laps.len()
     }
 
-    /// Converts a speed relative to the setting `over` to the one that a user sees, who also waits for
-    /// the prefill, of `over` and of a setting that reads prompts as `reader` does.
-    pub(crate) fn with_prefill(&self, speedup: Estimate, over: usize, reader: usize) -> Estimate {
+    /// Returns a function that converts a speed relative to the setting `over` to the one that a user
+    /// sees, who also waits for the prefill, of `over` and of a setting that reads prompts as
+    /// `reader` does.
+    pub(crate) fn with_prefill(&self, over: usize, reader: usize) -> impl Fn(f64) -> f64 {
         let median = |setting: usize, of: fn(&AnswerTime) -> f64| {
             let times = self.laps.iter().filter_map(|lap| lap.times.get(&setting));
             median_of(times.map(of)).unwrap_or(0.0)
         };
         let [before, own_before] = [over, reader].map(|it| median(it, |t| t.waiting - t.seconds));
         let decoding = median(over, |time| time.seconds);
-        let seen = |speedup: f64| (before + decoding) / (own_before + decoding / speedup);
-        let Estimate { value, low, high } = speedup;
-        Estimate { value: seen(value), low: seen(low), high: seen(high) }
+        move |speedup| (before + decoding) / (own_before + decoding / speedup)
     }
 
     /// Returns the fastest of some settings.
@@ -339,7 +338,7 @@ mod tests {
         race.run_laps(5, 1000.0, &mut run).expect("nothing fails");
         let twice = race.speedup(1, 0);
         assert!((twice.value - 2.0).abs() < 1e-9, "{twice:?}");
-        let seen = [1, 0].map(|reader| race.with_prefill(twice, 0, reader).value);
+        let seen = [1, 0].map(|reader| race.with_prefill(0, reader)(twice.value));
         assert!((seen[0] - 10.0 / 7.0).abs() < 1e-9 && (seen[1] - 10.0 / 6.0).abs() < 1e-9);
     }
 

@@ -72,24 +72,18 @@ impl TrainingStage<'_> {
         self.watch.line(&format!("{}: {text}", self.command));
     }
 
-    /// Checks that all devices support the dtype of a training, and reports idle devices to the user.
-    ///
-    /// # Errors
-    /// If a device cannot compute in the dtype.
-    fn check_devices(
-        &self,
-        section: Section,
-        dtype: WeightDtype,
-        optimizer: &OptimizerSettings,
-    ) -> Result<()> {
-        check_dtype(self.workspace, section, dtype)?;
+    /// Tells the user about devices that get no batch.
+    fn note_idle_devices(&self, section: Section, optimizer: &OptimizerSettings) {
         let num_devices = self.workspace.models.devices.len();
         let idle = idle_devices(section, num_devices, optimizer.gradient_accumulation);
         idle.iter().for_each(|note| self.note(note));
-        Ok(())
     }
 }
 
+/// Checks that all devices support the dtype of a training.
+///
+/// # Errors
+/// If a device cannot compute in the dtype.
 fn check_dtype(workspace: &Workspace, section: Section, dtype: WeightDtype) -> Result<()> {
     let (source, mut devices) = (DtypeSource::Key(section), workspace.models.devices.iter());
     devices.try_for_each(|device| require_dtype(device, source, dtype))

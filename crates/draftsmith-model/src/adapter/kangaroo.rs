@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use burn::tensor::{Device, FloatDType};
+use draftsmith_files::write_json;
 
 use super::{Adapter, AdapterArchitecture, AdapterConfig, AdapterForm};
 use crate::config::{Architecture, ModelConfig};
@@ -11,7 +12,7 @@ use crate::decoder::source::CheckpointSource;
 use crate::error::{ModelError, Result};
 use crate::self_draft::DraftForm;
 use crate::spec::{RopeConfig, RopeScaling};
-use crate::weights::{WeightDtype, WeightReader, write_json, write_torch};
+use crate::weights::{WeightDtype, WeightReader, write_torch};
 
 /// The base of the rotary embedding in the authors' class, which ignores `config.json`.
 pub const KANGAROO_ROPE_THETA: f64 = 10_000.0;
@@ -59,7 +60,8 @@ impl Adapter {
     pub fn write_kangaroo(&self, dir: &Path, config: &AdapterConfig) -> Result<()> {
         config.check_kangaroo()?;
         write_torch(&dir.join("pytorch_model.bin"), &self.named(config))?;
-        write_json(&dir.join("config.json"), &config.model.to_json(WeightDtype::F32.config_name()))
+        let keys = config.model.to_json(WeightDtype::F32.config_name());
+        Ok(write_json(&dir.join("config.json"), &keys)?)
     }
 
     /// Reads files in Kangaroo's format and writes the adapter in ours, in f32, for a target with

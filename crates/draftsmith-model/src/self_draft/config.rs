@@ -5,8 +5,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::files::{DraftFault, DraftFaultKind, DraftFiles};
-use super::keys::DrafterDir;
+use super::faults::{DraftFault, DraftFaultKind};
 use super::{DraftForm, NORM};
 use crate::config::ModelConfig;
 use crate::decoder::source::ShapeSource;
@@ -76,15 +75,6 @@ impl<F: DraftForm> DraftConfig<F> {
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self
-    }
-
-    /// Reads the configuration of a drafter for a target of `num_layers` layers.
-    ///
-    /// # Errors
-    /// If a file is missing or malformed, a key contradicts the tensors or may change the network, or
-    /// the drafter is of a kind that is not computed here.
-    pub fn beside(dir: impl Into<DrafterDir>, num_layers: usize) -> Result<Self> {
-        Ok(DraftFiles::read(dir, num_layers)?.without_faults()?.config)
     }
 
     /// Returns the size of the draft vocabulary; `None` if the drafter may draft all tokens.

@@ -1,13 +1,15 @@
 //! Directories of self-drafts, read as far as possible, with the faults that keep one from being read.
 
+use std::fmt::Display;
+
 use draftsmith_files::parse_json_value;
 use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
-use std::fmt::Display;
 
 use super::DraftForm;
 use super::config::DraftConfig;
+use super::faults::{DraftFault, DraftFaultKind};
 use super::keys::{DrafterDir, FoundKeys};
 use crate::config::ModelConfig;
 use crate::draft_vocabulary::{DraftVocabulary, OFFSETS};
@@ -25,50 +27,6 @@ pub(crate) struct RecordKeys {
     target_hash: Option<String>,
     #[serde(default)]
     training: Map<String, Value>,
-}
-
-/// What keeps a drafter from being read.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DraftFaultKind {
-    /// A key that changes the network in a way that is not computed, or is unknown.
-    RefusedKey,
-    /// More layers than the form has, or none.
-    SeveralLayers,
-    /// The target has fewer layers, or the form reads another number of them.
-    WrongLayers,
-    /// The target's layers do not ascend.
-    DescendingLayers,
-    /// A draft vocabulary without `d2t`.
-    NoOffsets,
-    /// `d2t` without a draft vocabulary.
-    SurplusOffsets,
-    /// `d2t` holds the target's ids.
-    IdsForOffsets,
-    /// `d2t` does not lead to different ids of the target.
-    WrongOffsets,
-    /// A draft vocabulary without an LM head.
-    NoHead,
-    /// Another width than the target's hidden states have.
-    OtherWidth,
-    /// Another vocabulary than the target's.
-    OtherVocabulary,
-    /// A context shorter than the target's.
-    ShortContext,
-    /// A missing tensor.
-    MissingTensor,
-    /// A tensor of another shape than `config.json` says.
-    WrongShape,
-    /// A tensor that belongs to no drafter.
-    UnknownTensor,
-}
-
-/// A fault that keeps a drafter from being read.
-#[derive(Debug)]
-pub struct DraftFault {
-    /// Its kind.
-    pub kind: DraftFaultKind,
-    /// What is wrong, with the file and the key or tensor.
-    pub error: ModelError,
 }
 
 /// A drafter's directory, read as far as possible.
@@ -201,5 +159,16 @@ impl<F: DraftForm> DraftFiles<F> {
             faults.push(DraftFault { kind: DraftFaultKind::UnknownTensor, error });
         }
         faults
+    }
+}
+
+impl<F: DraftForm> DraftConfig<F> {
+    /// Reads the configuration of a drafter for a target of `num_layers` layers.
+    ///
+    /// # Errors
+    /// If a file is missing or malformed, a key contradicts the tensors or may change the network, or
+    /// the drafter is of a kind that is not computed here.
+    pub fn beside(dir: impl Into<DrafterDir>, num_layers: usize) -> Result<Self> {
+        Ok(DraftFiles::read(dir, num_layers)?.without_faults()?.config)
     }
 }

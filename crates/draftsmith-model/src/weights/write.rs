@@ -6,7 +6,7 @@ use std::collections::HashMap;
 use std::path::Path;
 
 use burn::tensor::Tensor;
-use draftsmith_files::{hash_bytes, hash_file, write_whole};
+use draftsmith_files::{hash_bytes, hash_file, write_json, write_whole};
 use half::{bf16, f16};
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
@@ -186,19 +186,6 @@ fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
     Ok(())
 }
 
-/// Writes pretty-printed JSON, atomically.
-///
-/// # Errors
-/// If the file cannot be written.
-pub(crate) fn write_json(path: &Path, value: &serde_json::Value) -> Result<()> {
-    Ok(write_whole(path, pretty(value).as_bytes())?)
-}
-
-/// Formats JSON over several lines, with a newline at the end.
-pub(crate) fn pretty(value: &serde_json::Value) -> String {
-    format!("{value:#}\n")
-}
-
 /// The key of an export's `config.json` with the checksum of its weights. The weight file itself
 /// has the standard format.
 #[derive(Deserialize)]
@@ -212,7 +199,7 @@ struct Checksum {
 /// If it cannot be written.
 pub(crate) fn write_config(dir: &Path, mut config: Value, weights_hash: String) -> Result<()> {
     config["weights_hash"] = weights_hash.into();
-    write_json(&dir.join("config.json"), &config)
+    Ok(write_json(&dir.join("config.json"), &config)?)
 }
 
 /// Writes `model.safetensors` in f32, with the given metadata, then `config.json` with the checksum of

@@ -31,8 +31,8 @@ pub struct EvaluationSummary {
     pub dtype: Rounding,
     /// The machine in words, with processor, cores, memory and operating system.
     pub machine: String,
-    /// The share of all processors that other programs used meanwhile, from 0 to 1. Null if
-    /// unknown.
+    /// The share of all processors that other programs used during the measurements that were kept,
+    /// from 0 to 1. Null if unknown.
     pub foreign_load: Option<f64>,
     /// The versions of libraries and drivers, in display order.
     pub versions: Vec<Version>,

@@ -98,7 +98,7 @@ impl SurveyVerdict {
             && gain.value >= WORTH_TRAINING
             && head.speedup.low > 1.0
         {
-            let expected_gain = minus_one(head.speedup);
+            let expected_gain = head.speedup.map(|speedup| speedup - 1.0);
             let sentence = format!(
                 "train a head: expect {} over the target alone, {} more than {}, the best without one",
                 gain_text(expected_gain),
@@ -107,7 +107,7 @@ impl SurveyVerdict {
             );
             return Self::new(Advice::TrainHead, None, expected_gain, sentence);
         }
-        let expected_gain = minus_one(set.speedup);
+        let expected_gain = set.speedup.map(|speedup| speedup - 1.0);
         if expected_gain.low <= 0.0 {
             let sentence = refusal(&set.setting, expected_gain);
             return Self::new(Advice::DoNotSpeculate, None, expected_gain, sentence);
@@ -148,7 +148,7 @@ impl SurveyVerdict {
         accepted: Estimate,
         break_even: f64,
     ) -> Self {
-        let gain = minus_one(best.speedup);
+        let gain = best.speedup.map(|speedup| speedup - 1.0);
         if gain.low > 0.0 {
             let (what, reads, learner) = match exit_layer {
                 Some(layer) => (format!("an adapter after layer {layer}"), "it", "an adapter"),
@@ -181,7 +181,7 @@ impl SurveyVerdict {
     /// exceeds that of other untrained options. If we advise training, we mention lookup as an
     /// addition.
     pub(super) fn beside_look_ups(self, found: &LookUps) -> Self {
-        let gain = minus_one(found.speedup);
+        let gain = found.speedup.map(|speedup| speedup - 1.0);
         let (look_ups, sentence) = (look_ups_text(found.look_ups), &self.sentence);
         if gain.low <= 0.0 {
             return self;
@@ -223,11 +223,6 @@ fn refusal(setting: &str, gain: Estimate) -> String {
              alone"
         )
     }
-}
-
-fn minus_one(speedup: Estimate) -> Estimate {
-    let Estimate { value, low, high } = speedup;
-    Estimate { value: value - 1.0, low: low - 1.0, high: high - 1.0 }
 }
 
 /// Describes lookup settings in words: `up to 4 candidates after a match of 2`.

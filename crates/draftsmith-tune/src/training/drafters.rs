@@ -12,7 +12,7 @@ use serde_json::json;
 use super::export_job::{ExportJob, Exported, KEPT, Planned};
 use super::head_trainer::HeadTrainer;
 use super::outcomes::{DrafterOutcome, HeadOutcome};
-use super::{TrainingStage, TrainingWatch};
+use super::{TrainingStage, TrainingWatch, check_dtype};
 use crate::served_states::StatesServer;
 use draftsmith_train::{LessonSettings, StatesSource};
 
@@ -122,7 +122,8 @@ impl<'a> TrainingStage<'a> {
         let Some(first) = missing.first() else { return Ok(outcomes) };
         let training = first.training;
         let LessonSettings { dtype, optimizer, .. } = training.lessons();
-        self.check_devices(first.kind(), dtype, &optimizer)?;
+        check_dtype(workspace, first.kind(), dtype)?;
+        self.note_idle_devices(first.kind(), &optimizer);
         let target = models.target_of_adapters(dtype)?;
         let names: Vec<String> = missing.iter().map(|one| format!("`{}`", one.id)).collect();
         let together = if names.len() > 1 { ", in one pass" } else { "" };
@@ -181,7 +182,8 @@ impl<'a> TrainingStage<'a> {
         let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
         let Some(settings) = drafter.head_training() else { return Ok(None) };
         self.note(&format!("an acceptance head for `{id}`"));
-        self.check_devices("head", settings.dtype, &settings.optimizer)?;
+        check_dtype(workspace, "head", settings.dtype)?;
+        self.note_idle_devices("head", &settings.optimizer);
         let hash = drafter.kind.weights_hash(&recipe.loading(id, workspace))?;
         // The labels come from rollouts of this drafter, not from the draft model of the data.
         let provenance = Provenance { draft: Some(hash), ..data.provenance.clone() };

@@ -39,7 +39,7 @@ pub fn train_head(
     check_dtype(workspace, "head", settings.dtype)?;
     let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
     let stage = TrainingStage { recipe, workspace, data: &data, watch, command: "train-head" };
-    stage.check_devices("head", settings.dtype, &settings.optimizer)?;
+    stage.note_idle_devices("head", &settings.optimizer);
     let (is_swept, provenance) = (settings.sweep.is_some(), data.provenance.clone());
     let trainer = HeadTrainer { stage, id, is_swept, provenance };
     let mut heads = Vec::new();

@@ -6,7 +6,7 @@ use draftsmith_model::WeightDtype;
 use draftsmith_report::{CostSource, DrafterName, LookUps, promise_interval};
 use draftsmith_theory::{
     Counts, Decoding, Estimate, LookupFirst, Recordings, Sampling, StopRuleConfig, StopRuleName,
-    TimedCounts,
+    TimedCounts, seconds_per_token,
 };
 use serde::Serialize;
 
@@ -79,7 +79,7 @@ impl Baseline<'_> {
         let plain = costs.iter().flat_map(|costs| self.recordings.plain(&costs.rounds));
         let own = costs.iter().map(replayed).collect::<Result<Vec<_>>>()?.concat();
         let speedup = speedup(&plain.collect::<Vec<_>>(), &own, costs.len(), self.seed);
-        Ok(self.raced.map_or(speedup, |raced| raced.with_prefill(speedup, prefilling)))
+        Ok(self.raced.map_or(speedup, |raced| speedup.map(raced.with_prefill(prefilling))))
     }
 
     /// Replays prompt lookup without another drafter, at the setting that is best on these
@@ -91,13 +91,14 @@ impl Baseline<'_> {
     }
 
     pub(super) fn rule_gain(&self, choice: &RuleChoice) -> Result<RuleGain> {
+        let plain = seconds_per_token(&self.recordings.plain(&self.costs().rounds));
+        let speedup = plain / choice.seconds_per_token;
+        let seen = self.raced.map(|raced| raced.with_prefill(Prefilling::Both)(speedup));
         Ok(RuleGain {
             lookup_first: choice.lookup_first,
             stop_rule: choice.name,
             config: choice.config.clone(),
-            speedup: self
-                .speedup(Prefilling::Both, |costs| choice.replay(self.recordings, costs))?
-                .value,
+            speedup: seen.unwrap_or(speedup),
             gain: self.gain(choice)?,
         })
     }

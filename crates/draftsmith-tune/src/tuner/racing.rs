@@ -126,8 +126,8 @@ impl Raced {
             let is_it = |one: &RuleChoice| is_same(one, choice);
             self.settings.iter().position(is_it).map(|at| at + 1)
         };
-        let Estimate { value, low, high } = self.race.speedup(number(choice)?, number(over)?);
-        Some(Estimate { value: value - 1.0, low: low - 1.0, high: high - 1.0 })
+        let speedup = self.race.speedup(number(choice)?, number(over)?);
+        Some(speedup.map(|speedup| speedup - 1.0))
     }
 
     /// Returns the share of speed that may be lost with the winner, at 95 %.
@@ -135,19 +135,21 @@ impl Raced {
         self.race.lost(self.winning(), &self.numbers())
     }
 
-    /// Converts a speed relative to plain decoding without prefill to the one that a user sees.
-    pub(super) fn with_prefill(&self, speedup: Estimate, prefilling: Prefilling) -> Estimate {
+    /// Returns a function that converts a speed relative to plain decoding without prefill to the one
+    /// that a user sees.
+    pub(super) fn with_prefill(&self, prefilling: Prefilling) -> impl Fn(f64) -> f64 {
         let reader = if prefilling == Prefilling::Both { PLAIN + 1 } else { PLAIN };
-        self.race.with_prefill(speedup, PLAIN, reader)
+        self.race.with_prefill(PLAIN, reader)
     }
 
     /// Returns what the race showed, where `fixed` is the best fixed length.
     pub(super) fn outcome(&self, fixed: &RuleChoice) -> RaceOutcome {
+        let with_prefill = self.with_prefill(Prefilling::Both);
         let settings = self.settings.iter().zip(1..).filter_map(|(choice, number)| {
             Some(RacedSetting {
                 lookup_first: choice.lookup_first,
                 config: choice.config.clone(),
-                speedup: self.with_prefill(self.race.speedup(number, PLAIN), Prefilling::Both),
+                speedup: self.race.speedup(number, PLAIN).map(&with_prefill),
                 gain: self.gain(choice, fixed)?,
             })
         });
