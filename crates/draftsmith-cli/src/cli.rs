@@ -87,7 +87,7 @@ enum Command {
     BuildData(BuildDataArguments),
     /// Train acceptance heads, which end a round in time.
     TrainHead(ReadingData<DrafterTraining>),
-    /// Train drafters on the target: adapters, EAGLE-3, blocks.
+    /// Train adapters, EAGLE-3, block drafters.
     #[command(visible_alias = "train-adapter")]
     TrainDrafter(ReadingData<DrafterTraining>),
     /// Train the acceptance head of a block drafter.

@@ -111,6 +111,8 @@ pub struct PaperColumn {
     pub value: String,
     /// A key. The table gets a column for each of its values.
     pub each: Option<String>,
+    /// A row. The column shows the value relative to that row's, minus 1.
+    pub over: Option<String>,
     /// The conditions that its entries meet.
     #[serde(default)]
     pub r#where: Conditions,
@@ -153,6 +155,10 @@ impl PaperTable {
             if !known.iter().any(|known| known == first) {
                 return problem(format!("`{key}` is no key of {}", self.source.text()));
             }
+        }
+        let mut over = self.columns.iter().filter_map(|column| column.over.as_ref());
+        if let Some(name) = over.find(|name| self.rows.iter().all(|row| row.name != **name)) {
+            return problem(format!("a column is `over` `{name}`, which is no row"));
         }
         for it in &self.published {
             for names in [&it.rows, &it.columns].into_iter().flatten() {
@@ -206,12 +212,12 @@ impl PaperTable {
     }
 
     fn block(&self, name: String, entries: &[&Value]) -> FilledBlock {
-        let columns: Vec<(String, &str, Conditions)> = self
+        let columns: Vec<(String, &PaperColumn, Conditions)> = self
             .columns
             .iter()
             .flat_map(|column| {
                 let all = expanded(&column.name, column.each.as_deref(), &column.r#where, entries);
-                all.into_iter().map(|(name, conditions)| (name, column.value.as_str(), conditions))
+                all.into_iter().map(move |(name, conditions)| (name, column, conditions))
             })
             .collect();
         let rows = self
@@ -219,8 +225,11 @@ impl PaperTable {
             .iter()
             .flat_map(|row| expanded(&row.name, row.each.as_deref(), &row.r#where, entries));
         let row = |(name, conditions): (String, Conditions)| {
-            let figure = |(_, value, others): &(String, &str, Conditions)| {
-                self.figure(entries, &conditions, others, value)
+            let figure = |(_, column, others): &(String, &PaperColumn, Conditions)| {
+                let of = |row| self.figure(entries, row, others, &column.value);
+                let Some(over) = &column.over else { return of(&conditions) };
+                let over = self.rows.iter().find(|row| row.name == *over)?;
+                Some(exact(of(&conditions)?.value / of(&over.r#where)?.value - 1.0))
             };
             FilledRow { name, figures: columns.iter().map(figure).collect() }
         };
@@ -595,19 +604,21 @@ mod tests {
             row("two", ALL_CATEGORIES, 0.3, 70.0),
         ];
         let spec = table(
-            r#"{"title": "T", "rows": [{"name": "SVIP"}], "columns": [
+            r#"{"title": "T", "rows": [{"name": "SVIP"}, {"name": "base", "where": {"setting": 0.5}}],
+                "columns": [
                 {"each": "category", "value": "tokens_per_second"},
                 {"each": "dataset", "value": "tokens_per_second"},
                 {"name": "setting", "value": "setting"},
                 {"name": "at 0.5", "value": "tokens_per_second", "where": {"setting": 0.5}},
-                {"name": "speed-up", "value": "speedup"}]}"#,
+                {"name": "speed-up", "value": "speedup"},
+                {"name": "gain", "value": "speedup", "over": "base"}]}"#,
         );
         let filled = spec.fill(Measured { rows: &rows, groups: &[], heads: None, replays: &[] });
         let [block] = &filled.blocks[..] else { panic!("one block: {filled:?}") };
         let figures: Vec<f64> =
             block.rows[0].figures.iter().map(|it| it.expect("measured").value).collect();
-        assert_eq!(block.columns, ["math", "one", "two", "setting", "at 0.5", "speed-up"]);
-        assert_eq!(figures, [80.0, 100.0, 70.0, 0.3, 82.5, 1.7]);
+        assert_eq!(block.columns, ["math", "one", "two", "setting", "at 0.5", "speed-up", "gain"]);
+        assert_eq!(figures, [80.0, 100.0, 70.0, 0.3, 82.5, 1.7, 1.7 / 1.65 - 1.0]);
         // The mean of two data sets is surer than each.
         let mean = block.rows[0].figures[5].expect("measured");
         assert!((mean.high - mean.low - 0.6 / 2f64.sqrt()).abs() < 1e-12, "{mean:?}");
@@ -631,6 +642,10 @@ mod tests {
         ));
         let error = wrong.check().expect_err("another shape").to_string();
         assert!(error.contains("not 1 rows of 1"), "{error}");
+        let over = columns.replace(r#""speedup""#, r#""speedup", "over": "b""#);
+        let wrong = table(&format!(r#"{{"title": "T", "rows": [{{"name": "a"}}], {over}}}"#));
+        let error = wrong.check().expect_err("no such row").to_string();
+        assert!(error.contains("`b`, which is no row"), "{error}");
     }
 
     #[test]

@@ -3,6 +3,8 @@
 //! The texts of commands and flags are their doc comments. `draftsmith --help` fits into 24 lines of 80 columns,
 //! the help of a command into 45. What needs more words is in `recipes/README.md`.
 
+use std::iter;
+
 use clap::builder::Styles;
 use clap::{Arg, ArgAction, Command, CommandFactory};
 
@@ -177,7 +179,7 @@ pub fn command() -> Command {
         let version = Arg::new("version").short('V').long("version").action(ArgAction::Version);
         command = changed(command, help.name, |subcommand| {
             let subcommand = subcommand.disable_version_flag(true).arg(version.hide(true));
-            subcommand.after_help(help.text())
+            with_aliases_in_usage(subcommand).after_help(help.text())
         });
     }
     let list = list(&command);
@@ -194,14 +196,27 @@ fn changed(command: Command, name: &str, change: impl FnOnce(Command) -> Command
     }
 }
 
+/// Names a command's aliases in its usage, as in `draftsmith train-drafter|train-adapter`.
+fn with_aliases_in_usage(mut command: Command) -> Command {
+    let names: Vec<&str> = iter::once(command.get_name()).chain(command.get_visible_aliases()).collect();
+    if names.len() == 1 {
+        return command;
+    }
+    let names = format!("draftsmith {}", names.join("|"));
+    let usage = command.render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage: ").replacen(command.get_name(), &names, 1);
+    command.override_usage(usage)
+}
+
 /// Lists the commands by heading, one line each, as a template of clap's help.
 fn list(command: &Command) -> String {
     let mut text = "{about}\n{usage-heading} {usage}\n".to_owned();
     for (name, commands) in HEADINGS {
         let mut shown = heading(&format!("{name}:")) + &" ".repeat(9 - name.len());
         for CommandHelp { name, .. } in commands {
-            let about = command.find_subcommand(name).and_then(Command::get_about);
-            let about = about.map(ToString::to_string).unwrap_or_default();
+            let command = command.find_subcommand(name).expect("a listed command");
+            let mut about = command.get_about().map(ToString::to_string).unwrap_or_default();
+            command.get_visible_aliases().for_each(|alias| about += &format!(" [{alias}]"));
             text += &format!("{shown}{name:<15}{about}\n");
             shown = " ".repeat(10);
         }

@@ -1,5 +1,5 @@
-//! Tests that the tables in `recipes/README.md` list every recipe key with its default, and no
-//! other key.
+//! Tests that the tables in `recipes/KEYS.md` list every recipe key with its default, and no other
+//! key.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +10,7 @@ use super::Recipe;
 use super::shared_training::KEYS;
 use crate::kinds::prompt_lookup::PromptLookupKind;
 
-const README: &str = include_str!("../../../../recipes/README.md");
+const LIST: &str = include_str!("../../../../recipes/KEYS.md");
 
 /// A recipe with every section, and with a value for every key without a default.
 const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['required']\n\
@@ -20,7 +20,7 @@ const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['require
                       [drafters.adapter]\nkind = 'adapter'\n[drafters.eagle]\nkind = 'eagle3'\n[tune.costs]\n[evaluate]\n\
                       prompts = ['required']\n[evaluate.trees]\n";
 
-/// The trainings with a table `optimizer`, in the order of the README's columns. There, keys of
+/// The trainings with a table `optimizer`, in the order of the list's columns. There, keys of
 /// drafters begin with `head`, `adapter`, `eagle3`, `block` or `lookup` instead of the drafter's name.
 const OPTIMIZERS: [&str; 3] = ["head", "adapter", "eagle3"];
 
@@ -39,7 +39,7 @@ fn add(keys: &mut Keys, key: &str, value: Value) {
     }
 }
 
-/// Parses a default value from a row of the README's tables.
+/// Parses a default value from a row of the list.
 fn parse(key: &str, default: &str) -> Value {
     let text = default.trim_matches('`');
     match text {
@@ -65,7 +65,7 @@ fn with_floats(value: Value) -> Value {
 
 fn documented() -> Keys {
     let mut keys = Keys::new();
-    let rows = README.lines().filter_map(|line| line.strip_prefix("| `")?.strip_suffix(" |"));
+    let rows = LIST.lines().filter_map(|line| line.strip_prefix("| `")?.strip_suffix(" |"));
     for row in rows {
         let cells: Vec<&str> = row.split(" | ").map(str::trim).collect();
         let (key, cells) = (cells[0].trim_end_matches('`'), &cells[1..]);
@@ -90,7 +90,7 @@ fn documented() -> Keys {
 }
 
 #[test]
-fn the_readme_lists_every_key_with_its_default() {
+fn the_list_of_keys_has_every_key_with_its_default() {
     let recipe: Recipe = toml::from_str(RECIPE).expect("every section has defaults");
     let mut sections = serde_json::to_value(&recipe).expect("a recipe is JSON");
     // Drafters become TOML, which omits absent keys, so we serialise each table separately.
@@ -125,5 +125,5 @@ fn the_readme_lists_every_key_with_its_default() {
         }
     }
     documented.keys().for_each(|key| problems += &format!("the row `{key}` names no key\n"));
-    assert!(problems.is_empty(), "recipes/README.md:\n{problems}");
+    assert!(problems.is_empty(), "recipes/KEYS.md:\n{problems}");
 }

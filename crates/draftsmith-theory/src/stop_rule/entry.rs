@@ -65,7 +65,7 @@ pub enum RuleSettings {
 /// The settings of a rule that recipes and flags may give, and the settings that a sweep tries.
 #[derive(Debug)]
 pub struct Grid {
-    /// The parameter's meaning in a few words, as in the table of rules in `recipes/README.md`.
+    /// The parameter's meaning in a few words, as in the table of rules in `recipes/KEYS.md`.
     pub doc: &'static str,
     /// The values that the parameter may have.
     pub values: SettingKind,
@@ -152,7 +152,7 @@ fn quoted(names: impl Iterator<Item = &'static str>) -> String {
 pub struct RuleOption {
     /// The option's key in a recipe's table of the rule.
     pub name: &'static str,
-    /// The option's meaning in a few words, as in `recipes/README.md`.
+    /// The option's meaning in a few words, as in `recipes/KEYS.md`.
     pub doc: &'static str,
     /// The values that the option may have.
     pub values: SettingKind,
