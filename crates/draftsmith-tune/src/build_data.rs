@@ -33,8 +33,7 @@ use crate::server_access::{self, ServerAccess};
 use draftsmith_recipe::built_data::data_provenance;
 use draftsmith_recipe::prompts::chosen::ChosenPrompts;
 use draftsmith_recipe::{
-    DataRecipe, DeviceChoice, Progress, Recipe, Responses, TextSide, Watch, Workspace,
-    choose_prompts,
+    DataRecipe, DeviceChoice, Recipe, Responses, TextSide, Watch, Workspace, choose_prompts,
 };
 
 /// The number of prompts (whole conversations) per shard.
@@ -107,7 +106,7 @@ pub fn build_data(
     recipe.write_beside(&job.dir)?;
     let (num_kept, num_missing) = (job.num_prompts(&kept), job.num_prompts(&missing));
     let served = data.served_by().map(|_| job.ask_servers(recipe, data, &missing)).transpose()?;
-    let progress = Progress::new(watch, "build-data", "prompts", (num_kept + num_missing) as u64);
+    let progress = watch.bar("build-data", "prompts", (num_kept + num_missing) as u64);
     let worth = |turn: &Turn<'_>| turn.share * share_of_response(data, models.draft.is_some());
     let answers: Box<dyn Answers> = match (data.responses, models.target, served) {
         (Responses::Generate, Some(target), _) => Box::new(OwnTarget {
@@ -199,7 +198,7 @@ impl BuildJob<'_> {
         let mut served =
             access.open(self.workspace, data.decoding(), data.max_new_tokens, watch)?;
         let num_prompts = self.num_prompts(missing) as u64;
-        let progress = Progress::new(watch, "servers", "prompts", num_prompts);
+        let progress = watch.bar("servers", "prompts", num_prompts);
         let prompts = self.prompts.each(missing.iter().flat_map(|index| self.prompts_of(*index)));
         let all = prompts.map(|prompt| Ok(Cow::Owned(SetPrompt::Conversation(prompt?))));
         let text = self.workspace.text_side()?;

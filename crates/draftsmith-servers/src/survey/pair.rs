@@ -18,7 +18,7 @@ use super::halves::{HalfPromise, Halves};
 use super::probe::{Unexplained, scores};
 use super::verdict::{HeadOutlook, KnownOfHeads, SurveyVerdict};
 use crate::settings::ServerSettings;
-use draftsmith_recipe::{LoadedDrafters, Progress};
+use draftsmith_recipe::{Bar, LoadedDrafters};
 use draftsmith_tune::costs::{Costs, MeasuredCosts};
 use draftsmith_tune::judging::{Judging, over, speedup};
 use draftsmith_tune::labels::Labels;
@@ -104,13 +104,13 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let Surveyor { ref answers, decoding, seed, watch, .. } = *surveyor;
     let is_model = surveyor.has_draft_model();
     let num_passes = if is_model { 3 } else { 1 };
-    let progress = Progress::new(watch, "survey", "answers", num_passes * answers.len() as u64);
+    let progress = watch.bar("survey", "answers", num_passes * answers.len() as u64);
     let (agreement, overlap) = match is_model {
         true => agreement(surveyor, &progress)?,
         false => (None, None),
     };
-    let recorded = PairRecordings::record(surveyor, &progress)?;
-    progress.clear();
+    let recorded = PairRecordings::record(surveyor, &*progress)?;
+    drop(progress);
     let (cost_source, measured) = surveyor.draft_costs(&recorded.drafters, &recorded.whole)?;
     let costs = measured.drawn(seed);
     watch.note("survey: replaying every rule");
@@ -179,7 +179,7 @@ struct PairRecordings {
 }
 
 impl PairRecordings {
-    fn record(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<Self> {
+    fn record(surveyor: &Surveyor<'_>, progress: &dyn Bar) -> Result<Self> {
         let Surveyor { ref answers, decoding, .. } = *surveyor;
         let recorder = surveyor.recorder(progress);
         let drafter = |drafters| RecordedDrafter { drafters, id: DrafterId::DRAFT, decoding };
@@ -314,7 +314,7 @@ fn fixed_lengths(recordings: &Recordings, costs: &[Costs], seed: u64) -> Result<
 /// Estimates how often both models' top tokens agree, and their distributions' overlap if known.
 fn agreement(
     surveyor: &Surveyor<'_>,
-    progress: &Progress,
+    progress: &dyn Bar,
 ) -> Result<(Option<Estimate>, Option<Estimate>)> {
     progress.message("target and draft along the answers");
     let sampling = match surveyor.decoding.choice {
@@ -336,7 +336,7 @@ fn agreement(
         let top = draft.draft_top_ids.iter().zip(&draft.target_top_ids);
         let num_agreeing = top.filter(|(draft, target)| draft == target).count();
         let overlap: f64 = draft.overlap.iter().map(|overlap| f64::from(*overlap)).sum();
-        progress.advance(1);
+        progress.advance(1.0);
         anyhow::Ok([response.len() as f64, num_agreeing as f64, overlap])
     });
     let counted: Vec<[f64; 3]> = counted.collect::<Result<_>>()?;

@@ -14,7 +14,7 @@ use super::read_out::{ReadOut, read_outs};
 use super::verdict::SurveyVerdict;
 use super::{MAX_LENGTH, Surveyor};
 use crate::settings::ServerSettings;
-use draftsmith_recipe::{AS_DRAFT_MODEL, Progress, ServedDrafter, served_path};
+use draftsmith_recipe::{AS_DRAFT_MODEL, ServedDrafter, served_path};
 use draftsmith_tune::costs::Costs;
 use draftsmith_tune::judging::{Fold, speedup};
 use draftsmith_tune::sweep::{RuleChoice, best_unread, cheapest};
@@ -81,9 +81,9 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let step = (num_layers - 1).div_ceil(MAX_EXITS);
     let exit_layers: Vec<usize> = (1..num_layers).step_by(step).collect();
     let num_steps = surveyor.answers.len() + exit_layers.len();
-    let progress = Progress::new(surveyor.watch, "survey", "steps", num_steps as u64);
-    let read_outs = read_outs(surveyor, &exit_layers, &progress)?;
-    progress.clear();
+    let progress = surveyor.watch.bar("survey", "steps", num_steps as u64);
+    let read_outs = read_outs(surveyor, &exit_layers, &*progress)?;
+    drop(progress);
     let (cost_source, base) = surveyor.target_costs()?;
     let exits = read_outs.into_iter().map(|read_out| {
         let id = match read_out.exit_layer {

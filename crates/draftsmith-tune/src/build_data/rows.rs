@@ -18,7 +18,7 @@ use super::given::GivenLabels;
 use crate::answers::{Answers, TargetAnswer, unfiltered};
 use crate::conversation::answer_batched;
 use crate::labels::Labels;
-use draftsmith_recipe::{DataRecipe, LabelModels, Progress, Responses, TextSide, Watch};
+use draftsmith_recipe::{Bar, DataRecipe, LabelModels, Responses, TextSide, Watch};
 
 const HELD: &str = "nobody panics while holding it";
 
@@ -32,7 +32,7 @@ pub(super) struct Labeller<'a> {
     /// The source of responses.
     pub(super) answers: &'a dyn Answers,
     pub(super) counted: Mutex<CountedRows>,
-    pub(super) progress: &'a Progress,
+    pub(super) progress: &'a dyn Bar,
     pub(super) watch: &'a dyn Watch,
 }
 
@@ -133,7 +133,7 @@ impl Labeller<'_> {
                         self.watch.check_interrupted()?;
                         let named = format!("prompt `{}`", answer.id);
                         let row = self.row(prompts[index], of, answer).context(named)?;
-                        self.progress.advance_part(share * share_of_labels);
+                        self.progress.advance(share * share_of_labels);
                         left -= share;
                         Ok(row)
                     };
@@ -141,7 +141,7 @@ impl Labeller<'_> {
             },
         )?;
         // The remaining progress belongs to turns that exceed the context.
-        self.progress.advance_part(left);
+        self.progress.advance(left);
         let rows = answered.into_iter().flat_map(|(rows, _)| rows);
         Ok(rows.filter(|row| self.is_known(row)).collect())
     }
