@@ -20,7 +20,7 @@ use draftsmith_model::WeightDtype;
 use draftsmith_theory::{DrafterId, Estimate, LookupFirst, Sampling, StopRuleConfig};
 use serde::Serialize;
 
-pub use self::failures::{p_value_text, rate_text, speed_text};
+pub use self::failures::{p_value_text, rate_text};
 use self::measure::{Bench, CheckedRule};
 use crate::machine::ProcessorTime;
 use crate::serving::tuned_ways;
