@@ -65,7 +65,7 @@ pub trait Bar: Debug + Send + Sync {
     fn set_total(&self, total: u64) {}
 
     /// Shows a short text at the end of the bar.
-    fn message(&self, text: String) {}
+    fn message(&self, text: &str) {}
 
     /// Shows a line above the bar.
     fn print(&self, line: &str) {}
@@ -95,20 +95,10 @@ impl Bar for Silent {}
 impl dyn Bar + '_ {
     /// Moves to a position, which may be an earlier one.
     pub fn move_to(&self, position: u64) {
-        match position.checked_sub(self.0.position()) {
-            Some(units) => self.advance(units),
+        match position.checked_sub(self.position()) {
+            Some(units) => self.advance(units as f64),
             None => self.skip_to(position),
         }
-    }
-
-    /// Jumps to another position. The skipped units do not count towards the speed.
-    pub fn skip_to(&self, position: u64) {
-        self.0.skip_to(position);
-    }
-
-    /// Changes the total number of units.
-    pub fn set_total(&self, total: u64) {
-        self.0.set_total(total);
     }
 
     /// Starts tasks that run in parallel, each of which counts as `worth` units.
