@@ -25,7 +25,7 @@ use serde::Serialize;
 
 use self::given::check_known;
 use self::present::{num_rows, present_shards};
-use self::rows::{Labeller, LeftOutRows, share_of_response};
+use self::rows::{Labeller, share_of_response};
 use crate::answers::{Answers, ExistingAnswers, OwnTarget};
 use crate::conversation::{SetPrompt, Turn};
 use crate::responses::Responder;
@@ -119,7 +119,7 @@ pub fn build_data(
             },
             seed: recipe.seed,
             stream: vec!["response"],
-            progress: &progress,
+            progress: &*progress,
             worth: &worth,
             // Without a draft model, no later forward would compute them.
             keeps_log_probs: models.draft.is_none(),
@@ -135,16 +135,14 @@ pub fn build_data(
         decoding: data.decoding(),
         answers: &*answers,
         counted: Mutex::default(),
-        progress: &progress,
+        progress: &*progress,
         watch,
     };
     progress.skip_to(num_kept as u64);
     let num_new_tokens = job.build(&missing, &labeller)?;
     labeller.note();
-    let left_out = labeller.left_out();
-    drop(answers);
     progress.finish();
-    job.finish(kept.len(), num_new_tokens, &left_out)
+    job.finish(kept.len(), num_new_tokens, &labeller)
 }
 
 /// The inputs and paths for building one data set's shards.
@@ -202,7 +200,7 @@ impl BuildJob<'_> {
         let prompts = self.prompts.each(missing.iter().flat_map(|index| self.prompts_of(*index)));
         let all = prompts.map(|prompt| Ok(Cow::Owned(SetPrompt::Conversation(prompt?))));
         let text = self.workspace.text_side()?;
-        server_access::ask_servers(&mut served, all, text, watch, &progress)?;
+        server_access::ask_servers(&mut served, all, text, watch, &*progress)?;
         progress.finish();
         Ok(served)
     }
@@ -262,25 +260,26 @@ impl BuildJob<'_> {
         self,
         num_shards_kept: usize,
         num_new_tokens: usize,
-        left_out: &LeftOutRows,
+        labeller: &Labeller<'_>,
     ) -> Result<BuiltData> {
         let Self { prompts, dir: data_dir, num_shards, watch, .. } = self;
         write_manifest(&data_dir, num_shards)?;
         if num_rows(&data_dir)? == 0 {
-            return Err(left_out.no_rows(&data_dir));
+            return Err(labeller.no_rows(&data_dir));
         }
         watch.note(format!(
             "build-data: {num_shards} shards in `{}`, {num_shards_kept} of which existed",
             data_dir.display()
         ));
+        let [num_left_out, num_filtered] = labeller.num_left_out();
         Ok(BuiltData {
             data_dir,
             num_shards,
             num_shards_kept,
             num_prompts: prompts.len(),
             num_new_tokens,
-            num_left_out: left_out.num_left_out,
-            num_filtered: left_out.num_filtered,
+            num_left_out,
+            num_filtered,
         })
     }
 }
