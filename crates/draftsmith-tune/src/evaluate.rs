@@ -7,7 +7,6 @@ mod cost_ratios;
 mod group;
 mod journal;
 mod measure;
-mod promise;
 mod settings;
 mod write;
 
@@ -22,7 +21,6 @@ use serde::Serialize;
 use self::group::{EvaluationResults, MeasuredGroup, seconds_alone};
 use self::journal::RunJournal;
 use self::measure::Bench;
-use self::promise::Promise;
 use self::settings::Setting;
 use crate::decoders::Decoders;
 use crate::machine::{Quiet, Span};
@@ -109,15 +107,15 @@ pub fn papers(recipe: &Recipe) -> Result<Vec<PaperTable>> {
 struct Plan {
     decoding: Decoding,
     /// The rules that `tune` chose, with their predicted gains.
-    promised: Vec<Promise>,
+    promised: Vec<TunedRule>,
     settings: Vec<Setting>,
 }
 
 impl Plan {
     /// Returns whether `tune` chose this setting.
     fn is_tuned(&self, setting: &Setting) -> bool {
-        let is_it = |promised: &Promise| {
-            promised.drafter == setting.drafter && Some(&promised.config) == setting.rule.as_ref()
+        let is_it = |tuned: &TunedRule| {
+            tuned.drafter == setting.drafter && Some(&tuned.config) == setting.rule.as_ref()
         };
         self.promised.iter().any(is_it)
     }
@@ -136,8 +134,7 @@ struct MeasuredModels<'a> {
 impl MeasuredModels<'_> {
     fn plan(&self, name: DecodingName) -> Result<Plan> {
         let decoding = self.evaluate.decoding(name);
-        let tuned = self.tuned_rules(&decoding)?;
-        let promised: Vec<Promise> = tuned.iter().filter_map(Promise::of_rule).collect();
+        let promised = self.tuned_rules(&decoding)?;
         let settings = Setting::all(self.recipe, self.evaluate, name, self.drafters, &promised);
         Ok(Plan { decoding, promised, settings })
     }
