@@ -211,10 +211,6 @@ impl ServerCostsFile {
         }
         Ok(())
     }
-
-    fn write(&self, path: &Path) -> Result<()> {
-        Ok(write_json(path, self)?)
-    }
 }
 
 /// Measures the cells of the plan that the file lacks, and writes the file after each pass over the
@@ -278,11 +274,11 @@ pub fn measure_server(
             file.add(block);
             progress.advance(1.0);
         }
-        file.write(path)?;
+        write_json(path, &file)?;
     }
     progress.finish();
     file.cells.sort_by_key(MeasuredCell::key);
-    file.write(path)?;
+    write_json(path, &file)?;
     if let Some(unsteady) = file.unsteady(plan.num_candidates) {
         watch.note(unsteady);
     }
