@@ -58,7 +58,7 @@ impl Listener for EpochProgress {
     }
 
     fn processed(&mut self, num_rows: usize) {
-        let new = num_rows.saturating_sub(self.processed) as u64;
+        let new = num_rows.saturating_sub(self.processed) as f64;
         self.processed = num_rows;
         if let Some(validating) = &self.validating {
             validating.advance(new);

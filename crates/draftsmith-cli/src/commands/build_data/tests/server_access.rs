@@ -64,7 +64,7 @@ fn answer(
 ) -> Result<()> {
     let progress = watch.bar("servers", "prompts", prompts.len() as u64);
     let all = prompts.iter().map(|prompt| Ok(Cow::Owned(SetPrompt::Conversation(prompt.clone()))));
-    ask_servers(served, all, workspace.text_side().expect("there"), watch, &progress)
+    ask_servers(served, all, workspace.text_side().expect("there"), watch, &*progress)
 }
 
 #[test]
