@@ -79,7 +79,7 @@ pub fn record(
         max_length: tune.max_candidate_length,
         labels: false,
         watch,
-        progress: &progress,
+        progress: &*progress,
     };
     let mut recorded = Vec::new();
     for group in groups {

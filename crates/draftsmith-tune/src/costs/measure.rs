@@ -106,12 +106,12 @@ impl CostProbe<'_, '_> {
         // kernels. Their costs suffice to estimate the lengths of rounds and the time of a pass.
         // One prompt is enough, unless its answer is too short.
         self.prompts = &all[..1];
-        let mut first = self.pass(&mut MixedLengths::default(), &progress)?;
+        let mut first = self.pass(&mut MixedLengths::default(), &*progress)?;
         let mut num_answers = num_timings;
         let mut costs = MeasuredCosts::of(std::slice::from_ref(&first), self.drafter);
         if costs.is_err() {
             self.prompts = all;
-            first = self.pass(&mut MixedLengths::default(), &progress)?;
+            first = self.pass(&mut MixedLengths::default(), &*progress)?;
             num_answers += all.len() * num_timings;
             costs = MeasuredCosts::of(std::slice::from_ref(&first), self.drafter);
         }
@@ -127,7 +127,7 @@ impl CostProbe<'_, '_> {
         let mut passes: Vec<Pass> = Vec::new();
         let begun = Instant::now();
         loop {
-            passes.push(self.pass(&mut lengths, &progress)?);
+            passes.push(self.pass(&mut lengths, &*progress)?);
             let num_passes = passes.len();
             if num_passes < MIN_LONG_PASSES {
                 continue;

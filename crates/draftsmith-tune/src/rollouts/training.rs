@@ -171,7 +171,7 @@ impl TrainingRecorder<'_> {
             max_length: self.max_length,
             labels: true,
             watch: self.watch,
-            progress: &progress,
+            progress: &*progress,
         };
         let mut to_record: Vec<ResponseToRecord<'_>> = responses
             .iter()
