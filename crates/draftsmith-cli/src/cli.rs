@@ -462,7 +462,7 @@ impl CommandSetup<'_> {
         let served_as = recipe.target_elsewhere().map(|server| &*server.model);
         let mut workspace = recipe.open(served_as, self.common.dtype, devices, self.console)?;
         workspace.artifacts.incomplete_data = incomplete;
-        job(StageJob::new(recipe, &workspace, self.console)).map(drop)
+        job(StageJob { recipe, workspace: &workspace, console: self.console }).map(drop)
     }
 
     /// Chooses stop rules for our own decoder, or settings for a server.

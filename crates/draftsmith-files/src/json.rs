@@ -207,6 +207,7 @@ fn plain_type(expected: &str, notation: Notation) -> &str {
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeMap;
+    use std::fmt;
     use std::num::NonZeroUsize;
 
     use serde::Deserialize;
@@ -315,6 +316,43 @@ mod tests {
         }
         let long = format!(r#"{{"size": "{}"}}"#, "x".repeat(1000));
         assert!(problem(&long).len() < 200, "{}", problem(&long));
+    }
+
+    /// Serde may reword its messages, which then would name a type of Rust.
+    #[test]
+    fn every_type_has_plain_words() {
+        fn expected<T: DeserializeOwned + fmt::Debug>(wrong: &str) -> String {
+            let read = parse_json::<T>(Path::new("c.json"), wrong.as_bytes());
+            let message = read.unwrap_err().to_string();
+            message.rsplit_once(", expected ").expect("it names a type").1.to_owned()
+        }
+        for (found, plain) in [
+            (expected::<u8>("true"), "a whole number from 0 to 255"),
+            (expected::<u16>("true"), "a whole number from 0 to 65535"),
+            (expected::<u32>("true"), "a whole number from 0 to 4294967295"),
+            (expected::<u64>("true"), "a whole number, 0 or more"),
+            (expected::<usize>("true"), "a whole number, 0 or more"),
+            (expected::<i8>("true"), "a whole number"),
+            (expected::<i16>("true"), "a whole number"),
+            (expected::<i32>("true"), "a whole number"),
+            (expected::<i64>("true"), "a whole number"),
+            (expected::<isize>("true"), "a whole number"),
+            (expected::<NonZeroUsize>("true"), "a whole number, 1 or more"),
+            (expected::<f32>("true"), "a number"),
+            (expected::<f64>("true"), "a number"),
+            (expected::<bool>("1"), "true or false"),
+            (expected::<String>("1"), "a string"),
+            (expected::<PathBuf>("1"), "a string"),
+            (expected::<Kind>("1"), "a string"),
+            (expected::<Vec<u8>>("1"), "a list"),
+            (expected::<[u8; 2]>("1"), "a list"),
+            (expected::<(u8, u8)>("1"), "a list"),
+            (expected::<BTreeMap<String, u8>>("1"), "an object"),
+            (expected::<Inner>("1"), "an object"),
+            (expected::<()>("1"), "null"),
+        ] {
+            assert_eq!(found, plain);
+        }
     }
 
     #[test]

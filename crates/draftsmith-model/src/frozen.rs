@@ -11,7 +11,6 @@ use burn::module::{Module, Param};
 use burn::nn::Linear;
 use burn::tensor::Tensor;
 
-use crate::config::ModelConfig;
 use crate::decoder::logits;
 use crate::decoder::norm::Norm;
 use crate::decoder::source::WeightSource;
@@ -143,7 +142,6 @@ impl Form<'_, Norm, PackedNorm> {
 pub(crate) struct PackedStack {
     pub(crate) layers: Vec<PackedLayer>,
     pub(crate) norm: PackedNorm,
-    pub(crate) reaches: Vec<Reach>,
 }
 
 impl PackedStack {
@@ -152,10 +150,9 @@ impl PackedStack {
     /// # Errors
     /// If a tensor is missing or misshapen, or a file is broken.
     pub(crate) fn read(spec: &StackSpec<'_>, packing: &mut Packing<'_>) -> Result<Self> {
-        let ModelConfig { shape, spec: decoder, .. } = spec.model;
-        let layers = spec.layers().map(|layer| packing.layer(layer)).collect::<Result<_, _>>()?;
-        let norm = packing.norm(spec.norm())?;
-        Ok(Self { layers, norm, reaches: Reach::all_of(decoder, shape) })
+        let reaches = Reach::all_of(&spec.model.spec, &spec.model.shape);
+        let layers = spec.layers().map(|layer| packing.layer(layer, &reaches));
+        Ok(Self { layers: layers.collect::<Result<_>>()?, norm: packing.norm(spec.norm())? })
     }
 }
 
@@ -190,9 +187,9 @@ impl Stack<'_> {
             return rows;
         }
         match self {
-            Self::Packed(PackedStack { layers: all, reaches, .. }) => rows.on_host(|x, slots| {
+            Self::Packed(stack) => rows.on_host(|x, slots| {
                 let (placed, memory, scratch) = cache.extend_packed(layers.clone(), slots.runs());
-                packed::forward_layers(&all[layers], x, placed, memory, reaches, scratch);
+                packed::forward_layers(&stack.layers[layers], x, placed, memory, scratch);
             }),
             Self::Tensors(stack) => rows.on_device(&stack.device(), |rows, slots| {
                 let positions = stack.positions(layers.clone(), &rows, slots.runs(), cache);
@@ -219,7 +216,7 @@ impl Stack<'_> {
                 let (placed, mut memory, scratch) = cache.extend_packed(0..1, slots.runs());
                 let memory = memory.next().expect("the cache has the layer");
                 let (layer, both) = (&stack.layers[0], (&*read.into_host().values, &mut **x));
-                packed::forward_reading(layer, both, placed, memory, &stack.reaches, scratch);
+                packed::forward_reading(layer, both, placed, memory, scratch);
             }),
             Self::Tensors(stack) => rows.on_device(&stack.device(), |rows, slots| {
                 let read = *read.into_device(&stack.device()).tensor;
@@ -253,7 +250,7 @@ impl Stack<'_> {
                 let (placed, memory, scratch) = cache.extend_packed(layers.clone(), slots.runs());
                 for (layer, slots) in stack.layers[layers].iter().zip(memory) {
                     if let Some(attention) = &layer.attention {
-                        attention.fill((x, is_normed), placed, slots, &stack.reaches, scratch);
+                        attention.fill((x, is_normed), placed, slots, scratch);
                     }
                 }
             }

@@ -47,7 +47,6 @@ pub(crate) use weights::{PackedWeights, Threads};
 use norm::add_normed;
 
 use crate::placed::{PlacedRows, PlacedRun};
-use crate::rope::Reach;
 use crate::spec::{Activation, BOTH_PARTS};
 pub(crate) use crate::vectors::{reach as runs_on, tensor, values, vectorized};
 
@@ -97,21 +96,22 @@ impl PackedLayer {
         self.attention.as_ref().expect(BOTH_PARTS)
     }
 
-    /// Adds the layer's output to the rows. `slots` contains the layer's cache, one entry per slot.
+    /// Adds the layer's output to the rows `x`. Its queries, keys and values read the rows `read`
+    /// instead if given, which are after the norm. `slots` contains the layer's cache, one entry
+    /// per slot.
     pub(crate) fn forward(
         &self,
-        x: &mut [f32],
+        (x, read): (&mut [f32], Option<&[f32]>),
         rows: PlacedRows<'_>,
         slots: &mut [PackedLayerCache],
-        reaches: &[Reach],
         scratch: &mut Scratch,
     ) {
-        let mut projected = std::mem::take(&mut scratch.projected);
         if let Some(attention) = &self.attention {
-            attention.project((x, false), rows, reaches, scratch, &mut projected);
-            attention.write(&projected, rows, slots);
+            let read = read.map_or((&*x, false), |read| (read, true));
+            attention.fill(read, rows, slots, scratch);
         }
-        self.finish(x, &projected, rows, slots, reaches, scratch);
+        let projected = std::mem::take(&mut scratch.projected);
+        self.finish(x, &projected, rows, slots, scratch);
         scratch.projected = projected;
     }
 
@@ -123,7 +123,6 @@ impl PackedLayer {
         projected: &[f32],
         rows: PlacedRows<'_>,
         slots: &[PackedLayerCache],
-        reaches: &[Reach],
         scratch: &mut Scratch,
     ) {
         // The queries are already computed, so the MLP may change the rows first.
@@ -131,7 +130,7 @@ impl PackedLayer {
             mlp.forward(x, scratch);
         }
         if let Some(attention) = &self.attention {
-            attention.attend(x, projected, rows, slots, reaches, scratch);
+            attention.attend(x, projected, rows, slots, scratch);
         }
         if let Some(mlp) = self.mlp.as_ref().filter(|_| !self.is_parallel) {
             mlp.forward(x, scratch);
@@ -152,7 +151,6 @@ pub(crate) fn forward_sequences(
     x: &mut [f32],
     wanted: &[Range<usize>],
     are_last: bool,
-    reaches: &[Reach],
 ) {
     let Some(first) = layers.first() else { return };
     let AttentionForm { num_kv_heads: kv_heads, head_dim, .. } = first.whole_attention().form;
@@ -170,14 +168,13 @@ pub(crate) fn forward_sequences(
             if !only_seen.is_empty() {
                 let run = placed(0, start);
                 let rows = PlacedRows::new(&run, &[]);
-                let attention = layer.whole_attention();
-                attention.fill((only_seen, false), rows, slots, reaches, scratch);
+                layer.whole_attention().fill((only_seen, false), rows, slots, scratch);
             }
             let num_rows = x.len() / width;
             let rows_at_once = num_rows.div_ceil(num_rows.div_ceil(MAX_ROWS_A_BLOCK).max(1)).max(1);
             for rows in x.chunks_mut(rows_at_once * width) {
                 let run = placed(start, rows.len() / width);
-                layer.forward(rows, PlacedRows::new(&run, &[]), slots, reaches, scratch);
+                layer.forward((rows, None), PlacedRows::new(&run, &[]), slots, scratch);
                 start += run[0].num_rows;
             }
         }
@@ -190,20 +187,19 @@ pub(crate) fn forward_layers<'a>(
     x: &mut [f32],
     rows: PlacedRows<'_>,
     caches: impl Iterator<Item = &'a mut [PackedLayerCache]>,
-    reaches: &[Reach],
     scratch: &mut Scratch,
 ) {
     let num_rows = x.len() / layers[0].width();
     if num_rows > MAX_ROWS_A_BLOCK {
-        return scratch.blocks.forward_layers(layers, x, rows, caches, reaches);
+        return scratch.blocks.forward_layers(layers, x, rows, caches);
     }
     // The first of two threads does not wait for the keys of later rows.
     if !rows.attend_ahead() && scratch.sharing.shares(layers, x) {
-        return scratch.sharing.forward_layers(layers, x, rows, caches, reaches);
+        return scratch.sharing.forward_layers(layers, x, rows, caches);
     }
     scratch.in_team(num_rows * layers.len() * layers[0].num_weights(), |scratch| {
         for (layer, slots) in layers.iter().zip(caches) {
-            layer.forward(x, rows, slots, reaches, scratch);
+            layer.forward((x, None), rows, slots, scratch);
         }
     });
 }
@@ -215,11 +211,9 @@ pub(crate) fn forward_reading(
     (read, x): (&[f32], &mut [f32]),
     rows: PlacedRows<'_>,
     slots: &mut [PackedLayerCache],
-    reaches: &[Reach],
     scratch: &mut Scratch,
 ) {
-    let (attention, width) = (layer.whole_attention(), layer.width());
-    let read_width = attention.qkv.inputs;
+    let (width, read_width) = (layer.width(), layer.whole_attention().qkv.inputs);
     let mut rest = rows;
     let parts = read.chunks(MAX_ROWS_A_BLOCK * read_width);
     for (read, x) in parts.zip(x.chunks_mut(MAX_ROWS_A_BLOCK * width)) {
@@ -227,11 +221,7 @@ pub(crate) fn forward_reading(
         let (rows, others) = rest.split_at(num_rows);
         rest = others;
         scratch.in_team(num_rows * layer.num_weights(), |scratch| {
-            let mut projected = std::mem::take(&mut scratch.projected);
-            attention.project((read, true), rows, reaches, scratch, &mut projected);
-            attention.write(&projected, rows, slots);
-            layer.finish(x, &projected, rows, slots, reaches, scratch);
-            scratch.projected = projected;
+            layer.forward((x, Some(read)), rows, slots, scratch);
         });
     }
 }

@@ -248,10 +248,7 @@ impl<F: DraftForm> DraftConfig<F> {
 /// Returns the bound of a matrix's uniform random weights. The standard deviation of a uniform number
 /// is its bound divided by √3.
 fn bound_of(linear: &LinearSpec) -> f64 {
-    match linear.name == EMBEDDING {
-        true => 0.02 * 3f64.sqrt(),
-        false => 1.0 / (linear.inputs as f64).sqrt(),
-    }
+    if linear.name == EMBEDDING { 0.02 * 3f64.sqrt() } else { 1.0 / (linear.inputs as f64).sqrt() }
 }
 
 /// Draws a matrix of numbers that are uniform within ±`bound`, from numbers in [0, 1) that `draw`

@@ -21,7 +21,7 @@ use anyhow::{Context, Result, anyhow, bail};
 use draftsmith_files::{check_room, read_text};
 use draftsmith_model::{ModelError, end_weight_files, weight_files};
 
-use crate::watch::{Progress, Watch};
+use crate::watch::{Bar, Watch};
 use client::{Client, is_word};
 use download::{Download, Transfer};
 
@@ -184,7 +184,7 @@ impl Hub {
                  hint: check the name and the network; a private model needs `HF_TOKEN`"
             )
         };
-        let (mut bar, mut shown): (Option<Progress>, _) = (None, Transfer::default());
+        let (mut bar, mut shown): (Option<Box<dyn Bar>>, _) = (None, Transfer::default());
         let mut last_received = Instant::now();
         loop {
             watch.check_interrupted()?;
@@ -211,7 +211,7 @@ impl Hub {
             if (&now.file, now.num_bytes) != (&shown.file, shown.num_bytes) {
                 let num_missing = now.num_bytes - now.num_received;
                 check_room(&format!("`{}`", now.file), &self.cache, num_missing)?;
-                let new = Progress::new(watch, "download", "MB", megabytes(now.num_bytes).max(1));
+                let new = watch.bar("download", "MB", megabytes(now.num_bytes).max(1));
                 new.message(&now.file);
                 bar = Some(new);
             }

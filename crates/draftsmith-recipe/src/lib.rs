@@ -43,5 +43,5 @@ pub use prompts::for_data::{choose_prompts, num_known, prompts_in_data};
 pub use prompts::{Dataset, PromptChoice, read_sources, spread};
 pub use recipe::*;
 pub use text_side::{Ends, TextSide};
-pub use watch::{Bar, Interrupted, Progress, Silent, Watch};
+pub use watch::{Bar, Interrupted, Silent, Watch};
 pub use workspace::Workspace;

@@ -25,10 +25,7 @@ impl OutDir {
             Ok(_) => false,
             Err(error) => error.kind() == std::io::ErrorKind::NotFound,
         };
-        match is_free {
-            true => Self::begin_again(out),
-            false => Err(exists(out)),
-        }
+        if is_free { Self::begin_again(out) } else { Err(exists(out)) }
     }
 
     /// Creates the temporary directory for `out`, which may also be what [`Self::finish`] will put

@@ -52,7 +52,7 @@ use crate::watch::Watch;
 use crate::workspace::{LayersNeeded, Workspace};
 
 /// A recipe with the settings of all stages.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Recipe {
     /// The name in the paths `data/NAME` and `checkpoints/NAME`; by default the recipe file's stem.
@@ -87,7 +87,7 @@ pub struct Recipe {
 }
 
 /// The target model, with overrides of its chat template and end tokens.
-#[derive(Debug, Clone, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Models {
     /// The target's directory in Hugging Face's format, or its Hub name: `org/name@revision`.
@@ -156,20 +156,8 @@ impl Recipe {
         chat_template: Option<String>,
         drafters: DrafterRecipes,
     ) -> Self {
-        let (eos_token_ids, stop_strings) = (None, Vec::new());
-        Self {
-            name: String::new(),
-            seed: 0,
-            models: Models { target, chat_template, date: None, eos_token_ids, stop_strings },
-            drafters,
-            splits: Splits::default(),
-            data: None,
-            is_strict: false,
-            kinds: Kinds::default(),
-            tune: None,
-            evaluate: None,
-            papers: Vec::new(),
-        }
+        let models = Models { target, chat_template, ..Models::default() };
+        Self { models, drafters, ..Self::default() }
     }
 
     /// Reads an export's recipe: from the file `given`, or else the copy that training wrote into
@@ -233,10 +221,9 @@ impl Recipe {
         let (target, template) = (&self.models.target, self.models.chat_template.as_deref());
         let drafts = self.drafters.models();
         // The ends of such a target are needed here, and of a large one only a few files have them.
-        let of_ends = match served_as.and(self.states_server()) {
-            Some(_) => Some(model_dir(target, HubWeights::Ends, watch)?),
-            None => None,
-        };
+        let is_elsewhere = served_as.and(self.states_server()).is_some();
+        let of_ends =
+            is_elsewhere.then(|| model_dir(target, HubWeights::Ends, watch)).transpose()?;
         let target = of_ends.as_ref().unwrap_or(target);
         let mut workspace = Workspace::open(target, served_as, &drafts, template, devices, watch)?;
         workspace.models.layers_needed = self.layers_needed();

@@ -65,7 +65,7 @@ pub trait Bar: Debug + Send + Sync {
     fn set_total(&self, total: u64) {}
 
     /// Shows a short text at the end of the bar.
-    fn message(&self, text: String) {}
+    fn message(&self, text: &str) {}
 
     /// Shows a line above the bar.
     fn print(&self, line: &str) {}
@@ -92,72 +92,25 @@ impl Watch for Silent {
 
 impl Bar for Silent {}
 
-/// The progress of a stage, shown by a [`Bar`].
-#[derive(Debug)]
-pub struct Progress(Box<dyn Bar>);
-
-impl Progress {
-    /// Starts a stage of `total` units and shows its progress bar.
-    pub fn new(watch: &dyn Watch, name: &'static str, unit: &'static str, total: u64) -> Self {
-        Self(watch.bar(name, unit, total))
-    }
-
-    /// Shows a short text at the end of the bar.
-    pub fn message(&self, text: impl Into<String>) {
-        self.0.message(text.into());
-    }
-
-    /// Shows a line above the bar.
-    pub fn print(&self, line: &str) {
-        self.0.print(line);
-    }
-
-    /// Advances by some units.
-    pub fn advance(&self, units: u64) {
-        self.0.advance(units as f64);
-    }
-
-    /// Advances by a fraction of a unit, so that parallel units show a speed before one is done.
-    pub fn advance_part(&self, units: f64) {
-        self.0.advance(units);
-    }
-
+impl dyn Bar + '_ {
     /// Moves to a position, which may be an earlier one.
     pub fn move_to(&self, position: u64) {
-        match position.checked_sub(self.0.position()) {
-            Some(units) => self.advance(units),
+        match position.checked_sub(self.position()) {
+            Some(units) => self.advance(units as f64),
             None => self.skip_to(position),
         }
-    }
-
-    /// Jumps to another position. The skipped units do not count towards the speed.
-    pub fn skip_to(&self, position: u64) {
-        self.0.skip_to(position);
-    }
-
-    /// Changes the total number of units.
-    pub fn set_total(&self, total: u64) {
-        self.0.set_total(total);
     }
 
     /// Starts tasks that run in parallel, each of which counts as `worth` units.
     pub fn side_by_side(&self, worth: Vec<f64>) -> SideBySide<'_> {
         SideBySide { progress: self, done: vec![0.0; worth.len()], worth }
     }
-
-    /// Removes the bar.
-    pub fn clear(self) {}
-
-    /// Shows what was done and how long it took.
-    pub fn finish(self) {
-        self.0.finish();
-    }
 }
 
 /// Tasks that run in parallel and share a progress bar.
 #[derive(Debug)]
 pub struct SideBySide<'a> {
-    progress: &'a Progress,
+    progress: &'a dyn Bar,
     /// The number of units of each task.
     worth: Vec<f64>,
     /// The completed share of each task, from 0 to 1.
@@ -170,7 +123,7 @@ impl SideBySide<'_> {
         let more = share.min(1.0) - self.done[nth];
         if more > 0.0 {
             self.done[nth] += more;
-            self.progress.0.advance(more * self.worth[nth]);
+            self.progress.advance(more * self.worth[nth]);
         }
     }
 
@@ -207,7 +160,7 @@ mod tests {
     #[test]
     fn parallel_pieces_advance_by_their_shares() {
         let sum = Arc::new(Mutex::new(0.0));
-        let progress = Progress(Box::new(Sum(Arc::clone(&sum))));
+        let progress: Box<dyn Bar> = Box::new(Sum(Arc::clone(&sum)));
         let position = || *sum.lock().expect("nobody panics");
         let mut pieces = progress.side_by_side(vec![1.0, 1.0, 0.5]);
         pieces.reach(0, 0.25);

@@ -54,4 +54,4 @@ pub use table::{
     render_pairs, render_predictions, render_replay_table, render_rules, render_sweep_table,
     render_table,
 };
-pub use text::{counted, duration_text, signed_percent, times_text, wrapped};
+pub use text::{counted, duration_text, signed_percent, speed_text, times_text, wrapped};

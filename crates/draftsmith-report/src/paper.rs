@@ -322,58 +322,25 @@ impl PaperSource {
 
     /// Lists the keys of this source's entries.
     fn keys(self) -> Vec<String> {
-        let names: &[&str] = match self {
+        let names = match self {
             Self::Results => {
                 let row = json!(ResultRow::default());
                 return row.as_object().into_iter().flat_map(|row| row.keys().cloned()).collect();
             }
-            Self::Costs => &[
-                "dataset",
-                "decoding",
-                "drafter",
-                "reads",
-                "draft_seconds",
-                "target_seconds",
-                "row_seconds",
-                "r_squared",
-                "mean_relative_error",
-                "max_relative_error",
-            ],
-            Self::Heads => &[
-                "name",
-                "num_layers",
-                "rejection_weight",
-                "mixing_ratio",
-                "kl",
-                "is_chosen",
-                "has_lowest_kl",
-                "least_share",
-                "shared_threshold",
-                "decoding",
-                "dataset",
-                "config",
-                "speedup",
-                "gain",
-                "algorithm_2",
-                "curve",
-            ],
-            Self::Replay => &[
-                "dataset",
-                "decoding",
-                "drafter",
-                "stop_rule",
-                "config",
-                "speedup",
-                "gain",
-                "verification_rate",
-                "verification_rate_interval",
-                "discard_rate",
-                "tokens_per_second",
-                "ceiling",
-                "share_of_ceiling",
-            ],
+            Self::Costs => {
+                "dataset decoding drafter reads draft_seconds target_seconds row_seconds r_squared \
+                 mean_relative_error max_relative_error"
+            }
+            Self::Heads => {
+                "name num_layers rejection_weight mixing_ratio kl is_chosen has_lowest_kl least_share \
+                 shared_threshold decoding dataset config speedup gain algorithm_2 curve"
+            }
+            Self::Replay => {
+                "dataset decoding drafter stop_rule config speedup gain verification_rate \
+                 verification_rate_interval discard_rate tokens_per_second ceiling share_of_ceiling"
+            }
         };
-        names.iter().map(|name| (*name).to_owned()).collect()
+        names.split_whitespace().map(str::to_owned).collect()
     }
 
     fn entries(self, measured: Measured<'_>) -> Vec<Value> {

@@ -22,6 +22,11 @@ pub fn times_text(ratio: f64) -> String {
     if ratio.is_finite() { number(ratio, 2) + "x" } else { number(ratio, 2) }
 }
 
+/// Formats a speed-up with its interval: `1.15x (1.10 to 1.20)`.
+pub fn speed_text(speedup: &Estimate) -> String {
+    format!("{} ({:.2} to {:.2})", times_text(speedup.value), speedup.low, speedup.high)
+}
+
 /// Formats a ratio of speeds: `1.15x`; `-` if there is none.
 pub(crate) fn times(ratio: Option<f64>) -> String {
     times_text(ratio.unwrap_or(f64::NAN))

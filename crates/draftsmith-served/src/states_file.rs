@@ -194,10 +194,7 @@ impl StatesPlan<'_> {
         let lens = [num_values as u64 * dtype.num_bytes() as u64, ID_BYTES * num_tokens as u64];
         let ends = |first: u64, second: u64| [[0, first], [first, first + second]];
         let is_states_first = states.data_offsets[0] == 0;
-        let [first, second] = match is_states_first {
-            true => [&states, &ids],
-            false => [&ids, &states],
-        };
+        let [first, second] = if is_states_first { [&states, &ids] } else { [&ids, &states] };
         let [first_len, second_len] = if is_states_first { lens } else { [lens[1], lens[0]] };
         if [first.data_offsets, second.data_offsets] != ends(first_len, second_len) {
             return Err("its tensors do not lie one after the other".to_owned());

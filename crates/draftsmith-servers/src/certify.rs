@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use draftsmith_recipe::{
-    Interrupted, Progress, PromptChoice, Reading, TextSide, Watch, Workspace, read_sources,
+    Interrupted, PromptChoice, Reading, TextSide, Watch, Workspace, read_sources,
 };
 use draftsmith_served::{
     Completer, Secret, ServedError, ServerRecipe, TargetSettings, check_given_url,
@@ -98,8 +98,8 @@ pub fn certify_server(
     let sampled = settings.plan.sampled.as_ref();
     let num_units =
         sampled.map_or(0, |it| it.num_prompts.min(prompts.len()) + it.num_full_length());
-    let progress = Progress::new(watch, "certify", "sampled places", num_units as u64);
-    let listener = Asking { watch, progress: &progress };
+    let progress = watch.bar("certify", "sampled places", num_units as u64);
+    let listener = Asking { watch, progress: &*progress };
     let found = certify(&server, &reference, &prompts, &settings.plan, &listener);
     let certificate = found.map_err(|error| match error {
         ServedError::Interrupted => Interrupted.into(),

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use draftsmith_files::{if_present, parse_json, read_bytes, write_json};
-use draftsmith_recipe::{Interrupted, Progress, Watch};
+use draftsmith_recipe::{Interrupted, Watch};
 use draftsmith_report::median_of;
 use draftsmith_theory::{SeededDraws, ServerCell, ServerCosts};
 use serde::{Deserialize, Serialize};
@@ -211,10 +211,6 @@ impl ServerCostsFile {
         }
         Ok(())
     }
-
-    fn write(&self, path: &Path) -> Result<()> {
-        Ok(write_json(path, self)?)
-    }
 }
 
 /// Measures the cells of the plan that the file lacks, and writes the file after each pass over the
@@ -248,7 +244,7 @@ pub fn measure_server(
         plan.num_blocks.saturating_sub(file.num_blocks(*size, plan.num_candidates))
     };
     let num_left: usize = plan.concurrency.iter().map(|size| left(&file, size)).sum();
-    let progress = Progress::new(watch, "costs", "blocks", num_left as u64);
+    let progress = watch.bar("costs", "blocks", num_left as u64);
     if num_left > 0 {
         watch.note(format!(
             "costs: {num_left} blocks of {} rounds, {} candidates",
@@ -276,13 +272,13 @@ pub fn measure_server(
         for block in blocks {
             file.sentinel_ms = beside.and(measuring.first_sentinel);
             file.add(block);
-            progress.advance(1);
+            progress.advance(1.0);
         }
-        file.write(path)?;
+        write_json(path, &file)?;
     }
     progress.finish();
     file.cells.sort_by_key(MeasuredCell::key);
-    file.write(path)?;
+    write_json(path, &file)?;
     if let Some(unsteady) = file.unsteady(plan.num_candidates) {
         watch.note(unsteady);
     }

@@ -26,6 +26,7 @@ use draftsmith_recipe::exports::HEAD;
 use serde::Serialize;
 use serde_json::{Map, Value};
 
+use self::Severity::{Breaks, Hurts, Note};
 pub use self::acceptance::{AcceptancePlan, ExpectedAcceptance, expected_acceptance, recipe_of};
 
 /// The diagnosis of a drafter.
@@ -54,7 +55,7 @@ impl Diagnosis {
     /// Returns the first finding that no export removes and that breaks the drafter on every server;
     /// `None` if it may be exported.
     pub fn refuses_export(&self) -> Option<&Finding> {
-        let breaks = self.findings.iter().filter(|finding| finding.severity == Severity::Breaks);
+        let breaks = self.findings.iter().filter(|finding| finding.severity == Breaks);
         breaks.into_iter().find(|finding| !MENDED.contains(&finding.name))
     }
 }
@@ -123,6 +124,15 @@ impl Files {
     }
 }
 
+const EAGLE3: FileForm = FileForm {
+    name: "eagle3",
+    text: "an EAGLE-3 drafter",
+    kind: Some("eagle3"),
+    is_of: Files::is_eagle3,
+    examine: eagle3::examine,
+    read: Some(read::<Eagle3Form>),
+};
+
 /// The known formats. The first match wins. The draft model matches any files, so it comes last.
 static FORMS: [FileForm; 9] = [
     FileForm {
@@ -144,29 +154,18 @@ static FORMS: [FileForm; 9] = [
     FileForm {
         name: "eagle3_speculators",
         text: "an EAGLE-3 drafter in the speculators library's form",
-        kind: Some("eagle3"),
         is_of: |files| files.has("speculators_model_type"),
-        examine: eagle3::examine,
-        read: Some(read::<Eagle3Form>),
+        ..EAGLE3
     },
     FileForm {
         name: "eagle3_layers",
         text: "an EAGLE-3 drafter whose layer is called `layers.0`",
-        kind: Some("eagle3"),
         is_of: |files| {
             files.is_eagle3() && files.names.iter().any(|name| name.starts_with("layers.0."))
         },
-        examine: eagle3::examine,
-        read: Some(read::<Eagle3Form>),
+        ..EAGLE3
     },
-    FileForm {
-        name: "eagle3",
-        text: "an EAGLE-3 drafter",
-        kind: Some("eagle3"),
-        is_of: Files::is_eagle3,
-        examine: eagle3::examine,
-        read: Some(read::<Eagle3Form>),
-    },
+    EAGLE3,
     FileForm {
         name: "medusa",
         text: "Medusa heads",
@@ -260,8 +259,7 @@ struct Patient<'a> {
 impl Patient<'_> {
     fn find(
         &mut self,
-        name: &'static str,
-        severity: Severity,
+        (name, severity): (&'static str, Severity),
         what: impl Into<String>,
         servers: &'static str,
         hint: impl Into<Cow<'static, str>>,
@@ -270,13 +268,26 @@ impl Patient<'_> {
         self.findings.push(Finding { name, severity, what, servers, hint });
     }
 
+    fn find_if(
+        &mut self,
+        holds: bool,
+        which: (&'static str, Severity),
+        what: impl Into<String>,
+        servers: &'static str,
+        hint: impl Into<Cow<'static, str>>,
+    ) {
+        if holds {
+            self.find(which, what, servers, hint);
+        }
+    }
+
     /// Adds the finding that the decoder cannot read the drafter.
     fn find_unreadable(&mut self, error: &ModelError) {
         let (servers, hint) = (
             "most refuse it too, if the file is broken",
             "export it again, or see the error's hint",
         );
-        self.find("unreadable", Severity::Breaks, error.to_string(), servers, hint);
+        self.find(("unreadable", Breaks), error.to_string(), servers, hint);
     }
 
     fn number(&self, key: &str) -> Option<usize> {
@@ -299,7 +310,7 @@ pub fn diagnose(dir: &Path, target_dir: &Path) -> Result<Diagnosis> {
     numbers(&mut patient);
     trained_target(&mut patient);
     tokenizers(&mut patient)?;
-    let is_fine = |finding: &Finding| finding.severity != Severity::Breaks;
+    let is_fine = |finding: &Finding| finding.severity != Breaks;
     if patient.findings.iter().all(is_fine)
         && let Some(Err(error)) = form.read.map(|read| read(&patient, &Device::flex()))
     {
@@ -336,8 +347,7 @@ fn form_of(patient: &Patient<'_>) -> Result<&'static FileForm> {
 /// Describes an EAGLE-1 or EAGLE-2 drafter, whose files are the same. This program cannot run them.
 fn eagle1(patient: &mut Patient<'_>) -> Result<String> {
     patient.find(
-        "not-run-here",
-        Severity::Note,
+        ("not-run-here", Note),
         "it reads one hidden state of the target, as EAGLE-1 and EAGLE-2 do, and is not run by this program",
         "vLLM: method `eagle`; SGLang: algorithm `EAGLE`; llama.cpp b11434 has only EAGLE-3",
         "compare the server's counters by position with those of another drafter",
@@ -360,32 +370,26 @@ fn medusa(patient: &mut Patient<'_>) -> Result<String> {
     });
     let (num_heads, declared) = (heads.len(), patient.number("medusa_num_heads"));
     if let Some(wrong) = wrong {
-        let what = format!(
-            "{wrong}, but the target has hidden size {} and {} tokens",
-            shape.hidden_size, shape.vocab_size
-        );
         patient.find(
-            "wrong-shape",
-            Severity::Breaks,
-            what,
+            ("wrong-shape", Breaks),
+            format!(
+                "{wrong}, but the target has hidden size {} and {} tokens",
+                shape.hidden_size, shape.vocab_size
+            ),
             "vLLM refuses it",
             "use heads that were trained for this target",
         );
     }
     if let Some(declared) = declared.filter(|declared| *declared != num_heads) {
-        let what =
-            format!("`medusa_num_heads` is {declared}, but the weights have {num_heads} heads");
         patient.find(
-            "number-of-heads",
-            Severity::Hurts,
-            what,
+            ("number-of-heads", Hurts),
+            format!("`medusa_num_heads` is {declared}, but the weights have {num_heads} heads"),
             "vLLM leaves heads at their first values without a word, or skips some",
             "correct `medusa_num_heads` in `config.json`",
         );
     }
     patient.find(
-        "not-run-here",
-        Severity::Note,
+        ("not-run-here", Note),
         "Medusa heads are not run by this program, so nothing is known of their acceptance",
         "vLLM: method `medusa`; SGLang and llama.cpp: none",
         "compare the server's counters by position with those of another drafter",
@@ -397,22 +401,16 @@ fn medusa(patient: &mut Patient<'_>) -> Result<String> {
 fn own_export(patient: &mut Patient<'_>) -> Result<String> {
     let is_adapter = patient.keys.contains_key("exit_layer");
     let width = patient.number("hidden_size").unwrap_or(0);
-    if is_adapter && width != patient.target.shape.hidden_size {
-        let what = format!(
-            "`hidden_size` is {width}, but the target's is {}",
-            patient.target.shape.hidden_size
-        );
-        patient.find(
-            "wrong-target",
-            Severity::Breaks,
-            what,
-            "none loads it",
-            "use the target that it was trained for",
-        );
-    }
+    let expected = patient.target.shape.hidden_size;
+    patient.find_if(
+        is_adapter && width != expected,
+        ("wrong-target", Breaks),
+        format!("`hidden_size` is {width}, but the target's is {expected}"),
+        "none loads it",
+        "use the target that it was trained for",
+    );
     patient.find(
-        "needs-export",
-        Severity::Note,
+        ("needs-export", Note),
         "servers load it in another form",
         "none loads this directory",
         "run `draftsmith export --for draft-model` for an adapter, `--for transformers` or `--for vllm` for a head",
@@ -425,16 +423,14 @@ fn numbers(patient: &mut Patient<'_>) {
     match check_finite(&patient.dir) {
         Ok(()) => {}
         Err(error @ ModelError::Dtype(_)) => patient.find(
-            "other-dtype",
-            Severity::Breaks,
+            ("other-dtype", Breaks),
             error.to_string(),
             "vLLM and SGLang read quantised tensors if `quantization_config` describes them; llama.cpp's converter mostly \
              refuses them",
             "use the drafter before its quantisation, or convert it to bf16",
         ),
         Err(error) => patient.find(
-            "not-finite",
-            Severity::Breaks,
+            ("not-finite", Breaks),
             error.to_string(),
             "all load it and draft nonsense, or stop at the first round",
             "train it again with a smaller learning rate, and keep an earlier checkpoint",
@@ -447,15 +443,13 @@ fn trained_target(patient: &mut Patient<'_>) {
     let Some(Value::String(trained)) = patient.keys.get("target_hash") else { return };
     // Without weights, nothing more is known of the target.
     let Ok(hash) = hash_model_dir(patient.target_dir, &mut |_, _| {}) else { return };
-    if *trained != hash {
-        patient.find(
-            "other-target",
-            Severity::Breaks,
-            "`target_hash` is that of another target",
-            "all load it; they accept little, if the other target is no version of this one",
-            "use the target that it was trained for, or train it for this one",
-        );
-    }
+    patient.find_if(
+        *trained != hash,
+        ("other-target", Breaks),
+        "`target_hash` is that of another target",
+        "all load it; they accept little, if the other target is no version of this one",
+        "use the target that it was trained for, or train it for this one",
+    );
 }
 
 /// Compares the tokenizers and chat templates of drafter and target, if the drafter has its own.
@@ -465,27 +459,22 @@ fn tokenizers(patient: &mut Patient<'_>) -> Result<()> {
     }
     let read = |dir: &Path| TextTokenizer::from_model_dir(dir);
     let [own, target] = [read(&patient.dir)?, read(patient.target_dir)?];
-    if own.hash()? != target.hash()? {
-        let what = "`tokenizer.json` differs from the target's";
-        patient.find(
-            "other-tokenizer",
-            Severity::Breaks,
-            what,
-            "vLLM and SGLang exchange ids and accept little; llama.cpp translates text where it can; transformers needs its \
-             tokens compared",
-            "use a drafter with the target's tokenizer, or make sure that only files and not tokens differ",
-        );
-    }
+    patient.find_if(
+        own.hash()? != target.hash()?,
+        ("other-tokenizer", Breaks),
+        "`tokenizer.json` differs from the target's",
+        "vLLM and SGLang exchange ids and accept little; llama.cpp translates text where it can; transformers needs its \
+         tokens compared",
+        "use a drafter with the target's tokenizer, or make sure that only files and not tokens differ",
+    );
     let template =
         |dir: &Path| ChatTemplate::from_model_dir(dir).ok().flatten().map(|it| it.hash());
-    if template(&patient.dir) != template(patient.target_dir) {
-        patient.find(
-            "other-template",
-            Severity::Note,
-            "its chat template differs from the target's",
-            "all use the target's",
-            "nothing to do, if it was trained on texts of the target's template",
-        );
-    }
+    patient.find_if(
+        template(&patient.dir) != template(patient.target_dir),
+        ("other-template", Note),
+        "its chat template differs from the target's",
+        "all use the target's",
+        "nothing to do, if it was trained on texts of the target's template",
+    );
     Ok(())
 }

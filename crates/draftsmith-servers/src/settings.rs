@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use draftsmith_report::{DecodingName, DrafterName, shown_interval};
 use draftsmith_theory::{
     DrafterId, Drafting, Estimate, NgramSimple, Recordings, RoundTable, SeededDraws, ServerCosts,
+    least_by,
 };
 use serde::Serialize;
 
@@ -188,7 +189,7 @@ impl ServerSettings {
 pub fn winner(all: &[ServerSettings]) -> Option<&ServerSettings> {
     let least_of = |drafter: DrafterName| {
         let own = all.iter().filter(|it| it.drafter == drafter);
-        own.min_by(|one, other| one.speedup().total_cmp(&other.speedup()))
+        least_by(own, |it| it.speedup())
     };
     let least = all.iter().filter_map(|it| least_of(it.drafter));
     let best = least.max_by(|one, other| one.speedup().total_cmp(&other.speedup()));

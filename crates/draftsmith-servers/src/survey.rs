@@ -35,7 +35,7 @@ use crate::costs::TimedServer;
 use crate::settings::{ServerSettings, ServerTuning};
 use draftsmith_recipe::kinds::model;
 use draftsmith_recipe::{
-    DrafterRecipe, DrafterRecipes, Ends, GivenCosts, Kinds, LoadedDrafters, Progress, PromptChoice,
+    Bar, DrafterRecipe, DrafterRecipes, Ends, GivenCosts, Kinds, LoadedDrafters, PromptChoice,
     Reading, Recipe, ServedDrafter, Watch, Workspace, read_server, read_sources,
 };
 use draftsmith_tune::answers::TargetAnswer;
@@ -347,7 +347,7 @@ impl Surveyor<'_> {
         Ok(())
     }
 
-    fn recorder<'r>(&'r self, progress: &'r Progress) -> AnswerRecorder<'r> {
+    fn recorder<'r>(&'r self, progress: &'r dyn Bar) -> AnswerRecorder<'r> {
         AnswerRecorder {
             models: self.models.clone(),
             max_new_tokens: self.max_new_tokens,
@@ -362,10 +362,10 @@ impl Surveyor<'_> {
     /// Decodes the target's answers to the prompts.
     fn answer(&self, prompts: &[SetPrompt]) -> Result<Vec<TargetAnswer>> {
         let num_turns: usize = prompts.iter().map(SetPrompt::num_turns).sum();
-        let progress = Progress::new(self.watch, "survey", "answers", num_turns as u64);
+        let progress = self.watch.bar("survey", "answers", num_turns as u64);
         progress.message("target");
-        let answers = self.recorder(&progress).answer(prompts, self.decoding)?;
-        progress.clear();
+        let answers = self.recorder(&*progress).answer(prompts, self.decoding)?;
+        drop(progress);
         ensure!(
             answers.len() >= MIN_ANSWERS,
             "there are {} answers, and a survey needs {MIN_ANSWERS} or more; hint: some 50 prompts \

@@ -115,6 +115,11 @@ fn quantile(sorted: &[f64], share: f64) -> Option<f64> {
     Some(if below == above { below } else { below + (above - below) * place.fract() })
 }
 
+/// Returns the element with the least number, the first among equals. Returns `None` without elements.
+pub fn least_by<T>(all: impl IntoIterator<Item = T>, number: impl Fn(&T) -> f64) -> Option<T> {
+    all.into_iter().min_by(|one, other| number(one).total_cmp(&number(other)))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -8,6 +8,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::replay::JudgedPrediction;
+
 /// The number of equal-width bins of [`HeadScores::ece`].
 const NUM_BINS: usize = 15;
 
@@ -107,6 +109,18 @@ impl HeadMetrics {
     pub fn unshifting(rejection_weight: f64) -> Self {
         assert!(rejection_weight > 0.0, "a weight is above 0, not {rejection_weight}");
         Self { rejection_weight: Some(rejection_weight), ..Self::default() }
+    }
+
+    /// Collects judged predictions, each changed by `predict`.
+    ///
+    /// # Panics
+    /// If one is not between 0 and 1 afterwards.
+    pub fn of(judged: &[JudgedPrediction], predict: &dyn Fn(f64) -> f64) -> Self {
+        let mut metrics = Self::default();
+        for judged in judged {
+            metrics.update_weighted(predict(judged.predicted_prob), judged.label, judged.weight);
+        }
+        metrics
     }
 
     /// Adds a prediction and its label, both probabilities.

@@ -98,7 +98,7 @@ pub use draws::{Draws, SeededDraws};
 pub use enumerate::{distribution_of, enumerate};
 pub(crate) use error::Result;
 pub use error::TheoryError;
-pub use estimate::{Estimate, bootstrap};
+pub use estimate::{Estimate, bootstrap, least_by};
 pub use head_metrics::{HeadMetrics, HeadScores, ReliabilityBin};
 pub use losslessness::{LosslessnessTest, Rounding};
 pub use max_gram::{BigramCounts, Bigrams, LookupFirst, MaxGram, MaxGramConfig, SearchedText};

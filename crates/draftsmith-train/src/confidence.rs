@@ -16,7 +16,7 @@
 use burn::tensor::{Device, Tensor};
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{BlockDrafter, BlockStart, CausalLm, ConfidenceWeights, Rows, vectors};
-use draftsmith_theory::{SoftmaxSummary, TokenChoice, argmax, confidence_logit};
+use draftsmith_theory::{SoftmaxSummary, TokenChoice, argmax, confidence_logit, least_by};
 
 use crate::data::split::in_part;
 use crate::error::{Result, TrainError};
@@ -224,8 +224,7 @@ impl CalibratedHead {
             let loss = calibrate.iter().map(loss).sum();
             Self { head, slope, shift, logits, loss }
         });
-        let best = heads.min_by(|one, other| one.loss.total_cmp(&other.loss));
-        best.expect("there are penalties to try")
+        least_by(heads, |head| head.loss).expect("there are penalties to try")
     }
 }
 
@@ -522,8 +521,7 @@ fn temperatures(
                 (prob, at[*nth].label, at[*nth].weight)
             }))
         };
-        let best = grid().min_by(|one, other| error(*one).total_cmp(&error(*other)));
-        let best = best.unwrap_or(1.0);
+        let best = least_by(grid(), |it| error(*it)).unwrap_or(1.0);
         errors = [errors[0] + error(1.0), errors[1] + error(best)];
         chosen.push(best);
     }

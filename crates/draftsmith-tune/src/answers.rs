@@ -7,7 +7,7 @@ use std::borrow::Cow;
 use anyhow::{Context, Result};
 use draftsmith_data::{FinishReason, Prompt};
 use draftsmith_decode::{Finish, RoundTokens};
-use draftsmith_recipe::{Progress, TextSide};
+use draftsmith_recipe::{Bar, TextSide};
 use draftsmith_served::{Served, ServedResponse};
 use draftsmith_theory::{SeededDraws, TopProbs};
 
@@ -105,7 +105,7 @@ pub struct OwnTarget<'a> {
     /// The names that, after a turn's id, identify the stream of random draws.
     pub stream: Vec<&'a str>,
     /// The progress of the answers.
-    pub progress: &'a Progress,
+    pub progress: &'a dyn Bar,
     /// The function that returns how much a turn's answer counts as progress.
     pub worth: &'a (dyn Fn(&Turn<'_>) -> f64 + Sync),
     /// Whether the log-probabilities of response tokens are kept.

@@ -25,7 +25,7 @@ use serde::Serialize;
 
 use self::given::check_known;
 use self::present::{num_rows, present_shards};
-use self::rows::{Labeller, LeftOutRows, share_of_response};
+use self::rows::{Labeller, share_of_response};
 use crate::answers::{Answers, ExistingAnswers, OwnTarget};
 use crate::conversation::{SetPrompt, Turn};
 use crate::responses::Responder;
@@ -33,8 +33,7 @@ use crate::server_access::{self, ServerAccess};
 use draftsmith_recipe::built_data::data_provenance;
 use draftsmith_recipe::prompts::chosen::ChosenPrompts;
 use draftsmith_recipe::{
-    DataRecipe, DeviceChoice, Progress, Recipe, Responses, TextSide, Watch, Workspace,
-    choose_prompts,
+    DataRecipe, DeviceChoice, Recipe, Responses, TextSide, Watch, Workspace, choose_prompts,
 };
 
 /// The number of prompts (whole conversations) per shard.
@@ -107,7 +106,7 @@ pub fn build_data(
     recipe.write_beside(&job.dir)?;
     let (num_kept, num_missing) = (job.num_prompts(&kept), job.num_prompts(&missing));
     let served = data.served_by().map(|_| job.ask_servers(recipe, data, &missing)).transpose()?;
-    let progress = Progress::new(watch, "build-data", "prompts", (num_kept + num_missing) as u64);
+    let progress = watch.bar("build-data", "prompts", (num_kept + num_missing) as u64);
     let worth = |turn: &Turn<'_>| turn.share * share_of_response(data, models.draft.is_some());
     let answers: Box<dyn Answers> = match (data.responses, models.target, served) {
         (Responses::Generate, Some(target), _) => Box::new(OwnTarget {
@@ -120,7 +119,7 @@ pub fn build_data(
             },
             seed: recipe.seed,
             stream: vec!["response"],
-            progress: &progress,
+            progress: &*progress,
             worth: &worth,
             // Without a draft model, no later forward would compute them.
             keeps_log_probs: models.draft.is_none(),
@@ -136,16 +135,14 @@ pub fn build_data(
         decoding: data.decoding(),
         answers: &*answers,
         counted: Mutex::default(),
-        progress: &progress,
+        progress: &*progress,
         watch,
     };
     progress.skip_to(num_kept as u64);
     let num_new_tokens = job.build(&missing, &labeller)?;
     labeller.note();
-    let left_out = labeller.left_out();
-    drop(answers);
     progress.finish();
-    job.finish(kept.len(), num_new_tokens, &left_out)
+    job.finish(kept.len(), num_new_tokens, &labeller)
 }
 
 /// The inputs and paths for building one data set's shards.
@@ -199,11 +196,11 @@ impl BuildJob<'_> {
         let mut served =
             access.open(self.workspace, data.decoding(), data.max_new_tokens, watch)?;
         let num_prompts = self.num_prompts(missing) as u64;
-        let progress = Progress::new(watch, "servers", "prompts", num_prompts);
+        let progress = watch.bar("servers", "prompts", num_prompts);
         let prompts = self.prompts.each(missing.iter().flat_map(|index| self.prompts_of(*index)));
         let all = prompts.map(|prompt| Ok(Cow::Owned(SetPrompt::Conversation(prompt?))));
         let text = self.workspace.text_side()?;
-        server_access::ask_servers(&mut served, all, text, watch, &progress)?;
+        server_access::ask_servers(&mut served, all, text, watch, &*progress)?;
         progress.finish();
         Ok(served)
     }
@@ -263,25 +260,26 @@ impl BuildJob<'_> {
         self,
         num_shards_kept: usize,
         num_new_tokens: usize,
-        left_out: &LeftOutRows,
+        labeller: &Labeller<'_>,
     ) -> Result<BuiltData> {
         let Self { prompts, dir: data_dir, num_shards, watch, .. } = self;
         write_manifest(&data_dir, num_shards)?;
         if num_rows(&data_dir)? == 0 {
-            return Err(left_out.no_rows(&data_dir));
+            return Err(labeller.no_rows(&data_dir));
         }
         watch.note(format!(
             "build-data: {num_shards} shards in `{}`, {num_shards_kept} of which existed",
             data_dir.display()
         ));
+        let [num_left_out, num_filtered] = labeller.num_left_out();
         Ok(BuiltData {
             data_dir,
             num_shards,
             num_shards_kept,
             num_prompts: prompts.len(),
             num_new_tokens,
-            num_left_out: left_out.num_left_out,
-            num_filtered: left_out.num_filtered,
+            num_left_out,
+            num_filtered,
         })
     }
 }

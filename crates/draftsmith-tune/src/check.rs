@@ -20,12 +20,12 @@ use draftsmith_model::WeightDtype;
 use draftsmith_theory::{DrafterId, Estimate, LookupFirst, Sampling, StopRuleConfig};
 use serde::Serialize;
 
-pub use self::failures::{p_value_text, rate_text, speed_text};
+pub use self::failures::{p_value_text, rate_text};
 use self::measure::{Bench, CheckedRule};
 use crate::machine::ProcessorTime;
 use crate::serving::tuned_ways;
 use draftsmith_recipe::{
-    Kinds, Progress, PromptChoice, Recipe, Split, Tuned, Watch, quoted, read_sources, served_path,
+    Kinds, PromptChoice, Recipe, Split, Tuned, Watch, quoted, read_sources, served_path,
 };
 
 /// The significance level of the test of sampled output.
@@ -200,11 +200,11 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
     let mut bench = Bench::new(pair, &drafters, drafter, max_new_tokens, recipe.seed);
     bench.warm_up(&prompts[0], &mut greedy)?;
     let begun = ProcessorTime::now();
-    let progress = Progress::new(watch, "check", "prompts", prompts.len() as u64);
+    let progress = watch.bar("check", "prompts", prompts.len() as u64);
     for prompt in &prompts {
         watch.check_interrupted()?;
         bench.run(prompt, &mut greedy, &mut sampled)?;
-        progress.advance(1);
+        progress.advance(1.0);
     }
     progress.finish();
 

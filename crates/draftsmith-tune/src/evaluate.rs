@@ -7,7 +7,6 @@ mod cost_ratios;
 mod group;
 mod journal;
 mod measure;
-mod promise;
 mod settings;
 mod write;
 
@@ -22,20 +21,13 @@ use serde::Serialize;
 use self::group::{EvaluationResults, MeasuredGroup, seconds_alone};
 use self::journal::RunJournal;
 use self::measure::Bench;
-use self::promise::Promise;
 use self::settings::Setting;
 use crate::decoders::Decoders;
 use crate::machine::{Quiet, Span};
-use draftsmith_recipe::exports::tuned::{Tuned, TunedRule};
-use draftsmith_recipe::kinds::NOTHING_DRAFTS;
-use draftsmith_recipe::kinds::loaded::{LoadedDrafter, LoadedDrafters};
-use draftsmith_recipe::pair::Pair;
-use draftsmith_recipe::prompts::{Dataset, PromptChoice, read_sources};
-use draftsmith_recipe::watch::Interrupted;
-use draftsmith_recipe::watch::Progress;
-use draftsmith_recipe::watch::Watch;
-use draftsmith_recipe::workspace::Workspace;
-use draftsmith_recipe::{EvaluateRecipe, Recipe};
+use draftsmith_recipe::{
+    Bar, Dataset, EvaluateRecipe, Interrupted, LoadedDrafter, LoadedDrafters, NOTHING_DRAFTS, Pair,
+    PromptChoice, Recipe, Tuned, TunedRule, Watch, Workspace, read_sources,
+};
 
 /// The maximum number of prompts for timing the draft model alone.
 const NUM_PROMPTS_ALONE: usize = 16;
@@ -115,15 +107,15 @@ pub fn papers(recipe: &Recipe) -> Result<Vec<PaperTable>> {
 struct Plan {
     decoding: Decoding,
     /// The rules that `tune` chose, with their predicted gains.
-    promised: Vec<Promise>,
+    promised: Vec<TunedRule>,
     settings: Vec<Setting>,
 }
 
 impl Plan {
     /// Returns whether `tune` chose this setting.
     fn is_tuned(&self, setting: &Setting) -> bool {
-        let is_it = |promised: &Promise| {
-            promised.drafter == setting.drafter && Some(&promised.config) == setting.rule.as_ref()
+        let is_it = |tuned: &TunedRule| {
+            tuned.drafter == setting.drafter && Some(&tuned.config) == setting.rule.as_ref()
         };
         self.promised.iter().any(is_it)
     }
@@ -142,8 +134,7 @@ struct MeasuredModels<'a> {
 impl MeasuredModels<'_> {
     fn plan(&self, name: DecodingName) -> Result<Plan> {
         let decoding = self.evaluate.decoding(name);
-        let tuned = self.tuned_rules(&decoding)?;
-        let promised: Vec<Promise> = tuned.iter().filter_map(Promise::of_rule).collect();
+        let promised = self.tuned_rules(&decoding)?;
         let settings = Setting::all(self.recipe, self.evaluate, name, self.drafters, &promised);
         Ok(Plan { decoding, promised, settings })
     }
@@ -206,7 +197,7 @@ impl MeasuredModels<'_> {
             num_turns * num_settings * repeats * max_new_tokens.min(pair.text.context)
         ));
         let num_runs = (num_prompts * num_settings * repeats) as u64;
-        let progress = Progress::new(watch, "evaluate", "runs", num_runs);
+        let progress = watch.bar("evaluate", "runs", num_runs);
         let cost_by_size = cost_ratios::cost_by_size(pair, drafters);
         let num_parameters = cost_ratios::num_parameters(drafters);
         let roads = recipe.evaluated().map(|(id, drafter)| (id, drafter.kind.road())).collect();
@@ -255,7 +246,7 @@ impl MeasuredModels<'_> {
         let EvaluateRecipe { batch_size, repeats, .. } = *self.evaluate;
         let (plan, prompts) = (group.plan, &group.dataset.prompts);
         let batches = prompts.len().div_ceil(batch_size);
-        progress.message(group.dataset.name.clone());
+        progress.message(&group.dataset.name);
         // The runs since the last judgement of the load, which may be repeated.
         let (mut span, mut recent) = (Span::begin(), Vec::new());
         let (mut number, mut first_recent, mut num_counted) = (0, 0, 0);
@@ -279,7 +270,7 @@ impl MeasuredModels<'_> {
                 };
                 recent.extend(runs.into_iter().map(|run| (index, run)));
                 if number >= num_counted {
-                    progress.advance(batch.len() as u64);
+                    progress.advance(batch.len() as f64);
                 }
             }
             number += 1;
@@ -304,7 +295,7 @@ impl MeasuredModels<'_> {
 struct Measuring<'a> {
     bench: Bench<'a>,
     journal: RunJournal,
-    progress: Progress,
+    progress: Box<dyn Bar>,
     quiet: Quiet,
 }
 

@@ -14,26 +14,24 @@ use draftsmith_files::{parse_json, read_bytes, read_file, write_whole};
 use draftsmith_model::{AcceptanceHead, DrafterModel, Rows};
 use draftsmith_report::{
     Algorithm2, CurvePoint, DecodingName, DrafterName, HeadOnSet, HeadRace, JudgedHead,
-    SharedThreshold, SweptHead, median_of, shown_interval,
+    SharedThreshold, SweptHead, median_of,
 };
 use draftsmith_theory::{
     Counts, DrafterId, Estimate, HeadTiming, Recording, Recordings, StopRuleConfig, StopRuleName,
-    TimedCounts, seconds_per_token,
+    TimedCounts, least_by, seconds_per_token,
 };
 use draftsmith_train::{HeadTraining, predictions_along};
 use rayon::prelude::*;
 use serde_json::Value;
 
 use crate::costs::Costs;
-use crate::judging::{over, speedup};
+use crate::judging::{gain, speedup};
 use crate::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 use crate::sweep::{RuleChoice, best_fixed, best_unread, cheapest, settings};
 use crate::tuner::Tuner;
 use crate::tuning::TuningFile;
-use draftsmith_recipe::Recipe;
 use draftsmith_recipe::exports::{HeadExport, head_within, read_model_head};
-use draftsmith_recipe::watch::Watch;
-use draftsmith_recipe::workspace::Workspace;
+use draftsmith_recipe::{Recipe, Watch, Workspace};
 
 /// The number of timings of a head over one row, of which the median is used.
 const NUM_TIMED: usize = 51;
@@ -232,21 +230,21 @@ impl HeadComparison<'_> {
             let head_seconds = (costs.head_seconds + extra[nth]).max(0.0);
             let costs = Costs { head_seconds, ..costs.clone() };
             let own = validation.recordings.with_head(timing, &on_validation[nth]);
-            let tried = tried_reading(&own, &costs)?;
+            let tried = reading(&own).into_par_iter();
+            let tried = tried.map(|config| RuleChoice::of(config, &own, &costs));
+            let tried = tried.collect::<Result<Vec<_>>>()?;
             let best = cheapest(&tried)?;
             let is_algorithm_2 = |it: &&RuleChoice| it.name == StopRuleName::RejectionThreshold;
-            let algorithm_2: Vec<RuleChoice> =
-                tried.iter().filter(is_algorithm_2).cloned().collect();
-            let algorithm_2 = cheapest(&algorithm_2).ok();
+            let algorithm_2 = cheapest(tried.iter().filter(is_algorithm_2)).ok();
             self.runs[nth].spent.extend(best.replay(&own, &costs)?);
             let set = RecordedSet {
                 ids: test.ids.clone(),
                 recordings: test.recordings.with_head(timing, &on_test[nth]),
             };
             for ((dataset, test), fixed) in set.by_source().into_iter().zip(&fixed_on_test) {
-                let judged =
-                    OnSet { decoding, dataset, test: &test, costs: &costs, seed: self.seed };
-                self.runs[nth].sets.push(judged.judge(best, algorithm_2, fixed)?);
+                let rules = (best, algorithm_2);
+                let judged = judge((decoding, dataset), (&test, &costs), rules, fixed, self.seed)?;
+                self.runs[nth].sets.push(judged);
             }
         }
         let drafter = DrafterName::Of(self.id);
@@ -264,8 +262,7 @@ impl HeadComparison<'_> {
     /// Returns the index of the head with the fewest seconds per token on the validation prompts.
     fn fastest(&self) -> usize {
         let seconds = |nth: &usize| seconds_per_token(&self.runs[*nth].spent);
-        let by_time = |one: &usize, other: &usize| seconds(one).total_cmp(&seconds(other));
-        (0..self.runs.len()).min_by(by_time).unwrap_or(0)
+        least_by(0..self.runs.len(), seconds).unwrap_or(0)
     }
 
     /// Iterates over the recorded sets, with the predictions of head `nth` and the ids of the
@@ -284,8 +281,7 @@ impl HeadComparison<'_> {
     /// Returns the results of all heads in the order of the sweep, after [`HeadRace::lost_by_kl`].
     fn judged(&self, rows: &[SweptHead], fastest: usize) -> (Option<Estimate>, Vec<JudgedHead>) {
         let kl = |nth: &usize| rows[*nth].scores.comparable_kl();
-        let by_kl = |one: &usize, other: &usize| kl(one).total_cmp(&kl(other));
-        let lowest = (0..rows.len()).min_by(by_kl).unwrap_or(0);
+        let lowest = least_by(0..rows.len(), kl).unwrap_or(0);
         let best_on = |set: usize| {
             let curves = self.runs.iter().flat_map(|run| &run.sets[set].curve);
             curves.map(|at| at.speedup).fold(f64::NEG_INFINITY, f64::max)
@@ -305,15 +301,15 @@ impl HeadComparison<'_> {
                 is_chosen: nth == fastest,
                 has_lowest_kl: nth == lowest,
                 speedup: speedup(&self.plain, spent, 1, self.seed).value,
-                gain: shown_interval(spent.len(), self.seed, |some| over(&self.fixed, spent, some)),
+                gain: gain(&self.fixed, spent, 1, self.seed),
                 least_share: shares.fold(f64::INFINITY, f64::min),
                 shared_threshold: shared_threshold(sets, best_on),
                 sets: sets.clone(),
             }
         });
         let [best, of_kl] = [fastest, lowest].map(|nth| &self.runs[nth].spent);
-        let lost = shown_interval(best.len(), self.seed, |some| over(best, of_kl, some));
-        ((lowest != fastest).then_some(lost), heads.collect())
+        let lost = (lowest != fastest).then(|| gain(best, of_kl, 1, self.seed));
+        (lost, heads.collect())
     }
 }
 
@@ -337,16 +333,6 @@ fn best_fixed_of_each(set: &RecordedSet, costs: &Costs) -> Result<Vec<Vec<TimedC
     set.by_source().into_iter().map(best_of).collect()
 }
 
-/// Replays every rule that reads the head and whose maximum candidate length is the recorded one.
-fn tried_reading(recordings: &Recordings, costs: &Costs) -> Result<Vec<RuleChoice>> {
-    let tried = reading(recordings).into_par_iter().map(|config| {
-        let spent = recordings.replay(&config, &costs.of_rule(&config))?;
-        let seconds_per_token = seconds_per_token(&spent);
-        Ok(RuleChoice { lookup_first: None, name: config.name(), config, seconds_per_token })
-    });
-    tried.collect()
-}
-
 /// Lists the settings of rules that read the head and whose maximum candidate length is the
 /// recorded one.
 fn reading(recordings: &Recordings) -> Vec<StopRuleConfig> {
@@ -358,61 +344,49 @@ fn reading(recordings: &Recordings) -> Vec<StopRuleConfig> {
     settings(max_length, recordings.head).into_iter().filter(is_longest).collect()
 }
 
-/// The test prompts of one source, with the data to judge a head on them.
-struct OnSet<'a> {
-    decoding: DecodingName,
-    dataset: &'a str,
-    /// The recordings, with the head's predictions.
-    test: &'a Recordings,
-    costs: &'a Costs,
+/// Compares the rule that was best on the validation prompts, and the best one of Algorithm 2, on the
+/// test prompts of one source, whose recordings have the head's predictions. The baseline is the best
+/// fixed length of this source, whose times are `fixed`. Also computes the curve of Algorithm 2 over
+/// thresholds.
+fn judge(
+    (decoding, dataset): (DecodingName, &str),
+    (test, costs): (&Recordings, &Costs),
+    (best, algorithm_2): (&RuleChoice, Option<&RuleChoice>),
+    fixed: &[TimedCounts],
     seed: u64,
-}
-
-impl OnSet<'_> {
-    /// Compares the rule that was best on the validation prompts, and the best one of Algorithm 2,
-    /// with the best fixed length of this source, whose times are `fixed`, and computes the curve of
-    /// Algorithm 2 over thresholds.
-    fn judge(
-        &self,
-        best: &RuleChoice,
-        algorithm_2: Option<&RuleChoice>,
-        fixed: &[TimedCounts],
-    ) -> Result<HeadOnSet> {
-        let Self { decoding, dataset, test, costs, seed } = *self;
-        let plain = test.plain(&costs.rounds);
-        let plain_seconds = seconds_per_token(&plain);
-        let judged = |choice: &RuleChoice| -> Result<[Estimate; 2]> {
-            let own = choice.replay(test, costs)?;
-            let gain = shown_interval(own.len(), seed, |some| over(fixed, &own, some));
-            Ok([speedup(&plain, &own, 1, seed), gain])
-        };
-        let [of_best, gain] = judged(best)?;
-        let algorithm_2 = algorithm_2.map(|choice| {
-            let [speedup, gain] = judged(choice)?;
-            anyhow::Ok(Algorithm2 { threshold: choice.config.parameter(), speedup, gain })
-        });
-        let is_algorithm_2 =
-            |config: &StopRuleConfig| config.name() == StopRuleName::RejectionThreshold;
-        let curve = reading(test).into_par_iter().filter(is_algorithm_2).map(|config| {
-            let spent = test.replay(&config, &costs.of_rule(&config))?;
-            let counts: Counts = spent.iter().map(|it| it.counts).sum();
-            Ok(CurvePoint {
-                threshold: config.parameter(),
-                discard_rate: counts.discard_rate(),
-                verification_rate: counts.verification_rate(),
-                speedup: plain_seconds / seconds_per_token(&spent),
-            })
-        });
-        Ok(HeadOnSet {
-            decoding,
-            dataset: dataset.to_owned(),
-            config: best.config.clone(),
-            speedup: of_best,
-            gain,
-            algorithm_2: algorithm_2.transpose()?,
-            curve: curve.collect::<Result<_>>()?,
+) -> Result<HeadOnSet> {
+    let plain = test.plain(&costs.rounds);
+    let plain_seconds = seconds_per_token(&plain);
+    let judged = |choice: &RuleChoice| -> Result<[Estimate; 2]> {
+        let own = choice.replay(test, costs)?;
+        Ok([speedup(&plain, &own, 1, seed), gain(fixed, &own, 1, seed)])
+    };
+    let [of_best, gain] = judged(best)?;
+    let algorithm_2 = algorithm_2.map(|choice| {
+        let [speedup, gain] = judged(choice)?;
+        anyhow::Ok(Algorithm2 { threshold: choice.config.parameter(), speedup, gain })
+    });
+    let is_algorithm_2 =
+        |config: &StopRuleConfig| config.name() == StopRuleName::RejectionThreshold;
+    let curve = reading(test).into_par_iter().filter(is_algorithm_2).map(|config| {
+        let spent = test.replay(&config, &costs.of_rule(&config))?;
+        let counts: Counts = spent.iter().map(|it| it.counts).sum();
+        Ok(CurvePoint {
+            threshold: config.parameter(),
+            discard_rate: counts.discard_rate(),
+            verification_rate: counts.verification_rate(),
+            speedup: plain_seconds / seconds_per_token(&spent),
         })
-    }
+    });
+    Ok(HeadOnSet {
+        decoding,
+        dataset: dataset.to_owned(),
+        config: best.config.clone(),
+        speedup: of_best,
+        gain,
+        algorithm_2: algorithm_2.transpose()?,
+        curve: curve.collect::<Result<_>>()?,
+    })
 }
 
 #[cfg(test)]
@@ -438,9 +412,9 @@ mod tests {
         let best_fixed = best_fixed_of_each(&set, costs).expect("replays");
         let judged: Vec<HeadOnSet> = (set.by_source().into_iter().zip(&best_fixed))
             .map(|((dataset, test), best_fixed)| {
-                let decoding = DecodingName::Sampled;
-                let judged = OnSet { decoding, dataset, test: &test, costs, seed: 1 };
-                judged.judge(&fixed(8), Some(&fixed(1)), best_fixed).expect("replays")
+                let rules = (&fixed(8), Some(&fixed(1)));
+                judge((DecodingName::Sampled, dataset), (&test, costs), rules, best_fixed, 1)
+                    .expect("replays")
             })
             .collect();
         assert_eq!([&*judged[0].dataset, &judged[1].dataset], ["often", "seldom"]);

@@ -62,28 +62,29 @@ impl<'a> Fold<'a> {
         Fold { choices: self.choices.clone(), judged_on: Cow::Borrowed(judged_on), perfect }
     }
 
-    /// Finds the cheapest choice without prompt lookup for which `belongs` is true, and replays it
-    /// on the evaluation recordings. Returns the choice and its time for each response, at each of the
-    /// costs.
+    /// Finds the cheapest choice without prompt lookup for which `belongs` is true.
     ///
     /// # Errors
-    /// If `belongs` is false for every rule, or the rule cannot be replayed.
-    pub fn best(
-        &self,
-        costs: &[Costs],
-        belongs: fn(&RuleChoice) -> bool,
-    ) -> Result<(RuleChoice, Vec<Vec<TimedCounts>>)> {
-        let choices: Vec<RuleChoice> = self
-            .choices
-            .iter()
-            .filter(|choice| is_alone(choice) && belongs(choice))
-            .cloned()
-            .collect();
-        let best = cheapest(&choices)?.clone();
-        let spent = costs.iter().map(|costs| best.replay(&self.judged_on, costs));
-        let spent = spent.collect::<Result<Vec<_>>>()?;
-        Ok((best, spent))
+    /// If `belongs` is false for every rule.
+    pub fn best(&self, belongs: fn(&RuleChoice) -> bool) -> Result<&RuleChoice> {
+        cheapest(self.choices.iter().filter(|choice| is_alone(choice) && belongs(choice)))
     }
+
+    /// Replays a rule on the evaluation recordings, and returns its time for each response, at each of
+    /// the costs.
+    ///
+    /// # Errors
+    /// If the rule cannot be replayed.
+    pub fn spent(&self, choice: &RuleChoice, costs: &[Costs]) -> Result<Vec<Vec<TimedCounts>>> {
+        costs.iter().map(|costs| choice.replay(&self.judged_on, costs)).collect()
+    }
+}
+
+/// Joins the times of several folds at each of the costs.
+pub fn joined(folds: &[impl AsRef<[Vec<TimedCounts>]>]) -> Vec<TimedCounts> {
+    let num_costs = folds.first().map_or(0, |fold| fold.as_ref().len());
+    let at = |nth: usize| folds.iter().flat_map(move |fold| fold.as_ref()[nth].iter().cloned());
+    (0..num_costs).flat_map(at).collect()
 }
 
 /// The joint evaluation of several folds. Its estimates are over the responses of all folds, in the
@@ -110,7 +111,7 @@ impl<'a> Judging<'a> {
         };
         let plain = costs.iter().flat_map(at).collect();
         let mut judging = Self { folds, costs, seed, fixed: Vec::new(), plain };
-        judging.fixed = judging.spent(judging.folds.iter(), |it| best_fixed(it).cloned())?;
+        judging.fixed = judging.spent(&judging.folds, |it| best_fixed(&it.choices))?;
         Ok(judging)
     }
 
@@ -128,17 +129,17 @@ impl<'a> Judging<'a> {
     }
 
     fn row(&self, shown: &RuleChoice) -> Result<ReplayRow> {
-        let same_rule = |choices: &'_ [RuleChoice]| {
-            let found = like(choices, shown).cloned();
+        fn same_rule<'c>(fold: &'c Fold<'_>, shown: &RuleChoice) -> Result<&'c RuleChoice> {
+            let found = like(&fold.choices, shown);
             found.with_context(|| format!("the rule `{:?}` was tried", shown.name))
-        };
-        let own = self.spent(self.folds.iter(), same_rule)?;
+        }
+        let own = self.spent(&self.folds, |fold| same_rule(fold, shown))?;
         let gain = |some: &[usize]| over(&self.fixed, &own, some);
         let ceiling = match is_alone(shown) && shown.config.needs().acceptance_prob {
             true => {
                 let perfect: Option<Vec<&Fold<'_>>> =
                     self.folds.iter().map(|fold| fold.perfect.as_deref()).collect();
-                perfect.map(|folds| self.spent(folds, same_rule)).transpose()?
+                perfect.map(|folds| self.spent(folds, |fold| same_rule(fold, shown))).transpose()?
             }
             false => None,
         };
@@ -195,12 +196,7 @@ impl<'a> Judging<'a> {
     /// # Errors
     /// If `belongs` is false for every rule of a fold.
     pub fn best(&self, belongs: fn(&RuleChoice) -> bool) -> Result<Vec<TimedCounts>> {
-        let alone = |choice: &RuleChoice| is_alone(choice) && belongs(choice);
-        let pick = |choices: &[RuleChoice]| {
-            let some: Vec<RuleChoice> = choices.iter().filter(|it| alone(it)).cloned().collect();
-            cheapest(&some).cloned()
-        };
-        self.spent(self.folds.iter(), pick)
+        self.spent(&self.folds, |fold| fold.best(belongs))
     }
 
     /// Estimates the speed relative to plain decoding, with its 95 % interval.
@@ -219,19 +215,13 @@ impl<'a> Judging<'a> {
     fn spent<'f>(
         &self,
         folds: impl IntoIterator<Item = &'f Fold<'a>>,
-        pick: impl Fn(&[RuleChoice]) -> Result<RuleChoice>,
+        pick: impl for<'c> Fn(&'c Fold<'a>) -> Result<&'c RuleChoice>,
     ) -> Result<Vec<TimedCounts>>
     where
         'a: 'f,
     {
-        let folds: Vec<&Fold<'a>> = folds.into_iter().collect();
-        let mut all = Vec::with_capacity(self.plain.len());
-        for costs in self.costs {
-            for Fold { choices, judged_on, .. } in &folds {
-                all.extend(pick(choices)?.replay(judged_on, costs)?);
-            }
-        }
-        Ok(all)
+        let spent = folds.into_iter().map(|fold| fold.spent(pick(fold)?, self.costs));
+        Ok(joined(&spent.collect::<Result<Vec<_>>>()?))
     }
 }
 
@@ -260,9 +250,26 @@ pub fn speedup(
     estimate(plain.len(), num_costs, seed, &|some| 1.0 + over(plain, own, some))
 }
 
+/// Estimates the speed of `fast` relative to `slow`, minus 1, with its 95 % interval. The lists hold all
+/// responses at each of `num_costs` costs.
+pub fn gain(slow: &[TimedCounts], fast: &[TimedCounts], num_costs: usize, seed: u64) -> Estimate {
+    estimate(slow.len(), num_costs, seed, &|some| over(slow, fast, some))
+}
+
+/// Replays at each of the costs, and returns all times, those at the first costs first.
+///
+/// # Errors
+/// If `replay` fails.
+pub fn at_each(
+    costs: &[Costs],
+    replay: impl Fn(&Costs) -> Result<Vec<TimedCounts>>,
+) -> Result<Vec<TimedCounts>> {
+    Ok(costs.iter().map(replay).collect::<Result<Vec<_>>>()?.concat())
+}
+
 /// Computes a statistic over lists of `len` entries, all responses at each of `num_costs` costs, with
 /// its 95 % interval.
-pub(crate) fn estimate(
+fn estimate(
     len: usize,
     num_costs: usize,
     seed: u64,

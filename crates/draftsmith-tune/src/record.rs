@@ -17,7 +17,7 @@ use crate::recorder::{AnswerRecorder, RecordedDrafter, RecordedModels};
 use crate::rollouts::{
     FileState, PromptSet, RolloutFiles, RolloutKey, RolloutSummary, set_prompts,
 };
-use draftsmith_recipe::{EvaluateRecipe, NOTHING_DRAFTS, Progress, Recipe, Watch, Workspace};
+use draftsmith_recipe::{EvaluateRecipe, NOTHING_DRAFTS, Recipe, Watch, Workspace};
 
 /// The maximum number of bytes per candidate in a file: six uncompressed columns of four bytes.
 const BYTES_A_CANDIDATE: u64 = 24;
@@ -71,7 +71,7 @@ pub fn record(
             in_bytes(most_bytes)
         ));
     }
-    let progress = Progress::new(watch, "record", "responses", num_responses as u64);
+    let progress = watch.bar("record", "responses", num_responses as u64);
     let recorder = AnswerRecorder {
         models,
         max_new_tokens: evaluate.max_new_tokens,
@@ -79,7 +79,7 @@ pub fn record(
         max_length: tune.max_candidate_length,
         labels: false,
         watch,
-        progress: &progress,
+        progress: &*progress,
     };
     let mut recorded = Vec::new();
     for group in groups {
@@ -95,11 +95,11 @@ pub fn record(
                     let answers = match &mut answers {
                         Some(answers) => answers,
                         None => {
-                            progress.message(format!("target, {set}, {how}"));
+                            progress.message(&format!("target, {set}, {how}"));
                             answers.insert(recorder.answer(group.prompts, decoding)?)
                         }
                     };
-                    progress.message(format!("{}, {set}, {how}", key.drafter));
+                    progress.message(&format!("{}, {set}, {how}", key.drafter));
                     let id = key.drafter.id().context("a recorded drafter has a name")?;
                     let drafter = RecordedDrafter { drafters: &drafters, id, decoding };
                     let recorded = recorder.record_answers(&drafter, &*answers)?;
@@ -109,9 +109,8 @@ pub fn record(
             recorded.push(RecordedFile { path: files.path(key), key, kept, summary });
         }
     }
-    match recorded.iter().all(|file| file.kept) {
-        true => progress.clear(),
-        false => progress.finish(),
+    if !recorded.iter().all(|file| file.kept) {
+        progress.finish();
     }
     Ok(recorded)
 }

@@ -27,8 +27,8 @@ use crate::responses::{Responder, sequences_at_once};
 use crate::served_states::StatesServer;
 use crate::server_access::{ServerAccess, ask_servers};
 use draftsmith_recipe::{
-    DeviceChoice, Interrupted, LabelModels, LoadedDrafters, Pair, Progress, Recipe, TextSide,
-    Watch, Workspace,
+    Bar, DeviceChoice, Interrupted, LabelModels, LoadedDrafters, Pair, Recipe, TextSide, Watch,
+    Workspace,
 };
 
 /// The models that answer prompts and draft candidates.
@@ -163,7 +163,7 @@ pub struct AnswerRecorder<'a> {
     pub watch: &'a dyn Watch,
     /// The progress, which counts each response once when it is generated and once per recorded
     /// drafter.
-    pub progress: &'a Progress,
+    pub progress: &'a dyn Bar,
 }
 
 impl AnswerRecorder<'_> {

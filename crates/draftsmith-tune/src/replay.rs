@@ -98,10 +98,7 @@ fn predictions(
     over_online: HeadOverOnline,
 ) -> Option<HeadPredictions> {
     let judged = test.judged_predictions(decoding).concat();
-    let mut metrics = HeadMetrics::default();
-    for judged in &judged {
-        metrics.update_weighted(judged.predicted_prob, judged.label, judged.weight);
-    }
+    let metrics = HeadMetrics::of(&judged, &|prob| prob);
     (!judged.is_empty()).then(|| HeadPredictions {
         drafter,
         decoding: DecodingName::of(&decoding),

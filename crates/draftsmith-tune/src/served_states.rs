@@ -15,7 +15,7 @@ use draftsmith_data::ResponseRow;
 use draftsmith_files::{in_bytes, parse_json, read_bytes};
 use draftsmith_model::{CausalLm, WeightDtype};
 use draftsmith_recipe::exports::servers::lacks_states;
-use draftsmith_recipe::{Progress, Recipe, Watch, Workspace, quoted, served_path};
+use draftsmith_recipe::{Recipe, Watch, Workspace, quoted, served_path};
 use draftsmith_report::duration_text;
 use draftsmith_served::{
     KeptIn, ServedStates, ServerHints, ServerRecipe, StatesAsk, StatesClient, side_by_side,
@@ -284,9 +284,9 @@ impl StatesSource for StatesServer<'_> {
         if rows.is_empty() {
             return Ok(());
         }
-        let progress = Progress::new(self.watch, "hidden states", "rows", rows.len() as u64);
+        let progress = self.watch.bar("hidden states", "rows", rows.len() as u64);
         let proved = self.each((layers, self.num_proofs()), rows, |nth, states| {
-            progress.advance(1);
+            progress.advance(1.0);
             keep(nth, states)
         });
         let proved = proved.map_err(|error| match (error, self.keeping()) {

@@ -14,7 +14,7 @@ use draftsmith_theory::Decoding;
 use indicatif::HumanDuration;
 
 use crate::conversation::{SetPrompt, next_turn};
-use draftsmith_recipe::{DataRecipe, Interrupted, Progress, Recipe, TextSide, Watch, Workspace};
+use draftsmith_recipe::{Bar, DataRecipe, Interrupted, Recipe, TextSide, Watch, Workspace};
 
 /// The minimum wait for servers that is reported in a separate line.
 const LONG_WAIT: Duration = Duration::from_secs(10);
@@ -123,7 +123,7 @@ pub fn ask_servers<'p>(
     all: impl IntoIterator<Item = Result<Cow<'p, SetPrompt>>>,
     text: &TextSide,
     watch: &dyn Watch,
-    progress: &Progress,
+    progress: &dyn Bar,
 ) -> Result<()> {
     let next = |prompt: &Cow<'_, SetPrompt>, texts: &[String]| next_served(text, prompt, texts);
     served.answer(all, next, &Asking { watch, progress }).map_err(
@@ -158,7 +158,7 @@ pub struct Asking<'a> {
     /// The interface that shows long waits to the user and reports interrupts.
     pub watch: &'a dyn Watch,
     /// The progress, which counts complete prompts.
-    pub progress: &'a Progress,
+    pub progress: &'a dyn Bar,
 }
 
 impl Listener for Asking<'_> {
@@ -167,7 +167,7 @@ impl Listener for Asking<'_> {
     }
 
     fn advance(&self) {
-        self.progress.advance(1);
+        self.progress.advance(1.0);
     }
 
     fn note(&self, line: &str) {
@@ -179,7 +179,7 @@ impl Listener for Asking<'_> {
             self.progress.message("");
             return;
         };
-        self.progress.message(format!("waiting {} for the servers", HumanDuration(length)));
+        self.progress.message(&format!("waiting {} for the servers", HumanDuration(length)));
         if length >= LONG_WAIT || requested.is_some() {
             let requested = requested.map_or_else(String::new, |requested| {
                 format!(

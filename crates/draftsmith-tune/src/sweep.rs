@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use draftsmith_theory::{
     AcceptanceSignal, Bounds, HeadTiming, LookupFirst, Recordings, RuleSettings, SignalNeeds,
-    StopRuleConfig, StopRuleEntry, StopRuleName, Sweep, TimedCounts, cost_optimal,
+    StopRuleConfig, StopRuleEntry, StopRuleName, Sweep, TimedCounts, cost_optimal, least_by,
     seconds_per_token, stop_rules,
 };
 use rayon::prelude::*;
@@ -76,6 +76,20 @@ pub struct RuleChoice {
 }
 
 impl RuleChoice {
+    /// Replays a rule over the recordings on which its setting is chosen.
+    ///
+    /// # Errors
+    /// If the rule cannot be replayed over these recordings.
+    pub(crate) fn of(
+        config: StopRuleConfig,
+        recordings: &Recordings,
+        costs: &Costs,
+    ) -> Result<Self> {
+        let spent = recordings.replay(&config, &costs.of_rule(&config))?;
+        let (name, seconds_per_token) = (config.name(), seconds_per_token(&spent));
+        Ok(Self { lookup_first: None, name, config, seconds_per_token })
+    }
+
     /// Replays the rule over recordings, and returns the counts and modelled seconds of each
     /// response.
     ///
@@ -135,8 +149,7 @@ fn best_look_ups(
     let firsts: Vec<LookupFirst> = firsts.collect();
     let tried = firsts.into_par_iter().map(|first| anyhow::Ok((first, seconds_per_token(first)?)));
     let tried: Vec<(LookupFirst, f64)> = tried.collect::<Result<_>>()?;
-    let best = tried.into_iter().min_by(|(_, one), (_, other)| one.total_cmp(other));
-    let (first, _) = best.context("several are tried")?;
+    let (first, _) = least_by(tried, |(_, seconds)| *seconds).context("several are tried")?;
     Ok(first)
 }
 
@@ -168,11 +181,7 @@ pub fn best_of(
     belongs: fn(SignalNeeds) -> bool,
 ) -> Result<Vec<RuleChoice>> {
     let max_length = recordings.max_length;
-    let cost = |config: StopRuleConfig| -> Result<RuleChoice> {
-        let spent = recordings.replay(&config, &costs.of_rule(&config))?;
-        let seconds_per_token = seconds_per_token(&spent);
-        Ok(RuleChoice { lookup_first: None, name: config.name(), config, seconds_per_token })
-    };
+    let cost = |config: StopRuleConfig| RuleChoice::of(config, recordings, costs);
     let learned = recordings.learned_acceptance();
     let mut choices: Vec<RuleChoice> = settings(max_length, recordings.head)
         .into_par_iter()
@@ -204,10 +213,8 @@ pub fn best_of(
 ///
 /// # Errors
 /// If there are no choices.
-pub fn cheapest(choices: &[RuleChoice]) -> Result<&RuleChoice> {
-    let cheapest = choices
-        .iter()
-        .min_by(|one, other| one.seconds_per_token.total_cmp(&other.seconds_per_token));
+pub fn cheapest<'c>(choices: impl IntoIterator<Item = &'c RuleChoice>) -> Result<&'c RuleChoice> {
+    let cheapest = least_by(choices, |choice| choice.seconds_per_token);
     cheapest.context("there is no rule to choose from")
 }
 
@@ -226,9 +233,9 @@ pub fn best_fixed(choices: &[RuleChoice]) -> Result<&RuleChoice> {
 /// # Errors
 /// If nothing was recorded.
 pub fn lengths_under(recordings: &Recordings, costs: &Costs) -> Result<Vec<usize>> {
-    let mut choices = best_of_each(recordings, costs)?;
-    choices.retain(|choice| choice.config.needs() != SignalNeeds::default());
-    let trace = recordings.trace(&cheapest(&choices)?.config)?;
+    let choices = best_of_each(recordings, costs)?;
+    let reading = choices.iter().filter(|it| it.config.needs() != SignalNeeds::default());
+    let trace = recordings.trace(&cheapest(reading)?.config)?;
     Ok(trace.rounds.iter().map(|round| round.num_drafted).collect())
 }
 

@@ -14,9 +14,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use draftsmith_data::{Prompt, hash_bytes};
-use draftsmith_report::{
-    CostSource, DecodingName, DrafterName, LookUps, ServingWay, rule_label, shown_interval,
-};
+use draftsmith_report::{CostSource, DecodingName, DrafterName, LookUps, ServingWay, rule_label};
 use draftsmith_theory::{Decoding, Estimate, LookupFirst, Recordings, StopRuleName};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -28,7 +26,7 @@ pub use self::runtimes::{LOOK_UP_LENGTHS, LOOK_UP_MATCHES};
 use crate::conversation::SetPrompt;
 use crate::costs::{COSTS_TIME_LIMIT, CostProbe, Costs, MeasuredCosts};
 use crate::decoders::Decoders;
-use crate::judging::over;
+use crate::judging::gain;
 use crate::machine::machine_text;
 use crate::rollouts::{
     PromptSet, RecordedSet, RolloutFiles, RolloutKey, set_prompts, validation_prompts,
@@ -300,14 +298,12 @@ impl<'a> Tuner<'a> {
     ) -> Result<(Tuning, TunedRule)> {
         let (decoding, seed) = (self.evaluate.decoding(name), self.recipe.seed);
         let share_accepted = set.summary().share_accepted;
-        let sources: Vec<(String, Recordings)> =
-            set.by_source().into_iter().map(|(name, it)| (name.to_owned(), it)).collect();
-        let recordings = set.recordings;
+        let (sources, recordings) = (set.by_source(), &set.recordings);
         let costs = &measured.costs;
         let fixed = best_fixed(&choices)?;
         let best = raced.as_ref().map_or_else(|| cheapest(&choices), |raced| Ok(raced.winner()))?;
         let baseline = Baseline {
-            recordings: &recordings,
+            recordings,
             measured: &measured,
             cost_source,
             decoding,
@@ -316,11 +312,10 @@ impl<'a> Tuner<'a> {
             raced: raced.as_ref(),
             seed,
         };
-        let of_source = |(source, recordings): &(String, Recordings)| {
+        let of_source = |(source, recordings): &(&str, Recordings)| {
             let [slow, fast] = [fixed, best].map(|choice| choice.replay(recordings, costs));
-            let (slow, fast, num_prompts) = (slow?, fast?, recordings.responses.len());
-            let gain = shown_interval(num_prompts, seed, |some| over(&slow, &fast, some));
-            anyhow::Ok(SourceGain { source: source.clone(), num_prompts, gain })
+            let (gain, source) = (gain(&slow?, &fast?, 1, seed), (*source).to_owned());
+            anyhow::Ok(SourceGain { source, num_prompts: recordings.responses.len(), gain })
         };
         let by_source = sources.iter().filter(|_| sources.len() > 1).map(of_source);
         let by_source = by_source.collect::<Result<Vec<SourceGain>>>()?;

@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 use draftsmith_data::{
-    DraftColumns, Incomplete, Provenance, ResponseRow, has_shards, is_rollouts_path, read_dir,
-    read_rollout_provenance, read_rollouts, read_shard, rollouts_paths,
+    DraftColumns, Incomplete, Provenance, ResponseRow, RolloutProvenance, has_shards,
+    is_rollouts_path, read_dir, read_rollout_provenance, read_rollouts, read_shard, rollouts_paths,
 };
 use draftsmith_report::{read_results, render_table};
 use serde_json::{Map, Value, json};
@@ -119,28 +119,30 @@ fn dataset(
 fn all_rollouts(paths: &[PathBuf]) -> Result<Value> {
     let mut all = Map::new();
     for path in paths {
-        let mut shown = rollouts(path)?;
-        if let Some(shown) = shown.as_object_mut() {
-            shown.retain(|key, _| !["kind", "provenance"].contains(&key.as_str()));
-        }
+        let mut shown = Map::new();
+        add_rollouts(path, &mut shown)?;
         let name = path.file_name().unwrap_or_default().to_string_lossy();
-        all.insert(name.into_owned(), shown);
+        all.insert(name.into_owned(), shown.into());
     }
-    Ok(Value::Object(all))
+    Ok(all.into())
 }
 
 fn rollouts(path: &Path) -> Result<Value> {
+    let mut shown = Map::from_iter([("kind".to_owned(), json!("rollouts"))]);
+    let provenance = add_rollouts(path, &mut shown)?;
+    shown.insert("provenance".to_owned(), provenance.fields().into());
+    Ok(shown.into())
+}
+
+/// Adds the description of a file of rollouts, and returns its provenance.
+fn add_rollouts(path: &Path, shown: &mut Map<String, Value>) -> Result<RolloutProvenance> {
     let (rows, provenance) = read_rollouts(path, None)?;
-    let mut shown = json!({
-        "kind": "rollouts",
-        "drafter": provenance.drafter,
-        "set": provenance.set,
-        "decoding": provenance.decoding().to_string(),
-    });
-    let summary = serde_json::to_value(RecordedSet::new(&rows, &provenance)?.summary())?;
-    if let (Some(shown), Value::Object(summary)) = (shown.as_object_mut(), summary) {
-        shown.extend(summary);
-        shown.insert("provenance".to_owned(), Value::Object(provenance.fields()));
+    let RolloutProvenance { drafter, set, .. } = &provenance;
+    let decoding = provenance.decoding().to_string();
+    let own = json!({ "drafter": drafter, "set": set, "decoding": decoding });
+    let summary = json!(RecordedSet::new(&rows, &provenance)?.summary());
+    for part in [own, summary] {
+        shown.extend(part.as_object().cloned().into_iter().flatten());
     }
-    Ok(shown)
+    Ok(provenance)
 }

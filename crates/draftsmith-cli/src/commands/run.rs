@@ -36,23 +36,13 @@ pub(crate) fn run(job: StageJob<'_>) -> Result<()> {
     // Stages must not write to stdout, because `run` writes one document for all of them.
     let quiet = console.without_output();
     let stage = StageJob { console: &quiet, ..job };
-    let built = match recipe.data {
-        Some(_) => Some(build_data::run(stage, DamagedShards::Refused)?),
-        None => None,
-    };
-    let head = match head {
-        Some(_) => Some(train_head::run(stage, None)?),
-        None => None,
-    };
-    let adapters = match self_drafts.is_empty() {
-        false => Some(train_drafter::run(stage, None)?),
-        true => None,
-    };
+    let built = recipe.data.as_ref().map(|_| build_data::run(stage, DamagedShards::Refused));
+    let built = built.transpose()?;
+    let head = head.map(|_| train_head::run(stage, None)).transpose()?;
+    let adapters =
+        (!self_drafts.is_empty()).then(|| train_drafter::run(stage, None)).transpose()?;
     let is_tuned = recipe.tune.is_some();
-    let recorded = match is_tuned {
-        true => Some(on_pool(|| record::run(stage))?),
-        false => None,
-    };
+    let recorded = is_tuned.then(|| on_pool(|| record::run(stage))).transpose()?;
     let (tuned, replayed) = match is_tuned {
         true => {
             // The limit is half of the time so far, so tuning takes at most a third of the total up to

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use draftsmith_train::renderer::{Half, Listener, RunStart};
 
 use crate::console::Console;
-use draftsmith_recipe::Progress;
+use draftsmith_recipe::{Bar, Watch};
 
 /// A training listener that shows progress on stderr. Bars are cleared when dropped.
 #[derive(Default)]
@@ -18,8 +18,8 @@ pub(super) struct EpochProgress {
     num_epochs: usize,
     epoch: usize,
     /// The progress bar over all epochs.
-    bar: Option<Progress>,
-    validating: Option<Progress>,
+    bar: Option<Box<dyn Bar>>,
+    validating: Option<Box<dyn Bar>>,
     /// The current epoch's scores by name.
     scores: BTreeMap<&'static str, f64>,
     /// The number of training rows per epoch.
@@ -47,7 +47,7 @@ impl Listener for EpochProgress {
 
     fn start_half(&mut self, half: Half, num_rows: usize) {
         self.processed = 0;
-        let progress = |name, total| Progress::new(&self.console, name, "rows", total);
+        let progress = |name, total| self.console.bar(name, "rows", total);
         if half == Half::Validation {
             self.validating = Some(progress("validate", num_rows as u64));
         } else {
@@ -58,7 +58,7 @@ impl Listener for EpochProgress {
     }
 
     fn processed(&mut self, num_rows: usize) {
-        let new = num_rows.saturating_sub(self.processed) as u64;
+        let new = num_rows.saturating_sub(self.processed) as f64;
         self.processed = num_rows;
         if let Some(validating) = &self.validating {
             validating.advance(new);
@@ -78,7 +78,7 @@ impl Listener for EpochProgress {
         } else if name == "Loss"
             && let Some(bar) = &self.bar
         {
-            bar.message(format!("epoch {}/{}, loss {number:.4}", self.epoch, self.num_epochs));
+            bar.message(&format!("epoch {}/{}, loss {number:.4}", self.epoch, self.num_epochs));
         }
     }
 

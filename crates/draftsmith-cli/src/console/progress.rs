@@ -174,8 +174,9 @@ impl Bar for TerminalBar {
         }
     }
 
-    fn message(&self, text: String) {
-        self.bar.set_message(if text.is_empty() { text } else { format!(", {text}") });
+    fn message(&self, text: &str) {
+        let text = if text.is_empty() { String::new() } else { format!(", {text}") };
+        self.bar.set_message(text);
     }
 
     fn print(&self, line: &str) {

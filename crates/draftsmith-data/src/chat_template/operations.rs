@@ -403,10 +403,7 @@ fn trim(text: String, set: Option<String>) -> String {
 
 /// Counts the items or characters of a value; 0 for a name that is not defined.
 fn length(value: Value) -> Result<usize> {
-    match value.is_undefined() {
-        true => Ok(0),
-        false => filters::length(&value),
-    }
+    if value.is_undefined() { Ok(0) } else { filters::length(&value) }
 }
 
 fn number(value: Option<Value>) -> Option<usize> {

@@ -155,7 +155,6 @@ impl PackedModel {
         wanted: &[Range<usize>],
         are_last: bool,
     ) {
-        let stack = &self.weights.stack;
-        packed::forward_sequences(&stack.layers[layers], x, wanted, are_last, &stack.reaches);
+        packed::forward_sequences(&self.weights.stack.layers[layers], x, wanted, are_last);
     }
 }

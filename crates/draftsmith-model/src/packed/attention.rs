@@ -29,6 +29,8 @@ pub(crate) struct PackedAttention {
     /// The norm of the output, which is applied before the residual sum.
     pub(crate) post_norm: Option<PackedNorm>,
     pub(crate) form: AttentionForm,
+    /// What queries attend to, and the rotary table.
+    pub(crate) reach: Reach,
 }
 
 /// The parameters of an attention besides its weights.
@@ -66,11 +68,10 @@ impl PackedAttention {
         x: (&[f32], bool),
         rows: PlacedRows<'_>,
         slots: &mut [PackedLayerCache],
-        reaches: &[Reach],
         scratch: &mut Scratch,
     ) {
         let mut projected = std::mem::take(&mut scratch.projected);
-        self.project(x, rows, reaches, scratch, &mut projected);
+        self.project(x, rows, scratch, &mut projected);
         self.write(&projected, rows, slots);
         scratch.projected = projected;
     }
@@ -82,7 +83,6 @@ impl PackedAttention {
         &self,
         (x, is_normed): (&[f32], bool),
         rows: PlacedRows<'_>,
-        reaches: &[Reach],
         scratch: &mut Scratch,
         projected: &mut Vec<f32>,
     ) {
@@ -95,7 +95,7 @@ impl PackedAttention {
         }
         vectorized(
             #[inline(always)]
-            || self.rotate(projected, rows, &reaches[self.form.reach].rope),
+            || self.rotate(projected, rows, &self.reach.rope),
         );
     }
 
@@ -161,11 +161,10 @@ impl PackedAttention {
         projected: &[f32],
         rows: PlacedRows<'_>,
         slots: &[PackedLayerCache],
-        reaches: &[Reach],
         scratch: &mut Scratch,
     ) {
-        let reach = &reaches[self.form.reach];
-        Arch::new().dispatch(Mix { form: self.form, reach, projected, rows, slots, scratch });
+        let Self { form, ref reach, .. } = *self;
+        Arch::new().dispatch(Mix { form, reach, projected, rows, slots, scratch });
         self.output.multiply(&scratch.heads, &mut scratch.narrow, &scratch.threads);
         add_normed(x, &mut scratch.narrow, self.post_norm.as_ref());
     }

@@ -12,7 +12,6 @@ use rayon::prelude::*;
 use super::buffers::{Blocks, PackedLayerCache, Scratch};
 use super::{MAX_ROWS_A_BLOCK, PackedLayer, Threads};
 use crate::placed::PlacedRows;
-use crate::rope::Reach;
 
 /// The minimum number of rows in a block, even if some threads then have no block.
 const MIN_ROWS_A_BLOCK: usize = 16;
@@ -32,7 +31,6 @@ impl Blocks {
         x: &mut [f32],
         rows: PlacedRows<'_>,
         caches: impl Iterator<Item = &'a mut [PackedLayerCache]>,
-        reaches: &[Reach],
     ) {
         let Some(first) = layers.first() else { return };
         let width = first.width();
@@ -57,7 +55,7 @@ impl Blocks {
                     &mut blocks,
                     &mut self.scratches,
                     |Block { x, rows, projected }, scratch| {
-                        attention.project((x, false), *rows, reaches, scratch, projected);
+                        attention.project((x, false), *rows, scratch, projected);
                     },
                 );
                 for block in &blocks {
@@ -66,7 +64,7 @@ impl Blocks {
             }
             let slots = &*slots;
             for_each(&mut blocks, &mut self.scratches, |block, scratch| {
-                layer.finish(block.x, block.projected, block.rows, slots, reaches, scratch);
+                layer.finish(block.x, block.projected, block.rows, slots, scratch);
             });
         }
     }

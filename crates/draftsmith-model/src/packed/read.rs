@@ -10,6 +10,7 @@ use super::{
     AttentionForm, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Storage,
 };
 use crate::error::Result;
+use crate::rope::Reach;
 use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, NamedLayer, NamedNorm};
 use crate::weights::WeightReader;
 
@@ -63,10 +64,16 @@ impl Packing<'_> {
         Ok(PackedNorm { gamma, beta, epsilon: norm.spec.epsilon as f32 })
     }
 
-    /// Reads a layer.
-    pub(crate) fn layer(&mut self, layer: NamedLayer<'_>) -> Result<PackedLayer> {
-        let LayerSpec { attention, mlp, is_parallel, .. } = layer.spec;
-        let attention = attention.as_ref().map(|it| self.attention(it, layer)).transpose()?;
+    /// Reads a layer. `reaches` lists the reaches of the model's layers.
+    pub(crate) fn layer(
+        &mut self,
+        layer: NamedLayer<'_>,
+        reaches: &[Reach],
+    ) -> Result<PackedLayer> {
+        let LayerSpec { attention, mlp, is_parallel, reach, .. } = layer.spec;
+        let reach = &reaches[*reach];
+        let attention =
+            attention.as_ref().map(|it| self.attention(it, layer, reach)).transpose()?;
         let mlp = mlp.as_ref().map(|it| self.mlp(it, layer)).transpose()?;
         Ok(PackedLayer { attention, mlp, is_parallel: *is_parallel })
     }
@@ -75,6 +82,7 @@ impl Packing<'_> {
         &mut self,
         spec: &AttentionSpec,
         layer: NamedLayer<'_>,
+        reach: &Reach,
     ) -> Result<PackedAttention> {
         let NamedLayer { shape, name, .. } = layer;
         let [query, key, value, output] = spec.linears(shape);
@@ -92,6 +100,7 @@ impl Packing<'_> {
             qkv: self.linears(name, &[query, key, value])?,
             output: self.linears(name, &[output])?,
             form: AttentionForm::new(spec, layer),
+            reach: reach.clone(),
         })
     }
 

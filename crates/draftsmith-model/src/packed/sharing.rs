@@ -13,7 +13,6 @@ use std::time::{Duration, Instant};
 use super::buffers::{PackedLayerCache, Scratch, Sharing};
 use super::{PackedLayer, PackedWeights, Threads};
 use crate::placed::PlacedRows;
-use crate::rope::Reach;
 
 /// The minimum number of rows to share. For fewer rows, a team is faster.
 const ROWS_FOR_TWO: usize = 7;
@@ -55,7 +54,6 @@ impl Sharing {
         x: &mut [f32],
         rows: PlacedRows<'_>,
         mut caches: impl Iterator<Item = &'a mut [PackedLayerCache]>,
-        reaches: &[Reach],
     ) {
         let width = layers[0].width();
         // The second half's queries attend to more keys, so the first half gets more rows.
@@ -73,7 +71,7 @@ impl Sharing {
             for (number, (layer, cache)) in layers.iter().zip(caches.iter().flatten()).enumerate() {
                 before(number);
                 let mut slots = cache.lock().unwrap_or_else(PoisonError::into_inner);
-                layer.forward(x, rows, &mut slots, reaches, scratch);
+                layer.forward((&mut *x, None), rows, &mut slots, scratch);
                 drop(slots);
                 after(number);
             }

@@ -117,10 +117,7 @@ impl<F: DraftForm> DraftFiles<F> {
     /// # Errors
     /// With the first fault.
     pub(crate) fn without_faults(mut self) -> Result<Self> {
-        match self.faults.is_empty() {
-            true => Ok(self),
-            false => Err(self.faults.remove(0).error),
-        }
+        if self.faults.is_empty() { Ok(self) } else { Err(self.faults.remove(0).error) }
     }
 
     /// Reads the draft vocabulary of `size` tokens from its offsets, which may be in any order of tokens.

@@ -1,7 +1,6 @@
 //! The kind `cascade` (CS-Drafting): several drafters, where larger ones review the candidates of
 //! smaller ones, or drafters take turns.
 
-use std::fmt;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, bail};
@@ -272,10 +271,6 @@ impl DrafterKind for CascadeKind {
         &ENTRY
     }
 
-    fn text(&self) -> String {
-        "cascade".to_owned()
-    }
-
     fn road(&self) -> Road {
         Road::Several
     }
@@ -349,37 +344,29 @@ impl DrafterKind for CascadeKind {
     }
 
     fn members_text(&self) -> Option<String> {
-        Some(self.to_string())
+        let lengths = match &self.lengths {
+            CascadeMatrix::Same(lengths) => format!("{lengths:?}"),
+            CascadeMatrix::Each(LengthsOfEach { greedy, sampled }) => {
+                format!("{greedy:?} greedy, {sampled:?} sampled")
+            }
+        };
+        let of_look_ups = if self.lenient_lookup { " for look-ups too" } else { "" };
+        let drafters = names_text(&self.drafters);
+        let mut text =
+            format!("{drafters}; lengths {lengths}, lenience {}{of_look_ups}", self.lenience);
+        for rule in &self.chain_rules {
+            let reviewer = rule.reviewer.map_or("target".to_owned(), |id| id.to_string());
+            let symbol = rule.stop_rule.symbol().unwrap_or("K");
+            text += &format!(", for {reviewer} {symbol} = {}", rule.setting);
+        }
+        let bare = if self.bare_siblings { ", bare siblings" } else { "" };
+        let first = self.num_first_tokens.map(|num| format!(", {num} first tokens{bare}"));
+        Some(text + &first.unwrap_or_default())
     }
 
     /// Returns a fixed length: the length of the longest possible round.
     fn own_rule(&self, decoding: DecodingName) -> Option<StopRuleConfig> {
         Some(FixedLengthConfig { candidate_length: self.longest(decoding) }.into())
-    }
-}
-
-/// The cascade's description in results and reports.
-impl fmt::Display for CascadeKind {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{}; lengths ", names_text(&self.drafters))?;
-        match &self.lengths {
-            CascadeMatrix::Same(lengths) => write!(formatter, "{lengths:?}, ")?,
-            CascadeMatrix::Each(each) => {
-                write!(formatter, "{:?} greedy, {:?} sampled, ", each.greedy, each.sampled)?;
-            }
-        }
-        let of_look_ups = if self.lenient_lookup { " for look-ups too" } else { "" };
-        write!(formatter, "lenience {}{of_look_ups}", self.lenience)?;
-        for rule in &self.chain_rules {
-            let reviewer = rule.reviewer.map_or("target".to_owned(), |id| id.to_string());
-            let symbol = rule.stop_rule.symbol().unwrap_or("K");
-            write!(formatter, ", for {reviewer} {symbol} = {}", rule.setting)?;
-        }
-        let bare = if self.bare_siblings { ", bare siblings" } else { "" };
-        match self.num_first_tokens {
-            Some(num) => write!(formatter, ", {num} first tokens{bare}"),
-            None => Ok(()),
-        }
     }
 }
 
@@ -508,21 +495,22 @@ mod tests {
     #[test]
     fn it_describes_itself() {
         let keys = "drafters = ['draft', 'lookup']\nlengths = [[4, 6], [0, 8]]\nlenience = 2.0";
+        let text = |cascade: &CascadeKind| cascade.members_text().expect("it has members");
         let cascade = read(keys);
-        assert_eq!(cascade.to_string(), "draft, lookup; lengths [[4, 6], [0, 8]], lenience 2");
+        assert_eq!(text(&cascade), "draft, lookup; lengths [[4, 6], [0, 8]], lenience 2");
         let lenience = Lenience::new(2.0).expect("1 or more");
         assert_eq!(cascade.config().expect("valid").lenience, lenience);
         let cascade = read(&format!("{keys}\nlenient_lookup = true"));
-        assert!(cascade.to_string().ends_with("lenience 2 for look-ups too"), "{cascade}");
+        assert!(text(&cascade).ends_with("lenience 2 for look-ups too"), "{cascade:?}");
         assert_eq!(cascade.config().expect("valid").lenience, lenience.with_look_ups());
         let chain = cascade;
         assert_eq!(chain.config().expect("valid").num_first_tokens, 1);
         let cascade = read(&format!("{keys}\nnum_first_tokens = 8"));
-        assert!(cascade.to_string().ends_with("lenience 2, 8 first tokens"), "{cascade}");
+        assert!(text(&cascade).ends_with("lenience 2, 8 first tokens"), "{cascade:?}");
         let config = cascade.config().expect("valid");
         assert_eq!((config.num_first_tokens, config.bare_siblings), (8, false));
         let bare = read(&format!("{keys}\nnum_first_tokens = 8\nbare_siblings = true"));
-        assert!(bare.to_string().ends_with(", 8 first tokens, bare siblings"), "{bare}");
+        assert!(text(&bare).ends_with(", 8 first tokens, bare siblings"), "{bare:?}");
         assert!(bare.config().expect("valid").bare_siblings);
         let greedy = DecodingName::Greedy;
         assert_eq!(cascade.longest(greedy), chain.longest(greedy));

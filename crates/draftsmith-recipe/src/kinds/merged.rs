@@ -1,7 +1,5 @@
 //! The kind `merged` (SpecInfer): several drafters whose candidate chains are merged into one tree.
 
-use std::fmt;
-
 use anyhow::Result;
 use draftsmith_decode::MergedParts;
 use draftsmith_theory::{DrafterId, LookupFirst, MAX_DRAFTERS, Road};
@@ -69,15 +67,8 @@ impl DrafterKind for MergedKind {
     }
 
     fn members_text(&self) -> Option<String> {
-        Some(self.to_string())
-    }
-}
-
-/// The description in results and reports.
-impl fmt::Display for MergedKind {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        formatter.write_str(&names_text(&self.drafters))?;
-        self.lookup.map_or(Ok(()), |lookup| write!(formatter, ", lookup {lookup}"))
+        let lookup = self.lookup.map(|lookup| format!(", lookup {lookup}"));
+        Some(names_text(&self.drafters) + &lookup.unwrap_or_default())
     }
 }
 

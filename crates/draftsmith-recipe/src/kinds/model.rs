@@ -11,7 +11,7 @@ use draftsmith_theory::{DrafterId, ModelSummary, Road};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{DrafterSize, LoadedDrafter, Loading};
-use super::{DrafterKind, DrafterRecipes, KindDirectory, KindEntry, Role, read_kind};
+use super::{DrafterKind, KindDirectory, KindEntry, Role, read_kind};
 use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
 use crate::exports::{ExportEntry, HeadExport, inspected, read_model_head, summary_of};
 
@@ -51,10 +51,6 @@ impl DrafterKind for ModelKind {
 
     fn road(&self) -> Road {
         Road::SeparateDraft
-    }
-
-    fn check(&self, _key: &str, _all: &DrafterRecipes) -> Result<()> {
-        Ok(())
     }
 
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {

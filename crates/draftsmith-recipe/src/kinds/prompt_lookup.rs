@@ -9,7 +9,7 @@ use std::iter::repeat;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Result, anyhow, bail, ensure};
 use draftsmith_decode::{LookUpParts, NamedParts};
 use draftsmith_files::{parse_json, read_file};
 use draftsmith_model::{read_id_lists, read_metadata, write_id_lists};
@@ -149,8 +149,7 @@ fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
 }
 
 fn bigrams_of(path: &Path, entries: Vec<Option<u32>>) -> Result<Bigrams> {
-    match Bigrams::new(entries) {
-        Ok(bigrams) => Ok(bigrams),
-        Err(id) => bail!("`{}` has the token {id}, which the target does not have", path.display()),
-    }
+    Bigrams::new(entries).map_err(|id| {
+        anyhow!("`{}` has the token {id}, which the target does not have", path.display())
+    })
 }

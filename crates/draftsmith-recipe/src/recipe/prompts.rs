@@ -15,7 +15,8 @@ use super::keys::require;
 const SHARE_TOLERANCE: f64 = 1e-9;
 
 /// A source of prompts. In a recipe, it is a path, or a table with a path and a weight.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(remote = "Self", deny_unknown_fields)]
 pub struct PromptSource {
     /// The path of a file, or a pattern such as `parts/*.parquet`.
     pub path: PathBuf,
@@ -24,21 +25,11 @@ pub struct PromptSource {
     pub weight: Option<f64>,
 }
 
-/// A source in the form of a table.
-#[derive(Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-struct SourceTable {
-    path: PathBuf,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    weight: Option<f64>,
-}
-
 impl Serialize for PromptSource {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let Self { path, weight } = self.clone();
-        match weight {
-            None => path.serialize(serializer),
-            Some(_) => SourceTable { path, weight }.serialize(serializer),
+        match self.weight {
+            None => self.path.serialize(serializer),
+            Some(_) => Self::serialize(self, serializer),
         }
     }
 }
@@ -59,9 +50,7 @@ impl<'de> Deserialize<'de> for PromptSource {
             }
 
             fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<PromptSource, A::Error> {
-                let SourceTable { path, weight } =
-                    SourceTable::deserialize(MapAccessDeserializer::new(map))?;
-                Ok(PromptSource { path, weight })
+                PromptSource::deserialize(MapAccessDeserializer::new(map))
             }
         }
 

@@ -41,13 +41,8 @@ pub(super) fn share(recipe: &mut Table, kinds: &Kinds) -> Result<bool> {
     let drafters = recipe.get_mut("drafters").and_then(Value::as_table_mut);
     let drafters = drafters.into_iter().flat_map(|all| all.iter_mut().map(|(_, drafter)| drafter));
     let trained = drafters.filter_map(Value::as_table_mut).filter(|drafter| is_trained(drafter));
-    let mut num_trained = 0;
-    for drafter in trained {
-        add_missing(drafter, &shared);
-        num_trained += 1;
-    }
     ensure!(
-        num_trained != 0,
+        trained.map(|drafter| add_missing(drafter, &shared)).count() > 0,
         "`[training]` has keys, but no adapter, EAGLE-3 or block drafter is trained"
     );
     Ok(true)

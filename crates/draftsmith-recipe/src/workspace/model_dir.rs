@@ -6,7 +6,7 @@ use std::sync::OnceLock;
 use anyhow::{Context, Result, bail};
 use draftsmith_model::{CausalLm, ModelConfig, ModelError, WeightDtype, hash_model_dir};
 
-use crate::watch::{Progress, Watch};
+use crate::watch::{Bar, Watch};
 
 /// A model's directory, and a cache of what was read from it.
 #[derive(Default)]
@@ -90,11 +90,12 @@ pub(super) type HashModel = fn(&Path, &mut dyn FnMut(u64, u64)) -> Result<String
 
 pub(super) fn hash_with(dir: &Path, watch: &dyn Watch, hash: HashModel) -> Result<String> {
     let megabytes = |bytes: u64| bytes / 1_000_000;
-    let (mut shown, mut last): (Option<Progress>, u64) = (None, 0);
+    let (mut shown, mut last): (Option<Box<dyn Bar>>, u64) = (None, 0);
     let hash = hash(dir, &mut |num_read, all| {
         if all >= SHOWN_FROM {
-            let bar = || Progress::new(watch, "hash", "MB", megabytes(all));
-            shown.get_or_insert_with(bar).advance(megabytes(num_read) - megabytes(last));
+            let bar = || watch.bar("hash", "MB", megabytes(all));
+            let more = megabytes(num_read) - megabytes(last);
+            shown.get_or_insert_with(bar).advance(more as f64);
             last = num_read;
         }
     });

@@ -11,7 +11,7 @@ use draftsmith_theory::{
 use serde::{Deserialize, Serialize};
 
 use super::heads::HeadRace;
-use crate::text::{gain, interval, number, signed, times_text};
+use crate::text::{gain, interval, number, signed, speed_text};
 
 /// The content of `replay.json`.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
@@ -210,9 +210,7 @@ impl ReplayGroup {
 impl LookUps {
     /// Formats setting and speed-up, such as `prompt lookup alone, 2x4: 1.16x (1.10 to 1.22)`.
     pub fn text(&self) -> String {
-        let Estimate { value, low, high } = self.speedup;
-        let speed = times_text(value);
-        format!("prompt lookup alone, {}: {speed} ({low:.2} to {high:.2})", self.look_ups)
+        format!("prompt lookup alone, {}: {}", self.look_ups, speed_text(&self.speedup))
     }
 }
 

@@ -67,16 +67,16 @@ pub struct CertifyPlan {
     pub sampled: Option<SampledPlan>,
 }
 
-/// Whether a server's output is that of its target.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// Whether a server's output is that of its target. Of several tests, the greatest verdict counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Verdict {
     /// No test found a fault.
     NotRefuted,
-    /// The output differs from the target's.
-    Refuted,
     /// The tests do not decide.
     Inconclusive,
+    /// The output differs from the target's.
+    Refuted,
 }
 
 /// The result of a comparison.
@@ -158,13 +158,11 @@ pub fn certify(
     let watched = [server, reference].map(Watched::new);
     let [server, reference] = &watched;
     let greedy = greedy(server, reference, prompts, plan, listener)?;
-    let sampled = match &plan.sampled {
-        Some(sampled) => {
-            let sampled = (sampled, greedy.tie_gap, plan.num_tokens);
-            Some(sampled::test(server, reference, prompts, sampled, plan.concurrency, listener)?)
-        }
-        None => None,
+    let test = |sampled| {
+        let sampled = (sampled, greedy.tie_gap, plan.num_tokens);
+        sampled::test(server, reference, prompts, sampled, plan.concurrency, listener)
     };
+    let sampled = plan.sampled.as_ref().map(test).transpose()?;
     let ends = server.ends(reference, plan.concurrency, listener)?;
     let of_end = |end: &ReachedEnd| match end.reference_stops {
         _ if end.num_past == 0 => Verdict::NotRefuted,
@@ -173,13 +171,8 @@ pub fn certify(
         None => Verdict::Inconclusive,
     };
     let of_sampled = sampled.as_ref().map_or(Verdict::NotRefuted, SampledReport::verdict);
-    let verdicts = [greedy.verdict(), of_sampled].into_iter().chain(ends.iter().map(of_end));
-    let verdicts: Vec<Verdict> = verdicts.collect();
-    let verdict = match () {
-        _ if verdicts.contains(&Verdict::Refuted) => Verdict::Refuted,
-        _ if verdicts.contains(&Verdict::Inconclusive) => Verdict::Inconclusive,
-        _ => Verdict::NotRefuted,
-    };
+    let of_ends = ends.iter().map(of_end);
+    let verdict = of_ends.fold(greedy.verdict().max(of_sampled), Verdict::max);
     Ok(Certificate { verdict, greedy, sampled, ends })
 }
 

@@ -237,21 +237,18 @@ impl TimedServer {
         let begun = Instant::now();
         let page = self.endpoint.post("/completions", &body.to_string())?;
         let elapsed = begun.elapsed();
+        let failed = |what: &str, hint: &str| self.endpoint.failed(what, hint);
         let answer: Value = serde_json::from_slice(&page).map_err(|_| {
             let said = self.endpoint.quoted(&page);
-            self.endpoint.failed(&format!("answered something other than JSON: {said}"), NOT_OPENAI)
+            failed(&format!("answered something other than JSON: {said}"), NOT_OPENAI)
         })?;
-        let Some(given) = answer["usage"]["completion_tokens"].as_f64() else {
-            return Err(self
-                .endpoint
-                .failed("answered without `usage.completion_tokens`", NOT_OPENAI));
-        };
+        let given = answer["usage"]["completion_tokens"].as_f64();
+        let given = given
+            .ok_or_else(|| failed("answered without `usage.completion_tokens`", NOT_OPENAI))?;
         if given != num_tokens as f64 {
             let what = format!("ended an answer after {given} of {num_tokens} tokens");
-            return Err(self.endpoint.failed(
-                &what,
-                "it ignores `ignore_eos`, or its context is too small for the prompts",
-            ));
+            let hint = "it ignores `ignore_eos`, or its context is too small for the prompts";
+            return Err(failed(&what, hint));
         }
         // In llama.cpp, the first token comes from the prefill.
         let timings = &answer["timings"];
@@ -260,7 +257,7 @@ impl TimedServer {
         let took = 1e3 * elapsed.as_secs_f64();
         if let Some(ms) = predicted_ms.filter(|ms| *ms > took) {
             let what = format!("reports a `predicted_ms` of {ms:e} in {took:.1} ms");
-            return Err(self.endpoint.failed(&what, "check its clock, or update the server"));
+            return Err(failed(&what, "check its clock, or update the server"));
         }
         let token_seconds = predicted_ms.zip(rounds).map(|(ms, rounds)| ms / 1e3 / rounds);
         Ok(TimedAnswer {

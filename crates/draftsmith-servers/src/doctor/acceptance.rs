@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
+use draftsmith_data::Prompt;
 use draftsmith_recipe::{
     DrafterRecipe, DrafterRecipes, Kinds, PromptChoice, Reading, Recipe, Watch, Workspace,
     read_sources,
@@ -10,11 +11,11 @@ use draftsmith_recipe::{
 use draftsmith_theory::{
     Decoding, DrafterId, FixedLengthConfig, SeededDraws, StopRuleConfig, Trace,
 };
+use draftsmith_tune::conversation::answer_turns;
+use draftsmith_tune::decoders::Decoders;
 use serde::Serialize;
 
 use super::FileForm;
-use draftsmith_tune::conversation::answer_batched;
-use draftsmith_tune::decoders::{Decoders, PromptToDecode};
 
 /// The acceptance of candidates in greedy decoding.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -69,35 +70,27 @@ pub fn expected_acceptance(
     let pair = workspace.pair()?;
     let sources = read_sources(plan.prompts, &Reading::default())?;
     let choice = PromptChoice { num_prompts: Some(plan.num_prompts), skip_long: true };
-    let prompts = choice.of_each(sources, &pair.text, watch)?;
+    let datasets = choice.of_each(sources, &pair.text, watch)?;
+    let prompts: Vec<&Prompt> = datasets.iter().flat_map(|dataset| &dataset.prompts).collect();
     let loaded = recipe.load_drafters(workspace, true)?;
     let id = loaded.iter().next().context("there is a drafter")?.id();
     let mut decoders = Decoders::new(pair, &loaded, plan.max_new_tokens);
     let rule: StopRuleConfig = FixedLengthConfig { candidate_length: plan.num_candidates }.into();
     let mut traces: Vec<Trace> = Vec::new();
-    let mut num_prompts = 0;
-    for prompt in prompts.iter().flat_map(|dataset| &dataset.prompts) {
-        let answered = answer_batched(
+    for prompt in &prompts {
+        answer_turns(
             &pair.text,
-            &[prompt],
+            prompt,
             |ids: &Vec<u32>| ids,
-            |turns| {
-                let mut rules = turns.iter().map(|_| rule.init()).collect::<Result<Vec<_>, _>>()?;
-                let mut draws = SeededDraws::new(0, &["doctor"]);
-                let mut all = Vec::new();
-                for ((_, turn), rule) in turns.iter().zip(&mut rules) {
-                    let rule = Some(&mut **rule as _);
-                    let one =
-                        PromptToDecode { prompt_ids: &turn.prompt_ids, rule, draws: &mut draws };
-                    let generation =
-                        decoders.decode_many(id.into(), &Decoding::GREEDY, [one])?.remove(0);
-                    traces.push(generation.trace);
-                    all.push(generation.token_ids);
-                }
-                Ok(all)
+            |turn| {
+                let (mut rule, mut draws) = (rule.init()?, SeededDraws::new(0, &["doctor"]));
+                let (rule, ids) = (Some(&mut *rule as _), &turn.prompt_ids);
+                let greedy = &Decoding::GREEDY;
+                let generation = decoders.decode(id.into(), rule, greedy, ids, &mut draws)?;
+                traces.push(generation.trace);
+                Ok(generation.token_ids)
             },
         )?;
-        num_prompts += answered.len();
     }
     let trace = Trace::merge(&traces);
     // We count rounds as servers do. The last round of an answer may draft fewer candidates.
@@ -109,7 +102,7 @@ pub fn expected_acceptance(
     let accepted_by_position: Vec<f64> = (1..=plan.num_candidates).map(share).collect();
     Ok(ExpectedAcceptance {
         num_candidates: plan.num_candidates,
-        num_prompts,
+        num_prompts: prompts.len(),
         num_tokens: trace.num_tokens,
         tokens_per_round: 1.0 + accepted_by_position.iter().sum::<f64>(),
         accepted_by_position,

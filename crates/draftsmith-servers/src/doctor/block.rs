@@ -7,8 +7,8 @@ use draftsmith_model::{
 };
 use serde_json::{Map, Value};
 
-use super::Patient;
 use super::Severity::{Breaks, Hurts, Note};
+use super::{Patient, SHORT_CONTEXT};
 
 /// The relative distance up to which a matrix is a copy in another type: that of bf16.
 const ROUNDING: f64 = 1.0 / 256.0;
@@ -17,15 +17,13 @@ const AS_DSPARK: &str = "run `draftsmith export --for dspark`";
 /// Finds problems and describes the drafter.
 pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
     let files = WeightReader::open_dir(&patient.dir)?;
-    if files.names().any(|name| name.starts_with("model.")) {
-        patient.find(
-            "prefix",
-            Hurts,
-            "names of tensors begin with `model.`",
-            "vLLM adds the prefix itself and refuses them; llama.cpp and SGLang load them",
-            AS_DSPARK,
-        );
-    }
+    patient.find_if(
+        files.names().any(|name| name.starts_with("model.")),
+        ("prefix", Hurts),
+        "names of tensors begin with `model.`",
+        "vLLM adds the prefix itself and refuses them; llama.cpp and SGLang load them",
+        AS_DSPARK,
+    );
     let files = files.without_prefix("model.");
     contradictions(patient);
     match BlockDrafterConfig::keys(&patient.dir) {
@@ -61,56 +59,47 @@ fn contradictions(patient: &mut Patient<'_>) {
     };
     let given = nested.iter().filter(|(_, value)| !value.is_null());
     let found: Vec<String> = given.filter_map(other).collect();
-    if !found.is_empty() {
-        patient.find(
-            "contradicting-keys",
-            Hurts,
-            found.join("; "),
-            "SGLang 0.5.23, llama.cpp b11434, mistral.rs and draftsmith take the value in `dflash_config`; others may \
-             not",
-            "remove the one that is not meant",
-        );
-    }
+    patient.find_if(
+        !found.is_empty(),
+        ("contradicting-keys", Hurts),
+        found.join("; "),
+        "SGLang 0.5.23, llama.cpp b11434, mistral.rs and draftsmith take the value in `dflash_config`; others may \
+         not",
+        "remove the one that is not meant",
+    );
 }
 
 /// Finds what is wrong with the keys and tensors themselves. It may keep this program from reading
 /// the drafter too.
 fn as_written(patient: &mut Patient<'_>, files: &WeightReader, keys: &Map<String, Value>) {
     let has = |name: &str| keys.get(name).is_some_and(|value| !value.is_null());
-    if !has("mask_token_id") {
-        patient.find(
-            "no-mask-token",
-            Breaks,
-            "`mask_token_id` is missing",
-            "llama.cpp crashes at the first request",
-            "write the id of the token with which the drafter was trained",
-        );
-    }
-    if patient.keys.contains_key("speculators_model_type") && !has("sample_from_anchor") {
-        patient.find(
-            "no-layout",
-            Breaks,
-            "`sample_from_anchor` is missing in the speculators library's form",
-            "vLLM and llama.cpp take it as false and the library as true, so one of them drafts every token one place \
-             too late",
-            "write true if the anchor's row predicts the next token, or else false",
-        );
-    }
+    patient.find_if(
+        !has("mask_token_id"),
+        ("no-mask-token", Breaks),
+        "`mask_token_id` is missing",
+        "llama.cpp crashes at the first request",
+        "write the id of the token with which the drafter was trained",
+    );
+    patient.find_if(
+        patient.keys.contains_key("speculators_model_type") && !has("sample_from_anchor"),
+        ("no-layout", Breaks),
+        "`sample_from_anchor` is missing in the speculators library's form",
+        "vLLM and llama.cpp take it as false and the library as true, so one of them drafts every token one place \
+         too late",
+        "write true if the anchor's row predicts the next token, or else false",
+    );
     let is_false = |name: &str| keys.get(name) == Some(&Value::Bool(false));
-    if is_false("sliding_window_non_causal") && keys.get("is_causal") != Some(&Value::Bool(true)) {
-        patient.find(
-            "causal-in-vllm",
-            Hurts,
-            "`sliding_window_non_causal` is false, and the drafter's blocks were trained bidirectional",
-            "vLLM 0.33 then makes all layers causal, those without a window too",
-            "write true for vLLM, or run `draftsmith export --for dspark`",
-        );
-    }
+    patient.find_if(
+        is_false("sliding_window_non_causal") && keys.get("is_causal") != Some(&Value::Bool(true)),
+        ("causal-in-vllm", Hurts),
+        "`sliding_window_non_causal` is false, and the drafter's blocks were trained bidirectional",
+        "vLLM 0.33 then makes all layers causal, those without a window too",
+        "write true for vLLM, or run `draftsmith export --for dspark`",
+    );
     let markov = keys.get("markov_head_type").and_then(Value::as_str);
     if let Some(form) = markov.filter(|form| *form != "vanilla") {
         patient.find(
-            "markov-head-type",
-            Breaks,
+            ("markov-head-type", Breaks),
             format!("`markov_head_type` is `{form}`"),
             "llama.cpp and vLLM refuse it; SGLang runs it",
             "serve it with SGLang, or train one with a `vanilla` head",
@@ -124,11 +113,13 @@ fn as_written(patient: &mut Patient<'_>, files: &WeightReader, keys: &Map<String
         ("head_dim", "some servers divide the width by the heads"),
     ];
     for (name, servers) in defaults {
-        let is_given = has(name) || has("rope_parameters") && name == "rope_theta";
-        if !is_given {
-            let what = format!("`{name}` is missing");
-            patient.find("default-differs", Hurts, what, servers, "write the key with its value");
-        }
+        patient.find_if(
+            !(has(name) || has("rope_parameters") && name == "rope_theta"),
+            ("default-differs", Hurts),
+            format!("`{name}` is missing"),
+            servers,
+            "write the key with its value",
+        );
     }
 }
 
@@ -136,33 +127,27 @@ fn confidence_as_written(patient: &mut Patient<'_>, files: &WeightReader, is_on:
     const WEIGHT: &str = "confidence_head.proj.weight";
     let Some(shape) = files.shape(WEIGHT) else { return };
     let (num_read, width) = (shape.last().copied().unwrap_or(0), patient.target.shape.hidden_size);
-    if files.shape("confidence_head.proj.bias").is_none() {
-        patient.find(
-            "no-confidence-bias",
-            Breaks,
-            "`confidence_head.proj.bias` is missing",
-            "vLLM computes with whatever its memory contains; llama.cpp takes 0",
-            "write a bias, which may be 0",
-        );
-    }
-    if num_read == width {
-        patient.find(
-            "confidence-of-row",
-            Breaks,
-            format!("`{WEIGHT}` reads only the row: its shape is {shape:?}"),
-            "llama.cpp expects weights for the Markov head's vector too and refuses the drafter",
-            AS_DSPARK,
-        );
-    }
-    if !is_on {
-        patient.find(
-            "confidence-off",
-            Hurts,
-            "a confidence head is in the file, but `enable_confidence_head` is not true",
-            "llama.cpp uses it, vLLM drops it without a word, and SGLang builds it anyway",
-            "write true, or remove the head's tensors",
-        );
-    }
+    patient.find_if(
+        files.shape("confidence_head.proj.bias").is_none(),
+        ("no-confidence-bias", Breaks),
+        "`confidence_head.proj.bias` is missing",
+        "vLLM computes with whatever its memory contains; llama.cpp takes 0",
+        "write a bias, which may be 0",
+    );
+    patient.find_if(
+        num_read == width,
+        ("confidence-of-row", Breaks),
+        format!("`{WEIGHT}` reads only the row: its shape is {shape:?}"),
+        "llama.cpp expects weights for the Markov head's vector too and refuses the drafter",
+        AS_DSPARK,
+    );
+    patient.find_if(
+        !is_on,
+        ("confidence-off", Hurts),
+        "a confidence head is in the file, but `enable_confidence_head` is not true",
+        "llama.cpp uses it, vLLM drops it without a word, and SGLang builds it anyway",
+        "write true, or remove the head's tensors",
+    );
 }
 
 /// Finds what servers do with a drafter that can be read.
@@ -171,32 +156,29 @@ fn as_read(patient: &mut Patient<'_>, files: &WeightReader, config: &BlockDrafte
     heads(patient, config);
     copies(patient, config);
     let num_layers = patient.target.shape.num_layers;
-    if config.target_layers.iter().any(|layer| [0, num_layers].contains(layer)) {
-        patient.find(
-            "uncaptured-layer",
-            Breaks,
-            "it reads the target's embeddings, or the state after its last layer",
-            "SGLang 0.5.23 refuses the first and captures no state for the second",
-            "do not serve it with SGLang, or train with other layers",
-        );
-    }
+    patient.find_if(
+        config.target_layers.iter().any(|layer| [0, num_layers].contains(layer)),
+        ("uncaptured-layer", Breaks),
+        "it reads the target's embeddings, or the state after its last layer",
+        "SGLang 0.5.23 refuses the first and captures no state for the second",
+        "do not serve it with SGLang, or train with other layers",
+    );
     if let Some(named) = config.num_target_layers.filter(|named| *named != num_layers) {
         patient.find(
-            "other-depth",
-            Hurts,
+            ("other-depth", Hurts),
             format!("`num_target_layers` is {named}, and the target has {num_layers} layers"),
             "none checks it; they read other states than it was trained on, unless the key is wrong",
             "use the target that it was trained for, or correct the key",
         );
     }
-    if config.model.shape.context < patient.target.shape.context {
-        let what = format!(
-            "`max_position_embeddings` is {}, and the target reads {} tokens",
-            config.model.shape.context, patient.target.shape.context
-        );
-        let (servers, hint) = super::SHORT_CONTEXT;
-        patient.find("short-context", Hurts, what, servers, hint);
-    }
+    let (own, target) = (config.model.shape.context, patient.target.shape.context);
+    patient.find_if(
+        own < target,
+        ("short-context", Hurts),
+        format!("`max_position_embeddings` is {own}, and the target reads {target} tokens"),
+        SHORT_CONTEXT.0,
+        SHORT_CONTEXT.1,
+    );
 }
 
 /// Compares the embeddings and LM head in the file with the target's, which the drafter was trained on if
@@ -216,8 +198,7 @@ fn copies(patient: &mut Patient<'_>, config: &BlockDrafterConfig) {
             Err(error @ ModelError::Shape(_)) => error.to_string(),
             Ok(Some(_)) if matrix == "lm_head" => {
                 patient.find(
-                    "lm-head-dropped",
-                    Note,
+                    ("lm-head-dropped", Note),
                     "the file contains a copy of the target's `lm_head.weight`",
                     "llama.cpp and SGLang drop it, and vLLM shares the target's if they are equal",
                     "leave it out",
@@ -227,8 +208,7 @@ fn copies(patient: &mut Patient<'_>, config: &BlockDrafterConfig) {
             _ => continue,
         };
         patient.find(
-            name,
-            Breaks,
+            (name, Breaks),
             what,
             "vLLM computes with it; SGLang drops it; llama.cpp drops an LM head and keeps embeddings; draftsmith drops \
              both",
@@ -240,41 +220,34 @@ fn copies(patient: &mut Patient<'_>, config: &BlockDrafterConfig) {
 fn vocabularies(patient: &mut Patient<'_>, files: &WeightReader, config: &BlockDrafterConfig) {
     let has_all_tokens = config.draft_vocabulary.is_none();
     let has_embeddings = has_all_tokens && files.shape("embed_tokens.weight").is_some();
-    if has_embeddings && !patient.target.spec.tie_word_embeddings {
-        patient.find(
-            "embeddings-for-lm-head",
-            Breaks,
-            "the file contains `embed_tokens.weight`, and the target's LM head is another matrix",
-            "llama.cpp drops `lm_head.weight` and computes logits with the embeddings, without a word",
-            AS_DSPARK,
-        );
-    }
-    if !has_all_tokens {
-        patient.find(
-            "draft-vocabulary",
-            Hurts,
-            "it drafts a part of the vocabulary",
-            "SGLang ignores `d2t` and drafts other tokens",
-            "do not serve it with SGLang, or train it for all tokens",
-        );
-    }
+    patient.find_if(
+        has_embeddings && !patient.target.spec.tie_word_embeddings,
+        ("embeddings-for-lm-head", Breaks),
+        "the file contains `embed_tokens.weight`, and the target's LM head is another matrix",
+        "llama.cpp drops `lm_head.weight` and computes logits with the embeddings, without a word",
+        AS_DSPARK,
+    );
+    patient.find_if(
+        !has_all_tokens,
+        ("draft-vocabulary", Hurts),
+        "it drafts a part of the vocabulary",
+        "SGLang ignores `d2t` and drafts other tokens",
+        "do not serve it with SGLang, or train it for all tokens",
+    );
 }
 
 fn heads(patient: &mut Patient<'_>, config: &BlockDrafterConfig) {
-    if config.is_anchor_first && config.markov_rank == 0 {
-        patient.find(
-            "anchor-first-dflash",
-            Breaks,
-            "the anchor's row predicts the next token, and there is no Markov head",
-            "llama.cpp takes it for a DFlash whose anchor predicts nothing, so it drafts every token one place too late; \
-             SGLang refuses it",
-            "run `draftsmith export --for dspark`, which adds a Markov head of zeros",
-        );
-    }
+    patient.find_if(
+        config.is_anchor_first && config.markov_rank == 0,
+        ("anchor-first-dflash", Breaks),
+        "the anchor's row predicts the next token, and there is no Markov head",
+        "llama.cpp takes it for a DFlash whose anchor predicts nothing, so it drafts every token one place too late; \
+         SGLang refuses it",
+        "run `draftsmith export --for dspark`, which adds a Markov head of zeros",
+    );
     if config.confidence == ConfidenceHead::Absent {
         patient.find(
-            "no-confidence-head",
-            Note,
+            ("no-confidence-head", Note),
             "it has no confidence head",
             "llama.cpp stops speculating if `--spec-draft-p-min` is above 0 (a DFlash is cut by its largest probability \
              instead); vLLM estimates acceptance online; SGLang's ragged modes refuse it",
@@ -282,22 +255,19 @@ fn heads(patient: &mut Patient<'_>, config: &BlockDrafterConfig) {
         );
     } else {
         patient.find(
-            "head-never-built",
-            Note,
+            ("head-never-built", Note),
             "it has a confidence head",
             "SGLang builds it only with `SGLANG_RAGGED_VERIFY_MODE=compact` or `cap-accept`; llama.cpp cuts by it only \
              with `--spec-draft-p-min` above 0",
             "set these if the head should be used",
         );
     }
-    if !config.is_causal {
-        patient.find(
-            "bidirectional",
-            Note,
-            "its rows read the whole block",
-            "with fewer candidates than the block has, servers run a shorter block, whose candidates are not the first \
-             ones of the whole",
-            "serve it with all its candidates, or expect other acceptance than recorded here",
-        );
-    }
+    patient.find_if(
+        !config.is_causal,
+        ("bidirectional", Note),
+        "its rows read the whole block",
+        "with fewer candidates than the block has, servers run a shorter block, whose candidates are not the first \
+         ones of the whole",
+        "serve it with all its candidates, or expect other acceptance than recorded here",
+    );
 }

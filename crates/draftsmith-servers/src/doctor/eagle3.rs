@@ -5,7 +5,8 @@ use anyhow::Result;
 use draftsmith_model::{Activation, DraftFaultKind, DraftFiles, Eagle3Config, Eagle3Form};
 use serde_json::Value;
 
-use super::{Patient, Severity};
+use super::Severity::{self, Breaks, Hurts, Note};
+use super::{Patient, SHORT_CONTEXT};
 
 /// The key that lists the target layers that the drafter reads.
 const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
@@ -26,11 +27,11 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
     patient.keys = files.keys.clone();
     let config = files.config.clone();
     for fault in files.faults_beside(&patient.target.shape) {
-        let (name, severity, servers, hint) = advice(fault.kind);
+        let (which, servers, hint) = advice(fault.kind);
         let what = fault.error.to_string();
         // The finding has its own hint, so we drop the error's.
         let what = what.split("; hint:").next().unwrap_or_default();
-        patient.find(name, severity, what, servers, hint);
+        patient.find(which, what, servers, hint);
     }
     serving(patient, &config, is_nested);
     Ok(format!(
@@ -43,7 +44,7 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
 }
 
 /// Returns a fault's name, its severity, the servers' behaviour and the remedy.
-fn advice(kind: DraftFaultKind) -> (&'static str, Severity, &'static str, &'static str) {
+fn advice(kind: DraftFaultKind) -> ((&'static str, Severity), &'static str, &'static str) {
     const OFFSETS: &str =
         "write for each draft id the target's id less the draft id, as 64-bit integers";
     const OTHER_TARGET: &str = "use the target that it was trained for";
@@ -96,8 +97,8 @@ fn advice(kind: DraftFaultKind) -> (&'static str, Severity, &'static str, &'stat
             OTHER_TARGET,
         ),
         DraftFaultKind::ShortContext => {
-            let (servers, hint) = super::SHORT_CONTEXT;
-            return ("short-context", Severity::Hurts, servers, hint);
+            let (servers, hint) = SHORT_CONTEXT;
+            return (("short-context", Hurts), servers, hint);
         }
         DraftFaultKind::MissingTensor => (
             "missing-tensor",
@@ -115,87 +116,72 @@ fn advice(kind: DraftFaultKind) -> (&'static str, Severity, &'static str, &'stat
             "remove it, or write it under a name of the format",
         ),
     };
-    (name, Severity::Breaks, servers, hint)
+    ((name, Breaks), servers, hint)
 }
 
 /// Finds properties that this program handles but servers interpret differently.
 fn serving(patient: &mut Patient<'_>, config: &Eagle3Config, is_nested: bool) {
     let given = |key: &str| patient.keys.get(key).filter(|value| !value.is_null());
     let is_tied = given("tie_word_embeddings").and_then(Value::as_bool) == Some(true);
-    if given("draft_vocab_size").is_none() {
-        patient.find(
-            "no-draft-vocab-size",
-            Severity::Breaks,
-            "`config.json` has no `draft_vocab_size`",
-            "vLLM works; llama.cpp's converter does not recognise the drafter",
-            "add `draft_vocab_size`, also where it equals `vocab_size`",
-        );
-    }
-    if is_nested {
-        patient.find(
-            "nested-layers",
-            Severity::Hurts,
-            format!("`{LAYERS}` is inside `eagle_config`"),
-            "vLLM uses it; llama.cpp ignores it and takes the default layers; SGLang adds 1 to each",
-            "move it to the top level of `config.json`",
-        );
-    }
+    patient.find_if(
+        given("draft_vocab_size").is_none(),
+        ("no-draft-vocab-size", Breaks),
+        "`config.json` has no `draft_vocab_size`",
+        "vLLM works; llama.cpp's converter does not recognise the drafter",
+        "add `draft_vocab_size`, also where it equals `vocab_size`",
+    );
+    patient.find_if(
+        is_nested,
+        ("nested-layers", Hurts),
+        format!("`{LAYERS}` is inside `eagle_config`"),
+        "vLLM uses it; llama.cpp ignores it and takes the default layers; SGLang adds 1 to each",
+        "move it to the top level of `config.json`",
+    );
     let num_layers = patient.target.shape.num_layers;
     if !config.has_default_layers() {
         let (layers, default) = (&config.target_layers, Eagle3Config::default_layers(num_layers));
         patient.find(
-            "other-layers",
-            Severity::Note,
+            ("other-layers", Note),
             format!("it reads the states after layers {layers:?}, not the usual {default:?}"),
             "vLLM and llama.cpp read the key",
             "check that the trainer counted as they do: a state is the input of layer L from 0, or the output after L layers",
         );
     }
-    if config.target_layers.contains(&num_layers) {
-        patient.find(
-            "uncaptured-layer",
-            Severity::Breaks,
-            format!("it reads the state after the target's last layer, {num_layers}"),
-            "vLLM and llama.cpp give it; SGLang 0.5.23 captures only the inputs of layers and fails",
-            "do not serve it with SGLang, or train with layers before the last",
-        );
-    }
-    if config.norm_output {
-        patient.find(
-            "norm-output",
-            Severity::Hurts,
-            "`norm_output` is true: a step reads the normed output of the step before",
-            "vLLM 0.33 and SGLang 0.5.23 compute it so; llama.cpp b11434 has no such key and feeds back the state before \
-             the norm",
-            "serve it with vLLM or SGLang, or train without for llama.cpp",
-        );
-    }
+    patient.find_if(
+        config.target_layers.contains(&num_layers),
+        ("uncaptured-layer", Breaks),
+        format!("it reads the state after the target's last layer, {num_layers}"),
+        "vLLM and llama.cpp give it; SGLang 0.5.23 captures only the inputs of layers and fails",
+        "do not serve it with SGLang, or train with layers before the last",
+    );
+    patient.find_if(
+        config.norm_output,
+        ("norm-output", Hurts),
+        "`norm_output` is true: a step reads the normed output of the step before",
+        "vLLM 0.33 and SGLang 0.5.23 compute it so; llama.cpp b11434 has no such key and feeds back the state before \
+         the norm",
+        "serve it with vLLM or SGLang, or train without for llama.cpp",
+    );
     let activation = config.model.spec.mlp.activation;
-    if activation != Activation::Silu {
-        patient.find(
-            "other-activation",
-            Severity::Breaks,
-            "`hidden_act` is not `silu`",
-            "vLLM and SGLang refuse it; llama.cpp computes SiLU all the same, which loses acceptance",
-            "train with `silu`; draftsmith's decoder computes what the key says",
-        );
-    }
-    if config.norm_before_residual {
-        patient.find(
-            "norm-before-residual",
-            Severity::Hurts,
-            "`norm_before_residual` is true, which the speculators library's form implies",
-            "vLLM and llama.cpp honour it; SGLang's Llama drafter ignores it, which halves acceptance",
-            "for SGLang, train with `norm_before_residual = false`",
-        );
-    }
-    if is_tied && config.has_head && config.draft_vocabulary.is_some() {
-        patient.find(
-            "tied-embeddings",
-            Severity::Breaks,
-            "`tie_word_embeddings` is true, but it has an LM head of its own",
-            "servers may take the embeddings for the LM head, which has other tokens",
-            "set `tie_word_embeddings` to false",
-        );
-    }
+    patient.find_if(
+        activation != Activation::Silu,
+        ("other-activation", Breaks),
+        "`hidden_act` is not `silu`",
+        "vLLM and SGLang refuse it; llama.cpp computes SiLU all the same, which loses acceptance",
+        "train with `silu`; draftsmith's decoder computes what the key says",
+    );
+    patient.find_if(
+        config.norm_before_residual,
+        ("norm-before-residual", Hurts),
+        "`norm_before_residual` is true, which the speculators library's form implies",
+        "vLLM and llama.cpp honour it; SGLang's Llama drafter ignores it, which halves acceptance",
+        "for SGLang, train with `norm_before_residual = false`",
+    );
+    patient.find_if(
+        is_tied && config.has_head && config.draft_vocabulary.is_some(),
+        ("tied-embeddings", Breaks),
+        "`tie_word_embeddings` is true, but it has an LM head of its own",
+        "servers may take the embeddings for the LM head, which has other tokens",
+        "set `tie_word_embeddings` to false",
+    );
 }

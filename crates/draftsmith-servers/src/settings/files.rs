@@ -4,8 +4,8 @@
 //! configuration), llama.cpp b11434 (`common/arg.cpp`) and TensorRT-LLM 1.3 (`draft_len_schedule`).
 
 use draftsmith_recipe::{Runtime, ServedDrafter, ServerFlags};
-use draftsmith_report::{DecodingName, times_text};
-use draftsmith_theory::{Drafting, Estimate};
+use draftsmith_report::{DecodingName, speed_text};
+use draftsmith_theory::Drafting;
 use serde::Serialize;
 use serde_json::json;
 
@@ -112,10 +112,10 @@ impl ServerKind {
         };
         if table.most == 0 {
             settings.notes.push(match settings.uncertain_speedup {
-                Some(Estimate { value, low, high }) => format!(
-                    "It is not certain that speculation pays here: {} ({low:.2} to {high:.2}). It must certainly gain 2 %, \
-                     so start the server without it, or measure more `--blocks` on an idle machine.",
-                    times_text(value)
+                Some(speedup) => format!(
+                    "It is not certain that speculation pays here: {}. It must certainly gain 2 %, so start the server \
+                     without it, or measure more `--blocks` on an idle machine.",
+                    speed_text(&speedup)
                 ),
                 None => "Speculation does not pay here: start the server without it.".to_owned(),
             });

@@ -42,9 +42,8 @@ impl Halves {
 
     /// Returns the time spent by the target without drafting on all responses, at each of the costs.
     pub(super) fn plain(&self, costs: &[Costs]) -> Vec<TimedCounts> {
-        let responses = |costs| self.0.iter().map(move |half| (half, costs));
-        let all = costs.iter().flat_map(responses);
-        all.flat_map(|(half, costs): (_, &Costs)| half.plain(&costs.rounds)).collect()
+        let at = |costs: &Costs| self.0.each_ref().map(|half| half.plain(&costs.rounds)).concat();
+        costs.iter().flat_map(at).collect()
     }
 
     /// Estimates the speedup of prompt lookup alone by cross-validation at uncertain costs, with a
@@ -55,12 +54,11 @@ impl Halves {
     pub(super) fn look_ups(&self, costs: &[Costs], seed: u64) -> Result<LookUps> {
         let [one, other] = &self.0;
         let firsts = [best_look_ups_alone(other, &costs[0])?, best_look_ups_alone(one, &costs[0])?];
-        let mut spent = Vec::new();
-        for costs in costs {
-            for (half, first) in self.0.iter().zip(firsts) {
-                spent.extend(half.replay_look_ups(first, &costs.rounds));
-            }
-        }
+        let halves = || self.0.iter().zip(firsts);
+        let at = |costs: &Costs| {
+            halves().flat_map(|(half, first)| half.replay_look_ups(first, &costs.rounds)).collect()
+        };
+        let spent = costs.iter().map(at).collect::<Vec<Vec<TimedCounts>>>().concat();
         let look_ups = best_look_ups_alone(&self.together(), &costs[0])?;
         Ok(LookUps { look_ups, speedup: speedup(&self.plain(costs), &spent, costs.len(), seed) })
     }

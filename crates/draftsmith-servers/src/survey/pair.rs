@@ -7,20 +7,20 @@ use draftsmith_report::{
     CostSource, LookUps, OracleResult, ReplayRow, acceptance_by_position, shown_interval,
 };
 use draftsmith_theory::{
-    Decoding, DrafterId, Draws, Estimate, FixedLengthConfig, HeadScores, HeadTiming, Recording,
-    Recordings, Sampling, SeededDraws, StopRuleConfig, TimedCounts, TokenChoice,
+    Decoding, DrafterId, Draws, Estimate, FixedLengthConfig, HeadMetrics, HeadScores, HeadTiming,
+    Recording, Recordings, Sampling, SeededDraws, StopRuleConfig, TimedCounts, TokenChoice,
 };
 use rayon::prelude::*;
 use serde::Serialize;
 
 use super::Surveyor;
 use super::halves::{HalfPromise, Halves};
-use super::probe::{Unexplained, scores};
+use super::probe::Unexplained;
 use super::verdict::{HeadOutlook, KnownOfHeads, SurveyVerdict};
 use crate::settings::ServerSettings;
-use draftsmith_recipe::{LoadedDrafters, Progress};
+use draftsmith_recipe::{Bar, LoadedDrafters};
 use draftsmith_tune::costs::{Costs, MeasuredCosts};
-use draftsmith_tune::judging::{Judging, over, speedup};
+use draftsmith_tune::judging::{Judging, at_each, over, speedup};
 use draftsmith_tune::labels::Labels;
 use draftsmith_tune::recorder::{RecordedDrafter, RecordedModels};
 use draftsmith_tune::rollouts::RecordedSet;
@@ -104,13 +104,13 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let Surveyor { ref answers, decoding, seed, watch, .. } = *surveyor;
     let is_model = surveyor.has_draft_model();
     let num_passes = if is_model { 3 } else { 1 };
-    let progress = Progress::new(watch, "survey", "answers", num_passes * answers.len() as u64);
+    let progress = watch.bar("survey", "answers", num_passes * answers.len() as u64);
     let (agreement, overlap) = match is_model {
-        true => agreement(surveyor, &progress)?,
+        true => agreement(surveyor, &*progress)?,
         false => (None, None),
     };
-    let recorded = PairRecordings::record(surveyor, &progress)?;
-    progress.clear();
+    let recorded = PairRecordings::record(surveyor, &*progress)?;
+    drop(progress);
     let (cost_source, measured) = surveyor.draft_costs(&recorded.drafters, &recorded.whole)?;
     let costs = measured.drawn(seed);
     watch.note("survey: replaying every rule");
@@ -123,9 +123,8 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
     let is_settable = if has_head { needs_no_fit } else { needs_no_training };
     let untrained_spent = judging.best(is_settable)?;
     let untrained_gain = judging.estimate(&|some| over(&judging.fixed, &untrained_spent, some));
-    let settable: Vec<RuleChoice> =
-        shown.iter().filter(|choice| is_settable(choice)).cloned().collect();
-    let untrained = HalfPromise::new(cheapest(&settable)?, judging.speedup(&untrained_spent));
+    let settable = shown.iter().filter(|choice| is_settable(choice));
+    let untrained = HalfPromise::new(cheapest(settable)?, judging.speedup(&untrained_spent));
     let fixed = HalfPromise::new(best_fixed(&shown)?, judging.speedup(&judging.fixed));
     let head = recorded.head_survey(&judging, &costs, &untrained_spent, surveyor)?;
     let look_ups = recorded.halves.look_ups(&costs, seed)?;
@@ -179,7 +178,7 @@ struct PairRecordings {
 }
 
 impl PairRecordings {
-    fn record(surveyor: &Surveyor<'_>, progress: &Progress) -> Result<Self> {
+    fn record(surveyor: &Surveyor<'_>, progress: &dyn Bar) -> Result<Self> {
         let Surveyor { ref answers, decoding, .. } = *surveyor;
         let recorder = surveyor.recorder(progress);
         let drafter = |drafters| RecordedDrafter { drafters, id: DrafterId::DRAFT, decoding };
@@ -268,7 +267,7 @@ impl PairRecordings {
         };
         let probe = Probe {
             explained: judging.estimate(&explained),
-            scores: scores(&[one, other].concat().concat(), &|prob| prob),
+            scores: HeadMetrics::of(&[one, other].concat().concat(), &|prob| prob).finish(),
             outlook: HeadOutlook {
                 over_fixed: judging.estimate(&over_fixed),
                 over_untrained: judging.estimate(&over_untrained),
@@ -303,8 +302,7 @@ fn fixed_lengths(recordings: &Recordings, costs: &[Costs], seed: u64) -> Result<
         costs.iter().flat_map(|costs| recordings.plain(&costs.rounds)).collect();
     let at = |candidate_length| -> Result<FixedLength> {
         let config = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
-        let own = costs.iter().map(|costs| recordings.replay(&config, &costs.of_rule(&config)));
-        let own = own.collect::<Result<Vec<_>, _>>()?.concat();
+        let own = at_each(costs, |at| Ok(recordings.replay(&config, &at.of_rule(&config))?))?;
         let speedup = speedup(&plain, &own, costs.len(), seed);
         Ok(FixedLength { candidate_length, speedup })
     };
@@ -314,7 +312,7 @@ fn fixed_lengths(recordings: &Recordings, costs: &[Costs], seed: u64) -> Result<
 /// Estimates how often both models' top tokens agree, and their distributions' overlap if known.
 fn agreement(
     surveyor: &Surveyor<'_>,
-    progress: &Progress,
+    progress: &dyn Bar,
 ) -> Result<(Option<Estimate>, Option<Estimate>)> {
     progress.message("target and draft along the answers");
     let sampling = match surveyor.decoding.choice {
@@ -336,7 +334,7 @@ fn agreement(
         let top = draft.draft_top_ids.iter().zip(&draft.target_top_ids);
         let num_agreeing = top.filter(|(draft, target)| draft == target).count();
         let overlap: f64 = draft.overlap.iter().map(|overlap| f64::from(*overlap)).sum();
-        progress.advance(1);
+        progress.advance(1.0);
         anyhow::Ok([response.len() as f64, num_agreeing as f64, overlap])
     });
     let counted: Vec<[f64; 3]> = counted.collect::<Result<_>>()?;

@@ -7,7 +7,7 @@
 use anyhow::{Context, Result};
 use draftsmith_data::{ResponseRow, source_of};
 use draftsmith_model::{HeadForm, HeadInput};
-use draftsmith_theory::{HeadMetrics, HeadScores, JudgedPrediction, Recording};
+use draftsmith_theory::{HeadMetrics, JudgedPrediction, Recording};
 use draftsmith_train::{
     Ending, HeadData, HeadLabels, HeadTraining, OptimizerSettings, TrainError, TrainingRun,
     train_heads,
@@ -128,16 +128,7 @@ impl Unexplained {
 
 fn kl_sum(judged: &[JudgedPrediction], predict: &dyn Fn(f64) -> f64) -> f64 {
     let weight: f64 = judged.iter().map(|judged| judged.weight).sum();
-    if weight == 0.0 { 0.0 } else { weight * scores(judged, predict).kl }
-}
-
-/// Scores predictions after `predict` has mapped each probability.
-pub(super) fn scores(judged: &[JudgedPrediction], predict: &dyn Fn(f64) -> f64) -> HeadScores {
-    let mut metrics = HeadMetrics::default();
-    for judged in judged {
-        metrics.update_weighted(predict(judged.predicted_prob), judged.label, judged.weight);
-    }
-    metrics.finish()
+    if weight == 0.0 { 0.0 } else { weight * HeadMetrics::of(judged, predict).finish().kl }
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ use draftsmith_theory::{SeededDraws, TokenChoice, argmax, ridge};
 use rayon::prelude::*;
 
 use super::Surveyor;
-use draftsmith_recipe::Progress;
+use draftsmith_recipe::Bar;
 use draftsmith_tune::answers::TargetAnswer;
 
 /// The ridge penalty, relative to the mean of the squared inputs.
@@ -86,7 +86,7 @@ struct LinearMap {
 pub(super) fn read_outs(
     surveyor: &Surveyor<'_>,
     exit_layers: &[usize],
-    progress: &Progress,
+    progress: &dyn Bar,
 ) -> Result<Vec<ReadOut>> {
     let target = &surveyor.workspace.pair()?.target;
     progress.message("hidden states");
@@ -130,7 +130,7 @@ pub(super) fn read_outs(
                 });
             });
         }
-        progress.advance(1);
+        progress.advance(1.0);
         anyhow::Ok(ReadOut { exit_layer: inputs.exit_layer, agrees, accepted })
     });
     all.collect()
@@ -141,7 +141,7 @@ fn states(
     surveyor: &Surveyor<'_>,
     target: &CausalLm,
     exit_layers: &[usize],
-    progress: &Progress,
+    progress: &dyn Bar,
 ) -> Result<States> {
     let device = target.device();
     let answers = &surveyor.answers;
@@ -182,7 +182,7 @@ fn states(
         last.push(kept(&of_last, &rows));
         let start = rows_of_answers.last().map_or(0, |rows| rows.end);
         rows_of_answers.push(start..start + rows.len());
-        progress.advance(1);
+        progress.advance(1.0);
     }
     let last = Tensor::cat(last, 0);
     let of_exits = exit_layers.iter().zip(exits).map(|(exit_layer, all)| {

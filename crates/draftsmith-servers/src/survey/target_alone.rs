@@ -6,6 +6,7 @@ use draftsmith_model::{Eagle3Config, ModelConfig, ModelShape};
 use draftsmith_report::{CostSource, LookUps, shown_interval};
 use draftsmith_theory::{
     DrafterId, Estimate, RecordedCandidate, RecordedPlace, Recording, Recordings, TimedCounts,
+    least_by,
 };
 use serde::Serialize;
 
@@ -14,9 +15,9 @@ use super::read_out::{ReadOut, read_outs};
 use super::verdict::SurveyVerdict;
 use super::{MAX_LENGTH, Surveyor};
 use crate::settings::ServerSettings;
-use draftsmith_recipe::{AS_DRAFT_MODEL, Progress, ServedDrafter, served_path};
+use draftsmith_recipe::{AS_DRAFT_MODEL, ServedDrafter, served_path};
 use draftsmith_tune::costs::Costs;
-use draftsmith_tune::judging::{Fold, speedup};
+use draftsmith_tune::judging::{Fold, joined, speedup};
 use draftsmith_tune::sweep::{RuleChoice, best_unread, cheapest};
 
 /// The maximum number of exit layers to survey. In deeper models, they are spread evenly.
@@ -81,9 +82,9 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let step = (num_layers - 1).div_ceil(MAX_EXITS);
     let exit_layers: Vec<usize> = (1..num_layers).step_by(step).collect();
     let num_steps = surveyor.answers.len() + exit_layers.len();
-    let progress = Progress::new(surveyor.watch, "survey", "steps", num_steps as u64);
-    let read_outs = read_outs(surveyor, &exit_layers, &progress)?;
-    progress.clear();
+    let progress = surveyor.watch.bar("survey", "steps", num_steps as u64);
+    let read_outs = read_outs(surveyor, &exit_layers, &*progress)?;
+    drop(progress);
     let (cost_source, base) = surveyor.target_costs()?;
     let exits = read_outs.into_iter().map(|read_out| {
         let id = match read_out.exit_layer {
@@ -153,16 +154,19 @@ struct JudgedExit {
     survey: ExitSurvey,
     /// The best rule on all answers.
     choice: RuleChoice,
-    /// For each half of the answers, the best rule of the other half, and its time on this half at
-    /// each of the costs.
-    halves: [(RuleChoice, Vec<Vec<TimedCounts>>); 2],
+    /// For each half of the answers, the seconds per token of the best rule on the other half, and the
+    /// rule's time on this half at each of the costs.
+    halves: [(f64, Vec<Vec<TimedCounts>>); 2],
 }
 
 impl ExitRecordings {
     fn judge(&self, seed: u64) -> Result<JudgedExit> {
         let Self { read_out, halves, costs: all } = self;
         let costs = &all[0];
-        let best = |fold: Fold<'_>| fold.best(all, |_| true);
+        let best = |fold: Fold<'_>| {
+            let best = fold.best(|_| true)?;
+            anyhow::Ok((best.seconds_per_token, fold.spent(best, all)?))
+        };
         let [one, other] = halves.folds(costs, best_unread)?.map(best);
         let judged = [one?, other?];
         let choice = cheapest(&best_unread(&halves.together(), costs)?)?.clone();
@@ -178,7 +182,12 @@ impl ExitRecordings {
         };
         let HalfPromise { setting, speedup, .. } = HalfPromise::new(
             &choice,
-            speedup(&halves.plain(all), &joined(judged.each_ref()), all.len(), seed),
+            speedup(
+                &halves.plain(all),
+                &joined(&judged.each_ref().map(|it| &it.1)),
+                all.len(),
+                seed,
+            ),
         );
         let survey = ExitSurvey {
             exit_layer: read_out.exit_layer,
@@ -201,23 +210,14 @@ fn best_of<'a>(
     seed: u64,
 ) -> Result<(&'a ExitSurvey, HalfPromise)> {
     let half = |half: usize| {
-        let of_exits = exits.iter().map(|exit| &exit.halves[half]);
-        let cheaper = |it: &&(RuleChoice, _)| it.0.seconds_per_token;
-        let best = of_exits.min_by(|one, other| cheaper(one).total_cmp(&cheaper(other)));
-        best.context("there is an exit")
+        let best = least_by(exits.iter().map(|exit| &exit.halves[half]), |(seconds, _)| *seconds);
+        best.map(|(_, spent)| spent).context("there is an exit")
     };
     let halves = [half(0)?, half(1)?];
-    let (spent, num_costs) = (joined(halves), halves[0].1.len());
-    let seconds = |exit: &JudgedExit| exit.choice.seconds_per_token;
-    let best = exits.iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other)));
+    let (spent, num_costs) = (joined(&halves), halves[0].len());
+    let best = least_by(exits, |exit| exit.choice.seconds_per_token);
     let best = best.context("there is an exit")?;
     Ok((&best.survey, HalfPromise::new(&best.choice, speedup(plain, &spent, num_costs, seed))))
-}
-
-/// Joins the time spent on both halves at each of the costs.
-fn joined(halves: [&(RuleChoice, Vec<Vec<TimedCounts>>); 2]) -> Vec<TimedCounts> {
-    let [(_, one), (_, other)] = halves;
-    one.iter().zip(other).flat_map(|(one, other)| [&one[..], other].concat()).collect()
 }
 
 /// Computes the number of weights that a draft forward reads, relative to a target forward: the

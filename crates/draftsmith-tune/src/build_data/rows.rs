@@ -18,7 +18,7 @@ use super::given::GivenLabels;
 use crate::answers::{Answers, TargetAnswer, unfiltered};
 use crate::conversation::answer_batched;
 use crate::labels::Labels;
-use draftsmith_recipe::{DataRecipe, LabelModels, Progress, Responses, TextSide, Watch};
+use draftsmith_recipe::{Bar, DataRecipe, LabelModels, Responses, TextSide, Watch};
 
 const HELD: &str = "nobody panics while holding it";
 
@@ -32,7 +32,7 @@ pub(super) struct Labeller<'a> {
     /// The source of responses.
     pub(super) answers: &'a dyn Answers,
     pub(super) counted: Mutex<CountedRows>,
-    pub(super) progress: &'a Progress,
+    pub(super) progress: &'a dyn Bar,
     pub(super) watch: &'a dyn Watch,
 }
 
@@ -58,42 +58,6 @@ impl MassOfRows {
     /// Computes the mean unknown probability mass per token, in percent; `None` without rows.
     fn percent(&self) -> Option<f64> {
         (self.num_rows > 0).then(|| 100.0 * self.outside_mass / self.num_tokens as f64)
-    }
-}
-
-/// The responses of servers that were left out of the data.
-pub(super) struct LeftOutRows {
-    /// The number of responses left out because too much of their probability mass is unknown.
-    /// `why` describes them in a sentence.
-    pub(super) num_left_out: usize,
-    why: Option<String>,
-    /// The number of responses that the servers' content filter stopped, or whose text is not what
-    /// the target wrote.
-    pub(super) num_filtered: usize,
-}
-
-impl LeftOutRows {
-    /// Builds the error for a data set in `dir` without any row, with reasons and hints.
-    pub(super) fn no_rows(&self, dir: &Path) -> anyhow::Error {
-        let Self { why, num_filtered, .. } = self;
-        let (mut reasons, mut hints) = (String::new(), String::new());
-        if let Some(why) = why {
-            reasons += &format!(": {why}");
-            hints += "raise `data.server.logprobs` or `data.server.max_outside_mass`, or set `data.top_k` \
-                      to at most `data.server.logprobs`; ";
-        }
-        if *num_filtered > 0 {
-            reasons += &format!(
-                ": the servers' content filter stopped {num_filtered} responses, or their text is not what the target wrote"
-            );
-            hints += "turn the servers' content filter off, use a server that returns token ids, and delete `served.jsonl` \
-                      there; ";
-        }
-        anyhow!(
-            "the data in `{}` has no row{reasons}; hint: {hints}delete the Parquet files there and run \
-             the same command again",
-            dir.display()
-        )
     }
 }
 
@@ -133,7 +97,7 @@ impl Labeller<'_> {
                         self.watch.check_interrupted()?;
                         let named = format!("prompt `{}`", answer.id);
                         let row = self.row(prompts[index], of, answer).context(named)?;
-                        self.progress.advance_part(share * share_of_labels);
+                        self.progress.advance(share * share_of_labels);
                         left -= share;
                         Ok(row)
                     };
@@ -141,7 +105,7 @@ impl Labeller<'_> {
             },
         )?;
         // The remaining progress belongs to turns that exceed the context.
-        self.progress.advance_part(left);
+        self.progress.advance(left);
         let rows = answered.into_iter().flat_map(|(rows, _)| rows);
         Ok(rows.filter(|row| self.is_known(row)).collect())
     }
@@ -223,26 +187,52 @@ impl Labeller<'_> {
             ));
         }
         drop(counted);
-        if let Some(why) = self.left_out().why {
+        if let Some(why) = self.why_left_out() {
             self.watch.note(format!("build-data: {why}"));
         }
     }
 
-    /// Summarises the responses left out so far.
-    pub(super) fn left_out(&self) -> LeftOutRows {
+    /// Returns the number of responses left out because too much of their probability mass is unknown,
+    /// and of those that the servers' content filter stopped, or whose text is not what the target wrote.
+    pub(super) fn num_left_out(&self) -> [usize; 2] {
+        [self.counted.lock().expect(HELD).left_out.num_rows, self.answers.num_left_out()]
+    }
+
+    /// Describes the responses that were left out because too much of their probability mass is unknown.
+    fn why_left_out(&self) -> Option<String> {
         let CountedRows { kept, left_out, .. } = &*self.counted.lock().expect(HELD);
-        let why = self.data.served_by().zip(left_out.percent()).map(|(server, percent)| {
-            format!(
-                "{} of {} responses are left out, because on average {percent:.2} % of their probability \
-                 mass is outside the {} log-probabilities that the servers return, and \
-                 `data.server.max_outside_mass` is {}",
-                left_out.num_rows,
-                left_out.num_rows + kept.num_rows,
-                server.logprobs,
-                server.max_outside_mass
-            )
-        });
-        let num_filtered = self.answers.num_left_out();
-        LeftOutRows { num_left_out: left_out.num_rows, why, num_filtered }
+        let (server, percent) = self.data.served_by().zip(left_out.percent())?;
+        Some(format!(
+            "{} of {} responses are left out, because on average {percent:.2} % of their probability \
+             mass is outside the {} log-probabilities that the servers return, and \
+             `data.server.max_outside_mass` is {}",
+            left_out.num_rows,
+            left_out.num_rows + kept.num_rows,
+            server.logprobs,
+            server.max_outside_mass
+        ))
+    }
+
+    /// Builds the error for a data set in `dir` without any row, with reasons and hints.
+    pub(super) fn no_rows(&self, dir: &Path) -> anyhow::Error {
+        let (mut reasons, mut hints) = (String::new(), String::new());
+        if let Some(why) = self.why_left_out() {
+            reasons += &format!(": {why}");
+            hints += "raise `data.server.logprobs` or `data.server.max_outside_mass`, or set `data.top_k` \
+                      to at most `data.server.logprobs`; ";
+        }
+        let [_, num_filtered] = self.num_left_out();
+        if num_filtered > 0 {
+            reasons += &format!(
+                ": the servers' content filter stopped {num_filtered} responses, or their text is not what the target wrote"
+            );
+            hints += "turn the servers' content filter off, use a server that returns token ids, and delete `served.jsonl` \
+                      there; ";
+        }
+        anyhow!(
+            "the data in `{}` has no row{reasons}; hint: {hints}delete the Parquet files there and run \
+             the same command again",
+            dir.display()
+        )
     }
 }

@@ -1,6 +1,6 @@
 //! The failures of a check in words.
 
-use draftsmith_report::times_text;
+use draftsmith_report::speed_text;
 use draftsmith_theory::Estimate;
 
 use super::{AcceptanceCheck, CheckReport};
@@ -66,11 +66,6 @@ pub fn p_value_text(p_value: f64) -> String {
     } else {
         format!("{p_value:.1e}")
     }
-}
-
-/// Formats a speed-up with its interval: `1.15x (1.06 to 1.25)`.
-pub fn speed_text(speedup: &Estimate) -> String {
-    format!("{} ({:.2} to {:.2})", times_text(speedup.value), speedup.low, speedup.high)
 }
 
 /// Formats a rate with its interval: `0.612 (0.580..0.644)`.

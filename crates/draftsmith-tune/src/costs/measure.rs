@@ -21,7 +21,7 @@ use serde::{Deserialize, Serialize};
 use super::mixed::{MixedLengths, mixed_costs};
 use super::{Costs, LENGTHS};
 use crate::decoders::Decoders;
-use draftsmith_recipe::{Progress, Watch};
+use draftsmith_recipe::{Bar, Watch};
 
 /// The round length at which signals are timed, in candidates.
 const SIGNAL_LENGTH: usize = 4;
@@ -98,7 +98,7 @@ impl CostProbe<'_, '_> {
     }
 
     fn passes(&mut self, lengths_under: LengthsUnder<'_>) -> Result<Vec<MeasuredCosts>> {
-        let progress = Progress::new(self.watch, "costs", "answers", 0);
+        let progress = self.watch.bar("costs", "answers", 0);
         let all = self.prompts;
         let num_timings = NUM_TIMINGS + self.decodings.len() - 1;
         progress.set_total((all.len() * num_timings) as u64);
@@ -106,12 +106,12 @@ impl CostProbe<'_, '_> {
         // kernels. Their costs suffice to estimate the lengths of rounds and the time of a pass.
         // One prompt is enough, unless its answer is too short.
         self.prompts = &all[..1];
-        let mut first = self.pass(&mut MixedLengths::default(), &progress)?;
+        let mut first = self.pass(&mut MixedLengths::default(), &*progress)?;
         let mut num_answers = num_timings;
         let mut costs = MeasuredCosts::of(std::slice::from_ref(&first), self.drafter);
         if costs.is_err() {
             self.prompts = all;
-            first = self.pass(&mut MixedLengths::default(), &progress)?;
+            first = self.pass(&mut MixedLengths::default(), &*progress)?;
             num_answers += all.len() * num_timings;
             costs = MeasuredCosts::of(std::slice::from_ref(&first), self.drafter);
         }
@@ -127,19 +127,18 @@ impl CostProbe<'_, '_> {
         let mut passes: Vec<Pass> = Vec::new();
         let begun = Instant::now();
         loop {
-            passes.push(self.pass(&mut lengths, &progress)?);
+            passes.push(self.pass(&mut lengths, &*progress)?);
             let num_passes = passes.len();
             if num_passes < MIN_LONG_PASSES {
                 continue;
             }
             let quiet = quiet(&mut passes);
             let measured = MeasuredCosts { num_passes, ..MeasuredCosts::of(quiet, self.drafter)? };
-            progress.message(format!("± {:.1} %", measured.uncertainty * 100.0));
+            progress.message(&format!("± {:.1} %", measured.uncertainty * 100.0));
             let each: Vec<MeasuredCosts> =
                 (0..self.decodings.len()).map(|nth| measured.clone().under(quiet, nth)).collect();
             let is_long = num_passes >= MIN_PASSES || begun.elapsed() >= LONG_ENOUGH;
             if num_passes >= max_passes || is_long && measured.uncertainty <= CLOSE_ENOUGH {
-                progress.clear();
                 return Ok(each);
             }
         }
@@ -155,7 +154,7 @@ impl CostProbe<'_, '_> {
 
     /// Runs one pass over all prompts, lengths and signals, and over rounds with the lengths in
     /// `mixed`.
-    fn pass(&mut self, mixed: &mut MixedLengths, progress: &Progress) -> Result<Pass> {
+    fn pass(&mut self, mixed: &mut MixedLengths, progress: &dyn Bar) -> Result<Pass> {
         let begun = Instant::now();
         let none = SignalNeeds::default();
         let mut verify_seconds = vec![self.time(0, 0, none, progress)?.verify];
@@ -176,7 +175,7 @@ impl CostProbe<'_, '_> {
         let head_seconds = if self.decoders.has_head_for(self.drafter.into()) {
             extra(self, SignalNeeds { acceptance_prob: true, ..none })?
         } else {
-            progress.advance(self.prompts.len() as u64);
+            progress.advance(self.prompts.len() as f64);
             0.0
         };
         let confidence_seconds = extra(self, SignalNeeds { confidence: true, ..none })?;
@@ -210,7 +209,7 @@ impl CostProbe<'_, '_> {
         length: usize,
         decoding: usize,
         needs: SignalNeeds,
-        progress: &Progress,
+        progress: &dyn Bar,
     ) -> Result<RoundTimes> {
         let (mut draft, mut verify) = (Vec::new(), Vec::new());
         for number in 0..self.prompts.len() {
@@ -235,7 +234,7 @@ impl CostProbe<'_, '_> {
         number: usize,
         decoding: usize,
         lengths: Option<&mut MixedLengths>,
-        progress: &Progress,
+        progress: &dyn Bar,
     ) -> Result<Trace> {
         self.watch.check_interrupted()?;
         let Self { decoders, drafter, prompts, .. } = self;
@@ -245,7 +244,7 @@ impl CostProbe<'_, '_> {
         let name = lengths.as_ref().map_or(DrafterName::None, |_| (*drafter).into());
         let rule = lengths.map(|rule| rule as &mut dyn StopRule);
         let found = decoders.decode(name, rule, decoding, prompt, draws)?;
-        progress.advance(1);
+        progress.advance(1.0);
         Ok(found.trace)
     }
 }

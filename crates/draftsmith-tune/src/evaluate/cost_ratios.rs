@@ -9,9 +9,7 @@ use draftsmith_theory::{CostModel, DrafterId, Round, RoundCosts, StopRuleName};
 
 use super::measure::PromptRun;
 use super::settings::Setting;
-use draftsmith_recipe::Recipe;
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::pair::Pair;
+use draftsmith_recipe::{LoadedDrafters, Pair, Recipe};
 
 /// Computes for each drafter the number of parameters that its forward reads, divided by the
 /// target's number of parameters; 0 for prompt lookup.

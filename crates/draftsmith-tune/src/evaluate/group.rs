@@ -18,11 +18,9 @@ use draftsmith_theory::{
 use super::Plan;
 use super::cost_ratios::{cost_by_time, given_ratios, paper_costs};
 use super::measure::{Bench, PromptRun};
-use super::promise::Promise;
 use super::settings::Setting;
 use crate::agreement::Agreement;
-use draftsmith_recipe::prompts::Dataset;
-use draftsmith_recipe::{EvaluateRecipe, Recipe};
+use draftsmith_recipe::{Dataset, EvaluateRecipe, Recipe, TunedRule};
 
 /// The lengths of prefixes of answers for which a speed is reported, in tokens. SVIP's Tables 2 and
 /// 6 have those from 128 on.
@@ -536,7 +534,7 @@ impl EvaluationResults {
 /// Compares predicted gains with the runs of one group. Leaves out settings that were not run, and
 /// the best fixed length itself, which is the baseline.
 fn promises(
-    promised: &[Promise],
+    promised: &[TunedRule],
     settings: &[Setting],
     runs: &[Vec<PromptRun>],
     seed: u64,
@@ -546,14 +544,15 @@ fn promises(
             |setting: &Setting| setting.drafter == drafter && setting.rule.as_ref() == Some(rule);
         settings.iter().position(is_it).map(|index| &runs[index])
     };
-    let promise = |promised: &Promise| {
+    let promise = |promised: &TunedRule| {
         let candidate_length = promised.best_fixed_length;
         let fixed = StopRuleConfig::FixedLength(FixedLengthConfig { candidate_length });
         let own = runs_of(promised.drafter, &promised.config)?;
-        if promised.config == fixed && promised.drafter == promised.over.into() {
+        let over = DrafterName::Of(promised.drafter.id()?);
+        if promised.config == fixed && promised.drafter == over {
             return None;
         }
-        let fixed = runs_of(promised.over.into(), &fixed)?;
+        let fixed = runs_of(over, &fixed)?;
         let seconds = |runs: &[PromptRun], some: &[usize]| -> f64 {
             let traces = || some.iter().map(|index| &runs[*index].trace);
             let seconds: f64 = traces().map(|trace| trace.decode_time().as_secs_f64()).sum();
@@ -571,7 +570,9 @@ fn promises(
             outcome: PromiseOutcome::of(&expected, &measured),
         })
     };
-    promised.iter().filter(|promised| promised.is_of_this_machine).filter_map(promise).collect()
+    // Gains at costs of another machine cannot be verified here.
+    let of_here = promised.iter().filter(|promised| promised.cost_source.is_machine());
+    of_here.filter_map(promise).collect()
 }
 
 #[cfg(test)]

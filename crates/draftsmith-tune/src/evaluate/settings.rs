@@ -6,10 +6,7 @@ use std::iter;
 
 use draftsmith_theory::{FixedLengthConfig, StopRuleConfig, StopRuleName};
 
-use super::promise::Promise;
-use draftsmith_recipe::kinds::Role;
-use draftsmith_recipe::kinds::loaded::LoadedDrafters;
-use draftsmith_recipe::{EvaluateRecipe, Recipe};
+use draftsmith_recipe::{EvaluateRecipe, LoadedDrafters, Recipe, Role, TunedRule};
 use draftsmith_report::{DecodingName, DrafterName, in_order};
 
 /// One setting to measure: a drafter and a stop rule.
@@ -31,15 +28,16 @@ impl Setting {
         evaluate: &EvaluateRecipe,
         decoding: DecodingName,
         drafters: &LoadedDrafters,
-        promised: &[Promise],
+        promised: &[TunedRule],
     ) -> Vec<Self> {
         let mut all = vec![Self::PLAIN];
         for (id, drafter) in recipe.evaluated() {
+            let promised = || promised.iter().filter(|it| it.drafter.id() == Some(id));
             let loaded = drafters.get(id).ok();
             let has_head = loaded.is_some_and(|loaded| loaded.head_timing().is_some());
             let has_steps = drafter.kind.role() == Role::Steps;
             let mut rules = drafter.stop_rules(&evaluate.rules, decoding, has_head);
-            for promised in promised.iter().filter(|promised| promised.over == id) {
+            for promised in promised() {
                 let fixed = FixedLengthConfig { candidate_length: promised.best_fixed_length };
                 let own = (promised.drafter == id.into()).then(|| promised.config.clone());
                 for rule in iter::once(fixed.into()).chain(own) {
@@ -56,7 +54,7 @@ impl Setting {
                 let of = |rule: &StopRuleConfig| Self { drafter, rule: Some(rule.clone()) };
                 all.extend(rules.iter().map(of));
             }
-            for promised in promised.iter().filter(|it| it.drafter.id() == Some(id)) {
+            for promised in promised() {
                 let own = Self { drafter: promised.drafter, rule: Some(promised.config.clone()) };
                 if !all.contains(&own) {
                     all.push(own);

@@ -16,10 +16,8 @@ use crate::agreement::rounding;
 use crate::machine::machine_text;
 use crate::serving::concluded;
 use crate::tuning::TuningFile;
-use draftsmith_recipe::device::DeviceChoice;
 use draftsmith_recipe::exports::summary_of;
-use draftsmith_recipe::prompts::Dataset;
-use draftsmith_recipe::prompts::for_data::{num_known, prompts_in_data};
+use draftsmith_recipe::{Dataset, DeviceChoice, num_known, prompts_in_data};
 
 impl MeasuredModels<'_> {
     /// Writes all files of an evaluation, and returns its result.

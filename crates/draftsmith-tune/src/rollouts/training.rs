@@ -20,9 +20,7 @@ use draftsmith_train::{RecordedRollouts, recordings_of, rows_of_recording};
 use super::RecordedSet;
 use crate::recorder::{AnswerRecorder, RecordedDrafter, RecordedModels, ResponseToRecord};
 use crate::server_access::ServerAccess;
-use draftsmith_recipe::{
-    DrafterRecipe, Progress, Recipe, Silent, Watch, Workspace, decoding, on_pool,
-};
+use draftsmith_recipe::{DrafterRecipe, Recipe, Silent, Watch, Workspace, decoding, on_pool};
 
 /// The name of the prompt set in file names and provenance.
 const SET: &str = "training";
@@ -164,8 +162,8 @@ impl TrainingRecorder<'_> {
             }
             _ => vec![None; responses.len()],
         };
-        let progress = Progress::new(self.watch, "rollouts", "responses", responses.len() as u64);
-        progress.message(self.id.to_string());
+        let progress = self.watch.bar("rollouts", "responses", responses.len() as u64);
+        progress.message(self.id.as_str());
         let recorder = AnswerRecorder {
             models,
             max_new_tokens: max_new_tokens as usize,
@@ -173,7 +171,7 @@ impl TrainingRecorder<'_> {
             max_length: self.max_length,
             labels: true,
             watch: self.watch,
-            progress: &progress,
+            progress: &*progress,
         };
         let mut to_record: Vec<ResponseToRecord<'_>> = responses
             .iter()
@@ -195,7 +193,7 @@ impl TrainingRecorder<'_> {
         let drafters = &recipe.load_drafters(self.workspace, false)?;
         let drafter = RecordedDrafter { drafters, id: self.id, decoding };
         let recorded = on_pool(|| recorder.record(&drafter, &mut to_record))?;
-        progress.clear();
+        drop(progress);
         let rows = responses.iter().zip(&recorded);
         Ok(rows.flat_map(|(row, recording)| rows_of_recording(&row.id, recording, false)).collect())
     }

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result};
 use draftsmith_files::{read_bytes, write_json};
 use draftsmith_report::SweptHead;
-use draftsmith_theory::{DrafterId, HeadScores};
+use draftsmith_theory::{DrafterId, HeadScores, least_by};
 use draftsmith_train::HeadTraining;
 use serde_json::Value;
 
@@ -27,8 +27,7 @@ pub(super) fn finish(
         serde_json::from_slice(&read_bytes(&path).unwrap_or_default()).unwrap_or_default();
     let scores = heads.iter().map(|(_, head)| serde_json::from_value(head.scores.clone()));
     let scores: Vec<HeadScores> = scores.collect::<Result<_, _>>()?;
-    let kl = |nth: usize| scores[nth].comparable_kl();
-    let best = (0..heads.len()).min_by(|one, other| kl(*one).total_cmp(&kl(*other)));
+    let best = least_by(0..heads.len(), |nth| scores[*nth].comparable_kl());
     let best = best.context("a sweep has a head")?;
     let row = |(nth, (settings, head)): (usize, &(HeadTraining, Exported))| {
         let name = settings.name();

@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::racing::{Prefilling, Raced};
 use crate::costs::{Costs, MeasuredCosts};
-use crate::judging::{estimate, over, speedup};
+use crate::judging::{at_each, gain, speedup};
 use crate::sweep::{RuleChoice, best_look_ups_alone};
 use draftsmith_recipe::TunedRule;
 
@@ -50,21 +50,13 @@ impl Baseline<'_> {
         &self.measured.costs
     }
 
-    /// Replays a rule at its best setting, one entry per response.
-    fn spent(&self, choice: &RuleChoice) -> Result<Vec<TimedCounts>> {
-        choice.replay(self.recordings, self.costs())
-    }
-
     /// Estimates a rule's gain over the best fixed length. The 95 % interval covers resampled
     /// responses and the uncertainty of the costs.
     fn gain(&self, choice: &RuleChoice) -> Result<Estimate> {
         let costs = self.measured.drawn(self.seed);
-        let spent = |choice: &RuleChoice| -> Result<Vec<TimedCounts>> {
-            let each = costs.iter().map(|costs| choice.replay(self.recordings, costs));
-            Ok(each.collect::<Result<Vec<_>>>()?.concat())
-        };
-        let (fixed, own) = (spent(&self.fixed)?, spent(choice)?);
-        Ok(estimate(own.len(), costs.len(), self.seed, &|some| over(&fixed, &own, some)))
+        let [fixed, own] = [&self.fixed, choice]
+            .map(|choice| at_each(&costs, |costs| choice.replay(self.recordings, costs)));
+        Ok(gain(&fixed?, &own?, costs.len(), self.seed))
     }
 
     /// Estimates the speed relative to plain decoding of what `replayed` replays at given costs, with
@@ -76,9 +68,8 @@ impl Baseline<'_> {
         replayed: impl Fn(&Costs) -> Result<Vec<TimedCounts>>,
     ) -> Result<Estimate> {
         let costs = self.measured.drawn(self.seed);
-        let plain = costs.iter().flat_map(|costs| self.recordings.plain(&costs.rounds));
-        let own = costs.iter().map(replayed).collect::<Result<Vec<_>>>()?.concat();
-        let speedup = speedup(&plain.collect::<Vec<_>>(), &own, costs.len(), self.seed);
+        let plain = at_each(&costs, |costs| Ok(self.recordings.plain(&costs.rounds)))?;
+        let speedup = speedup(&plain, &at_each(&costs, replayed)?, costs.len(), self.seed);
         Ok(self.raced.map_or(speedup, |raced| speedup.map(raced.with_prefill(prefilling))))
     }
 
@@ -106,7 +97,7 @@ impl Baseline<'_> {
     /// Builds the record of a rule for an export, with its predicted acceptance rate, and its gain in
     /// the race if it was in one.
     pub(super) fn tuned_rule(&self, choice: &RuleChoice) -> Result<TunedRule> {
-        let spent = self.spent(choice)?;
+        let spent = choice.replay(self.recordings, self.costs())?;
         let acceptance_rate = |some: &[usize]| {
             some.iter().map(|index| spent[*index].counts).sum::<Counts>().acceptance_rate()
         };

@@ -219,9 +219,7 @@ impl Tuner<'_> {
             }
         };
         add(cheapest(choices)?);
-        let alone: Vec<RuleChoice> =
-            choices.iter().filter(|choice| choice.lookup_first.is_none()).cloned().collect();
-        add(cheapest(&alone)?);
+        add(cheapest(choices.iter().filter(|choice| choice.lookup_first.is_none()))?);
         for costs in measured.drawn(self.recipe.seed).iter().skip(1).take(NUM_RESAMPLES) {
             let num = recordings.responses.len();
             let mut some = recordings.clone();

@@ -11,7 +11,7 @@ use draftsmith_recipe::{Runtime, ServedDrafter, served_path};
 use draftsmith_report::{ServingWay, rule_label};
 use draftsmith_theory::{
     Bounds, CandidateProbThresholdConfig, Counts, Drafting, Estimate, HeadTiming, NgramSimple,
-    Recordings, RoundCosts, RoundLengths, StopRuleConfig, TimedCounts, seconds_per_token,
+    Recordings, RoundCosts, RoundLengths, StopRuleConfig, TimedCounts, least_by, seconds_per_token,
 };
 use rayon::prelude::*;
 
@@ -114,8 +114,7 @@ fn looked_up(recordings: &Recordings, ngram: NgramSimple, rounds: &RoundCosts) -
 }
 
 fn fastest<S>(tried: Vec<(S, Vec<TimedCounts>)>) -> Result<S> {
-    let seconds = |it: &(S, Vec<TimedCounts>)| seconds_per_token(&it.1);
-    let best = tried.into_iter().min_by(|one, other| seconds(one).total_cmp(&seconds(other)));
+    let best = least_by(tried, |(_, spent)| seconds_per_token(spent));
     Ok(best.context("a runtime has settings")?.0)
 }
 

@@ -1,9 +1,11 @@
 //! Formats the results of `check` as a table.
 
-use draftsmith_report::{LEAST_PROMPTS, MAX_FOREIGN_LOAD, counted, plain_table, rule_label};
+use draftsmith_report::{
+    LEAST_PROMPTS, MAX_FOREIGN_LOAD, counted, plain_table, rule_label, speed_text,
+};
 use draftsmith_theory::Sampling;
 use draftsmith_tune::check::{
-    AcceptanceCheck, CheckReport, DecodingCheck, p_value_text, rate_text, speed_text,
+    AcceptanceCheck, CheckReport, DecodingCheck, p_value_text, rate_text,
 };
 
 /// Formats the results as a table, one line per check, ending with a line break. It fits into 80

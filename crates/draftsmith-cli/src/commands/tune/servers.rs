@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail};
 use clap::Args;
 use draftsmith_files::write_whole;
 use draftsmith_recipe::{Recipe, Workspace, quoted, served_path};
-use draftsmith_report::{plain_table, times_text, wrapped};
+use draftsmith_report::{plain_table, speed_text, times_text, wrapped};
 use draftsmith_servers::costs::ServerCostsFile;
 use draftsmith_servers::settings::{
     LoadCell, ScheduleKeys, ServerKind, ServerLoad, ServerSettings, ServerTuning, tune_for_server,
@@ -202,12 +202,8 @@ pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
         lines.push(format!("tokens per round: {}", tokens.join(", ")));
     }
     lines.push(match settings.single.zip(settings.single_speedup) {
-        Some((single, Estimate { value, low, high })) => {
-            format!(
-                "at your load: {}, {} ({low:.2} to {high:.2})",
-                single.text(),
-                times_text(value)
-            )
+        Some((single, speedup)) => {
+            format!("at your load: {}, {}", single.text(), speed_text(&speedup))
         }
         None => "at your load: off".to_owned(),
     });

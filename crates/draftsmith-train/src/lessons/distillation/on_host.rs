@@ -104,22 +104,22 @@ pub(super) fn score_sums(
     sums
 }
 
-/// Runs `at` on each of a token's numbers together with the teacher's number. `at` returns a
-/// replacement for the number and `SUMS` terms. Returns the sum of each term over the row.
+/// Runs `at` on each of a token's numbers together with the number `beside` it, the teacher's. `at`
+/// returns a replacement for the number and `SUMS` terms. Returns the sum of each term over the row.
 #[inline(always)]
-fn pass<const SUMS: usize>(
+fn pass<T: Copy, const SUMS: usize>(
     row: &mut [f32],
-    teacher: &[f32],
-    at: impl Fn(f32, f32) -> (f32, [f32; SUMS]),
+    beside: &[T],
+    at: impl Fn(f32, T) -> (f32, [f32; SUMS]),
 ) -> [f32; SUMS] {
     let mut strands = [[0.0; STRANDS]; SUMS];
     let (chunks, rest) = row.as_chunks_mut::<STRANDS>();
-    let (teachers, teachers_rest) = teacher.as_chunks::<STRANDS>();
-    let teachers = &teachers[..chunks.len()];
+    let (others, others_rest) = beside.as_chunks::<STRANDS>();
+    let others = &others[..chunks.len()];
     for nth in 0..chunks.len() {
-        let (chunk, teacher) = (&mut chunks[nth], &teachers[nth]);
+        let (chunk, other) = (&mut chunks[nth], &others[nth]);
         for i in 0..STRANDS {
-            let (x, terms) = at(chunk[i], teacher[i]);
+            let (x, terms) = at(chunk[i], other[i]);
             chunk[i] = x;
             for s in 0..SUMS {
                 strands[s][i] += terms[s];
@@ -127,7 +127,7 @@ fn pass<const SUMS: usize>(
         }
     }
     for i in 0..rest.len() {
-        let (x, terms) = at(rest[i], teachers_rest[i]);
+        let (x, terms) = at(rest[i], others_rest[i]);
         rest[i] = x;
         for s in 0..SUMS {
             strands[s][i] += terms[s];
@@ -140,36 +140,20 @@ fn pass<const SUMS: usize>(
     sums
 }
 
-/// Runs `at` on each of a token's numbers without the teacher's. Otherwise it is the same as
-/// [`pass`].
+/// Runs `at` on each of a token's numbers, as [`pass`] does, beside nothing.
 #[inline(always)]
 fn pass_alone<const SUMS: usize>(
     row: &mut [f32],
     at: impl Fn(f32) -> (f32, [f32; SUMS]),
 ) -> [f32; SUMS] {
-    let mut strands = [[0.0; STRANDS]; SUMS];
-    let (chunks, rest) = row.as_chunks_mut::<STRANDS>();
-    for chunk in chunks {
-        for i in 0..STRANDS {
-            let (x, terms) = at(chunk[i]);
-            chunk[i] = x;
-            for s in 0..SUMS {
-                strands[s][i] += terms[s];
-            }
-        }
-    }
-    for i in 0..rest.len() {
-        let (x, terms) = at(rest[i]);
-        rest[i] = x;
-        for s in 0..SUMS {
-            strands[s][i] += terms[s];
-        }
-    }
-    let mut sums = [0.0; SUMS];
-    for s in 0..SUMS {
-        sums[s] = sum(strands[s]);
-    }
-    sums
+    // A list of `()` takes no memory.
+    let nothing = vec![(); row.len()];
+    pass(
+        row,
+        &nothing,
+        #[inline(always)]
+        |x, ()| at(x),
+    )
 }
 
 #[inline(always)]

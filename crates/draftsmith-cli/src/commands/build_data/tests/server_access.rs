@@ -11,7 +11,7 @@ use draftsmith_served::{Served, ServerHints, ServerLabels, ServerRecipe};
 use serde_json::{Value, json};
 
 use anyhow::Result;
-use draftsmith_recipe::{Interrupted, Progress, Recipe, Silent, Watch, Workspace};
+use draftsmith_recipe::{Interrupted, Recipe, Silent, Watch, Workspace};
 use draftsmith_theory::Decoding;
 use draftsmith_tune::answers::unfiltered;
 use draftsmith_tune::build_data::DamagedShards;
@@ -62,9 +62,9 @@ fn answer(
     prompts: &[Prompt],
     watch: &dyn Watch,
 ) -> Result<()> {
-    let progress = Progress::new(watch, "servers", "prompts", prompts.len() as u64);
+    let progress = watch.bar("servers", "prompts", prompts.len() as u64);
     let all = prompts.iter().map(|prompt| Ok(Cow::Owned(SetPrompt::Conversation(prompt.clone()))));
-    ask_servers(served, all, workspace.text_side().expect("there"), watch, &progress)
+    ask_servers(served, all, workspace.text_side().expect("there"), watch, &*progress)
 }
 
 #[test]
