@@ -99,6 +99,8 @@ pub struct Parts {
     pub(crate) embedding: Option<LinearSpec>,
     /// The projection of the target's states.
     pub(crate) fc: Option<LinearSpec>,
+    /// The names and widths of the norms of the target's states before their projection.
+    pub(crate) state_norms: Vec<(&'static str, usize)>,
     /// The name of the norm of embeddings or projected states.
     pub(crate) input_norm: Option<&'static str>,
     /// Each layer with the prefix of its tensors.
@@ -116,6 +118,7 @@ impl Parts {
         Self {
             embedding: None,
             fc: None,
+            state_norms: Vec::new(),
             input_norm: None,
             layers: layers.collect(),
             lm_head: None,
@@ -131,6 +134,9 @@ impl Parts {
 pub struct DraftNetwork<F: DraftForm> {
     /// The projection of the target's hidden states, concatenated.
     pub(crate) fc: Option<PackableLinear>,
+    /// The norms of the target's states before their projection: none, one of all states, or one of
+    /// each.
+    pub(crate) state_norms: Vec<PackableNorm>,
     /// The norm of embeddings (EAGLE-3) or of projected states (block drafters).
     pub(crate) input_norm: Option<PackableNorm>,
     /// The layers and the norm of their output.
@@ -209,11 +215,15 @@ impl<F: DraftForm> DraftConfig<F> {
         });
         let embedding = embedding.transpose()?;
         let fc = linear(parts.fc, source)?;
-        let norm = parts.input_norm.map(|name| {
-            let norm = NamedNorm::outside(name, &self.model.shape, &self.model.spec.norm);
+        let norm = |(name, width): (&'static str, usize), source: &mut S| {
+            let outside = NamedNorm::outside(name, &self.model.shape, &self.model.spec.norm);
+            let norm = NamedNorm { width, ..outside };
             Packable::build(source, |it| it.norm(norm), |it| it.norm(norm))
-        });
-        let input_norm = norm.transpose()?;
+        };
+        let state_norms = parts.state_norms.into_iter().map(|it| norm(it, source));
+        let state_norms = state_norms.collect::<Result<_, _>>()?;
+        let width = self.model.shape.hidden_size;
+        let input_norm = parts.input_norm.map(|name| norm((name, width), source)).transpose()?;
         let lm_head = linear(early, source)?;
         let markov = match parts.markov {
             Some(both) => {
@@ -231,6 +241,7 @@ impl<F: DraftForm> DraftConfig<F> {
         let (narrow_head, narrow_markov, mask) = (None, None, None);
         Ok(DraftNetwork {
             fc,
+            state_norms,
             input_norm,
             stack,
             lm_head,
@@ -308,6 +319,7 @@ impl<F: DraftForm> DraftNetwork<F> {
     pub(crate) fn unpacked(self) -> Self {
         Self {
             fc: self.fc.map(Packable::unpacked),
+            state_norms: self.state_norms.into_iter().map(Packable::unpacked).collect(),
             input_norm: self.input_norm.map(Packable::unpacked),
             stack: self.stack.unpacked(),
             lm_head: self.lm_head.map(Packable::unpacked),
@@ -396,16 +408,20 @@ impl<F: DraftForm> DraftNetwork<F> {
 
     /// Lists the drafter's tensors in the layout of its file.
     pub(crate) fn named(&self, config: &DraftConfig<F>) -> Vec<NamedTensor> {
-        let Parts { fc, lm_head, markov, confidence, input_norm, .. } = F::parts(config);
+        let Parts { fc, lm_head, markov, confidence, state_norms, input_norm, .. } =
+            F::parts(config);
         let own = [(fc, &self.fc), (lm_head, &self.lm_head), (confidence, &self.confidence)];
         let own = own.into_iter().flat_map(|(spec, linear)| spec.zip(linear.as_deref()));
         let markov = markov.into_iter().flatten().zip(self.markov.iter().flatten());
         let markov = markov.map(|(spec, linear)| (spec, &**linear));
         let mut tensors = named_linears("", own.chain(markov));
-        let norm = self.input_norm.iter().zip(input_norm);
         let ModelConfig { shape, spec, .. } = &config.model;
-        let norm = norm.map(|(norm, name)| norm.named(NamedNorm::outside(name, shape, &spec.norm)));
-        tensors.extend(norm.flatten());
+        let input_norm = input_norm.map(|name| (name, shape.hidden_size));
+        let norms = self.state_norms.iter().zip(state_norms);
+        let norms = norms.chain(self.input_norm.iter().zip(input_norm));
+        tensors.extend(norms.flat_map(|(norm, (name, width))| {
+            norm.named(NamedNorm { width, ..NamedNorm::outside(name, shape, &spec.norm) })
+        }));
         tensors.extend(self.stack.named(&config.stack()));
         let table = self.embedding.iter();
         let name = format!("{EMBEDDING}.weight");

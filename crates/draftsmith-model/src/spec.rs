@@ -127,6 +127,8 @@ pub struct WindowSpec {
     pub size: usize,
     /// A flag for each layer: whether it has the window.
     pub layers: Vec<bool>,
+    /// Whether the rows of a bidirectional block see its later rows in these layers too.
+    pub sees_ahead: bool,
     /// The rotary embedding of the layers with a window, if it differs from that of the others.
     pub rope: Option<RopeConfig>,
 }

@@ -39,6 +39,9 @@ pub struct BlockShape {
     /// The token in all rows but the anchor's. Text should not contain it. Default: the last token
     /// of the vocabulary.
     pub mask_token_id: Option<u32>,
+    /// The number of tokens that each row attends to, itself included, in every layer, 1 or more.
+    /// Default: all.
+    pub window: Option<usize>,
 }
 
 impl Default for BlockShape {
@@ -50,6 +53,7 @@ impl Default for BlockShape {
             markov_rank: 32,
             layers: None,
             mask_token_id: None,
+            window: None,
         }
     }
 }
@@ -75,6 +79,7 @@ impl StateTraining for BlockShape {
                 ("num_layers", self.num_layers as f64, Range::Within(1.0, 64.0, "1 to 64")),
                 ("block_size", self.block_size as f64, STEPS),
                 ("step_weight", self.step_weight, STEP_WEIGHT),
+                ("window", self.window.unwrap_or(1) as f64, Range::AT_LEAST_ONE),
             ],
         )?;
         let rise =
@@ -109,6 +114,7 @@ impl StateTraining for BlockShape {
             it.markov_rank = self.markov_rank;
             it.dtype = target.stored_dtype();
             it.draft_vocabulary = vocabulary.cloned();
+            it.set_window(self.window);
         }))
     }
 
