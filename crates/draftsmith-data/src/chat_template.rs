@@ -127,17 +127,20 @@ impl ChatTemplate {
         Ok(Self { date, ..self })
     }
 
-    /// Sets further variables of the template, such as `enable_thinking` or `tools`, as the arguments of
+    /// Adds variables of the template, such as `enable_thinking` or `tools`, as the arguments of
     /// `apply_chat_template` in transformers.
     ///
     /// # Errors
     /// If a name is that of the messages or of the generation prompt.
-    pub fn with_arguments(self, arguments: Map<String, Json>) -> Result<Self> {
+    pub fn with_arguments(mut self, arguments: Map<String, Json>) -> Result<Self> {
         match RESERVED.iter().find(|name| arguments.contains_key(**name)) {
             Some(name) => {
                 Err(DataError::invalid(format!("`{name}` is set for each prompt; hint: remove it")))
             }
-            None => Ok(Self { arguments, ..self }),
+            None => {
+                self.arguments.extend(arguments);
+                Ok(self)
+            }
         }
     }
 
