@@ -16,7 +16,7 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use self::config::DraftConfig;
 use self::faults::DraftFaultKind;
@@ -302,6 +302,60 @@ impl<F: DraftForm> DraftNetwork<F> {
         reader.finish()?;
         check_weights(&dir)?;
         Ok((config, network.with_narrow_heads()))
+    }
+
+    /// Reads a drafter of any target of shape `target`'s, to train it further on the device of `target`
+    /// with autodiff. The record of its training is left out.
+    ///
+    /// # Errors
+    /// As for [`Self::from_dir`].
+    pub fn to_train(dir: &Path, target: &CausalLm) -> Result<(DraftConfig<F>, Self)> {
+        let device = target.device().autodiff();
+        let (config, network) = Self::from_dir(dir, target.shape(), WeightDtype::F32, &device)?;
+        let (dtype, target_hash, training) = (target.stored_dtype(), None, Map::new());
+        Ok((DraftConfig { dtype, target_hash, training, ..config }, network.unpacked()))
+    }
+
+    /// Adds tokens to the draft vocabulary. Their rows of the LM head are the target's, or zeros if the
+    /// drafter has another width.
+    ///
+    /// # Panics
+    /// If `vocabulary` does not begin with the drafter's own.
+    #[must_use]
+    pub fn widened(self, vocabulary: &DraftVocabulary, target: &CausalLm) -> Self {
+        let num_before = self.config.num_draft_tokens();
+        let own = self.config.draft_vocabulary.as_ref().map(DraftVocabulary::ids);
+        assert_eq!(own, vocabulary.ids().get(..num_before), "the drafter's own tokens come first");
+        let added = &vocabulary.ids()[num_before..];
+        if added.is_empty() {
+            return self;
+        }
+        let device = self.stack.device();
+        let joined = |linear: PackableLinear, columns: Tensor<2>| -> PackableLinear {
+            let weight = Tensor::cat(vec![linear.weight.val(), columns], 1);
+            let weight = Param::from_data(weight.into_data(), &device);
+            Linear { weight, bias: None }.into()
+        };
+        let zeros = |linear: &PackableLinear| {
+            let [inputs, _] = linear.weight.dims();
+            Tensor::zeros([inputs, added.len()], &device)
+        };
+        let is_as_wide = self.hidden_size() == target.shape().hidden_size;
+        let lm_head = self.lm_head.map(|head| {
+            let added = DraftVocabulary::new(added);
+            let columns = match is_as_wide {
+                true => copied_head(target, Some(&added), &device).weight.val(),
+                false => zeros(&head),
+            };
+            joined(head, columns)
+        });
+        let markov = self.markov.map(|[vectors, out]| {
+            let columns = zeros(&out);
+            [vectors, joined(out, columns)]
+        });
+        let draft_vocabulary = Some(vocabulary.clone());
+        let config = Arc::new(DraftConfig { draft_vocabulary, ..(*self.config).clone() });
+        Self { lm_head, markov, config, ..self }
     }
 
     /// Combines the drafter's own matrices that give logits with the tokens that it may draft. The

@@ -4,16 +4,20 @@
 //! forward, in which each block attends to the contexts before its anchor and to its own earlier rows.
 //! Row k is step k of a draft.
 
-use draftsmith_model::{BlockDrafter, BlockDrafterConfig, CausalLm, DraftVocabulary, StateNetwork};
+use std::path::Path;
+
+use draftsmith_model::{
+    BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, DraftVocabulary, StateNetwork,
+};
 use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::eagle3::{STEP_WEIGHT, STEPS};
 use crate::error::{Result, TrainError};
-use crate::lessons::settings::{InitialWeights, LessonSettings};
+use crate::lessons::settings::LessonSettings;
 use crate::ranges::{Range, check_numbers};
-use crate::self_draft::StateTraining;
+use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
 use crate::self_draft::scores::DraftScores;
 use crate::self_draft::settings::SelfDraftTraining;
 
@@ -121,17 +125,39 @@ impl StateTraining for BlockShape {
     fn network(
         &self,
         config: &BlockDrafterConfig,
-        initial: InitialWeights,
+        is_random: bool,
         target: &CausalLm,
         seed: u64,
     ) -> BlockDrafter {
         let mut draws = SeededDraws::new(seed, &["block"]);
         let device = target.device().autodiff();
         let drawn = config.init_for(target, &device, || draws.uniform());
-        match initial {
-            InitialWeights::Random => drawn,
-            InitialWeights::Target => drawn.with_weights_of(target),
+        match is_random {
+            true => drawn,
+            false => drawn.with_weights_of(target),
         }
+    }
+
+    /// Reads a causal drafter whose anchor's row predicts, with at least as many rows. A confidence head
+    /// is left out, because it belongs to the drafter as it was.
+    fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
+        let layers = self.layers(target.shape().num_layers);
+        let Initial { mut config, network, vocabulary } = read_initial(dir, target, &layers)?;
+        let form = &config.own;
+        if !form.is_causal || !form.is_anchor_first || form.block_size < self.block_size {
+            return Err(TrainError::Invalid(format!(
+                "the drafter of `initial`, `{}`, cannot be trained further: blocks are trained causal, with the \
+                 anchor's row predicting, and with at most the drafter's {} rows (`block_size`)",
+                dir.display(),
+                form.block_size
+            )));
+        }
+        config.own.confidence = ConfidenceHead::Absent;
+        Ok(Initial { config, network: network.without_confidence().with_mask_of(target), vocabulary })
+    }
+
+    fn widened(initial: Initial<Self>, vocabulary: &DraftVocabulary, target: &CausalLm) -> Initial<Self> {
+        widened_initial(initial, vocabulary, target)
     }
 
     /// Returns the settings without the shape, which the drafter's configuration has.

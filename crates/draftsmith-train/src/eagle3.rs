@@ -6,6 +6,8 @@
 #[cfg(test)]
 mod tests;
 
+use std::path::Path;
+
 use draftsmith_model::{
     CausalLm, DraftVocabulary, Eagle3, Eagle3Config, NUM_TARGET_STATES, StateNetwork, StateNorms,
 };
@@ -13,9 +15,9 @@ use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, TrainError};
-use crate::lessons::settings::{InitialWeights, LessonSettings};
+use crate::lessons::settings::LessonSettings;
 use crate::ranges::{Range, check_numbers};
-use crate::self_draft::StateTraining;
+use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
 use crate::self_draft::scores::{DraftScores, MAX_STEPS};
 use crate::self_draft::settings::SelfDraftTraining;
 
@@ -142,15 +144,23 @@ impl StateTraining for Eagle3Shape {
     fn network(
         &self,
         config: &Eagle3Config,
-        initial: InitialWeights,
+        is_random: bool,
         target: &CausalLm,
         seed: u64,
     ) -> Eagle3 {
         let mut draws = SeededDraws::new(seed, &["eagle3"]);
         let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
-        match initial {
-            InitialWeights::Random => drawn,
-            InitialWeights::Target => drawn.with_weights_of(target),
+        match is_random {
+            true => drawn,
+            false => drawn.with_weights_of(target),
         }
+    }
+
+    fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
+        read_initial(dir, target, &self.layers(target.shape().num_layers))
+    }
+
+    fn widened(initial: Initial<Self>, vocabulary: &DraftVocabulary, target: &CausalLm) -> Initial<Self> {
+        widened_initial(initial, vocabulary, target)
     }
 }

@@ -361,8 +361,15 @@ impl BlockDrafterConfig {
 }
 
 impl BlockDrafter {
+    /// Drops the confidence head.
+    #[must_use]
+    pub fn without_confidence(self) -> Self {
+        Self { confidence: None, ..self }
+    }
+
     /// Keeps the target's embedding of the mask token, which training needs.
-    pub(super) fn with_mask_of(self, target: &CausalLm) -> Self {
+    #[must_use]
+    pub fn with_mask_of(self, target: &CausalLm) -> Self {
         let (place, _) = target.embed_ids(&[self.config.mask_token_id]).into_parts();
         let mask = place.into_host().values[..self.hidden_size()].to_vec();
         Self { mask: Some(mask), ..self }

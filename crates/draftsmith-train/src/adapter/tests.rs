@@ -96,7 +96,7 @@ fn every_architecture_learns_and_can_be_written_and_read_back() {
             let training = quick_with(|optimizer| optimizer.num_epochs = 3);
             let training = training.with(|it| {
                 it.architecture = architecture;
-                it.common.initial = initial;
+                it.common.initial = initial.clone();
             });
             let dir = tempfile::tempdir().unwrap();
             let trained = train(&target, &rows, &training, dir.path()).unwrap();
