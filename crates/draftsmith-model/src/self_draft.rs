@@ -217,7 +217,7 @@ impl<F: DraftForm> DraftConfig<F> {
         let fc = linear(parts.fc, source)?;
         let norm = |(name, width): (&'static str, usize), source: &mut S| {
             let outside = NamedNorm::outside(name, &self.model.shape, &self.model.spec.norm);
-            let norm = NamedNorm { width, ..outside };
+            let norm = outside.of_width(width);
             Packable::build(source, |it| it.norm(norm), |it| it.norm(norm))
         };
         let state_norms = parts.state_norms.into_iter().map(|it| norm(it, source));
@@ -474,7 +474,7 @@ impl<F: DraftForm> DraftNetwork<F> {
         let norms = self.state_norms.iter().zip(state_norms);
         let norms = norms.chain(self.input_norm.iter().zip(input_norm));
         tensors.extend(norms.flat_map(|(norm, (name, width))| {
-            norm.named(NamedNorm { width, ..NamedNorm::outside(name, shape, &spec.norm) })
+            norm.named(NamedNorm::outside(name, shape, &spec.norm).of_width(width))
         }));
         tensors.extend(self.stack.named(&config.stack()));
         let table = self.embedding.iter();

@@ -296,6 +296,11 @@ impl<'a> NamedNorm<'a> {
         Self { layer: "", name, width: shape.hidden_size, spec }
     }
 
+    /// Returns the same norm of rows of another width.
+    pub(crate) fn of_width(self, width: usize) -> Self {
+        Self { width, ..self }
+    }
+
     /// Returns the full name in a checkpoint.
     pub(crate) fn name(&self) -> String {
         let Self { layer, name, .. } = self;

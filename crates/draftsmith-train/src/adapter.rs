@@ -17,9 +17,9 @@ use crate::error::{Result, TrainError};
 use crate::lessons::settings::LessonSettings;
 use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
-use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
 use crate::self_draft::scores::AdapterScores;
 use crate::self_draft::settings::SelfDraftTraining;
+use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
 
 /// The settings of an adapter's training.
 pub type AdapterTraining = SelfDraftTraining<AdapterShape>;
@@ -117,7 +117,11 @@ impl StateTraining for AdapterShape {
         read_initial(dir, target, &self.layers(target.shape().num_layers))
     }
 
-    fn widened(initial: Initial<Self>, vocabulary: &DraftVocabulary, target: &CausalLm) -> Initial<Self> {
+    fn widened(
+        initial: Initial<Self>,
+        vocabulary: &DraftVocabulary,
+        target: &CausalLm,
+    ) -> Initial<Self> {
         widened_initial(initial, vocabulary, target)
     }
 }

@@ -17,9 +17,9 @@ use crate::eagle3::{STEP_WEIGHT, STEPS};
 use crate::error::{Result, TrainError};
 use crate::lessons::settings::LessonSettings;
 use crate::ranges::{Range, check_numbers};
-use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
 use crate::self_draft::scores::DraftScores;
 use crate::self_draft::settings::SelfDraftTraining;
+use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
 
 /// The settings of a block drafter's training.
 pub type BlockTraining = SelfDraftTraining<BlockShape>;
@@ -142,7 +142,8 @@ impl StateTraining for BlockShape {
     /// is left out, because it belongs to the drafter as it was.
     fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
         let layers = self.layers(target.shape().num_layers);
-        let Initial { mut config, network, vocabulary } = read_initial(dir, target, &layers)?;
+        let Initial::<Self> { mut config, network, vocabulary } =
+            read_initial(dir, target, &layers)?;
         let form = &config.own;
         if !form.is_causal || !form.is_anchor_first || form.block_size < self.block_size {
             return Err(TrainError::Invalid(format!(
@@ -153,10 +154,18 @@ impl StateTraining for BlockShape {
             )));
         }
         config.own.confidence = ConfidenceHead::Absent;
-        Ok(Initial { config, network: network.without_confidence().with_mask_of(target), vocabulary })
+        Ok(Initial {
+            config,
+            network: network.without_confidence().with_mask_of(target),
+            vocabulary,
+        })
     }
 
-    fn widened(initial: Initial<Self>, vocabulary: &DraftVocabulary, target: &CausalLm) -> Initial<Self> {
+    fn widened(
+        initial: Initial<Self>,
+        vocabulary: &DraftVocabulary,
+        target: &CausalLm,
+    ) -> Initial<Self> {
         widened_initial(initial, vocabulary, target)
     }
 

@@ -17,9 +17,9 @@ use serde::{Deserialize, Serialize};
 use crate::error::{Result, TrainError};
 use crate::lessons::settings::LessonSettings;
 use crate::ranges::{Range, check_numbers};
-use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
 use crate::self_draft::scores::{DraftScores, MAX_STEPS};
 use crate::self_draft::settings::SelfDraftTraining;
+use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
 
 /// The settings of an EAGLE-3 drafter's training.
 pub type Eagle3Training = SelfDraftTraining<Eagle3Shape>;
@@ -160,7 +160,11 @@ impl StateTraining for Eagle3Shape {
         read_initial(dir, target, &self.layers(target.shape().num_layers))
     }
 
-    fn widened(initial: Initial<Self>, vocabulary: &DraftVocabulary, target: &CausalLm) -> Initial<Self> {
+    fn widened(
+        initial: Initial<Self>,
+        vocabulary: &DraftVocabulary,
+        target: &CausalLm,
+    ) -> Initial<Self> {
         widened_initial(initial, vocabulary, target)
     }
 }

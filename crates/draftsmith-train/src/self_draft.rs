@@ -17,7 +17,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{
-    CausalLm, DraftConfig, DraftForm, DraftNetwork, DraftVocabulary, StateNetwork, VOCABULARY_COVERAGE,
+    CausalLm, DraftConfig, DraftForm, DraftNetwork, DraftVocabulary, StateNetwork,
+    VOCABULARY_COVERAGE,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -122,7 +123,11 @@ pub trait StateTraining:
     }
 
     /// Adds tokens to the draft vocabulary of an initial drafter, which begins with its own.
-    fn widened(initial: Initial<Self>, vocabulary: &DraftVocabulary, target: &CausalLm) -> Initial<Self> {
+    fn widened(
+        initial: Initial<Self>,
+        vocabulary: &DraftVocabulary,
+        target: &CausalLm,
+    ) -> Initial<Self> {
         let _ = (vocabulary, target);
         initial
     }
@@ -147,7 +152,11 @@ pub struct Initial<S: StateTraining> {
 
 /// Reads the drafter in `dir` to train it further. `layers` are the hidden states that the training
 /// reads.
-pub(crate) fn read_initial<F, S>(dir: &Path, target: &CausalLm, layers: &[usize]) -> Result<Initial<S>>
+pub(crate) fn read_initial<F, S>(
+    dir: &Path,
+    target: &CausalLm,
+    layers: &[usize],
+) -> Result<Initial<S>>
 where
     F: DraftForm,
     S: StateTraining<Network = DraftNetwork<F>, Config = DraftConfig<F>>,

@@ -234,7 +234,8 @@ fn arguments_reach_the_template_as_in_transformers() {
     let template = load(Some(source), None).unwrap().unwrap();
     let render = |template: &ChatTemplate| template.render(&[Message::user("x")], true).unwrap();
     assert_eq!(render(&template), "x");
-    let with = |arguments: Json| template.clone().with_arguments(arguments.as_object().unwrap().clone());
+    let with =
+        |arguments: Json| template.clone().with_arguments(arguments.as_object().unwrap().clone());
     let chosen = with(json!({ "enable_thinking": false, "tools": [{ "name": "f" }] })).unwrap();
     assert_eq!(render(&chosen), "<think></think>f={\"name\": \"f\"};x");
     assert_ne!(chosen.hash(), template.hash(), "other prompts have another hash");

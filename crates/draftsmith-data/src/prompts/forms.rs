@@ -241,8 +241,9 @@ pub(super) fn arguments(record: &Value) -> Result<Keys> {
     if is_given(record, "tools") {
         // Tables have the list as a text of JSON.
         let tools = match &record["tools"] {
-            Value::String(text) => serde_json::from_str(text)
-                .map_err(|error| Problem::key("tools", format!("is a text that is not JSON: {error}")))?,
+            Value::String(text) => serde_json::from_str(text).map_err(|error| {
+                Problem::key("tools", format!("is a text that is not JSON: {error}"))
+            })?,
             tools => tools.clone(),
         };
         arguments.insert("tools".to_owned(), tools);

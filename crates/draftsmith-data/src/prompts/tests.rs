@@ -192,12 +192,7 @@ fn what_prompts_leave_out_is_counted_by_key() {
     let mut prompts = Prompts::open(&path).unwrap();
     assert_eq!(prompts.by_ref().map(Result::unwrap).count(), 5);
     let counts: Vec<_> = std::mem::take(&mut prompts.malformed.unrendered).into_iter().collect();
-    let expected = [
-        ("reasoning", 1),
-        ("reasoning_content", 1),
-        ("thinking", 1),
-        ("tool_calls", 1),
-    ];
+    let expected = [("reasoning", 1), ("reasoning_content", 1), ("thinking", 1), ("tool_calls", 1)];
     assert_eq!(counts, expected);
 }
 
@@ -207,7 +202,10 @@ fn a_records_tools_and_arguments_are_variables_of_the_template() {
     let expected = |json: serde_json::Value| Ok(json.as_object().unwrap().clone());
     use serde_json::json;
     let line = r#"{"prompt": "a", "tools": [{"name": "f"}], "chat_template_kwargs": {"enable_thinking": false}}"#;
-    assert_eq!(one(line), expected(json!({ "enable_thinking": false, "tools": [{ "name": "f" }] })));
+    assert_eq!(
+        one(line),
+        expected(json!({ "enable_thinking": false, "tools": [{ "name": "f" }] }))
+    );
     let text = r#"{"prompt": "a", "tools": "[{\"name\": \"f\"}]"}"#;
     assert_eq!(one(text), expected(json!({ "tools": [{ "name": "f" }] })));
     assert_eq!(one(r#"{"prompt": "a", "tools": []}"#), expected(json!({})));

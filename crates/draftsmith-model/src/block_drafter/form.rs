@@ -501,9 +501,8 @@ impl DraftForm for BlockForm {
         let [batch, seq, hidden_size] = embedded.dims();
         let (dtype, device) = (embedded.dtype(), stack.device());
         let plan = DraftPlan { begun, seq, num_steps, rows_ahead: 1, lengths };
-        let has = |reach: usize| {
-            stack.layers.iter().any(|layer| layer.both_parts().0.reach() == reach)
-        };
+        let has =
+            |reach: usize| stack.layers.iter().any(|layer| layer.both_parts().0.reach() == reach);
         let of_reach = stack.reaches.iter().enumerate().map(|(number, reach)| {
             has(number).then(|| Drafts::new(plan, reach, (dtype.into(), &device)))
         });

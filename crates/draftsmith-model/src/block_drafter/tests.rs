@@ -283,8 +283,10 @@ mod plain {
                 let queries = weights.heads(layer, "q", &seen[at], Some(at));
                 let mixed = queries.iter().enumerate().flat_map(|(head, query)| {
                     // Two query heads share a key head.
-                    let scores: Vec<f64> =
-                        keys[first..end].iter().map(|key| dot(query, &key[head / 2]) / 2.0).collect();
+                    let scores: Vec<f64> = keys[first..end]
+                        .iter()
+                        .map(|key| dot(query, &key[head / 2]) / 2.0)
+                        .collect();
                     let shares = softmax(&scores);
                     let mean = |n: usize| {
                         all_values[first..]
@@ -620,7 +622,12 @@ fn windows_and_causality_are_read_as_servers_read_them() {
             true,
             false,
         ),
-        (json!({ "layer_types": one, "speculators_model_type": "dflash" }), [true, false], false, true),
+        (
+            json!({ "layer_types": one, "speculators_model_type": "dflash" }),
+            [true, false],
+            false,
+            true,
+        ),
         (
             json!({ "layer_types": one, "speculators_model_type": "dspark", "sliding_window_non_causal": false }),
             [true, false],

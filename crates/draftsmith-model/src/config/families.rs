@@ -344,9 +344,12 @@ pub(super) fn draft_window(
     let size = keys.swa_window_size.or(keys.sliding_window.flatten());
     let problem = match (slides.contains(&true), size, is_on) {
         (true, _, Some(false)) => "is false, but layers have a window",
-        (true, None, _) => return Err(keys.fail("sliding_window", "is missing, but layers have a window")),
+        (true, None, _) => {
+            return Err(keys.fail("sliding_window", "is missing, but layers have a window"));
+        }
         (false, Some(_), None) if keys.layer_types.is_none() => {
-            let problem = "is given, but no key says which layers have a window; hint: write `layer_types`";
+            let problem =
+                "is given, but no key says which layers have a window; hint: write `layer_types`";
             return Err(keys.fail("sliding_window", problem));
         }
         (false, _, Some(true)) if keys.layer_types.is_none() && !has_rule => {

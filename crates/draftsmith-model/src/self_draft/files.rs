@@ -106,11 +106,6 @@ impl<F: DraftForm> DraftFiles<F> {
         self.faults.push(DraftFault { kind, error });
     }
 
-    /// Adds the fault that a key is refused.
-    pub(crate) fn refuse(&mut self, error: ModelError) {
-        self.faults.push(DraftFault { kind: DraftFaultKind::RefusedKey, error });
-    }
-
     /// Returns whether the weights have a tensor.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.reader.shape(&format!("{name}.weight")).is_some()

@@ -66,7 +66,8 @@ const LAYERS: &str = "attention_bias head_dim hidden_act hidden_size intermediat
                       quantization_config rms_norm_eps rope_parameters rope_scaling rope_theta tie_word_embeddings \
                       use_bidirectional_attention vocab_size";
 /// The keys of windows in drafters that are no layers of their target's family.
-const WINDOWS: &str = "layer_types max_window_layers sliding_window swa_window_size use_sliding_window use_swa";
+const WINDOWS: &str =
+    "layer_types max_window_layers sliding_window swa_window_size use_sliding_window use_swa";
 /// The further keys of other families, whose layers adapters may have.
 const FAMILIES: &str = "attn_logit_softcapping final_logit_softcapping hidden_activation layer_norm_eps layer_types \
                         original_max_position_embeddings query_pre_attn_scalar rope_local_base_freq rotary_emb_base \

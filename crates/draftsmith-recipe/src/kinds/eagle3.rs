@@ -52,8 +52,11 @@ impl SelfDraftForm for Eagle3Shape {
         let (low, high) = layers.split_at(layers.len() - 1);
         let low: Vec<String> = low.iter().map(ToString::to_string).collect();
         let place = format!("over layers {} and {}", low.join(", "), high[0]);
-        let mut shape =
-            format!("{:?} {}", (layers, config.norm_before_residual), config.model.to_json("float32"));
+        let mut shape = format!(
+            "{:?} {}",
+            (layers, config.norm_before_residual),
+            config.model.to_json("float32")
+        );
         if config.norm_output {
             shape += " norm_output";
         }

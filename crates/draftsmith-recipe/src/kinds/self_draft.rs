@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use draftsmith_data::ResponseRow;
-use draftsmith_files::hash_file;
 use draftsmith_decode::{DrafterParts, NamedParts};
+use draftsmith_files::hash_file;
 use draftsmith_model::{
     CausalLm, DraftConfig, DraftForm, DraftNetwork, DrafterDir, ModelError, VOCABULARY_COVERAGE,
 };

@@ -243,10 +243,11 @@ fn copies(patient: &mut Patient<'_>, config: &BlockDrafterConfig) {
 fn windows(patient: &mut Patient<'_>, config: &BlockDrafterConfig) {
     let Some(window) = &config.model.spec.window else { return };
     let has_all = !window.layers.contains(&false);
+    let is_given = patient.keys.get("is_causal").is_some_and(|value| !value.is_null());
     let layers = if has_all { "its layers attend" } else { "some of its layers attend" };
     patient.find(
         "window",
-        if config.is_causal { Note } else { Hurts },
+        if is_given { Note } else { Hurts },
         format!("{layers} to the last {} tokens only", window.size),
         "vLLM 0.33, SGLang 0.5.23, llama.cpp b11434 and mistral.rs compute the window; unless `is_causal` is given, vLLM \
          makes layers with a window causal, SGLang those of z-lab's form, and llama.cpp none",

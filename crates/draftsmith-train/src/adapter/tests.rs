@@ -10,6 +10,7 @@ use draftsmith_model::{AdapterArchitecture, WeightDtype};
 use super::*;
 use crate::data::split::is_held_out;
 use crate::lessons::distillation::DistillationLoss;
+use crate::lessons::settings::InitialWeights;
 use crate::run::TrainingRun;
 use crate::run::optimizer::OptimizerSettings;
 use crate::self_draft::{TrainedState, train_self_drafts};

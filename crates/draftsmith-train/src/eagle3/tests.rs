@@ -10,6 +10,7 @@ use draftsmith_model::{Lengths, UnrolledInputs};
 use super::*;
 use crate::data::BatchSource;
 use crate::lessons::Teaching;
+use crate::lessons::settings::InitialWeights;
 use crate::lessons::batches::{FrozenTarget, LessonSource};
 use crate::lessons::distillation::{DistillationLoss, Lesson};
 use crate::lessons::rows::LessonRow;
@@ -252,7 +253,8 @@ fn a_training_goes_on_from_a_drafter_of_another_target() {
     let once = |it: &mut Eagle3Training| it.common.optimizer.num_epochs = 1;
     let after = further(&once).unwrap();
     assert_eq!(after.config.draft_vocabulary, Some(own.clone()), "it is kept");
-    let anew = train(&rows, &quick().with(once).with(|it| it.common.draft_vocabulary = Some(8))).unwrap();
+    let anew =
+        train(&rows, &quick().with(once).with(|it| it.common.draft_vocabulary = Some(8))).unwrap();
     let [after_one, anew] = [&after, &anew].map(|trained| trained.scores.cross_entropy);
     assert!(after_one < anew, "{after_one} instead of {anew} after one epoch");
     let wider = further(&|it| it.common.draft_vocabulary = Some(12)).unwrap();

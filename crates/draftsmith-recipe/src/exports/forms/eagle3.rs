@@ -15,7 +15,10 @@ pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
         (config.norm_before_residual, "`norm_before_residual`, in SGLang"),
         (config.norm_output, "`norm_output`, in llama.cpp b11434"),
         (config.state_norms == StateNorms::OfEach, "`fc_norm`, in llama.cpp b11434"),
-        (window, "its window, in llama.cpp b11434 and, without `--speculative-draft-window-size`, in SGLang"),
+        (
+            window,
+            "its window, in llama.cpp b11434 and, without `--speculative-draft-window-size`, in SGLang",
+        ),
     ];
     let lost = lost.into_iter().filter(|(holds, _)| *holds);
     let ignored =
