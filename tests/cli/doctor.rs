@@ -209,7 +209,7 @@ const DAMAGES: [Damage; 27] = [
     ("norm-before-residual", false, |dir| {
         edit_config(dir, |it| drop(it.insert("norm_before_residual".into(), json!(true))));
     }),
-    ("norm-before-fc", false, |dir| {
+    ("missing-tensor", false, |dir| {
         edit_config(dir, |it| drop(it.insert("norm_before_fc".into(), json!(true))))
     }),
     ("tied-embeddings", true, |dir| {

@@ -24,8 +24,8 @@ use draftsmith_recipe::kinds::self_draft::{AboutDraft, SelfDraftForm, SelfDraftO
 use draftsmith_recipe::kinds::{DrafterFiles, DrafterKind, KindDirectory, KindEntry, read_kind};
 use draftsmith_theory::{RoundForwards, SeededDraws};
 use draftsmith_train::{
-    DraftScores, ExportConfig, ExportRecord, InitialWeights, LessonSettings, SelfDraftTraining,
-    StateTraining, TrainError,
+    DraftScores, ExportConfig, ExportRecord, LessonSettings, SelfDraftTraining, StateTraining,
+    TrainError,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -147,7 +147,7 @@ impl StateTraining for MedusaShape {
     fn network(
         &self,
         config: &MedusaConfig,
-        _initial: InitialWeights,
+        _is_random: bool,
         target: &CausalLm,
         seed: u64,
     ) -> Medusa {

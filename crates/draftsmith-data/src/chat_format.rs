@@ -59,13 +59,13 @@ impl ChatFormat {
         Ok(Self::Template(ChatTemplate::with_tokens_of(dir, path, source)?.into()))
     }
 
-    /// Sets today for a template that writes the date, as [`ChatTemplate::with_date`].
+    /// Changes the template, if there is one.
     ///
     /// # Errors
-    /// If the text is not a date.
-    pub fn with_date(self, date: &str) -> Result<Self> {
+    /// If `change` fails.
+    pub fn map(self, change: impl FnOnce(ChatTemplate) -> Result<ChatTemplate>) -> Result<Self> {
         match self {
-            Self::Template(template) => Ok(Self::Template(template.with_date(date)?.into())),
+            Self::Template(template) => Ok(Self::Template(change(*template)?.into())),
             Self::LastUserText | Self::Unknown(_) => Ok(self),
         }
     }

@@ -1,8 +1,8 @@
 //! Chat templates, the Jinja programs that turn messages into one text in the model's format.
 //!
 //! Rendering follows transformers: `trim_blocks` and `lstrip_blocks`, Python's string methods,
-//! `raise_exception`, a `tojson` without HTML escapes, `tools` and `documents` set to none, and the
-//! special tokens of `tokenizer_config.json` as variables. Unlike there, `strftime_now` writes a
+//! `raise_exception`, a `tojson` without HTML escapes, `tools` and `documents` set to none unless they
+//! are arguments, and the special tokens of `tokenizer_config.json` as variables. Unlike there, `strftime_now` writes a
 //! fixed date, because a prompt that depends on the day is not reproducible.
 //!
 //! A template comes with a model and is an untrusted program: `program.rs` runs it on a separate
@@ -21,6 +21,7 @@ use chrono::{NaiveDate, NaiveTime};
 use draftsmith_files::hash_bytes;
 use minijinja::value::Value;
 use minijinja::{Error, ErrorKind};
+use serde_json::{Map, Value as Json};
 
 use self::allowance::Allowance;
 use crate::error::{DataError, Result};
@@ -66,7 +67,12 @@ pub struct ChatTemplate {
     special_tokens: BTreeMap<&'static str, String>,
     /// Today, for `strftime_now`.
     date: NaiveDate,
+    /// Further variables of the template.
+    arguments: Map<String, Json>,
 }
+
+/// The variables that no argument can replace.
+const RESERVED: [&str; 2] = ["messages", "add_generation_prompt"];
 
 /// Today for templates that write the date, unless another is chosen: the date that Llama 3's templates write by
 /// default. A fixed date makes the same prompts on every day.
@@ -104,7 +110,8 @@ impl ChatTemplate {
     fn new(path: PathBuf, source: String, config: TokenizerConfig) -> Result<Self> {
         program::check(&plain_source(&source))
             .map_err(|e| DataError::text(&path, "parse the chat template", &describe(&e)))?;
-        Ok(Self { path, source, special_tokens: config.special_tokens, date: DATE })
+        let special_tokens = config.special_tokens;
+        Ok(Self { path, source, special_tokens, date: DATE, arguments: Map::new() })
     }
 
     /// Sets today for a template that writes the date (`strftime_now`), as `YYYY-MM-DD`. It is 2024-07-26 by default,
@@ -120,14 +127,32 @@ impl ChatTemplate {
         Ok(Self { date, ..self })
     }
 
+    /// Adds variables of the template, such as `enable_thinking` or `tools`, as the arguments of
+    /// `apply_chat_template` in transformers.
+    ///
+    /// # Errors
+    /// If a name is that of the messages or of the generation prompt.
+    pub fn with_arguments(mut self, arguments: Map<String, Json>) -> Result<Self> {
+        match RESERVED.iter().find(|name| arguments.contains_key(**name)) {
+            Some(name) => {
+                Err(DataError::invalid(format!("`{name}` is set for each prompt; hint: remove it")))
+            }
+            None => {
+                self.arguments.extend(arguments);
+                Ok(self)
+            }
+        }
+    }
+
     /// Renders a chat as text. The text includes special tokens, so encode it without adding any.
     /// With `add_generation_prompt`, the text ends where the assistant's answer begins.
     ///
     /// # Errors
     /// If the template raises an error, fails, or exceeds its allowance.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let num_bytes = messages.iter().map(|message| message.content.len()).sum();
-        let allowance = Allowance::new(messages.len(), num_bytes);
+        let num_bytes = messages.iter().map(|message| message.content.len()).sum::<usize>();
+        let of_arguments = Json::Object(self.arguments.clone()).to_string().len();
+        let allowance = Allowance::new(messages.len(), num_bytes + of_arguments);
         let messages = messages.iter().map(|message| {
             Value::from_pairs([
                 ("role", message.role.as_str()),
@@ -142,6 +167,8 @@ impl ChatTemplate {
         ];
         let special_tokens = self.special_tokens.iter();
         context.extend(special_tokens.map(|(name, token)| (*name, Value::from(token.as_str()))));
+        let arguments = self.arguments.iter();
+        context.extend(arguments.map(|(name, it)| (name.as_str(), value_of(it))));
         let source = plain_source(&self.source);
         let date = self.date.and_time(NaiveTime::MIN);
         program::run(&source, Value::from_pairs(context), allowance, date)
@@ -153,13 +180,32 @@ impl ChatTemplate {
         self.special_tokens.iter().map(|(name, token)| (*name, token.as_str()))
     }
 
-    /// Computes the SHA-256 of the template's source, as hex. A chosen date belongs to the source of a template that
-    /// writes it.
+    /// Computes the SHA-256 of the template's source, as hex. Arguments, and a chosen date of a template that
+    /// writes it, belong to the source.
     pub fn hash(&self) -> String {
-        match self.date != DATE && self.source.contains("strftime_now") {
-            true => hash_bytes(format!("{}\n{}", self.source, self.date).as_bytes()),
-            false => hash_bytes(self.source.as_bytes()),
+        let mut source = self.source.clone();
+        if self.date != DATE && self.source.contains("strftime_now") {
+            source += &format!("\n{}", self.date);
         }
+        if !self.arguments.is_empty() {
+            source += &format!("\n{}", Json::Object(self.arguments.clone()));
+        }
+        hash_bytes(source.as_bytes())
+    }
+}
+
+/// Converts JSON to a value of a template.
+fn value_of(json: &Json) -> Value {
+    match json {
+        Json::Null => Value::from(()),
+        Json::Bool(holds) => Value::from(*holds),
+        Json::Number(number) => match number.as_i64() {
+            Some(number) => Value::from(number),
+            None => Value::from(number.as_f64()),
+        },
+        Json::String(text) => Value::from(text.as_str()),
+        Json::Array(items) => items.iter().map(value_of).collect(),
+        Json::Object(keys) => Value::from_pairs(keys.iter().map(|(key, it)| (key, value_of(it)))),
     }
 }
 

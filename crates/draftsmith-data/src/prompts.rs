@@ -40,6 +40,8 @@ pub struct Prompt {
     pub turns: Vec<Turn>,
     /// The system text, if the conversation has one.
     pub system: Option<String>,
+    /// The record's own variables of the chat template: its `chat_template_kwargs`, and its `tools`.
+    pub arguments: serde_json::Map<String, serde_json::Value>,
 }
 
 /// One user text and, if the file has one, the assistant's answer.
@@ -218,6 +220,7 @@ impl Prompts {
         for key in forms::unrendered(&value) {
             *self.malformed.unrendered.entry(key).or_default() += 1;
         }
+        let arguments = forms::arguments(&value).map_err(|it| it.at(&self.path, position))?;
         let source = self.source.clone();
         let own_id = forms::own_id(&value);
         let has_tokens = turns.iter().any(|turn| turn.tokens.is_some());
@@ -226,7 +229,7 @@ impl Prompts {
             Some(own @ serde_json::Value::Number(_)) => format!("{source}#{own}"),
             _ => format!("{source}#{index}"),
         };
-        Ok(Some(Prompt { id, own_id, source, category, turns, system }))
+        Ok(Some(Prompt { id, own_id, source, category, turns, system, arguments }))
     }
 }
 

@@ -186,6 +186,19 @@ impl ModelConfig {
     pub(crate) fn from_keys(path: &Path, keys: &Map<String, Value>) -> Result<Self> {
         families::read(read_architecture(path, keys)?, path, keys)
     }
+
+    /// Reads the windows of a drafter's layers, which are not its family's.
+    ///
+    /// # Errors
+    /// If a key has a bad value, or keys contradict each other.
+    pub(crate) fn with_draft_windows(
+        mut self,
+        path: &Path,
+        keys: &Map<String, Value>,
+    ) -> Result<Self> {
+        self.spec.window = families::draft_window(path, keys, &self)?;
+        Ok(self)
+    }
 }
 
 /// Reads the family from a `config.json`; Llama if the file names no family.

@@ -73,6 +73,13 @@ impl DraftVocabulary {
         Self::new(ids)
     }
 
+    /// Adds the tokens of `other` that this vocabulary lacks.
+    #[must_use]
+    pub fn with_tokens_of(&self, other: &Self) -> Self {
+        let added = other.ids.iter().filter(|id| !self.contains(**id));
+        Self::new(self.ids.iter().chain(added).copied().collect::<Vec<u32>>())
+    }
+
     /// Returns the token ids, in the order of the LM head's rows.
     pub fn ids(&self) -> &[u32] {
         &self.ids

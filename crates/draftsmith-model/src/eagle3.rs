@@ -53,16 +53,12 @@ const EMBEDDING_NORM: &str = "midlayer.input_layernorm";
 const LAYERS: &str = "eagle_aux_hidden_state_layer_ids";
 /// The key of the speculators library for the drafting method.
 const METHOD: &str = "speculators_model_type";
-/// The key that names the family of the layer.
-const FAMILY: &str = "model_type";
 /// Keys that add tensors to a drafter, with a part of the names of these. An ignored key's tensors are
 /// ignored.
-const TENSORS_OF: [(&str, &str); 4] = [
-    ("norm_before_fc", "input_norm."),
-    ("fc_norm", "fc_norm."),
-    (FAMILY, ".q_norm."),
-    (FAMILY, ".k_norm."),
-];
+const TENSORS_OF: [(&str, &str); 2] = [("norm_before_fc", "input_norm."), ("fc_norm", "fc_norm.")];
+/// The norms of the target's states: one of all states concatenated, or one of each.
+const NORM_OF_ALL: [&str; 1] = ["input_norm"];
+const NORMS_OF_EACH: [&str; NUM_TARGET_STATES] = ["fc_norm.0", "fc_norm.1", "fc_norm.2"];
 /// The number of the target's hidden states that a drafter reads.
 pub const NUM_TARGET_STATES: usize = 3;
 
@@ -81,12 +77,26 @@ pub struct Eagle3Form {
     pub target_hidden_size: usize,
     /// Whether the residual stream begins with g after its norm, instead of g.
     pub norm_before_residual: bool,
+    /// The norms of the target's states before their projection.
+    pub state_norms: StateNorms,
     /// Whether the next step reads the normed output, as in EAGLE-3.1, and not the residual stream.
     pub norm_output: bool,
     /// Whether the drafter has token embeddings of its own. If not, it uses the target's.
     pub has_embedding: bool,
     /// Whether the drafter has an LM head of its own. If not, it uses the target's.
     pub has_head: bool,
+}
+
+/// The norms of the target's hidden states before their projection (EAGLE-3.1).
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum StateNorms {
+    /// None, as in EAGLE-3.
+    #[default]
+    Absent,
+    /// One norm of all states, concatenated: `norm_before_fc`.
+    OfAll,
+    /// A norm of each state: `fc_norm`.
+    OfEach,
 }
 
 /// The keys of a drafter's `config.json` that a Llama does not have.
@@ -98,6 +108,10 @@ pub(crate) struct OwnKeys {
     norm_before_residual: bool,
     #[serde(default)]
     norm_output: bool,
+    #[serde(default)]
+    norm_before_fc: bool,
+    #[serde(default)]
+    fc_norm: bool,
     eagle_aux_hidden_state_layer_ids: Option<Vec<usize>>,
     speculators_model_type: Option<String>,
 }
@@ -113,7 +127,8 @@ impl Eagle3Config {
         [2, num_layers / 2, num_layers.saturating_sub(3)]
     }
 
-    /// Configures a drafter of the target's sizes, with an LM head of its own over all tokens.
+    /// Configures a drafter of the target's sizes, with a Llama's layer and an LM head of its own over
+    /// all tokens.
     pub fn new(target: &ModelConfig) -> Self {
         let ModelConfig { shape, spec, .. } = target;
         let own = Eagle3Form {
@@ -130,6 +145,14 @@ impl Eagle3Config {
         Self { num_target_layers: Some(num_layers), ..Self::of(model, layers.to_vec(), own) }
     }
 
+    /// Gives the layer a Qwen 3's norms of queries and keys.
+    pub fn add_head_norms(&mut self) {
+        let shape = self.model.shape.clone();
+        let qwen3 = ModelConfig::qwen3(shape, self.model.spec.mlp.width);
+        self.model.architecture = qwen3.architecture;
+        self.model.spec.attention = qwen3.spec.attention;
+    }
+
     /// Returns whether the drafter reads the default layers of its target.
     pub fn has_default_layers(&self) -> bool {
         let default = self.num_target_layers.map(Self::default_layers);
@@ -140,8 +163,8 @@ impl Eagle3Config {
 impl DraftForm for Eagle3Form {
     const KIND: &'static str = "eagle3";
     const KEYS: DraftKeys = DraftKeys {
-        own: "draft_vocab_size eagle_aux_hidden_state_layer_ids norm_before_residual norm_output \
-              speculators_model_type target_hidden_size",
+        own: "draft_vocab_size eagle_aux_hidden_state_layer_ids fc_norm norm_before_fc norm_before_residual \
+              norm_output speculators_model_type target_hidden_size",
         layers: (LAYERS, 0),
         reads_last: true,
         table: "eagle_config",
@@ -159,7 +182,7 @@ impl DraftForm for Eagle3Form {
     /// concatenated.
     fn parts(config: &Eagle3Config) -> Parts {
         let ModelConfig { shape, spec, .. } = &config.model;
-        let names = AttentionNames { norm: "hidden_norm", ..AttentionNames::LLAMA };
+        let names = AttentionNames { norm: "hidden_norm", ..spec.attention.names.clone() };
         let attention = AttentionSpec { num_read: 2, names, ..spec.attention.clone() };
         let layer = LayerSpec { attention: Some(attention), ..spec.layer(0) };
         let width = shape.hidden_size;
@@ -168,6 +191,13 @@ impl DraftForm for Eagle3Form {
         Parts {
             embedding: config.has_embedding.then(|| LinearSpec::lm_head(EMBEDDING, shape)),
             fc: Some(LinearSpec::matrix(FC, inputs, width)),
+            state_norms: match config.state_norms {
+                StateNorms::Absent => Vec::new(),
+                StateNorms::OfAll => NORM_OF_ALL.map(|name| (name, inputs)).to_vec(),
+                StateNorms::OfEach => {
+                    NORMS_OF_EACH.map(|name| (name, config.target_hidden_size)).to_vec()
+                }
+            },
             input_norm: Some(EMBEDDING_NORM),
             lm_head: config.has_head.then(head),
             ..Parts::of_layers([(layer, LAYER.to_owned())].into_iter())
@@ -184,18 +214,19 @@ impl DraftForm for Eagle3Form {
         let form = Self {
             target_hidden_size: own.target_hidden_size.unwrap_or(model.shape.hidden_size),
             norm_before_residual: own.norm_before_residual,
+            state_norms: match (own.norm_before_fc, own.fc_norm) {
+                (true, _) => StateNorms::OfAll,
+                (false, true) => StateNorms::OfEach,
+                (false, false) => StateNorms::Absent,
+            },
             norm_output: own.norm_output,
             has_embedding: files.has(EMBEDDING),
             has_head: files.has(LM_HEAD),
         };
-        let (num_own, family) = (model.shape.num_layers, model.architecture.model_type());
-        if model.spec.window.is_some() || model.spec.attention.names.head_norms.is_some() {
-            let problem = format!(
-                "is `{family}`, whose layers have windows or norms of queries and keys, which are not computed here"
-            );
-            let nested = files.keys.get(LAYER_KEYS).and_then(|layer| layer.get(FAMILY));
-            let table = if nested.is_some() { format!("{LAYER_KEYS}.") } else { String::new() };
-            files.refuse(files.dir.refuse(table + FAMILY, problem));
+        let num_own = model.shape.num_layers;
+        if own.norm_before_fc && own.fc_norm {
+            let problem = "is true beside `norm_before_fc`, and only one of them is computed here";
+            return Err(files.error("fc_norm", problem));
         }
         files.config.own = form;
         files.config.num_target_layers = Some(num_layers);
@@ -213,13 +244,21 @@ impl DraftForm for Eagle3Form {
 
     fn keys(config: &Eagle3Config) -> Vec<(&'static str, Option<Value>)> {
         let layers = (!config.has_default_layers()).then(|| json!(config.target_layers));
+        let has_head_norms = config.model.spec.attention.names.head_norms.is_some();
+        let class =
+            if has_head_norms { "Eagle3Qwen3ForCausalLM" } else { "LlamaForCausalLMEagle3" };
+        let window = config.model.spec.window.as_ref();
         vec![
-            ("architectures", Some(json!(["LlamaForCausalLMEagle3"]))),
+            ("architectures", Some(json!([class]))),
             ("draft_vocab_size", Some(config.num_draft_tokens().into())),
             ("target_hidden_size", Some(config.target_hidden_size.into())),
             ("tie_word_embeddings", Some(false.into())),
             ("norm_before_residual", config.norm_before_residual.then(|| true.into())),
+            ("norm_before_fc", (config.state_norms == StateNorms::OfAll).then(|| true.into())),
+            ("fc_norm", (config.state_norms == StateNorms::OfEach).then(|| true.into())),
             ("norm_output", config.norm_output.then(|| true.into())),
+            ("layer_types", window.map(|_| json!(["sliding_attention"]))),
+            ("sliding_window", window.map(|window| window.size.into())),
             (LAYERS, layers),
         ]
     }
@@ -259,13 +298,13 @@ impl DraftForm for Eagle3Form {
         let [_, seq, _] = embedded.dims();
         let place = (embedded.dtype().into(), &stack.device());
         let plan = DraftPlan { begun, seq, num_steps, rows_ahead: 0, lengths };
-        let drafts = Drafts::new(plan, &stack.reaches[0], place);
+        let drafts = Drafts::new(plan, &stack.reaches[attention.reach()], place);
         let known = |x: Tensor<3>| {
             let [batch, seq, width] = x.dims();
             x.reshape([batch * seq, width]).select(0, drafts.known.clone())
         };
         let states = states.into_iter().map(known).collect();
-        let features = part(fc).forward(Tensor::cat(states, 1));
+        let features = part(fc).forward(network.normed_states(states));
         let normed = attention.normed_input(features.clone());
         let embedded = part(input_norm).forward(known(embedded));
         let mut attending = UnrolledAttention::new(attention, &drafts, embedded, normed);
@@ -280,6 +319,24 @@ impl DraftForm for Eagle3Form {
             normed
         });
         steps.collect()
+    }
+}
+
+impl Eagle3 {
+    /// Norms the target's states at some positions and concatenates them.
+    ///
+    /// # Shapes
+    /// - states: `[rows, target_hidden]` for each layer
+    /// - output: `[rows, 3 · target_hidden]`
+    fn normed_states(&self, states: Vec<Tensor<2>>) -> Tensor<2> {
+        match &self.state_norms[..] {
+            [] => Tensor::cat(states, 1),
+            [of_all] => of_all.forward(Tensor::cat(states, 1)),
+            of_each => {
+                let normed = of_each.iter().zip(states).map(|(norm, states)| norm.forward(states));
+                Tensor::cat(normed.collect(), 1)
+            }
+        }
     }
 }
 
@@ -353,7 +410,16 @@ impl StepNetwork for Eagle3 {
 
     fn features(&self, states: &[Rows]) -> Rows {
         assert_eq!(states.len(), NUM_TARGET_STATES, "one for each layer");
-        part(&self.fc).of_rows(Rows::side_by_side(states))
+        let rows = match &self.state_norms[..] {
+            [] => Rows::side_by_side(states),
+            [of_all] => of_all.form().of_rows(Rows::side_by_side(states)),
+            of_each => {
+                let norms = of_each.iter().zip(states);
+                let normed = norms.map(|(norm, states)| norm.form().of_rows(states.clone()));
+                Rows::side_by_side(&normed.collect::<Vec<Rows>>())
+            }
+        };
+        part(&self.fc).of_rows(rows)
     }
 
     fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {

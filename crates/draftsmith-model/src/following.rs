@@ -119,7 +119,7 @@ impl Following {
                 continue;
             };
             let first_seen = reach.first_seen(tree.position(entry));
-            seen[first_seen.min(tree.num_standing)..tree.end_seen(entry)].fill(0.0);
+            seen[first_seen.min(tree.num_standing)..reach.end_seen(tree, entry)].fill(0.0);
             tree.hidden_from(entry, first_seen).for_each(|other| seen[other] = MASKED);
         }
         let mask = TensorData::new(mask, [runs.len(), 1, *num_rows, *num_keys]);

@@ -66,7 +66,7 @@ pub use config::{Architecture, ModelConfig};
 pub use decoder::soft_capped;
 pub use draft_vocabulary::{DraftVocabulary, narrowed};
 pub use drafter::{CandidateRows, DrafterModel};
-pub use eagle3::{Eagle3, Eagle3Config, Eagle3Form, NUM_TARGET_STATES};
+pub use eagle3::{Eagle3, Eagle3Config, Eagle3Form, NUM_TARGET_STATES, StateNorms};
 pub use error::{ModelError, read_json};
 pub use kv_cache::KvCache;
 pub use rows::{Rows, Run};

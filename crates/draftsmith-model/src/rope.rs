@@ -11,6 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, OnceLock};
 
 use crate::spec::{DecoderSpec, ModelShape, RopeConfig};
+use crate::token_tree::TokenTree;
 use frequencies::inverse_frequencies;
 
 /// The number of positions in the first chunk.
@@ -26,6 +27,8 @@ pub(crate) struct Reach {
     pub(crate) rope: Arc<RopeTable>,
     /// The size of the sliding window in tokens; `None` if queries attend to all earlier tokens.
     pub(crate) window: Option<usize>,
+    /// Whether the rows of a bidirectional block see its later rows.
+    pub(crate) sees_ahead: bool,
     /// Whether scores have a soft cap, which fused attention does not support.
     pub(crate) is_capped: bool,
 }
@@ -50,12 +53,20 @@ impl Reach {
         let in_window = spec.window.as_ref().map(|window| {
             let own = window.rope.as_ref().map(|own| Arc::new(RopeTable::new(own, shape)));
             let rope = own.unwrap_or_else(|| rope.clone());
-            Self { rope, window: Some(window.size), is_capped }
+            let (size, sees_ahead) = (Some(window.size), window.sees_ahead);
+            Self { rope, window: size, sees_ahead, is_capped }
         });
-        [Self { rope: rope.clone(), window: None, is_capped }]
+        [Self { rope: rope.clone(), window: None, sees_ahead: true, is_capped }]
             .into_iter()
             .chain(in_window)
             .collect()
+    }
+
+    /// Returns the end of the cache entries that `entry`, of a tree, may attend to.
+    #[inline(always)]
+    pub(crate) fn end_seen(&self, tree: &TokenTree, entry: usize) -> usize {
+        let end = entry.saturating_add(self.window.unwrap_or(usize::MAX));
+        if self.sees_ahead { tree.end_seen(entry).min(end) } else { entry + 1 }
     }
 
     /// Returns the first position that a token at `position` attends to.

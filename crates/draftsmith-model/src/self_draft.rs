@@ -16,7 +16,7 @@ use std::sync::Arc;
 use burn::module::{Module, Param};
 use burn::nn::{Initializer, Linear};
 use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use self::config::DraftConfig;
 use self::faults::DraftFaultKind;
@@ -99,6 +99,8 @@ pub struct Parts {
     pub(crate) embedding: Option<LinearSpec>,
     /// The projection of the target's states.
     pub(crate) fc: Option<LinearSpec>,
+    /// The names and widths of the norms of the target's states before their projection.
+    pub(crate) state_norms: Vec<(&'static str, usize)>,
     /// The name of the norm of embeddings or projected states.
     pub(crate) input_norm: Option<&'static str>,
     /// Each layer with the prefix of its tensors.
@@ -116,6 +118,7 @@ impl Parts {
         Self {
             embedding: None,
             fc: None,
+            state_norms: Vec::new(),
             input_norm: None,
             layers: layers.collect(),
             lm_head: None,
@@ -131,6 +134,9 @@ impl Parts {
 pub struct DraftNetwork<F: DraftForm> {
     /// The projection of the target's hidden states, concatenated.
     pub(crate) fc: Option<PackableLinear>,
+    /// The norms of the target's states before their projection: none, one of all states, or one of
+    /// each.
+    pub(crate) state_norms: Vec<PackableNorm>,
     /// The norm of embeddings (EAGLE-3) or of projected states (block drafters).
     pub(crate) input_norm: Option<PackableNorm>,
     /// The layers and the norm of their output.
@@ -209,11 +215,15 @@ impl<F: DraftForm> DraftConfig<F> {
         });
         let embedding = embedding.transpose()?;
         let fc = linear(parts.fc, source)?;
-        let norm = parts.input_norm.map(|name| {
-            let norm = NamedNorm::outside(name, &self.model.shape, &self.model.spec.norm);
+        let norm = |(name, width): (&'static str, usize), source: &mut S| {
+            let outside = NamedNorm::outside(name, &self.model.shape, &self.model.spec.norm);
+            let norm = outside.of_width(width);
             Packable::build(source, |it| it.norm(norm), |it| it.norm(norm))
-        });
-        let input_norm = norm.transpose()?;
+        };
+        let state_norms = parts.state_norms.into_iter().map(|it| norm(it, source));
+        let state_norms = state_norms.collect::<Result<_, _>>()?;
+        let width = self.model.shape.hidden_size;
+        let input_norm = parts.input_norm.map(|name| norm((name, width), source)).transpose()?;
         let lm_head = linear(early, source)?;
         let markov = match parts.markov {
             Some(both) => {
@@ -231,6 +241,7 @@ impl<F: DraftForm> DraftConfig<F> {
         let (narrow_head, narrow_markov, mask) = (None, None, None);
         Ok(DraftNetwork {
             fc,
+            state_norms,
             input_norm,
             stack,
             lm_head,
@@ -290,6 +301,60 @@ impl<F: DraftForm> DraftNetwork<F> {
         Ok((config, network.with_narrow_heads()))
     }
 
+    /// Reads a drafter of any target of shape `target`'s, to train it further on the device of `target`
+    /// with autodiff. The record of its training is left out.
+    ///
+    /// # Errors
+    /// As for [`Self::from_dir`].
+    pub fn to_train(dir: &Path, target: &CausalLm) -> Result<(DraftConfig<F>, Self)> {
+        let device = target.device().autodiff();
+        let (config, network) = Self::from_dir(dir, target.shape(), WeightDtype::F32, &device)?;
+        let (dtype, target_hash, training) = (target.stored_dtype(), None, Map::new());
+        Ok((DraftConfig { dtype, target_hash, training, ..config }, network.unpacked()))
+    }
+
+    /// Adds tokens to the draft vocabulary. Their rows of the LM head are the target's, or zeros if the
+    /// drafter has another width.
+    ///
+    /// # Panics
+    /// If `vocabulary` does not begin with the drafter's own.
+    #[must_use]
+    pub fn widened(self, vocabulary: &DraftVocabulary, target: &CausalLm) -> Self {
+        let num_before = self.config.num_draft_tokens();
+        let own = self.config.draft_vocabulary.as_ref().map(DraftVocabulary::ids);
+        assert_eq!(own, vocabulary.ids().get(..num_before), "the drafter's own tokens come first");
+        let added = &vocabulary.ids()[num_before..];
+        if added.is_empty() {
+            return self;
+        }
+        let device = self.stack.device();
+        let joined = |linear: PackableLinear, columns: Tensor<2>| -> PackableLinear {
+            let weight = Tensor::cat(vec![linear.weight.val(), columns], 1);
+            let weight = Param::from_data(weight.into_data(), &device);
+            Linear { weight, bias: None }.into()
+        };
+        let zeros = |linear: &PackableLinear| {
+            let [inputs, _] = linear.weight.dims();
+            Tensor::zeros([inputs, added.len()], &device)
+        };
+        let is_as_wide = self.hidden_size() == target.shape().hidden_size;
+        let lm_head = self.lm_head.map(|head| {
+            let added = DraftVocabulary::new(added);
+            let columns = match is_as_wide {
+                true => copied_head(target, Some(&added), &device).weight.val(),
+                false => zeros(&head),
+            };
+            joined(head, columns)
+        });
+        let markov = self.markov.map(|[vectors, out]| {
+            let columns = zeros(&out);
+            [vectors, joined(out, columns)]
+        });
+        let draft_vocabulary = Some(vocabulary.clone());
+        let config = Arc::new(DraftConfig { draft_vocabulary, ..(*self.config).clone() });
+        Self { lm_head, markov, config, ..self }
+    }
+
     /// Combines the drafter's own matrices that give logits with the tokens that it may draft. The
     /// LM head of an adapter has the target's soft cap instead.
     fn with_narrow_heads(mut self) -> Self {
@@ -305,6 +370,7 @@ impl<F: DraftForm> DraftNetwork<F> {
     pub(crate) fn unpacked(self) -> Self {
         Self {
             fc: self.fc.map(Packable::unpacked),
+            state_norms: self.state_norms.into_iter().map(Packable::unpacked).collect(),
             input_norm: self.input_norm.map(Packable::unpacked),
             stack: self.stack.unpacked(),
             lm_head: self.lm_head.map(Packable::unpacked),
@@ -393,16 +459,20 @@ impl<F: DraftForm> DraftNetwork<F> {
 
     /// Lists the drafter's tensors in the layout of its file.
     pub(crate) fn named(&self, config: &DraftConfig<F>) -> Vec<NamedTensor> {
-        let Parts { fc, lm_head, markov, confidence, input_norm, .. } = F::parts(config);
+        let Parts { fc, lm_head, markov, confidence, state_norms, input_norm, .. } =
+            F::parts(config);
         let own = [(fc, &self.fc), (lm_head, &self.lm_head), (confidence, &self.confidence)];
         let own = own.into_iter().flat_map(|(spec, linear)| spec.zip(linear.as_deref()));
         let markov = markov.into_iter().flatten().zip(self.markov.iter().flatten());
         let markov = markov.map(|(spec, linear)| (spec, &**linear));
         let mut tensors = named_linears("", own.chain(markov));
-        let norm = self.input_norm.iter().zip(input_norm);
         let ModelConfig { shape, spec, .. } = &config.model;
-        let norm = norm.map(|(norm, name)| norm.named(NamedNorm::outside(name, shape, &spec.norm)));
-        tensors.extend(norm.flatten());
+        let input_norm = input_norm.map(|name| (name, shape.hidden_size));
+        let norms = self.state_norms.iter().zip(state_norms);
+        let norms = norms.chain(self.input_norm.iter().zip(input_norm));
+        tensors.extend(norms.flat_map(|(norm, (name, width))| {
+            norm.named(NamedNorm::outside(name, shape, &spec.norm).of_width(width))
+        }));
         tensors.extend(self.stack.named(&config.stack()));
         let table = self.embedding.iter();
         let name = format!("{EMBEDDING}.weight");

@@ -127,6 +127,8 @@ pub struct WindowSpec {
     pub size: usize,
     /// A flag for each layer: whether it has the window.
     pub layers: Vec<bool>,
+    /// Whether the rows of a bidirectional block see its later rows in these layers too.
+    pub sees_ahead: bool,
     /// The rotary embedding of the layers with a window, if it differs from that of the others.
     pub rope: Option<RopeConfig>,
 }
@@ -292,6 +294,11 @@ impl<'a> NamedNorm<'a> {
     /// Specifies a norm of hidden states outside layers.
     pub(crate) fn outside(name: &'static str, shape: &ModelShape, spec: &'a NormSpec) -> Self {
         Self { layer: "", name, width: shape.hidden_size, spec }
+    }
+
+    /// Returns the same norm of rows of another width.
+    pub(crate) fn of_width(self, width: usize) -> Self {
+        Self { width, ..self }
     }
 
     /// Returns the full name in a checkpoint.

@@ -183,7 +183,7 @@ impl<'a> Choosing<'a> {
             left_out.first_refused.get_or_insert_with(|| format!("{error:#}"));
             return Ok(());
         }
-        let ids = self.text.encode(&prompt.messages(0, &[]))?;
+        let ids = self.text.encode_turn(&prompt, 0, &[])?;
         if self.skip_long && ids.len() >= self.text.context {
             left_out.num_long += 1;
             return Ok(());

@@ -28,6 +28,7 @@ use draftsmith_theory::DrafterId;
 use draftsmith_train::{FeatureFormat, HeadTraining, OptimizerSettings};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::{Map, Value};
 
 pub use self::costs::GivenCosts;
 pub use self::data::{DataRecipe, Responses};
@@ -97,6 +98,9 @@ pub struct Models {
     pub chat_template: Option<String>,
     /// Today for a chat template that writes the date (`strftime_now`), as `YYYY-MM-DD`.
     pub date: Option<String>,
+    /// Further variables of the chat template, such as `enable_thinking` or `tools`.
+    #[serde(default)]
+    pub template_arguments: Map<String, Value>,
     /// Replaces the end tokens named in the target's files.
     pub eos_token_ids: Option<Vec<u32>>,
     /// Strings that end an answer. The token that completes one is kept, as in transformers.
@@ -230,6 +234,7 @@ impl Recipe {
         workspace.models.dtype = dtype;
         workspace.text.ends = self.models.ends();
         workspace.text.date = self.models.date.clone();
+        workspace.text.template_arguments = self.models.template_arguments.clone();
         Ok(workspace)
     }
 

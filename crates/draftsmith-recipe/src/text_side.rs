@@ -34,12 +34,31 @@ impl TextSide {
         Ok(self.tokenizer.encode_chat(&self.chat_format, messages)?)
     }
 
+    /// Encodes a prompt up to the answer of turn `number`, counted from 0, with its own variables of the
+    /// chat template. `responses` answer earlier turns.
+    pub fn encode_turn(
+        &self,
+        prompt: &Prompt,
+        number: usize,
+        responses: &[String],
+    ) -> Result<Vec<u32>> {
+        let messages = prompt.messages(number, responses);
+        if prompt.arguments.is_empty() {
+            return self.encode(&messages);
+        }
+        let arguments = prompt.arguments.clone();
+        let format = (*self.chat_format).clone().map(|it| it.with_arguments(arguments))?;
+        Ok(self.tokenizer.encode_chat(&format, &messages)?)
+    }
+
     /// Returns the reason why the chat template refuses a prompt's first turn, such as a system text
     /// that the model does not know; `None` if the template renders it.
     pub fn refusal(&self, prompt: &Prompt) -> Option<DataError> {
         let ChatFormat::Template(template) = &*self.chat_format else { return None };
+        let template = template.clone().with_arguments(prompt.arguments.clone());
+        let render = || template?.render(&prompt.messages(0, &[]), true);
         let is_rendered = prompt.turns[0].tokens.is_none();
-        is_rendered.then(|| template.render(&prompt.messages(0, &[]), true).err()).flatten()
+        is_rendered.then(|| render().err()).flatten()
     }
 
     /// Returns the token ids of a prompt up to the answer of turn `number`, counted from 0.
@@ -52,7 +71,7 @@ impl TextSide {
     ) -> Result<Vec<u32>> {
         match &prompt.turns[number].tokens {
             Some(given) => Ok(given.prompt_ids.clone()),
-            None => self.encode(&prompt.messages(number, responses)),
+            None => self.encode_turn(prompt, number, responses),
         }
     }
 

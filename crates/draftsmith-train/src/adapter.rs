@@ -5,6 +5,8 @@
 #[cfg(test)]
 mod tests;
 
+use std::path::Path;
+
 use draftsmith_model::{
     Adapter, AdapterArchitecture, AdapterConfig, CausalLm, DraftVocabulary, StateNetwork,
 };
@@ -12,12 +14,12 @@ use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, TrainError};
-use crate::lessons::settings::{InitialWeights, LessonSettings};
+use crate::lessons::settings::LessonSettings;
 use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
-use crate::self_draft::StateTraining;
 use crate::self_draft::scores::AdapterScores;
 use crate::self_draft::settings::SelfDraftTraining;
+use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
 
 /// The settings of an adapter's training.
 pub type AdapterTraining = SelfDraftTraining<AdapterShape>;
@@ -98,16 +100,28 @@ impl StateTraining for AdapterShape {
     fn network(
         &self,
         config: &AdapterConfig,
-        initial: InitialWeights,
+        is_random: bool,
         target: &CausalLm,
         seed: u64,
     ) -> Adapter {
         let mut draws = SeededDraws::new(seed, &["adapter"]);
         let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
-        let adapter = match initial {
-            InitialWeights::Random => drawn,
-            InitialWeights::Target => drawn.with_layers_of(target, config.exit_layer()),
+        let adapter = match is_random {
+            true => drawn,
+            false => drawn.with_layers_of(target, config.exit_layer()),
         };
         adapter.with_head_of(target)
+    }
+
+    fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
+        read_initial(dir, target, &self.layers(target.shape().num_layers))
+    }
+
+    fn widened(
+        initial: Initial<Self>,
+        vocabulary: &DraftVocabulary,
+        target: &CausalLm,
+    ) -> Initial<Self> {
+        widened_initial(initial, vocabulary, target)
     }
 }

@@ -4,18 +4,22 @@
 //! forward, in which each block attends to the contexts before its anchor and to its own earlier rows.
 //! Row k is step k of a draft.
 
-use draftsmith_model::{BlockDrafter, BlockDrafterConfig, CausalLm, DraftVocabulary, StateNetwork};
+use std::path::Path;
+
+use draftsmith_model::{
+    BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, DraftVocabulary, StateNetwork,
+};
 use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use crate::eagle3::{STEP_WEIGHT, STEPS};
 use crate::error::{Result, TrainError};
-use crate::lessons::settings::{InitialWeights, LessonSettings};
+use crate::lessons::settings::LessonSettings;
 use crate::ranges::{Range, check_numbers};
-use crate::self_draft::StateTraining;
 use crate::self_draft::scores::DraftScores;
 use crate::self_draft::settings::SelfDraftTraining;
+use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
 
 /// The settings of a block drafter's training.
 pub type BlockTraining = SelfDraftTraining<BlockShape>;
@@ -39,6 +43,9 @@ pub struct BlockShape {
     /// The token in all rows but the anchor's. Text should not contain it. Default: the last token
     /// of the vocabulary.
     pub mask_token_id: Option<u32>,
+    /// The number of tokens that each row attends to, itself included, in every layer, 1 or more.
+    /// Default: all.
+    pub window: Option<usize>,
 }
 
 impl Default for BlockShape {
@@ -50,6 +57,7 @@ impl Default for BlockShape {
             markov_rank: 32,
             layers: None,
             mask_token_id: None,
+            window: None,
         }
     }
 }
@@ -75,6 +83,7 @@ impl StateTraining for BlockShape {
                 ("num_layers", self.num_layers as f64, Range::Within(1.0, 64.0, "1 to 64")),
                 ("block_size", self.block_size as f64, STEPS),
                 ("step_weight", self.step_weight, STEP_WEIGHT),
+                ("window", self.window.unwrap_or(1) as f64, Range::AT_LEAST_ONE),
             ],
         )?;
         let rise =
@@ -109,23 +118,55 @@ impl StateTraining for BlockShape {
             it.markov_rank = self.markov_rank;
             it.dtype = target.stored_dtype();
             it.draft_vocabulary = vocabulary.cloned();
+            it.set_window(self.window);
         }))
     }
 
     fn network(
         &self,
         config: &BlockDrafterConfig,
-        initial: InitialWeights,
+        is_random: bool,
         target: &CausalLm,
         seed: u64,
     ) -> BlockDrafter {
         let mut draws = SeededDraws::new(seed, &["block"]);
         let device = target.device().autodiff();
         let drawn = config.init_for(target, &device, || draws.uniform());
-        match initial {
-            InitialWeights::Random => drawn,
-            InitialWeights::Target => drawn.with_weights_of(target),
+        match is_random {
+            true => drawn,
+            false => drawn.with_weights_of(target),
         }
+    }
+
+    /// Reads a causal drafter whose anchor's row predicts, with at least as many rows. A confidence head
+    /// is left out, because it belongs to the drafter as it was.
+    fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
+        let layers = self.layers(target.shape().num_layers);
+        let Initial::<Self> { mut config, network, vocabulary } =
+            read_initial(dir, target, &layers)?;
+        let form = &config.own;
+        if !form.is_causal || !form.is_anchor_first || form.block_size < self.block_size {
+            return Err(TrainError::Invalid(format!(
+                "the drafter of `initial`, `{}`, cannot be trained further: blocks are trained causal, with the \
+                 anchor's row predicting, and with at most the drafter's {} rows (`block_size`)",
+                dir.display(),
+                form.block_size
+            )));
+        }
+        config.own.confidence = ConfidenceHead::Absent;
+        Ok(Initial {
+            config,
+            network: network.without_confidence().with_mask_of(target),
+            vocabulary,
+        })
+    }
+
+    fn widened(
+        initial: Initial<Self>,
+        vocabulary: &DraftVocabulary,
+        target: &CausalLm,
+    ) -> Initial<Self> {
+        widened_initial(initial, vocabulary, target)
     }
 
     /// Returns the settings without the shape, which the drafter's configuration has.

@@ -6,18 +6,20 @@
 #[cfg(test)]
 mod tests;
 
+use std::path::Path;
+
 use draftsmith_model::{
-    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, NUM_TARGET_STATES, StateNetwork,
+    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, NUM_TARGET_STATES, StateNetwork, StateNorms,
 };
 use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, TrainError};
-use crate::lessons::settings::{InitialWeights, LessonSettings};
+use crate::lessons::settings::LessonSettings;
 use crate::ranges::{Range, check_numbers};
-use crate::self_draft::StateTraining;
 use crate::self_draft::scores::{DraftScores, MAX_STEPS};
 use crate::self_draft::settings::SelfDraftTraining;
+use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
 
 /// The settings of an EAGLE-3 drafter's training.
 pub type Eagle3Training = SelfDraftTraining<Eagle3Shape>;
@@ -36,11 +38,30 @@ pub struct Eagle3Shape {
     /// The weight of each step's loss relative to that of the previous step, above 0 and at most 1.
     /// Default: 0.8, as in the authors' code.
     pub step_weight: f64,
+    /// The number of tokens that each position attends to, itself included, 1 or more. Default: all.
+    pub window: Option<usize>,
+    /// Whether the target's three states are concatenated and normed before their projection.
+    pub norm_before_fc: bool,
+    /// Whether each of the target's states is normed before the projection.
+    pub fc_norm: bool,
+    /// Whether a step reads the normed output of the step before (EAGLE-3.1).
+    pub norm_output: bool,
+    /// Whether queries and keys are normed, as in a Qwen 3.
+    pub head_norms: bool,
 }
 
 impl Default for Eagle3Shape {
     fn default() -> Self {
-        Self { layers: None, num_steps: 5, step_weight: 0.8 }
+        Self {
+            layers: None,
+            num_steps: 5,
+            step_weight: 0.8,
+            window: None,
+            norm_before_fc: false,
+            fc_norm: false,
+            norm_output: false,
+            head_norms: false,
+        }
     }
 }
 
@@ -69,10 +90,18 @@ impl StateTraining for Eagle3Shape {
             let expected = "three numbers that rise";
             return Err(TrainError::setting(section, "layers", format!("{layers:?}"), expected));
         }
+        if self.norm_before_fc && self.fc_norm {
+            let expected = "false beside `norm_before_fc`";
+            return Err(TrainError::setting(section, "fc_norm", true, expected));
+        }
         let (num_steps, weight) = (self.num_steps as f64, self.step_weight);
         check_numbers(
             section,
-            &[("num_steps", num_steps, STEPS), ("step_weight", weight, STEP_WEIGHT)],
+            &[
+                ("num_steps", num_steps, STEPS),
+                ("step_weight", weight, STEP_WEIGHT),
+                ("window", self.window.unwrap_or(1) as f64, Range::AT_LEAST_ONE),
+            ],
         )
     }
 
@@ -95,26 +124,47 @@ impl StateTraining for Eagle3Shape {
         target: &CausalLm,
         vocabulary: Option<&DraftVocabulary>,
     ) -> Result<Eagle3Config> {
-        Ok(Eagle3Config {
-            target_layers: self.layers(target.shape().num_layers),
-            dtype: target.stored_dtype(),
-            draft_vocabulary: vocabulary.cloned(),
-            ..Eagle3Config::new(target.config())
-        })
+        Ok(Eagle3Config::new(target.config()).with(|it| {
+            it.target_layers = self.layers(target.shape().num_layers);
+            it.dtype = target.stored_dtype();
+            it.draft_vocabulary = vocabulary.cloned();
+            it.norm_output = self.norm_output;
+            it.state_norms = match (self.norm_before_fc, self.fc_norm) {
+                (true, _) => StateNorms::OfAll,
+                (false, true) => StateNorms::OfEach,
+                (false, false) => StateNorms::Absent,
+            };
+            if self.head_norms {
+                it.add_head_norms();
+            }
+            it.set_window(self.window);
+        }))
     }
 
     fn network(
         &self,
         config: &Eagle3Config,
-        initial: InitialWeights,
+        is_random: bool,
         target: &CausalLm,
         seed: u64,
     ) -> Eagle3 {
         let mut draws = SeededDraws::new(seed, &["eagle3"]);
         let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
-        match initial {
-            InitialWeights::Random => drawn,
-            InitialWeights::Target => drawn.with_weights_of(target),
+        match is_random {
+            true => drawn,
+            false => drawn.with_weights_of(target),
         }
+    }
+
+    fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
+        read_initial(dir, target, &self.layers(target.shape().num_layers))
+    }
+
+    fn widened(
+        initial: Initial<Self>,
+        vocabulary: &DraftVocabulary,
+        target: &CausalLm,
+    ) -> Initial<Self> {
+        widened_initial(initial, vocabulary, target)
     }
 }

@@ -50,6 +50,8 @@ pub(crate) struct Lessons {
     /// Whether the drafter reads token embeddings, each with the hidden state of the position
     /// before. If not, the target's logit soft cap also applies to its own LM head.
     pub(crate) reads_tokens: bool,
+    /// The tokens that the drafters of `initial` may draft; `None` if there are none, or they draft all.
+    pub(crate) initial_vocabulary: Option<DraftVocabulary>,
     pub(crate) settings: LessonSettings,
 }
 
@@ -119,7 +121,9 @@ pub(crate) fn prepare(
     }
 
     let lengths = Lengths::on(&targets.first().device());
-    let vocabulary = lessons.settings.draft_vocabulary.map(|size| {
+    let initial = lessons.initial_vocabulary.as_ref();
+    let size = lessons.settings.draft_vocabulary.or(initial.map(|initial| initial.ids().len()));
+    let vocabulary = size.map(|size| {
         let counts = |rows: &[Arc<LessonRow>]| {
             let mut counts = vec![0_u64; vocab_size];
             for id in rows.iter().flat_map(|row| row.predicted()) {
@@ -127,8 +131,9 @@ pub(crate) fn prepare(
             }
             counts
         };
-        let always = &target.shape().eos_token_ids;
-        let vocabulary = DraftVocabulary::most_frequent(&counts(&split.training), size, always);
+        let always = initial.map_or(&*target.shape().eos_token_ids, DraftVocabulary::ids);
+        let chosen = DraftVocabulary::most_frequent(&counts(&split.training), size, always);
+        let vocabulary = initial.map_or(chosen.clone(), |initial| initial.with_tokens_of(&chosen));
         let coverage = vocabulary.coverage(&counts(&split.validation));
         (vocabulary, coverage)
     });

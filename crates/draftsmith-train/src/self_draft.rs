@@ -10,12 +10,16 @@ pub(crate) mod settings;
 
 use std::collections::BTreeSet;
 use std::fmt::Debug;
+use std::path::Path;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{CausalLm, DraftVocabulary, StateNetwork, VOCABULARY_COVERAGE};
+use draftsmith_model::{
+    CausalLm, DraftConfig, DraftForm, DraftNetwork, DraftVocabulary, StateNetwork,
+    VOCABULARY_COVERAGE,
+};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -99,19 +103,93 @@ pub trait StateTraining:
         vocabulary: Option<&DraftVocabulary>,
     ) -> Result<Self::Config>;
 
-    /// Builds the network before training, on the target's device with autodiff.
+    /// Builds the network before training, on the target's device with autodiff. `is_random` says that it
+    /// has no weights of the target.
     fn network(
         &self,
         config: &Self::Config,
-        initial: InitialWeights,
+        is_random: bool,
         target: &CausalLm,
         seed: u64,
     ) -> Self::Network;
+
+    /// Reads the drafter in `dir` to train it further.
+    ///
+    /// # Errors
+    /// If it cannot be read, or not be trained with these settings.
+    fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
+        let (_, expected) = (target, "`target` or `random`");
+        Err(TrainError::setting(Self::Network::KIND, "initial", dir.display(), expected))
+    }
+
+    /// Adds tokens to the draft vocabulary of an initial drafter, which begins with its own.
+    fn widened(
+        initial: Initial<Self>,
+        vocabulary: &DraftVocabulary,
+        target: &CausalLm,
+    ) -> Initial<Self> {
+        let _ = (vocabulary, target);
+        initial
+    }
 
     /// Returns the settings to record, as an object.
     fn record(training: &SelfDraftTraining<Self>) -> Value {
         json!(training)
     }
+}
+
+/// A drafter to train further: its configuration, its network, and the tokens that it may draft if these
+/// are not all.
+#[derive(Debug)]
+pub struct Initial<S: StateTraining> {
+    /// The configuration.
+    pub config: S::Config,
+    /// The network, on a device with autodiff.
+    pub network: S::Network,
+    /// The draft vocabulary.
+    pub vocabulary: Option<DraftVocabulary>,
+}
+
+/// Reads the drafter in `dir` to train it further. `layers` are the hidden states that the training
+/// reads.
+pub(crate) fn read_initial<F, S>(
+    dir: &Path,
+    target: &CausalLm,
+    layers: &[usize],
+) -> Result<Initial<S>>
+where
+    F: DraftForm,
+    S: StateTraining<Network = DraftNetwork<F>, Config = DraftConfig<F>>,
+{
+    if !dir.join("config.json").is_file() {
+        let expected = "`target`, `random` or the directory of a drafter";
+        return Err(TrainError::setting(F::KIND, "initial", dir.display(), expected));
+    }
+    let (config, network) = DraftNetwork::<F>::to_train(dir, target)?;
+    if config.target_layers != layers {
+        let found = &config.target_layers;
+        return Err(TrainError::Invalid(format!(
+            "the drafter of `initial`, `{}`, reads the target's states after layers {found:?}, and the recipe \
+             says {layers:?}; hint: write `layers = {found:?}`",
+            dir.display()
+        )));
+    }
+    Ok(Initial { vocabulary: config.draft_vocabulary.clone(), config, network })
+}
+
+/// Adds tokens to the draft vocabulary of an initial drafter.
+pub(crate) fn widened_initial<F, S>(
+    initial: Initial<S>,
+    vocabulary: &DraftVocabulary,
+    target: &CausalLm,
+) -> Initial<S>
+where
+    F: DraftForm,
+    S: StateTraining<Network = DraftNetwork<F>, Config = DraftConfig<F>>,
+{
+    let (vocabulary, draft_vocabulary) = (Some(vocabulary.clone()), Some(vocabulary.clone()));
+    let network = initial.network.widened(vocabulary.as_ref().expect("it is given"), target);
+    Initial { config: DraftConfig { draft_vocabulary, ..initial.config }, network, vocabulary }
 }
 
 /// A trained self-draft, with settings of the form `S`.
@@ -162,7 +240,12 @@ pub fn train_self_drafts<S: StateTraining>(
     seed: u64,
     run: TrainingRun<'_>,
 ) -> Result<Ending<Vec<TrainedState<S>>>> {
-    let lessons = lessons_of(target, trainings)?;
+    let initials = trainings.iter().map(|one| match &one.common.initial {
+        InitialWeights::Drafter(dir) => one.initial(dir, target).map(Some),
+        InitialWeights::Random | InitialWeights::Target => Ok(None),
+    });
+    let initials = initials.collect::<Result<Vec<Option<Initial<S>>>>>()?;
+    let lessons = lessons_of(target, trainings)?.beginning_with(&initials)?;
     let settings = &lessons.settings;
     // The target has no autodiff on any device, because hidden states are constants.
     let frozen = target.valid().to_dtype(settings.dtype);
@@ -175,9 +258,20 @@ pub fn train_self_drafts<S: StateTraining>(
     let devices = PerDevice::trained(targets.first().device(), more)?;
     let optimizer = settings.optimizer.of_width(target.shape().hidden_size);
     let (mut learners, mut exports) = (Vec::new(), Vec::new());
-    for (nth, one) in trainings.iter().enumerate() {
-        let config = one.config(target, vocabulary.as_ref())?;
-        let drafter = one.network(&config, one.common.initial, target, seed);
+    for ((nth, one), initial) in trainings.iter().enumerate().zip(initials) {
+        let (config, drafter) = match (initial, &vocabulary) {
+            (Some(initial), Some(vocabulary)) => {
+                let Initial { config, network, .. } = S::widened(initial, vocabulary, target);
+                (config, network)
+            }
+            (Some(initial), None) => (initial.config, initial.network),
+            (None, vocabulary) => {
+                let config = one.config(target, vocabulary.as_ref())?;
+                let is_random = one.common.initial == InitialWeights::Random;
+                let network = one.network(&config, is_random, target, seed);
+                (config, network)
+            }
+        };
         let place_of = |layer: usize| lessons.layers.binary_search(&layer).ok();
         let states = one.layers(target.shape().num_layers).into_iter().filter_map(place_of);
         let learner = StateLearner { drafter, states: states.collect(), training: one.clone() };
@@ -202,6 +296,35 @@ pub fn train_self_drafts<S: StateTraining>(
     trained.map_err(|error| stored.cause_of(error))
 }
 
+impl Lessons {
+    /// Takes the draft vocabulary of initial drafters, which must all have the same.
+    fn beginning_with<S: StateTraining>(self, initials: &[Option<Initial<S>>]) -> Result<Self> {
+        let invalid = |problem: String| {
+            Err(TrainError::Invalid(format!("`{}.initial`: {problem}", self.section)))
+        };
+        let own = |one: &Option<Initial<S>>| one.as_ref().map(|one| one.vocabulary.clone());
+        let Some(first) = initials.iter().find_map(own) else { return Ok(self) };
+        if initials.iter().any(|one| own(one).as_ref() != Some(&first)) {
+            return invalid(
+                "drafters of one pass begin with different draft vocabularies; hint: train them one by one, \
+                 with `train-drafter RECIPE DRAFTER`"
+                    .to_owned(),
+            );
+        }
+        match (&first, self.settings.draft_vocabulary) {
+            (None, Some(_)) => invalid(
+                "the drafter drafts all tokens, and `draft_vocabulary` cannot narrow it; hint: leave the key out"
+                    .to_owned(),
+            ),
+            (Some(own), Some(size)) if size < own.ids().len() => invalid(format!(
+                "the drafter drafts {} tokens, and `draft_vocabulary` is {size}; hint: leave the key out",
+                own.ids().len()
+            )),
+            _ => Ok(Self { initial_vocabulary: first, ..self }),
+        }
+    }
+}
+
 /// Checks trainings that share a pass, and plans their lessons.
 fn lessons_of<S: StateTraining>(
     target: &CausalLm,
@@ -221,7 +344,8 @@ fn lessons_of<S: StateTraining>(
         label: S::LABEL,
         layers: layers.into_iter().collect(),
         reads_tokens: S::READS_TOKENS,
-        settings: first.common,
+        initial_vocabulary: None,
+        settings: first.common.clone(),
     })
 }
 
@@ -250,7 +374,8 @@ pub fn first_self_draft<S: StateTraining>(
 ) -> Result<(S::Config, S::Network)> {
     training.check_layers(target.shape().num_layers)?;
     let config = training.config(target, None)?;
-    let first = training.network(&config, training.common.initial, target, seed).valid();
+    let is_random = training.common.initial == InitialWeights::Random;
+    let first = training.network(&config, is_random, target, seed).valid();
     Ok((config, first))
 }
 

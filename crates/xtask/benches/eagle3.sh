@@ -5,7 +5,8 @@
 #
 # PYTHON has torch, transformers 5.23 or newer and safetensors; for LLAMA_CPP, a source of llama.cpp with a built
 # `build/bin/llama-server`, also gguf and sentencepiece. VLLM_PYTHON has vLLM 0.32 for the CPU. Either may be empty.
-# Trains two drafters of the embedded target, over all tokens and over 400, makes a wider one of the second, exports them,
+# Trains drafters of the embedded target, over all tokens, over 400, and two with windows and EAGLE-3.1's norms, makes a wider
+# one of the second, exports them,
 # and compares tokens, rounds, drafted and accepted tokens per prompt, in vLLM by position too. With TARGET, DRAFTER and
 # PROMPTS in the environment, two directories and a file, it compares that drafter instead. Works in a temporary
 # directory. The exit code is 1 if anything differs.
@@ -35,10 +36,24 @@ kind = "eagle3"
 num_steps = 5
 draft_vocabulary = 400
 optimizer = { learning_rate = 2e-3, num_epochs = 6 }
+[drafters.windowed]
+kind = "eagle3"
+num_steps = 5
+window = 16
+norm_before_fc = true
+norm_output = true
+optimizer = { learning_rate = 2e-3, num_epochs = 6 }
+[drafters.normed]
+kind = "eagle3"
+num_steps = 5
+window = 9
+fc_norm = true
+head_norms = true
+optimizer = { learning_rate = 2e-3, num_epochs = 6 }
 TOML
     "$binary" --quiet build-data eagle3.toml
     "$binary" --quiet train-adapter eagle3.toml
-    for drafter in all narrow; do
+    for drafter in all narrow windowed normed; do
         "$binary" --quiet export --for eagle3 "checkpoints/eagle3/$drafter" "$drafter" > export.log
     done
     "$python" "$checks/eagle3_wider.py" "$target" narrow wider
@@ -47,7 +62,7 @@ if [ -n "${DRAFTER:-}" ]; then
     drafters=given
     cp -r "$DRAFTER" given
 else
-    drafters='all narrow wider'
+    drafters='all narrow wider windowed normed'
     train
 fi
 failed=0
@@ -69,7 +84,8 @@ TOML
         models=("$target" "$drafter" "$prompts" "$count")
         check "$drafter, K = $length, torch" "$python" "$checks/eagle3_reference.py" "$binary" "${models[@]}" \
             -- "${drafting[@]}" --rule "fixed=$length"
-        [ -z "$llama_cpp" ] || check "$drafter, K = $length, llama.cpp" \
+        # llama.cpp computes no windows.
+        [ -z "$llama_cpp" ] || [ "$drafter" = windowed ] || [ "$drafter" = normed ] || check "$drafter, K = $length, llama.cpp" \
             "$python" "$checks/eagle3_llama.py" "$binary" "$llama_cpp" "${models[@]}" "$length"
         [ -z "$vllm_python" ] || check "$drafter, K = $length, vLLM" \
             "$vllm_python" "$checks/eagle3_vllm.py" "$binary" "${models[@]}" "$length"

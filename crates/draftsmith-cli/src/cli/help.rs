@@ -198,7 +198,8 @@ fn changed(command: Command, name: &str, change: impl FnOnce(Command) -> Command
 
 /// Names a command's aliases in its usage, as in `draftsmith train-drafter|train-adapter`.
 fn with_aliases_in_usage(mut command: Command) -> Command {
-    let names: Vec<&str> = iter::once(command.get_name()).chain(command.get_visible_aliases()).collect();
+    let names: Vec<&str> =
+        iter::once(command.get_name()).chain(command.get_visible_aliases()).collect();
     if names.len() == 1 {
         return command;
     }

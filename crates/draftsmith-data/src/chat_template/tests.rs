@@ -4,6 +4,8 @@ mod hostile;
 mod jinja;
 mod published;
 
+use serde_json::json;
+
 use super::*;
 use crate::tokenizer_config::CONFIG_FILE;
 
@@ -223,4 +225,20 @@ fn a_template_that_writes_the_date_writes_the_chosen_one() {
     assert!(error.contains("`02/11/2026`") && error.contains("2026-01-31"), "{error}");
     let plain = load(Some("abc"), None).unwrap().unwrap();
     assert_eq!(plain.clone().with_date("2026-11-02").unwrap().hash(), plain.hash());
+}
+
+#[test]
+fn arguments_reach_the_template_as_in_transformers() {
+    let source = "{% if enable_thinking is defined and not enable_thinking %}<think></think>{% endif %}\
+                  {% for tool in tools or [] %}{{ tool.name }}={{ tool | tojson }};{% endfor %}{{ messages[0].content }}";
+    let template = load(Some(source), None).unwrap().unwrap();
+    let render = |template: &ChatTemplate| template.render(&[Message::user("x")], true).unwrap();
+    assert_eq!(render(&template), "x");
+    let with =
+        |arguments: Json| template.clone().with_arguments(arguments.as_object().unwrap().clone());
+    let chosen = with(json!({ "enable_thinking": false, "tools": [{ "name": "f" }] })).unwrap();
+    assert_eq!(render(&chosen), "<think></think>f={\"name\": \"f\"};x");
+    assert_ne!(chosen.hash(), template.hash(), "other prompts have another hash");
+    let error = with(json!({ "messages": [] })).unwrap_err().to_string();
+    assert!(error.contains("`messages`") && error.contains("hint:"), "{error}");
 }

@@ -226,7 +226,30 @@ pub(super) const MEDIA_KEYS: &str = "image images image_path image_paths image_u
 /// The keys of a record or a message that change what a model reads or writes, and that prompts do
 /// not keep.
 const UNRENDERED_KEYS: &str =
-    "tools functions tool_calls function_call reasoning_content reasoning thinking";
+    "functions tool_calls function_call reasoning_content reasoning thinking";
+
+/// Reads a record's own variables of the chat template.
+pub(super) fn arguments(record: &Value) -> Result<Keys> {
+    const OWN: &str = "chat_template_kwargs";
+    let mut arguments = match record.get(OWN) {
+        None | Some(Value::Null) => Keys::new(),
+        Some(Value::Object(own)) => own.clone(),
+        Some(other) => {
+            return Err(Problem::key(OWN, format!("is {}, it must be an object", kind(other))));
+        }
+    };
+    if is_given(record, "tools") {
+        // Tables have the list as a text of JSON.
+        let tools = match &record["tools"] {
+            Value::String(text) => serde_json::from_str(text).map_err(|error| {
+                Problem::key("tools", format!("is a text that is not JSON: {error}"))
+            })?,
+            tools => tools.clone(),
+        };
+        arguments.insert("tools".to_owned(), tools);
+    }
+    Ok(arguments)
+}
 
 /// Returns whether a key has a value that is not empty.
 fn is_given(record: &Value, key: &str) -> bool {

@@ -39,6 +39,7 @@ fn check_one(line: &str, system: Option<&str>, category: Option<&str>, turns: &[
             category: category.map(Into::into),
             turns: turns.to_vec(),
             system: system.map(Into::into),
+            arguments: serde_json::Map::new(),
         };
         assert_eq!(prompts, [expected], "{text}");
     }
@@ -191,14 +192,27 @@ fn what_prompts_leave_out_is_counted_by_key() {
     let mut prompts = Prompts::open(&path).unwrap();
     assert_eq!(prompts.by_ref().map(Result::unwrap).count(), 5);
     let counts: Vec<_> = std::mem::take(&mut prompts.malformed.unrendered).into_iter().collect();
-    let expected = [
-        ("reasoning", 1),
-        ("reasoning_content", 1),
-        ("thinking", 1),
-        ("tool_calls", 1),
-        ("tools", 2),
-    ];
+    let expected = [("reasoning", 1), ("reasoning_content", 1), ("thinking", 1), ("tool_calls", 1)];
     assert_eq!(counts, expected);
+}
+
+#[test]
+fn a_records_tools_and_arguments_are_variables_of_the_template() {
+    let one = |line: &str| read("set.jsonl", line.as_bytes()).map(|all| all[0].arguments.clone());
+    let expected = |json: serde_json::Value| Ok(json.as_object().unwrap().clone());
+    use serde_json::json;
+    let line = r#"{"prompt": "a", "tools": [{"name": "f"}], "chat_template_kwargs": {"enable_thinking": false}}"#;
+    assert_eq!(
+        one(line),
+        expected(json!({ "enable_thinking": false, "tools": [{ "name": "f" }] }))
+    );
+    let text = r#"{"prompt": "a", "tools": "[{\"name\": \"f\"}]"}"#;
+    assert_eq!(one(text), expected(json!({ "tools": [{ "name": "f" }] })));
+    assert_eq!(one(r#"{"prompt": "a", "tools": []}"#), expected(json!({})));
+    let error = one(r#"{"prompt": "a", "tools": "f("}"#).unwrap_err();
+    assert!(error.contains("line 1: key `tools`"), "{error}");
+    let error = one(r#"{"prompt": "a", "chat_template_kwargs": 3}"#).unwrap_err();
+    assert!(error.contains("`chat_template_kwargs` is a number"), "{error}");
 }
 
 #[test]

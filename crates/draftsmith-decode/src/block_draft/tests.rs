@@ -38,16 +38,24 @@ struct Form {
     is_causal: bool,
     markov_rank: usize,
     draft_vocabulary: Option<[u32; 7]>,
+    window: Option<usize>,
 }
 
-const OURS: Form =
-    Form { is_anchor_first: true, is_causal: true, markov_rank: 4, draft_vocabulary: None };
+const OURS: Form = Form {
+    is_anchor_first: true,
+    is_causal: true,
+    markov_rank: 4,
+    draft_vocabulary: None,
+    window: None,
+};
 
-const FORMS: [Form; 4] = [
+const FORMS: [Form; 6] = [
     OURS,
     Form { is_anchor_first: false, is_causal: false, markov_rank: 0, ..OURS },
     Form { is_causal: false, ..OURS },
     Form { draft_vocabulary: Some([1, 2, 3, 7, 8, 11, 12]), ..OURS },
+    Form { window: Some(6), ..OURS },
+    Form { is_causal: false, window: Some(5), ..OURS },
 ];
 
 /// A target and a drafter of it.
@@ -81,6 +89,11 @@ impl Models {
             it.markov_rank = form.markov_rank;
             it.confidence = ConfidenceHead::OfRowAndToken;
             it.draft_vocabulary = form.draft_vocabulary.map(DraftVocabulary::new);
+            it.set_window(form.window);
+            // Bidirectional drafters of this form have one layer without a window, as z-lab's.
+            if let Some(window) = &mut it.model.spec.window {
+                window.layers[1] = form.is_causal;
+            }
         });
         let dir = format!("draftsmith-block-{seed}-{}", std::process::id());
         let dir = std::env::temp_dir().join(dir);

@@ -14,7 +14,7 @@ use burn::tensor::Device;
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, BlockDrafter, BlockDrafterConfig,
     CausalLm, ConfidenceHead, Eagle3, Eagle3Config, HeadForm, HeadInput, HeadReads, KvCache,
-    ModelConfig, ModelShape, Rows, StepNetwork, WeightDtype,
+    ModelConfig, ModelShape, Rows, StateNorms, StepNetwork, WeightDtype,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, DrafterId, Draws, FixedLengthConfig,
@@ -152,9 +152,16 @@ impl Networks {
                 Adapter::from_dir(dir, &of_target.shape, WeightDtype::F32, device).expect("reads").1
             },
         );
+        // The other one has a Qwen 3's layer with a window, and EAGLE-3.1's norms.
         let eagle = |name: &'static str| {
-            let own =
-                Eagle3Config { target_layers: vec![0, 2, 4], ..Eagle3Config::new(&of_target) };
+            let own = Eagle3Config::new(&of_target).with(|it| {
+                it.target_layers = vec![0, 2, 4];
+                if name == "other" {
+                    it.add_head_norms();
+                    it.set_window(Some(3));
+                    (it.state_norms, it.norm_output) = (StateNorms::OfEach, true);
+                }
+            });
             let read =
                 |dir: &Path| Eagle3::from_dir(dir, &of_target.shape, WeightDtype::F32, device);
             from_files(
@@ -178,6 +185,10 @@ impl Networks {
                 it.markov_rank = if is_ours { 2 } else { 0 };
                 it.confidence = ConfidenceHead::OfRowAndToken;
                 it.target_layers = vec![1, 4];
+                it.set_window((!is_ours).then_some(4));
+                if let Some(window) = &mut it.model.spec.window {
+                    window.layers[1] = false;
+                }
             });
             let read = |dir: &Path| {
                 BlockDrafter::from_dir(dir, &of_target.shape, WeightDtype::F32, device)

@@ -6,7 +6,8 @@ use std::ops::ControlFlow;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::vectors::values;
 use draftsmith_model::{
-    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, ModelConfig, ModelShape, Rows, WeightDtype,
+    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, ModelConfig, ModelShape, Rows, StateNorms,
+    WeightDtype,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, MaxGramConfig, Sampling,
@@ -45,6 +46,9 @@ struct Form {
     has_other_width: bool,
     norm_before_residual: bool,
     norm_output: bool,
+    state_norms: StateNorms,
+    window: Option<usize>,
+    has_head_norms: bool,
 }
 
 const USUAL: Form = Form {
@@ -52,13 +56,18 @@ const USUAL: Form = Form {
     has_other_width: false,
     norm_before_residual: false,
     norm_output: false,
+    state_norms: StateNorms::Absent,
+    window: None,
+    has_head_norms: false,
 };
 
-const FORMS: [Form; 4] = [
+const FORMS: [Form; 6] = [
     USUAL,
     Form { draft_vocabulary: Some(&[1, 2, 3, 7, 8, 11, 12]), has_other_width: true, ..USUAL },
     Form { norm_before_residual: true, ..USUAL },
     Form { norm_output: true, ..USUAL },
+    Form { norm_output: true, state_norms: StateNorms::OfAll, window: Some(6), ..USUAL },
+    Form { state_norms: StateNorms::OfEach, window: Some(3), has_head_norms: true, ..USUAL },
 ];
 
 impl Models {
@@ -85,6 +94,11 @@ impl Models {
         of_drafter.draft_vocabulary = form.draft_vocabulary.map(DraftVocabulary::new);
         of_drafter.norm_before_residual = form.norm_before_residual;
         of_drafter.norm_output = form.norm_output;
+        of_drafter.state_norms = form.state_norms;
+        of_drafter.set_window(form.window);
+        if form.has_head_norms {
+            of_drafter.add_head_norms();
+        }
         if form.has_other_width {
             let shape = &mut of_drafter.model.shape;
             (shape.hidden_size, shape.num_heads, shape.num_kv_heads) = (24, 2, 1);

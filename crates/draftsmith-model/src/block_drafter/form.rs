@@ -10,7 +10,7 @@
 //!
 //! The tensors decide whether a Markov or confidence head exists only if no key does. Gated and
 //! recurrent Markov heads, DFlash2, mask embeddings beside the weights, and keys that change the
-//! network otherwise, such as sliding windows, are refused by name.
+//! network otherwise are refused by name.
 
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
@@ -31,7 +31,7 @@ use crate::self_draft::faults::DraftFaultKind;
 use crate::self_draft::files::DraftFiles;
 use crate::self_draft::keys::{DraftDialect, DraftKeys, DrafterDir};
 use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts};
-use crate::spec::{LinearSpec, ModelShape};
+use crate::spec::{LinearSpec, ModelShape, WindowSpec};
 use crate::state_network::UnrolledInputs;
 use crate::weights::WeightReader;
 
@@ -111,8 +111,9 @@ pub(crate) struct BlockKeys {
     block_size: Option<usize>,
     mask_token_id: Option<u32>,
     sample_from_anchor: Option<bool>,
-    #[serde(default)]
-    is_causal: bool,
+    is_causal: Option<bool>,
+    causal: Option<bool>,
+    sliding_window_non_causal: Option<bool>,
     markov_rank: Option<usize>,
     markov_head_type: Option<String>,
     enable_confidence_head: Option<bool>,
@@ -175,6 +176,19 @@ impl BlockKeys {
             },
             Ok,
         )
+    }
+
+    /// Returns whether rows attend only to earlier rows in all layers, as in vLLM: if no key says so,
+    /// layers with a window are causal, and others are not. Sets what rows see in the window.
+    fn is_causal(&self, window: Option<&mut WindowSpec>) -> bool {
+        let is_method = |name| self.speculators_model_type.as_deref() == Some(name);
+        let of_method = || !self.sliding_window_non_causal.unwrap_or(true);
+        let given = self.is_causal.or(self.causal);
+        let given = given.or_else(|| is_method("dflash").then(of_method));
+        window.is_some_and(|window| {
+            window.sees_ahead = given == Some(false);
+            given.is_none() && !window.layers.contains(&false)
+        }) || given == Some(true)
     }
 
     /// Reads for each state the number of the target's layers before it.
@@ -347,8 +361,15 @@ impl BlockDrafterConfig {
 }
 
 impl BlockDrafter {
+    /// Drops the confidence head.
+    #[must_use]
+    pub fn without_confidence(self) -> Self {
+        Self { confidence: None, ..self }
+    }
+
     /// Keeps the target's embedding of the mask token, which training needs.
-    pub(super) fn with_mask_of(self, target: &CausalLm) -> Self {
+    #[must_use]
+    pub fn with_mask_of(self, target: &CausalLm) -> Self {
         let (place, _) = target.embed_ids(&[self.config.mask_token_id]).into_parts();
         let mask = place.into_host().values[..self.hidden_size()].to_vec();
         Self { mask: Some(mask), ..self }
@@ -358,9 +379,10 @@ impl BlockDrafter {
 impl DraftForm for BlockForm {
     const KIND: &'static str = "block";
     const KEYS: DraftKeys = DraftKeys {
-        own: "architectures aux_hidden_state_layer_ids block_size confidence_head_with_markov draft_vocab_size \
+        own: "architectures aux_hidden_state_layer_ids block_size causal confidence_head_with_markov draft_vocab_size \
               enable_confidence_head is_causal markov_head_type markov_rank mask_token_id num_target_layers \
-              sample_from_anchor shift_label speculators_model_type target_layer_ids use_confidence_head",
+              sample_from_anchor shift_label sliding_window_non_causal speculators_model_type target_layer_ids \
+              use_confidence_head",
         layers: (LAYER_IDS, -1),
         reads_last: true,
         table: DFLASH,
@@ -401,9 +423,6 @@ impl DraftForm for BlockForm {
             return Err(files.faults.remove(0).error);
         }
         let model = &files.config.model;
-        if model.spec.window.is_some() {
-            return own.fail("model_type", "has windows by default, which are not computed here");
-        }
         let vocab_size = model.shape.vocab_size;
         let is_anchor_first = own.is_anchor_first()?;
         let (block_size, mask_token_id) = own.block(is_anchor_first, vocab_size)?;
@@ -412,7 +431,7 @@ impl DraftForm for BlockForm {
             block_size,
             mask_token_id,
             is_anchor_first,
-            is_causal: own.is_causal,
+            is_causal: own.is_causal(files.config.model.spec.window.as_mut()),
             markov_rank: own.markov_rank(),
             confidence: own.confidence(&files.reader),
         };
@@ -436,7 +455,14 @@ impl DraftForm for BlockForm {
         let ids = config.target_layers.iter().map(|layer| *layer as i64 - 1);
         let has_head = config.confidence != ConfidenceHead::Absent;
         let reads_token = config.confidence == ConfidenceHead::OfRowAndToken;
-        let types = vec!["full_attention"; config.model.shape.num_layers];
+        let window = config.model.spec.window.as_ref();
+        let kind = |number: usize| match window.is_some_and(|window| window.layers[number]) {
+            true => "sliding_attention",
+            false => "full_attention",
+        };
+        let types: Vec<&str> = (0..config.model.shape.num_layers).map(kind).collect();
+        // Without the key, only layers with a window are causal.
+        let follows_types = !config.is_causal && window.is_some_and(|window| !window.sees_ahead);
         let num_tokens = config.vocabulary_size();
         let given = [
             ("architectures", json!([CLASS])),
@@ -448,12 +474,17 @@ impl DraftForm for BlockForm {
             (MARKOV_TYPE, json!("vanilla")),
             ("enable_confidence_head", json!(has_head)),
             ("confidence_head_with_markov", json!(reads_token)),
+            // A setting of DeepSpec's trainer, without which its class cannot be built.
+            ("num_anchors", json!(512)),
             (LAYER_IDS, json!(ids.collect::<Vec<i64>>())),
             ("layer_types", json!(types)),
             ("tie_word_embeddings", json!(false)),
         ];
-        let given = given.into_iter().map(|(key, value)| (key, Some(value)));
+        let given = given.into_iter().filter(|(key, _)| *key != "is_causal" || !follows_types);
+        let given = given.map(|(key, value)| (key, Some(value)));
         let optional = [
+            ("sliding_window", window.map(|window| window.size.into())),
+            ("use_sliding_window", window.map(|_| true.into())),
             ("num_target_layers", config.num_target_layers.map(Value::from)),
             ("draft_vocab_size", num_tokens.map(Value::from)),
         ];
@@ -470,7 +501,13 @@ impl DraftForm for BlockForm {
         let [batch, seq, hidden_size] = embedded.dims();
         let (dtype, device) = (embedded.dtype(), stack.device());
         let plan = DraftPlan { begun, seq, num_steps, rows_ahead: 1, lengths };
-        let drafts = Drafts::new(plan, &stack.reaches[0], (dtype.into(), &device));
+        let has =
+            |reach: usize| stack.layers.iter().any(|layer| layer.both_parts().0.reach() == reach);
+        let of_reach = stack.reaches.iter().enumerate().map(|(number, reach)| {
+            has(number).then(|| Drafts::new(plan, reach, (dtype.into(), &device)))
+        });
+        let of_reach: Vec<Option<Drafts>> = of_reach.collect();
+        let drafts = of_reach.iter().flatten().next().expect("it has layers");
         let known = |x: Tensor<3>| {
             let [_, _, width] = x.dims();
             x.reshape([batch * seq, width]).select(0, drafts.known.clone())
@@ -486,7 +523,8 @@ impl DraftForm for BlockForm {
         for layer in &stack.layers {
             let (attention, mlp) = layer.both_parts();
             let normed = attention.normed_input(rows.clone());
-            rows = rows + attention.of_blocks(normed, contexts.clone(), &drafts);
+            let drafts = of_reach[attention.reach()].as_ref().expect("a layer has this reach");
+            rows = rows + attention.of_blocks(normed, contexts.clone(), drafts);
             let added = mlp.forward(rows.clone().unsqueeze()).squeeze_dim::<2>(0);
             rows = rows + added;
         }

@@ -29,6 +29,8 @@ struct Form {
     markov_rank: usize,
     confidence: ConfidenceHead,
     draft_vocabulary: Option<[u32; 3]>,
+    /// The size of the window, the layers that have it, and whether their rows see later ones.
+    window: Option<(usize, [bool; 2], bool)>,
 }
 
 const OURS: Form = Form {
@@ -37,11 +39,12 @@ const OURS: Form = Form {
     markov_rank: 4,
     confidence: ConfidenceHead::OfRowAndToken,
     draft_vocabulary: None,
+    window: None,
 };
 
-/// Ours, a DFlash of z-lab, a DSpark of DeepSpec, one of a part of the vocabulary, and a DFlash with
-/// a confidence head.
-const FORMS: [Form; 5] = [
+/// Ours, a DFlash of z-lab, a DSpark of DeepSpec, one of a part of the vocabulary, a DFlash with a
+/// confidence head, and windows: ours, those of z-lab's and MiMo's files, and one shorter than a block.
+const FORMS: [Form; 9] = [
     OURS,
     Form {
         is_anchor_first: false,
@@ -53,6 +56,10 @@ const FORMS: [Form; 5] = [
     Form { is_causal: false, ..OURS },
     Form { draft_vocabulary: Some([5, 1, 2]), ..OURS },
     Form { is_anchor_first: false, markov_rank: 0, confidence: ConfidenceHead::OfRow, ..OURS },
+    Form { window: Some((6, [true, true], false)), ..OURS },
+    Form { is_causal: false, window: Some((7, [true, false], false)), ..OURS },
+    Form { is_causal: false, window: Some((6, [true, true], true)), ..OURS },
+    Form { is_causal: false, window: Some((3, [false, true], true)), ..OURS },
 ];
 
 /// A target, the drafter's configuration, and the drafter as it is read: packed, and with tensors.
@@ -85,6 +92,12 @@ fn models(form: Form) -> Models {
         it.markov_rank = form.markov_rank;
         it.confidence = form.confidence;
         it.draft_vocabulary = form.draft_vocabulary.map(DraftVocabulary::new);
+        it.set_window(form.window.map(|(size, ..)| size));
+        if let Some((window, (_, layers, sees_ahead))) =
+            it.model.spec.window.as_mut().zip(form.window)
+        {
+            (window.layers, window.sees_ahead) = (layers.to_vec(), sees_ahead);
+        }
     });
     let dir = tempfile::tempdir().unwrap();
     config.init(&Device::flex()).write_dir(dir.path(), &config).unwrap();
@@ -250,7 +263,7 @@ mod plain {
         let mut read = vec![MASK; num_rows];
         read[0] = tokens[0];
         let mut x = rows(target.embed_ids(&read), WIDTH);
-        for layer in ["layers.0", "layers.1"] {
+        for (number, layer) in ["layers.0", "layers.1"].into_iter().enumerate() {
             let norm = |part: &str, x: &[f64]| weights.normed(&format!("{layer}.{part}"), x);
             let normed = x.iter().map(|x| norm("input_layernorm", x));
             let seen: Matrix = contexts.iter().cloned().chain(normed).collect();
@@ -260,15 +273,23 @@ mod plain {
             let all_values: Vec<Matrix> = seen.iter().map(of_value).collect();
             for (nth, x) in x.iter_mut().enumerate() {
                 let at = ids.len() + nth;
-                let end = if config.is_causal { at + 1 } else { seen.len() };
+                let window = config.model.spec.window.as_ref();
+                let (size, sees_ahead) = match window.filter(|window| window.layers[number]) {
+                    Some(window) => (window.size, window.sees_ahead),
+                    None => (usize::MAX, !config.is_causal),
+                };
+                let first = (at + 1).saturating_sub(size);
+                let end = if sees_ahead { seen.len().min(at.saturating_add(size)) } else { at + 1 };
                 let queries = weights.heads(layer, "q", &seen[at], Some(at));
                 let mixed = queries.iter().enumerate().flat_map(|(head, query)| {
                     // Two query heads share a key head.
-                    let scores: Vec<f64> =
-                        keys[..end].iter().map(|key| dot(query, &key[head / 2]) / 2.0).collect();
+                    let scores: Vec<f64> = keys[first..end]
+                        .iter()
+                        .map(|key| dot(query, &key[head / 2]) / 2.0)
+                        .collect();
                     let shares = softmax(&scores);
                     let mean = |n: usize| {
-                        all_values
+                        all_values[first..]
                             .iter()
                             .zip(&shares)
                             .map(|(it, share)| share * it[head / 2][n])
@@ -574,6 +595,60 @@ fn files_of_other_trainers_are_read_as_the_same_drafter() {
     assert_same(&found, &narrow);
 }
 
+#[test]
+fn windows_and_causality_are_read_as_servers_read_them() {
+    use serde_json::json;
+    let ours = models(OURS);
+    let both = ["sliding_attention", "sliding_attention"];
+    let one = ["sliding_attention", "full_attention"];
+    let full = ["full_attention", "full_attention"];
+    let base = json!({ "is_causal": null, "sliding_window": 8, "use_sliding_window": true });
+    // The keys, the layers with a window, whether all are causal, and whether rows in windows see later ones.
+    for (keys, layers, is_causal, sees_ahead) in [
+        (json!({ "layer_types": both }), [true, true], true, false),
+        (json!({ "layer_types": one }), [true, false], false, false),
+        (json!({ "layer_types": one, "is_causal": true }), [true, false], true, false),
+        (json!({ "layer_types": both, "is_causal": false }), [true, true], false, true),
+        (json!({ "layer_types": null, "max_window_layers": 1 }), [false, true], false, false),
+        (
+            json!({ "layer_types": full, "dflash_config": { "use_swa": true, "swa_window_size": 5, "causal": false } }),
+            [true, true],
+            false,
+            true,
+        ),
+        (
+            json!({ "layer_types": one, "speculators_model_type": "dflash", "sliding_window_non_causal": false }),
+            [true, false],
+            true,
+            false,
+        ),
+        (
+            json!({ "layer_types": one, "speculators_model_type": "dflash" }),
+            [true, false],
+            false,
+            true,
+        ),
+        (
+            json!({ "layer_types": one, "speculators_model_type": "dspark", "sliding_window_non_causal": false }),
+            [true, false],
+            false,
+            false,
+        ),
+    ] {
+        let change = |all: &mut Map<String, Value>| {
+            set(base.clone())(all);
+            set(keys.clone())(all);
+        };
+        let (config, _) = changed(&ours, |_| {}, change).unwrap();
+        let window = config.model.spec.window.as_ref().unwrap();
+        let size = if keys.get("dflash_config").is_some() { 5 } else { 8 };
+        assert_eq!((window.size, &*window.layers), (size, &layers[..]), "{keys}");
+        assert_eq!((config.is_causal, window.sees_ahead), (is_causal, sees_ahead), "{keys}");
+    }
+    let (config, _) = changed(&ours, |_| {}, set(json!({ "sliding_window": 8 }))).unwrap();
+    assert_eq!(config.model.spec.window, None, "no layer has it");
+}
+
 fn assert_same(found: &BlockDrafter, models: &Models) {
     let all = |drafter: &BlockDrafter| -> Vec<(String, Vec<f32>)> {
         let named = drafter.named(&models.config).into_iter();
@@ -599,12 +674,22 @@ fn drafters_that_cannot_be_computed_and_damaged_ones_are_refused_by_name() {
         (json!({ "architectures": ["DFlash2DraftModel"] }), ["architectures", "DFlash2"]),
         (json!({ "speculators_model_type": "dflash2" }), ["speculators_model_type", "DFlash2"]),
         (
-            json!({ "layer_types": ["full_attention", "sliding_attention"] }),
-            ["layer_types", "sliding"],
+            json!({ "layer_types": ["full_attention", "sliding_attention"], "sliding_window": 8 }),
+            ["use_sliding_window", "is false"],
         ),
         (
-            json!({ "use_sliding_window": true, "sliding_window": 8, "max_window_layers": 0, "layer_types": null }),
-            ["sliding_window", "not computed here"],
+            json!({ "layer_types": ["full_attention", "sliding_attention"], "use_sliding_window": true }),
+            ["`sliding_window`", "missing"],
+        ),
+        (
+            json!({ "layer_types": ["sliding_attention", "sliding_attention"], "sliding_window": 0,
+                    "use_sliding_window": true }),
+            ["`sliding_window`", "0"],
+        ),
+        (json!({ "layer_types": ["full_attention"] }), ["layer_types", "expected 2"]),
+        (
+            json!({ "layer_types": null, "use_sliding_window": null, "sliding_window": 8 }),
+            ["`sliding_window`", "`layer_types`"],
         ),
         (json!({ "mask_token_id": null }), ["mask_token_id", "missing"]),
         (json!({ "mask_token_id": 24 }), ["mask_token_id", "below 24"]),
@@ -695,8 +780,13 @@ fn switched_off_heads_are_ignored() {
 fn the_blocks_of_a_training_equal_those_of_decoding() {
     const SEQ: usize = 11;
     let ids = text(SEQ as u32);
-    for form in [OURS, FORMS[3], Form { markov_rank: 0, confidence: ConfidenceHead::OfRow, ..OURS }]
-    {
+    for form in [
+        OURS,
+        FORMS[3],
+        FORMS[5],
+        Form { markov_rank: 0, confidence: ConfidenceHead::OfRow, ..OURS },
+        Form { window: Some((3, [true, false], false)), ..OURS },
+    ] {
         let models = models(form);
         let (target, num_steps) = (&models.target, models.config.block_size);
         let drafter = models.tensors.clone().with_mask_of(target);

@@ -322,7 +322,42 @@ fn qwen_window(keys: &Keys, shape: &ModelShape) -> Result<Option<WindowSpec>> {
 fn window(keys: &Keys, size: Option<usize>, layers: Vec<bool>) -> Result<Option<WindowSpec>> {
     let Some(size) = size else { return Ok(None) };
     keys.check_sizes(&[("sliding_window", size)])?;
-    Ok(layers.contains(&true).then_some(WindowSpec { size, layers, rope: None }))
+    let spec = WindowSpec { size, layers, sees_ahead: false, rope: None };
+    Ok(spec.layers.contains(&true).then_some(spec))
+}
+
+/// Reads the windows of a drafter's layers, as vLLM does: `layer_types` decides. `use_swa` gives a window
+/// to all layers if none is listed with one, and a Qwen 3 has its own rule without the list.
+pub(super) fn draft_window(
+    path: &Path,
+    keys: &Map<String, Value>,
+    model: &ModelConfig,
+) -> Result<Option<WindowSpec>> {
+    let keys = Keys::read(path, keys)?;
+    let is_on = keys.use_sliding_window;
+    let first = keys.max_window_layers.unwrap_or(28);
+    let has_rule = model.architecture == Architecture::Qwen3 && is_on == Some(true);
+    let mut slides = sliding_layers(&keys, &model.shape, |layer| has_rule && layer >= first)?;
+    if keys.use_swa == Some(true) && !slides.contains(&true) {
+        slides.fill(true);
+    }
+    let size = keys.swa_window_size.or(keys.sliding_window.flatten());
+    let problem = match (slides.contains(&true), size, is_on) {
+        (true, _, Some(false)) => "is false, but layers have a window",
+        (true, None, _) => {
+            return Err(keys.fail("sliding_window", "is missing, but layers have a window"));
+        }
+        (false, Some(_), None) if keys.layer_types.is_none() => {
+            let problem =
+                "is given, but no key says which layers have a window; hint: write `layer_types`";
+            return Err(keys.fail("sliding_window", problem));
+        }
+        (false, _, Some(true)) if keys.layer_types.is_none() && !has_rule => {
+            "is true, but only `layer_types` says which layers of such a drafter have a window"
+        }
+        _ => return window(&keys, size, slides),
+    };
+    Err(keys.fail("use_sliding_window", problem))
 }
 
 /// Returns for each layer whether it has a window. The key `layer_types` decides, or else the

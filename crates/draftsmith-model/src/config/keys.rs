@@ -42,6 +42,8 @@ pub(crate) struct Keys {
     pub(super) sliding_window: Given<usize>,
     pub(super) use_sliding_window: Option<bool>,
     pub(super) max_window_layers: Option<usize>,
+    pub(super) use_swa: Option<bool>,
+    pub(super) swa_window_size: Option<usize>,
     pub(super) sliding_window_pattern: Option<usize>,
     pub(super) layer_types: Option<Vec<String>>,
     pub(super) query_pre_attn_scalar: Option<f64>,

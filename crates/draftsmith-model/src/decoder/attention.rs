@@ -168,6 +168,11 @@ impl Positions {
 }
 
 impl Attention {
+    /// Returns the index into the model's list of [`Reach`]es.
+    pub(crate) fn reach(&self) -> usize {
+        self.form.reach
+    }
+
     /// Builds the attention of a layer with weights from `source`.
     pub(super) fn build<S: WeightSource>(
         spec: &AttentionSpec,

@@ -25,10 +25,10 @@ fn draws(mut state: u64) -> impl FnMut() -> f64 {
 
 /// A target, and a drafter whose key and value heads are shared.
 fn models(norm_before_residual: bool) -> (CausalLm, Eagle3) {
-    models_with(norm_before_residual, false)
+    models_with(|it| it.norm_before_residual = norm_before_residual)
 }
 
-fn models_with(norm_before_residual: bool, norm_output: bool) -> (CausalLm, Eagle3) {
+fn models_with(change: impl FnOnce(&mut Eagle3Config)) -> (CausalLm, Eagle3) {
     let shape = ModelShape {
         vocab_size: 24,
         hidden_size: 16,
@@ -42,10 +42,7 @@ fn models_with(norm_before_residual: bool, norm_output: bool) -> (CausalLm, Eagl
     };
     let config = ModelConfig::llama(shape, 24);
     let target = config.init(&Device::flex());
-    let config = Eagle3Config::new(&config).with(|it| {
-        it.norm_before_residual = norm_before_residual;
-        it.norm_output = norm_output;
-    });
+    let config = Eagle3Config::new(&config).with(change);
     (target, config.init_from(&Device::flex(), draws(5)))
 }
 
@@ -57,8 +54,22 @@ fn values<const D: usize>(tensor: Tensor<D>) -> Vec<f32> {
 fn unrolled_steps_equal_those_of_decoding() {
     const SEQ: usize = 9;
     const STEPS: usize = 4;
-    for (norm_before_residual, norm_output) in [(false, false), (true, false), (false, true)] {
-        let (target, drafter) = models_with(norm_before_residual, norm_output);
+    let forms: [fn(&mut Eagle3Config); 9] = [
+        |_| {},
+        |it| it.norm_before_residual = true,
+        |it| it.norm_output = true,
+        |it| it.state_norms = StateNorms::OfAll,
+        |it| it.state_norms = StateNorms::OfEach,
+        Eagle3Config::add_head_norms,
+        |it| it.set_window(Some(1)),
+        |it| it.set_window(Some(3)),
+        |it| {
+            it.set_window(Some(5));
+            it.add_head_norms();
+        },
+    ];
+    for change in forms {
+        let (target, drafter) = models_with(change);
         let device = Device::flex();
         let ids: Vec<u32> = (0..SEQ as u32).map(|n| (n * 7 + 3) % 24).collect();
         let mut draw = draws(6);
@@ -68,7 +79,9 @@ fn unrolled_steps_equal_those_of_decoding() {
         });
         let tokens: Vec<i32> = ids.iter().chain(&ids).map(|id| *id as i32).collect();
         let tokens = Tensor::<2, Int>::from_data(TensorData::new(tokens, [2, SEQ]), &device);
-        let features = part(&drafter.fc).forward(Tensor::cat(states.to_vec(), 2));
+        let flat = states.clone().map(|states| states.reshape([2 * SEQ, 16]));
+        let features = part(&drafter.fc).forward(drafter.normed_states(flat.to_vec()));
+        let features = features.reshape([2, SEQ, 16]);
         // The first sequence has no position, the others belong to one that is longer and one that ends early.
         for (begun, lengths) in [
             ([0..0, 0..SEQ], Lengths::AsGiven),
@@ -454,7 +467,7 @@ fn a_draft_vocabulary_in_any_order_gives_the_same_logits() {
 
 #[test]
 fn what_other_trainers_store_beside_the_weights_is_ignored() {
-    let (target, drafter) = models_with(false, true);
+    let (target, drafter) = models_with(|it| it.norm_output = true);
     let config = Eagle3Config::new(target.config()).with(|it| it.norm_output = true);
     let dir = tempfile::tempdir().unwrap();
     drafter.write_dir(dir.path(), &config).unwrap();

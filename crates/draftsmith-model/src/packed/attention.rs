@@ -261,7 +261,11 @@ fn softmax_in_tree(
     let first_seen = reach.first_seen(tree.position(entry));
     let hidden = || tree.hidden_from(entry, first_seen).map(|other| other - before);
     hidden().for_each(|other| scores[other] = f32::NEG_INFINITY);
-    softmax(scores, first_seen.min(tree.num_standing) - before, tree.end_seen(entry) - before);
+    softmax(
+        scores,
+        first_seen.min(tree.num_standing) - before,
+        reach.end_seen(tree, entry) - before,
+    );
     // Hidden nodes must have probability 0 exactly, where softmax may leave a tiny number.
     hidden().for_each(|other| scores[other] = 0.0);
 }

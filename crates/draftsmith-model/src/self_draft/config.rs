@@ -12,7 +12,7 @@ use crate::decoder::source::ShapeSource;
 use crate::decoder::stack::StackSpec;
 use crate::draft_vocabulary::DraftVocabulary;
 use crate::error::{ModelError, Result};
-use crate::spec::ModelShape;
+use crate::spec::{ModelShape, WindowSpec};
 use crate::weights::WeightDtype;
 
 /// The key of the draft vocabulary's coverage in a drafter's training record.
@@ -75,6 +75,13 @@ impl<F: DraftForm> DraftConfig<F> {
     pub fn with(mut self, change: impl FnOnce(&mut Self)) -> Self {
         change(&mut self);
         self
+    }
+
+    /// Gives all layers a window of `size` tokens; `None` for no window.
+    pub fn set_window(&mut self, size: Option<usize>) {
+        let layers = vec![true; self.model.shape.num_layers];
+        let window = size.map(|size| WindowSpec { size, layers, sees_ahead: false, rope: None });
+        self.model.spec.window = window;
     }
 
     /// Returns the size of the draft vocabulary; `None` if the drafter may draft all tokens.

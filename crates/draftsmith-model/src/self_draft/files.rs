@@ -64,6 +64,10 @@ impl<F: DraftForm> DraftFiles<F> {
         F::KEYS.dialects.iter().for_each(|dialect| dialect.translate(&mut keys));
         let path = dir.join("config.json");
         let model = ModelConfig::from_keys(&path, &keys)?;
+        let model = match F::KEYS.has_families {
+            true => model,
+            false => model.with_draft_windows(&path, &keys)?,
+        };
         let record: RecordKeys = parse_json_value(&path, "", Value::Object(keys.clone()))?;
         let (theirs, ours) = F::KEYS.other_prefix;
         let reader = WeightReader::open_dir(&dir)?.without_prefix(F::KEYS.dropped_prefix);
@@ -100,11 +104,6 @@ impl<F: DraftForm> DraftFiles<F> {
     pub(crate) fn fault(&mut self, kind: DraftFaultKind, key: &'static str, problem: String) {
         let error = self.error(key, problem);
         self.faults.push(DraftFault { kind, error });
-    }
-
-    /// Adds the fault that a key is refused.
-    pub(crate) fn refuse(&mut self, error: ModelError) {
-        self.faults.push(DraftFault { kind: DraftFaultKind::RefusedKey, error });
     }
 
     /// Returns whether the weights have a tensor.

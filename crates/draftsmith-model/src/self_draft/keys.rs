@@ -19,8 +19,7 @@ use serde_json::{Map, Value};
 use crate::error::{ModelError, Result, read_json};
 
 /// Keys that change nothing: records, training and generation settings of transformers, trainers
-/// and this program, and those that only concern windows, or inputs other than text, which are refused by
-/// other keys.
+/// and this program, and those that only concern inputs other than text, which are refused by other keys.
 const INERT: &str = "\
     _attn_implementation _attn_implementation_autoset _commit_hash _experts_implementation _name_or_path \
     _output_attentions architectures assistant_confidence_threshold assistant_early_exit assistant_lookbehind \
@@ -66,6 +65,9 @@ const LAYERS: &str = "attention_bias head_dim hidden_act hidden_size intermediat
                       model_type num_attention_heads num_hidden_layers num_key_value_heads partial_rotary_factor \
                       quantization_config rms_norm_eps rope_parameters rope_scaling rope_theta tie_word_embeddings \
                       use_bidirectional_attention vocab_size";
+/// The keys of windows in drafters that are no layers of their target's family.
+const WINDOWS: &str =
+    "layer_types max_window_layers sliding_window swa_window_size use_sliding_window use_swa";
 /// The further keys of other families, whose layers adapters may have.
 const FAMILIES: &str = "attn_logit_softcapping final_logit_softcapping hidden_activation layer_norm_eps layer_types \
                         original_max_position_embeddings query_pre_attn_scalar rope_local_base_freq rotary_emb_base \
@@ -129,7 +131,7 @@ pub struct DraftKeys {
     /// Whether a key in this table decides if the top level has another value, as in the servers.
     /// Otherwise such a key is refused.
     pub(crate) table_decides: bool,
-    /// Whether the layers may be of any family, with windows.
+    /// Whether the layers may be of any family, with its windows.
     pub(crate) has_families: bool,
     /// A prefix that all tensors may have in addition.
     pub(crate) dropped_prefix: &'static str,
@@ -245,11 +247,15 @@ impl DrafterDir {
             keys.extend(layer.into_iter().filter(|(key, _)| key != "architectures"));
         }
         let is_llama = keys.get("model_type").is_none_or(|family| family == "llama");
-        let families = if kind.has_families && !is_llama { FAMILIES } else { "" };
+        let more = match kind.has_families {
+            true if is_llama => "",
+            true => FAMILIES,
+            false => WINDOWS,
+        };
         for (name, value) in named {
             let read = match name.rsplit('.').nth(1).unwrap_or(LAYER_KEYS) {
                 table if table == kind.table || table == LAYER_KEYS => {
-                    &[kind.own, RECORD, LAYERS, families][..]
+                    &[kind.own, RECORD, LAYERS, more][..]
                 }
                 "speculators_config" => &[SERVING],
                 "dflash_config" | "eagle_config" => &[],
@@ -257,7 +263,7 @@ impl DrafterDir {
             };
             let key = last(&name);
             let is_read = read.iter().chain(&[INERT]).any(|read| has(read, key));
-            if !is_read && !is_neutral(key, &value, &keys) {
+            if !is_read && !is_neutral(key, &value) {
                 let problem = format!("is {value}, which is not computed here, or not known");
                 refused.push(self.refuse(name, problem));
             }
@@ -298,21 +304,10 @@ fn leaves(table: &str, keys: &Map<String, Value>, found: &mut Vec<(String, Value
     }
 }
 
-/// Returns whether a key that is not read changes nothing with this value beside the other keys.
-fn is_neutral(key: &str, value: &Value, keys: &Map<String, Value>) -> bool {
-    let is_full = |value: &Value| {
-        value.as_array().is_some_and(|all| all.iter().all(|it| it == "full_attention"))
-    };
-    let types = keys.get("layer_types").filter(|types| !types.is_null());
-    match key {
-        _ if value.is_null() => return true,
-        "layer_types" => return is_full(value),
-        // The types of layers decide which have a window, if they are given.
-        "sliding_window" | "use_sliding_window" if types.is_some_and(is_full) => return true,
-        "sliding_window" if types.is_none() => {
-            return keys.get("use_sliding_window") == Some(&Value::Bool(false));
-        }
-        _ => {}
+/// Returns whether a key that is not read changes nothing with this value.
+fn is_neutral(key: &str, value: &Value) -> bool {
+    if value.is_null() {
+        return true;
     }
     let (number, text) = (value.as_f64(), value.to_string());
     let is_equal =

@@ -4,7 +4,9 @@ use std::path::Path;
 
 use anyhow::{Result, ensure};
 use draftsmith_decode::StateDraftParts;
-use draftsmith_model::{DrafterDir, DrafterModel, Eagle3, Eagle3Config, ModelError, WeightDtype};
+use draftsmith_model::{
+    DrafterDir, DrafterModel, Eagle3, Eagle3Config, ModelError, StateNorms, WeightDtype,
+};
 use draftsmith_train::{Eagle3Shape, Eagle3Training};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -50,9 +52,20 @@ impl SelfDraftForm for Eagle3Shape {
         let (low, high) = layers.split_at(layers.len() - 1);
         let low: Vec<String> = low.iter().map(ToString::to_string).collect();
         let place = format!("over layers {} and {}", low.join(", "), high[0]);
-        let normed = if config.norm_output { " norm_output" } else { "" };
-        let model = config.model.to_json("float32");
-        let shape = format!("{:?} {model}{normed}", (layers, config.norm_before_residual));
+        let mut shape = format!(
+            "{:?} {}",
+            (layers, config.norm_before_residual),
+            config.model.to_json("float32")
+        );
+        if config.norm_output {
+            shape += " norm_output";
+        }
+        if config.state_norms != StateNorms::Absent {
+            shape += &format!(" {:?}", config.state_norms);
+        }
+        if let Some(window) = &config.model.spec.window {
+            shape += &format!(" window {}", window.size);
+        }
         let num_parameters = config.num_parameters();
         let description = format!(
             "EAGLE-3 {place}, {num_parameters} parameters, drafts {} tokens",

@@ -6,12 +6,13 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::{DrafterParts, NamedParts};
+use draftsmith_files::hash_file;
 use draftsmith_model::{
     CausalLm, DraftConfig, DraftForm, DraftNetwork, DrafterDir, ModelError, VOCABULARY_COVERAGE,
 };
 use draftsmith_train::{
-    Ending, ExportConfig, FeatureFormat, LessonScores, LessonSettings, SelfDraftTraining,
-    StateTraining, TrainError, TrainedExport, TrainingRun, train_self_drafts,
+    Ending, ExportConfig, FeatureFormat, InitialWeights, LessonScores, LessonSettings,
+    SelfDraftTraining, StateTraining, TrainError, TrainedExport, TrainingRun, train_self_drafts,
 };
 use serde_json::{Map, Value, json};
 
@@ -105,7 +106,7 @@ impl<S: SelfDraftForm> SelfDraftOrigin for Origin<SelfDraftTraining<S>> {
 
 impl<S: SelfDraftForm> KindTraining for SelfDraftTraining<S> {
     fn lessons(&self) -> LessonSettings {
-        self.common
+        self.common.clone()
     }
 
     /// Returns `None` for a drafter that reads the states of layers that it runs itself.
@@ -118,7 +119,12 @@ impl<S: SelfDraftForm> KindTraining for SelfDraftTraining<S> {
     }
 
     fn settings(&self) -> Value {
-        json!(self)
+        let mut settings = json!(self);
+        if let InitialWeights::Drafter(dir) = &self.common.initial {
+            // Other weights under the same name are another training.
+            settings["initial_hash"] = json!(hash_file(&dir.join("model.safetensors")).ok());
+        }
+        settings
     }
 
     fn shown(&self) -> &'static [&'static str] {

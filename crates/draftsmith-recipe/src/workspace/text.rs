@@ -7,6 +7,7 @@ use std::sync::{Arc, OnceLock};
 use anyhow::{Context, Result, bail, ensure};
 use draftsmith_data::{ChatFormat, StopStrings, TextTokenizer};
 use serde::Serialize;
+use serde_json::{Map, Value};
 
 use super::model_dir::{ModelDir, get_or_read};
 use super::models::Models;
@@ -21,6 +22,8 @@ pub struct TextSource {
     pub(super) chat_template: Option<String>,
     /// Today for a template that writes the date; the template's default if `None`.
     pub(crate) date: Option<String>,
+    /// Further variables of the template.
+    pub(crate) template_arguments: Map<String, Value>,
     target: OnceLock<TextSide>,
     identity: OnceLock<TextIdentity>,
 }
@@ -59,8 +62,13 @@ impl TextSource {
             tokenizer.notes().iter().for_each(|note| models.watch.note(note.clone()));
             let mut chat_format = ChatFormat::choose(dir, self.chat_template.as_deref())?;
             if let Some(date) = &self.date {
-                chat_format = chat_format.with_date(date).context("key `models.date`")?;
+                chat_format =
+                    chat_format.map(|it| it.with_date(date)).context("key `models.date`")?;
             }
+            let arguments = || self.template_arguments.clone();
+            chat_format = chat_format
+                .map(|it| it.with_arguments(arguments()))
+                .context("key `models.template_arguments`")?;
             let chat_format = Arc::new(chat_format);
             let shape = models.target_shape()?;
             let (known, embedded) = (tokenizer.vocab_size(), shape.vocab_size);

@@ -88,12 +88,14 @@ fn as_written(patient: &mut Patient<'_>, files: &WeightReader, keys: &Map<String
          too late",
         "write true if the anchor's row predicts the next token, or else false",
     );
-    let is_false = |name: &str| keys.get(name) == Some(&Value::Bool(false));
+    let is_dflash = keys.get("speculators_model_type").is_some_and(|method| method == "dflash");
+    let is_false = keys.get("sliding_window_non_causal") == Some(&Value::Bool(false));
     patient.find_if(
-        is_false("sliding_window_non_causal") && keys.get("is_causal") != Some(&Value::Bool(true)),
+        is_dflash && is_false,
         ("causal-in-vllm", Hurts),
-        "`sliding_window_non_causal` is false, and the drafter's blocks were trained bidirectional",
-        "vLLM 0.33 then makes all layers causal, those without a window too",
+        "`sliding_window_non_causal` is false, and the speculators library trains layers without a window \
+         bidirectional",
+        "vLLM 0.33 then makes all layers causal, as draftsmith does; others may not",
         "write true for vLLM, or run `draftsmith export --for dspark`",
     );
     let markov = keys.get("markov_head_type").and_then(Value::as_str);
@@ -154,6 +156,7 @@ fn confidence_as_written(patient: &mut Patient<'_>, files: &WeightReader, is_on:
 fn as_read(patient: &mut Patient<'_>, files: &WeightReader, config: &BlockDrafterConfig) {
     vocabularies(patient, files, config);
     heads(patient, config);
+    windows(patient, config);
     copies(patient, config);
     let num_layers = patient.target.shape.num_layers;
     patient.find_if(
@@ -215,6 +218,20 @@ fn copies(patient: &mut Patient<'_>, config: &BlockDrafterConfig) {
             "remove it if the drafter was trained with the target's, or serve it with vLLM only",
         );
     }
+}
+
+fn windows(patient: &mut Patient<'_>, config: &BlockDrafterConfig) {
+    let Some(window) = &config.model.spec.window else { return };
+    let is_given = patient.keys.get("is_causal").is_some_and(|value| !value.is_null());
+    let has_all = !window.layers.contains(&false);
+    let layers = if has_all { "its layers attend" } else { "some of its layers attend" };
+    patient.find(
+        ("window", if is_given { Note } else { Hurts }),
+        format!("{layers} to the last {} tokens only", window.size),
+        "vLLM 0.33, SGLang 0.5.23, llama.cpp b11434 and mistral.rs compute the window; unless `is_causal` is given, vLLM \
+         makes layers with a window causal, SGLang those of z-lab's form, and llama.cpp none",
+        "write `is_causal` if all layers have the same, or serve it with vLLM",
+    );
 }
 
 fn vocabularies(patient: &mut Patient<'_>, files: &WeightReader, config: &BlockDrafterConfig) {

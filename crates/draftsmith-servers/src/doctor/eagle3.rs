@@ -2,7 +2,9 @@
 //! files. This file adds what servers do about each fault, and problems that only servers have.
 
 use anyhow::Result;
-use draftsmith_model::{Activation, DraftFaultKind, DraftFiles, Eagle3Config, Eagle3Form};
+use draftsmith_model::{
+    Activation, Architecture, DraftFaultKind, DraftFiles, Eagle3Config, Eagle3Form, StateNorms,
+};
 use serde_json::Value;
 
 use super::Severity::{self, Breaks, Hurts, Note};
@@ -161,6 +163,29 @@ fn serving(patient: &mut Patient<'_>, config: &Eagle3Config, is_nested: bool) {
         "vLLM 0.33 and SGLang 0.5.23 compute it so; llama.cpp b11434 has no such key and feeds back the state before \
          the norm",
         "serve it with vLLM or SGLang, or train without for llama.cpp",
+    );
+    if let Some(window) = &config.model.spec.window {
+        patient.find(
+            ("window", Hurts),
+            format!("its layer attends to the last {} tokens only", window.size),
+            "vLLM 0.33 computes the window; SGLang 0.5.23 does only with `--speculative-draft-window-size`; llama.cpp \
+             b11434 attends to all tokens. The speculators library trains a chain with its first step's window",
+            "serve it with vLLM, or with SGLang and the flag",
+        );
+    }
+    patient.find_if(
+        config.state_norms == StateNorms::OfEach,
+        ("fc-norm", Hurts),
+        "`fc_norm` is true: each of the target's states is normed",
+        "vLLM 0.33 and SGLang 0.5.23 compute the norms; llama.cpp b11434 does not",
+        "serve it with vLLM or SGLang",
+    );
+    patient.find_if(
+        config.model.architecture == Architecture::Qwen3,
+        ("qwen3-layer", Hurts),
+        "its layer is that of a Qwen 3, with norms of queries and keys",
+        "vLLM 0.33 loads it; of SGLang and llama.cpp it is not known",
+        "serve it with vLLM, or compare the acceptance with `--prompts`",
     );
     let activation = config.model.spec.mlp.activation;
     patient.find_if(

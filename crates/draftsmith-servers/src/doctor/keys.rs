@@ -20,7 +20,7 @@ pub(super) fn examine(patient: &mut Patient<'_>, form: &FileForm) {
     for (key, problem) in &keys {
         let what = problem.split(", which is not").next().unwrap_or_default();
         let what = format!("`{key}` {what}");
-        let (name, servers, hint) = advice(kind, key, problem);
+        let (name, servers, hint) = advice(problem);
         if let Some(finding) = patient.findings.iter_mut().find(|it| it.name == name) {
             finding.what += &format!("; {what}");
             continue;
@@ -46,41 +46,14 @@ fn refused(patient: &Patient<'_>, kind: &str) -> Option<(String, String)> {
 }
 
 /// Returns a finding's name, the servers' behaviour and the remedy.
-fn advice(kind: &str, key: &str, problem: &str) -> (&'static str, &'static str, &'static str) {
-    const AS_TRAINED: &str = "nothing to do for these servers";
-    match (kind, key.rsplit('.').next().unwrap_or_default()) {
-        _ if problem.contains(", but `") => (
+fn advice(problem: &str) -> (&'static str, &'static str, &'static str) {
+    match problem.contains(", but `") {
+        true => (
             "contradicting-keys",
             "llama.cpp b11434 takes the value at the top level; others may not",
             "remove the one that is not meant",
         ),
-        ("eagle3", "layer_types" | "sliding_window" | "use_sliding_window") => (
-            "window",
-            "vLLM 0.33 computes the window; SGLang 0.5.23 does only with `--speculative-draft-window-size`; llama.cpp \
-             b11434 attends to all tokens",
-            "serve it with vLLM, or with SGLang and the flag",
-        ),
-        (_, "layer_types" | "sliding_window" | "use_sliding_window") => (
-            "window",
-            "vLLM 0.33, SGLang 0.5.23, llama.cpp b11434 and mistral.rs compute the window",
-            AS_TRAINED,
-        ),
-        ("eagle3", "norm_before_fc") => (
-            "norm-before-fc",
-            "vLLM 0.33, SGLang 0.5.23 and llama.cpp b11434 compute the norm",
-            AS_TRAINED,
-        ),
-        ("eagle3", "fc_norm") => (
-            "fc-norm",
-            "vLLM 0.33 and SGLang 0.5.23 compute the norms; llama.cpp b11434 does not",
-            "serve it with vLLM or SGLang",
-        ),
-        ("eagle3", "model_type") => (
-            "other-layers",
-            "vLLM 0.33 loads Qwen3 layers; of SGLang and llama.cpp it is not known",
-            "serve it with vLLM",
-        ),
-        _ => (
+        false => (
             "unknown-key",
             "not known: a server may compute it, ignore it, or refuse the drafter",
             "look the key up in the code of your server",

@@ -10,6 +10,7 @@ use draftsmith_model::{AdapterArchitecture, WeightDtype};
 use super::*;
 use crate::data::split::is_held_out;
 use crate::lessons::distillation::DistillationLoss;
+use crate::lessons::settings::InitialWeights;
 use crate::run::TrainingRun;
 use crate::run::optimizer::OptimizerSettings;
 use crate::self_draft::{TrainedState, train_self_drafts};
@@ -96,7 +97,7 @@ fn every_architecture_learns_and_can_be_written_and_read_back() {
             let training = quick_with(|optimizer| optimizer.num_epochs = 3);
             let training = training.with(|it| {
                 it.architecture = architecture;
-                it.common.initial = initial;
+                it.common.initial = initial.clone();
             });
             let dir = tempfile::tempdir().unwrap();
             let trained = train(&target, &rows, &training, dir.path()).unwrap();

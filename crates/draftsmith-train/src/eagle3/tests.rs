@@ -10,6 +10,7 @@ use draftsmith_model::{Lengths, UnrolledInputs};
 use super::*;
 use crate::data::BatchSource;
 use crate::lessons::Teaching;
+use crate::lessons::settings::InitialWeights;
 use crate::lessons::batches::{FrozenTarget, LessonSource};
 use crate::lessons::distillation::{DistillationLoss, Lesson};
 use crate::lessons::rows::LessonRow;
@@ -86,7 +87,7 @@ fn gradients_are_those_of_the_weighted_loss() {
             it.layers = Some([0, 1, 2]);
         });
         let config = training.config(&target, None).unwrap();
-        let drafter = training.network(&config, InitialWeights::Random, &target, 1);
+        let drafter = training.network(&config, true, &target, 1);
         let mut learner = StateLearner { drafter, states: vec![0, 1, 2], training };
         let all: Vec<usize> = (0..num_rows).collect();
         let batches: Vec<_> = source.step_batches(1, &[all]).collect();
@@ -235,4 +236,36 @@ fn bad_settings_are_named() {
     assert_contains(&error(&weight), &["eagle3.step_weight", "above 0"]);
     let narrow = quick().with(|it| it.common.draft_vocabulary = Some(0));
     assert_contains(&error(&narrow), &["eagle3.draft_vocabulary", "1 or more"]);
+}
+
+#[test]
+fn a_training_goes_on_from_a_drafter_of_another_target() {
+    let rows = patterned(40);
+    let narrow = quick().with(|it| it.common.draft_vocabulary = Some(8));
+    let before = train(&rows, &narrow).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    before.model.write_dir(dir.path(), &before.config).unwrap();
+    let own = before.config.draft_vocabulary.clone().unwrap();
+    let initial = InitialWeights::Drafter(dir.path().to_path_buf());
+    let further = |change: &dyn Fn(&mut Eagle3Training)| {
+        train(&rows, &quick().with(|it| it.common.initial = initial.clone()).with(|it| change(it)))
+    };
+    let once = |it: &mut Eagle3Training| it.common.optimizer.num_epochs = 1;
+    let after = further(&once).unwrap();
+    assert_eq!(after.config.draft_vocabulary, Some(own.clone()), "it is kept");
+    let anew =
+        train(&rows, &quick().with(once).with(|it| it.common.draft_vocabulary = Some(8))).unwrap();
+    let [after_one, anew] = [&after, &anew].map(|trained| trained.scores.cross_entropy);
+    assert!(after_one < anew, "{after_one} instead of {anew} after one epoch");
+    let wider = further(&|it| it.common.draft_vocabulary = Some(12)).unwrap();
+    let ids = wider.config.draft_vocabulary.clone().unwrap();
+    assert_eq!((&ids.ids()[..8], ids.ids().len()), (own.ids(), 12));
+    let written = tempfile::tempdir().unwrap();
+    wider.model.write_dir(written.path(), &wider.config).unwrap();
+    Eagle3Config::beside(written.path(), 3).unwrap();
+    let error = |change: &dyn Fn(&mut Eagle3Training)| further(change).unwrap_err().to_string();
+    let of_size = error(&|it| it.common.draft_vocabulary = Some(7));
+    assert_contains(&of_size, &["eagle3.initial", "8 tokens", "is 7", "hint:"]);
+    let nowhere = error(&|it| it.common.initial = "rondom".to_owned().into());
+    assert_contains(&nowhere, &["eagle3.initial", "rondom", "`target`"]);
 }

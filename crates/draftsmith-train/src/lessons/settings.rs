@@ -1,5 +1,7 @@
 //! The settings that all self-drafts have for what they learn from.
 
+use std::path::PathBuf;
+
 use draftsmith_model::WeightDtype;
 use serde::{Deserialize, Serialize};
 
@@ -9,8 +11,8 @@ use crate::run::optimizer::OptimizerSettings;
 use crate::states::{FeatureFormat, Features};
 
 /// The source of a drafter's initial weights.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(from = "String", into = "String")]
 pub enum InitialWeights {
     /// Random weights: linear layers uniform within ±1/√inputs (torch's default), and norms of
     /// ones.
@@ -19,10 +21,33 @@ pub enum InitialWeights {
     /// an adapter, of the layer after the exit (the first that drafting skips) and of the final norm.
     /// Biases are left out, and the MLP of `mlp-only` is random.
     Target,
+    /// The weights and the shape of the drafter in this directory, which may be of another target of the
+    /// same shape, such as the model that the target was tuned from.
+    Drafter(PathBuf),
+}
+
+impl From<String> for InitialWeights {
+    fn from(text: String) -> Self {
+        match text.as_str() {
+            "random" => Self::Random,
+            "target" => Self::Target,
+            _ => Self::Drafter(text.into()),
+        }
+    }
+}
+
+impl From<InitialWeights> for String {
+    fn from(initial: InitialWeights) -> Self {
+        match initial {
+            InitialWeights::Random => "random".to_owned(),
+            InitialWeights::Target => "target".to_owned(),
+            InitialWeights::Drafter(dir) => dir.display().to_string(),
+        }
+    }
 }
 
 /// The settings that all self-drafts have.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct LessonSettings {
     /// The size of the draft vocabulary, which contains the most frequent tokens of the training
@@ -30,9 +55,9 @@ pub struct LessonSettings {
     /// the loss covers only these tokens (FR-Spec, Zhao et al. 2025). Default: all tokens. An adapter
     /// with a separate LM head cannot have one.
     pub draft_vocabulary: Option<usize>,
-    /// The initial weights: `"target"` (our default) copies the target's where the shapes allow, and
-    /// `"random"` draws them, as in the authors' code. A separate LM head of an adapter starts as a copy
-    /// of the target's.
+    /// The initial weights: `"target"` (our default) copies the target's where the shapes allow,
+    /// `"random"` draws them, as in the authors' code, and a directory names a drafter to train further. A
+    /// separate LM head of an adapter starts as a copy of the target's.
     pub initial: InitialWeights,
     /// The teacher: `"target"`, the target's distributions, for which all its layers run; or
     /// `"response"`, the tokens of the response, for which only the layers that the drafter reads run.
@@ -96,6 +121,6 @@ impl LessonSettings {
     /// differ have their default values.
     pub fn of_pass(&self) -> Self {
         let Self { initial, loss, loss_chunk, .. } = Self::default();
-        Self { initial, loss, loss_chunk, ..*self }
+        Self { initial, loss, loss_chunk, ..self.clone() }
     }
 }

@@ -95,9 +95,9 @@ impl<N: StateNetwork, S: StateTraining<Network = N>> Trainee for StateLearner<N,
     }
 
     fn train_step(&self, batch: &TrainingBatch<LessonBatch>) -> (Tensor<1>, GradientsParams) {
-        let LessonSettings { loss, loss_chunk, .. } = self.training.common;
+        let LessonSettings { loss, loss_chunk, .. } = &self.training.common;
         let outputs = self.outputs(&batch.content);
-        loss_and_gradients(self, batch, outputs, self.training.step_weight(), (loss, loss_chunk))
+        loss_and_gradients(self, batch, outputs, self.training.step_weight(), (*loss, *loss_chunk))
     }
 
     fn validation_step(&self, batch: &TrainingBatch<LessonBatch>) -> DraftOutput {

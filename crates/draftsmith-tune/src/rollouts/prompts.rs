@@ -70,7 +70,7 @@ pub fn validation_prompts(
     let first_turn = |prompt: SetPrompt| {
         Ok(match prompt {
             SetPrompt::Conversation(prompt) => {
-                let ids = text.encode(&prompt.messages(0, &[]))?;
+                let ids = text.encode_turn(&prompt, 0, &[])?;
                 (prompt.id, ids)
             }
             SetPrompt::HeldOut { id, prompt_ids } => (id, prompt_ids),

@@ -25,12 +25,20 @@ class Drafter:
     """EAGLE-3's forward (Li et al. 2025), position by position as its servers compute it."""
 
     def __init__(self, place: str, target: torch.nn.Module) -> None:
-        self.config = json.loads((Path(place) / "config.json").read_text())
+        config = json.loads((Path(place) / "config.json").read_text())
+        nested = config.get("transformer_layer_config")
+        if nested is not None:
+            # The speculators library's form, with the default that vLLM takes for it.
+            config = {"norm_before_residual": True} | config | nested
+        self.config = config
         self.weights = {name: tensor.float() if tensor.is_floating_point() else tensor
                         for name, tensor in load_file(Path(place) / "model.safetensors").items()}
         num_layers = target.config.num_hidden_layers
         default = [2, num_layers // 2, num_layers - 3]
         self.layers = self.config.get("eagle_aux_hidden_state_layer_ids", default)
+        self.layer = next(name for name in ("midlayer", "layers.0") if f"{name}.hidden_norm.weight" in self.weights)
+        has_window = "sliding_attention" in self.config.get("layer_types", [])
+        self.window = self.config["sliding_window"] if has_window else None
         own = self.weights.get("embed_tokens.weight")
         self.table = target.get_input_embeddings().weight if own is None else own
 
@@ -50,17 +58,22 @@ class Drafter:
 
     def outputs(self, ids: list[int], given: torch.Tensor) -> torch.Tensor:
         """o of all positions, for the tokens after them and g or earlier outputs, `[positions, hidden]`."""
-        config, layer = self.config, "midlayer"
+        config, layer = self.config, self.layer
         normed = self.norm(f"{layer}.hidden_norm", given)
         read = torch.cat([self.norm(f"{layer}.input_layernorm", self.table[ids]), normed], -1)
         heads, kv_heads = config["num_attention_heads"], config["num_key_value_heads"]
 
         def split(name: str, count: int) -> torch.Tensor:
-            return self.linear(f"{layer}.self_attn.{name}_proj", read).view(len(ids), count, -1).transpose(0, 1)
+            x = self.linear(f"{layer}.self_attn.{name}_proj", read).view(len(ids), count, -1).transpose(0, 1)
+            norm = f"{layer}.self_attn.{name}_norm"
+            return self.norm(norm, x) if f"{norm}.weight" in self.weights else x
 
         q, k, v = self.rotate(split("q", heads)), self.rotate(split("k", kv_heads)), split("v", kv_heads)
         k, v = (x.repeat_interleave(heads // kv_heads, 0) for x in (k, v))
-        mixed = scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True)[0]
+        at = torch.arange(len(ids))
+        back = at[:, None] - at[None]
+        seen = (back >= 0) & (back < (self.window or len(ids)))
+        mixed = scaled_dot_product_attention(q[None], k[None], v[None], attn_mask=seen)[0]
         mixed = mixed.transpose(0, 1).reshape(len(ids), -1)
         stream = normed if config.get("norm_before_residual") else given
         stream = stream + self.linear(f"{layer}.self_attn.o_proj", mixed)
@@ -70,15 +83,19 @@ class Drafter:
 
     def draft(self, ids: list[int], states: list[torch.Tensor], count: int) -> list[int]:
         """`count` tokens after `ids`; `states` are the target's at all positions but the last."""
-        given = self.linear("fc", torch.cat(states, -1))
+        if self.config.get("fc_norm"):
+            states = [self.norm(f"fc_norm.{nth}", state) for nth, state in enumerate(states)]
+        read = torch.cat(states, -1)
+        given = self.linear("fc", self.norm("input_norm", read) if self.config.get("norm_before_fc") else read)
         drafted: list[int] = []
         for _ in range(count):
             output = self.outputs((ids + drafted)[1:], given)[-1:]
-            chosen = int(self.linear("lm_head", self.norm("norm", output)).argmax())
+            normed = self.norm("norm", output)
+            chosen = int(self.linear("lm_head", normed).argmax())
             if "d2t" in self.weights:
                 chosen += int(self.weights["d2t"][chosen])
             drafted.append(chosen)
-            given = torch.cat([given, output])
+            given = torch.cat([given, normed if self.config.get("norm_output") else output])
         return drafted
 
 

@@ -4,7 +4,8 @@
 //! Step k, from 0, at position q attends to the same keys as decoding does in a round that began k
 //! positions earlier. These are the known keys up to position q − k, and the key of step i at
 //! position q − k + i for each step i up to k. The known keys are those of step 0 in EAGLE-3, which
-//! then has no others, and those of contexts in a block drafter.
+//! then has no others, and those of contexts in a block drafter. In a layer with a window, keys as many
+//! positions back as the window are hidden, as in servers: counted from the position of the step's row.
 //!
 //! Queries and the keys of later steps are needed only where drafts are trained. Products run over
 //! rows: the positions of all sequences, one after another, without padding between them. Only the
@@ -41,6 +42,9 @@ pub(crate) struct Drafts {
     /// The numbers added to scores, `[batch, 1, steps − 1 + queries, keys]`. Row r is for query
     /// number r − (steps − 1).
     mask: Tensor<4>,
+    /// In a layer with a window, its size, and the numbers added to the scores of known keys before it,
+    /// `[batch, 1, queries, keys]`.
+    window: Option<(usize, Tensor<4>)>,
     num_steps: usize,
     /// The padded numbers of sequences, queries and keys.
     dims: [usize; 3],
@@ -73,7 +77,7 @@ impl Drafts {
         let num_queries = lengths.padded(longest(Range::len)).min(seq);
         let [mut known, mut places, mut keys, mut queries, mut tokens] =
             [(); 5].map(|()| Vec::new());
-        let mut mask = Vec::new();
+        let (mut mask, mut before) = (Vec::new(), Vec::new());
         for (row, begun) in begun.iter().enumerate() {
             let (first, first_token) = (known.len(), places.len());
             known.extend(
@@ -96,10 +100,13 @@ impl Drafts {
             for row in 0..num_steps - 1 + num_queries {
                 let mut seen = vec![MASKED; num_keys];
                 if let Some(query) = (begun.start + row).checked_sub(num_steps - 1) {
-                    let until = num_keys.min(query + 1);
-                    seen[reach.first_seen(query).min(until)..until].fill(0.0);
+                    seen[..num_keys.min(query + 1)].fill(0.0);
                 }
                 mask.extend(seen);
+            }
+            for row in 0..num_queries {
+                let first_seen = reach.first_seen(begun.start + row + rows_ahead);
+                before.extend((0..num_keys).map(|key| if key < first_seen { MASKED } else { 0.0 }));
             }
         }
         let rope = |positions: &dyn Fn(&Range<usize>) -> Range<usize>, num_rows: usize| {
@@ -127,7 +134,10 @@ impl Drafts {
             Tensor::<1, Int>::from_data(TensorData::from(rows.as_slice()), device)
         };
         let num_sequences = begun.len();
-        let mask = TensorData::new(mask, [num_sequences, 1, num_steps - 1 + num_queries, num_keys]);
+        let tensor = |mask: Vec<f32>, num_rows: usize| {
+            let mask = TensorData::new(mask, [num_sequences, 1, num_rows, num_keys]);
+            Tensor::<4>::from_data(mask, device).cast(dtype)
+        };
         Self {
             known: indices(known, usize::MAX),
             begun: indices(places, usize::MAX),
@@ -136,7 +146,8 @@ impl Drafts {
             keys: indices(keys, num_known),
             queries: indices(queries, num_tokens),
             tokens: indices(tokens, usize::MAX),
-            mask: Tensor::<4>::from_data(mask, device).cast(dtype),
+            mask: tensor(mask, num_steps - 1 + num_queries),
+            window: reach.window.map(|size| (size, tensor(before, num_queries))),
             num_steps,
             dims: [num_sequences, num_queries, num_keys],
         }
@@ -184,7 +195,7 @@ impl<'a> DraftAttention<'a> {
     /// - output: `[tokens, hidden]`
     fn step(&mut self, q: Tensor<2>, own: Option<[Tensor<2>; 2]>) -> Tensor<2> {
         let AttentionForm { num_heads, num_kv_heads, head_dim, scale, .. } = self.attention.form;
-        let Drafts { rope_of_begun: rope, queries, tokens, mask, dims, .. } = self.drafts;
+        let Drafts { rope_of_begun: rope, queries, tokens, mask, window, dims, .. } = self.drafts;
         let [batch, num_queries, num_keys] = *dims;
         let groups = num_heads / num_kv_heads;
         let lag = self.num_done;
@@ -199,7 +210,9 @@ impl<'a> DraftAttention<'a> {
             let k = self.attention.rotated_keys(k, rope);
             self.steps.push([k.reshape(shape), v.reshape(shape)]);
         }
-        let num_own = self.steps.len();
+        let num_seen = self.steps.len().min(window.as_ref().map_or(usize::MAX, |(size, _)| *size));
+        let own_steps = &self.steps[self.steps.len() - num_seen..];
+        let num_own = own_steps.len();
         // These functions convert rows to sequences and back, with `width` numbers for each head of
         // queries.
         let rows = groups * num_queries;
@@ -215,11 +228,14 @@ impl<'a> DraftAttention<'a> {
         };
         let [known_keys, known_values] = self.known.clone();
         let seen = to_sequences(q.clone(), head_dim).matmul(known_keys);
-        let mask = mask.clone().narrow(2, self.drafts.num_steps - 1 - lag, num_queries);
+        let mut mask = mask.clone().narrow(2, self.drafts.num_steps - 1 - lag, num_queries);
+        if let Some((_, before)) = window {
+            mask = mask + before.clone();
+        }
         let seen = seen.reshape([batch, num_heads, num_queries, num_keys]) + mask;
         let seen = seen.reshape([batch, num_kv_heads, rows, num_keys]);
         let own =
-            |step: usize, nth: usize| delayed(self.steps[step][nth].clone(), num_own - 1 - step);
+            |step: usize, nth: usize| delayed(own_steps[step][nth].clone(), num_own - 1 - step);
         let scores = (0..num_own).map(|step| (q.clone() * own(step, 0)).sum_dim(3));
         let scores: Vec<Tensor<4>> = scores.collect();
         let scores = match num_own {

@@ -64,7 +64,7 @@ fn the_lists_of_keys_are_those_that_readers_read() {
     block.sort_unstable();
     assert_eq!(words(&[BLOCK.own]), block);
     assert_eq!(words(&[RECORD]), fields::<RecordKeys>());
-    let mut layers = words(&[LAYERS, FAMILIES, "bos_token_id eos_token_id max_window_layers"]);
+    let mut layers = words(&[LAYERS, FAMILIES, WINDOWS, "bos_token_id eos_token_id"]);
     layers.retain(|key| *key != "model_type");
     assert_eq!(layers, fields::<Keys>());
     assert_eq!(words(&[ROPE]), fields::<RopeKeys>());
@@ -73,7 +73,8 @@ fn the_lists_of_keys_are_those_that_readers_read() {
         let of_kinds = [ADAPTER.own, EAGLE3.own, BLOCK.own, RECORD];
         let is_shared = ["architectures", "target_hidden_size"].contains(&key)
             || ["bos_token_id", "eos_token_id", "max_window_layers"].contains(&key)
-            || key == "use_sliding_window";
+            || ["use_sliding_window", "use_swa", "sliding_window_non_causal"].contains(&key)
+            || ["fc_norm", "norm_before_fc"].contains(&key);
         let is_read = of_kinds.iter().any(|list| has(list, key)) || layers.contains(&key);
         assert_eq!(is_read, is_shared, "`{key}` is read and in a table");
     }
@@ -363,7 +364,8 @@ fn keys_that_change_the_network_are_refused_by_name_at_each_level() {
         (&EAGLE3, &["", "eagle_config", "transformer_layer_config", "dflash_config"]),
         (&BLOCK, &["", "dflash_config", "transformer_layer_config", "eagle_config"]),
     ] {
-        for (key, value) in changing() {
+        let is_read = |key| has(kind.own, key) || !kind.has_families && has(WINDOWS, key);
+        for (key, value) in changing().into_iter().filter(|(key, _)| !is_read(key)) {
             for table in tables {
                 let mut config = layer.clone();
                 if *table == "transformer_layer_config" {
@@ -391,23 +393,13 @@ fn keys_that_change_the_network_are_refused_by_name_at_each_level() {
 }
 
 #[test]
-fn windows_that_no_layer_uses_change_nothing() {
-    let config = |keys: Value| merged([transformers_5(), keys]);
-    for keys in [
-        json!({ "sliding_window": 4096 }),
-        json!({ "sliding_window": 4096, "layer_types": null }),
-        json!({ "sliding_window": 4096, "use_sliding_window": true }),
-    ] {
-        assert_eq!(refused(&BLOCK, &config(keys), &[]), [""; 0]);
-    }
-    let unclear =
-        json!({ "sliding_window": 4096, "use_sliding_window": null, "layer_types": null });
-    assert_eq!(refused(&BLOCK, &config(unclear), &[]), ["sliding_window"]);
+fn windows_are_read_of_every_form() {
     let used =
         json!({ "sliding_window": 16, "layer_types": ["full_attention", "sliding_attention"] });
-    let expected = ["sliding_window", "layer_types"];
-    assert_eq!(refused(&BLOCK, &config(used.clone()), &[]), expected);
-    assert_eq!(refused(&ADAPTER, &config(used), &[]), [""; 0], "adapters have windows");
+    let config = merged([transformers_5(), used]);
+    for kind in [&BLOCK, &EAGLE3, &ADAPTER] {
+        assert_eq!(refused(kind, &config, &[]), [""; 0]);
+    }
 }
 
 #[test]

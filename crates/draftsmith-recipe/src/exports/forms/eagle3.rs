@@ -1,7 +1,7 @@
 //! Exports an EAGLE-3 drafter in the subset of the format that vLLM, SGLang and llama.cpp share.
 
 use anyhow::Result;
-use draftsmith_model::Eagle3Form;
+use draftsmith_model::{Eagle3Form, StateNorms};
 
 use super::{Exporting, Written};
 
@@ -10,9 +10,15 @@ use super::{Exporting, Written};
 pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
     let (config, drafter) = export.self_draft::<Eagle3Form>()?;
     export.write(&drafter, &config)?;
+    let window = config.model.spec.window.is_some();
     let lost = [
         (config.norm_before_residual, "`norm_before_residual`, in SGLang"),
         (config.norm_output, "`norm_output`, in llama.cpp b11434"),
+        (config.state_norms == StateNorms::OfEach, "`fc_norm`, in llama.cpp b11434"),
+        (
+            window,
+            "its window, in llama.cpp b11434 and, without `--speculative-draft-window-size`, in SGLang",
+        ),
     ];
     let lost = lost.into_iter().filter(|(holds, _)| *holds);
     let ignored =
