@@ -710,7 +710,7 @@ fn drafters_that_cannot_be_computed_and_damaged_ones_are_refused_by_name() {
         (json!({ "vocab_size": 25 }), ["vocab_size", "is 25"]),
         (json!({ "max_position_embeddings": 63 }), ["max_position_embeddings", "64"]),
         (json!({ "num_hidden_layers": 3, "layer_types": null }), ["layers.2", "no tensor"]),
-        (json!({ "num_hidden_layers": 1 }), ["layers.1", "unexpected"]),
+        (json!({ "num_hidden_layers": 1, "layer_types": null }), ["layers.1", "unexpected"]),
         (json!({ "confidence_head_with_markov": false }), ["confidence_head.proj", "[1, 20]"]),
         (json!({ "draft_vocab_size": 3 }), ["d2t", "no tensor"]),
         (
@@ -867,7 +867,6 @@ fn a_drafter_as_servers_read_it_has_a_markov_head_and_proposes_the_same() {
             "confidence_head_with_markov",
             "enable_confidence_head",
             "head_dim",
-            "is_causal",
             "layer_types",
             "markov_head_type",
             "markov_rank",
@@ -883,6 +882,9 @@ fn a_drafter_as_servers_read_it_has_a_markov_head_and_proposes_the_same() {
         ] {
             assert!(keys.contains_key(key), "`{key}`: {keys:?}");
         }
+        // Layers differ if only those with a window are causal.
+        let differs = form.window.is_some_and(|(.., sees_ahead)| !form.is_causal && !sees_ahead);
+        assert_eq!(keys.contains_key("is_causal"), !differs, "{form:?}");
         let tokens = [3, 5, 1, 2, 5];
         let num = models.config.num_candidates();
         let of = |drafter: &BlockDrafter| block(&models, drafter, (&ids, &[]), (&tokens, num));
