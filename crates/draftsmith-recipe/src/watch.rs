@@ -135,6 +135,11 @@ impl Progress {
         self.0.skip_to(position);
     }
 
+    /// Advances by some units that an earlier run has done.
+    pub fn skip(&self, units: u64) {
+        self.skip_to(self.0.position() + units);
+    }
+
     /// Changes the total number of units.
     pub fn set_total(&self, total: u64) {
         self.0.set_total(total);
