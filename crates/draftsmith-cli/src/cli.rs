@@ -326,6 +326,10 @@ fn put_error(text: &str) {
     let _ = put(&format!("{}\n", serde_json::json!({ "error": text })));
 }
 
+const SERVERS: [&str; 4] = ["llama.cpp", "gguf", "sglang", "trtllm"];
+const FOR_SERVERS: &str = "servers load the forms `draft-model`, `eagle3` and `dspark`; `export` then prints the conversion to GGUF and \
+                           the commands that start servers";
+
 /// Adds a tip to the error of a command of `server` without that word, and of an export that is named after
 /// its server.
 fn tip(error: &mut clap::Error) {
@@ -333,17 +337,12 @@ fn tip(error: &mut clap::Error) {
         Some(ContextValue::String(given)) => given.clone(),
         _ => String::new(),
     };
-    let (command, value) =
-        (given(ContextKind::InvalidSubcommand), given(ContextKind::InvalidValue));
-    let servers = ["llama.cpp", "gguf", "sglang", "trtllm"];
+    let command = given(ContextKind::InvalidSubcommand);
+    let is_server = SERVERS.contains(&&*given(ContextKind::InvalidValue));
     let text = if ServerCommand::has_subcommand(&command) {
         format!("a server's command: `draftsmith server {command}`")
-    } else if servers.contains(&value.as_str())
-        && given(ContextKind::InvalidArg).starts_with("--for")
-    {
-        "servers load the forms `draft-model`, `eagle3` and `dspark`; `export` then prints the conversion to GGUF and \
-         the commands that start servers"
-            .to_owned()
+    } else if is_server && given(ContextKind::InvalidArg).starts_with("--for") {
+        FOR_SERVERS.to_owned()
     } else {
         return;
     };

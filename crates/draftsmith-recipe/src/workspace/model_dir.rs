@@ -105,7 +105,8 @@ fn served_instead(error: &ModelError, dir: &Path) -> anyhow::Error {
     let (error, dir) = (error.to_string(), json!(dir.display().to_string()));
     let start = if error.contains("; hint: ") { ", or" } else { "; hint:" };
     anyhow!(
-        "{error}{start} let a server run it, with the recipe `models.target = {dir}`, `data.responses = \"server\"`, \
+        "{error}{start} let a server run it, with the recipe `models.target = {dir}`, `data.prompts = [\"prompts.jsonl\"]`, \
+         `data.responses = \"server\"`, \
          `data.server = {{ urls = [\"http://localhost:8000/v1\"], model = {dir}, states.dirs = [\"/dev/shm/states\"] }}`, \
          `drafters.eagle = {{ kind = \"eagle3\", features = \"server\" }}`; `draftsmith server states RECIPE` prints \
          the `vllm serve` command, to which `--tensor-parallel-size N` is added for N GPUs"

@@ -82,8 +82,8 @@ impl MeasuredModels<'_> {
         }
         let mut page = render_html(&evaluated.rows, &summary, &replay)?;
         if let Some(home) = std::env::home_dir().filter(|home| home.parent().is_some()) {
-            // The page may be shared.
-            page = page.replace(&*home.to_string_lossy(), "~");
+            // The page may be shared. Its template escapes slashes.
+            page = page.replace(&home.to_string_lossy().replace('/', "&#x2f;"), "~");
         }
         write_whole(&report, page)?;
         write_whole(&dir.join("summary.json"), summary_to_json(&summary)?)?;

@@ -15,6 +15,9 @@ use draftsmith_tune::decoders::NO_TREE;
 use super::rule::{self, AskedRule};
 use crate::decoding_arguments::{DecodingArguments, EndArguments};
 
+const DIRECTORY: &str =
+    "with `--recipe`, give the name of a drafter of the recipe; a directory goes with `--target`";
+
 /// Arguments of `generate`.
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArguments {
@@ -71,7 +74,7 @@ pub(crate) struct GenerateArguments {
     /// The most new tokens.
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(super) max_new_tokens: usize,
-    /// When a round ends: `fixed=4`, `tuned=DIR` by `tune`.
+    /// When a round ends: `fixed=4`, `tuned=DIR`.
     #[arg(long, value_name = "NAME=VALUE", value_parser = rule::parse)]
     pub(super) rule: Option<AskedRule>,
     /// The most candidates a round.
@@ -96,12 +99,7 @@ impl GenerateArguments {
         named
             .map(str::parse)
             .transpose()
-            .map_err(|error| {
-                anyhow::anyhow!(
-                    "flag `--drafter`: {error}; hint: with `--recipe`, give the name of a drafter of the recipe; a \
-                     directory goes with `--target`"
-                )
-            })
+            .map_err(|error| anyhow::anyhow!("flag `--drafter`: {error}; hint: {DIRECTORY}"))
     }
 }
 

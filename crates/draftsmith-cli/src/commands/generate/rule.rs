@@ -35,6 +35,9 @@ pub(super) enum RuleSource {
     Default,
 }
 
+/// What is wrong with a directory without a tuned rule.
+const UNTUNED: &str = "has no tuned rule for this decoding; hint: `draftsmith tune RECIPE` writes one, and says where";
+
 /// A stop rule as given by `--rule`.
 #[derive(Debug, Clone)]
 pub(super) enum AskedRule {
@@ -109,15 +112,9 @@ pub(super) fn asked_for(
             lookup_first: None,
             chosen_by: RuleSource::Flag,
         },
-        AskedRule::Tuned(dir) => {
-            tuned_in(dir, decoding, dtype, console).context("flag `--rule`")?.with_context(|| {
-                format!(
-                    "flag `--rule`: `{}` has no tuned rule for this decoding; hint: `draftsmith tune RECIPE` writes one, \
-                     and says where",
-                    dir.display()
-                )
-            })?
-        }
+        AskedRule::Tuned(dir) => tuned_in(dir, decoding, dtype, console)
+            .context("flag `--rule`")?
+            .with_context(|| format!("flag `--rule`: `{}` {UNTUNED}", dir.display()))?,
     };
     let config = &chosen.config;
     let (name, needs) = (config.name().file_name(), config.needs());

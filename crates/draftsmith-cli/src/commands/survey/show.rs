@@ -11,6 +11,8 @@ use draftsmith_servers::survey::{ServerAdvice, Survey, SurveyResult};
 
 use crate::commands::tune::servers;
 
+const OTHER_TARGET: &str = "The drafter was trained for another target. This is what it gives with this one, without a new training.";
+
 /// Formats a survey as text that begins with the advice.
 ///
 /// # Errors
@@ -29,9 +31,7 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
     };
     let mut advice = wrapped(sentence, width).join("\n");
     if survey.trained_for.is_some() {
-        let note = "The drafter was trained for another target. This is what it gives with this one, without a new \
-                    training.";
-        advice += &format!("\n\n{}", wrapped(note, width).join("\n"));
+        advice += &format!("\n\n{}", wrapped(OTHER_TARGET, width).join("\n"));
     }
     if let Some(lines) = survey.recipe_lines() {
         advice += &format!("\n\nfor your recipe:\n  {lines}");
