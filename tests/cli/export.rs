@@ -51,6 +51,8 @@ fn rounds(generated: &Value) -> Vec<[Value; 2]> {
 #[test]
 fn an_adapter_and_its_exported_draft_model_draft_the_same() {
     let place = adapter_place("architecture = 'decoder-layer'\ninitial = 'target'\n");
+    // Few steps make no drafter that is worth serving.
+    place.write(&format!("{ADAPTER}/scores.json"), r#"{ "agreement": 0.5 }"#);
     let exporting = ["export", "--for", "draft-model", ADAPTER, "draft"];
     let message = place.run(&exporting).ok();
     assert!(message.contains("3 layers"), "{message}");
@@ -90,9 +92,30 @@ fn an_adapter_and_its_exported_draft_model_draft_the_same() {
     let message = place.run(&["export", "--for", "draft-model", ADAPTER, "tuned"]).ok();
     for runtime in runtimes {
         let line = message.lines().find(|line| line.starts_with(&format!("{runtime}: ")));
-        assert!(line.is_some_and(|it| it.contains("modelled: adapter, K = ")), "{message}");
+        assert!(
+            line.is_some_and(|it| it.contains("modelled from this machine's times: adapter, K = ")),
+            "{message}"
+        );
     }
     assert!(!message.contains("ngram-simple"), "{message}");
+    // Where speculation does not pay, and for a drafter that hardly agrees, there is no command.
+    let mut tuned = place.json("checkpoints/road/tuning/tuned.json");
+    for tuning in tuned["tunings"].as_array_mut().unwrap() {
+        tuning["ways"].as_array_mut().unwrap().iter_mut().for_each(|way| {
+            way["speedup"]["low"] = 0.01.into();
+        });
+    }
+    place.write("checkpoints/road/tuning/tuned.json", tuned.to_string());
+    let message = place.run(&["export", "--for", "draft-model", ADAPTER, "slow"]).ok();
+    assert_eq!(message.matches("leave speculation off there").count(), 4, "{message}");
+    assert!(!message.contains("vllm serve"), "{message}");
+    place.write(&format!("{ADAPTER}/scores.json"), r#"{ "agreement": [0.031, 0.2] }"#);
+    let message = place.run(&["export", "--for", "draft-model", ADAPTER, "weak"]).ok();
+    assert!(
+        message.contains("no start command: its agreement with the target is 0.031, too low"),
+        "{message}"
+    );
+    assert!(!message.contains("vllm serve"), "{message}");
 }
 
 #[test]

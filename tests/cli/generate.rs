@@ -203,7 +203,12 @@ fn a_model_without_a_chat_template_needs_one() {
         arguments.extend(more);
         place.run(&arguments)
     };
-    generate("bare", &[]).fails_naming(&["`bare` has no chat template", "hint: ", "`vicuna`"]);
+    generate("bare", &[]).fails_naming(&[
+        "`bare` has no chat template",
+        "hint: ",
+        "`vicuna`",
+        "`--raw`",
+    ]);
     let chosen = |name| generate("bare", &["--chat-template", name]).json()["prompt_ids"].clone();
     assert_eq!(chosen("none"), generate("bare", &["--raw"]).json()["prompt_ids"]);
     assert_ne!(chosen("alpaca"), chosen("none"));

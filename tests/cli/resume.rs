@@ -208,3 +208,39 @@ fn a_loss_that_is_not_finite_ends_training_and_saves_the_batch() {
     place.run(&["train-head", "steps.toml"]).ok();
     assert!(!place.path(batch).exists());
 }
+
+#[test]
+fn trainings_show_their_curves_and_are_compared() {
+    let place = place();
+    place.run(&["train-head", "steps.toml"]).ok();
+    place.run(&["train-adapter", "steps.toml"]).ok();
+    let training = "checkpoints/steps/adapter-training";
+    let json = place.run(&["inspect", training, "--json"]).json();
+    let steps = json["steps"].as_array().unwrap();
+    assert_eq!(json["scores"], place.json("checkpoints/steps/adapter/scores.json"));
+    let shown = place.run(&["inspect", training, "--html", "curves.html"]).ok();
+    let rows = shown.lines().skip(1).take_while(|line| !line.is_empty());
+    assert!((3..=16).contains(&rows.count()), "{shown}");
+    for part in ["learning_rate", &format!("steps: {}.0000", steps.len()), "agreement: "] {
+        assert!(shown.contains(part), "`{part}`: {shown}");
+    }
+    let page = std::fs::read_to_string(place.path("curves.html")).unwrap();
+    assert!(page.contains("<h2>Curves</h2>") && page.matches("<figure>").count() == 2, "{page}");
+    assert!(!page.contains("By source"), "{page}");
+    // A head's training belongs to the head within its drafter.
+    let head = place.run(&["inspect", "checkpoints/steps/draft-head-training"]).ok();
+    assert!(head.contains("bce: "), "{head}");
+    // An export stands for its training.
+    let set = ["--set", "name=other", "--set", "drafters.adapter.optimizer.learning_rate=1e-4"];
+    place.run(&[&["build-data", "steps.toml"], &set[..]].concat()).ok();
+    place.run(&[&["train-adapter", "steps.toml"], &set[..]].concat()).ok();
+    let both = place.run(&["report", training, "checkpoints/other/adapter", "--json"]).json();
+    let (one, other) = (&both[0], &both[1]);
+    assert_eq!(
+        (&one["agreement"], one["steps"].as_f64()),
+        (&json["scores"]["agreement"], Some(steps.len() as f64))
+    );
+    assert_ne!(one["last training loss"], other["last training loss"]);
+    let shown = place.run(&["report", training, "checkpoints/other/adapter"]).ok();
+    assert!(shown.contains("B - A") && shown.contains("cross_entropy"), "{shown}");
+}

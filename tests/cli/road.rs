@@ -162,6 +162,13 @@ fn an_interrupted_evaluation_keeps_complete_prompts_separately() {
         wait(Duration::from_millis(millis));
         send_signal(&child, "INT");
         assert!(lines.any(|line| line.unwrap().contains("stopping after the current step")));
+        // It counts what it did, not all 8,000 runs, and judges no promise by it.
+        let rest: Vec<String> = lines.map(Result::unwrap).collect();
+        assert!(
+            rest.iter().any(|line| line.starts_with("evaluate: ") && line.contains(" in ")),
+            "{rest:?}"
+        );
+        assert!(!rest.iter().any(|line| line.contains("evaluate: 8000 runs")), "{rest:?}");
         assert_eq!(child.wait().unwrap().code(), Some(130));
         assert!(place.names("checkpoints/small/evaluation").is_empty());
         if partial.exists() {

@@ -429,6 +429,38 @@ fn write_ends_of(target: &Path, to: &Path) -> PathBuf {
     dir
 }
 
+#[test]
+fn a_target_that_cannot_run_here_is_answered_with_the_recipe_of_its_server() {
+    let place = Place::new();
+    place.write_prompts("prompts.jsonl", 4);
+    let dir = write_ends(&place, "moe").display().to_string();
+    let fp8 = place.copy_model("target", "fp8");
+    let mut config: Value =
+        serde_json::from_slice(&std::fs::read(fp8.join("config.json")).unwrap()).unwrap();
+    config["quantization_config"] = json!({ "quant_method": "fp8" });
+    std::fs::write(fp8.join("config.json"), config.to_string()).unwrap();
+    for (dir, problem) in
+        [(dir, "`acme_moe`"), (fp8.display().to_string(), "quantised weights cannot be read")]
+    {
+        let survey = place.run(&["survey", "--target", &dir, "--prompts", "prompts.jsonl"]);
+        let lines = survey.stderr.split('`').filter(|part| part.contains(" = "));
+        place.write("served.toml", lines.collect::<Vec<_>>().join("\n"));
+        survey.fails_naming(&[
+            problem,
+            "hint: ",
+            "--tensor-parallel-size N",
+            "server states RECIPE",
+        ]);
+        // The lines in the message are a whole recipe.
+        let shown = place.run(&["server", "states", "served.toml"]).ok();
+        for part in
+            [&format!("vllm serve {dir} "), "extract_hidden_states", "--tensor-parallel-size N"]
+        {
+            assert!(shown.contains(part), "{part} is not in {shown}");
+        }
+    }
+}
+
 /// Stores the weights of a checkpoint's final norm minus 1, as families do whose norms multiply by 1 + weight.
 fn store_minus_one(dir: &Path) {
     let file = dir.join("model.safetensors");

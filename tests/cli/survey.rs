@@ -155,6 +155,53 @@ fn a_trained_drafter_is_surveyed_at_its_own_draft_forwards() {
 }
 
 #[test]
+fn a_drafter_of_another_target_is_measured_only_by_a_survey() {
+    let place = place();
+    write_drafter(&place.path("block"));
+    let path = place.path("block/config.json");
+    let mut config = place.json("block/config.json");
+    let survey = || run(&place, &["--draft", "block", "--costs", "costs.toml", "--json"]).json();
+    let own = survey();
+    assert_eq!(own["trained_for"], Value::Null);
+    config["target_hash"] = "cafe".into();
+    std::fs::write(&path, config.to_string()).unwrap();
+    let target = model("target").display().to_string();
+    let words = ["generate", "--target", &target, "--drafter", "block", "--prompt", "x"];
+    let measured = "`draftsmith survey --draft block --target MODEL --prompts FILE` measures";
+    place.run(&words).fails_naming(&["another target", "cafe", "hint: ", measured]);
+    let mut other = survey();
+    assert_eq!(other["trained_for"], "cafe");
+    other["trained_for"] = Value::Null;
+    assert_eq!(other, own, "it is measured as any other");
+    let shown = run(&place, &["--draft", "block", "--costs", "costs.toml"]).ok();
+    assert!(shown.contains("The drafter was trained for another target."), "{shown}");
+}
+
+#[test]
+fn files_that_hold_no_whole_model_are_told_with_what_to_give() {
+    let place = place();
+    place.write("lora/adapter_config.json", "{}");
+    place.write("model.gguf", "GGUF");
+    let fails = |target, named: &[&str]| {
+        place
+            .run(&["survey", "--target", target, "--prompts", "prompts.jsonl"])
+            .fails_naming(named);
+    };
+    fails("lora", &["is a LoRA adapter", "hint: merge it", "merge_and_unload()", "tokenizer"]);
+    fails(
+        "model.gguf",
+        &["is a GGUF file", "hint: ", "converted from", "`data.responses = \"server\"`"],
+    );
+    place.write(
+        "mine.toml",
+        "models.target = 'path/to/target'\ndrafters.eagle = { kind = 'eagle3' }\n",
+    );
+    place
+        .run(&["run", "mine.toml"])
+        .fails_naming(&["the target `path/to/target` is not a directory", "hint: "]);
+}
+
+#[test]
 fn without_a_draft_every_layer_of_the_target_is_tried() {
     let place = place();
     place.write("costs.toml", "target_ms = 10\n");
@@ -202,6 +249,22 @@ fn advice_ends_with_lines_that_a_recipe_reads() {
         let draft = draft.map(|draft| ["--draft", draft.as_str()]);
         let draft = draft.as_ref().map_or(&[][..], |draft| draft);
         let shown = run(&place, &[&["--costs", "costs.toml"], draft].concat()).ok();
+        if costs.starts_with("draft_ms = 50") {
+            // What is free comes with the flags of servers.
+            for part in [
+                "for your server: prompt lookup, lookup ",
+                "llama.cpp: --spec-type ngram-simple",
+                "\"method\":\"ngram\"",
+            ] {
+                assert!(shown.contains(part), "`{part}`: {shown}");
+            }
+        } else if !draft.is_empty() {
+            let first = shown.split("for your server: ").nth(1).expect("a setting");
+            assert!(
+                first.starts_with("the drafter, K = ") && first.contains("SGLang: "),
+                "{shown}"
+            );
+        }
         let (_, lines) = shown.split_once("for your recipe:\n  ").expect("lines");
         let line = lines.lines().next().expect("a line");
         assert!(line.contains(expected), "{line}");

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use serde_json::Value;
 
-use crate::support::{Place, model};
+use crate::support::{Place, model, root};
 
 const HEAD: &str = "checkpoints/small/draft/head";
 
@@ -50,8 +50,14 @@ fn generate(place: &Place, extra: &[&str]) -> Value {
 fn a_finished_run_is_not_repeated_and_changes_are_named() {
     let place = recorded();
     let recipe = std::fs::read_to_string(place.path("small.toml")).unwrap();
-    let first = place.run(&["run", "small.toml"]);
+    let home = root().display().to_string();
+    let first = place.run_with(&["run", "small.toml"], &[("HOME", &home)]);
     assert_eq!(first.code, Some(0), "{}", first.stderr);
+    let page = std::fs::read_to_string(place.path("checkpoints/small/evaluation/report.html"));
+    let page = page.unwrap();
+    let [shown, hidden] = ["~/checkpoints", &home].map(|path| path.replace('/', "&#x2f;"));
+    assert!(page.contains(&shown) && !page.contains(&hidden), "{page}");
+    assert!(page.contains("Whiskers: 95 % intervals.") && page.contains("class=\"whisker\""));
     let files = ["evaluation/results.json", "tuning/costs.json", "tuning/tuned.json"];
     let read = |place: &Place| {
         files.map(|name| std::fs::read(place.path(&format!("checkpoints/small/{name}"))).unwrap())
@@ -59,7 +65,11 @@ fn a_finished_run_is_not_repeated_and_changes_are_named() {
     let before = read(&place);
     let tuned = place.json("checkpoints/small/tuning/tuned.json")["tunings"].clone();
     let second = place.run(&["run", "small.toml", "--json"]);
-    for part in ["tune: kept `checkpoints/small/tuning/tuned.json`", "of an earlier run are kept"] {
+    for part in [
+        "tune: kept `checkpoints/small/tuning/tuned.json`",
+        "of an earlier run are kept",
+        "evaluate: kept all ",
+    ] {
         assert!(second.stderr.contains(part), "`{part}`: {}", second.stderr);
     }
     assert!(read(&place) == before, "the same results");
@@ -208,6 +218,35 @@ fn the_best_rule_is_written_used_and_checked() {
     for promise in reported {
         assert_eq!(promise["best_fixed_length"], tuned["best_fixed_length"]);
     }
+}
+
+#[test]
+fn a_tuned_rule_has_a_name_that_can_be_typed() {
+    let place = recorded();
+    let tuned = place.run(&["tune", "small.toml"]).ok();
+    let said = format!("`generate --rule tuned={HEAD}` takes it");
+    assert!(tuned.contains(&said), "{tuned}");
+    let named = generate(&place, &["--rule", &format!("tuned={HEAD}")]);
+    for key in ["stop_rule", "drafter", "token_ids", "rule_chosen_by"] {
+        assert_eq!(named[key], generate(&place, &[])[key], "{key}");
+    }
+    assert_eq!(named["rule_chosen_by"], "tuning");
+    let fails = |rule: &str, named: &[&str]| {
+        let (target, draft) = (model("target"), model("draft"));
+        let models = ["--target", target.to_str().unwrap(), "--draft", draft.to_str().unwrap()];
+        let rule = ["--rule", rule, "--prompt", "x", "--temperature", "1"];
+        place
+            .run(&[&["generate", "--head", HEAD], &models[..], &rule].concat())
+            .fails_naming(named);
+    };
+    fails(&format!("tuned={HEAD}"), &["no tuned rule for this decoding", "hint: `draftsmith tune"]);
+    fails("tuned=nowhere", &["`nowhere/config.json`"]);
+    fails(
+        "cost-entropy=0.6",
+        &["`cost-entropy` is fitted by `tune`", "hint: `generate --rule tuned=DIR`"],
+    );
+    place.write("fitted.toml", "models.target = 't'\nevaluate = { prompts = ['test.jsonl'], rules.cost-entropy = [0.6] }\n");
+    place.run(&["evaluate", "fitted.toml"]).fails_naming(&["cost-entropy", "is fitted by `tune`"]);
 }
 
 #[test]

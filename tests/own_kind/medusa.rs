@@ -79,7 +79,7 @@ impl DrafterKind for MedusaKind {
         let dir = loading.export_dir();
         MEDUSA.need(&dir)?;
         let (config, network) = Medusa::from_dir(&dir, loading.workspace.models.device())?;
-        loading.check_target(&dir, config.target_hash.as_deref())?;
+        loading.workspace.check_target(("drafter", &dir), config.target_hash.as_deref())?;
         let sizes = [network.num_params(); 2];
         let parts = RoundDraftParts { network, layers: vec![config.layer] };
         Ok(LoadedDrafter::of_self_draft(loading, parts, None, sizes))

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use burn::tensor::Device;
-use clap::error::ErrorKind;
+use clap::error::{ContextKind, ContextValue, ErrorKind};
 use clap::{Args, FromArgMatches, Parser, Subcommand};
 use clap_complete::Shell;
 use draftsmith_data::{Incomplete, is_panic_caught};
@@ -74,7 +74,7 @@ struct Common {
     /// Write one JSON document to stdout instead of text.
     #[arg(long, global = true)]
     json: bool,
-    /// Count the distinct kernels that were launched.
+    /// Also say how many kernels were compiled and launched.
     #[arg(long, global = true, conflicts_with = "quiet")]
     verbose: bool,
 }
@@ -117,16 +117,16 @@ enum Command {
     Import(ImportArguments),
     /// Show what a model, head, data or results contain.
     Inspect {
-        /// A model, head, adapter or data directory, a Parquet file or results.json.
+        /// A model, head, adapter, training or data directory, a Parquet file or results.json.
         path: PathBuf,
         #[command(flatten)]
         page: PageArguments,
     },
-    /// Compare the results of two evaluations.
+    /// Compare two evaluations, or two trainings.
     Report {
-        /// A directory that `evaluate` wrote, or its results.json.
+        /// A directory that `evaluate` wrote, or its results.json, or a training's directory.
         first: PathBuf,
-        /// Another, whose speeds are compared with those of the first.
+        /// Another, which is compared with the first.
         second: PathBuf,
     },
     /// Print the completions of a shell.
@@ -269,7 +269,10 @@ pub fn run() -> ExitCode {
     let matches = command().try_get_matches();
     let arguments = match matches.and_then(|matches| Arguments::from_arg_matches(&matches)) {
         Ok(arguments) => arguments,
-        Err(error) => return explain(&error),
+        Err(mut error) => {
+            tip(&mut error);
+            return explain(&error);
+        }
     };
     let Common { quiet, json, verbose, .. } = arguments.common;
     let console = match Console::new(quiet, json) {
@@ -321,6 +324,29 @@ fn fail(error: &anyhow::Error, document: bool) -> ExitCode {
 fn put_error(text: &str) {
     // There is nowhere to report a failure to report.
     let _ = put(&format!("{}\n", serde_json::json!({ "error": text })));
+}
+
+const SERVERS: [&str; 4] = ["llama.cpp", "gguf", "sglang", "trtllm"];
+const FOR_SERVERS: &str = "servers load the forms `draft-model`, `eagle3` and `dspark`; `export` then prints the conversion to GGUF and \
+                           the commands that start servers";
+
+/// Adds a tip to the error of a command of `server` without that word, and of an export that is named after
+/// its server.
+fn tip(error: &mut clap::Error) {
+    let given = |kind| match error.get(kind) {
+        Some(ContextValue::String(given)) => given.clone(),
+        _ => String::new(),
+    };
+    let command = given(ContextKind::InvalidSubcommand);
+    let is_server = SERVERS.contains(&&*given(ContextKind::InvalidValue));
+    let text = if ServerCommand::has_subcommand(&command) {
+        format!("a server's command: `draftsmith server {command}`")
+    } else if is_server && given(ContextKind::InvalidArg).starts_with("--for") {
+        FOR_SERVERS.to_owned()
+    } else {
+        return;
+    };
+    error.insert(ContextKind::Suggested, ContextValue::StyledStrs(vec![text.into()]));
 }
 
 /// Prints the help, the version, or what is wrong with the command line.

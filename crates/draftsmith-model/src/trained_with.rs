@@ -26,10 +26,16 @@ pub fn check_trained_with<E: From<ModelError>>(
     if then == now {
         return Ok(());
     }
+    let dir = dir.display();
+    let measured = match of == "target" && what != "head" {
+        true => format!(
+            "; `draftsmith survey --draft {dir} --target MODEL --prompts FILE` measures what it gives with this target"
+        ),
+        false => String::new(),
+    };
     Err(ModelError::Invalid(format!(
-        "the {what} in `{}` was trained with another {of} (hash {then}, this one's is {now}); hint: train it again, or \
-         use the {of} it belongs to",
-        dir.display()
+        "the {what} in `{dir}` was trained with another {of} (hash {then}, this one's is {now}); hint: train it again, or \
+         use the {of} it belongs to{measured}"
     ))
     .into())
 }

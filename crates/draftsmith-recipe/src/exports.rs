@@ -40,8 +40,7 @@ impl AdapterExport {
     pub fn read(dir: &DrafterDir, workspace: &Workspace) -> Result<Self> {
         let (config, adapter) =
             workspace.artifacts.adapter_in(&workspace.models, dir, workspace.models.dtype)?;
-        let now = || workspace.models.target_hash().map(str::to_owned);
-        check_trained_with(("adapter", dir), "target", config.target_hash.as_deref(), now)?;
+        workspace.check_target(("adapter", dir), config.target_hash.as_deref())?;
         check_text("adapter", dir, &config.training, workspace)?;
         Ok(Self { adapter, config, dir: dir.path.clone() })
     }
@@ -80,8 +79,7 @@ pub fn read_self_drafts_head(
     let head = HeadExport::read(dir, hidden_size, workspace)?;
     let AcceptanceHeadConfig { draft_hash, target_hash, .. } = &head.config;
     check_trained_with(("head", dir), "adapter", draft_hash.as_deref(), hash)?;
-    let now = || workspace.models.target_hash().map(str::to_owned);
-    check_trained_with(("head", dir), "target", target_hash.as_deref(), now)?;
+    workspace.check_target(("head", dir), target_hash.as_deref())?;
     check_text("head", dir, &head.config.training, workspace)?;
     Ok(head)
 }
@@ -141,7 +139,8 @@ fn check_text(
     training: &Map<String, Value>,
     workspace: &Workspace,
 ) -> Result<()> {
-    let Some(Value::Object(then)) = training.get(TRAINED_ON) else { return Ok(()) };
+    let recorded = training.get(TRAINED_ON).filter(|_| !workspace.takes_others);
+    let Some(Value::Object(then)) = recorded else { return Ok(()) };
     let Value::Object(now) = serde_json::to_value(workspace.text.identity(&workspace.models)?)?
     else {
         return Ok(());

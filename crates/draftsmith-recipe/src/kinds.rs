@@ -123,6 +123,8 @@ pub struct TrainedText {
     pub lines: String,
     /// The drafter's properties, as keys and values of JSON.
     pub properties: Map<String, Value>,
+    /// Advice on a drafter that agrees with its target too little to serve it; `None` for any other.
+    pub advice: Option<String>,
 }
 
 /// What the files of a trained drafter say about it.

@@ -101,6 +101,11 @@ impl dyn Bar + '_ {
         }
     }
 
+    /// Advances by some units that an earlier run has done.
+    pub fn skip(&self, units: u64) {
+        self.skip_to(self.position() + units);
+    }
+
     /// Starts tasks that run in parallel, each of which counts as `worth` units.
     pub fn side_by_side(&self, worth: Vec<f64>) -> SideBySide<'_> {
         SideBySide { progress: self, done: vec![0.0; worth.len()], worth }

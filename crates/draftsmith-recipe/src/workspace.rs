@@ -16,12 +16,12 @@ use std::sync::OnceLock;
 use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use draftsmith_data::{Provenance, hash_bytes};
-use draftsmith_model::CausalLm;
+use draftsmith_model::{CausalLm, check_trained_with};
 use draftsmith_theory::DrafterId;
 
 pub use self::artifacts::Artifacts;
 pub use self::model_dir::hash_dir;
-use self::model_dir::{ModelDir, get_or_read};
+use self::model_dir::{ModelDir, TARGET, get_or_read};
 pub use self::models::{LayersNeeded, Models};
 pub use self::text::{TextIdentity, TextSource};
 use crate::hub::{HubWeights, model_dir};
@@ -38,6 +38,8 @@ pub struct Workspace {
     pub text: TextSource,
     /// Built data, acceptance heads and adapters.
     pub artifacts: Artifacts,
+    /// Whether drafters that were trained for another target are loaded too.
+    pub takes_others: bool,
     text_side: OnceLock<TextSide>,
     pair: OnceLock<Pair>,
     target_alone: OnceLock<Pair>,
@@ -49,7 +51,7 @@ impl Workspace {
         let draft = |(id, dir): &(DrafterId, &Path)| (*id, ModelDir::new(&id.to_string(), dir));
         let models = Models {
             devices,
-            target: ModelDir::new("target", target),
+            target: ModelDir::new(TARGET, target),
             drafts: drafts.iter().map(draft).collect(),
             first_layers: ModelDir::new("first layers of the target", target),
             ..Models::default()
@@ -67,7 +69,7 @@ impl Workspace {
         let mut workspace = Self::new(target.0, &[], vec![target.1.device()]);
         let models = &mut workspace.models;
         models.dtype = target.1.dtype();
-        models.target = ModelDir::holding("target", target.0, target.1);
+        models.target = ModelDir::holding(TARGET, target.0, target.1);
         let draft = draft.map(|(id, dir, model)| (id, ModelDir::holding(id.as_str(), dir, model)));
         models.drafts.extend(draft);
         workspace.text.chat_template = chat_template.map(str::to_owned);
@@ -161,6 +163,16 @@ impl Workspace {
             draft.dir.display()
         );
         models.draft_model_in(id, models.dtype)
+    }
+
+    /// Checks that the export `what` in a directory was trained for the target. `then` is the target's
+    /// hash in its files, if they have one.
+    ///
+    /// # Errors
+    /// If the target is another one, unless such exports are taken too, or cannot be read.
+    pub fn check_target(&self, what: (&'static str, &Path), then: Option<&str>) -> Result<()> {
+        let now = || self.models.target_hash().map(str::to_owned);
+        check_trained_with(what, "target", then.filter(|_| !self.takes_others), now)
     }
 
     /// Describes the provenance of data that target and draft model produce with this seed and

@@ -4,6 +4,7 @@ mod comparison;
 mod identifiers;
 
 use std::path::PathBuf;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
@@ -99,7 +100,7 @@ pub fn certify_server(
     let num_units =
         sampled.map_or(0, |it| it.num_prompts.min(prompts.len()) + it.num_full_length());
     let progress = watch.bar("certify", "sampled places", num_units as u64);
-    let listener = Asking { watch, progress: &*progress };
+    let listener = Asking { watch, progress: &*progress, is_told: AtomicBool::default() };
     let found = certify(&server, &reference, &prompts, &settings.plan, &listener);
     let certificate = found.map_err(|error| match error {
         ServedError::Interrupted => Interrupted.into(),

@@ -118,7 +118,7 @@ impl ServerCostsFile {
         let Some(text) = text else { return Ok(Self::default()) };
         parse_json(path, &text).with_context(|| {
             format!(
-                "`{}` is not a file of server costs; hint: give another name, or write it with `draftsmith costs`",
+                "`{}` is not a file of server costs; hint: give another name, or write it with `draftsmith server costs`",
                 path.display()
             )
         })

@@ -15,7 +15,7 @@ pub mod read_out;
 pub mod target_alone;
 pub mod verdict;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -24,7 +24,9 @@ use draftsmith_data::Prompt;
 use draftsmith_model::WeightDtype;
 use draftsmith_report::duration_text;
 use draftsmith_served::{Secret, ServerHints, ServerRecipe};
-use draftsmith_theory::{Decoding, DrafterId, LookupFirst, setting_text};
+use draftsmith_theory::{
+    Decoding, DrafterId, Drafting, Estimate, LookupFirst, NgramSimple, setting_text,
+};
 use serde::Serialize;
 use serde_json::json;
 
@@ -33,10 +35,11 @@ use self::target_alone::TargetSurvey;
 use self::verdict::Advice;
 use crate::costs::TimedServer;
 use crate::settings::{ServerSettings, ServerTuning};
+use draftsmith_recipe::exports::config_keys::read_key;
 use draftsmith_recipe::kinds::model;
 use draftsmith_recipe::{
     Bar, DrafterRecipe, DrafterRecipes, Ends, GivenCosts, Kinds, LoadedDrafters, PromptChoice,
-    Reading, Recipe, ServedDrafter, Watch, Workspace, read_server, read_sources,
+    Reading, Recipe, Runtime, ServedDrafter, Watch, Workspace, read_server, read_sources,
 };
 use draftsmith_tune::answers::TargetAnswer;
 use draftsmith_tune::conversation::SetPrompt;
@@ -103,6 +106,8 @@ pub struct Survey {
     pub kind: Option<&'static str>,
     /// The directory or name of the drafter as servers load it; null if none can.
     pub served_as: Option<String>,
+    /// The hash of the target that the drafter was trained for, if it is another one; null otherwise.
+    pub trained_for: Option<String>,
     /// How the answers were decoded.
     pub decoding: Decoding,
     /// The seed of random draws.
@@ -113,9 +118,58 @@ pub struct Survey {
     pub num_answers: usize,
     /// The number of tokens in all answers.
     pub num_tokens: usize,
+    /// The settings that servers have and that gain, the best first.
+    pub in_servers: Vec<ServerAdvice>,
     /// The findings.
     #[serde(flatten)]
     pub found: SurveyResult,
+}
+
+/// A setting that servers have.
+#[derive(Debug, Serialize)]
+pub struct ServerAdvice {
+    /// The setting in words, such as `K = 3`.
+    pub setting: String,
+    /// The expected speedup over plain decoding, minus 1.
+    pub expected_gain: Estimate,
+    /// The command that exports a trained drafter, then the flags of each server after its name.
+    pub flags: Vec<String>,
+}
+
+impl ServerAdvice {
+    /// Lists the settings of a survey that gain, the best first: prompt lookup, and the drafter's best candidate
+    /// length.
+    fn all(found: &SurveyResult, recipe: &Recipe, is_sampled: bool) -> Vec<Self> {
+        let (alone, served) =
+            (ServedDrafter::of_target(&recipe.models.target), recipe.served(DrafterId::DRAFT));
+        let (look_ups, fixed) = match found {
+            SurveyResult::Pair(found) => (found.look_ups, Some(&found.fixed)),
+            SurveyResult::Target(found) => (found.look_ups, None),
+        };
+        let LookupFirst { min_match: num_matched, most } = look_ups.look_ups;
+        // llama.cpp proposes no fewer candidates than it matches tokens.
+        let drafting = Drafting::look_up(NgramSimple { num_matched, most: most.max(num_matched) });
+        let mut all = vec![("prompt lookup", drafting, look_ups.speedup, &alone)];
+        if let Some((served, fixed)) = served.as_ref().zip(fixed) {
+            let length = served.whole_block.unwrap_or(fixed.config.parameter() as usize);
+            all.push(("the drafter", Drafting::fixed(length), fixed.speedup, served));
+        }
+        all.retain(|(.., speedup, _)| speedup.low > 1.0);
+        all.sort_by(|one, other| other.2.value.total_cmp(&one.2.value));
+        let advice = all.into_iter().map(|(what, drafting, speedup, served)| {
+            let num_known = if drafting.num_matched.is_some() { 2 } else { 3 };
+            let known =
+                [Runtime::LlamaCpp, Runtime::Vllm, Runtime::Sglang].into_iter().take(num_known);
+            let flags =
+                |it: Runtime| format!("{}: {}", it.name(), served.flags(it, drafting, is_sampled));
+            Self {
+                setting: format!("{what}, {}", drafting.text()),
+                expected_gain: speedup.map(|speedup| speedup - 1.0),
+                flags: served.export.iter().cloned().chain(known.map(flags)).collect(),
+            }
+        });
+        advice.collect()
+    }
 }
 
 #[derive(Debug, Serialize)]
@@ -140,9 +194,11 @@ impl Survey {
     /// Returns the lines of a recipe that do what the survey advises; `None` if it advises against
     /// speculation.
     pub fn recipe_lines(&self) -> Option<String> {
-        let (verdict, exit_layer) = match &self.found {
-            SurveyResult::Pair(found) => (&found.verdict, None),
-            SurveyResult::Target(found) => (&found.verdict, found.best_exit_layer),
+        let (verdict, exit_layer, draft_vocabulary) = match &self.found {
+            SurveyResult::Pair(found) => (&found.verdict, None, None),
+            SurveyResult::Target(found) => {
+                (&found.verdict, found.best_exit_layer, found.draft_vocabulary)
+            }
         };
         let kind = self.kind.and_then(|kind| Kinds::default().get(kind));
         let model = kind.zip(self.draft.as_ref()).and_then(|(kind, draft)| {
@@ -159,7 +215,11 @@ impl Survey {
                 Some(layer) => {
                     format!("drafters.adapter = {{ kind = \"adapter\", exit_layer = {layer} }}")
                 }
-                None => "drafters.eagle = { kind = \"eagle3\" }".to_owned(),
+                None => {
+                    let vocabulary = draft_vocabulary
+                        .map_or_else(String::new, |size| format!(", draft_vocabulary = {size}"));
+                    format!("drafters.eagle = {{ kind = \"eagle3\"{vocabulary} }}")
+                }
             },
             Advice::JustSet => {
                 let rule = verdict.config.as_ref()?;
@@ -207,6 +267,8 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
     let (devices, served_as) = (vec![device.clone()], server.as_ref().map(|it| &*it.model));
     let mut workspace = recipe.open(served_as, dtype, devices, watch)?;
     workspace.text.ends = settings.ends.clone();
+    let trained_for = trained_for_other(settings.draft.as_deref(), &workspace)?;
+    workspace.takes_others = trained_for.is_some();
     let dir = tempfile::tempdir().context("cannot make a temporary directory")?;
     let models = match &server {
         None => RecordedModels::Pair(workspace.pair()?),
@@ -244,6 +306,8 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
         draft: settings.draft.clone(),
         served_as: recipe.served(DrafterId::DRAFT).map(|served| served.model),
         kind: recipe.drafters.get(DrafterId::DRAFT).map(|it| it.kind.entry().name),
+        trained_for,
+        in_servers: ServerAdvice::all(&found, &recipe, !decoding.is_greedy()),
         decoding,
         seed,
         num_prompts: prompts.len(),
@@ -274,6 +338,17 @@ fn recipe_of(settings: &SurveySettings) -> Result<Recipe> {
         drafters.push(DrafterId::DRAFT, DrafterRecipe::new(kind));
     }
     Ok(Recipe::of_drafters(settings.target.clone(), settings.chat_template.clone(), drafters))
+}
+
+/// Returns the hash of the target that a drafter was trained for, if it is another one. Such a drafter, as
+/// that of a model before its fine-tuning, is measured and not refused.
+fn trained_for_other(draft: Option<&Path>, workspace: &Workspace) -> Result<Option<String>> {
+    let Some(dir) = draft.filter(|dir| dir.join("config.json").is_file()) else { return Ok(None) };
+    let Some(then) = read_key::<Option<String>>(dir, "target_hash")?.flatten() else {
+        return Ok(None);
+    };
+    let is_other = workspace.models.target_hash()? != then;
+    Ok(is_other.then_some(then))
 }
 
 /// Reads server settings from a file, or creates them for a server with this URL.

@@ -131,7 +131,7 @@ stop_rules! {
     JointConfidence(JointConfidenceConfig): JointConfidence;
     OnlineAcceptance(OnlineAcceptanceConfig): OnlineAcceptance;
     EntropyThreshold(EntropyThresholdConfig): EntropyThreshold;
-    CostOptimal(CostOptimalConfig): CostOptimalHead, CostOptimalConfidence, CostOptimalEntropy;
+    CostOptimal(CostOptimalConfig): CostHead, CostConfidence, CostEntropy;
 }
 
 /// Yields every entry of the table of stop rules, in the order in which reports show them.
@@ -290,8 +290,8 @@ mod tests {
     fn every_name_has_an_entry_and_no_two_share_a_name() {
         let names: Vec<StopRuleName> = stop_rules().map(|entry| entry.name).collect();
         assert!(names.is_sorted() && names[0] > StopRuleName::None, "{names:?}");
-        // `CostOptimalEntropy` is the enum's last name, so no name lacks an entry.
-        assert_eq!(names.len(), StopRuleName::CostOptimalEntropy as usize);
+        // `CostEntropy` is the enum's last name, so no name lacks an entry.
+        assert_eq!(names.len(), StopRuleName::CostEntropy as usize);
         let distinct =
             |of: fn(&StopRuleEntry) -> &str| stop_rules().map(of).collect::<BTreeSet<_>>().len();
         assert_eq!(distinct(|entry| entry.file_name), names.len());

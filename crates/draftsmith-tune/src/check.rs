@@ -215,7 +215,8 @@ pub fn check(settings: &CheckSettings, device: &Device, watch: &dyn Watch) -> Re
     let speed = bench.speed(settings.allow_slower, foreign_load);
     let (greedy, sampled) = bench.judge(greedy, sampled)?;
     let mut serving = vec![own_way(id, &recipe, &greedy, speed.speedup)];
-    serving.extend(fastest_ways(&tuned_ways(&recipe, DecodingName::Greedy, Some(id))?));
+    let ways = fastest_ways(&tuned_ways(&recipe, DecodingName::Greedy, Some(id))?);
+    serving.extend(ways.into_iter().map(|way| way.as_unsure_as(speed.speedup)));
     let mut report = CheckReport {
         serving,
         export: dir.clone(),

@@ -260,7 +260,9 @@ impl MeasuredModels<'_> {
                     return Ok(false);
                 }
                 let place = [of_dataset, of_plan, number, index];
-                let runs = match journal.take(place) {
+                let known = journal.take(place);
+                let is_known = known.is_some();
+                let runs = match known {
                     Some(runs) => runs,
                     None => {
                         let runs = bench.run(first, &batch, &plan.decoding, setting)?;
@@ -269,8 +271,10 @@ impl MeasuredModels<'_> {
                     }
                 };
                 recent.extend(runs.into_iter().map(|run| (index, run)));
-                if number >= num_counted {
-                    progress.advance(batch.len() as f64);
+                match batch.len() as u64 {
+                    _ if number < num_counted => {}
+                    num if is_known => progress.skip(num),
+                    num => progress.advance(num as f64),
                 }
             }
             number += 1;

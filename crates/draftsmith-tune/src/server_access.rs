@@ -3,6 +3,7 @@
 
 use std::borrow::Cow;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -126,7 +127,7 @@ pub fn ask_servers<'p>(
     progress: &dyn Bar,
 ) -> Result<()> {
     let next = |prompt: &Cow<'_, SetPrompt>, texts: &[String]| next_served(text, prompt, texts);
-    served.answer(all, next, &Asking { watch, progress }).map_err(
+    served.answer(all, next, &Asking { watch, progress, is_told: AtomicBool::default() }).map_err(
         |error: anyhow::Error| match error.downcast_ref() {
             Some(ServedError::Interrupted) => Interrupted.into(),
             _ => error,
@@ -159,6 +160,8 @@ pub struct Asking<'a> {
     pub watch: &'a dyn Watch,
     /// The progress, which counts complete prompts.
     pub progress: &'a dyn Bar,
+    /// Whether the user was told that a server may not be started.
+    pub is_told: AtomicBool,
 }
 
 impl Listener for Asking<'_> {
@@ -180,6 +183,12 @@ impl Listener for Asking<'_> {
             return;
         };
         self.progress.message(&format!("waiting {} for the servers", HumanDuration(length)));
+        if why.contains("refuses connections") && !self.is_told.swap(true, Ordering::Relaxed) {
+            self.progress.print(&format!(
+                "{why}; hint: start it (`draftsmith server states RECIPE` prints the command of a server that gives \
+                 hidden states); this job goes on once it answers"
+            ));
+        }
         if length >= LONG_WAIT || requested.is_some() {
             let requested = requested.map_or_else(String::new, |requested| {
                 format!(

@@ -115,7 +115,7 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
             CommandHelp::new(
                 "generate",
                 "draftsmith generate --target checkpoints/tiny/target \\
-    --draft checkpoints/tiny/draft --prompt 'What is 2 + 2?' --show",
+    --draft checkpoints/tiny/draft --prompt 'What is 541 + 279?' --show",
             ),
             CommandHelp::new("server", COSTS),
             CommandHelp::new(

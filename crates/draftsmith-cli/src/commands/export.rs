@@ -14,6 +14,7 @@ use crate::commands::DeviceJob;
 use crate::console::Console;
 use draftsmith_recipe::exports::HEAD;
 use draftsmith_recipe::exports::forms::{ExportForm, Exporting, Written};
+use draftsmith_recipe::kinds::self_draft::low_agreement;
 use draftsmith_recipe::{
     AS_DRAFT_MODEL, AS_DSPARK, AS_EAGLE3, KindEntry, Kinds, Recipe, Runtime, ServedDrafter,
     Workspace, served_path,
@@ -112,6 +113,11 @@ fn starts(
     let known =
         [&AS_DRAFT_MODEL, &AS_EAGLE3, &AS_DSPARK].into_iter().find(|flags| flags.form == form);
     let Some(flags) = known else { return Ok(Vec::new()) };
+    if let Some(agreement) = low_agreement(source) {
+        return Ok(vec![format!(
+            "no start command: its agreement with the target is {agreement:.3}, too low to serve it"
+        )]);
+    }
     let (target, model) = (served_path(&recipe.models.target, false), served_path(out, true));
     let whole_block = flags.is_block.then(|| BlockDrafterConfig::whole_block(source)).flatten();
     let untuned = Drafting::fixed(whole_block.unwrap_or(DEFAULT_LENGTH));
@@ -127,6 +133,9 @@ fn starts(
         });
         let drafting = way.and_then(|way| way.drafting).unwrap_or(untuned);
         lines.push(way.map_or_else(|| format!("{}, not tuned:", runtime.name()), |way| way.text()));
+        if way.is_some_and(|way| !way.pays()) {
+            continue;
+        }
         lines.extend(
             served.start(runtime, drafting, false).into_iter().map(|step| format!("  {step}")),
         );

@@ -8,7 +8,7 @@ mod show;
 
 use std::time::Instant;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use draftsmith_data::Message;
 use draftsmith_decode::{
     Drafters, Finish, Generation, Request, RoundTokens, Sizes, decode_plain, decode_speculative,
@@ -21,7 +21,7 @@ use self::printer::Printer;
 use self::rule::{ChosenRule, RuleSource};
 use crate::commands::DeviceJob;
 use draftsmith_recipe::{Interrupted, LoadedDrafter, Pair, Recipe, Watch, Workspace};
-use draftsmith_report::{DecodingName, DrafterName};
+use draftsmith_report::DrafterName;
 use draftsmith_tune::decoders::proposing;
 
 pub(crate) use self::arguments::GenerateArguments;
@@ -61,8 +61,9 @@ pub(crate) fn run(arguments: &GenerateArguments, job: DeviceJob<'_>) -> Result<(
     let recipe = recipe_of(arguments, seed)?;
     let asked =
         arguments.drafter_name()?.or_else(|| recipe.drafters.iter().next().map(|(id, _)| id));
-    let name = DecodingName::of(&decoding);
-    let rule = asked.map(|id| rule::asked_for(arguments, &recipe, id, name)).transpose()?;
+    let of_models = (dtype, console);
+    let rule = asked.map(|id| rule::asked_for(arguments, &recipe, id, &decoding, of_models));
+    let rule = rule.transpose()?;
     let mut workspace = recipe.open(None, dtype, vec![device.clone()], console)?;
     workspace.text.ends = arguments.ends.or(recipe.models.ends());
     let pair = workspace.pair()?;
@@ -76,7 +77,11 @@ pub(crate) fn run(arguments: &GenerateArguments, job: DeviceJob<'_>) -> Result<(
     let prompt_ids = if arguments.raw {
         pair.text.tokenizer.encode(&arguments.prompt, true)?
     } else {
-        pair.text.encode(&[Message::user(&arguments.prompt)])?
+        let encoded = pair.text.encode(&[Message::user(&arguments.prompt)]);
+        encoded.map_err(|error| match error.to_string().contains("no chat template") {
+            true => anyhow!("{error}; `--raw` uses the prompt without one"),
+            false => error,
+        })?
     };
     pair.text.check_fits("--prompt", &prompt_ids)?;
     let request = Request {

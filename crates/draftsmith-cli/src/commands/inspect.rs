@@ -3,6 +3,7 @@
 mod acceptance;
 mod lines;
 mod page;
+mod training;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -22,6 +23,7 @@ use draftsmith_recipe::kinds::Kinds;
 use draftsmith_tune::rollouts::RecordedSet;
 
 pub(crate) use page::PageArguments;
+pub(crate) use training::Training;
 
 /// Runs the command.
 pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) -> Result<()> {
@@ -29,8 +31,16 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
     let is_parquet = path.is_file() && path.extension().is_some_and(|e| e == "parquet");
     let is_rollouts =
         is_parquet && (is_rollouts_path(path) || read_rollout_provenance(path).is_ok());
+    if let Some(training) = Training::find(path)?.filter(|_| !path.join("config.json").exists()) {
+        page.and_then(|page| page.html.as_ref())
+            .map_or(Ok(()), |html| training.write_page(path, html))?;
+        console.document(&training)?;
+        return console.text(training.text(console.width()));
+    }
     if page.is_some() && (is_rollouts || !(is_parquet || has_shards(path))) {
-        bail!("`--html` needs responses: a data directory or one of its responses-*.parquet");
+        bail!(
+            "`--html` needs a training's directory, or responses: a data directory or one of its responses-*.parquet"
+        );
     }
     let is_json = || path.is_file() && path.extension().is_some_and(|e| e == "json");
     if path.join("results.json").is_file() || is_json() {
@@ -63,7 +73,8 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
         bail!("there is no such file or directory");
     } else {
         bail!(
-            "expected a checkpoint, head or adapter directory (with config.json), a data directory \
+            "expected a checkpoint, head or adapter directory (with config.json), a training's directory (with \
+             metrics.jsonl), a data directory \
              (with responses-*.parquet or rollouts-*.parquet), a Parquet file of responses or \
              rollouts, or results.json"
         );

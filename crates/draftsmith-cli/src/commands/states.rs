@@ -6,11 +6,16 @@ use draftsmith_tune::served_states::{ExaminedStates, examine, how_to_serve};
 
 use crate::commands::StageJob;
 
+/// How a server is started on several GPUs.
+const SEVERAL_GPUS: &str = "On several GPUs, add `--tensor-parallel-size N` for the N that serve, and keep another one for the training: \
+     `CUDA_VISIBLE_DEVICES` names the server's, `--device cuda:I` the training's.";
+
 /// Runs the command.
 pub(crate) fn run(job: StageJob<'_>) -> Result<()> {
     let StageJob { recipe, workspace, console } = job;
     let mut outcome = how_to_serve(recipe, workspace)?;
     console.text(format!("Start the server by\n{}\n", outcome.command))?;
+    console.paragraph(SEVERAL_GPUS)?;
     if let Some(problem) = &outcome.problem {
         console.paragraph(problem)?;
     }

@@ -89,8 +89,14 @@ impl Listener for EpochProgress {
     fn end_epoch(&mut self, epoch: usize) {
         let score = |name: &&str| self.scores.get(name).map(|value| format!("{name} {value:.4}"));
         let scores: Vec<String> = self.shown.iter().filter_map(score).collect();
+        // Scores with an accepted length are of drafters that are trained on all steps of a round, while the
+        // validation's cross-entropy is that of the first step.
+        let summed = match self.shown.contains(&"accepted length") {
+            true => " (a sum over the steps of a round)",
+            false => "",
+        };
         let line = format!(
-            "{}: epoch {epoch}/{}, training loss {}; validation {}",
+            "{}: epoch {epoch}/{}, training loss {}{summed}; validation {}",
             self.command,
             self.num_epochs,
             self.scores.get("training loss").map_or_else(|| "-".to_owned(), |l| format!("{l:.4}")),

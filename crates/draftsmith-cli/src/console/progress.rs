@@ -17,10 +17,9 @@ use crate::console::streams::eprint_line;
 const LINE_INTERVAL: Duration = Duration::from_secs(15);
 
 /// The time after which we estimate the remaining time even if less than 1 % of the units are done.
-/// Shorter stages get no estimate of their total time.
 const FIRST_MINUTE: Duration = Duration::from_mins(1);
 
-/// The time that a stage must run after its first unit before we estimate its total time.
+/// The time that a stage must run after its first unit before we estimate its speed.
 const TRIAL: Duration = Duration::from_secs(3);
 
 /// The progress of one stage, shared by its threads.
@@ -44,46 +43,25 @@ struct Clock {
     skipped: f64,
     /// The elapsed time at the first advance, and the position after it.
     first: Option<(Duration, f64)>,
-    /// Whether the estimate of the total time has been printed.
-    is_estimated: bool,
 }
 
 impl Clock {
     fn starting_at(position: f64) -> Self {
         let now = Instant::now();
-        Self {
-            begun: now,
-            last: now,
-            position,
-            skipped: position,
-            first: None,
-            is_estimated: false,
-        }
+        Self { begun: now, last: now, position, skipped: position, first: None }
     }
 
-    /// Computes the units per second and the remaining time. In the first minute, the remaining
-    /// time is `None` below 1 % of the units, because units often arrive in bursts.
-    fn pace(&self, elapsed: Duration, total: u64) -> (f64, Option<Duration>) {
-        let done = self.position - self.skipped;
-        let left = (total as f64 - self.position).max(0.0);
-        let rate = done / elapsed.as_secs_f64().max(1e-9);
-        let is_known = done > 0.0 && (100.0 * done >= left || elapsed >= FIRST_MINUTE);
-        (rate, is_known.then(|| Duration::from_secs_f64(left / rate)))
-    }
-
-    /// Estimates the total time once, after the trial period. Returns `None` before and afterwards,
-    /// or if the total is short. The trial starts at the first advance, so that earlier work, such
-    /// as reading prompts, is not extrapolated.
-    fn whole(&mut self, elapsed: Duration, total: u64) -> Option<Duration> {
+    /// Estimates the units per second and the remaining time; `None` before the end of the trial. The
+    /// trial starts at the first advance, so that earlier work, such as reading prompts, and the units
+    /// of earlier runs are not extrapolated. In the first minute, 1 % of the units must be done,
+    /// because units often arrive in bursts.
+    fn pace(&mut self, elapsed: Duration, total: u64) -> Option<(f64, Duration)> {
         let (first, position) = *self.first.get_or_insert((elapsed, self.position));
-        let done = self.position - position;
+        let (done, time) = (self.position - position, elapsed.saturating_sub(first));
         let left = (total as f64 - self.position).max(0.0);
-        if self.is_estimated || elapsed < first + TRIAL || 100.0 * done < left {
-            return None;
-        }
-        self.is_estimated = true;
-        let left = (elapsed - first).mul_f64(left / done.max(1e-9));
-        (elapsed + left >= FIRST_MINUTE).then_some(elapsed + left)
+        let is_known = done > 0.0 && (100.0 * done >= left || elapsed >= FIRST_MINUTE);
+        let rate = done / time.as_secs_f64().max(1e-9);
+        (is_known && time >= TRIAL).then(|| (rate, Duration::from_secs_f64(left / rate)))
     }
 }
 
@@ -98,9 +76,7 @@ impl TerminalBar {
         let is_shown = !console.quiet && std::io::stderr().is_terminal();
         let bar = if is_shown { ProgressBar::new(0) } else { ProgressBar::hidden() };
         bar.set_length(total);
-        let template = format!(
-            "{name:<12} {{bar:28}} {{pos}}/{{len}} {unit}, {{per_sec}}, {{eta}} left{{msg}}"
-        );
+        let template = format!("{name:<12} {{bar:28}} {{pos}}/{{len}} {unit}{{prefix}}{{msg}}");
         bar.set_style(
             ProgressStyle::with_template(&template)
                 .expect("the template is valid")
@@ -116,28 +92,17 @@ impl TerminalBar {
         }
         let (position, total) = (self.bar.position(), self.bar.length().unwrap_or(0));
         let elapsed = clock.begun.elapsed();
-        let (rate, left) = clock.pace(elapsed, total);
-        if let Some(whole) = clock.whole(elapsed, total) {
-            clock.last = Instant::now();
-            self.print(&format!(
-                "{}: will take about {}, estimated from the first {}",
-                self.name,
-                HumanDuration(whole),
-                HumanDuration(elapsed)
-            ));
-        }
+        let pace = clock.pace(elapsed, total);
+        let text = pace.map_or_else(String::new, |(rate, left)| {
+            format!(", {}/s, {} left", setting_text(Some(rate)), HumanDuration(left))
+        });
+        self.bar.set_prefix(text.clone());
         if !self.bar.is_hidden() || clock.last.elapsed() < LINE_INTERVAL {
             return;
         }
         clock.last = Instant::now();
-        let left = left.map_or_else(String::new, |left| format!(", {} left", HumanDuration(left)));
-        self.print(&format!(
-            "{}: {position}/{total} {}, {}/s{left}{}",
-            self.name,
-            self.unit,
-            setting_text(Some(rate)),
-            self.bar.message()
-        ));
+        let (name, unit) = (self.name, self.unit);
+        self.print(&format!("{name}: {position}/{total} {unit}{text}{}", self.bar.message()));
     }
 }
 
@@ -153,11 +118,11 @@ impl Bar for TerminalBar {
 
     fn skip_to(&self, position: u64) {
         self.bar.set_position(position);
-        self.bar.reset_eta();
+        self.bar.set_prefix("");
         if let Ok(mut clock) = self.clock.lock() {
             *clock = Clock {
                 last: clock.last,
-                is_estimated: clock.is_estimated,
+                skipped: clock.skipped + (position as f64 - clock.position).max(0.0),
                 ..Clock::starting_at(position as f64)
             };
         }
@@ -169,9 +134,6 @@ impl Bar for TerminalBar {
 
     fn set_total(&self, total: u64) {
         self.bar.set_length(total);
-        if let Ok(mut clock) = self.clock.lock() {
-            clock.is_estimated = false;
-        }
     }
 
     fn message(&self, text: &str) {
@@ -188,15 +150,17 @@ impl Bar for TerminalBar {
     }
 
     fn finish(&self) {
+        // A stopped stage has not done all units, as the cleared bar would say.
+        let (all, unit, time) = (self.bar.position(), self.unit, HumanDuration(self.bar.elapsed()));
         self.bar.finish_and_clear();
-        let (all, unit) = (self.bar.position(), self.unit);
         let skipped = self.clock.lock().map_or(0, |clock| clock.skipped as u64);
-        let what = match skipped {
-            0 => format!("{all} {unit}"),
-            // Earlier runs did the others.
-            skipped => format!("{all} {unit}, {} of them now,", all.saturating_sub(skipped)),
+        // Earlier runs did those that were skipped.
+        let what = match all.saturating_sub(skipped) {
+            _ if skipped == 0 => format!("{all} {unit} in {time}"),
+            0 => format!("kept all {all} {unit}"),
+            now => format!("{all} {unit}, {now} of them now, in {time}"),
         };
-        self.print(&format!("{}: {what} in {}", self.name, HumanDuration(self.bar.elapsed())));
+        self.print(&format!("{}: {what}", self.name));
     }
 }
 
@@ -214,14 +178,21 @@ mod tests {
     fn pace_ignores_units_of_earlier_runs() {
         let seconds = Duration::from_secs;
         let pace = |elapsed: Duration, position: f64| {
-            Clock { position, ..Clock::starting_at(500.0) }.pace(elapsed, 1500)
+            let first = Some((Duration::ZERO, 500.0));
+            Clock { position, first, ..Clock::starting_at(500.0) }.pace(elapsed, 1500)
         };
         // In the first minute, one unit in a thousand gives no estimate.
-        assert_eq!(pace(seconds(20), 501.0), (0.05, None));
-        assert_eq!(pace(seconds(100), 501.0), (0.01, Some(seconds(99_900))));
-        assert_eq!(pace(seconds(20), 510.0), (0.5, Some(seconds(1980))));
-        assert_eq!(pace(seconds(90), 500.0), (0.0, None));
-        assert_eq!(pace(seconds(10), 1500.0), (100.0, Some(seconds(0))));
+        assert_eq!(pace(seconds(20), 501.0), None);
+        assert_eq!(pace(seconds(100), 501.0), Some((0.01, seconds(99_900))));
+        assert_eq!(pace(seconds(20), 510.0), Some((0.5, seconds(1980))));
+        assert_eq!(pace(seconds(90), 500.0), None);
+        assert_eq!(pace(seconds(10), 1500.0), Some((100.0, seconds(0))));
+        // The time before the first advance is not extrapolated.
+        let mut late = Clock { position: 60.0, ..Clock::starting_at(10.0) };
+        late.first = Some((seconds(30), 20.0));
+        assert_eq!(late.pace(seconds(34), 1010), Some((10.0, seconds(95))));
+        // A burst right after a resumption is no speed.
+        assert_eq!(pace(seconds(2), 1000.0), None);
     }
 
     #[test]
@@ -233,32 +204,5 @@ mod tests {
             bar.advance(0.15);
         }
         assert_eq!(bar.position(), 4);
-    }
-
-    #[test]
-    fn total_time_is_estimated_once_after_the_trial() {
-        let seconds = Duration::from_secs;
-        let mut clock = Clock::starting_at(10.0);
-        let mut whole = |elapsed, position| {
-            clock.position = position;
-            clock.whole(seconds(elapsed), 1010)
-        };
-        // The time before the first advance is not extrapolated.
-        assert_eq!(whole(30, 20.0), None);
-        assert_eq!(whole(32, 40.0), None);
-        assert_eq!(whole(34, 60.0), Some(seconds(34 + 4 * 950 / 40)));
-        assert_eq!(whole(36, 80.0), None);
-        clock.is_estimated = false;
-        // Short stages get no estimate.
-        clock.position = 1000.0;
-        assert_eq!(clock.whole(seconds(40), 1010), None);
-        let mut slow = Clock::starting_at(0.0);
-        // Less than 1 % of the units gives no estimate.
-        for (elapsed, position) in [(1, 1.0), (10, 2.0), (20, 3.0)] {
-            slow.position = position;
-            assert_eq!(slow.whole(seconds(elapsed), 1000), None);
-        }
-        slow.position = 11.0;
-        assert_eq!(slow.whole(seconds(101), 1000), Some(seconds(101 + 9890)));
     }
 }

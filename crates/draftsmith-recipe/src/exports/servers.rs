@@ -146,6 +146,12 @@ pub struct ServedDrafter {
 }
 
 impl ServedDrafter {
+    /// Names a target without a drafter, for prompt lookup.
+    pub fn of_target(target: &Path) -> Self {
+        let (target, model) = (served_path(target, false), String::new());
+        Self { flags: &AS_DRAFT_MODEL, target, model, export: None, whole_block: None }
+    }
+
     /// Returns llama.cpp's flags for a setting, for greedy or sampled decoding.
     pub fn llama_cpp_flags(&self, drafting: Drafting, is_sampled: bool) -> String {
         let Drafting { num_candidates, least_prob, num_matched } = drafting;
@@ -200,14 +206,22 @@ impl ServedDrafter {
         )
     }
 
-    /// Returns the flags of a program for a setting; for transformers, settings in Python.
-    fn flags(&self, runtime: Runtime, drafting: Drafting, is_sampled: bool) -> String {
+    /// Returns the flags of a program for a setting; for transformers, settings in Python. SGLang's lookup
+    /// has none.
+    pub fn flags(&self, runtime: Runtime, drafting: Drafting, is_sampled: bool) -> String {
         let num_candidates = drafting.num_candidates;
         match runtime {
             Runtime::LlamaCpp => self.llama_cpp_flags(drafting, is_sampled),
             Runtime::Vllm => {
-                let config = self.vllm_config(num_candidates, is_sampled).to_string();
-                format!("--speculative-config {}", quoted(&config))
+                let config = match drafting.num_matched {
+                    // vLLM tries the longest match first.
+                    Some(least) => json!({
+                        "method": "ngram", "num_speculative_tokens": num_candidates,
+                        "prompt_lookup_max": least.max(5), "prompt_lookup_min": least,
+                    }),
+                    None => self.vllm_config(num_candidates, is_sampled),
+                };
+                format!("--speculative-config {}", quoted(&config.to_string()))
             }
             Runtime::Sglang => self.sglang_flags(num_candidates, is_sampled),
             Runtime::Transformers => format!(

@@ -451,7 +451,7 @@ mod tests {
             ),
             (
                 "drafters = ['draft']\nlengths = [[4]]\nchain_rules = \
-              [{ stop_rule = 'cost_optimal_confidence', setting = 0.5 }]",
+              [{ stop_rule = 'cost_confidence', setting = 0.5 }]",
                 "fitted",
             ),
             (

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{DrafterParts, NamedParts};
-use draftsmith_model::{CausalLm, DrafterDir, check_trained_with};
+use draftsmith_model::{CausalLm, DrafterDir};
 use draftsmith_theory::{DrafterId, DrafterName, HeadTiming, ModelSummary};
 
 use super::{DrafterRecipe, DrafterRecipes, names_text};
@@ -108,16 +108,6 @@ impl<'a> Loading<'a> {
     /// Returns the drafter's settings in the recipe.
     pub fn drafter(&self) -> &'a DrafterRecipe {
         self.drafters.get(self.id).expect("members were checked with the recipe")
-    }
-
-    /// Checks that the drafter in `dir` was trained for the target. `trained_for` is the target's
-    /// hash in its files, if they have one.
-    ///
-    /// # Errors
-    /// If the target is another one or cannot be read.
-    pub fn check_target(&self, dir: &Path, trained_for: Option<&str>) -> Result<()> {
-        let now = || self.workspace.models.target_hash().map(str::to_owned);
-        check_trained_with(("drafter", dir), "target", trained_for, now)
     }
 
     /// Returns the directory of the drafter's export, with the keys that the recipe ignores in it.

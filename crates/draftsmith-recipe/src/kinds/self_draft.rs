@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result};
 use draftsmith_data::ResponseRow;
 use draftsmith_decode::{DrafterParts, NamedParts};
-use draftsmith_files::hash_file;
+use draftsmith_files::{hash_file, read_bytes};
 use draftsmith_model::{
     CausalLm, DraftConfig, DraftForm, DraftNetwork, DrafterDir, ModelError, VOCABULARY_COVERAGE,
 };
@@ -154,34 +154,41 @@ impl<S: SelfDraftForm> KindTraining for SelfDraftTraining<S> {
             let limited = if S::READS_TOKENS { "" } else { ", to which the scores are limited" };
             format!(", drafting {size} tokens: {share:.1} % of the validation responses'{limited}")
         });
-        let (drafted, low) =
-            (drafted.unwrap_or_default(), low_agreement_text(scores.agreement(), training));
-        let lines = format!("{size}{drafted}\n{}{low}", scores.text());
+        let advice = low_agreement_text(scores.agreement(), training);
+        let lines = format!("{size}{}\n{}", drafted.unwrap_or_default(), scores.text());
         let of_vocabulary = [
             ("draft_vocabulary", json!(num_draft_tokens)),
             ("vocabulary_coverage", json!(coverage)),
         ];
         let properties = properties.into_iter().chain(of_vocabulary);
         let properties = properties.map(|(key, value)| (key.to_owned(), value)).collect();
-        Ok(TrainedText { place, lines, properties })
+        Ok(TrainedText { place, lines, properties, advice })
     }
 }
 
 /// The agreement with the target below which hardly any candidate is accepted.
 const LOW_AGREEMENT: f64 = 0.2;
 
-/// Advises on a drafter whose agreement with its target stayed low; empty for any other. `training`
+/// Returns the agreement in the `scores.json` of the drafter in `dir`, if it is too low to serve the drafter.
+pub fn low_agreement(dir: &Path) -> Option<f64> {
+    let scores: Value = serde_json::from_slice(&read_bytes(dir.join("scores.json")).ok()?).ok()?;
+    let agreement = &scores["agreement"];
+    let first = agreement.as_f64().or_else(|| agreement[0].as_f64());
+    first.filter(|agreement| *agreement < LOW_AGREEMENT)
+}
+
+/// Advises on a drafter whose agreement with its target stayed low; `None` for any other. `training`
 /// is the `training` object of its `config.json`.
-fn low_agreement_text(agreement: f64, training: &Map<String, Value>) -> String {
+fn low_agreement_text(agreement: f64, training: &Map<String, Value>) -> Option<String> {
     if agreement >= LOW_AGREEMENT {
-        return String::new();
+        return None;
     }
     let rate = training.get("optimizer").and_then(|optimizer| optimizer["learning_rate"].as_f64());
     let rate = rate.map(|rate| format!(" (it was {rate:.1e})")).unwrap_or_default();
-    format!(
-        "\nThe agreement is low, so drafting will hardly pay. Raise `optimizer.learning_rate`{rate} or \
-         `data.num_prompts`, or train more epochs."
-    )
+    Some(format!(
+        "its agreement with the target is {agreement:.3}, too low to serve it; hint: raise `optimizer.learning_rate`{rate} \
+         or `data.num_prompts`, or train more epochs"
+    ))
 }
 
 /// Reads the network of a self-draft.
@@ -195,7 +202,7 @@ pub fn read_network<F: DraftForm>(
     loading.drafter().kind.entry().need(&dir)?;
     let shape = models.target_shape()?;
     let read = DraftNetwork::from_dir(&dir, shape, models.dtype, models.device())?;
-    loading.check_target(&dir, read.0.target_hash.as_deref())?;
+    loading.workspace.check_target(("drafter", &dir), read.0.target_hash.as_deref())?;
     Ok(read)
 }
 

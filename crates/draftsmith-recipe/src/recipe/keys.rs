@@ -45,17 +45,29 @@ pub(super) fn read_keys<T: DeserializeOwned>(
     Ok(keys)
 }
 
+/// Finds the expected name that is most like an unknown one, given a message such as `unknown field
+/// \`promts\`, expected one of \`prompts\`, …`. `None` if none is like it.
+fn similar_name(message: &str) -> Option<&str> {
+    let (found, expected) = message.strip_prefix("unknown ")?.split_once(", expected ")?;
+    let found = found.rsplit(' ').next()?.trim_matches(['`', '"']);
+    let likeness = |name: &str| strsim::jaro_winkler(found, name);
+    let names = expected.split('`').skip(1).step_by(2).filter(|name| likeness(name) > 0.8);
+    names.max_by(|one, other| likeness(one).total_cmp(&likeness(other)))
+}
+
 /// Converts a TOML parser's error to a message that shows the line, but not the names of Rust
 /// types.
 pub(super) fn toml_error(error: &toml::de::Error) -> anyhow::Error {
     let message = error.message();
     if message.starts_with("unknown field `draft`") {
         return anyhow::anyhow!(
-            "{}; hint: a draft model is a drafter: `drafters.draft = {{ kind = \"model\", model = \"PATH\" }}`",
-            plain_problem(message, Notation::Toml)
+            "{message}; hint: a draft model is a drafter: `drafters.draft = {{ kind = \"model\", model = \"PATH\" }}`"
         );
     }
-    let text = error.to_string().replace(message, &plain_problem(message, Notation::Toml));
+    let problem = plain_problem(message, Notation::Toml);
+    let hint = similar_name(message);
+    let hint = hint.map_or_else(String::new, |name| format!("; hint: did you mean `{name}`?"));
+    let text = error.to_string().replace(message, &(problem + &hint));
     anyhow::anyhow!("{}", text.trim_end().to_owned())
 }
 

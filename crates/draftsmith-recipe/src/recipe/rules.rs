@@ -226,7 +226,7 @@ mod tests {
                 "heads = [0.5]",
                 "`rules.heads` is no stop rule, expected one of `fixed`, `heuristic`",
             ),
-            ("cost-head = [0.5]", "`rules.cost-head` is no stop rule"),
+            ("cost-head = [0.5]", "`rules.cost-head` is fitted by `tune` and takes no value"),
             ("head = [2]", "`rules.head` has a threshold outside 0 to 1"),
             ("entropy = [-1]", "`rules.entropy` has a threshold below 0"),
             (

@@ -3,10 +3,14 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use draftsmith_model::{CausalLm, ModelConfig, ModelError, WeightDtype, hash_model_dir};
+use serde_json::json;
 
 use crate::watch::{Bar, Watch};
+
+/// The role of the verified model.
+pub(super) const TARGET: &str = "target";
 
 /// A model's directory, and a cache of what was read from it.
 #[derive(Default)]
@@ -36,24 +40,43 @@ impl ModelDir {
         held
     }
 
-    /// Checks that the directory exists.
+    /// Checks that the directory exists and can hold a model.
     pub(super) fn check(&self) -> Result<()> {
+        let (role, dir) = (&self.role, self.dir.display());
+        if self.dir.extension().is_some_and(|extension| extension == "gguf") {
+            bail!(
+                "the {role} `{dir}` is a GGUF file; hint: give the directory of the Hugging Face checkpoint that it was \
+                 converted from; its `config.json` and tokenizer suffice if a server runs the model (`data.responses = \
+                 \"server\"`)"
+            );
+        }
+        let has = |name: &str| self.dir.join(name).is_file();
+        if has("adapter_config.json") && !has("config.json") {
+            bail!(
+                "the {role} `{dir}` is a LoRA adapter; hint: merge it into its model and copy the model's tokenizer \
+                 there: `peft.AutoPeftModelForCausalLM.from_pretrained(\"{dir}\").merge_and_unload().save_pretrained(\
+                 \"merged\")` in Python"
+            );
+        }
         if self.dir.is_dir() {
             return Ok(());
         }
         bail!(
-            "the {} `{}` is not a directory; \
-             hint: give a Hugging Face checkpoint directory with config.json and tokenizer.json",
-            self.role,
-            self.dir.display()
+            "the {role} `{dir}` is not a directory; \
+             hint: give a Hugging Face checkpoint directory with config.json and tokenizer.json"
         )
     }
 
     pub(super) fn config(&self) -> Result<&ModelConfig> {
         get_or_read(&self.config, || {
-            Ok(match self.is_elsewhere {
-                true => ModelConfig::ends_from_model_dir(&self.dir)?,
-                false => ModelConfig::from_model_dir(&self.dir)?,
+            self.check()?;
+            let of_server = || ModelConfig::ends_from_model_dir(&self.dir);
+            if self.is_elsewhere {
+                return Ok(of_server()?);
+            }
+            ModelConfig::from_model_dir(&self.dir).map_err(|error| {
+                let is_servable = self.role == TARGET && of_server().is_ok();
+                if is_servable { served_instead(&error, &self.dir) } else { error.into() }
             })
         })
     }
@@ -75,6 +98,19 @@ impl ModelDir {
         };
         get_or_read(slot, || load(&self.dir))
     }
+}
+
+/// Says how a server runs a target that cannot run here.
+fn served_instead(error: &ModelError, dir: &Path) -> anyhow::Error {
+    let (error, dir) = (error.to_string(), json!(dir.display().to_string()));
+    let start = if error.contains("; hint: ") { ", or" } else { "; hint:" };
+    anyhow!(
+        "{error}{start} let a server run it, with the recipe `models.target = {dir}`, `data.prompts = [\"prompts.jsonl\"]`, \
+         `data.responses = \"server\"`, \
+         `data.server = {{ urls = [\"http://localhost:8000/v1\"], model = {dir}, states.dirs = [\"/dev/shm/states\"] }}`, \
+         `drafters.eagle = {{ kind = \"eagle3\", features = \"server\" }}`; `draftsmith server states RECIPE` prints \
+         the `vllm serve` command, to which `--tensor-parallel-size N` is added for N GPUs"
+    )
 }
 
 /// The minimum number of bytes for which hashing shows a progress bar.

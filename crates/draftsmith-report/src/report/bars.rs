@@ -73,6 +73,7 @@ impl BarChart {
             context! {
                 has_ticks => any(|bar| bar.tick.is_some()),
                 has_dots => any(|bar| !bar.dots.is_empty()),
+                has_whiskers => any(|bar| bar.whisker.is_some()),
                 has_flag => any(|bar| !bar.flag.is_empty()),
                 ..picture(id, &self.title, &description, draw)
             }
@@ -209,7 +210,7 @@ pub(super) fn speedups(group: &Group<'_>, conclusion: &Conclusion) -> BarChart {
             tick: finite(row.modelled_speedup),
             dots: others.filter_map(dot).collect(),
             ceiling: None,
-            whisker: None,
+            whisker: row.speedup_interval,
         })
     };
     let rows = group.plain().into_iter().chain(group.best_of_rules().into_iter().map(shown_for));

@@ -10,8 +10,8 @@ use crate::error::Result;
 use crate::table::{Line, Table};
 use crate::text::{counted, number, percent, thousands};
 
-/// The content of the page.
-#[derive(Debug, Clone, Serialize)]
+/// The content of the page of a data set. Without rows, it is that of a training: its curves and scores.
+#[derive(Debug, Clone, Default, Serialize)]
 pub struct DataPage {
     /// The directory or file of the data set.
     pub name: String,

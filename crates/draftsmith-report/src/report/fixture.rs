@@ -42,7 +42,7 @@ static EVALUATION: LazyLock<(Vec<ResultRow>, EvaluationSummary)> = LazyLock::new
 
 /// The setting that tuning chose.
 const TUNED: Setting =
-    (DrafterName::Of(DrafterId::DRAFT), StopRuleName::CostOptimalConfidence, Some(0.1874236));
+    (DrafterName::Of(DrafterId::DRAFT), StopRuleName::CostConfidence, Some(0.1874236));
 
 type Setting = (DrafterName, StopRuleName, Option<f64>);
 
@@ -64,17 +64,17 @@ fn settings() -> Vec<Setting> {
         (DrafterName::Of(DrafterId::DRAFT), Rule::CandidateProbThreshold, &PROBS[..3]),
         (DrafterName::Of(DrafterId::DRAFT), Rule::JointConfidence, &[0.05, 0.2, 0.4, 0.6]),
         (DrafterName::Of(DrafterId::DRAFT), Rule::EntropyThreshold, &[0.2, 0.3, 0.35, 0.4]),
-        (DrafterName::Of(DrafterId::DRAFT), Rule::CostOptimalHead, &WORTHS),
-        (DrafterName::Of(DrafterId::DRAFT), Rule::CostOptimalConfidence, &WORTHS),
-        (DrafterName::Of(DrafterId::DRAFT), Rule::CostOptimalEntropy, &WORTHS),
+        (DrafterName::Of(DrafterId::DRAFT), Rule::CostHead, &WORTHS),
+        (DrafterName::Of(DrafterId::DRAFT), Rule::CostConfidence, &WORTHS),
+        (DrafterName::Of(DrafterId::DRAFT), Rule::CostEntropy, &WORTHS),
         (SELF_DRAFT, Rule::FixedLength, &LENGTHS[..6]),
         (SELF_DRAFT, Rule::Heuristic, &[2.0]),
         (SELF_DRAFT, Rule::ConfidenceThreshold, &PROBS),
         (SELF_DRAFT, Rule::CandidateProbThreshold, &PROBS[..3]),
         (SELF_DRAFT, Rule::JointConfidence, &[0.2, 0.4, 0.6]),
         (SELF_DRAFT, Rule::EntropyThreshold, &[0.25, 0.3, 0.35]),
-        (SELF_DRAFT, Rule::CostOptimalConfidence, &WORTHS[..2]),
-        (SELF_DRAFT, Rule::CostOptimalEntropy, &WORTHS[..2]),
+        (SELF_DRAFT, Rule::CostConfidence, &WORTHS[..2]),
+        (SELF_DRAFT, Rule::CostEntropy, &WORTHS[..2]),
     ];
     let mut settings = vec![(DrafterName::None, StopRuleName::None, None)];
     for (drafter, stop_rule, values) in sweeps {
@@ -142,7 +142,7 @@ fn evaluation() -> (Vec<ResultRow>, EvaluationSummary) {
                 costs: fits.map(|(drafter, fit)| CostSummary::new(drafter, None, &fit)).into(),
                 promises: vec![PromiseSummary {
                     drafter: DrafterName::Of(DrafterId::DRAFT),
-                    stop_rule: StopRuleName::CostOptimalConfidence,
+                    stop_rule: StopRuleName::CostConfidence,
                     best_fixed_length: 3,
                     expected_gain: Estimate { value: 0.114, low: 0.1, high: 0.127 },
                     measured_gain: Estimate { value: 0.121, low: 0.108, high: 0.135 },
@@ -288,9 +288,9 @@ impl Seen {
             StopRuleName::JointConfidence => self.all_confident <= setting,
             StopRuleName::OnlineAcceptance => self.all_confident < setting,
             StopRuleName::EntropyThreshold => (0.15 * entropy).sqrt() > setting,
-            StopRuleName::CostOptimalHead => 0.8 * self.before_last < setting,
-            StopRuleName::CostOptimalConfidence => 0.8 * self.all_confident < setting,
-            StopRuleName::CostOptimalEntropy => 0.7 * self.all_confident < setting,
+            StopRuleName::CostHead => 0.8 * self.before_last < setting,
+            StopRuleName::CostConfidence => 0.8 * self.all_confident < setting,
+            StopRuleName::CostEntropy => 0.7 * self.all_confident < setting,
         }
     }
 }

@@ -227,7 +227,7 @@ fn the_page_says_where_to_serve_and_how_to_start_it_there() {
     summary.conclusion.serving = vec![way("vLLM", 1.4), way("SGLang", 0.9)];
     let page = render_html(&fixture::rows(), &summary, &Replay::default()).expect("a page");
     assert!(
-        page.contains("vLLM: 1.50x (1.40 to 1.60), modelled: K = 2, without prompt lookup<pre>")
+        page.contains("vLLM: 1.50x (1.40 to 1.60), modelled from this machine&#x27;s times: K = 2, without prompt lookup<pre>")
     );
     assert!(page.contains("start vLLM &lt;x&gt;") && !page.contains("start SGLang"));
     assert!(page.contains("leave speculation off there"));

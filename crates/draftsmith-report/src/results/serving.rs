@@ -41,13 +41,25 @@ impl ServingWay {
         self.speedup.low > 1.0
     }
 
-    /// Describes the way in one line, such as `vLLM: 1.07x (1.02 to 1.12), modelled: eagle, K = 2,
-    /// without prompt lookup`.
+    /// Widens an interval that was modelled from this machine's times to the relative width of a measured
+    /// one, because a model of costs is no surer than a measurement.
+    #[must_use]
+    pub fn as_unsure_as(mut self, measured: Estimate) -> Self {
+        if self.costs == Some(CostSource::Machine) {
+            let Estimate { value, low, high } = self.speedup;
+            self.speedup.low = low.min(value * measured.low / measured.value);
+            self.speedup.high = high.max(value * measured.high / measured.value);
+        }
+        self
+    }
+
+    /// Describes the way in one line, such as `vLLM: 1.07x (1.02 to 1.12), modelled from this machine's
+    /// times: eagle, K = 2, without prompt lookup`.
     pub fn text(&self) -> String {
         let Estimate { value, low, high } = self.speedup;
         let basis = match self.costs {
             None => "measured".to_owned(),
-            Some(CostSource::Machine) => "modelled".to_owned(),
+            Some(CostSource::Machine) => "modelled from this machine's times".to_owned(),
             Some(other) => format!("modelled at {}", other.text()),
         };
         let interval = match low.is_finite() && high.is_finite() {
@@ -125,13 +137,17 @@ mod tests {
     fn a_way_says_what_to_expect_what_is_lost_and_how_to_start() {
         let ways = [way("vLLM", 1.3, 1.2), way("llama.cpp", 1.02, 0.98)];
         insta::assert_snapshot!(serving_text(&ways, Some(60)), @r"
-        vLLM: 1.30x (1.20 to 1.40), modelled: eagle, K = 2,
-          without prompt lookup
+        vLLM: 1.30x (1.20 to 1.40), modelled from this machine's
+          times: eagle, K = 2, without prompt lookup
             draftsmith export &&
             vllm serve
-        llama.cpp: 1.02x (0.98 to 1.12), modelled: eagle, K = 2,
-          without prompt lookup; leave speculation off there
+        llama.cpp: 1.02x (0.98 to 1.12), modelled from this
+          machine's times: eagle, K = 2, without prompt lookup;
+          leave speculation off there
         ");
+        let measured = Estimate { value: 2.0, low: 1.0, high: 2.1 };
+        let Estimate { value, low, high } = way("vLLM", 1.3, 1.2).as_unsure_as(measured).speedup;
+        assert_eq!((value, low, high), (1.3, 0.65, 1.4000000000000001), "the wider of both ends");
         let given = ServingWay { costs: Some(CostSource::Given), ..way("vLLM", 1.3, 1.2) };
         assert!(given.text().contains("modelled at costs as given: eagle"), "{}", given.text());
         let ways = [way("vLLM", 1.3, 1.2), way("SGLang", 1.1, 1.0), way("vLLM", 1.4, 1.3)];

@@ -249,7 +249,7 @@ fn an_invalid_results_file_is_named() {
 
 #[test]
 fn settings_have_few_digits() {
-    let shown = |setting| StopRuleName::CostOptimalHead.label(setting);
+    let shown = |setting| StopRuleName::CostHead.label(setting);
     for (setting, text) in [
         (Some(6.0), "6"),
         (Some(0.05), "0.05"),

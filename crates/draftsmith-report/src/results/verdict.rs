@@ -65,6 +65,9 @@ pub struct Conclusion {
     pub is_partial: bool,
 }
 
+/// The next step where nothing is left to check.
+const SERVE: &str = "Next, serve with a command under \"where to serve it\".";
+
 /// The fewest prompts with an interval and advice.
 pub const LEAST_PROMPTS: usize = 4;
 
@@ -105,10 +108,19 @@ impl GroupVerdict {
         let interval = setting.interval.map(|[low, high]| format!("95 %: {low:.2} to {high:.2}; "));
         let times = format!("{:.2} times as fast", setting.speedup);
         let among = format!("({}{})", interval.unwrap_or_default(), self.group);
+        let neighbour = self.fastest.as_ref().map(|fastest| {
+            format!(
+                " {}, {}, is not advised: it is the best of many on the prompts that would judge it, and tuning chose \
+                 on others.",
+                fastest.label,
+                fastest.speed_text()
+            )
+        });
         Some(match self.advice {
             DeployAdvice::Deploy => format!(
                 "Of the settings that tuning chose, {name} was fastest. It decodes {times} as the target alone \
-                 {among}."
+                 {among}.{}",
+                neighbour.unwrap_or_default()
             ),
             DeployAdvice::DoNotSpeculate => format!(
                 "The target alone was faster than the settings that tuning chose. The best of them, {name}, \
@@ -128,7 +140,7 @@ impl GroupVerdict {
     /// Returns the advice for the next step, as a sentence.
     pub fn next(&self) -> &'static str {
         match self.advice {
-            DeployAdvice::Deploy => "Next, serve with one of the commands given.",
+            DeployAdvice::Deploy => SERVE,
             DeployAdvice::DoNotSpeculate => "Next, try another drafter, or serve the target alone.",
             DeployAdvice::TooUncertain => {
                 "Next, measure more prompts on a quiet machine: raise `evaluate.num_prompts`."

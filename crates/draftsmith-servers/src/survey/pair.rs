@@ -52,6 +52,8 @@ pub struct PairSurvey {
     pub rules: Vec<ReplayRow>,
     /// The oracle's result; null for sampled answers.
     pub oracle: Option<OracleResult>,
+    /// The best fixed candidate length, with its cross-validated speedup.
+    pub fixed: HalfPromise,
     /// The best rule that needs neither training nor fitting, with its cross-validated speedup.
     pub untrained: HalfPromise,
     /// The gain of `untrained` over the best fixed length.
@@ -134,8 +136,10 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
         None if is_model => KnownOfHeads::TooLittle,
         None => KnownOfHeads::NotProbed,
     };
+    let rules = judging.rows(&shown)?;
     let verdict = SurveyVerdict::of_pair(&fixed, &untrained, untrained_gain, known, head.ceiling)
-        .beside_look_ups(&look_ups);
+        .beside_look_ups(&look_ups)
+        .beside_fitted(&rules);
     let longest = FixedLengthConfig { candidate_length: recorded.whole.max_length };
     let trace = recorded.whole.trace(&StopRuleConfig::FixedLength(longest))?;
     let server = surveyor.tuning.map(|tuning| {
@@ -152,7 +156,8 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
             .summary()
             .share_accepted,
         cost_source,
-        rules: judging.rows(&shown)?,
+        rules,
+        fixed,
         oracle: decoding.is_greedy().then(|| judging.oracle()).transpose()?,
         costs: measured,
         untrained,

@@ -15,7 +15,7 @@ use super::read_out::{ReadOut, read_outs};
 use super::verdict::SurveyVerdict;
 use super::{MAX_LENGTH, Surveyor};
 use crate::settings::ServerSettings;
-use draftsmith_recipe::{AS_DRAFT_MODEL, ServedDrafter, served_path};
+use draftsmith_recipe::ServedDrafter;
 use draftsmith_tune::costs::Costs;
 use draftsmith_tune::judging::{Fold, joined, speedup};
 use draftsmith_tune::sweep::{RuleChoice, best_unread, cheapest};
@@ -40,6 +40,9 @@ pub struct TargetSurvey {
     pub exits: Vec<ExitSurvey>,
     /// The most promising exit layer; null if an EAGLE-3 drafter is more promising.
     pub best_exit_layer: Option<usize>,
+    /// The draft vocabulary of an EAGLE-3 drafter whose layer has fewer weights than the target's LM head;
+    /// null for the whole vocabulary.
+    pub draft_vocabulary: Option<usize>,
     /// The best rule of this self-draft, with a speedup cross-validated over self-drafts and rules.
     pub best: HalfPromise,
     /// The result for prompt lookup without an adapter.
@@ -115,9 +118,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
     let first = exits.first().context("there is an exit")?;
     let look_ups = first.halves.look_ups(&first.costs, seed)?;
     let server = surveyor.tuning.map(|tuning| {
-        let target = served_path(surveyor.workspace.models.target_dir(), false);
-        let (flags, model) = (&AS_DRAFT_MODEL, String::new());
-        let served = ServedDrafter { flags, target, model, export: None, whole_block: None };
+        let served = ServedDrafter::of_target(surveyor.workspace.models.target_dir());
         tuning.look_ups(first.halves.recorded(surveyor.decoding, seed), &served)?.context(
             "the server's costs have too few rows for look-ups; hint: measure rounds without speculation for more \
              requests, with `draftsmith server costs --candidates 0 --concurrency 1,2,4,8,16`",
@@ -133,6 +134,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<TargetSurvey> {
             .collect(),
         uncertainty: base.uncertainty,
         best_exit_layer: exit_layer,
+        draft_vocabulary: draft_vocabulary(target.config()),
         verdict: verdict.beside_look_ups(&look_ups),
         best,
         look_ups,
@@ -242,6 +244,13 @@ fn share_read(config: &ModelConfig, exit_layer: Option<usize>) -> f64 {
     drafter / read(num_layers, vocab_size)
 }
 
+/// Returns the draft vocabulary of an EAGLE-3 drafter if the LM head outweighs its layer.
+fn draft_vocabulary(config: &ModelConfig) -> Option<usize> {
+    let ModelShape { vocab_size, hidden_size, .. } = config.shape;
+    let layer = Eagle3Config::new(config).num_parameters().saturating_sub(vocab_size * hidden_size);
+    (vocab_size > DRAFT_VOCABULARY && vocab_size * hidden_size > layer).then_some(DRAFT_VOCABULARY)
+}
+
 /// Builds the recordings of a read-out along some answers, for rules that read no drafter
 /// probabilities. Such rules do not depend on which wrong token is drafted.
 fn recordings(
@@ -288,6 +297,29 @@ fn recordings(
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_lm_head_that_outweighs_the_drafter_is_cut() {
+        // SmolLM2-135M, whose LM head has 28 M weights, and a 7B model with a vocabulary of 8,192.
+        let config = |vocab_size, hidden_size, mlp_width, num_heads, num_kv_heads| {
+            let (num_layers, head_dim) = (30, 64);
+            let shape = ModelShape {
+                vocab_size,
+                hidden_size,
+                num_layers,
+                num_heads,
+                num_kv_heads,
+                head_dim,
+                context: 8,
+                bos_token_id: None,
+                eos_token_ids: vec![0],
+            };
+            ModelConfig::llama(shape, mlp_width)
+        };
+        assert_eq!(draft_vocabulary(&config(49_152, 576, 1536, 9, 3)), Some(DRAFT_VOCABULARY));
+        assert_eq!(draft_vocabulary(&config(32_000, 4096, 11_008, 64, 64)), None);
+        assert_eq!(draft_vocabulary(&config(8192, 64, 64, 1, 1)), None);
+    }
 
     #[test]
     fn a_draft_forward_costs_the_weights_that_it_reads() {

@@ -4,7 +4,7 @@
 //! Advice relies on intervals, not point estimates. If a gain may be zero, we advise the simpler
 //! option.
 
-use draftsmith_report::{LookUps, signed_percent};
+use draftsmith_report::{LookUps, ReplayRow, signed_percent};
 use draftsmith_theory::{Estimate, LookupFirst, StopRuleConfig};
 use serde::Serialize;
 
@@ -207,6 +207,21 @@ impl SurveyVerdict {
             },
             _ => self,
         }
+    }
+
+    /// Mentions the best rule of the table if it gains more than what is advised. Such a rule is fitted to
+    /// recordings, or looks up prompts first, and only our decoder has it.
+    pub(super) fn beside_fitted(mut self, rules: &[ReplayRow]) -> Self {
+        let best =
+            rules.iter().max_by(|one, other| one.speedup.value.total_cmp(&other.speedup.value));
+        let gain = |row: &ReplayRow| row.speedup.map(|speedup| speedup - 1.0);
+        let best = best.filter(|row| gain(row).value > self.expected_gain.value);
+        if let Some(row) = best.filter(|row| gain(row).low > 0.0) {
+            let (label, gain) = (row.label(), gain_text(gain(row)));
+            self.sentence +=
+                &format!("; in our decoder, {label} gives {gain}, which `tune = {{}}` sets up");
+        }
+        self
     }
 }
 

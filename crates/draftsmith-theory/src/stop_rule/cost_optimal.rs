@@ -98,7 +98,7 @@ pub struct CostOptimalConfig {
 impl CostOptimalConfig {
     pub(super) const ENTRIES: &'static [StopRuleEntry] = &[
         StopRuleEntry {
-            name: StopRuleName::CostOptimalHead,
+            name: StopRuleName::CostHead,
             file_name: "cost-head",
             text: "cost-optimal, by head",
             family: RuleFamily::Cost,
@@ -106,7 +106,7 @@ impl CostOptimalConfig {
             settings: RuleSettings::Fitted(AcceptanceSignal::AcceptanceProb),
         },
         StopRuleEntry {
-            name: StopRuleName::CostOptimalConfidence,
+            name: StopRuleName::CostConfidence,
             file_name: "cost-confidence",
             text: "cost-optimal, by confidence",
             family: RuleFamily::Cost,
@@ -114,7 +114,7 @@ impl CostOptimalConfig {
             settings: RuleSettings::Fitted(AcceptanceSignal::Confidence),
         },
         StopRuleEntry {
-            name: StopRuleName::CostOptimalEntropy,
+            name: StopRuleName::CostEntropy,
             file_name: "cost-entropy",
             text: "cost-optimal, by entropy",
             family: RuleFamily::Cost,

@@ -108,6 +108,11 @@ impl Grid {
         let listed = || stop_rules().filter_map(|entry| Some((entry.file_name, entry.grid()?)));
         let found = listed().find(|(listed, _)| *listed == name);
         found.map(|(_, grid)| grid).ok_or_else(|| {
+            if stop_rules().any(|entry| entry.file_name == name) {
+                return "is fitted by `tune` and takes no value; hint: `generate --rule tuned=DIR` takes the rule that \
+                        `tune` chose for the head or drafter in DIR"
+                    .to_owned();
+            }
             format!("is no stop rule, expected one of {}", quoted(listed().map(|(name, _)| name)))
         })
     }

@@ -95,7 +95,10 @@ mod tests {
             ("entropy=0.3,scale=0", "`entropy.scale` is not a positive number"),
             ("entropy=0.3,step=1", "`entropy.step` is not one of the rule's options: [`scale`"),
             ("heads=0.5", "expected one of `fixed`, `heuristic`"),
-            ("cost-head=0.5", "expected one of `fixed`"),
+            (
+                "cost-head=0.5",
+                "key `cost-head` is fitted by `tune` and takes no value; hint: `generate --rule tuned=DIR`",
+            ),
             ("head", "expected NAME=NUMBER"),
             ("head=NaN", "expected NAME=NUMBER"),
             ("head=0.5,", "expected NAME=NUMBER"),

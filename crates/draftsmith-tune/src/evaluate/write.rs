@@ -31,6 +31,10 @@ impl MeasuredModels<'_> {
         sort_rows(&mut evaluated.rows);
         // The results of an interrupted evaluation go into a separate directory.
         let is_partial = watch.is_interrupted();
+        if is_partial {
+            // Promises are judged by all prompts.
+            evaluated.groups.iter_mut().for_each(|group| group.promises.clear());
+        }
         let dir = match is_partial {
             true => recipe.evaluation_dir().with_file_name("evaluation-partial"),
             false => recipe.evaluation_dir(),
@@ -74,7 +78,12 @@ impl MeasuredModels<'_> {
         if let Some(picture) = render_speed_svg(&evaluated.rows, &summary)? {
             write_whole(&dir.join("speed.svg"), picture)?;
         }
-        write_whole(&report, render_html(&evaluated.rows, &summary, &replay)?)?;
+        let mut page = render_html(&evaluated.rows, &summary, &replay)?;
+        if let Some(home) = std::env::home_dir().filter(|home| home.parent().is_some()) {
+            // The page may be shared. Its template escapes slashes.
+            page = page.replace(&home.to_string_lossy().replace('/', "&#x2f;"), "~");
+        }
+        write_whole(&report, page)?;
         write_whole(&dir.join("summary.json"), summary_to_json(&summary)?)?;
         write_whole(&dir.join("results.json"), results_to_json(&evaluated.rows)?)?;
         recipe.write_beside(&dir)?;

@@ -152,6 +152,9 @@ impl<'a> TrainingStage<'a> {
         num_layers: usize,
     ) -> Result<DrafterOutcome> {
         let text = one.training.describe(&export.dir, num_layers, &export.scores)?;
+        if let Some(advice) = &text.advice {
+            self.note(&format!("`{}`: {advice}", one.id));
+        }
         Ok(DrafterOutcome::new((one.id, one.kind()), export, text))
     }
 

@@ -106,7 +106,7 @@ impl DrafterOutcome {
         export: Exported,
         text: TrainedText,
     ) -> Self {
-        let TrainedText { place, lines, properties } = text;
+        let TrainedText { place, lines, properties, .. } = text;
         Self {
             text: format!("{drafter}, {place}: {}\n{lines}", export.dir.display()),
             drafter,

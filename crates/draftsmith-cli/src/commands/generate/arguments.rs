@@ -9,11 +9,14 @@ use draftsmith_recipe::kinds::FoundExport;
 use draftsmith_recipe::{
     DrafterRecipe, DrafterRecipes, Kinds, NOTHING_DRAFTS, Origin, Overrides, Recipe, check_known,
 };
-use draftsmith_theory::{DrafterId, LookupFirst, NamedRule, TreeShape};
+use draftsmith_theory::{DrafterId, LookupFirst, TreeShape};
 use draftsmith_tune::decoders::NO_TREE;
 
-use super::rule;
+use super::rule::{self, AskedRule};
 use crate::decoding_arguments::{DecodingArguments, EndArguments};
+
+const DIRECTORY: &str =
+    "with `--recipe`, give the name of a drafter of the recipe; a directory goes with `--target`";
 
 /// Arguments of `generate`.
 #[derive(Debug, Args)]
@@ -71,9 +74,9 @@ pub(crate) struct GenerateArguments {
     /// The most new tokens.
     #[arg(long, value_name = "N", default_value_t = 128)]
     pub(super) max_new_tokens: usize,
-    /// When a round ends, as in `fixed=4`, `head=0.7`.
+    /// When a round ends: `fixed=4`, `tuned=DIR`.
     #[arg(long, value_name = "NAME=VALUE", value_parser = rule::parse)]
-    pub(super) rule: Option<NamedRule>,
+    pub(super) rule: Option<AskedRule>,
     /// The most candidates a round.
     #[arg(long, value_name = "K", requires = "rule")]
     pub(super) max_candidate_length: Option<usize>,
@@ -96,7 +99,7 @@ impl GenerateArguments {
         named
             .map(str::parse)
             .transpose()
-            .map_err(|error| anyhow::anyhow!("flag `--drafter`: {error}"))
+            .map_err(|error| anyhow::anyhow!("flag `--drafter`: {error}; hint: {DIRECTORY}"))
     }
 }
 

@@ -1,5 +1,7 @@
 //! The stop rule that `generate` decodes with.
 
+use std::path::{Path, PathBuf};
+
 use anyhow::{Context, Result, bail, ensure};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
@@ -33,10 +35,25 @@ pub(super) enum RuleSource {
     Default,
 }
 
+/// What is wrong with a directory without a tuned rule.
+const UNTUNED: &str = "has no tuned rule for this decoding; hint: `draftsmith tune RECIPE` writes one, and says where";
+
+/// A stop rule as given by `--rule`.
+#[derive(Debug, Clone)]
+pub(super) enum AskedRule {
+    /// A rule with its value.
+    Named(NamedRule),
+    /// The rule that `tune` wrote into this directory.
+    Tuned(PathBuf),
+}
+
 /// Parses a stop rule from the command line. The error states only the problem, because clap
 /// repeats the text.
-pub(super) fn parse(text: &str) -> Result<NamedRule, String> {
-    text.parse().map_err(|error| match error {
+pub(super) fn parse(text: &str) -> Result<AskedRule, String> {
+    if let Some(dir) = text.strip_prefix("tuned=") {
+        return Ok(AskedRule::Tuned(dir.into()));
+    }
+    text.parse().map(AskedRule::Named).map_err(|error| match error {
         TheoryError::NamedRule { problem, .. } => problem,
         other => other.to_string(),
     })
@@ -74,10 +91,11 @@ pub(super) fn asked_for(
     arguments: &GenerateArguments,
     recipe: &Recipe,
     id: DrafterId,
-    decoding: DecodingName,
+    decoding: &Decoding,
+    (dtype, console): (WeightDtype, &Console),
 ) -> Result<Option<ChosenRule>> {
     let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
-    let own = drafter.kind.own_rule(decoding);
+    let own = drafter.kind.own_rule(DecodingName::of(decoding));
     let Some(asked) = &arguments.rule else {
         return Ok(own.map(|config| ChosenRule { config, ..ChosenRule::by_default(false) }));
     };
@@ -88,7 +106,17 @@ pub(super) fn asked_for(
     let most = drafter.max_candidate_length.unwrap_or(drafter.kind.max_candidate_length());
     let bounds = Bounds::new(1, arguments.max_candidate_length.unwrap_or(most))
         .context("flag `--max-candidate-length`")?;
-    let config = asked.config(bounds);
+    let chosen = match asked {
+        AskedRule::Named(rule) => ChosenRule {
+            config: rule.config(bounds),
+            lookup_first: None,
+            chosen_by: RuleSource::Flag,
+        },
+        AskedRule::Tuned(dir) => tuned_in(dir, decoding, dtype, console)
+            .context("flag `--rule`")?
+            .with_context(|| format!("flag `--rule`: `{}` {UNTUNED}", dir.display()))?,
+    };
+    let config = &chosen.config;
     let (name, needs) = (config.name().file_name(), config.needs());
     ensure!(
         needs.is_nothing() || drafter.kind.has_signals(),
@@ -108,11 +136,26 @@ pub(super) fn asked_for(
         arguments.max_candidate_length.is_none() || rule.bounds().max == bounds.max,
         "flag `--max-candidate-length` does not apply to the rule `{name}`: leave it out"
     );
-    Ok(Some(ChosenRule { config, lookup_first: None, chosen_by: RuleSource::Flag }))
+    Ok(Some(chosen))
 }
 
-/// Reads the tuned rule of the drafter's head or adapter, with its prompt lookup. Returns the
-/// default rule if none was tuned.
+/// Reads the rule that `tune` wrote into a directory, with its prompt lookup. `None` if there is none for these
+/// models and this way of decoding.
+fn tuned_in(
+    dir: &Path,
+    decoding: &Decoding,
+    dtype: WeightDtype,
+    console: &Console,
+) -> Result<Option<ChosenRule>> {
+    let tuned = Tuned::read_for(dir, dtype, Some(decoding), console)?;
+    Ok(tuned.rule(DecodingName::of(decoding)).map(|rule| ChosenRule {
+        config: rule.config.clone(),
+        lookup_first: rule.drafter.lookup_first(),
+        chosen_by: RuleSource::Tuning,
+    }))
+}
+
+/// Returns the tuned rule of the drafter's head or adapter, or the default rule if none was tuned.
 ///
 /// # Errors
 /// If the tuned rule cannot be read.
@@ -122,15 +165,7 @@ pub(super) fn tuned(
     dtype: WeightDtype,
     console: &Console,
 ) -> Result<ChosenRule> {
-    let dir = drafter.tuned_dir();
-    let tuned = dir.map(|dir| Tuned::read_for(dir, dtype, Some(decoding), console));
-    let tuned = tuned.transpose()?.unwrap_or_default();
-    Ok(match tuned.rule(DecodingName::of(decoding)) {
-        Some(tuned) => ChosenRule {
-            config: tuned.config.clone(),
-            lookup_first: tuned.drafter.lookup_first(),
-            chosen_by: RuleSource::Tuning,
-        },
-        None => ChosenRule::by_default(drafter.head_timing().is_some()),
-    })
+    let tuned = drafter.tuned_dir().map(|dir| tuned_in(dir, decoding, dtype, console));
+    let has_head = drafter.head_timing().is_some();
+    Ok(tuned.transpose()?.flatten().unwrap_or_else(|| ChosenRule::by_default(has_head)))
 }

@@ -34,7 +34,7 @@ const LEAST_POSITIONS: usize = 20;
 /// Arguments of the HTML page.
 #[derive(Debug, Args)]
 pub(crate) struct PageArguments {
-    /// Write an HTML page about data, with some responses coloured by overlap.
+    /// Write an HTML page: curves of a training, or data with some responses coloured by overlap.
     #[arg(long, value_name = "FILE")]
     pub(super) html: Option<PathBuf>,
     /// The checkpoint whose tokenizer decodes the page's responses; shown as ids if absent.

@@ -7,9 +7,11 @@ use draftsmith_theory::Estimate;
 use draftsmith_servers::survey::pair::PairSurvey;
 use draftsmith_servers::survey::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
 use draftsmith_servers::survey::verdict::gain_text;
-use draftsmith_servers::survey::{Survey, SurveyResult};
+use draftsmith_servers::survey::{ServerAdvice, Survey, SurveyResult};
 
 use crate::commands::tune::servers;
+
+const OTHER_TARGET: &str = "The drafter was trained for another target. This is what it gives with this one, without a new training.";
 
 /// Formats a survey as text that begins with the advice.
 ///
@@ -28,8 +30,15 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
         SurveyResult::Target(found) => (target(found, width), &found.verdict.sentence),
     };
     let mut advice = wrapped(sentence, width).join("\n");
+    if survey.trained_for.is_some() {
+        advice += &format!("\n\n{}", wrapped(OTHER_TARGET, width).join("\n"));
+    }
     if let Some(lines) = survey.recipe_lines() {
         advice += &format!("\n\nfor your recipe:\n  {lines}");
+    }
+    for ServerAdvice { setting, expected_gain, flags } in &survey.in_servers {
+        let gain = gain_text(*expected_gain);
+        advice += &format!("\n\nfor your server: {setting}, {gain}\n  {}", flags.join("\n  "));
     }
     let server = server(survey, width);
     Ok(format!("{advice}\n\n{heading}{text}\n{server}"))

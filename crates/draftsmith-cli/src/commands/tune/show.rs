@@ -63,7 +63,11 @@ pub(super) fn tuning(tuning: &Tuning, width: Option<usize>) -> Result<String> {
         text += &serving_text(&ways, width);
     }
     text += &match &tuning.export {
-        Some(dir) => format!("\nwritten to {}\n\n", dir.join("config.json").display()),
+        Some(dir) => format!(
+            "\nwritten to {}: `generate --rule tuned={}` takes it\n\n",
+            dir.join("config.json").display(),
+            dir.display()
+        ),
         None => "\nno head or adapter to write it to\n\n".to_owned(),
     };
     Ok(text)

@@ -12,6 +12,7 @@ use serde_json::json;
 use super::draft_model::{TEXT_FILES, vocabulary_ignored, write_draft_model};
 use super::{Exporting, Written};
 use crate::exports::config_keys::write_keys;
+use crate::exports::servers::served_path;
 use crate::exports::tuned::Tuned;
 use crate::exports::{AdapterExport, HeadExport, found_adapter_head, read_model_head};
 use crate::out_dir::{OutDir, copy_if_there};
@@ -45,9 +46,8 @@ pub(crate) fn export(export: &Exporting<'_>, draft: WriteDraft) -> Result<Writte
         ignored,
         commands: vec![
             format!(
-                "transformers: assistant = AutoModelForCausalLM.from_pretrained(\"{}\", \
-                 trust_remote_code=True)",
-                export.out.display()
+                "transformers: assistant = AutoModelForCausalLM.from_pretrained({}, trust_remote_code=True)",
+                json!(served_path(export.out, true))
             ),
             "transformers: target.generate(**inputs, assistant_model=assistant)".to_owned(),
             "without trust_remote_code it always drafts the maximum number of candidates"

@@ -1,11 +1,14 @@
 //! Exports a draft model with its acceptance head as a Python package with a vLLM proposer
 //! (drafter).
 
+use std::path::absolute;
+
 use anyhow::{Result, bail};
 use draftsmith_files::write_whole;
 
 use super::transformers::{ACCEPTANCE_HEAD, WriteDraft, write_with_head};
 use super::{Exporting, Written};
+use crate::exports::servers::{quoted, served_path};
 use crate::out_dir::OutDir;
 
 /// The Python source of the proposer, with placeholders between `@`s.
@@ -43,10 +46,10 @@ pub(crate) fn export(export: &Exporting<'_>, draft: WriteDraft) -> Result<Writte
     let dir = OutDir::begin_again(export.out)?;
     let mut ignored = Vec::new();
     let rule = write_with_head(export, draft, dir.path(), &mut ignored)?;
-    let quoted = VERSIONS.map(|version| format!("\"{version}\"")).join(", ");
+    let versions = VERSIONS.map(|version| format!("\"{version}\"")).join(", ");
     let proposer = PROPOSER
         .replace("@VERSIONS@", &VERSIONS.join(" and "))
-        .replace("@VERSION_TUPLE@", &quoted)
+        .replace("@VERSION_TUPLE@", &versions)
         .replace("@PACKAGE@", &package)
         .replace("@MOST@", &rule.bounds.max.to_string());
     write_whole(&dir.path().join("__init__.py"), proposer)?;
@@ -65,12 +68,10 @@ pub(crate) fn export(export: &Exporting<'_>, draft: WriteDraft) -> Result<Writte
         ),
         ignored,
         commands: vec![format!(
-            "PYTHONPATH={} vllm serve TARGET --speculative-config '{{\"method\": \"custom_class\", \
+            "PYTHONPATH={} vllm serve {} --speculative-config '{{\"method\": \"custom_class\", \
              \"model\": \"{package}.Proposer\", \"num_speculative_tokens\": {}}}'",
-            export.out.parent().map_or(".".into(), |dir| match dir.display().to_string() {
-                here if here.is_empty() => ".".to_owned(),
-                dir => dir,
-            }),
+            quoted(&served_path(absolute(export.out)?.parent().unwrap_or(export.out), true)),
+            quoted(&served_path((export.open)()?.models.target_dir(), false)),
             rule.bounds.max
         )],
     })
