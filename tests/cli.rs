@@ -29,6 +29,9 @@ mod features;
 mod foreign;
 #[path = "cli/generate.rs"]
 mod generate;
+#[cfg(unix)]
+#[path = "cli/guides.rs"]
+mod guides;
 #[path = "cli/help.rs"]
 mod help;
 #[path = "cli/hub.rs"]

@@ -68,7 +68,12 @@ impl Mock {
 
 /// A server without speculation.
 pub(crate) fn plain_server() -> Mock {
-    Mock::serve(0, Fault::None)
+    server(0)
+}
+
+/// A server that drafts this many candidates, of which it accepts none.
+pub(crate) fn server(num_candidates: usize) -> Mock {
+    Mock::serve(num_candidates, Fault::None)
 }
 
 impl Drop for Mock {

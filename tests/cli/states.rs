@@ -49,9 +49,10 @@ struct Fault {
     fails_after: Option<usize>,
 }
 
-struct Mock {
-    url: String,
-    dir: PathBuf,
+/// A stand-in for a vLLM server of the embedded target.
+pub(crate) struct Mock {
+    pub(crate) url: String,
+    pub(crate) dir: PathBuf,
     fault: Arc<Mutex<Fault>>,
     num_states: Arc<AtomicUsize>,
 }
@@ -69,7 +70,7 @@ struct Served {
 }
 
 impl Mock {
-    fn serve(dir: PathBuf) -> Self {
+    pub(crate) fn serve(dir: PathBuf) -> Self {
         Self::serve_model(dir, &model("target"))
     }
 
