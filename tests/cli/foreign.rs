@@ -435,10 +435,7 @@ fn matrices_of_a_drafter_are_compared_with_the_targets() {
     };
     let plain = [HEAD, "bidirectional"];
     assert_eq!(write("embed_tokens", 1.0), plain);
-    assert_eq!(
-        write("lm_head", 1.001),
-        [HEAD, "bidirectional", "lm-head-dropped"]
-    );
+    assert_eq!(write("lm_head", 1.001), [HEAD, "bidirectional", "lm-head-dropped"]);
     for (matrix, name) in [("embed_tokens", "other-embeddings"), ("lm_head", "other-lm-head")] {
         assert_eq!(write(matrix, 1.1), [&[name][..], &plain].concat());
         let all = diagnosed(&place, "block");
