@@ -154,12 +154,12 @@ mod tests {
         }
         assert_eq!(read("initial = \"target\"").unwrap(), AdapterTraining::default());
         assert_eq!(read("initial = \"random\"").unwrap().common.initial, InitialWeights::Random);
-        for (wrong, known) in
-            [("architecture = \"ffn\"", "mlp-only"), ("initial = \"draft\"", "target")]
-        {
-            let message = read(wrong).unwrap_err().to_string();
-            assert!(message.contains(&format!("`{known}`")), "{message}");
-        }
+        let further = read("initial = \"checkpoints/other\"").unwrap();
+        let dir = InitialWeights::Drafter("checkpoints/other".into());
+        assert_eq!(further.common.initial, dir);
+        assert_eq!(read(&toml::to_string(&further).unwrap()).unwrap(), further);
+        let message = read("architecture = \"ffn\"").unwrap_err().to_string();
+        assert!(message.contains("`mlp-only`"), "{message}");
     }
 
     #[test]
