@@ -1,5 +1,4 @@
-//! The guides' commands run as they are written, on the embedded models and stand-ins for servers, and
-//! the recipes of known models are valid.
+//! The guides' commands run on small models and stand-ins for servers, and known models' recipes are valid.
 
 use std::path::Path;
 use std::process::Command;
@@ -33,10 +32,9 @@ const SMALL: [(&str, &str); 18] = [
     ("svip.toml", "svip.toml --set evaluate.num_prompts=2 --set evaluate.max_new_tokens=9"),
 ];
 
-/// Returns the blocks of code in a language.
+/// Returns the blocks of code in a language, after its name.
 fn blocks<'a>(text: &'a str, language: &str) -> Vec<&'a str> {
-    let all = text.split("```").skip(1).step_by(2);
-    all.filter_map(|block| block.strip_prefix(language)?.strip_prefix('\n')).collect()
+    text.split("```").skip(1).step_by(2).filter_map(|block| block.strip_prefix(language)).collect()
 }
 
 /// Runs all commands of a guide in order.
@@ -45,11 +43,9 @@ fn follow(guide: &Path) {
     let words = text.split_whitespace().filter(|word| word.contains(char::is_alphanumeric));
     assert!(words.clone().count() <= 700, "{name}: {} words", words.count());
     let place = Place::new();
-    for dir in ["path/to/target", "Qwen/Qwen3-30B-A3B-FP8", "checkpoints/tiny/target"] {
-        place.copy_model("target", dir);
-    }
-    for dir in ["path/to/draft", "checkpoints/tiny/draft"] {
-        place.copy_model("draft", dir);
+    place.copy_model("target", "Qwen/Qwen3-30B-A3B-FP8");
+    for name in ["target", "draft"] {
+        ["path/to", "checkpoints/tiny"].map(|dir| place.copy_model(name, &format!("{dir}/{name}")));
     }
     doctor::write_drafter(&place.path("path/to/drafter"), false);
     for (file, num) in [("my-prompts", 70), ("my-test-prompts", 4), ("path/to/prompts", 90)] {
@@ -70,13 +66,13 @@ fn follow(guide: &Path) {
     };
     let recipe = "recipes/models/qwen3-30b-a3b-fp8.toml";
     place.write(recipe, small(&std::fs::read_to_string(root().join(recipe)).unwrap()));
-    for block in blocks(&text, "toml") {
+    for block in blocks(&text, "toml\n") {
         let file = block.lines().next().and_then(|line| line.strip_prefix("# "));
         place.write(file.unwrap(), small(block));
     }
     let binary = Path::new(env!("CARGO_BIN_EXE_draftsmith")).parent().unwrap();
     let path = format!("{}:{}", binary.display(), std::env::var("PATH").unwrap());
-    let commands = blocks(&text, "sh").concat().replace("\\\n", " ");
+    let commands = blocks(&text, "sh\n").concat().replace("\\\n", " ");
     for line in commands.lines().filter(|line| !OTHERS.contains(&line.split(' ').next().unwrap())) {
         let mut before = "";
         let words = line.split(' ').map(|word| -> &str {
@@ -91,8 +87,8 @@ fn follow(guide: &Path) {
         });
         let mut command = small(&words.collect::<Vec<_>>().join(" "));
         if command.contains("survey") && !command.contains("--costs") {
-            let has_draft = command.contains("--draft ");
-            command += if has_draft { " --costs costs.toml" } else { " --costs target.toml" };
+            let drafter = if command.contains("--draft ") { "costs" } else { "target" };
+            command += &format!(" --costs {drafter}.toml");
         }
         let mut shell = Command::new("sh");
         shell.args(["-ec", &command]).current_dir(place.path(".")).env("PATH", &path);
