@@ -45,7 +45,9 @@ fn follow(guide: &Path) {
     let place = Place::new();
     place.copy_model("target", "Qwen/Qwen3-30B-A3B-FP8");
     for name in ["target", "draft"] {
-        ["path/to", "checkpoints/tiny"].map(|dir| place.copy_model(name, &format!("{dir}/{name}")));
+        for dir in ["path/to", "checkpoints/tiny"] {
+            place.copy_model(name, &format!("{dir}/{name}"));
+        }
     }
     doctor::write_drafter(&place.path("path/to/drafter"), false);
     for (file, num) in [("my-prompts", 70), ("my-test-prompts", 4), ("path/to/prompts", 90)] {

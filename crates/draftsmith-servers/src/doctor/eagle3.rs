@@ -156,6 +156,33 @@ fn serving(patient: &mut Patient<'_>, config: &Eagle3Config, is_nested: bool) {
         "vLLM and llama.cpp give it; SGLang 0.5.23 captures only the inputs of layers and fails",
         "do not serve it with SGLang, or train with layers before the last",
     );
+    since_3_1(patient, config);
+    let activation = config.model.spec.mlp.activation;
+    patient.find_if(
+        activation != Activation::Silu,
+        ("other-activation", Breaks),
+        "`hidden_act` is not `silu`",
+        "vLLM and SGLang refuse it; llama.cpp computes SiLU all the same, which loses acceptance",
+        "train with `silu`; draftsmith's decoder computes what the key says",
+    );
+    patient.find_if(
+        config.norm_before_residual,
+        ("norm-before-residual", Hurts),
+        "`norm_before_residual` is true, which the speculators library's form implies",
+        "vLLM and llama.cpp honour it; SGLang's Llama drafter ignores it, which halves acceptance",
+        "for SGLang, train with `norm_before_residual = false`",
+    );
+    patient.find_if(
+        is_tied && config.has_head && config.draft_vocabulary.is_some(),
+        ("tied-embeddings", Breaks),
+        "`tie_word_embeddings` is true, but it has an LM head of its own",
+        "servers may take the embeddings for the LM head, which has other tokens",
+        "set `tie_word_embeddings` to false",
+    );
+}
+
+/// Finds what EAGLE-3.1 and other trainers have added to the layer.
+fn since_3_1(patient: &mut Patient<'_>, config: &Eagle3Config) {
     patient.find_if(
         config.norm_output,
         ("norm-output", Hurts),
@@ -186,27 +213,5 @@ fn serving(patient: &mut Patient<'_>, config: &Eagle3Config, is_nested: bool) {
         "its layer is that of a Qwen 3, with norms of queries and keys",
         "vLLM 0.33 loads it; of SGLang and llama.cpp it is not known",
         "serve it with vLLM, or compare the acceptance with `--prompts`",
-    );
-    let activation = config.model.spec.mlp.activation;
-    patient.find_if(
-        activation != Activation::Silu,
-        ("other-activation", Breaks),
-        "`hidden_act` is not `silu`",
-        "vLLM and SGLang refuse it; llama.cpp computes SiLU all the same, which loses acceptance",
-        "train with `silu`; draftsmith's decoder computes what the key says",
-    );
-    patient.find_if(
-        config.norm_before_residual,
-        ("norm-before-residual", Hurts),
-        "`norm_before_residual` is true, which the speculators library's form implies",
-        "vLLM and llama.cpp honour it; SGLang's Llama drafter ignores it, which halves acceptance",
-        "for SGLang, train with `norm_before_residual = false`",
-    );
-    patient.find_if(
-        is_tied && config.has_head && config.draft_vocabulary.is_some(),
-        ("tied-embeddings", Breaks),
-        "`tie_word_embeddings` is true, but it has an LM head of its own",
-        "servers may take the embeddings for the LM head, which has other tokens",
-        "set `tie_word_embeddings` to false",
     );
 }

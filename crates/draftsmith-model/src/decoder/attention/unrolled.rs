@@ -64,6 +64,21 @@ pub(crate) struct DraftPlan<'b> {
     pub(crate) lengths: Lengths,
 }
 
+impl DraftPlan<'_> {
+    /// Computes the numbers added to the scores of known keys, `[batch, queries, keys]`, that hide keys
+    /// before the window of each query.
+    fn before_window(&self, reach: &Reach, [num_queries, num_keys]: [usize; 2]) -> Vec<f32> {
+        let firsts = self.begun.iter().flat_map(|begun| {
+            let first = begun.start + self.rows_ahead;
+            (0..num_queries).map(move |row| reach.first_seen(first + row))
+        });
+        let hidden = |first_seen: usize| {
+            (0..num_keys).map(move |key| if key < first_seen { MASKED } else { 0.0 })
+        };
+        firsts.flat_map(hidden).collect()
+    }
+}
+
 impl Drafts {
     /// Prepares the drafts of a plan. Positions after the last draft are not read.
     pub(crate) fn new(
@@ -77,7 +92,7 @@ impl Drafts {
         let num_queries = lengths.padded(longest(Range::len)).min(seq);
         let [mut known, mut places, mut keys, mut queries, mut tokens] =
             [(); 5].map(|()| Vec::new());
-        let (mut mask, mut before) = (Vec::new(), Vec::new());
+        let mut mask = Vec::new();
         for (row, begun) in begun.iter().enumerate() {
             let (first, first_token) = (known.len(), places.len());
             known.extend(
@@ -103,10 +118,6 @@ impl Drafts {
                     seen[..num_keys.min(query + 1)].fill(0.0);
                 }
                 mask.extend(seen);
-            }
-            for row in 0..num_queries {
-                let first_seen = reach.first_seen(begun.start + row + rows_ahead);
-                before.extend((0..num_keys).map(|key| if key < first_seen { MASKED } else { 0.0 }));
             }
         }
         let rope = |positions: &dyn Fn(&Range<usize>) -> Range<usize>, num_rows: usize| {
@@ -147,7 +158,9 @@ impl Drafts {
             queries: indices(queries, num_tokens),
             tokens: indices(tokens, usize::MAX),
             mask: tensor(mask, num_steps - 1 + num_queries),
-            window: reach.window.map(|size| (size, tensor(before, num_queries))),
+            window: reach.window.map(|size| {
+                (size, tensor(plan.before_window(reach, [num_queries, num_keys]), num_queries))
+            }),
             num_steps,
             dims: [num_sequences, num_queries, num_keys],
         }
