@@ -8,8 +8,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use arrow_array::{ArrayRef, RecordBatch, StringArray};
-use draftsmith_data::{DataSet, Incomplete, read_dir, read_rollouts, rollouts_paths};
+use draftsmith_data::{
+    DataSet, Incomplete, TextTokenizer, read_dir, read_rollouts, rollouts_paths,
+};
 use parquet::arrow::ArrowWriter;
+use serde_json::json;
 
 use crate::support::{Place, Ran, model, root};
 
@@ -311,14 +314,16 @@ fn a_record_that_the_chat_template_refuses_is_named_and_skipped_unless_strict() 
     let place = place("prompts = ['chat.jsonl']");
     place.copy_model("target", "target");
     let template = "{% if messages[0].role == 'system' %}{{ raise_exception('no system role') }}{% endif %}\
+                    {% for tool in tools or [] %}{{ tool.name }};{% endfor %}\
                     {% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
     place.write("target/chat_template.jinja", template);
     let chat = |texts: &[(&str, &str)]| {
         let messages = texts
             .iter()
-            .map(|(role, content)| serde_json::json!({ "role": role, "content": content }));
-        serde_json::json!({ "messages": messages.collect::<Vec<_>>(), "tools": [{ "name": "add" }] })
-            .to_string()
+            .map(|(role, content)| json!({ "role": role, "content": content }));
+        let messages = messages.collect::<Vec<_>>();
+        let (tools, functions) = ([json!({ "name": "add" })], [json!({ "name": "sub" })]);
+        json!({ "messages": messages, "tools": tools, "functions": functions }).to_string()
     };
     let lines: Vec<String> = (1..=13)
         .map(|n| match n {
@@ -330,8 +335,11 @@ fn a_record_that_the_chat_template_refuses_is_named_and_skipped_unless_strict() 
     let keys = ["models.target=target"];
     let (data, ran) = build(&place, "some", &keys);
     assert_eq!(data.rows.len(), 12);
+    let tokenizer = TextTokenizer::from_model_dir(&place.path("target")).unwrap();
+    let first = tokenizer.decode(&data.rows[0].prompt_ids, false).unwrap();
+    assert!(first.contains("add;") && !first.contains("sub;"), "{first}");
     for message in [
-        "`chat.jsonl`: 13 records have `tools`, which prompts leave out",
+        "`chat.jsonl`: 13 records have `functions`, which prompts leave out",
         "prompt `chat#6`, record 7 of its file",
         "no system role",
         "1 of 13 prompts are left out: 1 refused by the chat template",

@@ -92,7 +92,8 @@ impl Mock {
         std::thread::spawn(move || {
             for stream in listener.incoming() {
                 let served = served.clone();
-                std::thread::spawn(move || stream.and_then(|stream| served.meet(stream)));
+                let met = move || stream.and_then(|stream| served.meet(stream));
+                std::thread::spawn(move || met().inspect_err(|error| eprintln!("mock: {error}")));
             }
         });
         Self { url, dir, fault, num_states }

@@ -197,14 +197,14 @@ fn changed(command: Command, name: &str, change: impl FnOnce(Command) -> Command
 }
 
 /// Names a command's aliases in its usage, as in `draftsmith train-drafter|train-adapter`.
-fn with_aliases_in_usage(mut command: Command) -> Command {
+fn with_aliases_in_usage(command: Command) -> Command {
     let names: Vec<&str> =
         iter::once(command.get_name()).chain(command.get_visible_aliases()).collect();
     if names.len() == 1 {
         return command;
     }
     let names = format!("draftsmith {}", names.join("|"));
-    let usage = command.render_usage().to_string();
+    let usage = command.clone().render_usage().to_string();
     let usage = usage.trim_start_matches("Usage: ").replacen(command.get_name(), &names, 1);
     command.override_usage(usage)
 }
