@@ -318,9 +318,8 @@ fn a_record_that_the_chat_template_refuses_is_named_and_skipped_unless_strict() 
                     {% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}";
     place.write("target/chat_template.jinja", template);
     let chat = |texts: &[(&str, &str)]| {
-        let messages = texts
-            .iter()
-            .map(|(role, content)| json!({ "role": role, "content": content }));
+        let messages =
+            texts.iter().map(|(role, content)| json!({ "role": role, "content": content }));
         let messages = messages.collect::<Vec<_>>();
         let (tools, functions) = ([json!({ "name": "add" })], [json!({ "name": "sub" })]);
         json!({ "messages": messages, "tools": tools, "functions": functions }).to_string()

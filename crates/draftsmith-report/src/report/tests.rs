@@ -126,6 +126,7 @@ fn sections(page: &str) -> impl Iterator<Item = &str> {
 #[test]
 fn the_first_chart_shows_speed_and_marks_the_setting_to_deploy() {
     let page = page();
+    assert!(page.contains("Whiskers: 95 % intervals."), "the first chart has intervals");
     for section in sections(&page) {
         let title = section.split("<title").nth(1).expect("a chart");
         assert!(title.contains("Speed-up over plain decoding"), "{title}");
