@@ -172,6 +172,10 @@ fn a_trained_block_drafter_is_tuned_and_changes_no_token() {
     let exported =
         place.run(&["export", "--for", "dspark", "checkpoints/mine/it", "served", "--json"]).json();
     let commands = exported["commands"].to_string();
+    assert!(commands.contains("its agreement with the target is 0.0"), "{commands}");
+    // Of a drafter without scores nothing is known, so it may be worth serving.
+    let again = place.run(&["export", "--for", "dspark", "served", "again", "--json"]).json();
+    let commands = again["commands"].to_string();
     for part in ["draft-dspark", "--target-model-dir", "DSPARK", "dspark-block-size"] {
         assert!(commands.contains(part), "`{part}`: {commands}");
     }

@@ -110,9 +110,17 @@ impl Mock {
 
 impl Served {
     fn meet(&self, mut stream: TcpStream) -> std::io::Result<()> {
-        let Some((_, name, body)) = read_named_request(&mut BufReader::new(&stream)) else {
+        let Some((line, name, body)) = read_named_request(&mut BufReader::new(&stream)) else {
             return Ok(());
         };
+        if line.starts_with("GET /v1/models") {
+            let models = json!({ "data": [{ "id": "tiny" }] }).to_string();
+            let num = models.len();
+            return write!(
+                stream,
+                "HTTP/1.1 200 X\r\ncontent-length: {num}\r\nconnection: close\r\n\r\n{models}"
+            );
+        }
         let body: Value = serde_json::from_slice(&body)?;
         let ids: Vec<u32> = serde_json::from_value(body["prompt"].clone())?;
         if body["max_tokens"] == 1 && self.fault.lock().unwrap().hangs {
