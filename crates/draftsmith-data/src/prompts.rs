@@ -41,7 +41,7 @@ pub struct Prompt {
     /// The system text, if the conversation has one.
     pub system: Option<String>,
     /// The record's own variables of the chat template: its `chat_template_kwargs`, and its `tools`.
-    pub arguments: serde_json::Map<String, serde_json::Value>,
+    pub arguments: Box<serde_json::Map<String, serde_json::Value>>,
 }
 
 /// One user text and, if the file has one, the assistant's answer.
@@ -221,6 +221,7 @@ impl Prompts {
             *self.malformed.unrendered.entry(key).or_default() += 1;
         }
         let arguments = forms::arguments(&value).map_err(|it| it.at(&self.path, position))?;
+        let arguments = Box::new(arguments);
         let source = self.source.clone();
         let own_id = forms::own_id(&value);
         let has_tokens = turns.iter().any(|turn| turn.tokens.is_some());

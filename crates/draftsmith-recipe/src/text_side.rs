@@ -46,7 +46,7 @@ impl TextSide {
         if prompt.arguments.is_empty() {
             return self.encode(&messages);
         }
-        let arguments = prompt.arguments.clone();
+        let arguments = (*prompt.arguments).clone();
         let format = (*self.chat_format).clone().map(|it| it.with_arguments(arguments))?;
         Ok(self.tokenizer.encode_chat(&format, &messages)?)
     }
@@ -55,7 +55,7 @@ impl TextSide {
     /// that the model does not know; `None` if the template renders it.
     pub fn refusal(&self, prompt: &Prompt) -> Option<DataError> {
         let ChatFormat::Template(template) = &*self.chat_format else { return None };
-        let template = template.clone().with_arguments(prompt.arguments.clone());
+        let template = template.clone().with_arguments((*prompt.arguments).clone());
         let render = || template?.render(&prompt.messages(0, &[]), true);
         let is_rendered = prompt.turns[0].tokens.is_none();
         is_rendered.then(|| render().err()).flatten()

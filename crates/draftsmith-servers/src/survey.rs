@@ -411,7 +411,7 @@ impl Surveyor<'_> {
         let num_tokens = num_turns * self.max_new_tokens;
         let RecordedModels::Pair(pair) = &self.models else { return Ok(()) };
         let first = prompts.first().context("there is a prompt")?;
-        let speed = target_speed(pair, &pair.text.encode_turn(&first, 0, &[])?)?;
+        let speed = target_speed(pair, &pair.text.encode_turn(first, 0, &[])?)?;
         let seconds = SHARE_OF_ANSWERS.recip() * num_tokens as f64 / speed;
         self.watch.note(format!(
             "survey: {num_turns} answers of at most {num_tokens} tokens in all; about {} at the target's \

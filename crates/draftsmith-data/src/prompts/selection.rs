@@ -127,7 +127,7 @@ mod tests {
             category: None,
             turns: turns.iter().map(turn).collect(),
             system: system.map(ToOwned::to_owned),
-            arguments: serde_json::Map::new(),
+            arguments: Box::default(),
         }
     }
 

@@ -39,7 +39,7 @@ fn check_one(line: &str, system: Option<&str>, category: Option<&str>, turns: &[
             category: category.map(Into::into),
             turns: turns.to_vec(),
             system: system.map(Into::into),
-            arguments: serde_json::Map::new(),
+            arguments: Box::default(),
         };
         assert_eq!(prompts, [expected], "{text}");
     }
@@ -198,7 +198,8 @@ fn what_prompts_leave_out_is_counted_by_key() {
 
 #[test]
 fn a_records_tools_and_arguments_are_variables_of_the_template() {
-    let one = |line: &str| read("set.jsonl", line.as_bytes()).map(|all| all[0].arguments.clone());
+    let one =
+        |line: &str| read("set.jsonl", line.as_bytes()).map(|all| (*all[0].arguments).clone());
     let expected = |json: serde_json::Value| Ok(json.as_object().unwrap().clone());
     use serde_json::json;
     let line = r#"{"prompt": "a", "tools": [{"name": "f"}], "chat_template_kwargs": {"enable_thinking": false}}"#;

@@ -167,7 +167,7 @@ impl<'m> Bench<'m> {
     /// # Errors
     /// If a model fails.
     pub(super) fn warm_up(&mut self, prompt: &Prompt, greedy: &mut CheckedRule) -> Result<()> {
-        let prompt_ids = self.pair.text.encode_turn(&prompt, 0, &[])?;
+        let prompt_ids = self.pair.text.encode_turn(prompt, 0, &[])?;
         let most = std::mem::replace(&mut self.decoders.limits.max_new_tokens, 16);
         self.greedy(&prompt.id, &prompt_ids, greedy)?;
         self.decoders.limits.max_new_tokens = most;

@@ -115,7 +115,7 @@ fn note_work(job: StageJob<'_>, datasets: &[Dataset]) -> Result<()> {
     let mut note = format!("run: at most {}", parts.join(", "));
     if let Some(prompt) = prompt.filter(|_| recipe.target_elsewhere().is_none()) {
         let pair = workspace.pair()?;
-        let speed = target_speed(pair, &pair.text.encode_turn(&prompt, 0, &[])?)?;
+        let speed = target_speed(pair, &pair.text.encode_turn(prompt, 0, &[])?)?;
         note += &format!(
             "; decoding takes about {} at the target's {} tokens/s, and training comes on top",
             duration_text(num_decoded as f64 / speed),
