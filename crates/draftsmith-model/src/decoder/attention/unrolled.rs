@@ -95,15 +95,8 @@ impl Drafts {
         let mut mask = Vec::new();
         for (row, begun) in begun.iter().enumerate() {
             let (first, first_token) = (known.len(), places.len());
-            known.extend(
-                begun
-                    .clone()
-                    .next_back()
-                    .into_iter()
-                    .flat_map(|last| 0..=last)
-                    .map(|q| row * seq + q),
-            );
-            let num_known = known.len() - first;
+            let num_known = if begun.is_empty() { 0 } else { begun.end };
+            known.extend((0..num_known).map(|q| row * seq + q));
             places.extend(begun.clone().map(|q| first + q));
             tokens.extend((0..begun.len()).map(|query| row * num_queries + query));
             // Padding repeats the last entry; its results are not used.
@@ -113,11 +106,8 @@ impl Drafts {
             keys.extend(padded(first, num_known, num_keys));
             queries.extend(padded(first_token, begun.len(), num_queries));
             for row in 0..num_steps - 1 + num_queries {
-                let mut seen = vec![MASKED; num_keys];
-                if let Some(query) = (begun.start + row).checked_sub(num_steps - 1) {
-                    seen[..num_keys.min(query + 1)].fill(0.0);
-                }
-                mask.extend(seen);
+                let num_seen = (begun.start + row + 2).saturating_sub(num_steps);
+                mask.extend((0..num_keys).map(|key| if key < num_seen { 0.0 } else { MASKED }));
             }
         }
         let rope = |positions: &dyn Fn(&Range<usize>) -> Range<usize>, num_rows: usize| {
