@@ -5,10 +5,14 @@ use std::borrow::Cow;
 use std::path::{Path, PathBuf};
 
 use serde::de::{DeserializeOwned, Deserializer};
+use serde_json::Value;
 use serde_json::error::Category;
 
 /// The maximum length of a value in a message, in characters.
 const SHOWN_LEN: usize = 80;
+
+/// The beginning of the problem of a text that is not JSON.
+const NOT_JSON: &str = " is not JSON: ";
 
 /// A JSON file that is malformed or does not have the expected form.
 #[derive(Debug, thiserror::Error)]
@@ -27,10 +31,16 @@ pub struct JsonError {
 pub fn parse_json<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, JsonError> {
     let text = &*quoted_numbers(text);
     let mut json = serde_json::Deserializer::from_slice(text);
-    let value = parse_json_value(path, "", &mut json)?;
-    json.end()
-        .map_err(|error| JsonError { path: path.to_path_buf(), problem: not_json(&error) })?;
-    Ok(value)
+    let parsed = parse_json_value(path, "", &mut json).and_then(|value| {
+        json.end()
+            .map_err(|error| JsonError { path: path.to_path_buf(), problem: not_json(&error) })?;
+        Ok(value)
+    });
+    // From text, serde_json reports a number in place of an enum's name as a syntax error.
+    parsed.or_else(|error| match serde_json::from_slice::<Value>(text) {
+        Ok(value) if error.problem.starts_with(NOT_JSON) => parse_json_value(path, "", value),
+        _ => Err(error),
+    })
 }
 
 /// Quotes numbers that are not finite, as Python's `json` writes them, so that a key that nobody reads does not make a
@@ -84,7 +94,7 @@ where
 }
 
 fn not_json(error: &serde_json::Error) -> String {
-    format!(" is not JSON: {error}")
+    format!("{NOT_JSON}{error}")
 }
 
 /// Describes a wrong value of a key, or of the whole document if `key` is empty.
@@ -211,7 +221,6 @@ mod tests {
     use std::num::NonZeroUsize;
 
     use serde::Deserialize;
-    use serde_json::Value;
 
     use super::*;
 
@@ -301,6 +310,10 @@ mod tests {
             (
                 r#"{"size": 1, "count": 0}"#,
                 "`a/c.json`: key `count` is 0, expected a whole number, 1 or more",
+            ),
+            (
+                r#"{"size": 1, "inner": {"factor": 8, "kind": 3}}"#,
+                "`a/c.json`: key `inner.kind` is 3, expected a string",
             ),
             (r#"{"size": 1, "pair": true}"#, "`a/c.json`: key `pair` is true, expected a list"),
             (
