@@ -166,3 +166,58 @@ fn states_that_change_with_the_epoch_are_not_stored() {
     let wrong = ["train-head", "kept.toml", "--set", "drafters.draft.head.features=keep"];
     place.run(&wrong).fails_naming(&["features", "`recompute`", "`cache`"]);
 }
+
+/// Counts the weights in an export. Lists of tokens are no weights.
+fn num_weights(place: &Place, dir: &str) -> usize {
+    let bytes = std::fs::read(place.path(dir).join("model.safetensors")).unwrap();
+    let (len, rest) = bytes.split_at(8);
+    let len = u64::from_le_bytes(len.try_into().unwrap()) as usize;
+    let tensors: BTreeMap<String, Value> = serde_json::from_slice(&rest[..len]).unwrap();
+    let weights =
+        tensors.values().filter(|it| matches!(it["dtype"].as_str(), Some("F32" | "BF16")));
+    let sizes = weights.map(|it| it["shape"].as_array().unwrap().iter());
+    sizes.map(|it| it.map(|size| size.as_u64().unwrap() as usize).product::<usize>()).sum()
+}
+
+#[test]
+fn a_dry_run_knows_the_weights_and_the_disk_of_a_training() {
+    let place = Place::new();
+    place.write_prompts("train.jsonl", 12);
+    let one = |name: &str, keys: &str| {
+        format!(
+            "[drafters.{name}]\n{keys}\n[drafters.{name}.optimizer]\nnum_epochs = 1\n\
+             validation_fraction = 0.3\n"
+        )
+    };
+    let drafters = [
+        one(
+            "eagle",
+            "kind = 'eagle3'\ndraft_vocabulary = 64\nfeatures = 'cache'\nfeatures_format = 'int8'",
+        ),
+        one("whole", "kind = 'eagle3'"),
+        one("exit", "kind = 'adapter'\nexit_layer = 1\ndraft_vocabulary = 64"),
+        one("block", "kind = 'block'\nblock_size = 3"),
+    ];
+    let target = model("target");
+    let head = format!(
+        "models.target = '{}'\n[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\n",
+        target.display()
+    );
+    place.write("dry.toml", head + &drafters.concat());
+    let shown = place.run(&["run", "--dry", "dry.toml", "--json"]).json();
+    assert!(!place.path("data").exists() && !place.path("checkpoints").exists());
+    place.run(&["build-data", "dry.toml"]).ok();
+    place.run(&["train-drafter", "dry.toml"]).ok();
+    for name in ["eagle", "whole", "exit", "block"] {
+        let expected = num_weights(&place, &format!("checkpoints/dry/{name}"));
+        assert_eq!(shown["drafters"][name]["num_parameters"], expected, "{name}");
+    }
+    // Three states of 192 numbers and a scale for a token, and the last one where an answer is learnt.
+    let (all, answers) = (12 * (200 + 16), 12 * 16);
+    assert_eq!(shown["data"]["num_tokens"], all);
+    assert_eq!(shown["drafters"]["eagle"]["disk"], (3 * all + answers) * (192 + 4));
+    assert_eq!(shown["drafters"]["exit"]["disk"], Value::Null);
+    let text = place.run(&["run", "--dry", "dry.toml"]).ok();
+    assert!(text.lines().all(|line| line.len() <= 80), "{text}");
+    assert!(text.contains("`eagle`: ") && text.contains("hidden states "), "{text}");
+}

@@ -343,3 +343,25 @@ fn denied_and_unknown_models_are_named() {
     let arguments = ["generate", "--target", "org/other", "--prompt", "x"];
     place.run_with(&arguments, &env).fails_naming(&["`org/other@main`", "no such model"]);
 }
+
+#[test]
+fn a_dry_run_downloads_only_the_configuration() {
+    let (place, hub) = (Place::new(), Hub::start(Fault::None));
+    place.write(
+        "dry.toml",
+        "models.target = 'org/tiny'\n[drafters.eagle]\nkind = 'eagle3'\nfeatures = 'cache'\n\
+         [data]\nprompts = ['nowhere.jsonl']\nnum_prompts = 70\nmax_new_tokens = 50\n",
+    );
+    let home = place.path("home");
+    let env = [
+        ("HF_HOME", home.to_str().unwrap()),
+        ("HF_ENDPOINT", &hub.address),
+        ("HF_HUB_OFFLINE", "0"),
+    ];
+    let shown = place.run_with(&["run", "--dry", "dry.toml", "--json"], &env).json();
+    assert_eq!(names(&snapshot(&place)), ["config.json"]);
+    assert_eq!(shown["data"]["num_answer_tokens"], 70 * 50, "{shown}");
+    // A later run still downloads the rest.
+    generate(&place, &hub.address, &[]).ok();
+    assert!(snapshot(&place).join(WEIGHTS).is_file());
+}

@@ -14,8 +14,8 @@ use draftsmith_decode::{
     ComputedRows, DraftStep, RoundDraftParts, RoundNetwork, RoundRow, RoundSource,
 };
 use draftsmith_model::{
-    CausalLm, DraftVocabulary, DrafterDir, ModelError, NamedTensor, StateNetwork, UnrolledInputs,
-    WeightReader, read_json, uniform_matrix, vectors, write_network,
+    CausalLm, DraftVocabulary, DrafterDir, ModelConfig, ModelError, NamedTensor, StateNetwork,
+    UnrolledInputs, WeightDtype, WeightReader, read_json, uniform_matrix, vectors, write_network,
 };
 use draftsmith_recipe::exports::ExportEntry;
 use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading};
@@ -96,13 +96,15 @@ impl SelfDraftForm for MedusaShape {
     }
 
     fn about(config: &MedusaConfig) -> AboutDraft {
-        let MedusaConfig { layer, medusa_num_heads, .. } = config;
+        let MedusaConfig { layer, medusa_num_heads, hidden_size, .. } = config;
         let size = format!("{medusa_num_heads} Medusa heads");
         AboutDraft {
             files: DrafterFiles { shape: format!("medusa {layer}"), description: size.clone() },
             target_layers: vec![*layer],
             place: format!("over layer {layer}"),
             size,
+            has_head: false,
+            num_parameters: medusa_num_heads * hidden_size * hidden_size,
             num_draft_tokens: None,
             properties: vec![("num_heads", json!(medusa_num_heads))],
         }
@@ -131,14 +133,15 @@ impl StateTraining for MedusaShape {
 
     fn config(
         &self,
-        target: &CausalLm,
+        target: &ModelConfig,
+        _dtype: WeightDtype,
         _vocabulary: Option<&DraftVocabulary>,
     ) -> Result<MedusaConfig, TrainError> {
         Ok(MedusaConfig {
             medusa_num_heads: self.num_steps,
-            hidden_size: target.shape().hidden_size,
-            vocab_size: target.shape().vocab_size,
-            layer: target.shape().num_layers - 1,
+            hidden_size: target.shape.hidden_size,
+            vocab_size: target.shape.vocab_size,
+            layer: target.shape.num_layers - 1,
             target_hash: None,
             training: Map::new(),
         })

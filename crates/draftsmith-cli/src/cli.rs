@@ -82,7 +82,7 @@ struct Common {
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run all stages of a recipe, skipping finished ones.
-    Run(TrainingArguments),
+    Run(RunArguments),
     /// Generate responses with the target and label them.
     BuildData(BuildDataArguments),
     /// Train acceptance heads, which end a round in time.
@@ -227,6 +227,16 @@ struct TrainingArguments {
     /// Stop after H hours, as in `--hours 0.5`; run again to resume.
     #[arg(long, value_name = "H", value_parser = hours)]
     hours: Option<Duration>,
+}
+
+/// Arguments of `run`.
+#[derive(Debug, Args)]
+struct RunArguments {
+    #[command(flatten)]
+    training: TrainingArguments,
+    /// Only print weights, disk, memory, tokens and hours, by `config.json`.
+    #[arg(long)]
+    dry: bool,
 }
 
 /// Arguments of commands that train drafters.
@@ -385,7 +395,10 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
     let setup = CommandSetup { common: &common, console };
     let (seed, dtype) = (common.seed, common.dtype);
     match command {
-        Command::Run(a) => setup.train(&a, Incomplete::Refused, commands::run::run),
+        Command::Run(a) if a.dry => {
+            commands::run::dry::run(&setup.recipe(&a.training.recipe)?, console)
+        }
+        Command::Run(a) => setup.train(&a.training, Incomplete::Refused, commands::run::run),
         Command::BuildData(a) => {
             let recipe = setup.recipe(&a.recipe)?;
             let rebuilt = if a.repair { DamagedShards::Rebuilt } else { DamagedShards::Refused };

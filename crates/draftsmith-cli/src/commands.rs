@@ -48,10 +48,3 @@ pub(crate) struct StageJob<'a> {
     pub(crate) workspace: &'a Workspace,
     pub(crate) console: &'a Console,
 }
-
-#[cfg(test)]
-impl<'a> StageJob<'a> {
-    pub(crate) fn new(recipe: &'a Recipe, workspace: &'a Workspace, console: &'a Console) -> Self {
-        Self { recipe, workspace, console }
-    }
-}

@@ -19,7 +19,7 @@ use std::path::{Path, PathBuf};
 
 use chrono::{NaiveDate, NaiveTime};
 use draftsmith_files::hash_bytes;
-use minijinja::value::Value;
+use minijinja::value::{Serde, Value};
 use minijinja::{Error, ErrorKind};
 use serde_json::{Map, Value as Json};
 
@@ -168,7 +168,7 @@ impl ChatTemplate {
         let special_tokens = self.special_tokens.iter();
         context.extend(special_tokens.map(|(name, token)| (*name, Value::from(token.as_str()))));
         let arguments = self.arguments.iter();
-        context.extend(arguments.map(|(name, it)| (name.as_str(), value_of(it))));
+        context.extend(arguments.map(|(name, it)| (name.as_str(), Value::from(Serde(it)))));
         let source = plain_source(&self.source);
         let date = self.date.and_time(NaiveTime::MIN);
         program::run(&source, Value::from_pairs(context), allowance, date)
@@ -191,21 +191,6 @@ impl ChatTemplate {
             source += &format!("\n{}", Json::Object(self.arguments.clone()));
         }
         hash_bytes(source.as_bytes())
-    }
-}
-
-/// Converts JSON to a value of a template.
-fn value_of(json: &Json) -> Value {
-    match json {
-        Json::Null => Value::from(()),
-        Json::Bool(holds) => Value::from(*holds),
-        Json::Number(number) => match number.as_i64() {
-            Some(number) => Value::from(number),
-            None => Value::from(number.as_f64()),
-        },
-        Json::String(text) => Value::from(text.as_str()),
-        Json::Array(items) => items.iter().map(value_of).collect(),
-        Json::Object(keys) => Value::from_pairs(keys.iter().map(|(key, it)| (key, value_of(it)))),
     }
 }
 

@@ -34,6 +34,8 @@ const ENDPOINT: &str = "https://huggingface.co";
 /// The weight files of a model to download.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HubWeights {
+    /// None, and of the other files only `config.json`.
+    Config,
     /// None.
     Without,
     /// Those with the embeddings, the final norm and the LM head.
@@ -46,7 +48,7 @@ impl HubWeights {
     /// Lists the names of the files, given a directory that has the index, if there is one.
     fn files(self, dir: &Path) -> Result<Vec<String>, ModelError> {
         match self {
-            Self::Without => Ok(Vec::new()),
+            Self::Config | Self::Without => Ok(Vec::new()),
             Self::Ends => end_weight_files(dir),
             Self::All => weight_files(dir),
         }
@@ -145,7 +147,8 @@ impl Hub {
         let is_whole = |dir: &Path| {
             let has = |name: &str| dir.join(name).is_file();
             let has_weights = || weights.files(dir).is_ok_and(|files| files.iter().all(|f| has(f)));
-            has("config.json") && has("tokenizer.json") && has_weights()
+            let is_alone = weights == HubWeights::Config;
+            has("config.json") && (is_alone || has("tokenizer.json")) && has_weights()
         };
         match self.cached(model) {
             Some(dir) if is_whole(&dir) => Ok(dir),

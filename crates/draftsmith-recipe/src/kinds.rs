@@ -55,6 +55,23 @@ pub type Kind = Arc<dyn DrafterKind>;
 pub const NOTHING_DRAFTS: &str = "the recipe has no drafter for this; hint: add a table `[drafters.NAME]` with its `kind`: `model` and its \
      checkpoint directory `model`, or `adapter` and its `exit_layer`, or `eagle3`";
 
+/// What a training computes and stores, for each token.
+#[derive(Debug, Clone, Copy)]
+pub struct TrainingWork {
+    /// The number of weights in the drafter's file.
+    pub num_parameters: usize,
+    /// The number of weights of the LM head that it computes with.
+    pub num_head_weights: usize,
+    /// Whether this LM head is in its file.
+    pub has_head: bool,
+    /// The number of unrolled steps.
+    pub num_steps: usize,
+    /// The size of one hidden state on the disk, in bytes.
+    pub state_bytes: usize,
+    /// The number of hidden states that it reads.
+    pub num_states: usize,
+}
+
 /// The training of a drafter that reads the target's hidden states.
 pub trait KindTraining: Any {
     /// Returns the settings that all self-drafts have for what they learn from.
@@ -75,6 +92,12 @@ pub trait KindTraining: Any {
     /// # Errors
     /// If a layer is missing.
     fn check_layers(&self, num_layers: usize) -> Result<(), TrainError>;
+
+    /// Describes what a training of this drafter for a target computes and stores.
+    ///
+    /// # Errors
+    /// If the settings do not suit the target.
+    fn work(&self, target: &ModelConfig) -> Result<TrainingWork, TrainError>;
 
     /// Returns all settings. Together with the data, they identify the training.
     fn settings(&self) -> Value;

@@ -37,6 +37,12 @@ pub fn read_sources(paths: &[PathBuf], reading: &Reading) -> Result<Vec<Source>>
 }
 
 impl Source {
+    /// Counts its prompts, at most `limit`, and the turns in them.
+    pub fn num_turns(&self, limit: Option<usize>) -> (usize, usize) {
+        let num = limit.map_or(self.prompts.len(), |limit| limit.min(self.prompts.len()));
+        (num, self.prompts.num_turns(0..num))
+    }
+
     fn read(path: &Path, reading: &Reading) -> Result<Self> {
         let mut prompts = reading.open(path)?;
         let mut places = Vec::new();

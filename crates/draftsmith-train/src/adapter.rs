@@ -8,7 +8,8 @@ mod tests;
 use std::path::Path;
 
 use draftsmith_model::{
-    Adapter, AdapterArchitecture, AdapterConfig, CausalLm, DraftVocabulary, StateNetwork,
+    Adapter, AdapterArchitecture, AdapterConfig, CausalLm, DraftVocabulary, ModelConfig,
+    StateNetwork, WeightDtype,
 };
 use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,7 @@ use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
 use crate::self_draft::scores::AdapterScores;
 use crate::self_draft::settings::SelfDraftTraining;
-use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
+use crate::self_draft::{Initial, StateTraining, read_initial};
 
 /// The settings of an adapter's training.
 pub type AdapterTraining = SelfDraftTraining<AdapterShape>;
@@ -85,14 +86,15 @@ impl StateTraining for AdapterShape {
 
     fn config(
         &self,
-        target: &CausalLm,
+        target: &ModelConfig,
+        dtype: WeightDtype,
         vocabulary: Option<&DraftVocabulary>,
     ) -> Result<AdapterConfig> {
-        self.check_layers(target.shape().num_layers)?;
-        let config = AdapterConfig::new(target.config(), self.exit_layer)?;
+        self.check_layers(target.shape.num_layers)?;
+        let config = AdapterConfig::new(target, self.exit_layer)?;
         Ok(config.with_layers(self.num_layers).with(|it| {
             it.architecture = self.architecture;
-            it.dtype = target.stored_dtype();
+            it.dtype = dtype;
             it.draft_vocabulary = vocabulary.cloned();
         }))
     }
@@ -115,13 +117,5 @@ impl StateTraining for AdapterShape {
 
     fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
         read_initial(dir, target, &self.layers(target.shape().num_layers))
-    }
-
-    fn widened(
-        initial: Initial<Self>,
-        vocabulary: &DraftVocabulary,
-        target: &CausalLm,
-    ) -> Initial<Self> {
-        widened_initial(initial, vocabulary, target)
     }
 }

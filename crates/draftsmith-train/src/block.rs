@@ -7,7 +7,8 @@
 use std::path::Path;
 
 use draftsmith_model::{
-    BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, DraftVocabulary, StateNetwork,
+    BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, DraftVocabulary, ModelConfig,
+    StateNetwork, WeightDtype,
 };
 use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,7 @@ use crate::lessons::settings::LessonSettings;
 use crate::ranges::{Range, check_numbers};
 use crate::self_draft::scores::DraftScores;
 use crate::self_draft::settings::SelfDraftTraining;
-use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
+use crate::self_draft::{Initial, StateTraining, read_initial};
 
 /// The settings of a block drafter's training.
 pub type BlockTraining = SelfDraftTraining<BlockShape>;
@@ -103,20 +104,21 @@ impl StateTraining for BlockShape {
 
     fn config(
         &self,
-        target: &CausalLm,
+        target: &ModelConfig,
+        dtype: WeightDtype,
         vocabulary: Option<&DraftVocabulary>,
     ) -> Result<BlockDrafterConfig> {
-        let shape = target.shape();
+        let shape = &target.shape;
         let mask = self.mask_token_id.unwrap_or(shape.vocab_size as u32 - 1);
         if mask as usize >= shape.vocab_size {
             let expected = "a token of the target's vocabulary";
             return Err(TrainError::setting("block", "mask_token_id", mask, expected));
         }
-        Ok(BlockDrafterConfig::new(target.config(), self.num_layers, mask).with(|it| {
+        Ok(BlockDrafterConfig::new(target, self.num_layers, mask).with(|it| {
             it.target_layers = self.layers(shape.num_layers);
             it.block_size = self.block_size;
             it.markov_rank = self.markov_rank;
-            it.dtype = target.stored_dtype();
+            it.dtype = dtype;
             it.draft_vocabulary = vocabulary.cloned();
             it.set_window(self.window);
         }))
@@ -159,14 +161,6 @@ impl StateTraining for BlockShape {
             network: network.without_confidence().with_mask_of(target),
             vocabulary,
         })
-    }
-
-    fn widened(
-        initial: Initial<Self>,
-        vocabulary: &DraftVocabulary,
-        target: &CausalLm,
-    ) -> Initial<Self> {
-        widened_initial(initial, vocabulary, target)
     }
 
     /// Returns the settings without the shape, which the drafter's configuration has.

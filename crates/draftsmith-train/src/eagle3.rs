@@ -9,7 +9,8 @@ mod tests;
 use std::path::Path;
 
 use draftsmith_model::{
-    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, NUM_TARGET_STATES, StateNetwork, StateNorms,
+    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, ModelConfig, NUM_TARGET_STATES, StateNetwork,
+    StateNorms, WeightDtype,
 };
 use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,7 @@ use crate::lessons::settings::LessonSettings;
 use crate::ranges::{Range, check_numbers};
 use crate::self_draft::scores::{DraftScores, MAX_STEPS};
 use crate::self_draft::settings::SelfDraftTraining;
-use crate::self_draft::{Initial, StateTraining, read_initial, widened_initial};
+use crate::self_draft::{Initial, StateTraining, read_initial};
 
 /// The settings of an EAGLE-3 drafter's training.
 pub type Eagle3Training = SelfDraftTraining<Eagle3Shape>;
@@ -121,12 +122,13 @@ impl StateTraining for Eagle3Shape {
 
     fn config(
         &self,
-        target: &CausalLm,
+        target: &ModelConfig,
+        dtype: WeightDtype,
         vocabulary: Option<&DraftVocabulary>,
     ) -> Result<Eagle3Config> {
-        Ok(Eagle3Config::new(target.config()).with(|it| {
-            it.target_layers = self.layers(target.shape().num_layers);
-            it.dtype = target.stored_dtype();
+        Ok(Eagle3Config::new(target).with(|it| {
+            it.target_layers = self.layers(target.shape.num_layers);
+            it.dtype = dtype;
             it.draft_vocabulary = vocabulary.cloned();
             it.norm_output = self.norm_output;
             it.state_norms = match (self.norm_before_fc, self.fc_norm) {
@@ -158,13 +160,5 @@ impl StateTraining for Eagle3Shape {
 
     fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
         read_initial(dir, target, &self.layers(target.shape().num_layers))
-    }
-
-    fn widened(
-        initial: Initial<Self>,
-        vocabulary: &DraftVocabulary,
-        target: &CausalLm,
-    ) -> Initial<Self> {
-        widened_initial(initial, vocabulary, target)
     }
 }

@@ -17,8 +17,8 @@ use burn::optim::GradientsParams;
 use burn::tensor::Tensor;
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{
-    CausalLm, DraftConfig, DraftForm, DraftNetwork, DraftVocabulary, StateNetwork,
-    VOCABULARY_COVERAGE,
+    CausalLm, DraftConfig, DraftForm, DraftNetwork, DraftVocabulary, ModelConfig, StateNetwork,
+    VOCABULARY_COVERAGE, WeightDtype,
 };
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -99,7 +99,8 @@ pub trait StateTraining:
     /// If the settings do not suit the target.
     fn config(
         &self,
-        target: &CausalLm,
+        target: &ModelConfig,
+        dtype: WeightDtype,
         vocabulary: Option<&DraftVocabulary>,
     ) -> Result<Self::Config>;
 
@@ -120,16 +121,6 @@ pub trait StateTraining:
     fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
         let (_, expected) = (target, "`target` or `random`");
         Err(TrainError::setting(Self::Network::KIND, "initial", dir.display(), expected))
-    }
-
-    /// Adds tokens to the draft vocabulary of an initial drafter, which begins with its own.
-    fn widened(
-        initial: Initial<Self>,
-        vocabulary: &DraftVocabulary,
-        target: &CausalLm,
-    ) -> Initial<Self> {
-        let _ = (vocabulary, target);
-        initial
     }
 
     /// Returns the settings to record, as an object.
@@ -175,21 +166,6 @@ where
         )));
     }
     Ok(Initial { vocabulary: config.draft_vocabulary.clone(), config, network })
-}
-
-/// Adds tokens to the draft vocabulary of an initial drafter.
-pub(crate) fn widened_initial<F, S>(
-    initial: Initial<S>,
-    vocabulary: &DraftVocabulary,
-    target: &CausalLm,
-) -> Initial<S>
-where
-    F: DraftForm,
-    S: StateTraining<Network = DraftNetwork<F>, Config = DraftConfig<F>>,
-{
-    let (vocabulary, draft_vocabulary) = (Some(vocabulary.clone()), Some(vocabulary.clone()));
-    let network = initial.network.widened(vocabulary.as_ref().expect("it is given"), target);
-    Initial { config: DraftConfig { draft_vocabulary, ..initial.config }, network, vocabulary }
 }
 
 /// A trained self-draft, with settings of the form `S`.
@@ -261,12 +237,14 @@ pub fn train_self_drafts<S: StateTraining>(
     for ((nth, one), initial) in trainings.iter().enumerate().zip(initials) {
         let (config, drafter) = match (initial, &vocabulary) {
             (Some(initial), Some(vocabulary)) => {
-                let Initial { config, network, .. } = S::widened(initial, vocabulary, target);
+                let Initial { mut config, network, .. } = initial;
+                let network = config.widened(network, vocabulary, target);
                 (config, network)
             }
             (Some(initial), None) => (initial.config, initial.network),
             (None, vocabulary) => {
-                let config = one.config(target, vocabulary.as_ref())?;
+                let dtype = target.stored_dtype();
+                let config = one.config(target.config(), dtype, vocabulary.as_ref())?;
                 let is_random = one.common.initial == InitialWeights::Random;
                 let network = one.network(&config, is_random, target, seed);
                 (config, network)
@@ -336,7 +314,7 @@ fn lessons_of<S: StateTraining>(
     for one in trainings {
         one.validate()?;
         one.check_layers(num_layers)?;
-        one.config(target, None)?;
+        one.config(target.config(), target.stored_dtype(), None)?;
     }
     let layers: BTreeSet<usize> = trainings.iter().flat_map(|one| one.layers(num_layers)).collect();
     Ok(Lessons {
@@ -373,7 +351,7 @@ pub fn first_self_draft<S: StateTraining>(
     seed: u64,
 ) -> Result<(S::Config, S::Network)> {
     training.check_layers(target.shape().num_layers)?;
-    let config = training.config(target, None)?;
+    let config = training.config(target.config(), target.stored_dtype(), None)?;
     let is_random = training.common.initial == InitialWeights::Random;
     let first = training.network(&config, is_random, target, seed).valid();
     Ok((config, first))

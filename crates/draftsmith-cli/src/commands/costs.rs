@@ -27,8 +27,9 @@ pub(crate) struct CostsArguments {
     /// A server of the same model without speculation that runs beside: cancels changes of the machine's speed.
     #[arg(long, value_name = "URL")]
     reference: Option<String>,
-    /// The number of candidates that it runs now, accepting none; 0: it does not speculate. llama-server needs
-    /// `--metrics`.
+    /// The number of candidates that it runs now, accepting none; 0: it does not speculate. It accepts none with
+    /// llama-server's `--metrics --spec-synth-rates 0,0,…`, vLLM's `"rejection_sample_method": "synthetic",
+    /// "synthetic_acceptance_rates": [0, 0, …]` in `--speculative-config`, SGLang's `SGLANG_SIMULATE_ACC_LEN=1.0`.
     #[arg(long, value_name = "K")]
     candidates: usize,
     /// The drafter's name in the recipe, which the file then keeps.

@@ -1,6 +1,7 @@
 //! `run`: checks the recipe, then runs all stages in order. Stages whose output exists are skipped.
 //! At the end, it says in plain words which setting was fastest.
 
+pub(crate) mod dry;
 mod preflight;
 
 use std::time::{Duration, Instant};

@@ -44,8 +44,9 @@ pub(crate) struct SurveyArguments {
     /// A server that answers for the target, or a file with keys of `[data.server]`; needs `--costs`.
     #[arg(long, value_name = "URL", requires = "draft", requires = "costs")]
     server: Option<String>,
-    /// Keys of `[tune.costs]` (TOML): costs of forwards where you serve; measured if absent.
-    #[arg(long, value_name = "FILE")]
+    /// Milliseconds of forwards where you serve, which you write as the keys of `[tune.costs]`; measured if
+    /// absent.
+    #[arg(long, value_name = "FORWARDS.toml")]
     costs: Option<PathBuf>,
     /// Also write settings for `llama.cpp`, `vllm`, `sglang` or `trtllm`; takes the loads of `tune`.
     #[arg(
@@ -56,8 +57,8 @@ pub(crate) struct SurveyArguments {
         requires = "server_costs"
     )]
     form: Option<String>,
-    /// The server's rounds, by `server costs`.
-    #[arg(long, value_name = "FILE", requires = "form")]
+    /// Times of the server's rounds, which `server costs` writes.
+    #[arg(long, value_name = "ROUNDS.json", requires = "form")]
     server_costs: Option<PathBuf>,
     #[command(flatten)]
     load: LoadArguments,

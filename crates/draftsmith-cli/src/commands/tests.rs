@@ -27,6 +27,12 @@ use draftsmith_tune::build_data::DamagedShards;
 use draftsmith_tune::record::RecordedFile;
 use draftsmith_tune::rollouts::{PromptSet, RecordedSet, RolloutFiles, RolloutKey};
 
+impl<'a> StageJob<'a> {
+    pub(crate) fn new(recipe: &'a Recipe, workspace: &'a Workspace, console: &'a Console) -> Self {
+        Self { recipe, workspace, console }
+    }
+}
+
 /// The maximum number of candidates under every rule, which is also the recorded length.
 const MOST: usize = 8;
 

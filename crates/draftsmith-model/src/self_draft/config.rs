@@ -105,6 +105,11 @@ impl<F: DraftForm> DraftConfig<F> {
         self.shapes().num_parameters()
     }
 
+    /// Returns whether an LM head is in the drafter's file; otherwise it uses the target's.
+    pub fn has_head_tensor(&self) -> bool {
+        F::parts(self).lm_head.is_some()
+    }
+
     /// Lists the tensors of the drafter's file with their shapes, without the draft vocabulary's.
     pub(crate) fn shapes(&self) -> ShapeSource {
         let mut source = ShapeSource::default();

@@ -4,7 +4,6 @@
 //! and `snapshots/COMMIT/NAME` (a relative link to a blob). We write bytes to `blobs/TAG.part`, so
 //! that a later run can resume, and rename the file when it is complete and its hash matches. A
 //! lock file prevents two processes from downloading the same file.
-//! receiving the same file.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, TryLockError};
@@ -69,6 +68,10 @@ impl Download {
             let is_there = dir.join(name).is_file();
             if is_there { Ok(()) } else { self.get(&root, commit, name) }
         };
+        if weights == HubWeights::Config {
+            get("config.json")?;
+            return Ok(dir);
+        }
         // The configuration comes first, so that an unsupported model fails before a long download.
         small_files(&known).try_for_each(get)?;
         if weights == HubWeights::Without {

@@ -62,11 +62,12 @@ impl SelfDraftForm for AdapterShape {
             target_layers: config.target_layers.clone(),
             place: format!("behind layer {exit_layer}"),
             size: format!("{}, {num_parameters} parameters", config.architecture),
+            num_parameters,
+            has_head: config.has_head_tensor(),
             num_draft_tokens: config.vocabulary_size(),
             properties: vec![
                 ("exit_layer", json!(exit_layer)),
                 ("architecture", json!(config.architecture)),
-                ("num_parameters", json!(num_parameters)),
             ],
         }
     }

@@ -80,11 +80,10 @@ impl SelfDraftForm for BlockShape {
             files: DrafterFiles { shape: shape.to_json().to_string(), description },
             place,
             size: format!("{num_parameters} parameters"),
+            num_parameters,
+            has_head: config.has_head_tensor(),
             num_draft_tokens: config.vocabulary_size(),
-            properties: vec![
-                ("layers", json!(config.target_layers)),
-                ("num_parameters", json!(num_parameters)),
-            ],
+            properties: vec![("layers", json!(config.target_layers))],
             target_layers: config.target_layers.clone(),
         }
     }

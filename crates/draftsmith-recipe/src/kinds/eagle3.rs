@@ -75,8 +75,10 @@ impl SelfDraftForm for Eagle3Shape {
             files: DrafterFiles { shape, description },
             place,
             size: format!("{num_parameters} parameters"),
+            num_parameters,
+            has_head: config.has_head_tensor(),
             num_draft_tokens: config.vocabulary_size(),
-            properties: vec![("layers", json!(layers)), ("num_parameters", json!(num_parameters))],
+            properties: vec![("layers", json!(layers))],
             target_layers: layers.clone(),
         }
     }

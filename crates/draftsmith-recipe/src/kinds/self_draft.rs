@@ -8,7 +8,8 @@ use draftsmith_data::ResponseRow;
 use draftsmith_decode::{DrafterParts, NamedParts};
 use draftsmith_files::{hash_file, read_bytes};
 use draftsmith_model::{
-    CausalLm, DraftConfig, DraftForm, DraftNetwork, DrafterDir, ModelError, VOCABULARY_COVERAGE,
+    CausalLm, DraftConfig, DraftForm, DraftNetwork, DraftVocabulary, DrafterDir, ModelConfig,
+    ModelError, VOCABULARY_COVERAGE,
 };
 use draftsmith_train::{
     Ending, ExportConfig, FeatureFormat, InitialWeights, LessonScores, LessonSettings,
@@ -18,7 +19,7 @@ use serde_json::{Map, Value, json};
 
 use super::loaded::{DrafterSize, LoadedDrafter, Loading};
 use super::origin::Origin;
-use super::{DrafterFiles, KindTraining, TrainedText, trainings_of};
+use super::{DrafterFiles, KindTraining, TrainedText, TrainingWork, trainings_of};
 use crate::exports::HeadExport;
 
 /// A form of self-draft in recipes.
@@ -44,9 +45,13 @@ pub struct AboutDraft {
     pub place: String,
     /// Its size, in words.
     pub size: String,
+    /// The number of parameters in its file.
+    pub num_parameters: usize,
+    /// Whether an LM head is among them.
+    pub has_head: bool,
     /// The number of tokens that it may draft; `None` for all.
     pub num_draft_tokens: Option<usize>,
-    /// Its properties, as keys and values of JSON.
+    /// Its other properties, as keys and values of JSON.
     pub properties: Vec<(&'static str, Value)>,
 }
 
@@ -118,6 +123,22 @@ impl<S: SelfDraftForm> KindTraining for SelfDraftTraining<S> {
         self.own.check_layers(num_layers)
     }
 
+    fn work(&self, target: &ModelConfig) -> Result<TrainingWork, TrainError> {
+        let own = self.common.draft_vocabulary.map(|size| size.min(target.shape.vocab_size));
+        let vocabulary = own.map(|size| DraftVocabulary::new((0..size as u32).collect::<Vec<_>>()));
+        let config = self.config(target, self.common.dtype, vocabulary.as_ref())?;
+        let AboutDraft { target_layers, num_parameters, has_head, .. } = S::about(&config);
+        let hidden_size = target.shape.hidden_size;
+        Ok(TrainingWork {
+            num_parameters,
+            num_head_weights: own.unwrap_or(target.shape.vocab_size) * hidden_size,
+            has_head,
+            num_steps: self.num_steps(),
+            state_bytes: self.common.features_format.bytes_per_state(hidden_size),
+            num_states: target_layers.len(),
+        })
+    }
+
     fn settings(&self) -> Value {
         let mut settings = json!(self);
         if let InitialWeights::Drafter(dir) = &self.common.initial {
@@ -145,7 +166,8 @@ impl<S: SelfDraftForm> KindTraining for SelfDraftTraining<S> {
 
     fn describe(&self, dir: &Path, num_layers: usize, scores: &Value) -> Result<TrainedText> {
         let mut config = S::config_in(&dir.into(), num_layers)?;
-        let AboutDraft { place, size, num_draft_tokens, properties, .. } = S::about(&config);
+        let AboutDraft { place, size, num_draft_tokens, num_parameters, properties, .. } =
+            S::about(&config);
         let training = config.record().training;
         let scores: S::Scores = serde_json::from_value(scores.clone())?;
         let coverage = training.get(VOCABULARY_COVERAGE).and_then(Value::as_f64);
@@ -156,11 +178,12 @@ impl<S: SelfDraftForm> KindTraining for SelfDraftTraining<S> {
         });
         let advice = low_agreement_text(scores.agreement(), training);
         let lines = format!("{size}{}\n{}", drafted.unwrap_or_default(), scores.text());
-        let of_vocabulary = [
+        let of_all = [
+            ("num_parameters", json!(num_parameters)),
             ("draft_vocabulary", json!(num_draft_tokens)),
             ("vocabulary_coverage", json!(coverage)),
         ];
-        let properties = properties.into_iter().chain(of_vocabulary);
+        let properties = properties.into_iter().chain(of_all);
         let properties = properties.map(|(key, value)| (key.to_owned(), value)).collect();
         Ok(TrainedText { place, lines, properties, advice })
     }

@@ -4,7 +4,8 @@ use std::path::Path;
 use std::time::Duration;
 
 use draftsmith_model::{
-    AcceptanceHead, AcceptanceHeadConfig, DraftConfig, DraftForm, DraftNetwork, ModelError,
+    AcceptanceHead, AcceptanceHeadConfig, CausalLm, DraftConfig, DraftForm, DraftNetwork,
+    DraftVocabulary, ModelError,
 };
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -122,6 +123,11 @@ pub trait ExportConfig<M>: Clone {
     /// Sets the hash of the draft model, for a module that belongs to one.
     fn set_draft_hash(&mut self, _hash: Option<String>) {}
 
+    /// Adds tokens to the draft vocabulary of a network, which begins with its own.
+    fn widened(&mut self, network: M, _vocabulary: &DraftVocabulary, _target: &CausalLm) -> M {
+        network
+    }
+
     /// Writes the configuration and the weights into a directory.
     ///
     /// # Errors
@@ -146,6 +152,16 @@ impl ExportConfig<AcceptanceHead> for AcceptanceHeadConfig {
 impl<F: DraftForm> ExportConfig<DraftNetwork<F>> for DraftConfig<F> {
     fn record(&mut self) -> ExportRecord<'_> {
         ExportRecord { training: &mut self.training, target_hash: &mut self.target_hash }
+    }
+
+    fn widened(
+        &mut self,
+        network: DraftNetwork<F>,
+        vocabulary: &DraftVocabulary,
+        target: &CausalLm,
+    ) -> DraftNetwork<F> {
+        self.draft_vocabulary = Some(vocabulary.clone());
+        network.widened(vocabulary, target)
     }
 
     fn write(&self, model: &DraftNetwork<F>, dir: &Path) -> Result<(), ModelError> {

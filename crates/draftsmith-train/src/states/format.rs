@@ -31,7 +31,7 @@ impl FeatureFormat {
     }
 
     /// Returns the size of one token's state of `width` numbers, in bytes.
-    pub(crate) fn bytes_per_state(self, width: usize) -> usize {
+    pub fn bytes_per_state(self, width: usize) -> usize {
         match self {
             Self::F16 | Self::Bf16 => 2 * width,
             Self::Int8 => SCALE + width,
