@@ -399,7 +399,8 @@ impl<F: DraftForm> DraftNetwork<F> {
     /// Copies the target's weights where the shapes allow. The layers take those of the target's
     /// last layers, if these were loaded, and the norm the target's. `fc` passes on the deepest state,
     /// plus a tenth of its previous output. The LM head is the target's, for the tokens that the
-    /// drafter may draft. Biases are left out.
+    /// drafter may draft. Embeddings of its own are the target's, with the family's scale. Biases are
+    /// left out.
     #[must_use]
     pub fn with_weights_of(self, target: &CausalLm) -> Self {
         let device = self.stack.device();
@@ -408,9 +409,14 @@ impl<F: DraftForm> DraftNetwork<F> {
         }
         let vocabulary = self.config.draft_vocabulary.as_ref();
         let lm_head = self.lm_head.map(|_| copied_head(target, vocabulary, &device));
+        let embedding = self.embedding.map(|_| {
+            let ids = Tensor::arange(0..target.shape().vocab_size as i64, &target.device());
+            let table = target.embed(ids.unsqueeze()).squeeze_dim(0);
+            copied(Param::from_tensor(table), &device).into()
+        });
         let fc = self.fc.map(|fc| passing_last(&fc, &device).into());
         let stack = begun_from(self.stack.tensors, target).into();
-        Self { fc, stack, lm_head, ..self }
+        Self { embedding, fc, stack, lm_head, ..self }
     }
 
     /// Returns the width of the drafter's hidden states.

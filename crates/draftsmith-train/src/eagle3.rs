@@ -49,6 +49,9 @@ pub struct Eagle3Shape {
     pub norm_output: bool,
     /// Whether queries and keys are normed, as in a Qwen 3.
     pub head_norms: bool,
+    /// Whether the drafter has token embeddings of its own, which are trained. If false, it reads the
+    /// target's.
+    pub embeddings: bool,
 }
 
 impl Default for Eagle3Shape {
@@ -62,6 +65,7 @@ impl Default for Eagle3Shape {
             fc_norm: false,
             norm_output: false,
             head_norms: false,
+            embeddings: false,
         }
     }
 }
@@ -131,6 +135,7 @@ impl StateTraining for Eagle3Shape {
             it.dtype = dtype;
             it.draft_vocabulary = vocabulary.cloned();
             it.norm_output = self.norm_output;
+            it.has_embedding = self.embeddings;
             it.state_norms = match (self.norm_before_fc, self.fc_norm) {
                 (true, _) => StateNorms::OfAll,
                 (false, true) => StateNorms::OfEach,
