@@ -32,7 +32,7 @@ use crate::frozen::{
     Packable, PackableLinear, PackableNorm, PackableStack, PackableTable, PackedStack,
 };
 use crate::kv_cache::KvCache;
-use crate::precision::cast_parameters;
+use crate::precision::{cast_parameters, copied};
 use crate::spec::{LayerSpec, LinearSpec, ModelShape, NamedNorm};
 use crate::state_network::{StateNetwork, UnrolledInputs, begun_from, copied_head};
 use crate::weights::{NamedTensor, WeightDtype, check_weights, write_config, write_with_ids};

@@ -2,8 +2,8 @@
 //! those of the loss, and it reads what its settings say.
 
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
 use burn::tensor::activation::{log_softmax, softmax};
+use burn::tensor::{Device, Tensor};
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{Lengths, UnrolledInputs};
 
@@ -268,4 +268,20 @@ fn a_training_goes_on_from_a_drafter_of_another_target() {
     assert_contains(&of_size, &["eagle3.initial", "8 tokens", "is 7", "hint:"]);
     let nowhere = error(&|it| it.common.initial = "rondom".to_owned().into());
     assert_contains(&nowhere, &["eagle3.initial", "rondom", "`target`"]);
+}
+
+#[test]
+fn embeddings_of_its_own_begin_as_the_targets_and_are_trained() {
+    let rows = patterned(30);
+    let trained = |embeddings, rate| {
+        let training = quick().with(|it| it.embeddings = embeddings);
+        let training = training.with(|it| it.common.optimizer.learning_rate = Some(rate));
+        train(&rows, &training).unwrap().model
+    };
+    let ids = || Tensor::from_ints([[0, 5]], &Device::flex());
+    assert!(trained(false, 1e-2).own_embedding(ids()).is_none());
+    let of_target = deep_target(16, 64).embed(ids()).into_data();
+    let [first, last] = [1e-30, 1e-2].map(|rate| trained(true, rate).own_embedding(ids()).unwrap());
+    assert_eq!(first.into_data(), of_target);
+    assert_ne!(last.into_data(), of_target);
 }
