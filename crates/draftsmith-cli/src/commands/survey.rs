@@ -46,7 +46,7 @@ pub(crate) struct SurveyArguments {
     server: Option<String>,
     /// Milliseconds of forwards where you serve, which you write as the keys of `[tune.costs]`; measured if
     /// absent.
-    #[arg(long, value_name = "FORWARDS.toml")]
+    #[arg(long, value_name = "TOML")]
     costs: Option<PathBuf>,
     /// Also write settings for `llama.cpp`, `vllm`, `sglang` or `trtllm`; takes the loads of `tune`.
     #[arg(
@@ -58,7 +58,7 @@ pub(crate) struct SurveyArguments {
     )]
     form: Option<String>,
     /// Times of the server's rounds, which `server costs` writes.
-    #[arg(long, value_name = "ROUNDS.json", requires = "form")]
+    #[arg(long, value_name = "JSON", requires = "form")]
     server_costs: Option<PathBuf>,
     #[command(flatten)]
     load: LoadArguments,
