@@ -24,7 +24,7 @@ const TRAINED_FLOPS: f64 = 27e12;
 const FROZEN_FLOPS: f64 = 299e12;
 
 /// The tokens of the recipe's data.
-struct Tokens {
+struct DataTokens {
     num_prompts: usize,
     of_answer: usize,
     in_answers: usize,
@@ -62,8 +62,8 @@ pub(crate) fn run(recipe: &Recipe, console: &Console) -> Result<()> {
     }
     for (id, training) in recipe.trained_self_drafts() {
         let work = training.work(target).with_context(|| format!("section `[drafters.{id}]`"))?;
-        let Work { num_weights: own, disk, seconds } =
-            Work::of(training, work, num_weights, tokens.as_ref());
+        let TrainingNeeds { num_weights: own, disk, seconds } =
+            TrainingNeeds::of(training, work, num_weights, tokens.as_ref());
         let memory = own * BYTES_PER_TRAINED_WEIGHT;
         let on_disk = disk.map(|bytes| format!(", hidden states {} on the disk", in_bytes(bytes)));
         let time = seconds.map(|time| format!(", {} of training", duration_text(time)));
@@ -102,7 +102,7 @@ fn target_line(shape: &ModelShape, num_weights: Option<usize>) -> String {
 }
 
 /// Counts the tokens of the data. Without the prompt files, `data.num_prompts` of each are assumed.
-fn count_tokens(recipe: &Recipe, data: &DataRecipe) -> Result<Tokens> {
+fn count_tokens(recipe: &Recipe, data: &DataRecipe) -> Result<DataTokens> {
     let is_shared = data.prompts.iter().any(|source| source.weight.is_some());
     let paths: Vec<_> = data.prompts.iter().map(|source| source.path.clone()).collect();
     let limit = data.num_prompts.filter(|_| !is_shared);
@@ -118,11 +118,11 @@ fn count_tokens(recipe: &Recipe, data: &DataRecipe) -> Result<Tokens> {
         };
     let (of_answer, of_prompts) = (data.max_new_tokens, num_turns * PROMPT_TOKENS);
     let in_answers = num_turns * of_answer;
-    Ok(Tokens { num_prompts, of_answer, in_answers, in_all: in_answers + of_prompts })
+    Ok(DataTokens { num_prompts, of_answer, in_answers, in_all: in_answers + of_prompts })
 }
 
 /// The work of one training.
-struct Work {
+struct TrainingNeeds {
     num_weights: u64,
     /// The size of the hidden states on the disk, in bytes, if they are kept there.
     disk: Option<u64>,
@@ -130,7 +130,7 @@ struct Work {
     seconds: Option<f64>,
 }
 
-impl Work {
+impl TrainingNeeds {
     /// Computes the work for a target of `num_target` weights; `None` if servers run it.
     ///
     /// A weight takes two operations for each token in a forward and four in a backward. The LM head
@@ -139,7 +139,7 @@ impl Work {
         training: &dyn KindTraining,
         work: TrainingWork,
         num_target: Option<usize>,
-        tokens: Option<&Tokens>,
+        tokens: Option<&DataTokens>,
     ) -> Self {
         let lessons = training.lessons();
         let TrainingWork { num_parameters, num_head_weights, has_head, num_steps, .. } = work;
