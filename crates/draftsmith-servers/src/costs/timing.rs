@@ -14,6 +14,8 @@ use draftsmith_served::{
 };
 use serde_json::{Value, json};
 
+use super::MOST_AGAIN;
+
 /// The number of tokens in a short answer.
 const NUM_SHORT: usize = 8;
 /// The minimum ratio of the shortest to the longest response time of concurrent requests.
@@ -184,11 +186,20 @@ impl TimedServer {
         prompts: &[String],
         num_tokens: usize,
     ) -> Result<TimedRounds, ServedError> {
-        let long = self.answer_all(prompts, num_tokens)?;
         let most =
             |answers: &[TimedAnswer]| answers.iter().map(|it| it.elapsed).max().unwrap_or_default();
-        let least = long.iter().map(|it| it.elapsed).min().unwrap_or_default();
-        if least.as_secs_f64() < FIRST_OF_LAST * most(&long).as_secs_f64() {
+        let is_one_by_one = |answers: &[TimedAnswer]| {
+            let least = answers.iter().map(|it| it.elapsed).min().unwrap_or_default();
+            least.as_secs_f64() < FIRST_OF_LAST * most(answers).as_secs_f64()
+        };
+        let mut long = self.answer_all(prompts, num_tokens)?;
+        // On a busy machine, requests may also begin one after another.
+        for _ in 0..MOST_AGAIN {
+            if is_one_by_one(&long) {
+                long = self.answer_all(prompts, num_tokens)?;
+            }
+        }
+        if is_one_by_one(&long) {
             let what = format!("did not answer {} concurrent requests", prompts.len());
             return Err(self.endpoint.failed(
                 &what,
