@@ -24,7 +24,7 @@ const SMALL: [(&str, &str); 18] = [
     ("tune.prompts = ", "tune.num_prompts = 4\ntune.prompts = "),
     ("decodings = [\"greedy\"] }", "decodings = [\"greedy\"], max_new_tokens = 9 }"),
     (" --device cuda:7 --dtype bf16", ""),
-    ("server costs ", "server costs --rounds 16 --blocks 1 "),
+    ("server costs ", "server costs --blocks 1 "),
     ("server doctor ", "server doctor --num-prompts 4 --max-new-tokens 12 "),
     ("survey ", "survey --num-prompts 8 --max-new-tokens 12 "),
     ("run mine.toml", "run mine.toml --set data.max_new_tokens=12 --set evaluate.max_new_tokens=9"),

@@ -44,8 +44,7 @@ pub(crate) struct SurveyArguments {
     /// A server that answers for the target, or a file with keys of `[data.server]`; needs `--costs`.
     #[arg(long, value_name = "URL", requires = "draft", requires = "costs")]
     server: Option<String>,
-    /// Milliseconds of forwards where you serve, which you write as the keys of `[tune.costs]`; measured if
-    /// absent.
+    /// Times of forwards where you serve, as keys of `[tune.costs]`; measured if absent.
     #[arg(long, value_name = "TOML")]
     costs: Option<PathBuf>,
     /// Also write settings for `llama.cpp`, `vllm`, `sglang` or `trtllm`; takes the loads of `tune`.
@@ -57,7 +56,7 @@ pub(crate) struct SurveyArguments {
         requires = "server_costs"
     )]
     form: Option<String>,
-    /// Times of the server's rounds, which `server costs` writes.
+    /// Times of rounds, written by `server costs`.
     #[arg(long, value_name = "JSON", requires = "form")]
     server_costs: Option<PathBuf>,
     #[command(flatten)]
