@@ -356,7 +356,11 @@ fn messages(dir: &Path) -> Result<()> {
     for line in text.split(|byte| *byte == b'\n') {
         let line: serde_json::Value = serde_json::from_slice(line)?;
         let text = |key: &str| line[key].as_str().unwrap_or_default().to_owned();
-        messages.push(Message { role: text("role"), content: text("content") });
+        messages.push(Message {
+            role: text("role"),
+            content: text("content"),
+            ..Message::default()
+        });
     }
     for (name, _) in TEMPLATES {
         if let Some(template) = ChatTemplate::from_model_dir(&dir.join(name))? {
