@@ -53,7 +53,7 @@ impl Reader {
 }
 
 /// All readers.
-pub(crate) const READERS: [Reader; 23] = [
+pub(crate) const READERS: [Reader; 24] = [
     Reader {
         name: "weights",
         file: "model.safetensors",
@@ -212,6 +212,12 @@ pub(crate) const READERS: [Reader; 23] = [
             diagnosis?;
             draftsmith_cli::readers::inspect(dir)
         },
+    },
+    Reader {
+        name: "gguf",
+        file: "drafter.gguf",
+        prepare: |_| Ok(()),
+        read: |dir| diagnose(&dir.join("drafter.gguf"), &fixture(MODEL)).map(drop),
     },
     Reader {
         name: "block",
