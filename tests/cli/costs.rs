@@ -552,7 +552,13 @@ fn settings_of_each_server_follow_from_costs_and_recordings() {
             "{shown}"
         );
         assert!(shown.contains("\nServe with draft, ") && !shown.contains("--max-"), "{shown}");
+        let benchmark = path.replace("flags", "benchmark").replace("speculative", "benchmark");
+        let has_rates = ["llama.cpp", "vllm"].contains(&server);
+        assert_eq!(place.path(&benchmark).exists(), has_rates, "{benchmark}");
+        assert!(!text.contains("synth"), "{text}");
         if server == "vllm" {
+            let benchmark = std::fs::read_to_string(place.path(&benchmark)).unwrap();
+            assert!(benchmark.contains("synthetic_acceptance_rates"), "{benchmark}");
             assert!(text.contains("[5,1000000,0]"), "{text}");
             let start = format!("{}/{path}", place.path("").canonicalize().unwrap().display());
             assert!(shown.contains(&format!("$(cat {start})")), "{shown}");

@@ -1,6 +1,8 @@
 //! Data in the formats of the methods' authors.
 
-use crate::support::Place;
+use serde_json::json;
+
+use crate::support::{Place, model};
 
 /// Reads a list as Python prints it.
 fn read<T: std::str::FromStr<Err: std::fmt::Debug>>(text: &serde_json::Value) -> Vec<T> {
@@ -194,4 +196,69 @@ fn errors_in_specdec_pp_data_name_file_and_item() {
     let named = ["`theirs#1` has no response", "user text of `messages`", "keys `id`, `messages`"];
     refused(&[first.clone(), half], &named);
     refused(&["{\"text\": \"a\"}".to_owned()], &["`theirs.json`, line 1 (item 1)"]);
+}
+
+/// A template that writes a call as its arguments alone.
+const WITH_CALLS: &str = "{{- bos_token }}{%- for message in messages %}\
+    {%- if message.role == 'assistant' %}{{- '<|assistant|>\\n' + (message.content or '') }}\
+    {%- for call in message.tool_calls or [] %}{{- call.function.arguments }}{%- endfor %}{{- eos_token + '\\n' }}\
+    {%- elif message.role == 'tool' %}{{- '<|user|>\\n' + message.name + ': ' + message.content + '\\n' }}\
+    {%- else %}{{- '<|user|>\\n' + message.content + '\\n' }}{%- endif %}{%- endfor %}\
+    {%- if add_generation_prompt %}{{- '<|assistant|>\\n' }}{%- endif -%}";
+
+#[test]
+fn a_tools_result_follows_the_regenerated_call_if_it_is_the_recorded_one() {
+    let place = Place::new();
+    let recipe = std::fs::read_to_string(place.write_small_recipe()).unwrap();
+    place.write("chat.jinja", WITH_CALLS);
+    let recipe = recipe
+        .replace("[drafters.draft]\n", "chat_template = 'chat.jinja'\n[drafters.draft]\n")
+        .replace("['train.jsonl']", "['tools.jsonl']");
+    place.write("small.toml", &recipe);
+    place.write("tools.jsonl", "{\"prompt\": \"Convert 3 km to m.\"}\n");
+    let rows = |name: &str| {
+        let dir = place.path("data").join(name);
+        draftsmith_data::read_dir(&dir, draftsmith_data::Incomplete::Refused).unwrap().rows
+    };
+    place.run(&["build-data", "small.toml", "--set", "name=\"first\""]).ok();
+    let tokenizer = draftsmith_data::TextTokenizer::from_model_dir(&model("target")).unwrap();
+    let said = tokenizer.decode(&rows("first")[0].response_ids, true).unwrap();
+    // Two records whose calls are and are not what the target says, and one with an image.
+    let record = |call: &str| {
+        json!({ "messages": [
+            { "role": "user", "content": "Convert 3 km to m." },
+            { "role": "assistant", "content": null, "tool_calls": [{ "function": { "name": "f", "arguments": call } }] },
+            { "role": "tool", "name": "f", "content": "3000" },
+            { "role": "assistant", "content": "It is 3000 m." },
+        ] })
+    };
+    let image = json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url" }] }] });
+    let records = [record(&said), record("elsewhere"), image].map(|it| it.to_string());
+    place.write("tools.jsonl", records.join("\n"));
+    let ran = place.run(&["build-data", "small.toml", "--json"]);
+    let notes = ran.stderr.replace('\n', " ");
+    assert_eq!(ran.json()["num_ended_by_call"], 1);
+    for part in [
+        "1 conversations end at an answer that does not make the file's calls",
+        "`tools.jsonl`: 1 records have images or other media and are skipped; they would need",
+    ] {
+        assert!(notes.contains(part), "{notes}");
+    }
+    let found = rows("small");
+    let ids: Vec<&str> = found.iter().map(|row| row.id.as_str()).collect();
+    assert_eq!(ids, ["tools#0", "tools#0#1", "tools#1"]);
+    let prompt = format!(
+        "<s><|user|>\nConvert 3 km to m.\n<|assistant|>\n{said}</s>\n<|user|>\nf: 3000\n<|assistant|>\n"
+    );
+    assert_eq!(found[1].prompt_ids, tokenizer.encode(&prompt, false).unwrap(), "{prompt}");
+
+    // Existing answers consist of the calls as the template writes them.
+    let existing = ["--set", "name=\"existing\"", "--set", "data.responses=\"existing\""];
+    place.run(&[&["build-data", "small.toml"], &existing[..]].concat()).ok();
+    let found = rows("existing");
+    let answers: Vec<String> =
+        found.iter().map(|row| tokenizer.decode(&row.response_ids, false).unwrap()).collect();
+    let ending = |text: &str| format!("{text}</s>");
+    assert_eq!(answers[2..], [ending("elsewhere"), ending("It is 3000 m.")]);
+    assert_eq!(found[1].prompt_ids, tokenizer.encode(&prompt, false).unwrap());
 }

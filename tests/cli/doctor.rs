@@ -367,3 +367,144 @@ fn expected_acceptance_is_that_of_an_evaluation() {
     assert!(accepted <= rounds && accepted >= rounds - 3.0, "{accepted} {rounds}");
     assert_eq!(acceptance["num_tokens"], row["num_tokens"]);
 }
+
+/// A file in GGUF of version 3 with these keys of numbers, and tensors of these shapes.
+fn gguf(architecture: &str, keys: &[(&str, &[u32])], tensors: &[(&str, &[u64])]) -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let mut bytes = b"GGUF\x03\0\0\0".to_vec();
+    bytes.extend((tensors.len() as u64).to_le_bytes());
+    bytes.extend((keys.len() as u64 + 2).to_le_bytes());
+    bytes.extend(text("general.architecture"));
+    bytes.extend(8_u32.to_le_bytes());
+    bytes.extend(text(architecture));
+    // A list of 1,024 texts.
+    bytes.extend(text("tokenizer.ggml.tokens"));
+    bytes.extend([9_u32, 8].into_iter().flat_map(u32::to_le_bytes));
+    bytes.extend(1024_u64.to_le_bytes());
+    (0..1024).for_each(|id| bytes.extend(text(&format!("t{id}"))));
+    for (key, numbers) in keys {
+        bytes.extend(text(&format!("{architecture}.{key}")));
+        if let [number] = numbers {
+            bytes.extend([4, *number].into_iter().flat_map(u32::to_le_bytes));
+        } else {
+            bytes.extend([9_u32, 4].into_iter().flat_map(u32::to_le_bytes));
+            bytes.extend((numbers.len() as u64).to_le_bytes());
+            bytes.extend(numbers.iter().flat_map(|number| number.to_le_bytes()));
+        }
+    }
+    for (name, shape) in tensors {
+        bytes.extend(text(name));
+        bytes.extend((shape.len() as u32).to_le_bytes());
+        bytes.extend(shape.iter().flat_map(|size| size.to_le_bytes()));
+        bytes.extend([0; 12]);
+    }
+    bytes
+}
+
+type GgufKey = (&'static str, &'static [u32]);
+
+const EAGLE3_KEYS: [GgufKey; 4] = [
+    ("block_count", &[1]),
+    ("embedding_length", &[192]),
+    ("target_hidden_size", &[192]),
+    ("target_layers", &[2, 4, 5]),
+];
+const BLOCK_KEYS: [GgufKey; 4] = [
+    ("block_count", &[2]),
+    ("embedding_length", &[192]),
+    ("block_size", &[8]),
+    ("target_layers", &[2, 6]),
+];
+
+#[test]
+fn a_drafters_gguf_is_recognised_and_held_against_its_target() {
+    let place = Place::new();
+    let eagle3 = |keys: &[GgufKey]| {
+        gguf("eagle3", keys, &[("fc.weight", &[576, 192]), ("blk.0.attn_q.weight", &[384, 192])])
+    };
+    let block = |keys: &[GgufKey]| {
+        gguf("dflash", keys, &[("fc.weight", &[384, 192]), ("blk.1.attn_q.weight", &[192, 192])])
+    };
+    let found = |bytes: Vec<u8>| {
+        place.write("d.gguf", bytes);
+        findings(&place, "d.gguf")
+    };
+    let fine = (vec!["header-only".to_owned()], true);
+    assert_eq!(found(block(&BLOCK_KEYS)), fine);
+    assert_eq!(found(eagle3(&EAGLE3_KEYS)), fine);
+    let target = model("target").display().to_string();
+    let shown =
+        place.run(&["server", "doctor", "d.gguf", "--target", &target]).ok().replace('\n', " ");
+    let description = "a drafter in GGUF: architecture `eagle3`, 1 layers of width 192, 1024 tokens, reads layers [2, 4, 5]";
+    assert!(shown.starts_with(description), "{shown}");
+    assert!(!shown.contains("No problem found"), "{shown}");
+    // The directory of one, alone and beside the files that it was converted from.
+    std::fs::create_dir_all(place.path("dir")).unwrap();
+    std::fs::copy(place.path("d.gguf"), place.path("dir/d.gguf")).unwrap();
+    assert_eq!(findings(&place, "dir"), fine);
+    write_drafter(&place.path("both"), false);
+    let without = findings(&place, "both");
+    std::fs::copy(place.path("d.gguf"), place.path("both/d.gguf")).unwrap();
+    let (with, passes) = findings(&place, "both");
+    assert!(passes && with.len() == without.0.len() + 1, "{with:?}");
+
+    let changed =
+        |keys: [GgufKey; 4], key: &'static str, numbers: &'static [u32]| -> Vec<GgufKey> {
+            keys.into_iter().map(|it| if it.0 == key { (key, numbers) } else { it }).collect()
+        };
+    for (key, numbers, finding) in [
+        ("block_count", &[2][..], "layers"),
+        ("embedding_length", &[160], "other-width"),
+        ("target_hidden_size", &[256], "other-width"),
+        ("target_layers", &[2, 4, 9], "wrong-layers"),
+        ("target_layers", &[4, 2, 5], "wrong-layers"),
+    ] {
+        let (names, passes) = found(eagle3(&changed(EAGLE3_KEYS, key, numbers)));
+        assert!(!passes && names == [finding, "header-only"], "{key}: {names:?}");
+    }
+    for (key, numbers, finding) in [
+        ("block_size", &[1][..], "block-size"),
+        ("block_size", &[1000], "block-size"),
+        ("target_layers", &[2, 9], "wrong-layers"),
+        ("block_count", &[1], "layers"),
+    ] {
+        let (names, passes) = found(block(&changed(BLOCK_KEYS, key, numbers)));
+        assert!(!passes && names == [finding, "header-only"], "{key}: {names:?}");
+    }
+    let (names, _) = found(gguf("eagle3", &EAGLE3_KEYS, &[]));
+    assert_eq!(names, ["no-tensors", "layers", "other-width", "header-only"]);
+    // A draft model has the target's vocabulary.
+    let small = gguf("llama", &[("vocab_size", &[1024])], &[("output.weight", &[96, 1024])]);
+    assert_eq!(found(small), fine);
+    place.copy_model("target", "wide");
+    edit_config(&place.path("wide"), |config| config["vocab_size"] = json!(1152));
+    let wide = ["server", "doctor", "d.gguf", "--target", "wide", "--json"];
+    assert!(place.run(&wide).stdout.contains("other-vocabulary"));
+}
+
+#[test]
+fn a_malformed_gguf_is_one_error_that_names_it() {
+    let place = Place::new();
+    let whole = gguf("eagle3", &EAGLE3_KEYS, &[("fc.weight", &[576, 192])]);
+    let target = model("target").display().to_string();
+    let fails = |bytes: &[u8], named: &str| {
+        place.write("d.gguf", bytes);
+        let run = place.run(&["server", "doctor", "d.gguf", "--target", &target]);
+        run.fails_naming(&["`d.gguf`", named, "hint: give a GGUF file of version 3"]);
+    };
+    fails(b"", "it ends within its header");
+    fails(b"GGML\x03\0\0\0", "does not begin with `GGUF`");
+    fails(&[b"GGUF\x02\0\0\0", &whole[8..]].concat(), "its version is 2, expected 3");
+    for len in (8..whole.len()).step_by(whole.len() / 60) {
+        fails(&whole[..len], "it ends within its header");
+    }
+    // Lengths of which nothing follows.
+    fails(&[&whole[..8], &[0xff; 16]].concat(), "it claims");
+    let at = whole.windows(5).position(|it| it == b"\x09\0\0\0\x08").unwrap();
+    let mut long = whole.clone();
+    long[at + 8..at + 16].copy_from_slice(&u64::MAX.to_le_bytes());
+    fails(&long, "it ends within its header");
+    long[at + 8..at + 16].copy_from_slice(&1024_u64.to_le_bytes());
+    long[at + 4] = 99;
+    fails(&long, "unknown type 99");
+}

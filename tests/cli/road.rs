@@ -2,12 +2,13 @@
 
 use std::collections::BTreeMap;
 use std::io::BufRead;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use crate::support::{Place, send_signal, wait};
+use crate::doctor::{edit_config, edit_tensors};
+use crate::support::{Place, model, send_signal, wait};
 
 /// The bytes of every Parquet shard, by file name.
 fn shards(place: &Place) -> BTreeMap<String, Vec<u8>> {
@@ -19,6 +20,60 @@ fn shards(place: &Place) -> BTreeMap<String, Vec<u8>> {
             (name, bytes)
         })
         .collect()
+}
+
+/// Adds rows of unused ids to a copy of an embedded model, each twice as long as a token's row, so that they
+/// would be the most probable ones.
+fn copy_with_padding(place: &Place, from: &str, num_rows: usize) -> PathBuf {
+    let dir = place.copy_model(from, &format!("padded-{from}"));
+    edit_tensors(&dir, |tensors| {
+        let embedding = &mut tensors.header["model.embed_tokens.weight"];
+        let at = |at: usize| embedding["data_offsets"][at].as_u64().unwrap() as usize;
+        let mut rows = tensors.bytes[at(0)..at(1)].to_vec();
+        let [num, width] = [0, 1].map(|at| embedding["shape"][at].as_u64().unwrap() as usize);
+        for place in 0..num_rows * width {
+            // A bf16 number with the next exponent is twice as large.
+            let bits = u16::from_le_bytes([rows[2 * place], rows[2 * place + 1]]);
+            let doubled = if bits & 0x7fff == 0 { bits } else { bits + 0x80 };
+            rows.extend(doubled.to_le_bytes());
+        }
+        embedding["shape"] = json!([num + num_rows, width]);
+        let start = tensors.bytes.len();
+        embedding["data_offsets"] = json!([start, start + rows.len()]);
+        tensors.bytes.extend(rows);
+    });
+    edit_config(&dir, |config| config["vocab_size"] = json!(1024 + num_rows));
+    dir
+}
+
+#[test]
+fn a_draft_or_a_target_with_more_padding_counts_as_the_one_without() {
+    let place = Place::new();
+    let recipe = std::fs::read_to_string(place.write_small_recipe()).unwrap();
+    let draft = model("draft").display().to_string();
+    let padded = copy_with_padding(&place, "draft", 128).display().to_string();
+    place.write("small.toml", recipe.replace(&draft, &padded));
+    // The whole road: data, a head, its rules, recordings, decoding.
+    place.run(&["run", "small.toml"]).ok();
+    let (models, evaluate) = recipe.split_once("[data]").unwrap();
+    let (_, evaluate) = evaluate.split_once("[evaluate]").unwrap();
+    let evaluate = evaluate.split_once("rules.head").unwrap().0;
+    place.write("plain.toml", format!("{models}[evaluate]{evaluate}"));
+    place.run(&["evaluate", "plain.toml"]).ok();
+    let counts = |recipe: &str| -> Vec<Vec<Value>> {
+        let rows = place.results(recipe).into_iter();
+        let rows = rows.filter(|row| row["stop_rule"] != "rejection_threshold");
+        let keys = ["decoding", "setting", "num_tokens", "num_drafted", "num_accepted"];
+        rows.map(|row| keys.map(|key| row[key].clone()).to_vec()).collect()
+    };
+    assert_eq!(counts("small").len(), 2 * 3);
+    assert_eq!(counts("small"), counts("plain"));
+
+    // A target with ids that its draft lacks, some of which it gives.
+    let target = copy_with_padding(&place, "target", 64).display().to_string();
+    place.write("wider.toml", recipe.replace(&model("target").display().to_string(), &target));
+    place.run(&["run", "wider.toml"]).ok();
+    assert!(place.results("wider").len() == 2 * 4);
 }
 
 #[test]

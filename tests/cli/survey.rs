@@ -62,6 +62,11 @@ fn a_pairs_figures_match_record_and_replay() {
     let replay = place.run(&["replay", "same.toml", "--json"]).json();
     let group = &replay["groups"][0];
     assert_eq!((&group["cost_source"], &found["cost_source"]), (&"given".into(), &"given".into()));
+    let ranges = group["by_text_position"].as_array().unwrap();
+    assert_eq!((ranges.len(), &ranges[0]["up_to"]), (1, &512.into()), "{ranges:?}");
+    assert_eq!(ranges[0]["num_drafted"], found["by_text_position"][0]["num_drafted"]);
+    let value = |of: &Value| of["by_text_position"][0]["acceptance_rate"]["value"].clone();
+    assert_eq!(value(group), value(&found));
     let rows = group["rows"].as_array().unwrap();
     let fixed = rows.iter().find(|row| row["stop_rule"] == "fixed_length").unwrap();
     let length = fixed["config"]["candidate_length"].as_u64().unwrap() as usize;

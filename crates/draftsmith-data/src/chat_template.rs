@@ -33,28 +33,30 @@ const TEMPLATE_FILE: &str = "chat_template.jinja";
 const MAX_PROBLEM_CHARS: usize = 400;
 
 /// One message of a chat.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Message {
-    /// The author: `system`, `user` or `assistant`.
+    /// The author: `system`, `user`, `assistant` or `tool`.
     pub role: String,
     /// The text of the message.
     pub content: String,
+    /// Further keys of the message, such as `tool_calls`. A `content` among them replaces the text.
+    pub keys: Map<String, Json>,
 }
 
 impl Message {
     /// Creates a system message.
     pub fn system(content: impl Into<String>) -> Self {
-        Self { role: "system".to_owned(), content: content.into() }
+        Self { role: "system".to_owned(), content: content.into(), ..Self::default() }
     }
 
     /// Creates a user message.
     pub fn user(content: impl Into<String>) -> Self {
-        Self { role: "user".to_owned(), content: content.into() }
+        Self { role: "user".to_owned(), content: content.into(), ..Self::default() }
     }
 
     /// Creates an assistant message.
     pub fn assistant(content: impl Into<String>) -> Self {
-        Self { role: "assistant".to_owned(), content: content.into() }
+        Self { role: "assistant".to_owned(), content: content.into(), ..Self::default() }
     }
 }
 
@@ -150,14 +152,13 @@ impl ChatTemplate {
     /// # Errors
     /// If the template raises an error, fails, or exceeds its allowance.
     pub fn render(&self, messages: &[Message], add_generation_prompt: bool) -> Result<String> {
-        let num_bytes = messages.iter().map(|message| message.content.len()).sum::<usize>();
-        let of_arguments = Json::Object(self.arguments.clone()).to_string().len();
-        let allowance = Allowance::new(messages.len(), num_bytes + of_arguments);
-        let messages = messages.iter().map(|message| {
-            Value::from_pairs([
-                ("role", message.role.as_str()),
-                ("content", message.content.as_str()),
-            ])
+        let len = |keys: &Map<String, Json>| Json::Object(keys.clone()).to_string().len();
+        let num_bytes = messages.iter().map(|it| it.content.len() + len(&it.keys)).sum::<usize>();
+        let allowance = Allowance::new(messages.len(), num_bytes + len(&self.arguments));
+        let messages = messages.iter().map(|Message { role, content, keys }| {
+            let own = [("role", Value::from(&**role)), ("content", Value::from(&**content))];
+            let own = own.into_iter().filter(|(name, _)| !keys.contains_key(*name));
+            Value::from_pairs(own.chain(keys.iter().map(|(name, it)| (&**name, value_of(it)))))
         });
         let mut context = vec![
             ("messages", messages.collect::<Value>()),

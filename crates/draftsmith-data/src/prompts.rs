@@ -44,13 +44,18 @@ pub struct Prompt {
     pub arguments: Box<serde_json::Map<String, serde_json::Value>>,
 }
 
-/// One user text and, if the file has one, the assistant's answer.
-#[derive(Debug, Clone, PartialEq)]
+/// One user text, or the results of tools, and, if the file has one, the assistant's answer.
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Turn {
-    /// The user text; never empty.
+    /// The user text; empty only before results.
     pub user: String,
+    /// The messages with the results of tools that the answer before called; empty after a user text.
+    pub results: Vec<Message>,
     /// The answer in the file; never empty.
     pub response: Option<String>,
+    /// The keys of the answer in the file that calls tools: `tool_calls`, and `content` if it is null. Empty
+    /// without calls.
+    pub calls: serde_json::Map<String, serde_json::Value>,
     /// The turn as token ids; `None` unless the file has them and [`Prompts::keeps_tokens`] is set.
     pub tokens: Option<GivenTokens>,
 }
@@ -58,7 +63,24 @@ pub struct Turn {
 impl Turn {
     /// Returns whether the file has an answer to this turn, as text or as token ids.
     pub fn has_response(&self) -> bool {
-        self.response.is_some() || self.tokens.is_some()
+        self.response.is_some() || self.tokens.is_some() || !self.calls.is_empty()
+    }
+
+    /// Returns the messages before the answer.
+    fn opening(&self) -> Vec<Message> {
+        match self.results.is_empty() {
+            true => vec![Message::user(&self.user)],
+            false => self.results.clone(),
+        }
+    }
+
+    /// Returns the message of an answer with the recorded calls, if there are some.
+    pub fn answer(&self, content: &str) -> Message {
+        let mut keys = self.calls.clone();
+        if !content.is_empty() {
+            keys.shift_remove("content");
+        }
+        Message { keys, ..Message::assistant(content) }
     }
 }
 
@@ -79,8 +101,14 @@ impl Prompt {
         if turn == 0 { self.id.clone() } else { format!("{}#{turn}", self.id) }
     }
 
+    /// Returns whether the results of tools follow the answer of `turn`.
+    pub fn calls_tools(&self, turn: usize) -> bool {
+        self.turns.get(turn + 1).is_some_and(|next| !next.results.is_empty())
+    }
+
     /// Returns the messages before the answer of `turn`: the system text, the earlier turns with
-    /// `responses` as their answers, and the turn's user text.
+    /// `responses` as their answers, and the turn's user text or results. An answer before results gets the
+    /// calls of the file, and its response is the text before them.
     ///
     /// # Panics
     /// If `turn` does not exist, or if there are fewer responses than earlier turns.
@@ -88,11 +116,14 @@ impl Prompt {
         assert!(turn < self.turns.len(), "`{}` has no turn {turn}", self.id);
         assert!(responses.len() >= turn, "`{}`: turn {turn} needs {turn} responses", self.id);
         let mut messages: Vec<Message> = self.system.iter().map(Message::system).collect();
-        for (earlier, response) in self.turns[..turn].iter().zip(responses) {
-            messages.push(Message::user(&earlier.user));
-            messages.push(Message::assistant(response));
+        for (at, (earlier, response)) in self.turns[..turn].iter().zip(responses).enumerate() {
+            messages.extend(earlier.opening());
+            messages.push(match self.calls_tools(at) {
+                true => earlier.answer(response),
+                false => Message::assistant(response),
+            });
         }
-        messages.push(Message::user(&self.turns[turn].user));
+        messages.extend(self.turns[turn].opening());
         messages
     }
 }
@@ -108,7 +139,7 @@ impl Prompt {
 /// | SpecDec++ | `prompt` and, if tokens are kept ([`Self::keeps_tokens`]), `prefix`, `tokens`, `draft` and `p_acc` |
 /// | Alpaca, Dolly | `instruction`, `input` or `context`, `output`; the prompt is the instruction, followed by `\nInput: ` and the input if there is one |
 /// | ShareGPT | `conversations` of `role` and `content`, or of `from` (`human`, `gpt`, `system`) and `value`; `system` beside it is the system text |
-/// | chat | `messages` of `role` (`user`, `assistant`, `system`) and `content` |
+/// | chat | `messages` of `role` (`user`, `assistant`, `system`, `tool`) and `content`, and an assistant's `tool_calls` |
 ///
 /// A plain form's answer may also be under another plain form's key. Records are lines of JSON, the
 /// elements of one JSON array, or the rows of a Parquet table whose columns have the keys' names. JSON may be compressed with gzip or zstd. A byte-order mark,
@@ -146,7 +177,9 @@ pub struct Malformed {
     pub num_records: usize,
     /// The errors of the first few skipped records.
     pub first: Vec<DataError>,
-    /// The number of records with each key that prompts do not keep, such as `tools`.
+    /// The number of skipped records with images or other media.
+    pub num_with_media: usize,
+    /// The number of records with each key that prompts do not keep, such as `reasoning`.
     pub unrendered: BTreeMap<&'static str, usize>,
 }
 
@@ -209,6 +242,7 @@ impl Prompts {
     /// Reads the prompt in record `index`; `None` for a conversation that was truncated to nothing.
     fn read_prompt(&mut self, record: Record, index: usize) -> Result<Option<Prompt>> {
         let Record { position, value, unread } = record;
+        self.malformed.num_with_media += usize::from(forms::media(&value).is_some());
         let content = forms::read_record(&value, self.keeps_tokens).map_err(|problem| {
             let problem = match (problem, unread) {
                 (Problem::Unknown(_), Some((key, problem))) => Problem::key(key, problem),

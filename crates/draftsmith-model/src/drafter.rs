@@ -143,10 +143,9 @@ impl DrafterModel {
         Self { model, exit, eagle3, narrow_head, ..self }
     }
 
-    /// Returns the id if it has an embedding, or else 0. With the wrong token the draft may be worse,
-    /// but the output stays the target's.
+    /// Returns the id if it has an embedding, or else another token's.
     fn readable(&self, id: u32) -> u32 {
-        if (id as usize) < self.vocab_size() { id } else { 0 }
+        self.model.shape().readable(id)
     }
 
     /// Computes the hidden states for the LM head over whole sequences. Sequences are padded on the

@@ -127,6 +127,13 @@ impl Eagle3Config {
         [2, num_layers / 2, num_layers.saturating_sub(3)]
     }
 
+    /// Returns the window of the drafter in `dir`; `None` without one, and for unreadable drafters.
+    pub fn window(dir: &DrafterDir) -> Option<usize> {
+        // The window does not depend on the target's layers.
+        let files = DraftFiles::<Eagle3Form>::read(dir, 0).ok()?;
+        files.config.model.spec.window.map(|window| window.size)
+    }
+
     /// Configures a drafter of the target's sizes, with a Llama's layer and an LM head of its own over
     /// all tokens.
     pub fn new(target: &ModelConfig) -> Self {

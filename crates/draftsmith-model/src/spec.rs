@@ -32,6 +32,14 @@ pub struct ModelShape {
     pub eos_token_ids: Vec<u32>,
 }
 
+impl ModelShape {
+    /// Returns the id if it has an embedding, or else 0. A draft model may have fewer rows for unused ids
+    /// than its target. With the wrong token the draft may be worse, but the output stays the target's.
+    pub fn readable(&self, id: u32) -> u32 {
+        if (id as usize) < self.vocab_size { id } else { 0 }
+    }
+}
+
 /// The structure of a decoder without its sizes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DecoderSpec {

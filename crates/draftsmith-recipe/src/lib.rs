@@ -21,6 +21,7 @@ pub mod prompt_files;
 pub mod prompts;
 mod recipe;
 pub mod text_side;
+mod tool_calls;
 pub mod watch;
 pub mod workspace;
 

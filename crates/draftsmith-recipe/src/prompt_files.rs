@@ -98,6 +98,14 @@ pub fn note_malformed(path: &Path, malformed: &Malformed, watch: &dyn Watch) {
         let path = path.display();
         watch.note(format!("`{path}`: {num} records have `{key}`, which prompts leave out"));
     }
+    if malformed.num_with_media > 0 {
+        watch.note(format!(
+            "`{}`: {} records have images or other media and are skipped; they would need a server that reads media and \
+             gives its answers, and its hidden states for drafters that read them",
+            path.display(),
+            malformed.num_with_media
+        ));
+    }
     if malformed.num_records == 0 {
         return;
     }

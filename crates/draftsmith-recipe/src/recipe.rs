@@ -365,9 +365,11 @@ impl Recipe {
                 (out, Some(export))
             }
         };
+        let dir = kind.path().cloned().unwrap_or_else(|| self.export_dir(id).into());
         let block = kind.path().filter(|_| flags.is_block);
         Some(ServedDrafter {
             whole_block: block.and_then(BlockDrafterConfig::whole_block),
+            window: flags.window(&dir),
             flags,
             target: served_path(&self.models.target, false),
             model,

@@ -7,6 +7,8 @@ use anyhow::{Result, ensure};
 use draftsmith_data::{ChatFormat, DataError, Message, Prompt, StopStrings, TextTokenizer};
 use draftsmith_decode::Limits;
 
+use crate::tool_calls;
+
 /// A target's tokenizer, chat template and end markers. Clones share memory with the workspace.
 #[derive(Debug, Clone)]
 pub struct TextSide {
@@ -36,19 +38,84 @@ impl TextSide {
 
     /// Encodes a prompt up to the answer of turn `number`, counted from 0, with its own variables of the
     /// chat template. `responses` answer earlier turns.
+    ///
+    /// # Errors
+    /// If the template refuses the messages, or an answer does not call the tools whose results follow.
     pub fn encode_turn(
         &self,
         prompt: &Prompt,
         number: usize,
         responses: &[String],
     ) -> Result<Vec<u32>> {
-        let messages = prompt.messages(number, responses);
-        if prompt.arguments.is_empty() {
-            return self.encode(&messages);
-        }
-        let arguments = (*prompt.arguments).clone();
-        let format = (*self.chat_format).clone().map(|it| it.with_arguments(arguments))?;
+        let format = self.format_of(prompt)?;
+        let messages = prompt.messages(number, &self.contents(prompt, &responses[..number])?);
         Ok(self.tokenizer.encode_chat(&format, &messages)?)
+    }
+
+    /// Returns the chat format with a prompt's own variables.
+    fn format_of(&self, prompt: &Prompt) -> Result<ChatFormat> {
+        let arguments = (*prompt.arguments).clone();
+        Ok((*self.chat_format).clone().map(|it| it.with_arguments(arguments))?)
+    }
+
+    /// Returns the texts of answers without the calls of tools whose recorded results follow.
+    fn contents(&self, prompt: &Prompt, responses: &[String]) -> Result<Vec<String>> {
+        let mut contents: Vec<String> = Vec::new();
+        for (turn, response) in responses.iter().enumerate() {
+            let mut content = Some(response.clone());
+            if prompt.calls_tools(turn) {
+                let written = self.answer_text((prompt, turn), &contents, "")?;
+                let ids = self.tokenizer.encode(&written, false)?;
+                content = tool_calls::text_before(&self.tokenizer.decode(&ids, true)?, response);
+            }
+            contents.push(content.ok_or_else(|| {
+                let row = prompt.row_id(turn);
+                DataError::Invalid(format!("the answer to `{row}` makes other calls of tools"))
+            })?);
+        }
+        Ok(contents)
+    }
+
+    /// Returns an answer with the calls of a turn as the chat template writes it.
+    fn answer_text(
+        &self,
+        (prompt, turn): (&Prompt, usize),
+        contents: &[String],
+        content: &str,
+    ) -> Result<String> {
+        let ChatFormat::Template(template) = self.format_of(prompt)? else {
+            return Err(DataError::Invalid("calls of tools need a chat template".to_owned()).into());
+        };
+        let mut messages = prompt.messages(turn, contents);
+        let before = template.render(&messages, true)?;
+        messages.push(prompt.turns[turn].answer(content));
+        let whole = template.render(&messages, false)?;
+        // A template may begin an answer that is to come with more, such as an empty thought.
+        let same = before.chars().zip(whole.chars()).take_while(|(one, other)| one == other);
+        let num_bytes: usize = same.map(|(character, _)| character.len_utf8()).sum();
+        Ok(whole[num_bytes..].to_owned())
+    }
+
+    /// Returns the file's answer to a turn, with its calls of tools as the chat template writes them.
+    /// `responses` answer earlier turns.
+    ///
+    /// # Errors
+    /// If the template refuses the messages, or an earlier answer makes other calls.
+    pub fn answer_with_calls(
+        &self,
+        prompt: &Prompt,
+        turn: usize,
+        responses: &[String],
+    ) -> Result<String> {
+        let content = prompt.turns[turn].response.as_deref().unwrap_or_default();
+        self.answer_text((prompt, turn), &self.contents(prompt, responses)?, content)
+    }
+
+    /// Returns whether a conversation ends after the answers `responses` because the last one does not call the
+    /// tools whose results follow.
+    pub fn ends_by_call(&self, prompt: &Prompt, responses: &[String]) -> bool {
+        let is_call = responses.len().checked_sub(1).is_some_and(|last| prompt.calls_tools(last));
+        is_call && self.contents(prompt, responses).is_err()
     }
 
     /// Returns the reason why the chat template refuses a prompt's first turn, such as a system text

@@ -44,9 +44,9 @@ pub use results::{
     GroupSummary, GroupVerdict, HeadOnSet, HeadOverOnline, HeadPredictions, HeadRace, JudgedHead,
     LEAST_PROMPTS, LogLosses, LookUps, MAX_FOREIGN_LOAD, MeasuredSetting, OracleResult,
     PromiseOutcome, PromiseSummary, Replay, ReplayGroup, ReplayRow, ResultRow, RuleReads,
-    ServingWay, SharedThreshold, SpeedAtLength, Version, acceptance_by_position, fastest_ways,
-    in_order, read_results, results_to_json, serving_text, sort_rows, summary_to_json,
-    tokens_per_second, waiting_time,
+    ServingWay, SharedThreshold, SpeedAtLength, TextRange, Version, acceptance_by_position,
+    fastest_ways, in_order, read_results, results_to_json, serving_text, sort_rows,
+    summary_to_json, tokens_per_second, waiting_time,
 };
 pub use statistics::{median_of, promise_interval, shown_interval};
 pub use table::{

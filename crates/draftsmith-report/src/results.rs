@@ -31,7 +31,7 @@ pub(crate) use group::{Group, groups};
 pub use heads::{Algorithm2, CurvePoint, HeadOnSet, HeadRace, JudgedHead, SharedThreshold};
 pub use replay::{
     HeadOverOnline, HeadPredictions, LogLosses, LookUps, OracleResult, Replay, ReplayGroup,
-    ReplayRow,
+    ReplayRow, TextRange,
 };
 pub use serving::{DRAFTSMITH, ServingWay, fastest_ways, serving_text};
 pub use summary::{

@@ -8,6 +8,7 @@ mod acceptance;
 mod block;
 mod draft_model;
 mod eagle3;
+mod gguf;
 mod keys;
 
 use std::borrow::Cow;
@@ -206,6 +207,16 @@ static FORMS: [FileForm; 9] = [
     },
 ];
 
+/// A drafter of which only a GGUF file is given.
+static GGUF: FileForm = FileForm {
+    name: "gguf",
+    text: "a drafter in GGUF",
+    kind: None,
+    is_of: |_| false,
+    examine: gguf::examine,
+    read: None,
+};
+
 /// Returns whether a tensor's name begins with two numbers, as Medusa's do.
 fn is_medusas(name: &str) -> bool {
     let mut parts = name.split('.');
@@ -300,24 +311,39 @@ impl Patient<'_> {
 /// # Errors
 /// If a directory has no readable `config.json` or weights.
 pub fn diagnose(dir: &Path, target_dir: &Path) -> Result<Diagnosis> {
-    let keys = config_keys(dir)?;
     let target = ModelConfig::from_model_dir(target_dir)
         .with_context(|| format!("the target `{}`", target_dir.display()))?;
+    let keys = Map::new();
     let mut patient = Patient { dir: dir.into(), keys, target_dir, target, findings: Vec::new() };
-    let form = form_of(&patient)?;
-    keys::examine(&mut patient, form);
-    let description = (form.examine)(&mut patient)?;
-    numbers(&mut patient);
-    trained_target(&mut patient);
-    tokenizers(&mut patient)?;
-    let is_fine = |finding: &Finding| finding.severity != Breaks;
-    if patient.findings.iter().all(is_fine)
-        && let Some(Err(error)) = form.read.map(|read| read(&patient, &Device::flex()))
-    {
-        patient.find_unreadable(&error);
+    let is_gguf = !gguf::files_in(dir)?.is_empty();
+    let (form, mut description) = match is_gguf && !dir.join("config.json").is_file() {
+        true => (&GGUF, String::new()),
+        false => of_directory(&mut patient)?,
+    };
+    if is_gguf {
+        description += if description.is_empty() { "" } else { "; in GGUF: " };
+        description += &gguf::examine(&mut patient)?;
     }
     patient.findings.sort_by_key(|finding| finding.severity);
     Ok(Diagnosis { form, description, findings: patient.findings })
+}
+
+/// Examines a directory with a `config.json`. Returns the drafter's format and its description.
+fn of_directory(patient: &mut Patient<'_>) -> Result<(&'static FileForm, String)> {
+    patient.keys = config_keys(&patient.dir)?;
+    let form = form_of(patient)?;
+    keys::examine(patient, form);
+    let description = (form.examine)(patient)?;
+    numbers(patient);
+    trained_target(patient);
+    tokenizers(patient)?;
+    let is_fine = |finding: &Finding| finding.severity != Breaks;
+    if patient.findings.iter().all(is_fine)
+        && let Some(Err(error)) = form.read.map(|read| read(patient, &Device::flex()))
+    {
+        patient.find_unreadable(&error);
+    }
+    Ok((form, description))
 }
 
 fn config_keys(dir: &Path) -> Result<Map<String, Value>> {

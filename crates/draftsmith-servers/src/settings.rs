@@ -94,6 +94,9 @@ pub struct ServerSettings {
     pub lost_by_single: f64,
     /// The server's settings files; empty if speculation does not pay.
     pub files: Vec<SettingsFile>,
+    /// A file for benchmarks only, in which the server accepts at the recorded rates; null if the server
+    /// cannot.
+    pub benchmark: Option<SettingsFile>,
     /// The shell commands that start the server with the settings, to be run one after another.
     pub start: Vec<String>,
     /// Notes on what the settings cannot express and how to use them.
@@ -228,6 +231,7 @@ impl ServerTuning {
         let choosing = self.choosing(recorded, tried)?;
         let mut settings = choosing.settings(drafter, recorded.decoding)?;
         self.kind.write(&mut settings, served);
+        settings.benchmark = self.kind.benchmark(&settings, recorded.judged_on)?;
         let is_weighed = |row: &LoadRow| row.cells.iter().any(|it| it.drafting.least_prob > 0.0);
         if self.kind == ServerKind::LlamaCpp && cuts && !settings.rows.iter().all(is_weighed) {
             settings.notes.push(MORE_ROWS.to_owned());
@@ -369,6 +373,7 @@ impl Choosing<'_> {
             uncertain_speedup: uncertain.filter(|_| single.is_none()),
             lost_by_single,
             files: Vec::new(),
+            benchmark: None,
             start: Vec::new(),
             notes: Vec::new(),
         })

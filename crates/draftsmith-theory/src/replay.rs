@@ -27,6 +27,7 @@ mod recorded_steps;
 pub(crate) mod test_recordings;
 #[cfg(test)]
 mod tests;
+mod text_position;
 
 use std::sync::Arc;
 

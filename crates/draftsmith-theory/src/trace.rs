@@ -109,6 +109,23 @@ impl Trace {
         num_longer as f64 / self.rounds.len() as f64
     }
 
+    /// Computes, for each of the first `num_positions` positions of a round, the probability that its
+    /// candidate and all before it are accepted: the product of the accepted shares of candidates whose
+    /// predecessors were accepted. Servers take these as synthetic acceptance rates. 0 from the first
+    /// position without such candidates.
+    pub fn unconditional_rates(&self, num_positions: usize) -> Vec<f64> {
+        let mut rate = 1.0;
+        let of_position = |position: usize| {
+            let count = |least: usize| {
+                let reach = |it: &&Round| it.depth >= position && it.num_accepted >= least;
+                self.rounds.iter().filter(reach).count()
+            };
+            rate *= count(position) as f64 / count(position - 1).max(1) as f64;
+            rate
+        };
+        (1..=num_positions).map(of_position).collect()
+    }
+
     /// Computes the standardised walltime improvement over plain decoding (CS-Drafting, section
     /// 5.1): tokens over the cost of the forwards. A target forward costs 1 regardless of its rows,
     /// and a draft forward costs its drafter's cost ratio. None without tokens, or if a drafter has
@@ -336,6 +353,20 @@ mod tests {
         assert_eq!(shares, [1.0, 1.0, 2.0 / 3.0, 2.0 / 3.0, third, third, 0.0, 0.0]);
         // The tail sum of a distribution is its mean: the compression rate without cuts.
         assert!((shares.iter().sum::<f64>() - 12.0 / 3.0).abs() < 1e-12);
+    }
+
+    #[test]
+    fn unconditional_rates_multiply_to_the_accepted_candidates() {
+        // Of three rounds, three accept one, two a second and a third; one of one a fourth and a fifth.
+        let rates = example().unconditional_rates(6);
+        let two_thirds = 1.0 * (2.0 / 3.0);
+        assert_eq!(rates, [1.0, two_thirds, two_thirds, two_thirds, two_thirds, 0.0]);
+        // Rounds of one length accept as many candidates on average as the rates sum up to.
+        let equal: Vec<Round> = (0..=4).map(|num_accepted| round(4, num_accepted)).collect();
+        let trace = Trace { num_tokens: 15, rounds: equal, ..Trace::default() };
+        let rates = trace.unconditional_rates(4);
+        assert!((rates.iter().sum::<f64>() - 2.0).abs() < 1e-12, "{rates:?}");
+        assert_eq!(Trace::default().unconditional_rates(2), [0.0, 0.0]);
     }
 
     #[test]

@@ -183,10 +183,7 @@ fn prepare(
 ) -> Result<(Loaders<HeadSource>, Option<Arc<StoredRounds>>)> {
     let optimizer = &shared.optimizer;
     let context = drafts.first().context();
-    let vocab_size = drafts.first().vocab_size();
     let HeadData { rows, rollouts } = data;
-    let recorded = rollouts.iter().flat_map(|rollouts| rollouts.rows);
-    recorded.into_iter().try_for_each(|rollout| rollout.check_ids(vocab_size))?;
     let rollouts = rollouts.map(RolloutsById::from);
     let usable = |row: &ResponseRow| match (shared.labels.mixed(), &rollouts) {
         (Some(labels), _) => TrainingRow::new(row, context, labels),
@@ -196,7 +193,8 @@ fn prepare(
         }
         (None, None) => Err(TrainError::rollouts(&row.id, "there are none")),
     };
-    let split = SplitRows::new(rows, vocab_size, optimizer.validation_fraction, usable)?;
+    // The target may have more tokens than the draft, which reads them as another token.
+    let split = SplitRows::new(rows, usize::MAX, optimizer.validation_fraction, usable)?;
     let counts = split.counts();
     let is_stored =
         |place: &&FeatureDir<'_>| shared.features == Features::Cache || place.source.is_some();

@@ -70,7 +70,7 @@ pub fn answer_all(
             SetPrompt::HeldOut { id, .. } if source.is_left_out(id) => {}
             SetPrompt::HeldOut { id, prompt_ids } => {
                 let (id, prompt_ids) = (id.clone(), prompt_ids.clone());
-                held_out.push(Turn { id, prompt_ids, of: None, share: 1.0 });
+                held_out.push(Turn { id, prompt_ids, of: None, calls: None, share: 1.0 });
             }
         }
     }
@@ -196,11 +196,9 @@ pub struct ExistingAnswers<'a> {
 impl Answers for ExistingAnswers<'_> {
     fn answer(&self, turns: Vec<Turn<'_>>) -> Result<Vec<TargetAnswer>> {
         let answer = |turn: Turn<'_>| {
-            let Turn { id, prompt_ids, of, .. } = turn;
-            let given = of.context("it has no response");
-            let (response_ids, finish) = given
-                .and_then(|of| existing_response(self.text, of, &prompt_ids, self.max_new_tokens))
-                .with_context(|| format!("prompt `{id}`"))?;
+            let (response_ids, finish) = existing_response(self.text, &turn, self.max_new_tokens)
+                .with_context(|| format!("prompt `{}`", turn.id))?;
+            let Turn { id, prompt_ids, .. } = turn;
             Ok(TargetAnswer { id, prompt_ids, response_ids, finish, probs: None, log_probs: None })
         };
         turns.into_iter().map(answer).collect()

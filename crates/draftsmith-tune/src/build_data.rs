@@ -62,6 +62,9 @@ pub struct BuiltData {
     /// The number of responses that a server's content filter stopped, or whose text is not what the
     /// target wrote. These are left out too.
     pub num_filtered: usize,
+    /// The number of conversations that this run ended at an answer that calls tools otherwise than the
+    /// file, whose results would not belong to it.
+    pub num_ended_by_call: usize,
 }
 
 /// The treatment of damaged shards.
@@ -271,7 +274,7 @@ impl BuildJob<'_> {
             "build-data: {num_shards} shards in `{}`, {num_shards_kept} of which existed",
             data_dir.display()
         ));
-        let [num_left_out, num_filtered] = labeller.num_left_out();
+        let [num_left_out, num_filtered, num_ended_by_call] = labeller.num_left_out();
         Ok(BuiltData {
             data_dir,
             num_shards,
@@ -280,6 +283,7 @@ impl BuildJob<'_> {
             num_new_tokens,
             num_left_out,
             num_filtered,
+            num_ended_by_call,
         })
     }
 }

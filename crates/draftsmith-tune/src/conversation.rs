@@ -39,6 +39,9 @@ pub struct Turn<'p> {
     pub prompt_ids: Vec<u32>,
     /// The turn in its prompt file; `None` for a held-out prompt.
     pub of: Option<&'p draftsmith_data::Turn>,
+    /// The answer in the file with its calls of tools, as the chat template writes it; `None` without calls,
+    /// and if the template does not write them.
+    pub calls: Option<String>,
     /// The share of the prompt's work that this turn counts for in progress reports, from 0 to 1.
     pub share: f64,
 }
@@ -116,7 +119,8 @@ pub fn next_turn<'p>(
     let number = texts.len();
     let id = prompt.row_id(number);
     let prompt_ids = match text.prompt_ids(prompt, number, texts) {
-        // A template may refuse what follows, such as an empty answer. The conversation then ends.
+        // A template may refuse what follows, such as an empty answer, and an answer may not call the tools whose
+        // results follow. The conversation then ends.
         Err(error) if number > 0 && error.is::<DataError>() => return Ok(None),
         prompt_ids => prompt_ids?,
     };
@@ -126,5 +130,8 @@ pub fn next_turn<'p>(
         return Ok(None);
     }
     let share = 1.0 / prompt.turns.len() as f64;
-    Ok(Some(Turn { id, prompt_ids, of: Some(&prompt.turns[number]), share }))
+    let of = &prompt.turns[number];
+    let with_calls = || text.answer_with_calls(prompt, number, texts).ok();
+    let calls = (!of.calls.is_empty()).then(with_calls).flatten();
+    Ok(Some(Turn { id, prompt_ids, of: Some(of), calls, share }))
 }

@@ -38,16 +38,21 @@ impl Labels {
         // These tokens give the logits after the last prompt token and after every response token
         // except the last.
         let (read, from) = (&ids[..ids.len() - 1], prompt_ids.len() - 1);
-        let score = |model, role| ModelSession::new(model, context, role).score(read, from);
+        let score =
+            |model, read: &[u32], role| ModelSession::new(model, context, role).score(read, from);
         let known = |at: usize| match probs {
             Some(probs) => probs[at].logits(vocab_size),
             None => TopProbs::certain(response[at]).logits(vocab_size),
         };
         let target_logits = match target {
-            Some(target) => score(target, "target")?,
+            Some(target) => score(target, read, "target")?,
             None => Logits::new((0..response.len()).flat_map(known).collect(), vocab_size),
         };
-        let draft = draft.map(|draft| score(draft, "draft")).transpose()?;
+        let draft = draft.map(|draft| {
+            let read: Vec<u32> = read.iter().map(|id| draft.shape().readable(*id)).collect();
+            score(draft, &read, "draft")
+        });
+        let draft = draft.transpose()?;
         let mut labels = label(decoding, &target_logits, draft.as_ref(), &ids, draft_token);
         if let (None, Some(columns)) = (target, &mut labels.draft) {
             columns.draft_target_cross_entropy = None;

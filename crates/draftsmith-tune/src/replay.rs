@@ -8,7 +8,7 @@
 use anyhow::Result;
 use draftsmith_report::{
     CostSource, DecodingName, DrafterName, HeadOverOnline, HeadPredictions, HeadRace, LookUps,
-    Replay, ReplayGroup, Road,
+    Replay, ReplayGroup, Road, TextRange,
 };
 use draftsmith_theory::{Decoding, HeadMetrics, LookupFirst, Recordings, StopRuleName};
 
@@ -162,6 +162,7 @@ impl ReplaySets<'_> {
             plain_seconds: self.costs.rounds.verify_seconds(1),
             oracle,
             look_ups: Some(look_ups),
+            by_text_position: TextRange::all_of(test, self.seed),
         })
     }
 }

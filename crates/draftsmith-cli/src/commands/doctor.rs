@@ -18,7 +18,7 @@ use crate::commands::check::CheckFailed;
 /// Arguments of `doctor`.
 #[derive(Debug, Args)]
 pub(crate) struct DoctorArguments {
-    /// The drafter's directory: a draft model, EAGLE-3 in any of three forms, Medusa heads, a head or an adapter.
+    /// The drafter's directory or GGUF file: a draft model, EAGLE-3, a block drafter, Medusa heads, a head or an adapter.
     drafter: PathBuf,
     /// The target's directory.
     #[arg(long, value_name = "DIR")]

@@ -121,7 +121,8 @@ fn starts(
     let (target, model) = (served_path(&recipe.models.target, false), served_path(out, true));
     let whole_block = flags.is_block.then(|| BlockDrafterConfig::whole_block(source)).flatten();
     let untuned = Drafting::fixed(whole_block.unwrap_or(DEFAULT_LENGTH));
-    let served = ServedDrafter { flags, target, model, export: None, whole_block };
+    let window = flags.window(source);
+    let served = ServedDrafter { flags, target, model, export: None, whole_block, window };
     let ways = tuned_ways(recipe, DecodingName::Greedy, Some(id))?;
     let mut lines = Vec::new();
     for runtime in Runtime::ALL {

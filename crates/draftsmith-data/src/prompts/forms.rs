@@ -5,6 +5,7 @@ use serde_json::Value;
 use super::Turn;
 use super::given_tokens::{has_tokens, read_tokens};
 use super::record::{Keys, Problem, Result, kind};
+use crate::chat_template::Message;
 
 /// A prompt without id and source.
 #[derive(Debug)]
@@ -20,6 +21,7 @@ enum MessageRole {
     System,
     User,
     Assistant,
+    Tool,
 }
 
 /// The keys and roles of a list of messages in one form.
@@ -63,8 +65,9 @@ const CHAT: Dialect = Dialect {
         ("user", MessageRole::User),
         ("assistant", MessageRole::Assistant),
         ("system", MessageRole::System),
+        ("tool", MessageRole::Tool),
     ],
-    expected_roles: "`user`, `assistant` or `system`",
+    expected_roles: "`user`, `assistant`, `system` or `tool`",
     may_be_truncated: false,
 };
 
@@ -85,7 +88,7 @@ pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<C
     let one_turn = |user: String, response| {
         Ok(Some(Content {
             category: category(record),
-            turns: vec![Turn { user, response, tokens: None }],
+            turns: vec![Turn { user, response, ..Turn::default() }],
             system: system_beside(record)?,
         }))
     };
@@ -206,7 +209,7 @@ fn read_turns(record: &Keys) -> Result<Content> {
         .map(|(n, text)| {
             let key = format!("turns[{n}]");
             let user = non_empty(string(text, &key)?, &key)?;
-            Ok(Turn { user, response: None, tokens: None })
+            Ok(Turn { user, ..Turn::default() })
         })
         .collect::<Result<_>>()?;
     Ok(Content { category: category(record), turns, system: system_beside(record)? })
@@ -225,8 +228,7 @@ pub(super) const MEDIA_KEYS: &str = "image images image_path image_paths image_u
 
 /// The keys of a record or a message that change what a model reads or writes, and that prompts do
 /// not keep.
-const UNRENDERED_KEYS: &str =
-    "functions tool_calls function_call reasoning_content reasoning thinking";
+const UNRENDERED_KEYS: &str = "functions function_call reasoning_content reasoning thinking";
 
 /// Reads a record's own variables of the chat template.
 pub(super) fn arguments(record: &Value) -> Result<Keys> {
@@ -273,9 +275,21 @@ pub(super) fn unrendered(record: &Value) -> impl Iterator<Item = &'static str> {
     UNRENDERED_KEYS.split(' ').filter(is_in_it)
 }
 
-/// Checks that a record has no images, videos or sounds, without which its text is another prompt.
+/// Returns the key of a record's first image, video or sound, without which its text is another prompt.
+pub(super) fn media(record: &Value) -> Option<&'static str> {
+    // A text may be a list of parts, each with its type.
+    let of_texts = parts(record).filter_map(|part| part.get(CHAT.text)?.as_array()).flatten();
+    let all: Vec<&Value> = parts(record).chain(of_texts).collect();
+    let has_type =
+        |part: &Value, key: &str| part["type"].as_str().is_some_and(|it| it.contains(key));
+    let is_in = |key: &&str| {
+        all.iter().any(|part| is_given(part, key)) || all[1..].iter().any(|it| has_type(it, key))
+    };
+    MEDIA_KEYS.split(' ').find(is_in)
+}
+
 fn check_no_media(record: &Value) -> Result<()> {
-    match MEDIA_KEYS.split(' ').find(|key| parts(record).any(|part| is_given(part, key))) {
+    match media(record) {
         Some(key) => Err(Problem::key(key, "is beside the text, and only text is read")),
         None => Ok(()),
     }
@@ -289,7 +303,13 @@ fn read_conversation(record: &Keys, dialect: &Dialect) -> Result<Option<Content>
         let role_key = format!("{}[{n}].{}", dialect.list, dialect.role);
         let text_key = format!("{}[{n}].{}", dialect.list, dialect.text);
         let role = read_role(message, &role_key, dialect)?;
-        let text = read_text(message, &text_key, dialect)?;
+        let calls = calls(message);
+        let text = match message.get(dialect.text) {
+            // An answer that only calls tools has no text.
+            None | Some(Value::Null) if !calls.is_empty() => String::new(),
+            _ if role == MessageRole::Tool => String::new(),
+            _ => read_text(message, &text_key, dialect)?,
+        };
         let mut refuse = None;
         match role {
             MessageRole::System if n > 0 => {
@@ -302,12 +322,13 @@ fn read_conversation(record: &Keys, dialect: &Dialect) -> Result<Option<Content>
             }
             MessageRole::User => {
                 let user = non_empty(text, &text_key)?;
-                turns.push(Turn { user, response: None, tokens: None });
+                turns.push(Turn { user, ..Turn::default() });
                 answered = false;
             }
             MessageRole::Assistant => match turns.last_mut() {
                 Some(turn) if !answered => {
                     turn.response = Some(text).filter(|text| !text.trim().is_empty());
+                    turn.calls = calls;
                     answered = true;
                 }
                 Some(_) => {
@@ -315,6 +336,17 @@ fn read_conversation(record: &Keys, dialect: &Dialect) -> Result<Option<Content>
                 }
                 None if dialect.may_be_truncated => {}
                 None => refuse = Some("is an answer before any user text"),
+            },
+            MessageRole::Tool => match turns.last_mut() {
+                Some(turn) if !answered && !turn.results.is_empty() => {
+                    turn.results.push(result(message, dialect));
+                }
+                Some(turn) if answered && !turn.calls.is_empty() => {
+                    let results = vec![result(message, dialect)];
+                    turns.push(Turn { results, ..Turn::default() });
+                    answered = false;
+                }
+                _ => refuse = Some("is a tool's result, but follows no `tool_calls`"),
             },
         }
         if let Some(problem) = refuse {
@@ -334,6 +366,25 @@ fn read_conversation(record: &Keys, dialect: &Dialect) -> Result<Option<Content>
         (true, true) => Ok(None),
         (true, false) => Err(Problem::key(dialect.list, "has no user message")),
     }
+}
+
+/// Returns the keys of a message that calls tools; empty without calls.
+fn calls(message: &Value) -> Keys {
+    let (name, mut keys) = ("tool_calls", Keys::new());
+    if is_given(message, name) {
+        keys.insert(name.to_owned(), message[name].clone());
+        if message.get(CHAT.text).is_some_and(Value::is_null) {
+            keys.insert(CHAT.text.to_owned(), Value::Null);
+        }
+    }
+    keys
+}
+
+/// Reads a message with a tool's result, whose keys all reach the chat template.
+fn result(message: &Value, dialect: &Dialect) -> Message {
+    let mut keys = message.as_object().cloned().unwrap_or_default();
+    keys.shift_remove(dialect.role);
+    Message { role: "tool".to_owned(), keys, ..Message::default() }
 }
 
 fn read_role(message: &Value, key: &str, dialect: &Dialect) -> Result<MessageRole> {

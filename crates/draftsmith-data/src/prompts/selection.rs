@@ -1,6 +1,7 @@
 //! The selection of prompts by content hashes, splits, weights of sources and bounds on lengths.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::Prompt;
 
@@ -22,8 +23,14 @@ impl Prompt {
         push(self.system.as_deref());
         for turn in &self.turns {
             push(Some(&turn.user));
+            // Texts without tools hash as they did before tools were read.
+            let results = turn.results.iter().map(|it| Value::Object(it.keys.clone()).to_string());
+            results.for_each(|result| push(Some(&result)));
             if with_answers {
                 push(turn.response.as_deref());
+                if !turn.calls.is_empty() {
+                    push(Some(&Value::Object(turn.calls.clone()).to_string()));
+                }
             }
         }
         ContentHash::first_of(&hasher.finalize())
@@ -118,7 +125,7 @@ mod tests {
         let turn = |(user, response): &(&str, Option<&str>)| Turn {
             user: (*user).to_owned(),
             response: response.map(ToOwned::to_owned),
-            tokens: None,
+            ..Turn::default()
         };
         Prompt {
             id: "set#0".to_owned(),

@@ -22,7 +22,7 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 fn turn(user: &str, response: Option<&str>) -> Turn {
-    Turn { user: user.into(), response: response.map(Into::into), tokens: None }
+    Turn { user: user.into(), response: response.map(Into::into), ..Turn::default() }
 }
 
 fn check_one(line: &str, system: Option<&str>, category: Option<&str>, turns: &[Turn]) {
@@ -186,14 +186,74 @@ fn what_prompts_leave_out_is_counted_by_key() {
 {"conversations": [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b", "thinking": "c"}], "tools": [{}]}
 {"prompt": "a", "response": "b", "reasoning": "c"}
 {"prompt": "a", "thinking": false, "reasoning": "", "tools": [], "reasoning_content": null}
-{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "tool_calls": [{}]}], "tools": [{}]}
+{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b", "function_call": {"name": "f"}}], "tools": [{}]}
 "#;
     std::fs::write(&path, lines).unwrap();
     let mut prompts = Prompts::open(&path).unwrap();
     assert_eq!(prompts.by_ref().map(Result::unwrap).count(), 5);
     let counts: Vec<_> = std::mem::take(&mut prompts.malformed.unrendered).into_iter().collect();
-    let expected = [("reasoning", 1), ("reasoning_content", 1), ("thinking", 1), ("tool_calls", 1)];
+    let expected =
+        [("function_call", 1), ("reasoning", 1), ("reasoning_content", 1), ("thinking", 1)];
     assert_eq!(counts, expected);
+}
+
+#[test]
+fn calls_of_tools_and_their_results_are_turns() {
+    use serde_json::json;
+    let calls = r#"[{"id": "1", "function": {"name": "f", "arguments": {"x": 1}}}]"#;
+    let line = format!(
+        r#"{{"messages": [{{"role": "user", "content": "a"}}, {{"role": "assistant", "content": null, "tool_calls": {calls}}}, {{"role": "tool", "tool_call_id": "1", "content": "2"}}, {{"role": "tool", "content": [{{"type": "text", "text": "3"}}]}}, {{"role": "assistant", "content": "b"}}, {{"role": "user", "content": "c"}}]}}"#
+    );
+    let read = |line: &str| read("set.jsonl", line.as_bytes());
+    let prompt = read(&line).unwrap().remove(0);
+    let of_tools = |keys: serde_json::Value| Message {
+        role: "tool".to_owned(),
+        keys: keys.as_object().unwrap().clone(),
+        ..Message::default()
+    };
+    let results = vec![
+        of_tools(json!({ "tool_call_id": "1", "content": "2" })),
+        of_tools(json!({ "content": [{ "type": "text", "text": "3" }] })),
+    ];
+    let parsed: serde_json::Value = serde_json::from_str(calls).unwrap();
+    let keys = json!({ "tool_calls": parsed, "content": null }).as_object().unwrap().clone();
+    let expected = [
+        Turn { calls: keys.clone(), ..turn("a", None) },
+        Turn { results: results.clone(), ..turn("", Some("b")) },
+        turn("c", None),
+    ];
+    assert_eq!(prompt.turns, expected);
+    assert!(prompt.turns[0].has_response() && prompt.calls_tools(0) && !prompt.calls_tools(1));
+    // The messages of the file, and a text before the call in place of the missing one.
+    let said = |text: &str| vec![text.to_owned(), "b".to_owned()];
+    let call = |content: &str, keys| Message { keys, ..Message::assistant(content) };
+    let after = |first: Message| {
+        [
+            vec![Message::user("a"), first],
+            results.clone(),
+            vec![Message::assistant("b"), Message::user("c")],
+        ]
+        .concat()
+    };
+    assert_eq!(prompt.messages(2, &said("")), after(call("", keys.clone())));
+    let mut with_text = keys;
+    with_text.shift_remove("content");
+    assert_eq!(prompt.messages(2, &said("so")), after(call("so", with_text)));
+    // Other results and calls are other prompts.
+    let hash = |line: &str| read(line).unwrap()[0].content_hash(true);
+    assert_ne!(hash(&line), hash(&line.replace("\"2\"", "\"4\"")));
+    assert_ne!(hash(&line), hash(&line.replace("\"x\"", "\"y\"")));
+    for line in [
+        r#"{"messages": [{"role": "user", "content": "a"}, {"role": "tool", "content": "2"}]}"#,
+        r#"{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "tool", "content": "2"}]}"#,
+        r#"{"messages": [{"role": "tool", "content": "2"}]}"#,
+    ] {
+        let error = read(line).unwrap_err();
+        assert!(
+            error.contains(".role` is a tool's result, but follows no `tool_calls`"),
+            "{error}"
+        );
+    }
 }
 
 #[test]
@@ -229,6 +289,18 @@ fn records_with_images_beside_the_text_are_refused_by_key() {
         "video",
     );
     check(r#"{"messages": [{"role": "user", "content": "a", "images": ["a"]}]}"#, "images");
+    for (part, key) in [
+        (r#"{"type": "image_url", "image_url": {"url": "a"}}"#, "image"),
+        (r#"{"type": "input_audio"}"#, "audio"),
+        (r#"{"type": "video"}"#, "video"),
+    ] {
+        check(
+            &format!(
+                r#"{{"messages": [{{"role": "user", "content": [{{"type": "text", "text": "a"}}, {part}]}}]}}"#
+            ),
+            key,
+        );
+    }
     let none = r#"{"prompt": "a", "image": null, "images": [], "audio": ""}"#;
     check_one(none, None, None, &[turn("a", None)]);
 }

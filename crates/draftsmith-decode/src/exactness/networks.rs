@@ -50,6 +50,8 @@ const WIDTH: usize = 8;
 const LOOKUP: &str = "look";
 const BRANCHING: DrafterId = DrafterId::named("branching");
 const MERGED: DrafterId = DrafterId::named("merged");
+/// Draft models whose matrices have fewer and more rows than the target's.
+const PADDED: [&str; 2] = ["fewer rows", "more rows"];
 /// Drafters of each kind with a model, a second one of the kind that reads the target's states, and a second block
 /// drafter: fill-in and bidirectional, as those of others.
 const STEPPING: [&str; 6] = ["model", "adapter", "eagle", "other", "block", "dflash"];
@@ -126,7 +128,7 @@ impl Networks {
     fn new(seed: u64, vocab_size: usize, reads: &HeadReads) -> Self {
         let device = &Device::flex();
         device.seed(seed);
-        let config = |num_layers| {
+        let config = |num_layers, vocab_size| {
             let shape = ModelShape {
                 vocab_size,
                 hidden_size: WIDTH,
@@ -140,7 +142,7 @@ impl Networks {
             };
             ModelConfig::llama(shape, 16)
         };
-        let of_target = config(4);
+        let of_target = config(4, vocab_size);
         let of = |what: &str| format!("{seed}-{what}");
         let target = model(&of_target, &of("target"));
         let head = |what: &str| Some(head(reads, &of(&format!("head-{what}"))));
@@ -201,9 +203,14 @@ impl Networks {
             BlockDraftParts { network, layers: own.target_layers }
         };
         let (own_block, dflash) = (block("block", true), block("dflash", false));
-        let draft = model(&config(2), &of("model"));
+        let draft = |name: &'static str, vocab_size| {
+            let model = model(&config(2, vocab_size), &of(name));
+            named(name, DraftModelParts { model, head: head(name) })
+        };
         let drafters = vec![
-            named("model", DraftModelParts { model: draft, head: head("model") }),
+            draft("model", vocab_size),
+            draft(PADDED[0], vocab_size - 1),
+            draft(PADDED[1], vocab_size + 2),
             named("adapter", SelfDraftParts { exit_layer: 1, adapter, head: head("adapter") }),
             named("eagle", eagle3),
             named("other", other),
@@ -453,6 +460,43 @@ fn networks_of_every_kind_alone_in_trees_and_after_look_ups_leave_the_targets_di
             }
         }
     });
+}
+
+#[test]
+fn models_with_other_padding_leave_the_targets_distribution_and_draft_only_its_tokens() {
+    // The target gives its last token, which the model with fewer rows lacks, as often as others.
+    for (form, seed) in [(HeadForm::Candidate, 40), (HeadForm::LookAhead, 41)] {
+        let networks = &Networks::new(seed, 3, &HeadReads::new(form, &[HeadInput::Entropy]));
+        let mut composites = Vec::new();
+        for model in PADDED {
+            for pair in [["eagle", model], [model, "adapter"], [model, LOOKUP]] {
+                composites.push(networks.plain_cascade(pair, [[1, 1], [0, 2]]));
+                composites.push(networks.branching_cascade(pair, [[1, 1], [0, 1]]));
+            }
+            composites.push(networks.merged(&[model, "eagle"], None));
+        }
+        composites.push(networks.plain_cascade(PADDED, [[2, 0], [0, 2]]));
+        for_texts(networks, |text| {
+            let (_, expected) = text;
+            assert!(expected.keys().any(|tokens| tokens.contains(&2)), "it gives the last token");
+            for drafter in networks.of(&PADDED) {
+                for around in [
+                    Around::Nothing,
+                    Around::Tree("2x1x9"),
+                    Around::Tree("2x2x3-drawn"),
+                    Around::LookUps("1x2"),
+                ] {
+                    for rule in chain_rules() {
+                        let rule = || rule.init().expect("valid");
+                        assert_exact(networks, &drafter, around, text, &rule);
+                    }
+                }
+            }
+            for drafter in &composites {
+                assert_exact(networks, drafter, Around::Nothing, text, &|| fixed(9));
+            }
+        });
+    }
 }
 
 #[test]

@@ -5,6 +5,7 @@
 
 use std::path::{Path, absolute};
 
+use draftsmith_model::{DrafterDir, Eagle3Config};
 use draftsmith_theory::{Drafting, HeadTiming};
 use serde_json::{Value, json};
 
@@ -39,6 +40,12 @@ impl ServerFlags {
     pub fn export_command(&self, source: &Path, out: &str) -> String {
         let source = served_path(source, true);
         format!("draftsmith export --for {} {} {}", self.form, quoted(&source), quoted(out))
+    }
+
+    /// Returns the window of the drafter in `dir` if it is an EAGLE-3 drafter. SGLang reads the windows of
+    /// other drafters from their files.
+    pub fn window(&self, dir: &DrafterDir) -> Option<usize> {
+        (self.form == AS_EAGLE3.form).then(|| Eagle3Config::window(dir)).flatten()
     }
 
     /// Returns whether llama.cpp can end a round by a minimum probability. It cuts a DSpark by its
@@ -143,13 +150,17 @@ pub struct ServedDrafter {
     /// The number of candidates of a block drafter whose rows see the whole block, and whose
     /// candidates therefore change with the number; `None` for other drafters.
     pub whole_block: Option<usize>,
+    /// The sliding window of an EAGLE-3 drafter, which SGLang does not read from the drafter's files;
+    /// `None` for other drafters.
+    pub window: Option<usize>,
 }
 
 impl ServedDrafter {
     /// Names a target without a drafter, for prompt lookup.
     pub fn of_target(target: &Path) -> Self {
         let (target, model) = (served_path(target, false), String::new());
-        Self { flags: &AS_DRAFT_MODEL, target, model, export: None, whole_block: None }
+        let (export, whole_block, window) = (None, None, None);
+        Self { flags: &AS_DRAFT_MODEL, target, model, export, whole_block, window }
     }
 
     /// Returns llama.cpp's flags for a setting, for greedy or sampled decoding.
@@ -201,8 +212,10 @@ impl ServedDrafter {
             ),
         };
         let model = quoted(&self.model);
+        let window = self.window.map(|size| format!(" --speculative-draft-window-size {size}"));
         format!(
-            "--speculative-algorithm {sglang_algorithm} --speculative-draft-model-path {model} {lengths}"
+            "--speculative-algorithm {sglang_algorithm} --speculative-draft-model-path {model} {lengths}{}",
+            window.unwrap_or_default()
         )
     }
 
@@ -350,7 +363,7 @@ mod tests {
     fn served(flags: &'static ServerFlags) -> ServedDrafter {
         let export = Some("draftsmith export --for eagle3 own /m/eagle".to_owned());
         let (target, model) = ("/m/t".to_owned(), "/m/eagle".to_owned());
-        ServedDrafter { flags, target, model, export, whole_block: None }
+        ServedDrafter { flags, target, model, export, whole_block: None, window: None }
     }
 
     #[test]
@@ -373,6 +386,10 @@ mod tests {
         draftsmith export --for eagle3 own /m/eagle
         python -m sglang.launch_server --model-path /m/t --speculative-algorithm EAGLE3 --speculative-draft-model-path /m/eagle --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4 --speculative-use-rejection-sampling
         ");
+        let windowed = ServedDrafter { window: Some(2048), ..served(&AS_EAGLE3) };
+        assert!(
+            windowed.sglang_flags(3, false).ends_with("4 --speculative-draft-window-size 2048")
+        );
         insta::assert_snapshot!(start(&AS_DRAFT_MODEL, Runtime::Sglang, three, true), @r"
         draftsmith export --for eagle3 own /m/eagle
         python -m sglang.launch_server --model-path /m/t --speculative-algorithm STANDALONE --speculative-draft-model-path /m/eagle --speculative-num-steps 3 --speculative-eagle-topk 1 --speculative-num-draft-tokens 4

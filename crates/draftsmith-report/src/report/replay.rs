@@ -6,7 +6,7 @@ use minijinja::{Value, context};
 use super::bars::gains;
 use super::lines::{Plot, PlotContent, PlotLine, PlotPoint};
 use super::look::Look;
-use crate::results::{Estimate, HeadPredictions, ReplayGroup, in_order};
+use crate::results::{Estimate, HeadPredictions, ReplayGroup, TextRange, in_order};
 use crate::table::{Line, best_of, costs_text, replay_table, scores_table};
 use crate::text::{counted, gain, interval, number, percent, sentence_case, signed, typeset};
 
@@ -50,6 +50,7 @@ fn view(index: usize, replay: &ReplayGroup) -> Value {
             setting => row.label(), gain => typeset(&shown(row.gain)),
         }),
         theorem => replay.theorem_text(),
+        by_text_position => TextRange::text(&replay.by_text_position).map(|it| sentence_case(&it)),
         picture => gains(replay).picture(&format!("replay-{}", index + 1)),
         table => replay_table(&replay.rows, replay.oracle).view(),
     }

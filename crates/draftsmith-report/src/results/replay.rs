@@ -6,11 +6,12 @@
 
 use draftsmith_theory::{
     CostModel, CostSource, DecodingName, DrafterName, Estimate, HeadScores, LookupFirst,
-    ReliabilityBin, Road, Rounding, StopRuleConfig, StopRuleName, rule_label,
+    Recordings, ReliabilityBin, Road, Rounding, StopRuleConfig, StopRuleName, rule_label,
 };
 use serde::{Deserialize, Serialize};
 
 use super::heads::HeadRace;
+use crate::statistics::shown_interval;
 use crate::text::{gain, interval, number, signed, speed_text};
 
 /// The content of `replay.json`.
@@ -150,6 +151,9 @@ pub struct ReplayGroup {
     /// The result of prompt lookup alone; null without look-ups.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub look_ups: Option<LookUps>,
+    /// The acceptance of first candidates by position in the text.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub by_text_position: Vec<TextRange>,
 }
 
 /// The result of an oracle that drafts exactly the candidates that are accepted (SpecDec++,
@@ -211,6 +215,45 @@ impl LookUps {
     /// Formats setting and speed-up, such as `prompt lookup alone, 2x4: 1.16x (1.10 to 1.22)`.
     pub fn text(&self) -> String {
         format!("prompt lookup alone, {}: {}", self.look_ups, speed_text(&self.speedup))
+    }
+}
+
+/// The acceptance of first candidates in a range of positions in the text.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TextRange {
+    /// The last position of the range, counted in tokens from the start of the prompt.
+    pub up_to: usize,
+    /// The number of tokens at which a candidate is drafted.
+    pub num_drafted: usize,
+    /// The accepted share of these candidates.
+    pub acceptance_rate: Estimate,
+}
+
+impl TextRange {
+    /// Computes the acceptance along recorded responses in each range that they reach.
+    pub fn all_of(recordings: &Recordings, seed: u64) -> Vec<Self> {
+        let of_range = |(up_to, counts): (usize, Vec<[usize; 2]>)| {
+            let rate = |some: &[usize]| {
+                let sum = |which: usize| some.iter().map(|at| counts[*at][which]).sum::<usize>();
+                sum(1) as f64 / sum(0) as f64
+            };
+            let num_drafted = counts.iter().map(|[drafted, _]| drafted).sum();
+            Self { up_to, num_drafted, acceptance_rate: shown_interval(counts.len(), seed, rate) }
+        };
+        recordings.by_text_position().into_iter().map(of_range).collect()
+    }
+
+    /// Formats the acceptance in ranges, such as `first candidates accepted by position in the text:
+    /// 71% (70..72) up to 512`; `None` without ranges.
+    pub fn text(ranges: &[Self]) -> Option<String> {
+        let hundredths = |rate: f64| number(100.0 * rate, 0);
+        let shown = ranges.iter().map(|Self { up_to, acceptance_rate: rate, .. }| {
+            format!("{}% ({}) up to {up_to}", hundredths(rate.value), interval(*rate, hundredths))
+        });
+        let shown = shown.collect::<Vec<_>>().join(", ");
+        let heading = "first candidates accepted by position in the text";
+        (!shown.is_empty()).then(|| format!("{heading}: {shown}"))
     }
 }
 

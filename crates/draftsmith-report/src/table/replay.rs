@@ -3,7 +3,7 @@
 use draftsmith_theory::CostModel;
 
 use super::{Line, Table, explained_tables};
-use crate::results::{Estimate, LookUps, OracleResult, ReplayGroup, ReplayRow};
+use crate::results::{Estimate, LookUps, OracleResult, ReplayGroup, ReplayRow, TextRange};
 use crate::text::{
     counted, gain, interval, number, percent, sentence_case, signed, times, wrapped,
 };
@@ -35,7 +35,8 @@ pub fn render_replay_table(groups: &[ReplayGroup], width: Option<usize>, colour:
             ),
         ];
         let look_ups = group.look_ups.as_ref().map(LookUps::text);
-        let heading = heading.into_iter().chain(group.theorem_text()).chain(look_ups);
+        let more = [group.theorem_text(), look_ups, TextRange::text(&group.by_text_position)];
+        let heading = heading.into_iter().chain(more.into_iter().flatten());
         heading.flat_map(|text| wrapped(&text, width)).map(|line| line + "\n").collect()
     };
     let tables = groups.iter().map(|group| (table(group), replay_table(&group.rows, group.oracle)));
@@ -149,6 +150,8 @@ mod tests {
         settings chosen on 120 validation prompts, judged on 240 test prompts
         SpecDec++, Theorem 3.1: c1 = 1.10 ms, c2 = 5.30 ms; with Δ = 0 the threshold is
         0.83, and h = 0.60 implies Δ = -3.65 ms
+        first candidates accepted by position in the text: 71% (70..72) up to 512, 64%
+        (63..65) up to 2048
         setting                speed-up    gain          95 %  ceiling  reached
         K = 6                     2.41x       -
         heuristic 5               2.31x   -4.2%    -5.6..-2.8

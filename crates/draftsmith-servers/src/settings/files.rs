@@ -3,11 +3,12 @@
 //! Formats follow vLLM 0.33 (`SpeculativeConfig`), SGLang 0.5.23 (`server_args`, adaptive
 //! configuration), llama.cpp b11434 (`common/arg.cpp`) and TensorRT-LLM 1.3 (`draft_len_schedule`).
 
+use anyhow::Result;
 use draftsmith_recipe::{Runtime, ServedDrafter, ServerFlags};
 use draftsmith_report::{DecodingName, speed_text};
-use draftsmith_theory::Drafting;
+use draftsmith_theory::{Drafting, Recordings};
 use serde::Serialize;
-use serde_json::json;
+use serde_json::{Map, Value, json};
 
 use super::{LoadRow, ServerSettings};
 
@@ -95,6 +96,41 @@ impl ServerKind {
     /// Returns whether the server takes a single number of candidates for all loads.
     fn takes_one(self, flags: &ServerFlags) -> bool {
         self == Self::LlamaCpp || self == Self::Sglang && !flags.sglang_adapts
+    }
+
+    /// Returns settings for benchmarks without a trained drafter's answers: the server accepts at the
+    /// recorded rates by position in a round. `None` if the server cannot, or nothing pays.
+    ///
+    /// # Errors
+    /// If the rounds cannot be replayed.
+    pub(super) fn benchmark(
+        self,
+        settings: &ServerSettings,
+        recordings: &Recordings,
+    ) -> Result<Option<SettingsFile>> {
+        let most = settings.rows.iter().map(|row| row.best).max().unwrap_or(0);
+        let drafting = match self {
+            Self::Vllm => Some(Drafting::fixed(most)),
+            Self::LlamaCpp => settings.single,
+            Self::Sglang | Self::TrtLlm(_) => None,
+        };
+        let Some((drafting, file)) = drafting.zip(settings.files.first()) else { return Ok(None) };
+        let recordings = recordings.after_first_token();
+        let trace = recordings.trace(&drafting.rule(recordings.head))?;
+        let rates = trace.unconditional_rates(drafting.num_candidates);
+        let rates = json!(rates.iter().map(|rate| (1e4 * rate).round() / 1e4).collect::<Vec<_>>());
+        Ok(Some(if self == Self::LlamaCpp {
+            let (flags, rates) = (file.text.trim_end(), rates.to_string());
+            let text = format!("{flags} --spec-synth-rates {}\n", rates.trim_matches(['[', ']']));
+            SettingsFile { name: "benchmark.txt", text }
+        } else {
+            let mut config: Map<String, Value> = serde_json::from_str(&file.text)?;
+            // vLLM's first runner refuses it beside synthetic acceptance.
+            config.shift_remove("draft_sample_method");
+            config.insert("rejection_sample_method".to_owned(), json!("synthetic"));
+            config.insert("synthetic_acceptance_rates".to_owned(), rates);
+            SettingsFile { name: "benchmark.json", text: json!(config).to_string() + "\n" }
+        }))
     }
 
     /// Writes the server's settings, and the notes on what they cannot express, into `settings`.
@@ -221,6 +257,12 @@ impl SettingsTable<'_> {
             self.above_note(),
         ];
         notes.extend(self.served.flags.vllm_note.map(str::to_owned));
+        if let Some((from, ..)) = self.ranges.iter().find(|(.., num)| *num == 0) {
+            notes.push(format!(
+                "From {from} concurrent requests on it drafts 0 candidates. There vLLM's throughput can collapse (its \
+                 issue #49548, open): measure it at that load, and if it stalls, start it without speculation."
+            ));
+        }
         (vec![SettingsFile { name: "speculative.json", text: config.to_string() + "\n" }], notes)
     }
 
@@ -235,8 +277,7 @@ impl SettingsTable<'_> {
             (from.to_string(), json!({ "candidate_steps": [num] }))
         };
         let above = (self.most_requests() + 1, ANY_NUMBER, 0);
-        let slots: serde_json::Map<String, serde_json::Value> =
-            self.ranges.iter().chain([&above]).map(slot).collect();
+        let slots: Map<String, Value> = self.ranges.iter().chain([&above]).map(slot).collect();
         let note = "It takes the slot of the next batch size that has a CUDA graph, so a batch may get the number of a \
                     larger one.";
         notes.extend([note.to_owned(), self.above_note()]);

@@ -85,7 +85,7 @@ fn single(settings: &ServerSettings) -> usize {
 
 fn served(flags: &'static ServerFlags, model: &str) -> ServedDrafter {
     let (target, model) = ("t".to_owned(), model.to_owned());
-    ServedDrafter { flags, target, model, export: None, whole_block: None }
+    ServedDrafter { flags, target, model, export: None, whole_block: None, window: None }
 }
 
 fn one_client() -> ServerLoad {
@@ -366,4 +366,70 @@ fn each_server_reads_the_chosen_numbers_in_its_own_way() {
             assert_eq!(given(kind, files, 3), expected, "{kind:?}");
         }
     }
+}
+
+#[test]
+fn a_benchmark_accepts_as_often_as_the_recordings_and_is_no_setting_to_serve() {
+    let [one, other] = ["validation", "test"].map(|name| recordings(0.8, name));
+    let served = served(&AS_DRAFT_MODEL, "m");
+    for (kind, decoding) in [
+        (ServerKind::Vllm, DecodingName::Sampled),
+        (ServerKind::LlamaCpp, DecodingName::Greedy),
+        (ServerKind::Sglang, DecodingName::Greedy),
+    ] {
+        let tuning = ServerTuning {
+            source: String::new(),
+            drafter: Some("draft".to_owned()),
+            kind,
+            costs: costs(&[1, 2, 4, 8]),
+            load: one_client(),
+        };
+        let recorded = Recorded { decoding, ..recorded([&one, &other]) };
+        let found = tuning.settings(recorded, DrafterId::DRAFT.into(), &served).expect("settings");
+        let to_serve = |part: &str| found.files.iter().any(|file| file.text.contains(part));
+        assert!(!to_serve("synth") && !found.start.join(" ").contains("benchmark"), "{found:?}");
+        let Some(SettingsFile { text, .. }) = &found.benchmark else {
+            assert_eq!(kind, ServerKind::Sglang, "SGLang has no rates by position");
+            continue;
+        };
+        let rates: Vec<f64> = if kind == ServerKind::Vllm {
+            let config: Value = serde_json::from_str(text).expect("JSON");
+            assert_eq!(config["rejection_sample_method"], "synthetic");
+            assert_eq!(config["draft_sample_method"], Value::Null, "not beside synthetic rates");
+            assert!(to_serve("draft_sample_method"));
+            let rates = config["synthetic_acceptance_rates"].as_array().expect("a list");
+            assert_eq!(config["num_speculative_tokens"], rates.len(), "{text}");
+            rates.iter().map(|rate| rate.as_f64().expect("a number")).collect()
+        } else {
+            let (flags, rates) = text.split_once(" --spec-synth-rates ").expect("rates");
+            let rates: Vec<f64> =
+                rates.trim().split(',').map(|rate| rate.parse().expect("a number")).collect();
+            assert!(flags.contains(&format!("--spec-draft-n-max {} ", rates.len())), "{text}");
+            rates
+        };
+        assert!(rates.is_sorted_by(|one, next| one >= next), "{rates:?}");
+        // Candidates are accepted with probability 0.8 each, apart from sampling error, unless only likely
+        // ones are drafted.
+        let ideal = |position: usize| 0.8_f64.powi(position as i32 + 1);
+        let least = found.single.expect("it pays").least_prob;
+        for (position, rate) in rates.iter().enumerate() {
+            let error = rate - ideal(position);
+            assert!(error > -0.05 && (least > 0.0 || error < 0.05), "{kind:?} {rates:?}");
+        }
+    }
+}
+
+#[test]
+fn a_table_of_vllm_that_falls_to_no_candidates_warns_of_a_collapse() {
+    let warns = |accepted: f64| {
+        let mut found = settings(accepted, one_client());
+        ServerKind::Vllm.write(&mut found, &served(&AS_EAGLE3, "m"));
+        let bests: Vec<usize> = found.rows.iter().map(|row| row.best).collect();
+        let note = found.notes.iter().find(|note| note.contains("#49548"));
+        (bests.last() == Some(&0), note.cloned())
+    };
+    let (is_off, note) = warns(0.8);
+    let note = note.expect("a warning");
+    assert!(is_off && note.starts_with("From 5 concurrent requests on"), "{note}");
+    assert_eq!(warns(1.0), (false, None));
 }

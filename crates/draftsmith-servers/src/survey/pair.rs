@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use draftsmith_decode::KnownResponse;
 use draftsmith_report::{
-    CostSource, LookUps, OracleResult, ReplayRow, acceptance_by_position, shown_interval,
+    CostSource, LookUps, OracleResult, ReplayRow, TextRange, acceptance_by_position, shown_interval,
 };
 use draftsmith_theory::{
     Decoding, DrafterId, Draws, Estimate, FixedLengthConfig, HeadMetrics, HeadScores, HeadTiming,
@@ -41,6 +41,8 @@ pub struct PairSurvey {
     /// Acceptance rates by position in a round, given that all earlier candidates were accepted.
     /// The list ends before the first position with fewer than 20 such candidates.
     pub acceptance_by_position: Vec<f64>,
+    /// The acceptance of first candidates by position in the text.
+    pub by_text_position: Vec<TextRange>,
     /// The source of the costs.
     pub cost_source: CostSource,
     /// The costs of forwards, with their precision.
@@ -151,6 +153,7 @@ pub(super) fn survey(surveyor: &Surveyor<'_>) -> Result<PairSurvey> {
         agreement,
         overlap,
         acceptance_by_position: acceptance_by_position(&trace),
+        by_text_position: TextRange::all_of(&recorded.whole, seed),
         fixed_lengths: fixed_lengths(&recorded.whole, &costs, seed)?,
         share_accepted: RecordedSet { ids: Vec::new(), recordings: recorded.whole }
             .summary()

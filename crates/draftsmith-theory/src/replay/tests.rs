@@ -107,6 +107,31 @@ fn every_token_is_emitted_once_and_forwards_add_up() {
 }
 
 #[test]
+fn first_candidates_are_counted_by_their_position_in_the_text() {
+    let mut recordings = random(3, 4, 0.7);
+    let whole = recordings.by_text_position();
+    let sum = |counts: &[[usize; 2]]| counts.iter().map(|[_, accepted]| accepted).sum::<usize>();
+    assert_eq!(whole.keys().copied().collect::<Vec<_>>(), [512], "short texts have one range");
+    // K = 1 from every token: a plain loop over the recorded places.
+    let accepted = recordings.responses.iter().map(|it| {
+        let places = it.places.iter().take(it.limit - 1);
+        places.filter(|place| place.rejected().is_none()).count()
+    });
+    assert_eq!(sum(&whole[&512]), accepted.sum::<usize>());
+    // The token after 511 others is the last one of its range.
+    let num_places = recordings.responses[0].places.len();
+    recordings.responses[0].prompt = vec![7; 511];
+    recordings.responses[1].prompt = vec![7; 2048];
+    let moved = recordings.by_text_position();
+    assert_eq!(moved.keys().copied().collect::<Vec<_>>(), [512, 2048, 8192]);
+    assert_eq!((moved[&512].len(), moved[&512][0][0]), (3, 1));
+    let drafted = num_places.min(recordings.responses[0].limit - 1) - 1;
+    assert_eq!((moved[&2048].len(), moved[&2048][0][0]), (1, drafted));
+    let all: usize = moved.values().map(|counts| sum(counts)).sum();
+    assert_eq!(all, sum(&whole[&512]));
+}
+
+#[test]
 fn without_lag_the_same_forwards_verify_fewer_rows() {
     let recordings = random(2, 40, 0.7);
     let bounds = Bounds { min: 1, max: 8 };

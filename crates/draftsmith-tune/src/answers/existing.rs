@@ -1,9 +1,11 @@
 //! Responses in prompt files, given as text or as tokens.
 
-use anyhow::{Result, bail};
-use draftsmith_data::{FinishReason, Turn};
+use anyhow::{Context, Result, bail};
+use draftsmith_data::FinishReason;
 use draftsmith_recipe::TextSide;
 use draftsmith_theory::TextEnd;
+
+use crate::conversation::Turn;
 
 /// Returns the response that a prompt file gives for a turn, with the reason for its end. It is cut
 /// where local decoding would end it: after a stop string or an end-of-sequence token, or at the
@@ -13,19 +15,25 @@ use draftsmith_theory::TextEnd;
 /// If the turn has no response, or it cannot be encoded.
 pub(super) fn existing_response(
     text: &TextSide,
-    turn: &Turn,
-    prompt_ids: &[u32],
+    Turn { prompt_ids, of, calls, .. }: &Turn<'_>,
     max_new_tokens: usize,
 ) -> Result<(Vec<u32>, FinishReason)> {
+    let turn = of.context("it has no response")?;
     let mut ids = prompt_ids.to_vec();
-    match (&turn.tokens, &turn.response) {
-        (Some(given), _) => ids.extend(&given.response_ids),
-        (None, Some(response)) => ids.extend(text.tokenizer.encode(response, false)?),
-        (None, None) => bail!("it has no response"),
+    match (&turn.tokens, calls, &turn.response) {
+        (Some(given), ..) => ids.extend(&given.response_ids),
+        (None, Some(written), _) => ids.extend(text.tokenizer.encode(written, false)?),
+        (None, None, _) if !turn.calls.is_empty() => {
+            bail!("the chat template does not write the calls of tools in its response")
+        }
+        (None, None, Some(response)) => ids.extend(text.tokenizer.encode(response, false)?),
+        (None, None, None) => bail!("it has no response"),
     }
+    // A text is not cut at an end token, which a template writes after calls.
+    let has_end = turn.tokens.is_some() || calls.is_some();
     let stop = text.text_end.as_deref();
     let ends = |len: usize| {
-        let is_end = turn.tokens.is_some() && text.eos_token_ids.contains(&ids[len - 1]);
+        let is_end = has_end && text.eos_token_ids.contains(&ids[len - 1]);
         let is_stopped =
             || stop.is_some_and(|stop| stop.is_reached(&mut ids[..len].iter().rev().copied()));
         match is_end {

@@ -41,6 +41,8 @@ pub(super) struct Labeller<'a> {
 pub(super) struct CountedRows {
     /// The responses that prompt files give as tokens.
     given: GivenLabels,
+    /// The conversations that end at an answer that does not call the tools whose results follow.
+    num_ended_by_call: usize,
     kept: MassOfRows,
     /// The rows that exceed `data.server.max_outside_mass`.
     left_out: MassOfRows,
@@ -106,6 +108,11 @@ impl Labeller<'_> {
         )?;
         // The remaining progress belongs to turns that exceed the context.
         self.progress.advance(left);
+        let ended = prompts
+            .iter()
+            .zip(&answered)
+            .filter(|(prompt, (_, texts))| self.text.ends_by_call(prompt, texts));
+        self.counted.lock().expect(HELD).num_ended_by_call += ended.count();
         let rows = answered.into_iter().flat_map(|(rows, _)| rows);
         Ok(rows.filter(|row| self.is_known(row)).collect())
     }
@@ -186,6 +193,10 @@ impl Labeller<'_> {
                 "build-data: {unknown:.2} % of the target's probability mass is unknown"
             ));
         }
+        if let num @ 1.. = counted.num_ended_by_call {
+            let why = "end at an answer that does not make the file's calls of tools, whose results follow";
+            self.watch.note(format!("build-data: {num} conversations {why}"));
+        }
         drop(counted);
         if let Some(why) = self.why_left_out() {
             self.watch.note(format!("build-data: {why}"));
@@ -194,8 +205,10 @@ impl Labeller<'_> {
 
     /// Returns the number of responses left out because too much of their probability mass is unknown,
     /// and of those that the servers' content filter stopped, or whose text is not what the target wrote.
-    pub(super) fn num_left_out(&self) -> [usize; 2] {
-        [self.counted.lock().expect(HELD).left_out.num_rows, self.answers.num_left_out()]
+    /// Then the number of conversations that end at other calls of tools than the file's.
+    pub(super) fn num_left_out(&self) -> [usize; 3] {
+        let CountedRows { left_out, num_ended_by_call, .. } = &*self.counted.lock().expect(HELD);
+        [left_out.num_rows, self.answers.num_left_out(), *num_ended_by_call]
     }
 
     /// Describes the responses that were left out because too much of their probability mass is unknown.
@@ -221,7 +234,7 @@ impl Labeller<'_> {
             hints += "raise `data.server.logprobs` or `data.server.max_outside_mass`, or set `data.top_k` \
                       to at most `data.server.logprobs`; ";
         }
-        let [_, num_filtered] = self.num_left_out();
+        let [_, num_filtered, _] = self.num_left_out();
         if num_filtered > 0 {
             reasons += &format!(
                 ": the servers' content filter stopped {num_filtered} responses, or their text is not what the target wrote"

@@ -216,7 +216,7 @@ impl<'a> RolloutFiles<'a> {
 
 /// Builds the provenance entry for the prompts that training held out, in place of a prompt file.
 fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<PromptFile> {
-    let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
+    let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
     let all = json!({ "rows": data.hash, "share": recipe.held_out_share() });
     Ok(PromptFile { name: "held out".to_owned(), hash: hash_bytes(all.to_string().as_bytes()) })
 }

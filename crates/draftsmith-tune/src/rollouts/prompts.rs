@@ -38,7 +38,7 @@ pub fn set_prompts(
 /// spread evenly.
 fn held_out_prompts(recipe: &Recipe, workspace: &Workspace) -> Result<Vec<SetPrompt>> {
     let (tune, evaluate) = recipe.need_tuning("record")?;
-    let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
+    let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
     let (text, share) = (workspace.text_side()?, recipe.held_out_share());
     let fits = |prompt_ids: &[u32]| !evaluate.skip_long_prompts || prompt_ids.len() < text.context;
     let held_out = data.rows.iter().filter(|row| is_held_out(row, share) && fits(&row.prompt_ids));

@@ -37,7 +37,7 @@ pub fn train_head(
         );
     }
     check_dtype(workspace, "head", settings.dtype)?;
-    let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
+    let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
     let stage = TrainingStage { recipe, workspace, data: &data, watch, command: "train-head" };
     stage.note_idle_devices("head", &settings.optimizer);
     let (is_swept, provenance) = (settings.sweep.is_some(), data.provenance.clone());

@@ -53,7 +53,7 @@ impl Reader {
 }
 
 /// All readers.
-pub(crate) const READERS: [Reader; 23] = [
+pub(crate) const READERS: [Reader; 24] = [
     Reader {
         name: "weights",
         file: "model.safetensors",
@@ -214,6 +214,12 @@ pub(crate) const READERS: [Reader; 23] = [
         },
     },
     Reader {
+        name: "gguf",
+        file: "drafter.gguf",
+        prepare: |_| Ok(()),
+        read: |dir| diagnose(&dir.join("drafter.gguf"), &fixture(MODEL)).map(drop),
+    },
+    Reader {
         name: "block",
         file: "config.json",
         prepare: block_weights,
@@ -356,7 +362,11 @@ fn messages(dir: &Path) -> Result<()> {
     for line in text.split(|byte| *byte == b'\n') {
         let line: serde_json::Value = serde_json::from_slice(line)?;
         let text = |key: &str| line[key].as_str().unwrap_or_default().to_owned();
-        messages.push(Message { role: text("role"), content: text("content") });
+        messages.push(Message {
+            role: text("role"),
+            content: text("content"),
+            ..Message::default()
+        });
     }
     for (name, _) in TEMPLATES {
         if let Some(template) = ChatTemplate::from_model_dir(&dir.join(name))? {

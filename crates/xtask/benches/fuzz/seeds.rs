@@ -81,6 +81,7 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
         "adapter" => adapters()?,
         "eagle3" => eagles()?,
         "block" => blocks()?,
+        "gguf" => vec![Seed::new(Form::Text, gguf())],
         "server-costs" => vec![Seed::new(Form::Json, SERVER_COSTS)],
         "state" => vec![Seed::new(Form::State, state::trained()?)],
         name => unreachable!("`{name}` has seeds"),
@@ -96,6 +97,30 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
         }
     }
     Ok(Seeds { all: seeds, num_valid, words: words(reader).lines().collect() })
+}
+
+/// The header of an EAGLE-3 drafter in GGUF: a text, a list of texts, a number and a list of them, and a tensor.
+fn gguf() -> Vec<u8> {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat();
+    let words = |words: &[u32]| words.iter().flat_map(|it| it.to_le_bytes()).collect::<Vec<u8>>();
+    [
+        b"GGUF".to_vec(),
+        words(&[3, 1, 0, 4, 0]),
+        text("general.architecture"),
+        words(&[8]),
+        text("eagle3"),
+        text("tokenizer.ggml.tokens"),
+        words(&[9, 8, 2, 0]),
+        text("a"),
+        text("b"),
+        text("eagle3.block_count"),
+        words(&[4, 1]),
+        text("eagle3.target_layers"),
+        words(&[9, 4, 3, 0, 2, 4, 5]),
+        text("fc.weight"),
+        words(&[2, 576, 0, 192, 0, 0, 0, 0]),
+    ]
+    .concat()
 }
 
 /// One word per line.
@@ -122,6 +147,7 @@ fn words(reader: &Reader) -> &'static str {
         "adapter" => include_str!("words/adapter.txt"),
         "eagle3" => include_str!("words/eagle3.txt"),
         "block" => include_str!("words/block.txt"),
+        "gguf" => include_str!("words/gguf.txt"),
         "server-costs" => include_str!("words/server-costs.txt"),
         "state" => include_str!("words/state.txt"),
         name => unreachable!("`{name}` has words"),

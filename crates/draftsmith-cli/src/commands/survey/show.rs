@@ -1,7 +1,9 @@
 //! Formats a survey as text.
 
 use anyhow::Result;
-use draftsmith_report::{CostSource, DecodingName, explained, plain_table, render_rules, wrapped};
+use draftsmith_report::{
+    CostSource, DecodingName, TextRange, explained, plain_table, render_rules, wrapped,
+};
 use draftsmith_theory::Estimate;
 
 use draftsmith_servers::survey::pair::PairSurvey;
@@ -81,6 +83,7 @@ fn pair(found: &PairSurvey, width: Option<usize>, colour: bool) -> Result<String
     if !by_position.is_empty() {
         text += &format!("accepted by position in a round: {}\n", by_position.join(" "));
     }
+    text += &TextRange::text(&found.by_text_position).map_or(String::new(), |text| text + "\n");
     text += &format!(
         "a draft forward {}, verifications of {}{}\n",
         milliseconds(costs.rounds.draft_seconds(costs.drafter)?),

@@ -86,6 +86,7 @@ fn a_served_target_is_surveyed_as_its_weights_are() {
         "agreement",
         "share_accepted",
         "acceptance_by_position",
+        "by_text_position",
         "costs",
         "fixed_lengths",
         "oracle",

@@ -9,8 +9,8 @@ use draftsmith_recipe::{Recipe, Workspace, quoted, served_path};
 use draftsmith_report::{plain_table, speed_text, times_text, wrapped};
 use draftsmith_servers::costs::ServerCostsFile;
 use draftsmith_servers::settings::{
-    LoadCell, ScheduleKeys, ServerKind, ServerLoad, ServerSettings, ServerTuning, tune_for_server,
-    winner,
+    LoadCell, ScheduleKeys, ServerKind, ServerLoad, ServerSettings, ServerTuning, SettingsFile,
+    tune_for_server, winner,
 };
 use draftsmith_theory::{Drafting, Estimate};
 
@@ -117,7 +117,8 @@ pub(crate) fn run(
             removed.push(dir.clone());
         }
         write(settings, &dir)?;
-        written.extend(settings.files.iter().map(|file| dir.join(file.name)));
+        let files = settings.files.iter().chain(&settings.benchmark);
+        written.extend(files.map(|file| dir.join(file.name)));
         console.text(text(settings, console.width()))?;
     }
     let lines = |what: &str, paths: Vec<PathBuf>| -> String {
@@ -136,7 +137,7 @@ pub(crate) fn write(settings: &mut ServerSettings, dir: &Path) -> Result<()> {
         let texts = settings.files.iter_mut().map(|file| &mut file.text);
         settings.start.iter_mut().chain(texts).for_each(|text| *text = text.replace(name, &path));
     }
-    for file in &settings.files {
+    for file in settings.files.iter().chain(&settings.benchmark) {
         write_whole(&dir.join(file.name), &file.text)?;
     }
     Ok(())
@@ -210,6 +211,12 @@ pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
     lines.extend(
         settings.files.iter().map(|file| format!("{}: {}", file.name, file.text.trim_end())),
     );
+    if let Some(SettingsFile { name, text }) = &settings.benchmark {
+        lines.push(format!(
+            "{name}, for benchmarks only, with synthetic acceptance at the recorded rates: {}",
+            text.trim_end()
+        ));
+    }
     lines.extend(settings.notes.iter().map(|note| wrapped(note, width).join("\n")));
     lines.join("\n") + "\n\n"
 }

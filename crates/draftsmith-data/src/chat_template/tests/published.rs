@@ -46,7 +46,13 @@ fn texts_and_ids_equal_those_of_transformers() {
 fn chat(messages: &Json) -> Vec<Message> {
     let text = |value: &Json| value.as_str().unwrap().to_owned();
     let messages = messages.as_array().unwrap().iter();
-    messages.map(|m| Message { role: text(&m["role"]), content: text(&m["content"]) }).collect()
+    messages
+        .map(|m| Message {
+            role: text(&m["role"]),
+            content: text(&m["content"]),
+            ..Message::default()
+        })
+        .collect()
 }
 
 #[test]
