@@ -158,7 +158,9 @@ impl ChatTemplate {
         let messages = messages.iter().map(|Message { role, content, keys }| {
             let own = [("role", Value::from(&**role)), ("content", Value::from(&**content))];
             let own = own.into_iter().filter(|(name, _)| !keys.contains_key(*name));
-            Value::from_pairs(own.chain(keys.iter().map(|(name, it)| (&**name, value_of(it)))))
+            Value::from_pairs(
+                own.chain(keys.iter().map(|(name, it)| (&**name, Value::from(Serde(it))))),
+            )
         });
         let mut context = vec![
             ("messages", messages.collect::<Value>()),
