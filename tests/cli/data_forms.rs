@@ -224,16 +224,18 @@ fn a_tools_result_follows_the_regenerated_call_if_it_is_the_recorded_one() {
     let tokenizer = draftsmith_data::TextTokenizer::from_model_dir(&model("target")).unwrap();
     let said = tokenizer.decode(&rows("first")[0].response_ids, true).unwrap();
     // Two records whose calls are and are not what the target says, and one with an image.
-    let record = |call: &str| {
+    let record = |user: &str, call: &str| {
         json!({ "messages": [
-            { "role": "user", "content": "Convert 3 km to m." },
+            { "role": "user", "content": user },
             { "role": "assistant", "content": null, "tool_calls": [{ "function": { "name": "f", "arguments": call } }] },
             { "role": "tool", "name": "f", "content": "3000" },
             { "role": "assistant", "content": "It is 3000 m." },
         ] })
     };
     let image = json!({ "messages": [{ "role": "user", "content": [{ "type": "image_url" }] }] });
-    let records = [record(&said), record("elsewhere"), image].map(|it| it.to_string());
+    let records =
+        [record("Convert 3 km to m.", &said), record("Convert 4 km to m.", "elsewhere"), image];
+    let records = records.map(|it| it.to_string());
     place.write("tools.jsonl", records.join("\n"));
     let ran = place.run(&["build-data", "small.toml", "--json"]);
     let notes = ran.stderr.replace('\n', " ");

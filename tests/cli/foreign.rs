@@ -460,6 +460,21 @@ fn export(place: &Place, name: &str, form: &str) -> crate::support::Ran {
 }
 
 #[test]
+fn sglang_starts_with_the_window_of_an_eagle_3_drafter() {
+    let place = Place::new();
+    // It reads the windows of block drafters from their files.
+    for (name, form, is_given) in
+        [("e_swa", "eagle3", true), ("e_plain", "eagle3", false), ("d_swa", "dspark", false)]
+    {
+        write_form(name, &place.path(name));
+        let printed = export(&place, name, form).ok();
+        assert!(printed.contains("sglang.launch_server"), "{printed}");
+        let flag = "--speculative-draft-window-size 16\n";
+        assert_eq!(printed.contains(flag), is_given, "{printed}");
+    }
+}
+
+#[test]
 fn a_drafter_is_read_as_servers_do_and_exported_without_a_loss() {
     let place = Place::new();
     // Absent keys may be null, and the form of special tokens does not matter.

@@ -477,8 +477,8 @@ fn mistakes_are_reported_with_file_and_line() {
     check("{\"messages\": [{\"content\": \"a\"}]}", "key `messages[0].role` is missing");
     check("{\"messages\": [{\"role\": \"user\"}]}", "key `messages[0].content` is missing");
     check(
-        "{\"messages\": [{\"role\": \"tool\", \"content\": \"a\"}]}",
-        "key `messages[0].role` is `tool`, it must be `user`, `assistant` or `system`",
+        "{\"messages\": [{\"role\": \"critic\", \"content\": \"a\"}]}",
+        "key `messages[0].role` is `critic`, it must be `user`, `assistant`, `system` or `tool`",
     );
     check(
         "{\"messages\": [{\"role\": \"assistant\", \"content\": \"a\"}]}",

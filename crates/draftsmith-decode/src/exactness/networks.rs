@@ -51,7 +51,7 @@ const LOOKUP: &str = "look";
 const BRANCHING: DrafterId = DrafterId::named("branching");
 const MERGED: DrafterId = DrafterId::named("merged");
 /// Draft models whose matrices have fewer and more rows than the target's.
-const PADDED: [&str; 2] = ["fewer rows", "more rows"];
+const PADDED: [&str; 2] = ["fewer-rows", "more-rows"];
 /// Drafters of each kind with a model, a second one of the kind that reads the target's states, and a second block
 /// drafter: fill-in and bidirectional, as those of others.
 const STEPPING: [&str; 6] = ["model", "adapter", "eagle", "other", "block", "dflash"];

@@ -421,15 +421,16 @@ fn a_benchmark_accepts_as_often_as_the_recordings_and_is_no_setting_to_serve() {
 
 #[test]
 fn a_table_of_vllm_that_falls_to_no_candidates_warns_of_a_collapse() {
-    let warns = |accepted: f64| {
-        let mut found = settings(accepted, one_client());
+    let found = settings(0.8, one_client());
+    let warning = |mut found: ServerSettings| {
         ServerKind::Vllm.write(&mut found, &served(&AS_EAGLE3, "m"));
-        let bests: Vec<usize> = found.rows.iter().map(|row| row.best).collect();
-        let note = found.notes.iter().find(|note| note.contains("#49548"));
-        (bests.last() == Some(&0), note.cloned())
+        found.notes.into_iter().find(|note| note.contains("#49548"))
     };
-    let (is_off, note) = warns(0.8);
-    let note = note.expect("a warning");
-    assert!(is_off && note.starts_with("From 5 concurrent requests on"), "{note}");
-    assert_eq!(warns(1.0), (false, None));
+    let last_on = found.rows.iter().rfind(|row| row.best > 0).expect("it pays for one").batch_size;
+    assert!(last_on < 8, "eight requests fill the machine");
+    let mut few = found.clone();
+    few.rows.retain(|row| row.batch_size <= last_on);
+    assert_eq!(warning(few), None);
+    let (note, from) = (warning(found).expect("a warning"), last_on + 1);
+    assert!(note.starts_with(&format!("From {from} concurrent requests on")), "{note}");
 }
