@@ -44,10 +44,15 @@ impl ModelDir {
     pub(super) fn check(&self) -> Result<()> {
         let (role, dir) = (&self.role, self.dir.display());
         if self.dir.extension().is_some_and(|extension| extension == "gguf") {
+            let suffices = match self.role == TARGET {
+                true => {
+                    "; its `config.json` and tokenizer suffice if a server runs the model (`data.responses = \"server\"`)"
+                }
+                false => ", with its weights",
+            };
             bail!(
                 "the {role} `{dir}` is a GGUF file; hint: give the directory of the Hugging Face checkpoint that it was \
-                 converted from; its `config.json` and tokenizer suffice if a server runs the model (`data.responses = \
-                 \"server\"`)"
+                 converted from{suffices}"
             );
         }
         let has = |name: &str| self.dir.join(name).is_file();
