@@ -78,7 +78,7 @@ pub use self_draft::{DraftForm, DraftNetwork, uniform_matrix};
 
 pub use spec::{
     Activation, AttentionSpec, DecoderSpec, MlpSpec, ModelShape, NormForm, NormSpec, RopeConfig,
-    RopeScaling, WindowSpec,
+    RopeScaling, SessionFaults, WindowSpec,
 };
 pub use state_network::{StateNetwork, StepNetwork, UnrolledInputs};
 pub use trained_with::{check_trained_with, hash_export};

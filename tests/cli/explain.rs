@@ -1,0 +1,484 @@
+//! `explain` over HTTP: a server that runs our own decoder on other files than the drafter's is explained by
+//! what these files change. `EXPLAIN_TRIALS=N` runs N trials of each kind of drafter instead of one.
+
+use std::io::{BufReader, Write};
+use std::net::{TcpListener, TcpStream};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+
+use burn::tensor::Device;
+use draftsmith_model::WeightDtype;
+use draftsmith_recipe::{
+    DrafterRecipe, DrafterRecipes, Kinds, LoadedDrafters, Recipe, Silent, Workspace,
+};
+use draftsmith_theory::{
+    Bounds, ConfidenceThresholdConfig, Decoding, DrafterId, Draws, FixedLengthConfig, SeededDraws,
+    StopRuleConfig, argmax,
+};
+use draftsmith_tune::decoders::Decoders;
+use serde_json::{Map, Value, json};
+
+use crate::doctor::{edit_config, edit_tensors};
+use crate::support::{Place, Ran, copy_dir, model, read_request};
+
+/// How a mock server counts and answers.
+#[derive(Debug, Clone, Copy, PartialEq)]
+enum Manner {
+    /// Counts by position, as vLLM.
+    Vllm,
+    /// Counts in each answer only, as llama-server without `--metrics`.
+    Llama,
+    /// Counts rounds only, as SGLang.
+    Sglang,
+    /// Changes its number of candidates, and counts as llama-server does.
+    Changing,
+    /// Counts nothing.
+    Mute,
+    /// Drafts nothing.
+    Idle,
+    /// Answers with other tokens.
+    Other,
+    /// Answers with another token now and then.
+    Faulty,
+}
+
+/// What a mock server runs.
+struct Engine {
+    workspace: Workspace,
+    loaded: LoadedDrafters,
+    manner: Manner,
+    num_candidates: usize,
+    counts: Mutex<[f64; 3]>,
+    by_position: Mutex<Vec<f64>>,
+}
+
+impl Engine {
+    fn new(
+        target: &Path,
+        (kind, drafter): (&str, &Path),
+        manner: Manner,
+        num_candidates: usize,
+    ) -> Self {
+        let kind = Kinds::default().get(kind).unwrap().in_dir(drafter).unwrap();
+        let drafters = DrafterRecipes::one(DrafterId::DRAFT, DrafterRecipe::new(kind));
+        let recipe = Recipe::of_drafters(target.to_path_buf(), None, drafters);
+        let devices = vec![Device::flex()];
+        let mut workspace = recipe.open(None, WeightDtype::F32, devices, &Silent).unwrap();
+        workspace.takes_others = true;
+        let loaded = recipe.load_drafters(&workspace, true).unwrap();
+        let (counts, by_position) = (Mutex::default(), Mutex::new(vec![0.0; 10]));
+        Self { workspace, loaded, manner, num_candidates, counts, by_position }
+    }
+
+    /// Answers a prompt: its first token comes from the prefill, the others from rounds.
+    fn answer(&self, body: &Value) -> Value {
+        let numbers =
+            |key: &str| body[key].as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32);
+        let (mut prompt, num): (Vec<u32>, usize) =
+            (numbers("prompt").collect(), body["max_tokens"].as_u64().unwrap() as usize);
+        let pair = self.workspace.pair().unwrap();
+        let mut decoders = Decoders::new(pair, &self.loaded, num - 1);
+        let first = argmax(decoders.score(&prompt, prompt.len() - 1).unwrap().row(0));
+        let (mut ids, mut spent) = (vec![first], [0.0; 3]);
+        prompt.push(first);
+        let is_end = |id: u32| pair.text.eos_token_ids.contains(&id);
+        if !is_end(first) {
+            let rule: StopRuleConfig = match self.manner {
+                Manner::Changing => ConfidenceThresholdConfig {
+                    confidence_threshold: 0.4,
+                    before_draw: false,
+                    bounds: Bounds { min: 1, max: 5 },
+                }
+                .into(),
+                _ => FixedLengthConfig { candidate_length: self.num_candidates }.into(),
+            };
+            let (mut rule, mut draws) = (rule.init().unwrap(), SeededDraws::new(0, &["mock"]));
+            let (rule, greedy) = (Some(&mut *rule as _), &Decoding::GREEDY);
+            let found = decoders
+                .decode(DrafterId::DRAFT.into(), rule, greedy, &prompt, &mut draws)
+                .unwrap();
+            for round in found.trace.rounds.iter().filter(|round| round.num_drafted > 0) {
+                spent[0] += 1.0;
+                spent[1] += round.num_drafted as f64;
+                spent[2] += round.num_accepted as f64;
+                let by_position = &mut self.by_position.lock().unwrap();
+                by_position[..round.num_accepted].iter_mut().for_each(|count| *count += 1.0);
+            }
+            ids.extend(found.token_ids);
+        }
+        if self.manner == Manner::Idle {
+            spent = [0.0; 3];
+        }
+        let mut counts = self.counts.lock().unwrap();
+        (0..3).for_each(|at| counts[at] += spent[at]);
+        let reason = if is_end(*ids.last().unwrap()) { "stop" } else { "length" };
+        for (at, id) in ids.iter_mut().enumerate() {
+            let changes = match self.manner {
+                Manner::Other => true,
+                Manner::Faulty => at % 10 == 9,
+                _ => false,
+            };
+            *id = if changes { (*id + 7) % 1024 } else { *id };
+        }
+        let choice = json!({ "index": 0, "text": "", "finish_reason": reason, "token_ids": ids });
+        let mut answer = json!({ "model": "mock", "choices": [choice],
+            "usage": { "prompt_tokens": prompt.len() - 1, "completion_tokens": ids.len() } });
+        if matches!(self.manner, Manner::Llama | Manner::Changing) {
+            answer["timings"] = json!({ "draft_n": spent[1], "draft_n_accepted": spent[2] });
+        }
+        answer
+    }
+
+    fn metrics(&self) -> Option<String> {
+        let [rounds, drafted, accepted] = *self.counts.lock().unwrap();
+        let positions = self.by_position.lock().unwrap();
+        let at = |(at, count): (usize, &f64)| {
+            format!(
+                "vllm:spec_decode_num_accepted_tokens_per_pos_total{{engine=\"0\",position=\"{at}\"}} {count}\n"
+            )
+        };
+        match self.manner {
+            Manner::Llama | Manner::Changing | Manner::Mute => None,
+            Manner::Sglang => Some(format!(
+                "sglang:spec_verify_calls_total {rounds}\nsglang:spec_num_steps {}\n",
+                self.num_candidates
+            )),
+            _ => Some(format!(
+                "vllm:spec_decode_num_drafts_total {rounds}\nvllm:spec_decode_num_draft_tokens_total {drafted}\n\
+                 vllm:spec_decode_num_accepted_tokens_total {accepted}\n{}",
+                positions.iter().enumerate().map(at).collect::<String>()
+            )),
+        }
+    }
+}
+
+struct Mock {
+    url: String,
+    is_over: Arc<AtomicBool>,
+}
+
+impl Mock {
+    fn serve(engine: Engine) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let url = format!("http://{}/v1", listener.local_addr().unwrap());
+        let is_over = Arc::<AtomicBool>::default();
+        let (over, engine) = (Arc::clone(&is_over), Arc::new(engine));
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                if over.load(Ordering::SeqCst) {
+                    return;
+                }
+                let engine = Arc::clone(&engine);
+                std::thread::spawn(move || meet(stream.unwrap(), &engine));
+            }
+        });
+        Self { url, is_over }
+    }
+}
+
+impl Drop for Mock {
+    fn drop(&mut self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        let _ = TcpStream::connect(self.url.trim_start_matches("http://").trim_end_matches("/v1"));
+    }
+}
+
+fn meet(stream: TcpStream, engine: &Engine) {
+    let mut writer = stream.try_clone().unwrap();
+    let mut reader = BufReader::new(stream);
+    while let Some((line, body)) = read_request(&mut reader) {
+        let found = if line.starts_with("GET /v1/models") {
+            Some(json!({ "data": [{ "id": "mock" }] }).to_string())
+        } else if line.starts_with("GET /metrics") {
+            engine.metrics()
+        } else if line.starts_with("POST /v1/completions") {
+            Some(engine.answer(&serde_json::from_slice(&body).unwrap()).to_string())
+        } else {
+            None
+        };
+        let status = if found.is_some() { "200 OK" } else { "404 Not Found" };
+        let text = found.unwrap_or_default();
+        let head = format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\n\r\n", text.len());
+        if writer.write_all((head + &text).as_bytes()).is_err() {
+            return;
+        }
+    }
+}
+
+type Edit = fn(&Path);
+
+/// A planted cause: its name, how the drafter's files differ from the trained ones, and what the server's
+/// differ in from these.
+type Plant = (&'static str, Edit, Edit);
+
+fn no(_: &Path) {}
+
+fn set(dir: &Path, edit: impl FnOnce(&mut Map<String, Value>)) {
+    edit_config(dir, |it| {
+        it.remove("weights_hash");
+        edit(it);
+    });
+}
+
+/// Fills a tensor of 16-bit or 64-bit numbers with one value's bytes.
+fn fill(dir: &Path, ending: &str, bytes: &[u8]) {
+    set(dir, |_| {});
+    edit_tensors(dir, |it| {
+        let names: Vec<String> =
+            it.header.keys().filter(|name| name.ends_with(ending)).cloned().collect();
+        assert!(!names.is_empty(), "{ending}");
+        for name in names {
+            let at = |at: usize| it.header[&name]["data_offsets"][at].as_u64().unwrap() as usize;
+            let (from, to) = (at(0), at(1));
+            it.bytes[from..to]
+                .chunks_exact_mut(bytes.len())
+                .for_each(|it| it.copy_from_slice(bytes));
+        }
+    });
+}
+
+const ONE: [u8; 2] = [0x80, 0x3f];
+
+fn rope(dir: &Path, theta: f64, scaling: Value) {
+    set(dir, |it| {
+        it.insert("rope_theta".into(), json!(theta));
+        let mut parameters = json!({ "rope_type": "default", "rope_theta": theta });
+        if let Value::Object(scaling) = &scaling {
+            parameters = json!(scaling);
+            parameters["rope_theta"] = json!(theta);
+        }
+        let own = if scaling.is_null() { Value::Null } else { parameters.clone() };
+        it.insert("rope_parameters".into(), parameters);
+        it.insert("rope_scaling".into(), own);
+    });
+}
+
+fn linear() -> Value {
+    json!({ "rope_type": "linear", "factor": 2.0 })
+}
+
+const OF_MODEL: [Plant; 5] = [
+    ("no-last-norm", no, |dir| fill(dir, "model.norm.weight", &ONE)),
+    ("rope-base", |dir| rope(dir, 100.0, Value::Null), no),
+    ("rope-scaling", |dir| rope(dir, 10_000.0, linear()), no),
+    ("no-input-norm", no, |dir| fill(dir, "input_layernorm.weight", &ONE)),
+    ("no-mlp-norm", no, |dir| fill(dir, "post_attention_layernorm.weight", &ONE)),
+];
+
+const OF_EAGLE3: [Plant; 15] = [
+    ("window-ignored", no, |dir| {
+        set(dir, |it| drop(["layer_types", "sliding_window"].map(|key| it.remove(key))))
+    }),
+    ("layers-below", no, |dir| layers(dir, [1, 3, 4])),
+    ("state-norm", no, |dir| set(dir, |it| drop(it.remove("norm_output")))),
+    ("no-norm-before-fc", no, |dir| {
+        set(dir, |it| drop(it.remove("norm_before_fc")));
+        edit_tensors(dir, |it| drop(it.header.remove("input_norm.weight")));
+    }),
+    ("residual-norm", no, |dir| {
+        set(dir, |it| drop(it.insert("norm_before_residual".into(), json!(true))))
+    }),
+    ("rope-base", |dir| rope(dir, 100.0, Value::Null), |dir| rope(dir, 10_000.0, Value::Null)),
+    ("draft-ids", no, |dir| fill(dir, "d2t", &[0; 8])),
+    ("layers-above", no, |dir| layers(dir, [3, 5, 6])),
+    ("last-layer", no, |dir| layers(dir, [2, 4, 8])),
+    ("window-shorter", no, |dir| window(dir, 7)),
+    ("window-longer", no, |dir| window(dir, 9)),
+    ("no-hidden-norm", no, |dir| fill(dir, "hidden_norm.weight", &ONE)),
+    ("no-query-norm", no, |dir| fill(dir, "q_norm.weight", &ONE)),
+    ("no-last-norm", no, |dir| fill(dir, "norm.weight", &ONE)),
+    ("rope-scaling", |dir| rope(dir, 10_000.0, linear()), |dir| rope(dir, 10_000.0, Value::Null)),
+];
+
+fn layers(dir: &Path, layers: [usize; 3]) {
+    set(dir, |it| drop(it.insert("eagle_aux_hidden_state_layer_ids".into(), json!(layers))));
+}
+
+fn window(dir: &Path, size: usize) {
+    set(dir, |it| drop(it.insert("sliding_window".into(), json!(size))));
+}
+
+const OF_BLOCK: [Plant; 7] = [
+    ("mask-first", no, |dir| set(dir, |it| drop(it.insert("mask_token_id".into(), json!(0))))),
+    ("anchor-layout", no, |dir| {
+        set(dir, |it| {
+            it.insert("sample_from_anchor".into(), json!(false));
+        })
+    }),
+    ("no-markov-head", no, |dir| fill(dir, "markov_w2.weight", &[0; 2])),
+    ("causality", no, |dir| set(dir, |it| drop(it.insert("is_causal".into(), json!(false))))),
+    ("layers-reversed", no, |dir| {
+        set(dir, |it| {
+            let ids: Vec<Value> =
+                it["target_layer_ids"].as_array().unwrap().iter().rev().cloned().collect();
+            it.insert("target_layer_ids".into(), json!(ids));
+        })
+    }),
+    (
+        "fewer-rows",
+        |dir| set(dir, |it| drop(it.insert("is_causal".into(), json!(false)))),
+        |dir| set(dir, |it| drop(it.insert("block_size".into(), json!(3)))),
+    ),
+    (
+        "window-ignored",
+        |dir| {
+            set(dir, |it| {
+                it.insert("layer_types".into(), json!(["sliding_attention"]));
+                it.insert("sliding_window".into(), json!(6));
+                it.insert("use_sliding_window".into(), json!(true));
+            })
+        },
+        no,
+    ),
+];
+
+/// Trains a small EAGLE-3 and a block drafter of the embedded target.
+fn train(place: &Place, drafters: &str) {
+    place.write_prompts("train.jsonl", 260);
+    let text = format!(
+        "seed = 3\n[models]\ntarget = '{}'\n[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 64\n{drafters}",
+        model("target").display()
+    );
+    let recipe = place.write("mine.toml", text).display().to_string();
+    place.run(&["build-data", &recipe]).ok();
+    place.run(&["train-drafter", &recipe]).ok();
+}
+
+const EAGLE3: &str = "[drafters.it]\nkind = 'eagle3'\nnum_steps = 3\nwindow = 8\nnorm_before_fc = true\nnorm_output = true\n\
+                      head_norms = true\ndraft_vocabulary = 500\noptimizer = { learning_rate = 4e-3, num_epochs = 4 }\n";
+const BLOCK: &str = "[drafters.it]\nkind = 'block'\nblock_size = 5\nnum_layers = 1\nmarkov_rank = 16\n\
+                     optimizer = { learning_rate = 4e-3, num_epochs = 4 }\n";
+
+/// Explains a mock server.
+fn explain(place: &Place, drafter: &Path, url: &str, more: &[&str]) -> Ran {
+    let (target, drafter) = (model("target").display().to_string(), drafter.display().to_string());
+    let own =
+        ["server", "explain", "--server", url, "--target", &target, "--prompts", "test.jsonl"];
+    place.run(
+        &[&own[..], &["--num-prompts", "12", "--max-new-tokens", "48", &drafter], more].concat(),
+    )
+}
+
+fn write_prompts(place: &Place) {
+    let all = std::fs::read_to_string(crate::support::root().join("data/tiny/prompts/test.jsonl"))
+        .unwrap();
+    place.write("test.jsonl", all);
+}
+
+/// Names the planted causes of a kind of drafter.
+fn planted(kind: &'static str, trained: &Path, place: &Place, plants: &[Plant]) {
+    write_prompts(place);
+    let trials = std::env::var("EXPLAIN_TRIALS").ok().and_then(|num| num.parse().ok()).unwrap_or(1);
+    let mut failed = Vec::new();
+    for (trial, (name, spoil, misread)) in plants.iter().cycle().take(trials).enumerate() {
+        let dir = |which: &str| place.path(&format!("{trial}-{which}"));
+        let drafter = copy_dir(trained, &dir("drafter"));
+        spoil(&drafter);
+        let served = copy_dir(trained, &dir("served"));
+        if *name == "fewer-rows" {
+            spoil(&served);
+        }
+        misread(&served);
+        let manner = [Manner::Vllm, Manner::Llama, Manner::Sglang][trial / plants.len() % 3];
+        let engine = Engine::new(&model("target"), (kind, &served), manner, 3);
+        let server = Mock::serve(engine);
+        let ran = explain(place, &drafter, &server.url, &["--json"]);
+        let found: Value = serde_json::from_str(&ran.stdout)
+            .unwrap_or_else(|_| panic!("{name}: {}{}", ran.stdout, ran.stderr));
+        let names = found["causes"].as_array().unwrap().iter().map(|cause| &cause["name"]);
+        let is_first = names.clone().next().is_some_and(|first| first == name);
+        println!("{kind} {name} {manner:?} {is_first}: {}", found["sentence"]);
+        let is_same = found["explanation"] == "as_trained" || names.clone().any(|it| it == name);
+        if !(is_first || is_same && trials > 1) {
+            failed.push(format!("{name}, {manner:?}: {found}"));
+        }
+    }
+    assert!(20 * failed.len() <= trials, "{} of {trials}: {}", failed.len(), failed.join("\n"));
+}
+
+#[test]
+fn planted_causes_of_draft_models_are_named() {
+    let place = Place::new();
+    planted("model", &model("draft"), &place, &OF_MODEL);
+}
+
+#[test]
+fn planted_causes_of_eagle3_drafters_are_named() {
+    let place = Place::new();
+    train(&place, EAGLE3);
+    planted("eagle3", &place.path("checkpoints/mine/it"), &place, &OF_EAGLE3);
+}
+
+#[test]
+fn planted_causes_of_block_drafters_are_named() {
+    let place = Place::new();
+    train(&place, BLOCK);
+    planted("block", &place.path("checkpoints/mine/it"), &place, &OF_BLOCK);
+}
+
+/// Moves each weight to a neighbour in bf16, as rounding may.
+fn round_otherwise(dir: &Path, seed: u64) -> PathBuf {
+    set(dir, |_| {});
+    edit_tensors(dir, |it| {
+        let mut draws = SeededDraws::new(seed, &["rounding"]);
+        let entries: Vec<Value> =
+            it.header.values().filter(|it| it["dtype"] == "BF16").cloned().collect();
+        for entry in entries {
+            let at = |at: usize| entry["data_offsets"][at].as_u64().unwrap() as usize;
+            for pair in it.bytes[at(0)..at(1)].chunks_exact_mut(2) {
+                pair[0] ^= (draws.uniform() * 2.0) as u8;
+            }
+        }
+    });
+    dir.to_path_buf()
+}
+
+#[test]
+fn innocent_servers_are_not_accused() {
+    let place = Place::new();
+    write_prompts(&place);
+    let draft = model("draft");
+    let rounded = round_otherwise(&copy_dir(&draft, &place.path("rounded")), 1);
+    let target = round_otherwise(&copy_dir(&model("target"), &place.path("rounded-target")), 2);
+    for (manner, target, drafter) in [
+        (Manner::Vllm, model("target"), &draft),
+        (Manner::Llama, model("target"), &draft),
+        (Manner::Sglang, model("target"), &draft),
+        (Manner::Changing, model("target"), &draft),
+        (Manner::Vllm, target.clone(), &rounded),
+        (Manner::Llama, target, &rounded),
+    ] {
+        let server = Mock::serve(Engine::new(&target, ("model", drafter), manner, 4));
+        let ran = explain(&place, &draft, &server.url, &["--json"]);
+        let found: Value = serde_json::from_str(&ran.stdout)
+            .unwrap_or_else(|_| panic!("{manner:?}: {}{}", ran.stdout, ran.stderr));
+        println!("{manner:?}: {} {}", found["sentence"], found["rounding"]);
+        assert_eq!(found["explanation"], "as_trained", "{manner:?}: {found}");
+        assert_eq!(ran.code, Some(0));
+    }
+    let server = Mock::serve(Engine::new(&model("target"), ("model", &draft), Manner::Vllm, 3));
+    let text = explain(&place, &draft, &server.url, &["--candidates", "5"]).ok();
+    assert!(text.starts_with("As trained: expected "), "{text}");
+    for part in ["position", "as trained", "measured", "drafts 3 candidates per round, and not 5"] {
+        assert!(text.replace('\n', " ").contains(part), "`{part}`: {text}");
+    }
+}
+
+#[test]
+fn servers_that_cannot_be_explained_are_refused_with_the_reason() {
+    let place = Place::new();
+    write_prompts(&place);
+    let draft = model("draft");
+    let ran = |manner: Manner, more: &[&str]| {
+        let server = Mock::serve(Engine::new(&model("target"), ("model", &draft), manner, 3));
+        explain(&place, &draft, &server.url, more)
+    };
+    ran(Manner::Mute, &[]).fails_naming(&["no counters of speculation", "--disable-log-stats"]);
+    ran(Manner::Idle, &[]).fails_naming(&["drafted nothing"]);
+    ran(Manner::Other, &[]).fails_naming(&["another model", "--target"]);
+    let faulty = ran(Manner::Faulty, &["--json"]);
+    let found: Value = serde_json::from_str(&faulty.stdout).unwrap();
+    assert_eq!((faulty.code, &found["explanation"]), (Some(1), &json!("other_answers")));
+    assert!(found["sentence"].as_str().unwrap().contains("server certify"), "{found}");
+}
