@@ -32,8 +32,8 @@ use self::measured::{Answer, ask_each};
 use self::misreadings::{Drafter, MISREADINGS, Misreading};
 use crate::doctor::{diagnose, recipe_of};
 
-/// The relative size of random errors that stand for a server's rounding to bf16.
-const BF16: f32 = 1.0 / 256.0;
+/// The relative size of random errors that stand for a server's rounding to bf16, over its layers.
+const BF16: f32 = 1.0 / 128.0;
 /// The share of other tokens from which on answers are those of another model.
 const OTHER_MODEL: f64 = 0.5;
 /// The share of other tokens that rounding explains.

@@ -13,7 +13,7 @@ use crate::certify::greedy_client;
 use crate::costs::{SERVER_FLAGS, SpeculationCounters, TimedServer, accepted_by_position, metric};
 
 /// The waits in milliseconds for counters that a server updates after it has answered.
-const LATE: [u64; 4] = [20, 80, 300, 1000];
+const LATE: [u64; 3] = [20, 80, 300];
 
 /// What a server counted while it gave one answer. Unknown counts are `None`.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -54,49 +54,49 @@ impl Answer {
     }
 }
 
-/// The counters of a server since its start.
-#[derive(Debug, Clone, Default)]
-struct Snapshot {
-    counters: Option<SpeculationCounters>,
-    by_position: Vec<f64>,
-    /// SGLang's number of rounds.
-    verified: Option<f64>,
-    /// SGLang's number of candidates per round.
-    steps: Option<f64>,
-}
-
-impl Snapshot {
-    fn of(server: &TimedServer) -> Result<Self> {
+impl Measured {
+    /// Reads a server's counts since its start; `None` without counters.
+    fn of(server: &TimedServer) -> Result<Option<Self>> {
         let page = server.metrics()?.concat();
-        Ok(Self {
-            counters: SpeculationCounters::read(&page),
+        // SGLang counts rounds, and tells how many candidates they have.
+        let verified = metric(&page, "sglang:spec_verify_calls_total");
+        let of_sglang = verified.map(|rounds| {
+            let steps = metric(&page, "sglang:spec_num_steps");
+            let num_drafted = steps.map(|steps| steps * rounds);
+            Self { num_rounds: verified, num_drafted, ..Self::default() }
+        });
+        let of_others = SpeculationCounters::read(&page).map(|it| Self {
+            num_rounds: it.num_rounds,
+            num_drafted: Some(it.num_drafted),
+            num_accepted: Some(it.num_accepted),
             by_position: accepted_by_position(&page),
-            verified: metric(&page, "sglang:spec_verify_calls_total"),
-            steps: metric(&page, "sglang:spec_num_steps"),
-        })
+        });
+        Ok(of_others.or(of_sglang))
     }
 
-    /// Returns the counts since an earlier snapshot; `None` without counters, or after a restart.
-    fn since(&self, before: &Self) -> Option<Measured> {
-        if let Some((now, then)) = self.counters.zip(before.counters) {
-            let counted = now.since(&then)?;
-            let then = before.by_position.iter().copied().chain(std::iter::repeat(0.0));
-            return Some(Measured {
-                num_rounds: counted.num_rounds,
-                num_drafted: Some(counted.num_drafted),
-                num_accepted: Some(counted.num_accepted),
-                by_position: self
-                    .by_position
-                    .iter()
-                    .zip(then)
-                    .map(|(now, then)| now - then)
-                    .collect(),
-            });
-        }
-        let (now, then) = self.verified.zip(before.verified)?;
-        let num_rounds = (now >= then).then_some(now - then)?;
-        let num_drafted = self.steps.map(|steps| steps * num_rounds);
-        Some(Measured { num_rounds: Some(num_rounds), num_drafted, ..Measured::default() })
+    /// Subtracts earlier counts. A server that was started again has lower ones, and is not known then.
+    fn since(&self, before: &Self) -> Option<Self> {
+        let more = |now: Option<f64>, then: Option<f64>| Some(now? - then?);
+        let then = before.by_position.iter().copied().chain(std::iter::repeat(0.0));
+        let by_position = self.by_position.iter().zip(then).map(|(now, then)| now - then).collect();
+        let since = Self {
+            num_rounds: more(self.num_rounds, before.num_rounds),
+            num_drafted: more(self.num_drafted, before.num_drafted),
+            num_accepted: more(self.num_accepted, before.num_accepted),
+            by_position,
+        };
+        let counts = [since.num_rounds, since.num_drafted, since.num_accepted];
+        counts.into_iter().flatten().all(|count| count >= 0.0).then_some(since)
+    }
+
+    /// Returns whether the counters may not include all rounds of an answer of `num_tokens` tokens yet. Each
+    /// round gives a token more than it accepts.
+    fn is_late(&self, num_tokens: usize) -> bool {
+        let counted = self.num_rounds.map(|rounds| match self.num_accepted {
+            Some(accepted) => rounds + accepted + 2.0 >= num_tokens as f64,
+            None => rounds > 0.0,
+        });
+        counted == Some(false)
     }
 }
 
@@ -123,7 +123,7 @@ pub(super) fn ask_each(
     };
     let completer = greedy_client(&own, (settings.secret)()?, text, settings.max_new_tokens);
     let progress = watch.bar("explain", "answers", prompts.len() as u64);
-    let (mut answers, mut before) = (Vec::new(), Snapshot::of(&server)?);
+    let (mut answers, mut before) = (Vec::new(), Measured::of(&server)?);
     for prompt_ids in prompts {
         if watch.is_interrupted() {
             return Err(Interrupted.into());
@@ -137,28 +137,25 @@ pub(super) fn ask_each(
             top_k: None,
             with_log_probs: false,
         })?;
-        let mut now = Snapshot::of(&server)?;
-        let mut measured = now.since(&before);
-        for wait in LATE {
-            // Each round gives a token more than it accepts, so fewer are not all.
-            let is_late = measured.as_ref().is_some_and(|it| {
-                let counted = it.num_rounds.unwrap_or(0.0) + it.num_accepted.unwrap_or(0.0);
-                it.num_rounds.is_some() && counted + 2.0 < completed.ids.len() as f64
-            });
-            if !is_late {
-                break;
+        let mut waits = LATE.into_iter();
+        let counted = loop {
+            let now = Measured::of(&server)?;
+            let counted = now.as_ref().zip(before.as_ref()).and_then(|(now, then)| now.since(then));
+            let is_late = counted.as_ref().is_some_and(|it| it.is_late(completed.ids.len()));
+            match waits.next().filter(|_| is_late) {
+                Some(wait) => sleep(Duration::from_millis(wait)),
+                None => {
+                    before = now;
+                    break counted;
+                }
             }
-            sleep(Duration::from_millis(wait));
-            now = Snapshot::of(&server)?;
-            measured = now.since(&before);
-        }
-        before = now;
+        };
         let in_answer = completed.speculated.map(|[drafted, accepted]| Measured {
             num_drafted: Some(drafted),
             num_accepted: Some(accepted),
             ..Measured::default()
         });
-        let measured = measured.or(in_answer).with_context(|| {
+        let measured = counted.or(in_answer).with_context(|| {
             format!(
                 "the server `{url}` shows no counters of speculation; hint: start vLLM without \
                  `--disable-log-stats`, SGLang with `--enable-metrics` and llama-server with a drafter"

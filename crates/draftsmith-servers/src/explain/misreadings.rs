@@ -1,16 +1,16 @@
 //! The ways in which servers misread the files of a drafter: a row each, with the edit of the files, the
 //! target's states or the drafter's session that has the same effect, and what to do about it.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
-use draftsmith_files::{read_bytes, write_json};
+use draftsmith_files::write_json;
 use draftsmith_model::{
-    BlockDrafterConfig, CausalLm, DrafterDir, Eagle3Config, ModelConfig, Rows, SessionFaults,
-    WeightDtype,
+    BlockDrafterConfig, CausalLm, DrafterDir, Eagle3Config, ModelConfig, NamedTensor, Rows,
+    SessionFaults, WeightDtype, WeightReader, write_with_ids,
 };
-use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 
 use Edit::{Behind, Drawn, Embeddings, Filled, Ignored, Layers, Resized, Session, Set, Toggled};
@@ -37,7 +37,7 @@ const KEYS: &str =
     "write the key at the top of `config.json`, as `draftsmith export` does, or update the server";
 const SERVER: &str = "update the server: no file changes this";
 const CACHE: &str = "keep the drafter's cache in 16 bits (llama.cpp: `-ctkd f16 -ctvd f16`)";
-const IDS: &str = "`d2t` must have the target's ids minus their numbers as int64; SGLang ignores it for block drafters";
+const D2T: &str = "`d2t` must have the target's ids minus their numbers as int64; SGLang ignores it for block drafters";
 const ROWS: &str = "draft as many candidates as the block has";
 const GREEDY: &str =
     "vLLM: `draft_sample_method` `greedy`; llama.cpp: `--spec-draft-sampling greedy`";
@@ -129,7 +129,7 @@ pub(super) static MISREADINGS: [Misreading; 34] = [
         Toggled("norm_before_residual")),
     row("rope-base", ALL, "takes the default base of rotary positions, 10000", KEYS, Set("rope_theta", |_, _| Some(json!(1e4)))),
     row("rope-scaling", ALL, "ignores the scaling of rotary positions", KEYS, Set("rope_scaling", |_, _| Some(Value::Null))),
-    row("draft-ids", STATES, "takes numbers in the draft vocabulary for ids of the target's tokens", IDS, Filled("d2t", 0.0)),
+    row("draft-ids", STATES, "takes numbers in the draft vocabulary for ids of the target's tokens", D2T, Filled("d2t", 0.0)),
     row("target-embeddings", EAGLES, "takes the target's embeddings for the drafter's own", NORMS, Embeddings),
     row("mask-first", BLOCKS, "takes token 0 for the mask token", KEYS, Set("mask_token_id", |_, _| Some(json!(0)))),
     row("mask-end", BLOCKS, "takes the end token for the mask token", KEYS,
@@ -220,11 +220,13 @@ impl Drafter {
     /// # Errors
     /// If a file cannot be read or written.
     pub(super) fn with_noise(&self, noise: f32, place: &Path) -> Result<Reading> {
-        self.write(place, &self.keys, &mut |name, values| {
-            let is_float = name != "d2t";
-            (is_float.then_some(values)).into_iter().for_each(|values| add_noise(values, noise));
-            is_float
-        })?;
+        let edit = |name: &str, values: &mut [f32]| {
+            if name != IDS {
+                add_noise(values, noise);
+            }
+        };
+        self.write_tensors(place, edit)?;
+        self.write_keys(place, &self.keys)?;
         Ok(Reading { dir: place.into(), noise, ..self.as_trained() })
     }
 
@@ -274,27 +276,28 @@ impl Drafter {
             }
             Ignored(_) | Filled(..) | Embeddings => {}
         }
-        let mut is_changed = keys != self.keys || !written.dir.ignored_keys.is_empty();
-        let theirs = matches!(it.edit, Embeddings).then(|| embeddings(target)).transpose()?;
-        self.write(place, &keys, &mut |name, values| {
-            let changes = match (&it.edit, &theirs) {
-                (Filled(tensor, number), _) => {
-                    let before = name.strip_suffix(tensor);
-                    let is_it = before.is_some_and(|it| it.is_empty() || it.ends_with('.'));
-                    let changes = is_it && values.iter().any(|value| value != number);
-                    (changes.then_some(&mut *values)).into_iter().for_each(|it| it.fill(*number));
-                    changes
+        let is_changed = match &it.edit {
+            Filled(tensor, number) => self.write_tensors(place, |name, values| {
+                let before = name.strip_suffix(tensor);
+                if before.is_some_and(|it| it.is_empty() || it.ends_with('.')) {
+                    values.fill(*number);
                 }
-                (_, Some(theirs)) if name == EMBEDDINGS && values.len() == theirs.len() => {
-                    let changes = *values != theirs[..];
-                    values.copy_from_slice(theirs);
-                    changes
-                }
-                _ => false,
-            };
-            is_changed |= changes;
-            changes
-        })?;
+            })?,
+            Embeddings => {
+                let ids: Vec<u32> = (0..target.shape().vocab_size as u32).collect();
+                let [theirs] = Rows::to_host([target.embed_ids(&ids)])?;
+                self.write_tensors(place, |name, values| {
+                    if name == "embed_tokens.weight" && values.len() == theirs.len() {
+                        values.copy_from_slice(&theirs);
+                    }
+                })?
+            }
+            _ => {
+                self.link_files(place, |_| true)?;
+                keys != self.keys || !written.dir.ignored_keys.is_empty()
+            }
+        };
+        self.write_keys(place, &keys)?;
         Ok(is_changed.then_some(written))
     }
 
@@ -311,32 +314,59 @@ impl Drafter {
         all
     }
 
-    /// Writes the drafter's files to `place`, with these keys and the tensors that `edit` changes. It
-    /// returns whether it changed one.
-    fn write(
-        &self,
-        place: &Path,
-        keys: &Map<String, Value>,
-        edit: &mut dyn FnMut(&str, &mut [f32]) -> bool,
-    ) -> Result<()> {
+    fn write_keys(&self, place: &Path, keys: &Map<String, Value>) -> Result<()> {
+        let keys = keys.iter().filter(|(key, _)| *key != "target_hash");
+        Ok(write_json(&place.join("config.json"), &keys.collect::<BTreeMap<_, _>>())?)
+    }
+
+    /// Writes the weights to `place` as `edit` changes them, and returns whether it does.
+    fn write_tensors(&self, place: &Path, edit: impl Fn(&str, &mut [f32])) -> Result<bool> {
+        self.link_files(place, |name| !name.contains("safetensors") && !name.ends_with(".bin"))?;
+        let mut reader = WeightReader::open_dir(&self.dir)?;
+        let (mut tensors, mut ids, mut is_changed) = (Vec::new(), Vec::new(), false);
+        let names: Vec<String> = reader.names().map(str::to_owned).collect();
+        for name in names {
+            let shape = reader.shape(&name).unwrap_or_default().to_vec();
+            let (is_ids, num) = (name == IDS, shape.iter().product());
+            let own = match reader.is_weights(&name) {
+                true => reader.take(&name, &shape)?,
+                false if is_ids => {
+                    reader.take_integers(IDS, num)?.into_iter().map(|id| id as f32).collect()
+                }
+                false => continue,
+            };
+            let mut values = own.clone();
+            edit(&name, &mut values);
+            is_changed |= values != own;
+            match is_ids {
+                true => ids.push((IDS, values.into_iter().map(|id| id as i64).collect())),
+                false => tensors.push(NamedTensor { name, shape, values }),
+            }
+        }
+        let path = place.join("model.safetensors");
+        write_with_ids(&path, &tensors, &ids, WeightDtype::F32, &[])?;
+        Ok(is_changed)
+    }
+
+    /// Makes files appear in `place`, but for `config.json`.
+    fn link_files(&self, place: &Path, is_wanted: impl Fn(&str) -> bool) -> Result<()> {
         for entry in fs::read_dir(&self.dir)? {
             let entry = entry?;
-            let (from, to) = (entry.path(), place.join(entry.file_name()));
-            if from.is_dir() || entry.file_name() == "config.json" {
-                continue;
+            let (from, name) = (entry.path(), entry.file_name());
+            if from.is_file() && name != "config.json" && is_wanted(&name.to_string_lossy()) {
+                #[cfg(unix)]
+                let linked = std::os::unix::fs::symlink(&from, place.join(name));
+                #[cfg(not(unix))]
+                let linked = fs::copy(&from, place.join(name)).map(drop);
+                linked.with_context(|| format!("cannot write to `{}`", place.display()))?;
             }
-            let is_weights = from.extension().is_some_and(|it| it == "safetensors");
-            let edited = is_weights.then(|| edited(&from, edit)).transpose()?.flatten();
-            let written = edited.map_or_else(|| link(&from, &to), |bytes| fs::write(&to, bytes));
-            written.with_context(|| format!("cannot write `{}`", to.display()))?;
         }
-        let mut keys = keys.clone();
-        keys.remove("target_hash");
-        Ok(write_json(&place.join("config.json"), &keys)?)
+        Ok(())
     }
 }
 
-const EMBEDDINGS: &str = "embed_tokens.weight";
+/// The tensor of a draft vocabulary.
+const IDS: &str = "d2t";
 const WINDOW_KEYS: [&str; 3] = ["sliding_window", "layer_types", "use_sliding_window"];
 
 /// Sets a key, and what follows from it in the tables of rotary positions.
@@ -355,12 +385,6 @@ fn set(keys: &mut Map<String, Value>, key: &str, value: Value) {
     keys.insert(key.to_owned(), value);
 }
 
-fn embeddings(target: &CausalLm) -> Result<Vec<f32>> {
-    let ids: Vec<u32> = (0..target.shape().vocab_size as u32).collect();
-    let [values] = Rows::to_host([target.embed_ids(&ids)])?;
-    Ok(values)
-}
-
 /// Adds random errors of a relative size to numbers.
 pub(super) fn add_noise(values: &mut [f32], noise: f32) {
     let mut state = values.len() as u32;
@@ -368,62 +392,4 @@ pub(super) fn add_noise(values: &mut [f32], noise: f32) {
         state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         *value *= 1.0 + noise * ((state >> 8) as f32 / (1 << 23) as f32 - 1.0);
     }
-}
-
-/// Makes a file appear at another place, without copying it if possible.
-fn link(from: &Path, to: &Path) -> std::io::Result<()> {
-    #[cfg(unix)]
-    return std::os::unix::fs::symlink(from, to);
-    #[cfg(not(unix))]
-    return fs::copy(from, to).map(drop);
-}
-
-/// Changes tensors of a safetensors file; `None` if none changed.
-fn edited(path: &Path, edit: &mut dyn FnMut(&str, &mut [f32]) -> bool) -> Result<Option<Vec<u8>>> {
-    let mut bytes = read_bytes(path)?;
-    let broken = || format!("`{}` is no safetensors file", path.display());
-    let length = bytes.first_chunk::<8>().map(|it| u64::from_le_bytes(*it) as usize);
-    let start = length.and_then(|it| it.checked_add(8)).with_context(broken)?;
-    let header = bytes.get(8..start).with_context(broken)?;
-    let header: Map<String, Value> = serde_json::from_slice(header).with_context(broken)?;
-    let mut is_changed = false;
-    for (name, entry) in header.iter().filter(|(name, _)| *name != "__metadata__") {
-        let at = |nth: usize| entry["data_offsets"][nth].as_u64().map(|it| start + it as usize);
-        let range = at(0).zip(at(1)).map(|(from, to)| from..to);
-        let data = range.and_then(|range| bytes.get_mut(range)).with_context(broken)?;
-        let edit = |values: &mut [f32]| edit(name, values);
-        is_changed |= match entry["dtype"].as_str() {
-            Some("F32") => edit_numbers(data, f32::from_le_bytes, |it| it.to_le_bytes(), edit),
-            Some("BF16") => {
-                let number = |it| bf16::from_le_bytes(it).to_f32();
-                edit_numbers(data, number, |it| bf16::from_f32(it).to_le_bytes(), edit)
-            }
-            Some("F16") => {
-                let number = |it| f16::from_le_bytes(it).to_f32();
-                edit_numbers(data, number, |it| f16::from_f32(it).to_le_bytes(), edit)
-            }
-            Some("I64") => {
-                let number = |it| i64::from_le_bytes(it) as f32;
-                edit_numbers(data, number, |it| (it as i64).to_le_bytes(), edit)
-            }
-            _ => false,
-        };
-    }
-    Ok(is_changed.then_some(bytes))
-}
-
-/// Lets `edit` change the numbers of a tensor. Returns whether it did.
-fn edit_numbers<const N: usize>(
-    data: &mut [u8],
-    number: impl Fn([u8; N]) -> f32,
-    bytes: impl Fn(f32) -> [u8; N],
-    edit: impl FnOnce(&mut [f32]) -> bool,
-) -> bool {
-    let (data, _) = data.as_chunks_mut::<N>();
-    let mut values: Vec<f32> = data.iter().map(|it| number(*it)).collect();
-    let is_changed = edit(&mut values);
-    if is_changed {
-        data.iter_mut().zip(values).for_each(|(data, value)| *data = bytes(value));
-    }
-    is_changed
 }
