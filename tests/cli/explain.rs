@@ -386,9 +386,9 @@ fn num_trials() -> usize {
 
 /// Trains a small EAGLE-3 and a block drafter of the embedded target, for longer if there are more trials.
 fn train(place: &Place) {
-    place.write_prompts("train.jsonl", if num_trials() > 1 { 800 } else { 200 });
+    place.write_prompts("train.jsonl", if num_trials() > 1 { 800 } else { 140 });
     let text = format!(
-        "seed = 3\n[models]\ntarget = '{}'\n[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 64\n\
+        "seed = 3\n[models]\ntarget = '{}'\n[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 48\n\
          [training.optimizer]\nlearning_rate = 4e-3\nnum_epochs = 4\n\
          [drafters.eagle]\nkind = 'eagle3'\nnum_steps = 3\nwindow = 8\nnorm_before_fc = true\nnorm_output = true\n\
          head_norms = true\ndraft_vocabulary = 500\n\
@@ -472,6 +472,35 @@ fn planted_causes_are_named() {
     planted("model", &model("draft"), &place, &OF_MODEL);
     planted("eagle3", &place.path("checkpoints/mine/eagle"), &place, &OF_EAGLE3);
     planted("block", &place.path("checkpoints/mine/block"), &place, &OF_BLOCK);
+    #[cfg(unix)]
+    explained_by_states(&place, &place.path("checkpoints/mine/eagle"));
+}
+
+/// Explains a server by hidden states that another one gives. States of further layers are not known then.
+#[cfg(unix)]
+fn explained_by_states(place: &Place, drafter: &Path) {
+    let states = crate::states::Mock::serve(place.path("states"));
+    let recipe = format!(
+        "[models]\ntarget = '{}'\n[data]\nprompts = ['train.jsonl']\nmax_new_tokens = 16\ntemperature = 0\n\
+         responses = 'server'\n[data.server]\nurls = ['{}']\nmodel = 'tiny'\nretries = 0\n\
+         [data.server.states]\ndirs = ['{}']\n[drafters.it]\nkind = 'eagle3'\npath = '{}'\n",
+        model("target").display(),
+        states.url,
+        states.dir.display(),
+        drafter.display()
+    );
+    place.write("served.toml", recipe);
+    let served = copy_dir(drafter, &place.path("misread"));
+    (OF_EAGLE3[0].2)(&served);
+    let server = Mock::serve(Engine::new(&model("target"), ("eagle3", &served), Manner::Vllm, 3));
+    let drafter = drafter.display().to_string();
+    let own = ["server", "explain", "--server", &server.url, "--states", "served.toml"];
+    let more = ["--prompts", "test.jsonl", "--num-prompts", "12", "--json", &drafter];
+    let ran = place.run(&[&own[..], &more].concat());
+    let found: Value = serde_json::from_str(&ran.stdout)
+        .unwrap_or_else(|_| panic!("{}{}", ran.stdout, ran.stderr));
+    assert_eq!(found["causes"][0]["name"], "window-ignored", "{found}");
+    assert!(found["notes"].to_string().contains("`layers-above`"), "{found}");
 }
 
 /// Moves each weight to a neighbour in bf16, as rounding may.
