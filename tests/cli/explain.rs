@@ -3,19 +3,23 @@
 
 use std::io::{BufReader, Write};
 use std::net::{TcpListener, TcpStream};
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
-use draftsmith_decode::{BlockDraftParts, DraftModelParts, DrafterParts, StateDraftParts};
+use draftsmith_decode::{
+    AnsweringTarget, BlockDraftParts, DraftModelParts, DrafterParts, KnownResponse, Limits,
+    RecordOptions, RecordRequest, RecordTask, ResponseTarget, StateDraftParts,
+};
 use draftsmith_model::{BlockDrafter, CausalLm, Eagle3, SessionFaults, WeightDtype};
 use draftsmith_recipe::{
     DrafterRecipe, DrafterRecipes, Kinds, LoadedDrafters, Recipe, Silent, Workspace,
 };
 use draftsmith_theory::{
-    Bounds, ConfidenceThresholdConfig, Decoding, DrafterId, FixedLengthConfig, SeededDraws,
-    StopRuleConfig, argmax,
+    Bounds, ConfidenceThresholdConfig, Decoding, DrafterId, FixedLengthConfig, Recordings, Round,
+    Sampling, SeededDraws, StopRuleConfig, argmax,
 };
 use draftsmith_tune::decoders::Decoders;
 use serde_json::{Map, Value, json};
@@ -34,6 +38,8 @@ enum Manner {
     Sglang,
     /// Changes its number of candidates, and counts as llama-server does.
     Changing,
+    /// Draws candidates at temperature 1, and counts as vLLM.
+    Drawn,
     /// Counts nothing.
     Mute,
     /// Drafts nothing.
@@ -102,7 +108,11 @@ impl Engine {
             let found = decoders
                 .decode(DrafterId::DRAFT.into(), rule, greedy, &prompt, &mut draws)
                 .unwrap();
-            for round in found.trace.rounds.iter().filter(|round| round.num_drafted > 0) {
+            let rounds = match self.manner {
+                Manner::Drawn => self.drawn(&prompt, &found.token_ids),
+                _ => found.trace.rounds,
+            };
+            for round in rounds.iter().filter(|round| round.num_drafted > 0) {
                 spent[0] += 1.0;
                 spent[1] += round.num_drafted as f64;
                 spent[2] += round.num_accepted as f64;
@@ -132,6 +142,37 @@ impl Engine {
             answer["timings"] = json!({ "draft_n": spent[1], "draft_n_accepted": spent[2] });
         }
         answer
+    }
+
+    /// The rounds of an answer with candidates of a draft model that are drawn.
+    fn drawn(&self, prompt: &[u32], response: &[u32]) -> Vec<Round> {
+        let pair = self.workspace.pair().unwrap();
+        let vocab_size = pair.target.shape().vocab_size;
+        let known = [KnownResponse { response, probs: None }];
+        let answers = ResponseTarget::new(known, vocab_size, pair.text.context, 1);
+        let options = RecordOptions {
+            decoding: Decoding::sampled(Sampling::default()),
+            limits: Limits::new(response.len() + 9, Vec::new()),
+            max_length: self.num_candidates,
+            has_head: false,
+            labels: false,
+            is_target_here: false,
+        };
+        let draws = &mut SeededDraws::new(77, &[&format!("{prompt:?}")]);
+        let requests = vec![RecordRequest { prompt, response, draws }];
+        let observe = &mut |_| ControlFlow::Continue(());
+        let task = RecordTask { options: &options, requests, observe };
+        let target = AnsweringTarget { answers, layers: None, vocab_size };
+        let parts = &self.loaded.0[0].parts.parts;
+        let recordings = Recordings {
+            drafter: DrafterId::DRAFT,
+            max_length: self.num_candidates,
+            eos_token_ids: Vec::new(),
+            head: None,
+            responses: parts.record_elsewhere(target, task).unwrap().unwrap(),
+        };
+        let rule = FixedLengthConfig { candidate_length: self.num_candidates }.into();
+        recordings.trace(&rule).unwrap().rounds
     }
 
     fn metrics(&self) -> Option<String> {
@@ -290,12 +331,13 @@ fn linear() -> Value {
     json!({ "rope_type": "linear", "factor": 2.0 })
 }
 
-const OF_MODEL: [Plant; 7] = [
+const OF_MODEL: [Plant; 8] = [
     ("rope-base", |dir| rope(dir, 100.0, Value::Null), no),
     ("rope-scaling", |dir| rope(dir, 10_000.0, linear()), no),
     ("no-input-norm", no, |dir| fill(dir, "input_layernorm.weight", &ONE)),
     ("no-mlp-norm", no, |dir| fill(dir, "post_attention_layernorm.weight", &ONE)),
     ("no-last-norm", no, |dir| fill(dir, "model.norm.weight", &ONE)),
+    ("drawn-candidates", no, no),
     ("cache-4-bits", no, |dir| faults(dir, json!([4, 0, false]))),
     ("cache-8-bits", no, |dir| faults(dir, json!([8, 0, false]))),
 ];
@@ -445,7 +487,10 @@ fn planted(kind: &'static str, trained: &Path, place: &Place, plants: &[Plant]) 
             spoil(&served);
         }
         misread(&served);
-        let manner = [Manner::Vllm, Manner::Llama, Manner::Sglang][turn % 3];
+        let manner = match *name {
+            "drawn-candidates" => Manner::Drawn,
+            _ => [Manner::Vllm, Manner::Llama, Manner::Sglang][turn % 3],
+        };
         let num_candidates = if *name == "fewer-rows" { 3 } else { [3, 2, 4][trial % 3] };
         let server = Mock::serve(Engine::new(&target, (kind, &served), manner, num_candidates));
         let ran = explain_for(place, &target, &drafter, &server.url, &["--json"]);

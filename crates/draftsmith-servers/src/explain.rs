@@ -16,9 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use burn::tensor::Device;
 use draftsmith_model::{CausalLm, WeightDtype};
-use draftsmith_recipe::{
-    Interrupted, PromptChoice, Reading as PromptReading, Recipe, Watch, Workspace, read_sources,
-};
+use draftsmith_recipe::{Interrupted, PromptChoice, Recipe, Watch, Workspace, read_sources};
 use draftsmith_served::Secret;
 use draftsmith_theory::Recordings;
 use draftsmith_tune::recorder::{StatesText, known_states};
@@ -29,8 +27,9 @@ use serde::Serialize;
 use self::counts::{Expected, Fit, causes, scale_of};
 use self::expected::{Along, Expecting, replayed};
 use self::measured::{Answer, ask_each};
-use self::misreadings::{Drafter, MISREADINGS, Misreading};
-use crate::doctor::{diagnose, recipe_of};
+pub use self::misreadings::Misreading;
+use self::misreadings::{Drafter, MISREADINGS, Reading};
+use crate::doctor::{Diagnosis, Severity, diagnose, recipe_of};
 
 /// The relative size of random errors that stand for a server's rounding to bf16, over its layers.
 const BF16: f32 = 1.0 / 128.0;
@@ -121,12 +120,9 @@ pub struct Explained {
 /// A way of misreading that explains a server's counts.
 #[derive(Debug, Clone, Serialize)]
 pub struct Cause {
-    /// The name.
-    pub name: &'static str,
-    /// What the server does.
-    pub what: &'static str,
-    /// What to do.
-    pub hint: &'static str,
+    /// The name, what the server does, and what to do.
+    #[serde(flatten)]
+    pub misreading: &'static Misreading,
     /// The candidates per round that are then accepted.
     pub expected: f64,
     /// The number of prompts whose counts agree with this, and not with the drafter as trained.
@@ -194,7 +190,12 @@ pub fn explain(
     device: &Device,
     watch: &dyn Watch,
 ) -> Result<Explained> {
-    let form = diagnose(&settings.drafter, &settings.target)?.form;
+    let Diagnosis { form, findings, .. } = diagnose(&settings.drafter, &settings.target)?;
+    let findings = findings.into_iter().filter(|it| it.severity != Severity::Note);
+    let findings: Vec<String> = findings.map(|it| format!("`{}`", it.name)).collect();
+    let findings = (!findings.is_empty()).then(|| {
+        format!("`draftsmith server doctor` finds in the files: {}.", findings.join(", "))
+    });
     let kind = form.kind.filter(|kind| *kind != "adapter");
     let kind = kind.with_context(|| {
         format!(
@@ -211,7 +212,10 @@ pub fn explain(
     let text = workspace.text_side()?;
     let target = workspace.models.target_config()?;
     let mut drafter = Drafter::read(kind, &settings.drafter, target)?;
-    let sources = read_sources(std::slice::from_ref(&settings.prompts), &PromptReading::default())?;
+    let sources = read_sources(
+        std::slice::from_ref(&settings.prompts),
+        &draftsmith_recipe::Reading::default(),
+    )?;
     let choice = PromptChoice { num_prompts: Some(settings.num_prompts), skip_long: true };
     let prompts = choice.of_all(&sources, text, watch)?;
     let prompts = prompts.iter().map(|it| text.prompt_ids(it, 0, &[])).collect::<Result<_>>()?;
@@ -229,7 +233,7 @@ pub fn explain(
         max_length: sizes.most.max(settings.num_candidates.unwrap_or(0)),
         watch,
     };
-    Explaining { expecting, sizes, asked: settings.num_candidates }.explained()
+    Explaining { expecting, sizes, asked: settings.num_candidates, findings }.explained()
 }
 
 /// Gets the target's states along the answers, by running it here or from servers.
@@ -273,10 +277,27 @@ struct Explaining<'a> {
     sizes: RoundSizes,
     /// The number of candidates that the server was asked for.
     asked: Option<usize>,
+    /// What `doctor` finds in the files.
+    findings: Option<String>,
 }
 
 /// A misreading with the counts that it would give, and how these fit the server's.
-type Tried = (&'static Misreading, Vec<Expected>, Fit);
+struct Tried {
+    misreading: &'static Misreading,
+    expected: Vec<Expected>,
+    fit: Fit,
+}
+
+impl Tried {
+    fn cause(&self, trained: &Fit) -> Cause {
+        Cause {
+            misreading: self.misreading,
+            expected: per_round(self.expected.iter().map(|it| it.within)),
+            num_prompts: self.fit.num_only(trained),
+            log_likelihood: self.fit.log_likelihood(),
+        }
+    }
+}
 
 impl Explaining<'_> {
     fn explained(&self) -> Result<Explained> {
@@ -300,45 +321,33 @@ impl Explaining<'_> {
             true => (Vec::new(), Vec::new()),
             false => self.try_all(rounding)?,
         };
-        let named = causes(&fit, tried.iter().map(|(.., fit)| fit));
+        let named = causes(&fit, tried.iter().map(|it| &it.fit));
         let named: Vec<&Tried> = named.into_iter().map(|number| &tried[number]).collect();
+        let causes: Vec<Cause> = named.iter().map(|it| it.cause(&fit)).collect();
         let explanation = match (has_others, fit.is_fit(), named.is_empty()) {
             (true, ..) => Explanation::OtherAnswers,
             (_, true, _) => Explanation::AsTrained,
             (.., false) => Explanation::Misread,
             (.., true) => Explanation::Unknown,
         };
-        let [measured, as_trained] = [
-            per_round(answers.iter().map(Answer::counts)),
-            per_round(trained.iter().map(|it| it.within)),
-        ];
-        let cause = |(it, expected, own): &&Tried| Cause {
-            name: it.name,
-            what: it.what,
-            hint: it.hint,
-            expected: per_round(expected.iter().map(|it| it.within)),
-            num_prompts: own.num_only(&fit),
-            log_likelihood: own.log_likelihood(),
-        };
-        let causes: Vec<Cause> = named.iter().map(cause).collect();
-        let first = named.first().map(|(_, expected, _)| &**expected);
-        let positions = positions(&trained, first, answers);
+        let measured = per_round(answers.iter().map(Answer::counts));
+        let as_trained = per_round(trained.iter().map(|it| it.within));
         let counts = format!("as trained {as_trained:.2}, measured {measured:.2}");
         let sentence = match explanation {
-            Explanation::AsTrained => {
-                format!(
-                    "As trained: expected {as_trained:.2} accepted per round, measured {measured:.2}."
-                )
-            }
+            Explanation::AsTrained => format!(
+                "As trained: expected {as_trained:.2} accepted per round, measured {measured:.2}."
+            ),
             Explanation::Misread => misread_sentence(&causes, &counts, answers.len()),
             Explanation::OtherAnswers => {
                 self.other_answers(&recordings, num_other_tokens, num_tokens)
             }
             Explanation::Unknown => format!(
                 "No known way of misreading the drafter explains what the server accepts per round: {counts}{}.",
-                closest(&tried)
+                closest(tried.iter().map(|it| it.cause(&fit)))
             ),
         };
+        let first = named.first().map(|it| &*it.expected);
+        let positions = positions(&trained, first, answers);
         let other_length = self.asked.filter(|asked| *asked != self.sizes.most);
         notes.extend(other_length.map(|asked| {
             let most = self.sizes.most;
@@ -347,6 +356,7 @@ impl Explaining<'_> {
         if explanation == Explanation::AsTrained {
             notes.extend(weakness(&positions));
         }
+        notes.extend(self.findings.clone());
         Ok(Explained {
             sentence,
             explanation,
@@ -365,12 +375,18 @@ impl Explaining<'_> {
         })
     }
 
+    /// Computes what a reading would have had accepted; `None` if it reads states that are not known.
+    fn expected(&self, reading: &Reading, seed: u64) -> Result<Option<Vec<Expected>>> {
+        let recordings = self.expecting.recordings(reading, seed)?;
+        recordings.map(|recordings| self.sizes.expected(&recordings)).transpose()
+    }
+
     /// Measures the deviation of a server that only rounds.
     fn rounding(&self, trained: &[Expected]) -> Result<f64> {
         let place = tempfile::tempdir().context("cannot make a temporary directory")?;
         let noisy = self.expecting.drafter.with_noise(BF16, place.path())?;
-        let noisy = self.expecting.recordings(&noisy, 0)?.context("the same states are known")?;
-        Ok(scale_of(trained, &self.sizes.expected(&noisy)?, self.expecting.answers))
+        let noisy = self.expected(&noisy, 0)?.context("the same states are known")?;
+        Ok(scale_of(trained, &noisy, self.expecting.answers))
     }
 
     /// Computes what each misreading would have had accepted. Also names those that cannot be computed.
@@ -383,10 +399,13 @@ impl Explaining<'_> {
             let reading = drafter.misread(misreading, ends, place.path())?;
             progress.advance(1.0);
             let Some(reading) = reading else { continue };
-            match self.expecting.expected(&reading, &|it| self.sizes.expected(it)) {
+            match self.expected(&reading, 0) {
                 Ok(Some(expected)) => {
-                    let fit = Fit::of(&expected, answers, rounding);
-                    tried.push((misreading, expected, fit));
+                    // Other draws have as much effect on the server's counts as on ours.
+                    let again = reading.is_drawn.then(|| self.expected(&reading, 1)).transpose()?;
+                    let drawn = again.flatten().map(|again| scale_of(&expected, &again, answers));
+                    let fit = Fit::of(&expected, answers, drawn.unwrap_or(rounding));
+                    tried.push(Tried { misreading, expected, fit });
                 }
                 Err(error) if error.is::<Interrupted>() => return Err(error),
                 Ok(None) | Err(_) => untried.push(format!("`{}`", misreading.name)),
@@ -472,7 +491,7 @@ fn prompts(
 }
 
 fn misread_sentence(causes: &[Cause], counts: &str, num_prompts: usize) -> String {
-    let whats: Vec<&str> = causes.iter().map(|cause| cause.what).collect();
+    let whats: Vec<&str> = causes.iter().map(|cause| cause.misreading.what).collect();
     let same = if causes.len() > 1 { ", which predict the same here" } else { "" };
     let Cause { expected, num_prompts: num, .. } = &causes[0];
     format!(
@@ -482,14 +501,10 @@ fn misread_sentence(causes: &[Cause], counts: &str, num_prompts: usize) -> Strin
     )
 }
 
-fn closest(tried: &[Tried]) -> String {
-    let by_likelihood = |(.., one): &&Tried, (.., other): &&Tried| {
-        one.log_likelihood().total_cmp(&other.log_likelihood())
-    };
-    let closest = tried.iter().max_by(by_likelihood);
-    closest.map_or_else(String::new, |(it, expected, _)| {
-        let expected = per_round(expected.iter().map(|it| it.within));
-        format!("; the closest would be that it {}, with {expected:.2}", it.what)
+fn closest(causes: impl Iterator<Item = Cause>) -> String {
+    let closest = causes.max_by(|one, other| one.log_likelihood.total_cmp(&other.log_likelihood));
+    closest.map_or_else(String::new, |it| {
+        format!("; the closest would be that it {}, with {:.2}", it.misreading.what, it.expected)
     })
 }
 

@@ -124,7 +124,10 @@ fn text(found: &Explained, width: Option<usize>) -> String {
     lines.push("\naccepted candidates of each prompt".to_owned());
     lines.push(table("prompt", &found.prompts, 0) + "\n");
     for cause in &found.causes {
-        lines.extend(wrapped(&format!("{}: {}.", cause.name, cause.hint), width));
+        lines.extend(wrapped(
+            &format!("{}: {}.", cause.misreading.name, cause.misreading.hint),
+            width,
+        ));
     }
     if found.causes.len() > 1 {
         let more = "Longer prompts and answers, or another number of candidates, may tell these causes apart.";

@@ -64,26 +64,6 @@ impl Expected {
         expected
     }
 
-    /// Returns the mean of several expectations.
-    pub(super) fn mean<'e>(all: impl ExactSizeIterator<Item = &'e Self>) -> Self {
-        let weight = 1.0 / all.len() as f64;
-        let add = |sum: &mut f64, value: f64| *sum += weight * value;
-        let mut mean = Self::default();
-        for one in all {
-            mean.by_position.resize(one.by_position.len(), [0.0; 2]);
-            mean.within_by_position.resize(one.within_by_position.len(), 0.0);
-            (0..2).for_each(|end| {
-                add(&mut mean.rounds[end], one.rounds[end]);
-                add(&mut mean.within[end], one.within[end]);
-                let sums = mean.by_position.iter_mut().zip(&one.by_position);
-                sums.for_each(|(sum, range)| add(&mut sum[end], range[end]));
-            });
-            let sums = mean.within_by_position.iter_mut().zip(&one.within_by_position);
-            sums.for_each(|(sum, value)| add(sum, *value));
-        }
-        mean
-    }
-
     /// Returns the range from a share of the accepted candidates to all, for a server that changes its
     /// number of candidates.
     pub(super) fn by_share(&self, share: f64) -> Self {

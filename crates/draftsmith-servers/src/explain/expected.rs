@@ -25,9 +25,6 @@ use super::misreadings::{BLOCK, Drafter, EAGLE3, Reading, add_noise};
 const AT_ONCE: usize = 8;
 /// The gap of logits up to which two tokens count as tied: twice that of two bf16 numbers of the usual size.
 const TIE: f32 = 0.5;
-/// The number of times that candidates are drawn, for the mean.
-const NUM_DRAWN: u64 = 4;
-
 /// What the target gives along an answer.
 pub(super) struct Along {
     /// The tokens that have states: all but the last one.
@@ -197,25 +194,6 @@ impl Expecting<'_> {
             head: None,
             responses: responses.concat(),
         }))
-    }
-
-    /// Computes what a reading would have had accepted of each answer, by `replay`; `None` if it reads
-    /// states that are not known. Of drawn candidates it is the mean.
-    ///
-    /// # Errors
-    /// As [`Self::recordings`].
-    pub(super) fn expected(
-        &self,
-        reading: &Reading,
-        replay: &dyn Fn(&Recordings) -> Result<Vec<Expected>>,
-    ) -> Result<Option<Vec<Expected>>> {
-        let mut all = Vec::new();
-        for seed in 0..if reading.is_drawn { NUM_DRAWN } else { 1 } {
-            let Some(recordings) = self.recordings(reading, seed)? else { return Ok(None) };
-            all.push(replay(&recordings)?);
-        }
-        let of_answer = |nth: usize| Expected::mean(all.iter().map(|it| &it[nth]));
-        Ok(Some((0..self.answers.len()).map(of_answer).collect()))
     }
 
     /// Loads the parts of a drafter as a reading has them.

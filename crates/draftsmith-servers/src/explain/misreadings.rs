@@ -11,6 +11,7 @@ use draftsmith_model::{
     BlockDrafterConfig, CausalLm, DrafterDir, Eagle3Config, ModelConfig, NamedTensor, Rows,
     SessionFaults, WeightDtype, WeightReader, write_with_ids,
 };
+use serde::Serialize;
 use serde_json::{Map, Value, json};
 
 use Edit::{Behind, Drawn, Embeddings, Filled, Ignored, Layers, Resized, Session, Set, Toggled};
@@ -43,15 +44,17 @@ const GREEDY: &str =
     "vLLM: `draft_sample_method` `greedy`; llama.cpp: `--spec-draft-sampling greedy`";
 
 /// A way in which a server may misread a drafter.
-#[derive(Debug)]
-pub(super) struct Misreading {
-    /// The name in JSON.
-    pub(super) name: &'static str,
-    kinds: &'static [&'static str],
+#[derive(Debug, Serialize)]
+pub struct Misreading {
+    /// The name.
+    pub name: &'static str,
     /// What the server does, in words that follow "the server probably".
-    pub(super) what: &'static str,
+    pub what: &'static str,
     /// What to do.
-    pub(super) hint: &'static str,
+    pub hint: &'static str,
+    #[serde(skip)]
+    kinds: &'static [&'static str],
+    #[serde(skip)]
     edit: Edit,
 }
 
