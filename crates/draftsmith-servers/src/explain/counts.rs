@@ -4,8 +4,8 @@
 //! and of rounds by which its counts lie outside of the expected ones. Servers treat the last round of
 //! an answer differently, so what is expected of it is a range. Rounding lets servers decide near-ties
 //! differently. We model deviations as Laplace-distributed, with a scale that is measured by random
-//! errors in the drafter's weights and states. A reading fits if the sum of deviations is no larger
-//! than that of all but one in some ten thousand servers that only round.
+//! errors in the drafter's weights and states. A reading fits if the sum of deviations is at most four
+//! standard deviations above its mean. It is named if it fits and the drafter as trained does not.
 
 use super::measured::{Answer, Measured};
 
