@@ -348,7 +348,7 @@ fn faults(dir: &Path, faults: Value) {
     std::fs::write(dir.join("faults.json"), faults.to_string()).unwrap();
 }
 
-const OF_EAGLE3: [Plant; 19] = [
+const OF_EAGLE3: [Plant; 22] = [
     ("window-ignored", no, |dir| {
         set(dir, |it| drop(["layer_types", "sliding_window"].map(|key| it.remove(key))))
     }),
@@ -375,17 +375,28 @@ const OF_EAGLE3: [Plant; 19] = [
     ("positions-above", no, |dir| faults(dir, json!([null, 1, false]))),
     ("positions-below", no, |dir| faults(dir, json!([null, -1, false]))),
     ("cache-4-bits", no, |dir| faults(dir, json!([4, 0, false]))),
+    ("no-key-norm", no, |dir| fill(dir, "k_norm.weight", &ONE)),
+    ("no-mlp-norm", no, |dir| fill(dir, "post_attention_layernorm.weight", &ONE)),
+    ("no-input-norm", no, |dir| fill(dir, "input_layernorm.weight", &ONE)),
 ];
 
 fn layers(dir: &Path, layers: [usize; 3]) {
     set(dir, |it| drop(it.insert("eagle_aux_hidden_state_layer_ids".into(), json!(layers))));
 }
 
+/// Moves the layers that a block drafter reads.
+fn block_layers(dir: &Path, by: i64) {
+    set(dir, |it| {
+        let ids = it["target_layer_ids"].as_array_mut().unwrap();
+        ids.iter_mut().for_each(|id| *id = json!(id.as_i64().unwrap() + by));
+    });
+}
+
 fn window(dir: &Path, size: usize) {
     set(dir, |it| drop(it.insert("sliding_window".into(), json!(size))));
 }
 
-const OF_BLOCK: [Plant; 9] = [
+const OF_BLOCK: [Plant; 15] = [
     (
         "window-ignored",
         |dir| {
@@ -419,6 +430,12 @@ const OF_BLOCK: [Plant; 9] = [
     ),
     ("positions-above", no, |dir| faults(dir, json!([null, 1, false]))),
     ("positions-below", no, |dir| faults(dir, json!([null, -1, false]))),
+    ("mask-end", no, |dir| set(dir, |it| drop(it.insert("mask_token_id".into(), json!(1))))),
+    ("layers-above", no, |dir| block_layers(dir, 1)),
+    ("layers-below", no, |dir| block_layers(dir, -1)),
+    ("no-hidden-norm", no, |dir| fill(dir, "hidden_norm.weight", &ONE)),
+    ("no-last-norm", no, |dir| fill(dir, "norm.weight", &ONE)),
+    ("cache-4-bits", no, |dir| faults(dir, json!([4, 0, false]))),
 ];
 
 /// The number of trials of each kind of drafter.

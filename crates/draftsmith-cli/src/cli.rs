@@ -147,12 +147,6 @@ enum ServerCommand {
     /// Say what servers will do with anyone's drafter.
     Doctor(DoctorArguments),
     /// Say why a server accepts as much of a drafter as it does.
-    ///
-    /// Compares its counters with what the drafter should have had accepted, as trained and with: the window
-    /// ignored or one off; layers one off, reversed or the last; states or tokens one off; rotary positions one
-    /// off, or of default base or scaling; a norm left out or on the wrong side; numbers for ids of tokens; the
-    /// target's embeddings; another mask token, anchor, causality or number of rows of a block; no Markov head;
-    /// drawn candidates; a cache of 4 or 8 bits.
     Explain(ExplainArguments),
     /// Prove a server's hidden states before a training.
     States(RecipeArguments),
