@@ -21,6 +21,7 @@ use crate::commands::certify::CertifyArguments;
 use crate::commands::check::{CheckArguments, CheckFailed};
 use crate::commands::costs::CostsArguments;
 use crate::commands::doctor::DoctorArguments;
+use crate::commands::explain::ExplainArguments;
 use crate::commands::export::ExportArguments;
 use crate::commands::generate::GenerateArguments;
 use crate::commands::import::ImportArguments;
@@ -145,6 +146,8 @@ enum ServerCommand {
     Certify(CertifyArguments),
     /// Say what servers will do with anyone's drafter.
     Doctor(DoctorArguments),
+    /// Say why a server accepts as much of a drafter as it does.
+    Explain(ExplainArguments),
     /// Prove a server's hidden states before a training.
     States(RecipeArguments),
 }
@@ -435,6 +438,9 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         }
         Command::Server(ServerCommand::Doctor(a)) => {
             setup.on_device(|job| commands::doctor::run(&a, job))
+        }
+        Command::Server(ServerCommand::Explain(a)) => {
+            setup.on_device(|job| commands::explain::run(&a, job))
         }
         Command::Server(ServerCommand::States(a)) => {
             setup.run_on_pool(&a, Incomplete::Refused, commands::states::run)

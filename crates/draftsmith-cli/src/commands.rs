@@ -8,6 +8,7 @@ pub(crate) mod completions;
 pub(crate) mod costs;
 pub(crate) mod doctor;
 pub(crate) mod evaluate;
+pub(crate) mod explain;
 pub(crate) mod export;
 pub(crate) mod generate;
 pub(crate) mod import;

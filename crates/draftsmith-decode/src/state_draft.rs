@@ -13,7 +13,9 @@
 #[cfg(test)]
 mod tests;
 
-use draftsmith_model::{AcceptanceHead, CausalLm, DrafterModel, KvCache, Rows, StepNetwork};
+use draftsmith_model::{
+    AcceptanceHead, CausalLm, DrafterModel, KvCache, Rows, SessionFaults, StepNetwork,
+};
 use draftsmith_theory::DrafterId;
 
 use crate::acceptance::Acceptance;
@@ -131,11 +133,9 @@ impl<'m, N: StepNetwork> StateDraft<'m, N> {
             }
             let states = target.kept_states(step.slot, step.tokens, from, self.layers);
             let features = self.network.features(&states);
-            new.push(NewPositions {
-                slot: step.slot,
-                tokens: &step.tokens[from + 1..num_standing],
-                features,
-            });
+            let next = usize::from(!self.network.faults().reads_token_behind);
+            let tokens = &step.tokens[from + next..num_standing - 1 + next];
+            new.push(NewPositions { slot: step.slot, tokens, features });
         }
         for (slot, outputs) in self.forward(new) {
             self.slots[slot].outputs.push(outputs.last(1));
@@ -158,7 +158,13 @@ impl<'m, N: StepNetwork> StateDraft<'m, N> {
             }
             let parents = step.parents.get(..first + features.len()).unwrap_or_default();
             self.cache.branch(step.slot, num_standing - 1, parents);
-            let tokens = &step.tokens[num_standing + first..][..features.len()];
+            let SessionFaults { position_shift, reads_token_behind, .. } = self.network.faults();
+            if position_shift != 0 {
+                let num_nodes = first + features.len();
+                self.cache.shift(step.slot, num_standing - 1, num_nodes, position_shift);
+            }
+            let num_before = num_standing + first - usize::from(reads_token_behind);
+            let tokens = &step.tokens[num_before..][..features.len()];
             new.push(NewPositions { slot: step.slot, tokens, features: Rows::cat(features) });
         }
         let is_any = !new.is_empty();

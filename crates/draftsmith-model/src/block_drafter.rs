@@ -141,6 +141,10 @@ impl BlockDrafter {
                 cache.begin_block(*slot, *len, tokens.len());
             }
         }
+        let shift = self.faults().position_shift;
+        for ((slot, tokens), len) in runs.iter().zip(&lens).filter(|_| shift != 0) {
+            cache.shift(*slot, *len, tokens.len(), shift);
+        }
         let normed = self.stack.form().forward_normed(target.embed_runs(&runs), cache);
         for (block, len) in blocks.iter().zip(lens) {
             cache.truncate(block.slot, len);

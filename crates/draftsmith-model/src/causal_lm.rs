@@ -32,7 +32,7 @@ use crate::frozen::Stack;
 use crate::kv_cache::{CachePlace, KvCache};
 use crate::packed::{self, PackedWeights};
 use crate::rows::{DeviceRows, HostRows, Rows, Run, Slots};
-use crate::spec::{ModelShape, NormForm};
+use crate::spec::{ModelShape, NormForm, SessionFaults};
 use crate::weights::{WeightDtype, WeightReader, write_safetensors};
 use packed_model::PackedModel;
 
@@ -233,6 +233,13 @@ impl CausalLm {
         &self.config
     }
 
+    /// Returns the model with sessions that have these faults.
+    #[must_use]
+    pub fn with_faults(mut self, faults: SessionFaults) -> Self {
+        self.config.spec.faults = faults;
+        self
+    }
+
     /// Returns the sizes and special tokens.
     pub fn shape(&self) -> &ModelShape {
         &self.config.shape
@@ -337,7 +344,8 @@ impl CausalLm {
             ModelWeights::Tensors(decoder) => CachePlace::Device(decoder.device(), decoder.dtype()),
             ModelWeights::Packed(_) => CachePlace::Host,
         };
-        KvCache::new(self.shape(), capacity, num_slots, place)
+        let cache = KvCache::new(self.shape(), capacity, num_slots, place);
+        cache.with_bits(self.config.spec.faults.cache_bits)
     }
 
     /// Looks up token embeddings.

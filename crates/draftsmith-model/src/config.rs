@@ -28,7 +28,7 @@ pub(crate) use self::keys::{Keys, RopeKeys};
 use crate::error::{ModelError, Result, read_json};
 use crate::spec::{
     AttentionSpec, DecoderSpec, MlpSpec, ModelNames, ModelShape, NormForm, NormSpec, RopeConfig,
-    RopeScaling,
+    RopeScaling, SessionFaults,
 };
 
 /// A model family, which decides how to read `config.json` and the weights.
@@ -135,6 +135,7 @@ impl ModelConfig {
             embedding_scale: None,
             logit_soft_cap: None,
             tie_word_embeddings: false,
+            faults: SessionFaults::default(),
             names: ModelNames::LLAMA,
         };
         Self { architecture: Architecture::Llama, shape, spec }

@@ -43,6 +43,7 @@ use crate::self_draft::keys::{DraftDialect, DraftKeys, DrafterDir, LAYER_KEYS};
 use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts};
 use crate::spec::{
     AttentionNames, AttentionSpec, LayerSpec, LinearSpec, ModelShape, RopeConfig, RopeScaling,
+    SessionFaults,
 };
 use crate::state_network::{StepNetwork, UnrolledInputs};
 
@@ -407,6 +408,10 @@ impl StepNetwork for Eagle3 {
 
     fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
         self.new_cache(capacity, num_slots)
+    }
+
+    fn faults(&self) -> SessionFaults {
+        self.faults()
     }
 
     fn embed(&self, target: &CausalLm, runs: &[(usize, &[u32])]) -> Rows {

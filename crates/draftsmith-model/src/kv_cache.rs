@@ -115,6 +115,26 @@ impl KvCache {
         }
     }
 
+    /// Keeps only these bits of each number in host memory.
+    pub(crate) fn with_bits(mut self, bits: Option<u32>) -> Self {
+        for layer in &mut self.layers {
+            if let Store::Host(slots) = &mut layer.store {
+                slots.iter_mut().for_each(|slot| slot.bits = bits);
+            }
+        }
+        self
+    }
+
+    /// Declares the next `num_nodes` tokens of `slot`, after the first `num_standing`, to be rotated
+    /// `shift` positions too far.
+    pub fn shift(&mut self, slot: usize, num_standing: usize, num_nodes: usize, shift: isize) {
+        let tree = &mut self.trees[slot];
+        if tree.num_nodes() != num_nodes {
+            tree.set(num_standing, (0..num_nodes).map(|node| node.checked_sub(1)));
+        }
+        tree.shift = shift;
+    }
+
     /// Returns the number of slots.
     pub fn num_slots(&self) -> usize {
         self.layers[0].lens.len()

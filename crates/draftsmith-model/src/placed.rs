@@ -43,10 +43,10 @@ impl<'a> PlacedRows<'a> {
         self.runs().any(|run| self.tree(run.slot).is_some_and(TokenTree::is_block))
     }
 
-    /// Returns the position in the text of cache entry `entry` of a slot.
+    /// Returns the position to which cache entry `entry` of a slot is rotated.
     #[inline(always)]
     pub(crate) fn position(&self, slot: usize, entry: usize) -> usize {
-        self.tree(slot).map_or(entry, |tree| tree.position(entry))
+        self.tree(slot).map_or(entry, |tree| tree.rotary_position(entry))
     }
 
     /// Lists the runs of these rows, without rows outside.

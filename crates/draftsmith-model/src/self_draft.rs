@@ -33,7 +33,7 @@ use crate::frozen::{
 };
 use crate::kv_cache::KvCache;
 use crate::precision::{cast_parameters, copied};
-use crate::spec::{LayerSpec, LinearSpec, ModelShape, NamedNorm};
+use crate::spec::{LayerSpec, LinearSpec, ModelShape, NamedNorm, SessionFaults};
 use crate::state_network::{StateNetwork, UnrolledInputs, begun_from, copied_head};
 use crate::weights::{NamedTensor, WeightDtype, check_weights, write_config, write_with_ids};
 
@@ -419,6 +419,18 @@ impl<F: DraftForm> DraftNetwork<F> {
         Self { embedding, fc, stack, lm_head, ..self }
     }
 
+    /// Returns the drafter with sessions that have these faults.
+    #[must_use]
+    pub fn with_faults(mut self, faults: SessionFaults) -> Self {
+        Arc::make_mut(&mut self.config).model.spec.faults = faults;
+        self
+    }
+
+    /// Returns what sessions do otherwise than trained.
+    pub(crate) fn faults(&self) -> SessionFaults {
+        self.config.model.spec.faults
+    }
+
     /// Returns the width of the drafter's hidden states.
     pub fn hidden_size(&self) -> usize {
         self.config.model.shape.hidden_size
@@ -448,7 +460,8 @@ impl<F: DraftForm> DraftNetwork<F> {
     /// block after them if the drafter has blocks.
     pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
         let capacity = capacity + F::num_ahead(&self.config);
-        self.stack.form().new_cache(&self.config.model.shape, capacity, num_slots)
+        let cache = self.stack.form().new_cache(&self.config.model.shape, capacity, num_slots);
+        cache.with_bits(self.faults().cache_bits)
     }
 
     /// Writes `model.safetensors` in the configuration's type, then `config.json`, each under a

@@ -61,8 +61,23 @@ pub struct DecoderSpec {
     pub logit_soft_cap: Option<f32>,
     /// Whether the LM head shares the embedding matrix.
     pub tie_word_embeddings: bool,
+    /// What sessions do otherwise than trained.
+    pub faults: SessionFaults,
     /// The names of the tensors outside the layers.
     pub(crate) names: ModelNames,
+}
+
+/// What sessions with a model do otherwise than it was trained, to find out what a server does. Files never
+/// say so, and decoding has none of it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct SessionFaults {
+    /// The bits of each number of cached keys and values, with a scale for every 32; `None` for all bits.
+    /// Of models in host memory.
+    pub cache_bits: Option<u32>,
+    /// The number of positions by which a drafter's own tokens stand too high.
+    pub position_shift: isize,
+    /// Whether an EAGLE-3 drafter reads the token at a position beside the state there, and not the next one.
+    pub reads_token_behind: bool,
 }
 
 /// A norm over rows: an RMS norm or a LayerNorm.

@@ -16,6 +16,7 @@ use crate::frozen::PackableLinear;
 use crate::kv_cache::KvCache;
 use crate::precision::copied;
 use crate::rows::Rows;
+use crate::spec::SessionFaults;
 
 /// Initialises a drafter's layers with trainable copies of the target's last layers, and its norm
 /// with the target's, where they were loaded and fit.
@@ -160,6 +161,11 @@ pub trait StepNetwork: Debug + Sync {
 
     /// Returns an output of zeros for the first position of a slot, which no position comes before.
     fn no_output(&self, target: &CausalLm, slot: usize) -> Rows;
+
+    /// Returns what sessions do otherwise than trained.
+    fn faults(&self) -> SessionFaults {
+        SessionFaults::default()
+    }
 
     /// Runs one step over new positions, which follow their sequences' positions in the cache, and returns their
     /// outputs. `embedded` are the embeddings of the tokens after them. `features` are made of the target's states, or

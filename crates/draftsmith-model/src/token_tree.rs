@@ -20,6 +20,8 @@ pub(crate) struct TokenTree {
     follows: Vec<bool>,
     /// Whether the nodes are a block, which attend to all nodes.
     is_block: bool,
+    /// The number of positions by which the nodes are rotated too far.
+    pub(crate) shift: isize,
 }
 
 impl TokenTree {
@@ -34,7 +36,7 @@ impl TokenTree {
         parents: impl Iterator<Item = Option<usize>>,
     ) {
         self.num_standing = num_standing;
-        self.is_block = false;
+        (self.is_block, self.shift) = (false, 0);
         let mut num_nodes = 0;
         for parent in parents {
             if self.parents.get(num_nodes) != Some(&parent) {
@@ -105,6 +107,13 @@ impl TokenTree {
             Some(depth) => self.num_standing + depth,
             None => entry,
         }
+    }
+
+    /// Returns the position to which cache entry `entry` is rotated: [`Self::position`], unless the nodes
+    /// are shifted.
+    pub(crate) fn rotary_position(&self, entry: usize) -> usize {
+        let shift = if entry < self.num_standing { 0 } else { self.shift };
+        self.position(entry).saturating_add_signed(shift)
     }
 
     /// Lists the nodes before `entry` that it does not attend to: those that are not its ancestors,

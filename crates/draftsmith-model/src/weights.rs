@@ -17,5 +17,7 @@ pub use files::{WEIGHT_NAMES, end_weight_files, weight_files};
 pub use header::read_metadata;
 pub use read::{WeightReader, check_finite, hash_first_layers, hash_model_dir, read_id_lists};
 pub(crate) use stored::StoredRows;
-pub use write::{NamedTensor, WeightDtype, write_id_lists, write_network, write_safetensors};
-pub(crate) use write::{check_weights, write_config, write_torch, write_with_ids};
+pub use write::{
+    NamedTensor, WeightDtype, write_id_lists, write_network, write_safetensors, write_with_ids,
+};
+pub(crate) use write::{check_weights, write_config, write_torch};

@@ -40,6 +40,9 @@ pub struct Completed {
     pub known: Vec<Vec<(u32, f32)>>,
     /// The number of tokens that the server sent after the completion's end or limit.
     pub num_past_end: usize,
+    /// The numbers of drafted and accepted candidates, if the server gives them with its answers, as
+    /// llama.cpp does.
+    pub speculated: Option<[f64; 2]>,
 }
 
 /// A client that requests completions from a server, with retries.
@@ -100,6 +103,7 @@ impl Completer {
             ids: received.entry.response_ids,
             known: received.entry.known.unwrap_or_default(),
             num_past_end: received.num_past_end,
+            speculated: received.speculated,
         })
     }
 }

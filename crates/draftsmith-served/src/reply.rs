@@ -106,6 +106,8 @@ pub(super) struct Completion {
     pub(super) model: Option<String>,
     /// The file in which the server stores hidden states, if it does.
     pub(super) states_path: Option<String>,
+    /// The numbers of drafted and accepted candidates, if the server gives them.
+    pub(super) speculated: Option<[f64; 2]>,
 }
 
 /// A completion's tokens as the server sent them.
@@ -186,6 +188,7 @@ struct Reply<L> {
     prompt_token_ids: Option<Vec<u32>>,
     choices: Option<ReplyChoices<L>>,
     usage: Option<ReplyUsage>,
+    timings: Option<ReplyTimings>,
     kv_transfer_params: Option<StatesPlace>,
     #[serde(rename = "__verbose")]
     verbose: Option<VerboseReply>,
@@ -195,6 +198,13 @@ struct Reply<L> {
 #[derive(Deserialize)]
 pub(super) struct StatesPlace {
     pub(super) hidden_states_path: Option<String>,
+}
+
+/// The counters in llama.cpp's `timings`, which it leaves out if it drafted nothing.
+#[derive(Deserialize)]
+struct ReplyTimings {
+    draft_n: Option<ReplyCount>,
+    draft_n_accepted: Option<ReplyCount>,
 }
 
 #[derive(Deserialize)]
@@ -356,6 +366,10 @@ impl<L> Reply<L> {
             num_tokens,
             tokens,
             model: self.model,
+            speculated: self.timings.map(|it| {
+                [it.draft_n, it.draft_n_accepted]
+                    .map(|count| count.and_then(|count| count.whole()).unwrap_or(0) as f64)
+            }),
             states_path: self.kv_transfer_params.and_then(|place| place.hidden_states_path),
         })
     }

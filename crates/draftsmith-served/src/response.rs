@@ -26,6 +26,8 @@ pub(super) struct Received {
     pub(super) other_model: Option<String>,
     /// The file in which the server stores the prompt's hidden states, if it does.
     pub(super) states_path: Option<String>,
+    /// The numbers of drafted and accepted candidates, if the server gives them.
+    pub(super) speculated: Option<[f64; 2]>,
 }
 
 impl Received {
@@ -108,6 +110,7 @@ impl Received {
             has_other_prompt: num_prompt_tokens.is_some_and(|num| num != ask.prompt_ids.len()),
             other_model: completion.model.filter(|model| !is_same_model(model, &terms.model)),
             states_path: completion.states_path,
+            speculated: completion.speculated,
         })
     }
 }

@@ -114,26 +114,33 @@ pub fn certify_server(
 impl CertifySettings {
     /// Creates the client for one of the two servers.
     fn end(&self, url: &str, model: &str, text: &TextSide, vocab_size: usize) -> Result<Completer> {
-        let server = ServerRecipe {
-            urls: vec![url.to_owned()],
-            model: model.to_owned(),
-            timeout_s: self.timeout.as_secs_f64(),
-            retries: 2,
-            ..ServerRecipe::default()
-        };
-        let target = TargetSettings {
-            tokenizer: text.tokenizer.clone(),
-            eos_token_ids: text.eos_token_ids.clone(),
-            stop_strings: Vec::new(),
-            text_end: None,
-            vocab_size,
-            context: text.context,
-            decoding: Decoding::GREEDY,
-            max_new_tokens: self.plan.num_tokens,
-            seed: 0,
-        };
-        Ok(Completer::new(&server, (self.secret)()?, target, SERVER_FLAGS))
+        let (secret, num_tokens) = ((self.secret)()?, self.plan.num_tokens);
+        let (timeout_s, urls) = (self.timeout.as_secs_f64(), vec![url.to_owned()]);
+        let model = model.to_owned();
+        let server = ServerRecipe { urls, model, timeout_s, retries: 2, ..ServerRecipe::default() };
+        Ok(greedy_client(&server, secret, (text, vocab_size), num_tokens))
     }
+}
+
+/// Creates the client for answers of up to `num_tokens` tokens without stop strings.
+pub(crate) fn greedy_client(
+    server: &ServerRecipe,
+    secret: Secret,
+    (text, vocab_size): (&TextSide, usize),
+    num_tokens: usize,
+) -> Completer {
+    let target = TargetSettings {
+        tokenizer: text.tokenizer.clone(),
+        eos_token_ids: text.eos_token_ids.clone(),
+        stop_strings: Vec::new(),
+        text_end: None,
+        vocab_size,
+        context: text.context,
+        decoding: Decoding::GREEDY,
+        max_new_tokens: num_tokens,
+        seed: 0,
+    };
+    Completer::new(server, secret, target, SERVER_FLAGS)
 }
 
 /// Says what was not tested: positions of a round, ends, other settings, longer answers and higher

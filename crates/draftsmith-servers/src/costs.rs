@@ -22,6 +22,7 @@ use serde::{Deserialize, Serialize};
 use self::timing::speculation_name;
 
 pub use self::timing::{SERVER_FLAGS, SpeculationCounters, TimedRounds, TimedServer};
+pub(crate) use self::timing::{accepted_by_position, metric};
 
 /// The maximum relative change of the sentinel during a block.
 const MOST_DRIFT: f64 = 0.1;

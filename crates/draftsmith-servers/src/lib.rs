@@ -7,5 +7,6 @@
 pub mod certify;
 pub mod costs;
 pub mod doctor;
+pub mod explain;
 pub mod settings;
 pub mod survey;

@@ -111,26 +111,40 @@ pub struct ResponseToRecord<'a> {
 
 impl ResponseToRecord<'_> {
     /// Returns the tokens that a drafter reads: all but the last one.
-    fn read_ids(&self) -> Vec<u32> {
+    fn read_text(&self) -> StatesText {
         let (_, before) = self.response_ids.split_last().expect("a response has a token");
-        [self.prompt_ids, before].concat()
+        let ids = [self.prompt_ids, before].concat();
+        StatesText { first: ids.len(), ids }
     }
 }
 
-/// Requests the hidden states after `layers` along texts. One of the texts is proved at every position.
-fn known_states<'t>(
+/// A text along which servers give hidden states.
+pub struct StatesText {
+    /// The text's tokens, without the last one.
+    pub ids: Vec<u32>,
+    /// The first position whose final state is wanted.
+    pub first: usize,
+}
+
+/// Requests the hidden states after `layers` along texts. One of the texts is proved at every position. Also
+/// returns the wanted final states after the final norm.
+///
+/// # Errors
+/// If the servers fail, or their states are not the target's.
+pub fn known_states<'t>(
     server: &StatesServer<'_>,
     layers: &[usize],
-    texts: &'t [Vec<u32>],
-) -> Result<Vec<KnownStates<'t>>> {
-    let row = |text| StatesRow::of_layers("a response to record", text);
-    let rows: Vec<StatesRow<'_>> = texts.iter().map(|text| row(text)).collect();
+    texts: &'t [StatesText],
+) -> Result<Vec<(KnownStates<'t>, Vec<f32>)>> {
+    let id = "a response to record";
+    let row = |text: &'t StatesText| StatesRow { id, ids: &text.ids, first_supervised: text.first };
+    let rows: Vec<StatesRow<'_>> = texts.iter().map(row).collect();
     let width = server.width();
     let mut known = Vec::with_capacity(texts.len());
     server.each((layers, 1), &rows, |nth, states| {
-        let states = states.layers.into_iter().map(|values| Rows::of_host(values, width));
-        let layers = layers.iter().copied().zip(states).collect();
-        known.push(KnownStates { ids: &texts[nth], layers });
+        let rows = states.layers.into_iter().map(|values| Rows::of_host(values, width));
+        let layers = layers.iter().copied().zip(rows).collect();
+        known.push((KnownStates { ids: &texts[nth].ids, layers }, states.last));
         Ok(())
     })?;
     Ok(known)
@@ -275,11 +289,13 @@ impl AnswerRecorder<'_> {
         let known =
             responses.iter().map(|to| KnownResponse { response: to.response_ids, probs: to.probs });
         let TargetLayers { exit, kept } = parts.target_layers();
-        let texts: Vec<Vec<u32>> = match states {
-            Some(_) => responses.iter().map(ResponseToRecord::read_ids).collect(),
+        let texts: Vec<StatesText> = match states {
+            Some(_) => responses.iter().map(ResponseToRecord::read_text).collect(),
             None => Vec::new(),
         };
         let known_states = states.map(|server| known_states(server, &kept, &texts)).transpose()?;
+        let known_states =
+            known_states.map(|known| known.into_iter().map(|(known, _)| known).collect());
         let answers = ResponseTarget::new(known, vocab_size, context, responses.len())
             .with_states(known_states.unwrap_or_default());
         let layers = (exit.is_some() || states.is_some())

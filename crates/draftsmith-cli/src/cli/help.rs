@@ -25,7 +25,7 @@ const BUILD_DATA: &str = "draftsmith build-data recipes/tiny.toml";
 const COSTS: &str = "draftsmith server costs --server http://127.0.0.1:8080/v1 --candidates 0";
 
 /// The commands for a server that runs.
-const OF_SERVERS: [CommandHelp; 4] = [
+const OF_SERVERS: [CommandHelp; 5] = [
     CommandHelp::new("server costs", COSTS),
     CommandHelp::new(
         "server certify",
@@ -37,6 +37,12 @@ const OF_SERVERS: [CommandHelp; 4] = [
         "server doctor",
         "draftsmith server doctor checkpoints/tiny/draft \\
     --target checkpoints/tiny/target",
+    ),
+    CommandHelp::new(
+        "server explain",
+        "draftsmith server explain --server http://127.0.0.1:8080/v1 \\
+    --target checkpoints/tiny/target --prompts data/tiny/prompts/test.jsonl \\
+    checkpoints/tiny/draft",
     ),
     CommandHelp::new(
         "server states",
@@ -132,9 +138,10 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
 ];
 
 /// Common flags that do nothing in a command, and are not in its help.
-const UNUSED: [(&str, &[&str]); 8] = [
+const UNUSED: [(&str, &[&str]); 9] = [
     ("server certify", &["device", "dtype", "verbose"]),
     ("server doctor", &["seed", "verbose"]),
+    ("server explain", &["seed", "verbose"]),
     ("server costs", &["device", "dtype", "verbose"]),
     ("report", &["device", "dtype", "seed", "verbose"]),
     ("inspect", &["device", "dtype", "seed", "verbose"]),

@@ -10,6 +10,7 @@ use draftsmith_servers::doctor::{
     AcceptancePlan, Diagnosis, ExpectedAcceptance, Severity, diagnose, expected_acceptance,
     recipe_of,
 };
+use draftsmith_servers::explain::explain_hint;
 use serde::Serialize;
 
 use crate::commands::DeviceJob;
@@ -72,6 +73,10 @@ pub(crate) fn run(arguments: &DoctorArguments, job: DeviceJob<'_>) -> Result<()>
     if let Some(acceptance) = &acceptance {
         console.text(expected(acceptance, console.width()))?;
     }
+    if diagnosis.form.kind.is_some_and(|kind| kind != "adapter") && num_breaks == 0 {
+        let hint = explain_hint(&arguments.drafter.display().to_string(), &arguments.target);
+        console.text(format!("\n{}\n", wrapped(&hint, console.width()).join("\n")))?;
+    }
     console.document(&Document { diagnosis, acceptance })?;
     match num_breaks {
         0 => Ok(()),
@@ -118,8 +123,7 @@ fn expected(acceptance: &ExpectedAcceptance, width: Option<usize>) -> String {
     let text = format!(
         "Expected with {} candidates, greedy, over {} prompts and {} tokens: accepted up to positions 1, 2, … in {} of \
          rounds, {:.2} tokens per round. Hold it against the server: vLLM's and llama.cpp's \
-         `spec_decode_num_accepted_tokens_per_pos_total` over `spec_decode_num_drafts_total`. Far less there means that \
-         the server reads the drafter otherwise.",
+         `spec_decode_num_accepted_tokens_per_pos_total` over `spec_decode_num_drafts_total`.",
         acceptance.num_candidates,
         acceptance.num_prompts,
         acceptance.num_tokens,

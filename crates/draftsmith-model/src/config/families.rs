@@ -11,7 +11,7 @@ use super::{Architecture, ModelConfig};
 use crate::error::Result;
 use crate::spec::{
     AttentionNames, AttentionSpec, DecoderSpec, MlpNames, MlpSpec, ModelNames, ModelShape,
-    NormForm, NormSpec, RopeConfig, RopeScaling, WindowSpec,
+    NormForm, NormSpec, RopeConfig, RopeScaling, SessionFaults, WindowSpec,
 };
 
 /// The properties of a family: default values of absent keys, the kind of norm, and tensor names.
@@ -236,6 +236,7 @@ fn common_spec(
         embedding_scale: None,
         logit_soft_cap: None,
         tie_word_embeddings: keys.tie_word_embeddings.unwrap_or(family.is_tied),
+        faults: SessionFaults::default(),
         names: family.names.clone(),
     })
 }

@@ -19,6 +19,8 @@ pub(crate) struct PackedLayerCache {
     pub(super) head_dim: usize,
     /// The number of positions with memory, a multiple of [`LINE`].
     pub(super) capacity: usize,
+    /// The bits of each number that are kept; `None` for all.
+    pub(crate) bits: Option<u32>,
 }
 
 /// Buffers that the layers of a forward share.
@@ -73,13 +75,14 @@ impl PackedLayerCache {
             values: vec![empty; num_kv_heads * head_dim.div_ceil(LINE) * capacity],
             head_dim,
             capacity,
+            bits: None,
         }
     }
 
     /// Allocates memory for `capacity` tokens.
     pub(crate) fn grow(&mut self, capacity: usize) {
         let heads = self.keys.len() * LINE / (self.capacity * self.head_dim);
-        let mut grown = Self::new(heads, self.head_dim, capacity);
+        let mut grown = Self { bits: self.bits, ..Self::new(heads, self.head_dim, capacity) };
         // With more capacity, each head gets more panels of keys, and each panel of values gets
         // more lines.
         let copy = |from: &[F32Line], to: &mut [F32Line], parts: usize| {
@@ -112,6 +115,14 @@ impl PackedLayerCache {
     /// Writes one head's key and value at a position.
     #[inline(always)]
     pub(super) fn write(&mut self, head: usize, position: usize, key: &[f32], value: &[f32]) {
+        match self.bits {
+            None => self.put(head, position, key, value),
+            Some(bits) => self.put(head, position, &rounded(key, bits), &rounded(value, bits)),
+        }
+    }
+
+    #[inline(always)]
+    fn put(&mut self, head: usize, position: usize, key: &[f32], value: &[f32]) {
         let panel = head * self.capacity / LINE + position / LINE;
         let (lines, key) = (&mut self.keys[panel * self.head_dim..][..key.len()], key);
         for channel in 0..key.len() {
@@ -128,6 +139,16 @@ impl PackedLayerCache {
             self.values[at].0[..rest.len()].copy_from_slice(rest);
         }
     }
+}
+
+/// Rounds numbers to `bits` bits, with a scale for every 32, as quantised caches do.
+fn rounded(values: &[f32], bits: u32) -> Vec<f32> {
+    let most = ((1_u32 << (bits - 1)) - 1) as f32;
+    let block = |values: &[f32]| {
+        let scale = values.iter().fold(f32::MIN_POSITIVE, |most, it| most.max(it.abs())) / most;
+        values.iter().map(|value| (value / scale).round() * scale).collect::<Vec<f32>>()
+    };
+    values.chunks(32).flat_map(block).collect()
 }
 
 /// Buffers for forwards in blocks.

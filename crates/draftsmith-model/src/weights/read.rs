@@ -324,7 +324,7 @@ impl WeightReader {
     ///
     /// # Errors
     /// If it is missing or does not have `len` numbers.
-    pub(crate) fn take_integers(&mut self, name: &str, len: usize) -> Result<Vec<i64>> {
+    pub fn take_integers(&mut self, name: &str, len: usize) -> Result<Vec<i64>> {
         let (OpenFile { path, file }, stored) = self.check(name, &[len])?;
         let numbers = stored.read_ids(file, path, name)?;
         self.taken.insert(name.to_owned());

@@ -114,7 +114,7 @@ pub fn write_safetensors(
 ///
 /// # Errors
 /// If the file cannot be written.
-pub(crate) fn write_with_ids(
+pub fn write_with_ids(
     path: &Path,
     tensors: &[NamedTensor],
     ids: &[(&str, Vec<i64>)],

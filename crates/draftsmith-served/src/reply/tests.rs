@@ -61,6 +61,7 @@ fn each_servers_format_of_ids_is_read() {
         lacks_ids: false,
         model: None,
         states_path: None,
+        speculated: None,
     };
     assert_eq!(read(&choice(vllm)), expected);
     let llama_cpp = r#"{"choices":[{"text":"ab","finish_reason":"length"}],"model":"m.gguf",

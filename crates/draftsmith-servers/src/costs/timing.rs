@@ -101,6 +101,27 @@ impl SpeculationCounters {
     }
 }
 
+/// Reads the accepted candidates by position in a round from a page of metrics, summed over other labels;
+/// empty if the server does not count them.
+pub(crate) fn accepted_by_position(page: &str) -> Vec<f64> {
+    let mut counts = Vec::new();
+    for line in page.lines().filter(|line| line.contains("num_accepted_tokens_per_pos_total{")) {
+        let position = line.split("position=\"").nth(1).and_then(|rest| rest.split('"').next());
+        let position = position.and_then(|it| it.parse::<usize>().ok()).filter(|it| *it < 1024);
+        if let (Some(position), Some((_, count))) = (position, sample(line)) {
+            counts.resize(counts.len().max(position + 1), 0.0);
+            counts[position] += count;
+        }
+    }
+    counts
+}
+
+/// Reads the sum of a metric over its labels; `None` if the page does not have it.
+pub(crate) fn metric(page: &str, name: &str) -> Option<f64> {
+    let of_name = page.lines().filter_map(sample).filter(|(found, _)| *found == name);
+    of_name.map(|(_, value)| value).reduce(|sum, value| sum + value)
+}
+
 /// Returns the first name on a page of metrics that is one of speculation, whether or not it can be
 /// read.
 pub(super) fn speculation_name(page: &str) -> Option<&str> {

@@ -6,6 +6,7 @@ use draftsmith_report::{
 };
 use draftsmith_theory::Estimate;
 
+use draftsmith_servers::explain::explain_hint;
 use draftsmith_servers::survey::pair::PairSurvey;
 use draftsmith_servers::survey::target_alone::{DRAFT_VOCABULARY, TargetSurvey};
 use draftsmith_servers::survey::verdict::gain_text;
@@ -43,7 +44,9 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
         advice += &format!("\n\nfor your server: {setting}, {gain}\n  {}", flags.join("\n  "));
     }
     let server = server(survey, width);
-    Ok(format!("{advice}\n\n{heading}{text}\n{server}"))
+    let hint = survey.served_as.as_deref().map(|draft| explain_hint(draft, &survey.target));
+    let hint = hint.map_or_else(String::new, |it| wrapped(&it, width).join("\n") + "\n");
+    Ok(format!("{advice}\n\n{heading}{text}\n{server}{hint}"))
 }
 
 /// Formats the server's settings, and the commands that check them. Empty if the survey has no

@@ -348,7 +348,7 @@ impl Completing for Mock {
             let noisy = probs.iter().map(|prob| prob.ln() + noise * (draws.uniform() - 0.5));
             known.push((0..).zip(noisy).map(|(id, log_prob)| (id, log_prob as f32)).collect());
         }
-        Ok(Completed { ids, known, num_past_end: 0 })
+        Ok(Completed { ids, known, ..Completed::default() })
     }
 }
 
