@@ -165,9 +165,11 @@ pub(super) fn scale_of(exact: &[Expected], noisy: &[Expected], like: &[Answer]) 
 /// Returns the numbers of the readings that explain what the drafter as trained does not, the most
 /// probable first; empty if none does.
 pub(super) fn causes<'f>(trained: &Fit, others: impl Iterator<Item = &'f Fit>) -> Vec<usize> {
+    // Random candidates leave more deviations than rounding, so their sum cannot be halved.
+    let is_random = |fit: &Fit| fit.scale > trained.scale;
     let is_better = |fit: &Fit| {
         fit.is_fit()
-            && fit.sum() <= trained.sum() / 2.0
+            && (is_random(fit) || fit.sum() <= trained.sum() / 2.0)
             && fit.log_likelihood() >= trained.log_likelihood() + LEAST_GAIN
     };
     let mut better: Vec<(usize, f64)> = (others.enumerate())
@@ -225,5 +227,8 @@ mod tests {
         assert_eq!(named(&large, &[&exact, &large, &exact]), [0, 2]);
         assert!(named(&large, &[&fit(4.0)]).is_empty(), "nothing fits");
         assert!(named(&fit(0.6), &[&fit(0.45)]).is_empty(), "it is hardly better");
+        let drawn = Fit { deviations: vec![1.5; 16], scale: 1.5 };
+        assert_eq!(named(&fit(2.0), &[&large, &drawn]), [1]);
+        assert_eq!(named(&fit(2.0), &[&drawn, &exact]), [1], "an exact reading is more probable");
     }
 }

@@ -97,7 +97,7 @@ const fn faults(cache_bits: Option<u32>, position_shift: isize, behind: bool) ->
     Session(SessionFaults { cache_bits, position_shift, reads_token_behind: behind })
 }
 
-/// All misreadings that are tried.
+/// All misreadings that are tried. A row is read along a line.
 #[rustfmt::skip]
 pub(super) static MISREADINGS: [Misreading; 34] = [
     row("window-ignored", ALL, "runs this drafter's window as full attention", WINDOW, Resized(None)),
@@ -143,7 +143,7 @@ pub(super) static MISREADINGS: [Misreading; 34] = [
     row("fewer-rows", BLOCKS, "computes fewer rows of a block than the drafter was trained with", ROWS,
         Set("block_size", fewer_rows)),
     row("no-markov-head", BLOCKS, "leaves out the Markov head", KEYS, Filled("markov_w2.weight", 0.0)),
-    row("drawn-candidates", ALL, "draws candidates at temperature 1", GREEDY, Drawn),
+    row("drawn-candidates", ALL, "draws candidates at temperature 1, or rounds much more than bf16", GREEDY, Drawn),
 ];
 
 /// Returns the block size of a server that computes only the rows that it drafts. It matters if rows read
