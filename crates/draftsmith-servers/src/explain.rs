@@ -24,11 +24,11 @@ use draftsmith_tune::served_states::{StatesServer, served_layers};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use self::counts::{Expected, Fit, causes, scale_of};
+use self::counts::{Expected, ReadingFit, causes, scale_of};
 use self::expected::{Along, Expecting, replayed};
-use self::measured::{Answer, ask_each};
+use self::measured::{CountedAnswer, ask_each};
 pub use self::misreadings::Misreading;
-use self::misreadings::{Drafter, MISREADINGS, Reading};
+use self::misreadings::{DrafterReading, MISREADINGS, MisreadDrafter};
 use crate::doctor::{Diagnosis, Severity, diagnose, recipe_of};
 
 /// The relative size of random errors that stand for a server's rounding to bf16, over its layers.
@@ -152,9 +152,9 @@ struct RoundSizes {
 
 impl RoundSizes {
     /// Finds the number of candidates by the server's counts. The last rounds of an answer may have fewer.
-    fn of(answers: &[Answer], asked: Option<usize>) -> Result<Self> {
+    fn of(answers: &[CountedAnswer], asked: Option<usize>) -> Result<Self> {
         // A last round without a token of the target's own is missing in the rounds that follow from others.
-        let rounds = |it: &Answer| it.measured.num_rounds.unwrap_or(it.counts()[1] + 1.0);
+        let rounds = |it: &CountedAnswer| it.measured.num_rounds.unwrap_or(it.counts()[1] + 1.0);
         let drafted = answers.iter().map(|it| it.measured.num_drafted.map(|num| [num, rounds(it)]));
         let Some(drafted) = drafted.collect::<Option<Vec<[f64; 2]>>>() else {
             let most = asked.context(
@@ -211,7 +211,7 @@ pub fn explain(
     workspace.takes_others = true;
     let text = workspace.text_side()?;
     let target = workspace.models.target_config()?;
-    let mut drafter = Drafter::read(kind, &settings.drafter, target)?;
+    let mut drafter = MisreadDrafter::read(kind, &settings.drafter, target)?;
     let sources = read_sources(
         std::slice::from_ref(&settings.prompts),
         &draftsmith_recipe::Reading::default(),
@@ -243,8 +243,8 @@ pub fn explain(
 fn states_along(
     recipe: &Recipe,
     workspace: &Workspace,
-    (ends, drafter): (&CausalLm, &Drafter),
-    answers: &[Answer],
+    (ends, drafter): (&CausalLm, &MisreadDrafter),
+    answers: &[CountedAnswer],
     watch: &dyn Watch,
 ) -> Result<Vec<Along>> {
     let wanted = drafter.all_layers();
@@ -260,7 +260,7 @@ fn states_along(
         );
     }
     let server = StatesServer::open((server, stored), f32::INFINITY, workspace, ends, watch)?;
-    let text = |answer: &Answer| {
+    let text = |answer: &CountedAnswer| {
         let whole = [&answer.prompt_ids[..], &answer.ids].concat();
         StatesText { ids: whole[..whole.len() - 1].to_vec(), first: answer.prompt_ids.len() - 1 }
     };
@@ -285,11 +285,11 @@ struct Explaining<'a> {
 struct Tried {
     misreading: &'static Misreading,
     expected: Vec<Expected>,
-    fit: Fit,
+    fit: ReadingFit,
 }
 
 impl Tried {
-    fn cause(&self, trained: &Fit) -> Cause {
+    fn cause(&self, trained: &ReadingFit) -> Cause {
         Cause {
             misreading: self.misreading,
             expected: per_round(self.expected.iter().map(|it| it.within)),
@@ -315,7 +315,7 @@ impl Explaining<'_> {
             self.expecting.workspace.models.target_dir().display()
         );
         let rounding = self.rounding(&trained)?;
-        let fit = Fit::of(&trained, answers, rounding);
+        let fit = ReadingFit::of(&trained, answers, rounding);
         let has_others = share > ROUNDED && num_other_tokens > 2;
         let (tried, mut notes) = match fit.is_fit() || has_others {
             true => (Vec::new(), Vec::new()),
@@ -330,7 +330,7 @@ impl Explaining<'_> {
             (.., false) => Explanation::Misread,
             (.., true) => Explanation::Unknown,
         };
-        let measured = per_round(answers.iter().map(Answer::counts));
+        let measured = per_round(answers.iter().map(CountedAnswer::counts));
         let as_trained = per_round(trained.iter().map(|it| it.within));
         let counts = format!("as trained {as_trained:.2}, measured {measured:.2}");
         let sentence = match explanation {
@@ -376,7 +376,7 @@ impl Explaining<'_> {
     }
 
     /// Computes what a reading would have had accepted; `None` if it reads states that are not known.
-    fn expected(&self, reading: &Reading, seed: u64) -> Result<Option<Vec<Expected>>> {
+    fn expected(&self, reading: &DrafterReading, seed: u64) -> Result<Option<Vec<Expected>>> {
         let recordings = self.expecting.recordings(reading, seed)?;
         recordings.map(|recordings| self.sizes.expected(&recordings)).transpose()
     }
@@ -404,7 +404,7 @@ impl Explaining<'_> {
                     // Other draws have as much effect on the server's counts as on ours.
                     let again = reading.is_drawn.then(|| self.expected(&reading, 1)).transpose()?;
                     let drawn = again.flatten().map(|again| scale_of(&expected, &again, answers));
-                    let fit = Fit::of(&expected, answers, drawn.unwrap_or(rounding));
+                    let fit = ReadingFit::of(&expected, answers, drawn.unwrap_or(rounding));
                     tried.push(Tried { misreading, expected, fit });
                 }
                 Err(error) if error.is::<Interrupted>() => return Err(error),
@@ -457,7 +457,7 @@ fn per_round(counts: impl Iterator<Item = [f64; 2]>) -> f64 {
 fn positions(
     trained: &[Expected],
     cause: Option<&[Expected]>,
-    answers: &[Answer],
+    answers: &[CountedAnswer],
 ) -> Vec<ComparedRow> {
     let at = |counts: &[f64], position: usize| counts.get(position).copied().unwrap_or(0.0);
     let expected = |all: &[Expected], position: usize| {
@@ -480,9 +480,9 @@ fn positions(
 fn prompts(
     trained: &[Expected],
     cause: Option<&[Expected]>,
-    answers: &[Answer],
+    answers: &[CountedAnswer],
 ) -> Vec<ComparedRow> {
-    let row = |(nth, answer): (usize, &Answer)| ComparedRow {
+    let row = |(nth, answer): (usize, &CountedAnswer)| ComparedRow {
         as_trained: trained[nth].within[0],
         cause: cause.map(|cause| cause[nth].within[0]),
         measured: Some(answer.counts()[0]),

@@ -80,7 +80,7 @@ struct Header {
 
 impl Header {
     fn read(path: &Path) -> Result<Self> {
-        let mut source = Source(BufReader::new(File::open(path)?.take(MAX_HEADER)));
+        let mut source = GgufSource(BufReader::new(File::open(path)?.take(MAX_HEADER)));
         let (magic, version) = (source.number(4)?.to_le_bytes(), source.number(4)?);
         ensure!(magic.starts_with(b"GGUF"), "it does not begin with `GGUF`");
         ensure!(version == 3, "its version is {version}, expected 3");
@@ -182,9 +182,9 @@ impl Header {
 }
 
 /// The bytes of a header.
-struct Source(BufReader<Take<File>>);
+struct GgufSource(BufReader<Take<File>>);
 
-impl Source {
+impl GgufSource {
     /// Reads a number of this many bytes.
     fn number(&mut self, num_bytes: usize) -> Result<u64> {
         let mut bytes = [0; 8];

@@ -7,7 +7,7 @@
 //! errors in the drafter's weights and states. A reading fits if the sum of deviations is at most four
 //! standard deviations above its mean. It is named if it fits and the drafter as trained does not.
 
-use super::measured::{Answer, Measured};
+use super::measured::{CountedAnswer, ServerCounts};
 
 /// The least scale of a prompt's deviation, in candidates.
 const LEAST_SCALE: f64 = 0.25;
@@ -77,8 +77,8 @@ impl Expected {
     }
 
     /// Returns by how many candidates and rounds a server's counts lie outside of the expected ones.
-    pub(super) fn deviation(&self, measured: &Measured) -> f64 {
-        let Measured { num_rounds, num_accepted, by_position, .. } = measured;
+    pub(super) fn deviation(&self, measured: &ServerCounts) -> f64 {
+        let ServerCounts { num_rounds, num_accepted, by_position, .. } = measured;
         let by_rounds = num_rounds.map_or(0.0, |rounds| outside(rounds, self.rounds));
         let num_positions = by_position.len().max(self.by_position.len());
         if by_position.is_empty() || self.by_position.len() == 1 {
@@ -93,9 +93,9 @@ impl Expected {
     }
 
     /// Returns these counts as a server like that of `like` would tell them.
-    pub(super) fn as_measured(&self, like: &Measured) -> Measured {
+    pub(super) fn as_measured(&self, like: &ServerCounts) -> ServerCounts {
         let [accepted, rounds] = self.within;
-        Measured {
+        ServerCounts {
             num_rounds: like.num_rounds.map(|_| rounds),
             num_drafted: like.num_drafted,
             num_accepted: like.num_accepted.map(|_| accepted),
@@ -113,15 +113,15 @@ fn outside(value: f64, [least, most]: [f64; 2]) -> f64 {
 
 /// How a reading's expected counts agree with a server's.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Fit {
+pub(super) struct ReadingFit {
     /// The deviation of each answer.
     pub(super) deviations: Vec<f64>,
     scale: f64,
 }
 
-impl Fit {
+impl ReadingFit {
     /// Compares expected counts with measured ones. `scale` is that of [`scale_of`].
-    pub(super) fn of(expected: &[Expected], answers: &[Answer], scale: f64) -> Self {
+    pub(super) fn of(expected: &[Expected], answers: &[CountedAnswer], scale: f64) -> Self {
         let pairs = expected.iter().zip(answers);
         let deviations = pairs.map(|(expected, it)| expected.deviation(&it.measured)).collect();
         Self { deviations, scale }
@@ -153,9 +153,9 @@ impl Fit {
 
 /// Measures the scale of deviations by expectations that differ only by random errors. `like` tells which
 /// counts the server gives.
-pub(super) fn scale_of(exact: &[Expected], noisy: &[Expected], like: &[Answer]) -> f64 {
+pub(super) fn scale_of(exact: &[Expected], noisy: &[Expected], like: &[CountedAnswer]) -> f64 {
     let pairs = exact.iter().zip(noisy).zip(like);
-    let deviation = |((exact, noisy), answer): ((&Expected, &Expected), &Answer)| {
+    let deviation = |((exact, noisy), answer): ((&Expected, &Expected), &CountedAnswer)| {
         exact.deviation(&noisy.as_measured(&answer.measured))
     };
     let mean = pairs.map(deviation).sum::<f64>() / exact.len() as f64;
@@ -164,10 +164,13 @@ pub(super) fn scale_of(exact: &[Expected], noisy: &[Expected], like: &[Answer]) 
 
 /// Returns the numbers of the readings that explain what the drafter as trained does not, the most
 /// probable first; empty if none does.
-pub(super) fn causes<'f>(trained: &Fit, others: impl Iterator<Item = &'f Fit>) -> Vec<usize> {
+pub(super) fn causes<'f>(
+    trained: &ReadingFit,
+    others: impl Iterator<Item = &'f ReadingFit>,
+) -> Vec<usize> {
     // Random candidates leave more deviations than rounding, so their sum cannot be halved.
-    let is_random = |fit: &Fit| fit.scale > trained.scale;
-    let is_better = |fit: &Fit| {
+    let is_random = |fit: &ReadingFit| fit.scale > trained.scale;
+    let is_better = |fit: &ReadingFit| {
         fit.is_fit()
             && (is_random(fit) || fit.sum() <= trained.sum() / 2.0)
             && fit.log_likelihood() >= trained.log_likelihood() + LEAST_GAIN
@@ -190,8 +193,8 @@ mod tests {
         Expected::of_rounds(accepted.iter().copied(), num_tokens, 3)
     }
 
-    fn measured(num_rounds: f64, by_position: &[f64]) -> Measured {
-        Measured {
+    fn measured(num_rounds: f64, by_position: &[f64]) -> ServerCounts {
+        ServerCounts {
             num_rounds: Some(num_rounds),
             num_drafted: Some(3.0 * num_rounds),
             num_accepted: Some(by_position.iter().sum()),
@@ -219,15 +222,16 @@ mod tests {
 
     #[test]
     fn a_cause_is_named_only_if_it_explains_what_rounding_does_not() {
-        let fit = |deviation: f64| Fit { deviations: vec![deviation; 16], scale: 0.25 };
+        let fit = |deviation: f64| ReadingFit { deviations: vec![deviation; 16], scale: 0.25 };
         let [exact, small, large] = [0.0, 0.4, 5.0].map(fit);
-        let named = |trained: &Fit, others: &[&Fit]| causes(trained, others.iter().copied());
+        let named =
+            |trained: &ReadingFit, others: &[&ReadingFit]| causes(trained, others.iter().copied());
         assert!(named(&small, &[&exact]).is_empty(), "rounding explains it");
         assert_eq!(named(&large, &[&large, &exact]), [1]);
         assert_eq!(named(&large, &[&exact, &large, &exact]), [0, 2]);
         assert!(named(&large, &[&fit(4.0)]).is_empty(), "nothing fits");
         assert!(named(&fit(0.6), &[&fit(0.45)]).is_empty(), "it is hardly better");
-        let drawn = Fit { deviations: vec![1.5; 16], scale: 1.5 };
+        let drawn = ReadingFit { deviations: vec![1.5; 16], scale: 1.5 };
         assert_eq!(named(&fit(2.0), &[&large, &drawn]), [1]);
         assert_eq!(named(&fit(2.0), &[&drawn, &exact]), [1], "an exact reading is more probable");
     }

@@ -18,8 +18,8 @@ use draftsmith_theory::{
 use rayon::prelude::*;
 
 use super::counts::Expected;
-use super::measured::Answer;
-use super::misreadings::{BLOCK, Drafter, EAGLE3, Reading, add_noise};
+use super::measured::CountedAnswer;
+use super::misreadings::{BLOCK, DrafterReading, EAGLE3, MisreadDrafter, add_noise};
 
 /// The number of answers that share a forward.
 const AT_ONCE: usize = 8;
@@ -40,8 +40,8 @@ impl Along {
     ///
     /// # Errors
     /// If the answer does not fit.
-    pub(super) fn of(target: &CausalLm, layers: &[usize], answer: &Answer) -> Result<Self> {
-        let Answer { prompt_ids, ids, .. } = answer;
+    pub(super) fn of(target: &CausalLm, layers: &[usize], answer: &CountedAnswer) -> Result<Self> {
+        let CountedAnswer { prompt_ids, ids, .. } = answer;
         let text = [&prompt_ids[..], ids].concat();
         let read = &text[..text.len() - 1];
         let mut session = ModelSession::with_slots(target, text.len(), 1, "target");
@@ -69,7 +69,7 @@ impl Along {
         ends: &CausalLm,
         layers: Vec<(usize, Rows)>,
         last: Vec<f32>,
-        answer: &Answer,
+        answer: &CountedAnswer,
     ) -> Result<Self> {
         let text = [&answer.prompt_ids[..], &answer.ids].concat();
         let normed = Rows::of_host(last, ends.shape().hidden_size);
@@ -80,7 +80,11 @@ impl Along {
 
     /// Returns the states that a reading takes for those of the drafter's layers; `None` if one of them
     /// is not known.
-    fn read_by(&self, reading: &Reading, drafter: &Drafter) -> Option<KnownStates<'_>> {
+    fn read_by(
+        &self,
+        reading: &DrafterReading,
+        drafter: &MisreadDrafter,
+    ) -> Option<KnownStates<'_>> {
         let of = |(own, read): (&usize, &usize)| {
             let (_, states) = self.layers.iter().find(|(number, _)| number == read)?;
             let states = match reading.reads_behind {
@@ -123,8 +127,8 @@ pub(super) struct Expecting<'a> {
     pub(super) workspace: &'a Workspace,
     /// The target, or its ends.
     pub(super) ends: &'a CausalLm,
-    pub(super) drafter: &'a Drafter,
-    pub(super) answers: &'a [Answer],
+    pub(super) drafter: &'a MisreadDrafter,
+    pub(super) answers: &'a [CountedAnswer],
     pub(super) along: &'a [Along],
     /// The most candidates of a recorded round.
     pub(super) max_length: usize,
@@ -136,54 +140,59 @@ impl Expecting<'_> {
     ///
     /// # Errors
     /// If the drafter cannot be read, or an answer does not fit.
-    pub(super) fn recordings(&self, reading: &Reading, seed: u64) -> Result<Option<Recordings>> {
+    pub(super) fn recordings(
+        &self,
+        reading: &DrafterReading,
+        seed: u64,
+    ) -> Result<Option<Recordings>> {
         let parts = self.load(reading)?;
-        let record = |(answers, along): (&[Answer], &[Along])| -> Result<Option<Vec<Recording>>> {
-            let states = along.iter().map(|along| along.read_by(reading, self.drafter));
-            let Some(states) = states.collect::<Option<Vec<_>>>() else { return Ok(None) };
-            let known = answers.iter().map(|it| KnownResponse { response: &it.ids, probs: None });
-            let (vocab_size, num) = (self.ends.shape().vocab_size, answers.len());
-            let context = self.ends.shape().context;
-            let target = AnsweringTarget {
-                answers: ResponseTarget::new(known, vocab_size, context, num).with_states(states),
-                layers: Some(self.ends),
-                vocab_size,
+        let record =
+            |(answers, along): (&[CountedAnswer], &[Along])| -> Result<Option<Vec<Recording>>> {
+                let states = along.iter().map(|along| along.read_by(reading, self.drafter));
+                let Some(states) = states.collect::<Option<Vec<_>>>() else { return Ok(None) };
+                let known =
+                    answers.iter().map(|it| KnownResponse { response: &it.ids, probs: None });
+                let (vocab_size, num) = (self.ends.shape().vocab_size, answers.len());
+                let context = self.ends.shape().context;
+                let target = AnsweringTarget {
+                    answers: ResponseTarget::new(known, vocab_size, context, num)
+                        .with_states(states),
+                    layers: Some(self.ends),
+                    vocab_size,
+                };
+                let longest = answers.iter().map(|it| it.ids.len()).max().unwrap_or(0);
+                let options = RecordOptions {
+                    decoding: match reading.is_drawn {
+                        true => Decoding::sampled(Sampling::default()),
+                        false => Decoding::GREEDY,
+                    },
+                    // Servers verify candidates beyond the limit, so it ends no round here.
+                    limits: Limits::new(longest + self.max_length + 1, Vec::new()),
+                    max_length: self.max_length,
+                    has_head: false,
+                    labels: false,
+                    is_target_here: false,
+                };
+                let mut draws: Vec<SeededDraws> = (0..num)
+                    .map(|nth| SeededDraws::new(seed, &["explain", &nth.to_string()]))
+                    .collect();
+                let requests = answers.iter().zip(&mut draws).map(|(answer, draws)| {
+                    RecordRequest { prompt: &answer.prompt_ids, response: &answer.ids, draws }
+                });
+                let requests = requests.collect();
+                let observe = &mut |_| match self.watch.is_interrupted() {
+                    true => ControlFlow::Break(()),
+                    false => ControlFlow::Continue(()),
+                };
+                let task = RecordTask { options: &options, requests, observe };
+                let recorded = parts.record_elsewhere(target, task);
+                let recorded =
+                    recorded.context("such a drafter cannot be recorded without its target")??;
+                if recorded.len() < num {
+                    return Err(Interrupted.into());
+                }
+                Ok(Some(recorded))
             };
-            let longest = answers.iter().map(|it| it.ids.len()).max().unwrap_or(0);
-            let options = RecordOptions {
-                decoding: match reading.is_drawn {
-                    true => Decoding::sampled(Sampling::default()),
-                    false => Decoding::GREEDY,
-                },
-                // Servers verify candidates beyond the limit, so it ends no round here.
-                limits: Limits::new(longest + self.max_length + 1, Vec::new()),
-                max_length: self.max_length,
-                has_head: false,
-                labels: false,
-                is_target_here: false,
-            };
-            let mut draws: Vec<SeededDraws> = (0..num)
-                .map(|nth| SeededDraws::new(seed, &["explain", &nth.to_string()]))
-                .collect();
-            let requests = answers.iter().zip(&mut draws).map(|(answer, draws)| RecordRequest {
-                prompt: &answer.prompt_ids,
-                response: &answer.ids,
-                draws,
-            });
-            let requests = requests.collect();
-            let observe = &mut |_| match self.watch.is_interrupted() {
-                true => ControlFlow::Break(()),
-                false => ControlFlow::Continue(()),
-            };
-            let task = RecordTask { options: &options, requests, observe };
-            let recorded = parts.record_elsewhere(target, task);
-            let recorded =
-                recorded.context("such a drafter cannot be recorded without its target")??;
-            if recorded.len() < num {
-                return Err(Interrupted.into());
-            }
-            Ok(Some(recorded))
-        };
         let chunks = self.answers.par_chunks(AT_ONCE).zip(self.along.par_chunks(AT_ONCE));
         let recorded: Vec<Option<Vec<Recording>>> = chunks.map(record).collect::<Result<_>>()?;
         let responses = recorded.into_iter().collect::<Option<Vec<_>>>();
@@ -197,7 +206,7 @@ impl Expecting<'_> {
     }
 
     /// Loads the parts of a drafter as a reading has them.
-    fn load(&self, reading: &Reading) -> Result<Box<dyn DrafterParts>> {
+    fn load(&self, reading: &DrafterReading) -> Result<Box<dyn DrafterParts>> {
         let (models, target) = (&self.workspace.models, self.ends.shape());
         let (dir, device) = (reading.dir.clone(), models.device());
         Ok(match self.drafter.kind {

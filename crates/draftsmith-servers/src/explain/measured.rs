@@ -17,7 +17,7 @@ const LATE: [u64; 3] = [20, 80, 300];
 
 /// What a server counted while it gave one answer. Unknown counts are `None`.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub(super) struct Measured {
+pub(super) struct ServerCounts {
     pub(super) num_rounds: Option<f64>,
     pub(super) num_drafted: Option<f64>,
     pub(super) num_accepted: Option<f64>,
@@ -27,13 +27,13 @@ pub(super) struct Measured {
 
 /// A server's answer to a prompt.
 #[derive(Debug, Clone)]
-pub(super) struct Answer {
+pub(super) struct CountedAnswer {
     pub(super) prompt_ids: Vec<u32>,
     pub(super) ids: Vec<u32>,
-    pub(super) measured: Measured,
+    pub(super) measured: ServerCounts,
 }
 
-impl Answer {
+impl CountedAnswer {
     /// Counts the tokens that rounds gave: all but the first one, which comes from the prefill.
     pub(super) fn num_in_rounds(&self) -> f64 {
         self.ids.len() as f64 - 1.0
@@ -42,7 +42,7 @@ impl Answer {
     /// Returns the accepted candidates, and the rounds of the answer. If one of them is not counted, it
     /// follows from the other, because each round gives one token more than it accepts.
     pub(super) fn counts(&self) -> [f64; 2] {
-        let Measured { num_rounds, num_accepted, .. } = self.measured;
+        let ServerCounts { num_rounds, num_accepted, .. } = self.measured;
         match (num_accepted, num_rounds) {
             (Some(accepted), Some(rounds)) => [accepted, rounds],
             (Some(accepted), None) => [accepted, self.num_in_rounds() - accepted],
@@ -54,7 +54,7 @@ impl Answer {
     }
 }
 
-impl Measured {
+impl ServerCounts {
     /// Reads a server's counts since its start; `None` without counters.
     fn of(server: &TimedServer) -> Result<Option<Self>> {
         let page = server.metrics()?.concat();
@@ -109,7 +109,7 @@ pub(super) fn ask_each(
     text: (&TextSide, usize),
     prompts: Vec<Vec<u32>>,
     watch: &dyn Watch,
-) -> Result<Vec<Answer>> {
+) -> Result<Vec<CountedAnswer>> {
     let url = &settings.url;
     let (model, secret) = (settings.model.as_deref(), (settings.secret)()?);
     let server = TimedServer::open(url, model, secret, settings.timeout, SERVER_FLAGS)?;
@@ -123,7 +123,7 @@ pub(super) fn ask_each(
     };
     let completer = greedy_client(&own, (settings.secret)()?, text, settings.max_new_tokens);
     let progress = watch.bar("explain", "answers", prompts.len() as u64);
-    let (mut answers, mut before) = (Vec::new(), Measured::of(&server)?);
+    let (mut answers, mut before) = (Vec::new(), ServerCounts::of(&server)?);
     for prompt_ids in prompts {
         if watch.is_interrupted() {
             return Err(Interrupted.into());
@@ -139,7 +139,7 @@ pub(super) fn ask_each(
         })?;
         let mut waits = LATE.into_iter();
         let counted = loop {
-            let now = Measured::of(&server)?;
+            let now = ServerCounts::of(&server)?;
             let counted = now.as_ref().zip(before.as_ref()).and_then(|(now, then)| now.since(then));
             let is_late = counted.as_ref().is_some_and(|it| it.is_late(completed.ids.len()));
             match waits.next().filter(|_| is_late) {
@@ -150,10 +150,10 @@ pub(super) fn ask_each(
                 }
             }
         };
-        let in_answer = completed.speculated.map(|[drafted, accepted]| Measured {
+        let in_answer = completed.speculated.map(|[drafted, accepted]| ServerCounts {
             num_drafted: Some(drafted),
             num_accepted: Some(accepted),
-            ..Measured::default()
+            ..ServerCounts::default()
         });
         let measured = counted.or(in_answer).with_context(|| {
             format!(
@@ -161,7 +161,7 @@ pub(super) fn ask_each(
                  `--disable-log-stats`, SGLang with `--enable-metrics` and llama-server with a drafter"
             )
         })?;
-        answers.push(Answer { prompt_ids, ids: completed.ids, measured });
+        answers.push(CountedAnswer { prompt_ids, ids: completed.ids, measured });
         progress.advance(1.0);
     }
     progress.finish();
@@ -172,7 +172,8 @@ pub(super) fn ask_each(
          `--max-new-tokens`",
         answers.len()
     );
-    let is_drafted = |it: &Measured| it.num_drafted.or(it.num_rounds).is_some_and(|num| num > 0.0);
+    let is_drafted =
+        |it: &ServerCounts| it.num_drafted.or(it.num_rounds).is_some_and(|num| num > 0.0);
     if !answers.iter().any(|answer| is_drafted(&answer.measured)) {
         bail!(
             "the server `{url}` drafted nothing, so there is no acceptance to explain; hint: start it with the drafter, as \

@@ -62,7 +62,7 @@ pub struct Misreading {
 #[derive(Debug)]
 enum Edit {
     /// Gives a key another value; without one, the misreading changes nothing.
-    Set(&'static str, fn(&Map<String, Value>, &Drafter) -> Option<Value>),
+    Set(&'static str, fn(&Map<String, Value>, &MisreadDrafter) -> Option<Value>),
     /// Negates a key that is false by default.
     Toggled(&'static str),
     /// Ignores a key that is true, and its tensors.
@@ -148,7 +148,7 @@ pub(super) static MISREADINGS: [Misreading; 34] = [
 
 /// Returns the block size of a server that computes only the rows that it drafts. It matters if rows read
 /// later ones.
-fn fewer_rows(keys: &Map<String, Value>, drafter: &Drafter) -> Option<Value> {
+fn fewer_rows(keys: &Map<String, Value>, drafter: &MisreadDrafter) -> Option<Value> {
     let num_before = usize::from(keys["sample_from_anchor"] != true);
     let size = json!(drafter.num_candidates + num_before);
     let is_shorter = size.as_u64() < keys["block_size"].as_u64();
@@ -157,7 +157,7 @@ fn fewer_rows(keys: &Map<String, Value>, drafter: &Drafter) -> Option<Value> {
 
 /// A drafter whose files may be misread.
 #[derive(Debug)]
-pub(super) struct Drafter {
+pub(super) struct MisreadDrafter {
     pub(super) kind: &'static str,
     dir: PathBuf,
     /// Its `config.json` in our own form.
@@ -172,7 +172,7 @@ pub(super) struct Drafter {
 
 /// A drafter's files and drafts as a server may read them.
 #[derive(Debug, Clone)]
-pub(super) struct Reading {
+pub(super) struct DrafterReading {
     pub(super) dir: DrafterDir,
     /// The numbers of layers before the states that stand for those of the drafter's layers.
     pub(super) layers: Vec<usize>,
@@ -183,7 +183,7 @@ pub(super) struct Reading {
     pub(super) noise: f32,
 }
 
-impl Drafter {
+impl MisreadDrafter {
     /// Reads the configuration of a drafter of a kind that servers run.
     ///
     /// # Errors
@@ -211,10 +211,10 @@ impl Drafter {
     }
 
     /// Returns the drafter as it was trained.
-    pub(super) fn as_trained(&self) -> Reading {
+    pub(super) fn as_trained(&self) -> DrafterReading {
         let (layers, dir) = (self.layers.clone(), self.dir.clone().into());
         let faults = SessionFaults::default();
-        Reading { dir, layers, reads_behind: false, is_drawn: false, faults, noise: 0.0 }
+        DrafterReading { dir, layers, reads_behind: false, is_drawn: false, faults, noise: 0.0 }
     }
 
     /// Returns the drafter as trained with random errors of the relative size `noise`, which stand for
@@ -222,7 +222,7 @@ impl Drafter {
     ///
     /// # Errors
     /// If a file cannot be read or written.
-    pub(super) fn with_noise(&self, noise: f32, place: &Path) -> Result<Reading> {
+    pub(super) fn with_noise(&self, noise: f32, place: &Path) -> Result<DrafterReading> {
         let edit = |name: &str, values: &mut [f32]| {
             if name != IDS {
                 add_noise(values, noise);
@@ -230,7 +230,7 @@ impl Drafter {
         };
         self.write_tensors(place, edit)?;
         self.write_keys(place, &self.keys)?;
-        Ok(Reading { dir: place.into(), noise, ..self.as_trained() })
+        Ok(DrafterReading { dir: place.into(), noise, ..self.as_trained() })
     }
 
     /// Returns the drafter as a server misreads it; `None` if that changes nothing. Changed files are
@@ -243,20 +243,20 @@ impl Drafter {
         it: &Misreading,
         target: &CausalLm,
         place: &Path,
-    ) -> Result<Option<Reading>> {
+    ) -> Result<Option<DrafterReading>> {
         if !it.kinds.contains(&self.kind) {
             return Ok(None);
         }
         let (own, mut keys) = (self.as_trained(), self.keys.clone());
-        let mut written = Reading { dir: place.into(), ..own.clone() };
+        let mut written = DrafterReading { dir: place.into(), ..own.clone() };
         match &it.edit {
             Layers(edit) => {
                 let layers = edit(&own.layers, self.num_target_layers);
-                return Ok((layers != own.layers).then_some(Reading { layers, ..own }));
+                return Ok((layers != own.layers).then_some(DrafterReading { layers, ..own }));
             }
-            Behind => return Ok(Some(Reading { reads_behind: true, ..own })),
-            Drawn => return Ok(Some(Reading { is_drawn: true, ..own })),
-            Session(faults) => return Ok(Some(Reading { faults: *faults, ..own })),
+            Behind => return Ok(Some(DrafterReading { reads_behind: true, ..own })),
+            Drawn => return Ok(Some(DrafterReading { is_drawn: true, ..own })),
+            Session(faults) => return Ok(Some(DrafterReading { faults: *faults, ..own })),
             Set(key, value) => {
                 if let Some(value) = value(&keys, self).filter(|_| keys.contains_key(*key)) {
                     set(&mut keys, key, value);
