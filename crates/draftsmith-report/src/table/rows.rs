@@ -57,7 +57,7 @@ pub(crate) fn results_table<'a>(group: &Group<'a>) -> Table<&'a ResultRow> {
         .column("speed-up", "speed-up", 0, |row| times(row.speedup))
         .column("95 %", "95 %", 2, |row| row.speedup_range())
         .classed("range")
-        .column("7B/70B", "at 7B/70B costs", 1, |row| times(Some(row.speedup_at_paper_costs)))
+        .column("7B/70B", "7B/70B costs", 1, |row| times(Some(row.speedup_at_paper_costs)))
         .column("model", "modelled", 5, |row| times(row.modelled_speedup))
         .column("discard", "discard rate", 3, |row| number(row.discard_rate, 3))
         .column("verify", "verification rate", 4, |row| number(row.verification_rate, 3))
