@@ -193,6 +193,13 @@ fn files_that_hold_no_whole_model_are_told_with_what_to_give() {
             .fails_naming(named);
     };
     fails("lora", &["is a LoRA adapter", "hint: merge it", "merge_and_unload()", "tokenizer"]);
+    let as_draft = |draft: &str, named: &[&str]| {
+        let target = model("target").display().to_string();
+        let words = ["survey", "--target", &target, "--draft", draft, "--prompts", "prompts.jsonl"];
+        place.run(&words).fails_naming(named);
+    };
+    as_draft("lora", &["`lora` is a LoRA adapter", "hint: merge it"]);
+    as_draft("model.gguf", &["draft", "is a GGUF file", "with its weights"]);
     fails(
         "model.gguf",
         &["is a GGUF file", "hint: ", "converted from", "`data.responses = \"server\"`"],

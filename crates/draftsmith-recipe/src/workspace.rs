@@ -20,6 +20,7 @@ use draftsmith_model::{CausalLm, check_trained_with};
 use draftsmith_theory::DrafterId;
 
 pub use self::artifacts::Artifacts;
+pub(crate) use self::model_dir::check_merged;
 pub use self::model_dir::hash_dir;
 use self::model_dir::{ModelDir, TARGET, get_or_read};
 pub use self::models::{LayersNeeded, Models};

@@ -19,6 +19,7 @@ use super::{
 };
 use crate::exports::config_keys::read_keys;
 use crate::exports::{ExportEntry, HEAD};
+use crate::workspace::check_merged;
 
 /// The definition of a kind of drafter.
 #[derive(Debug)]
@@ -191,6 +192,7 @@ impl Kinds {
     }
 
     fn find(&self, dir: &Path, is_wanted: impl Fn(&ExportEntry) -> bool) -> Result<FoundExport> {
+        check_merged("drafter", dir)?;
         let path = dir.join("config.json");
         ensure!(
             path.is_file(),

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use draftsmith_model::{CausalLm, ModelConfig, ModelError, WeightDtype, hash_model_dir};
 use serde_json::json;
 
@@ -55,14 +55,7 @@ impl ModelDir {
                  converted from{suffices}"
             );
         }
-        let has = |name: &str| self.dir.join(name).is_file();
-        if has("adapter_config.json") && !has("config.json") {
-            bail!(
-                "the {role} `{dir}` is a LoRA adapter; hint: merge it into its model and copy the model's tokenizer \
-                 there: `peft.AutoPeftModelForCausalLM.from_pretrained(\"{dir}\").merge_and_unload().save_pretrained(\
-                 \"merged\")` in Python"
-            );
-        }
+        check_merged(role, &self.dir)?;
         if self.dir.is_dir() {
             return Ok(());
         }
@@ -103,6 +96,19 @@ impl ModelDir {
         };
         get_or_read(slot, || load(&self.dir))
     }
+}
+
+/// Checks that a directory is not that of a LoRA adapter.
+pub(crate) fn check_merged(role: &str, dir: &Path) -> Result<()> {
+    let has = |name: &str| dir.join(name).is_file();
+    let dir = dir.display();
+    ensure!(
+        !has("adapter_config.json") || has("config.json"),
+        "the {role} `{dir}` is a LoRA adapter; hint: merge it into its model and copy the model's tokenizer there: \
+         `peft.AutoPeftModelForCausalLM.from_pretrained(\"{dir}\").merge_and_unload().save_pretrained(\"merged\")` in \
+         Python"
+    );
+    Ok(())
 }
 
 /// Says how a server runs a target that cannot run here.
