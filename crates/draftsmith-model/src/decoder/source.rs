@@ -159,7 +159,8 @@ impl WeightSource for ShapeSource {
             if spec.form == NormForm::Layer { &["weight", "bias"][..] } else { &["weight"] };
         let name = norm.name();
         self.shapes.extend(parts.iter().map(|part| (format!("{name}.{part}"), vec![width])));
-        Ok(Norm::ones(norm, &Device::flex()))
+        // A malformed configuration may have any width.
+        Ok(Norm::ones(norm.of_width(1), &Device::flex()))
     }
 
     fn table(&mut self, spec: &LinearSpec) -> Result<Param<Tensor<2>>, Infallible> {
