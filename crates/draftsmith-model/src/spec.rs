@@ -74,7 +74,7 @@ pub struct SessionFaults {
     /// The bits of each number of cached keys and values, with a scale for every 32; `None` for all bits.
     /// Of models in host memory.
     pub cache_bits: Option<u32>,
-    /// The number of positions by which a drafter's own tokens stand too high.
+    /// The number that is added to the positions of a drafter's own tokens.
     pub position_shift: isize,
     /// Whether an EAGLE-3 drafter reads the token at a position beside the state there, and not the next one.
     pub reads_token_behind: bool,

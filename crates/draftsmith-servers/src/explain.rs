@@ -31,7 +31,7 @@ pub use self::misreadings::Misreading;
 use self::misreadings::{DrafterReading, MISREADINGS, MisreadDrafter};
 use crate::doctor::{Diagnosis, Severity, diagnose, recipe_of};
 
-/// The relative size of random errors that stand for a server's rounding to bf16, over its layers.
+/// The relative size of random errors that imitate a server's rounding to bf16 in all layers.
 const BF16: f32 = 1.0 / 128.0;
 /// The share of other tokens from which on answers are those of another model.
 const OTHER_MODEL: f64 = 0.5;

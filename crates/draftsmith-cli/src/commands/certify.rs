@@ -66,15 +66,38 @@ pub(crate) struct CertifyArguments {
     /// `vicuna`, `llama-2`, `alpaca` or a Jinja file.
     #[arg(long, value_name = "NAME")]
     chat_template: Option<String>,
+    #[command(flatten)]
+    access: AccessArguments,
+}
+
+/// Arguments of commands that ask servers for answers.
+#[derive(Debug, Args)]
+pub(crate) struct AccessArguments {
     /// The model's name there [default: the first].
     #[arg(long, value_name = "NAME")]
-    model: Option<String>,
+    pub(crate) model: Option<String>,
     /// The environment variable with the servers' key.
     #[arg(long, value_name = "NAME")]
     key_env: Option<String>,
     /// The longest wait for an answer, in seconds.
     #[arg(long, value_name = "S", default_value = "600", value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
+}
+
+impl AccessArguments {
+    /// Returns a function that reads the servers' key.
+    pub(crate) fn secret(&self) -> Box<dyn Fn() -> Result<Secret>> {
+        let key_env = self.key_env.clone();
+        Box::new(move || match &key_env {
+            Some(name) => read_token(name, "--key-env"),
+            None => Ok(Secret::default()),
+        })
+    }
+
+    /// Returns the longest wait for an answer.
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
 }
 
 #[derive(Debug, Clone, Copy, ValueEnum)]
@@ -110,7 +133,7 @@ pub(crate) fn run(arguments: &CertifyArguments, seed: u64, console: &Console) ->
         arguments.temperature
     );
     let devices = vec![Device::flex()];
-    let served_as = Some(arguments.model.as_deref().unwrap_or("served"));
+    let served_as = Some(arguments.access.model.as_deref().unwrap_or("served"));
     let template = arguments.chat_template.as_deref();
     let workspace = Workspace::open(&arguments.target, served_as, &[], template, devices, console)?;
     let eos_token_ids = workspace.text_side()?.eos_token_ids.clone();
@@ -123,18 +146,14 @@ pub(crate) fn run(arguments: &CertifyArguments, seed: u64, console: &Console) ->
         eos_token_ids,
         seed,
     };
-    let key_env = arguments.key_env.clone();
     let (num_prompts, concurrency) = if arguments.workload.is_some() { (12, 12) } else { (16, 4) };
     let settings = CertifySettings {
         urls: [arguments.server.clone(), arguments.reference.clone()],
-        model: arguments.model.clone(),
-        secret: Box::new(move || match &key_env {
-            Some(name) => read_token(name, "--key-env"),
-            None => Ok(Secret::default()),
-        }),
+        model: arguments.access.model.clone(),
+        secret: arguments.access.secret(),
         prompts: arguments.prompts.clone(),
         num_prompts: arguments.num_prompts.map_or(num_prompts, NonZeroUsize::get),
-        timeout: Duration::from_secs(arguments.timeout),
+        timeout: arguments.access.timeout(),
         plan: CertifyPlan {
             num_tokens: arguments.max_new_tokens.get(),
             concurrency: arguments.concurrency.map_or(concurrency, usize::from),

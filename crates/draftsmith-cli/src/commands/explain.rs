@@ -2,17 +2,15 @@
 
 use std::num::NonZeroUsize;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use clap::Args;
 use draftsmith_recipe::{Overrides, Recipe};
 use draftsmith_report::{counted, plain_table, wrapped};
-use draftsmith_served::Secret;
 use draftsmith_servers::explain::{ComparedRow, ExplainSettings, Explained, Explanation, explain};
-use draftsmith_tune::server_access::read_token;
 
 use crate::commands::DeviceJob;
+use crate::commands::certify::AccessArguments;
 use crate::commands::check::CheckFailed;
 
 /// Arguments of `explain`.
@@ -46,15 +44,8 @@ pub(crate) struct ExplainArguments {
     /// `vicuna`, `llama-2`, `alpaca`, `none` or a Jinja file.
     #[arg(long, value_name = "NAME")]
     chat_template: Option<String>,
-    /// The model's name there [default: the first].
-    #[arg(long, value_name = "NAME")]
-    model: Option<String>,
-    /// The environment variable with the server's key.
-    #[arg(long, value_name = "NAME")]
-    key_env: Option<String>,
-    /// The longest wait for an answer, in seconds.
-    #[arg(long, value_name = "S", default_value = "600", value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    timeout: u64,
+    #[command(flatten)]
+    access: AccessArguments,
 }
 
 /// Runs the command.
@@ -70,14 +61,10 @@ pub(crate) fn run(arguments: &ExplainArguments, job: DeviceJob<'_>) -> Result<()
         );
     }
     let of_recipe = states.as_ref().map(|recipe| recipe.models.target.clone());
-    let key_env = arguments.key_env.clone();
     let settings = ExplainSettings {
         url: arguments.server.clone(),
-        model: arguments.model.clone(),
-        secret: Box::new(move || match &key_env {
-            Some(name) => read_token(name, "--key-env"),
-            None => Ok(Secret::default()),
-        }),
+        model: arguments.access.model.clone(),
+        secret: arguments.access.secret(),
         drafter: arguments.drafter.clone(),
         target: arguments.target.clone().or(of_recipe).unwrap_or_default(),
         states,
@@ -86,7 +73,7 @@ pub(crate) fn run(arguments: &ExplainArguments, job: DeviceJob<'_>) -> Result<()
         num_prompts: arguments.num_prompts.get(),
         max_new_tokens: arguments.max_new_tokens as usize,
         num_candidates: arguments.candidates.map(usize::from),
-        timeout: Duration::from_secs(arguments.timeout),
+        timeout: arguments.access.timeout(),
         dtype,
     };
     let found = explain(&settings, device, console)?;

@@ -174,7 +174,7 @@ pub(super) struct MisreadDrafter {
 #[derive(Debug, Clone)]
 pub(super) struct DrafterReading {
     pub(super) dir: DrafterDir,
-    /// The numbers of layers before the states that stand for those of the drafter's layers.
+    /// For each state that the drafter reads, the number of target layers before the one it gets.
     pub(super) layers: Vec<usize>,
     pub(super) reads_behind: bool,
     pub(super) is_drawn: bool,
@@ -217,8 +217,8 @@ impl MisreadDrafter {
         DrafterReading { dir, layers, reads_behind: false, is_drawn: false, faults, noise: 0.0 }
     }
 
-    /// Returns the drafter as trained with random errors of the relative size `noise`, which stand for
-    /// a server's rounding. Its files are written to `place`.
+    /// Returns the drafter as trained with random errors of the relative size `noise`, which imitate a
+    /// server's rounding. Its files are written to `place`.
     ///
     /// # Errors
     /// If a file cannot be read or written.
