@@ -13,7 +13,7 @@ use draftsmith_decode::{
     AnsweringTarget, BlockDraftParts, DraftModelParts, DrafterParts, KnownResponse, Limits,
     RecordOptions, RecordRequest, RecordTask, ResponseTarget, StateDraftParts,
 };
-use draftsmith_model::{BlockDrafter, CausalLm, Eagle3, SessionFaults, WeightDtype};
+use draftsmith_model::{BlockDrafter, CausalLm, Eagle3, SessionFaults, WeightDtype, WeightReader};
 use draftsmith_recipe::{
     DrafterRecipe, DrafterRecipes, Kinds, LoadedDrafters, Recipe, Silent, Workspace,
 };
@@ -75,7 +75,7 @@ impl Engine {
         workspace.takes_others = true;
         let mut loaded = recipe.load_drafters(&workspace, true).unwrap();
         if let Ok(faults) = std::fs::read(drafter_dir.join("faults.json")) {
-            loaded.0[0].parts.parts = parts_with(&faults, &workspace, (kind_name, drafter_dir));
+            loaded.all[0].parts.parts = parts_with(&faults, &workspace, (kind_name, drafter_dir));
         }
         let (counts, by_position) = (Mutex::default(), Mutex::new(vec![0.0; 10]));
         Self { workspace, loaded, manner, num_candidates, counts, by_position }
@@ -163,13 +163,14 @@ impl Engine {
         let observe = &mut |_| ControlFlow::Continue(());
         let task = RecordTask { options: &options, requests, observe };
         let target = AnsweringTarget { answers, layers: None, vocab_size };
-        let parts = &self.loaded.0[0].parts.parts;
+        let parts = &self.loaded.all[0].parts.parts;
         let recordings = Recordings {
             drafter: DrafterId::DRAFT,
             max_length: self.num_candidates,
             eos_token_ids: Vec::new(),
             head: None,
             responses: parts.record_elsewhere(target, task).unwrap().unwrap(),
+            answers: None,
         };
         let rule = FixedLengthConfig { candidate_length: self.num_candidates }.into();
         recordings.trace(&rule).unwrap().rounds
@@ -348,16 +349,59 @@ fn faults(dir: &Path, faults: Value) {
     std::fs::write(dir.join("faults.json"), faults.to_string()).unwrap();
 }
 
-const OF_EAGLE3: [Plant; 22] = [
+/// Gives a drafter a norm for each of the target's states in place of one for all.
+fn norm_each_state(dir: &Path) {
+    set(dir, |it| {
+        it.remove("norm_before_fc");
+        it.insert("fc_norm".into(), json!(true));
+    });
+    edit_tensors(dir, |it| {
+        let whole = it.header.remove("input_norm.weight").unwrap();
+        let at = |at: usize| whole["data_offsets"][at].as_u64().unwrap();
+        let size = (at(1) - at(0)) / 3;
+        for nth in 0..3 {
+            let from = at(0) + nth * size;
+            let entry = json!({ "dtype": whole["dtype"], "shape": [size / 2],
+                "data_offsets": [from, from + size] });
+            it.header.insert(format!("fc_norm.{nth}.weight"), entry);
+        }
+    });
+}
+
+/// Leaves out the norms of the target's states.
+fn norm_no_state(dir: &Path) {
+    set(dir, |it| drop(it.remove("norm_before_fc")));
+    edit_tensors(dir, |it| drop(it.header.remove("input_norm.weight")));
+}
+
+/// Gives a drafter embeddings of its own: the target's with an error in each number.
+fn embed_by_itself(dir: &Path) {
+    set(dir, |_| {});
+    let mut reader = WeightReader::open_dir(&model("target")).unwrap();
+    let shape = reader.shape("model.embed_tokens.weight").unwrap().to_vec();
+    let values = reader.take("model.embed_tokens.weight", &shape).unwrap();
+    let mut draws = SeededDraws::new(0, &["embeddings"]);
+    let bytes = values.iter().flat_map(|value| {
+        let wrong = value * (0.5 + draws.uniform() as f32);
+        ((wrong.to_bits() >> 16) as u16).to_le_bytes()
+    });
+    let bytes: Vec<u8> = bytes.collect();
+    edit_tensors(dir, |it| {
+        let from = it.bytes.len();
+        let entry =
+            json!({ "dtype": "BF16", "shape": shape, "data_offsets": [from, from + bytes.len()] });
+        it.bytes.extend(bytes);
+        it.header.insert("embed_tokens.weight".to_owned(), entry);
+    });
+}
+
+const OF_EAGLE3: [Plant; 24] = [
     ("window-ignored", no, |dir| {
         set(dir, |it| drop(["layer_types", "sliding_window"].map(|key| it.remove(key))))
     }),
     ("layers-below", no, |dir| layers(dir, [1, 3, 4])),
     ("state-norm", no, |dir| set(dir, |it| drop(it.remove("norm_output")))),
-    ("no-norm-before-fc", no, |dir| {
-        set(dir, |it| drop(it.remove("norm_before_fc")));
-        edit_tensors(dir, |it| drop(it.header.remove("input_norm.weight")));
-    }),
+    ("no-norm-before-fc", no, norm_no_state),
     ("residual-norm", no, |dir| {
         set(dir, |it| drop(it.insert("norm_before_residual".into(), json!(true))))
     }),
@@ -378,6 +422,8 @@ const OF_EAGLE3: [Plant; 22] = [
     ("no-key-norm", no, |dir| fill(dir, "k_norm.weight", &ONE)),
     ("no-mlp-norm", no, |dir| fill(dir, "post_attention_layernorm.weight", &ONE)),
     ("no-input-norm", no, |dir| fill(dir, "input_layernorm.weight", &ONE)),
+    ("no-fc-norm", norm_each_state, norm_no_state),
+    ("target-embeddings", embed_by_itself, no),
 ];
 
 fn layers(dir: &Path, layers: [usize; 3]) {

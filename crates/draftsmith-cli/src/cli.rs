@@ -17,6 +17,7 @@ use draftsmith_model::WeightDtype;
 use draftsmith_theory::DrafterId;
 
 use crate::commands::attach_head::ConfidenceArguments;
+use crate::commands::build_datastore::DatastoreArguments;
 use crate::commands::certify::CertifyArguments;
 use crate::commands::check::{CheckArguments, CheckFailed};
 use crate::commands::costs::CostsArguments;
@@ -95,6 +96,8 @@ enum Command {
     AttachHead(ReadingData<OfRecipe<ConfidenceArguments>>),
     /// Count which token follows which, for prompt lookup.
     TrainBigram(ReadingData<OfRecipe<BigramArguments>>),
+    /// Index answers, which look-ups search.
+    BuildDatastore(ReadingData<OfRecipe<DatastoreArguments>>),
     /// Record what drafters propose along responses.
     Record(ReadingData<RecipeArguments>),
     /// Measure the speed of drafters beside plain decoding.
@@ -416,6 +419,10 @@ fn execute(arguments: Arguments, console: &Console) -> Result<()> {
         Command::TrainBigram(a) => {
             let OfRecipe { recipe, own } = &a.arguments;
             setup.run(recipe, a.incomplete(), |job| commands::train_bigram::run(own, job))
+        }
+        Command::BuildDatastore(a) => {
+            let OfRecipe { recipe, own } = &a.arguments;
+            setup.run(recipe, a.incomplete(), |job| commands::build_datastore::run(own, job))
         }
         Command::Record(a) => {
             setup.run_on_pool(&a.arguments, a.incomplete(), commands::record::run)

@@ -2,6 +2,7 @@
 
 pub(crate) mod attach_head;
 pub(crate) mod build_data;
+pub(crate) mod build_datastore;
 pub(crate) mod certify;
 pub(crate) mod check;
 pub(crate) mod completions;

@@ -5,7 +5,9 @@
 //! rules do not apply to rounds with copied candidates. Such a round ends at its maximum length, at
 //! the end of the copied text or at an end-of-sequence token.
 
-use draftsmith_theory::LookupFirst;
+use std::sync::Arc;
+
+use draftsmith_theory::{LookupFirst, StoredAnswers};
 
 use crate::drafter::{DraftRound, Drafter};
 use crate::error::Result;
@@ -21,9 +23,14 @@ pub struct LookupFirstDraft<D> {
 
 impl<D> LookupFirstDraft<D> {
     /// Creates a drafter for up to `num_slots` concurrent sequences. It tries prompt lookup with
-    /// the settings `first`, and lets `drafter` propose where there is no match.
-    pub fn new(drafter: D, first: LookupFirst, num_slots: usize) -> Self {
-        let lookup = MaxGramDraft::new(first.config(), None, num_slots);
+    /// the settings `first`, in `answers` too if they say so, and lets `drafter` propose where there is
+    /// no match.
+    pub fn new(
+        drafter: D,
+        (first, answers): (LookupFirst, Option<&Arc<StoredAnswers>>),
+        num_slots: usize,
+    ) -> Self {
+        let lookup = MaxGramDraft::new(first.config(), (None, answers.cloned()), num_slots);
         Self { drafter, lookup, most: first.most }
     }
 }

@@ -1,15 +1,17 @@
-//! Max-Gram as a drafter (prompt lookup). Candidates are copied from an earlier match in the
-//! sequence itself. Where there is no match, they come from a table of bigrams.
+//! Max-Gram and suffix decoding as a drafter (prompt lookup). Candidates are copied from an earlier
+//! match in the sequence itself, or from what most often followed in stored answers. Where there is no
+//! match, they come from a table of bigrams.
 //!
 //! Each candidate has draft probability 1, so its acceptance probability is the target's
 //! probability of the token. There is no draft distribution that a stop rule could read. A round
 //! ends at its maximum length or when the lookup finds no further token.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use draftsmith_theory::{
     Bigrams, CandidateSource, DraftPhase, DraftSignals, DrafterId, DrawnFrom, DrawnToken, MaxGram,
-    MaxGramConfig, Proposal, SignalNeeds,
+    MaxGramConfig, Node, Proposal, SearchedText, SignalNeeds, StoredAnswers,
 };
 
 use crate::drafter::{DraftRound, Drafter, LookUp, Member, ModelDrafter};
@@ -22,13 +24,21 @@ pub struct MaxGramDraft<'m> {
     id: DrafterId,
     slots: Vec<MaxGram>,
     bigrams: Option<&'m Bigrams>,
+    /// Whether a round proposes a tree.
+    tree: bool,
 }
 
 impl<'m> MaxGramDraft<'m> {
     /// Creates a drafter for up to `num_slots` concurrent sequences. `bigrams` continue a chain
-    /// where the lookup finds no match.
-    pub fn new(config: MaxGramConfig, bigrams: Option<&'m Bigrams>, num_slots: usize) -> Self {
-        Self { id: DrafterId::LOOK_UP, slots: vec![MaxGram::new(config); num_slots], bigrams }
+    /// where the lookup finds no match, and `answers` are searched if the settings say so.
+    pub fn new(
+        config: MaxGramConfig,
+        (bigrams, answers): (Option<&'m Bigrams>, Option<Arc<StoredAnswers>>),
+        num_slots: usize,
+    ) -> Self {
+        let slots = vec![MaxGram::new(config, answers); num_slots];
+        let tree = config.searched == SearchedText::Answers && config.suffix.tree;
+        Self { id: DrafterId::LOOK_UP, slots, bigrams, tree }
     }
 
     /// Drafts one round: copies the tokens after the match until the draft phase ends.
@@ -42,8 +52,14 @@ impl<'m> MaxGramDraft<'m> {
         }
         let max_gram = &mut self.slots[*slot];
         max_gram.read(tokens);
-        let mut copied = max_gram.continuation();
         let mut phase = DraftPhase::begin(*rule, *limits);
+        if self.tree {
+            let nodes = max_gram.continuations(phase.num_left()).nodes;
+            let num_nodes = propose_tree(&nodes, (tokens, proposal), limits.eos_token_ids);
+            proposal.forwards.add(self.id, num_nodes);
+            return Ok(());
+        }
+        let mut copied = max_gram.continuation(phase.num_left());
         while phase.needs_step()
             && let Some(token) = copied.next_or(self.bigrams, tokens)
         {
@@ -65,6 +81,24 @@ impl<'m> MaxGramDraft<'m> {
         proposal.forwards.add(self.id, found.len());
         found.len()
     }
+}
+
+/// Proposes a tree of tokens, without what would follow an end token, and returns the number of nodes.
+fn propose_tree(
+    nodes: &[(u32, Option<usize>)],
+    (tokens, proposal): (&mut Vec<u32>, &mut Proposal),
+    eos_token_ids: &[u32],
+) -> usize {
+    let is_end = |node: Option<usize>| node.is_some_and(|at| eos_token_ids.contains(&nodes[at].0));
+    let kept = nodes.iter().take_while(|(_, parent)| !is_end(*parent));
+    let mut num_nodes = 0;
+    for (token_id, parent) in kept.copied() {
+        let rank = proposal.nodes().iter().filter(|node| node.parent == parent).count();
+        proposal.push(Node { parent, token_id, drawn_from: DrawnFrom::OneHot, rank });
+        tokens.push(token_id);
+        num_nodes += 1;
+    }
+    num_nodes
 }
 
 /// A source that returns one copied token as the next candidate.
@@ -134,11 +168,13 @@ pub struct LookUpParts {
     /// The table that continues a chain where the lookup finds no match; `None` ends the chain
     /// there.
     pub bigrams: Option<Bigrams>,
+    /// The stored answers to search; `None` for none.
+    pub answers: Option<Arc<StoredAnswers>>,
 }
 
 impl DrafterParts for LookUpParts {
     fn drafter<'m>(&'m self, id: DrafterId, sizes: Sizes<'m>) -> Box<dyn ModelDrafter<'m> + 'm> {
-        let bigrams = self.bigrams.as_ref();
-        Box::new(MaxGramDraft { id, ..MaxGramDraft::new(self.config, bigrams, sizes.num_slots) })
+        let tables = (self.bigrams.as_ref(), self.answers.clone());
+        Box::new(MaxGramDraft { id, ..MaxGramDraft::new(self.config, tables, sizes.num_slots) })
     }
 }

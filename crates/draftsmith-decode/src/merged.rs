@@ -7,8 +7,9 @@
 //! from. Siblings are tried in the order of their drafters.
 
 use std::iter;
+use std::sync::Arc;
 
-use draftsmith_theory::{DrafterId, DrawnFrom, LookupFirst, Node, Proposal};
+use draftsmith_theory::{DrafterId, DrawnFrom, LookupFirst, Node, Proposal, StoredAnswers};
 
 use crate::drafter::chain::propose_chain;
 use crate::drafter::{DraftRound, Drafter, Member, ModelDrafter, StepDrafter};
@@ -32,11 +33,13 @@ impl<'m, T: Target> MergedDraft<'m, T> {
     /// `models` and of prompt lookup, if any, into one tree.
     pub(crate) fn new(
         models: Vec<Box<dyn StepDrafter<T> + 'm>>,
-        lookup: Option<LookupFirst>,
+        (lookup, answers): (Option<LookupFirst>, Option<&Arc<StoredAnswers>>),
         num_slots: usize,
     ) -> Self {
-        let lookup =
-            lookup.map(|lookup| (MaxGramDraft::new(lookup.config(), None, num_slots), lookup.most));
+        let lookup = lookup.map(|lookup| {
+            let tables = (None, answers.cloned());
+            (MaxGramDraft::new(lookup.config(), tables, num_slots), lookup.most)
+        });
         let chains = vec![vec![Vec::new(); models.len()]; num_slots];
         Self { models, lookup, chains }
     }
@@ -51,6 +54,8 @@ pub struct MergedParts {
     pub drafters: Vec<NamedParts>,
     /// The settings of prompt lookup, which adds another chain; `None` for no prompt lookup.
     pub lookup: Option<LookupFirst>,
+    /// The stored answers that prompt lookup searches; `None` for none.
+    pub answers: Option<Arc<StoredAnswers>>,
 }
 
 impl DrafterParts for MergedParts {
@@ -64,7 +69,11 @@ impl DrafterParts for MergedParts {
             Member::Steps(model) => Some(model),
             Member::LookUp(_) | Member::Neither => None,
         });
-        Box::new(MergedDraft::new(models.collect(), self.lookup, sizes.num_slots))
+        Box::new(MergedDraft::new(
+            models.collect(),
+            (self.lookup, self.answers.as_ref()),
+            sizes.num_slots,
+        ))
     }
 }
 

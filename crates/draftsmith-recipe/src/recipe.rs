@@ -67,6 +67,9 @@ pub struct Recipe {
     /// The drafters by name.
     #[serde(default)]
     pub drafters: DrafterRecipes,
+    /// Stored answers that look-ups search, as `build-datastore` writes them; none if absent.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub answers: Option<PathBuf>,
     /// The shares of the splits of prompt files.
     #[serde(default)]
     pub splits: Splits,
@@ -235,6 +238,7 @@ impl Recipe {
         workspace.text.ends = self.models.ends();
         workspace.text.date = self.models.date.clone();
         workspace.text.template_arguments = self.models.template_arguments.clone();
+        workspace.stored_answers = self.answers.clone();
         Ok(workspace)
     }
 
@@ -250,7 +254,8 @@ impl Recipe {
             loaded.tuned_by(&self.checkpoint_dir(), &self.tuning_dir());
             Ok(loaded)
         };
-        Ok(LoadedDrafters(wanted.map(read).collect::<Result<_>>()?))
+        let all = wanted.map(read).collect::<Result<_>>()?;
+        Ok(LoadedDrafters { all, answers: workspace.answers()? })
     }
 
     /// Returns the draft model that wrote the data's candidates and labels, with the training

@@ -11,13 +11,13 @@ mod models;
 mod text;
 
 use std::path::{Path, PathBuf};
-use std::sync::OnceLock;
+use std::sync::{Arc, OnceLock};
 
 use anyhow::{Result, ensure};
 use burn::tensor::Device;
 use draftsmith_data::{Provenance, hash_bytes};
 use draftsmith_model::{CausalLm, check_trained_with};
-use draftsmith_theory::DrafterId;
+use draftsmith_theory::{DrafterId, StoredAnswers};
 
 pub use self::artifacts::Artifacts;
 pub(crate) use self::model_dir::check_merged;
@@ -26,6 +26,7 @@ use self::model_dir::{ModelDir, TARGET, get_or_read};
 pub use self::models::{LayersNeeded, Models};
 pub use self::text::{TextIdentity, TextSource};
 use crate::hub::{HubWeights, model_dir};
+use crate::kinds::prompt_lookup::read_answers;
 use crate::pair::Pair;
 use crate::text_side::TextSide;
 use crate::watch::Watch;
@@ -41,6 +42,9 @@ pub struct Workspace {
     pub artifacts: Artifacts,
     /// Whether drafters that were trained for another target are loaded too.
     pub takes_others: bool,
+    /// The file of the stored answers that look-ups search; `None` for none.
+    pub stored_answers: Option<PathBuf>,
+    answers: OnceLock<Arc<StoredAnswers>>,
     text_side: OnceLock<TextSide>,
     pair: OnceLock<Pair>,
     target_alone: OnceLock<Pair>,
@@ -145,6 +149,18 @@ impl Workspace {
             let text = self.text.of_target(models)?.clone();
             Ok(Pair { target: models.target_in(models.dtype)?.clone(), draft: None, text })
         })
+    }
+
+    /// Loads the stored answers that look-ups search; `None` without a file of them.
+    ///
+    /// # Errors
+    /// If the file is missing or broken, or was built for another tokenizer.
+    pub fn answers(&self) -> Result<Option<Arc<StoredAnswers>>> {
+        let read = |path: &PathBuf| {
+            let read = || Ok(Arc::new(read_answers(path, self)?));
+            get_or_read(&self.answers, read).cloned()
+        };
+        self.stored_answers.as_ref().map(read).transpose()
     }
 
     /// Loads a draft model. Checks that it has the target's tokenizer, and that its context is at

@@ -18,13 +18,13 @@ use burn::tensor::Device;
 use draftsmith_model::{CausalLm, WeightDtype};
 use draftsmith_recipe::{Interrupted, PromptChoice, Recipe, Watch, Workspace, read_sources};
 use draftsmith_served::Secret;
-use draftsmith_theory::Recordings;
+use draftsmith_theory::{FixedLengthConfig, LookupFirst, Recordings};
 use draftsmith_tune::recorder::{StatesText, known_states};
 use draftsmith_tune::served_states::{StatesServer, served_layers};
 use rayon::prelude::*;
 use serde::Serialize;
 
-use self::counts::{Expected, ReadingFit, causes, scale_of};
+use self::counts::{Expected, LEAST_SCALE, ReadingFit, causes, scale_of};
 use self::expected::{Along, Expecting, replayed};
 use self::measured::{CountedAnswer, ask_each};
 pub use self::misreadings::Misreading;
@@ -39,6 +39,9 @@ const OTHER_MODEL: f64 = 0.5;
 const ROUNDED: f64 = 0.005;
 /// The share of other tokens that the drafter proposed from which on the server accepted them wrongly.
 const PROPOSED: f64 = 0.8;
+
+/// The difference in accepted candidates per round that tells readings apart.
+const APART: f64 = 0.1;
 
 /// What to explain.
 pub struct ExplainSettings {
@@ -284,6 +287,7 @@ struct Explaining<'a> {
 /// A misreading with the counts that it would give, and how these fit the server's.
 struct Tried {
     misreading: &'static Misreading,
+    recordings: Recordings,
     expected: Vec<Expected>,
     fit: ReadingFit,
 }
@@ -353,8 +357,13 @@ impl Explaining<'_> {
             let most = self.sizes.most;
             format!("The server drafts {most} candidates per round, and not {asked}: check its flag and its log.")
         }));
-        if explanation == Explanation::AsTrained {
-            notes.extend(weakness(&positions));
+        if explanation == Explanation::AsTrained
+            && let Some(weakness) = weakness(&positions)
+        {
+            notes.extend([weakness, self.by_length(&trained), self.look_ups(&recordings)?]);
+        }
+        if let [one, other, ..] = named[..] {
+            notes.push(self.told_apart(one, other)?);
         }
         notes.extend(self.findings.clone());
         Ok(Explained {
@@ -376,16 +385,84 @@ impl Explaining<'_> {
     }
 
     /// Computes what a reading would have had accepted; `None` if it reads states that are not known.
-    fn expected(&self, reading: &DrafterReading, seed: u64) -> Result<Option<Vec<Expected>>> {
+    fn expected(
+        &self,
+        reading: &DrafterReading,
+        seed: u64,
+    ) -> Result<Option<(Recordings, Vec<Expected>)>> {
         let recordings = self.expecting.recordings(reading, seed)?;
-        recordings.map(|recordings| self.sizes.expected(&recordings)).transpose()
+        let of = |recordings: Recordings| {
+            let expected = self.sizes.expected(&recordings)?;
+            Ok((recordings, expected))
+        };
+        recordings.map(of).transpose()
+    }
+
+    /// Says what would tell two readings apart that predict the same: another number of candidates, or
+    /// longer or shorter texts.
+    fn told_apart(&self, one: &Tried, other: &Tried) -> Result<String> {
+        let accepted = |it: &Tried, num: usize| {
+            anyhow::Ok(per_round(replayed(&it.recordings, num)?.iter().map(|it| it.within)))
+        };
+        let at = |num: usize| anyhow::Ok((num, [accepted(one, num)?, accepted(other, num)?]));
+        let all = (1..=one.recordings.max_length).map(at).collect::<Result<Vec<_>>>()?;
+        let difference = |(_, [one, other]): &(usize, [f64; 2])| (one - other).abs();
+        let best = all.into_iter().max_by(|a, b| difference(a).total_cmp(&difference(b)));
+        if let Some(best) = best.filter(|it| it.0 != self.sizes.most && difference(it) >= APART) {
+            let (num, [one, other]) = best;
+            return Ok(format!(
+                "With {num} candidates per round they differ: {one:.2} and {other:.2} accepted."
+            ));
+        }
+        let answers = one.expected.iter().zip(&other.expected);
+        let differences = answers.map(|(one, other)| [one.within, other.within].map(|it| it[0]));
+        let differences: Vec<f64> = differences.map(|[one, other]| (one - other).abs()).collect();
+        let (middle, [short, long]) = self.by_halves(|at| [differences[at], 1.0]);
+        Ok(match short.max(long) >= LEAST_SCALE {
+            true if long > short => format!(
+                "They differ most on long texts: give prompts and answers of more than {middle} tokens."
+            ),
+            true => format!("They differ most on texts of less than {middle} tokens."),
+            false => "On these prompts they accept the same: give more and longer ones.".to_owned(),
+        })
+    }
+
+    /// Sums ratios over the answers with the shorter texts, and over those with the longer ones. Also
+    /// returns the length that divides them.
+    fn by_halves(&self, ratio: impl Fn(usize) -> [f64; 2]) -> (usize, [f64; 2]) {
+        let answers = self.expecting.answers;
+        let len = |at: &usize| answers[*at].prompt_ids.len() + answers[*at].ids.len();
+        let mut order: Vec<usize> = (0..answers.len()).collect();
+        order.sort_by_key(len);
+        let middle = order.len() / 2;
+        let halves = [&order[..middle], &order[middle..]];
+        (len(&order[middle]), halves.map(|half| per_round(half.iter().map(|at| ratio(*at)))))
+    }
+
+    fn by_length(&self, trained: &[Expected]) -> String {
+        let (middle, [short, long]) = self.by_halves(|at| trained[at].within);
+        format!(
+            "It has {short:.2} candidates accepted per round in texts of less than {middle} tokens, and {long:.2} in \
+             longer ones."
+        )
+    }
+
+    /// Says what prompt lookup before the drafter would change.
+    fn look_ups(&self, recordings: &Recordings) -> Result<String> {
+        let num_candidates = self.sizes.most;
+        let after = recordings.after_first_token();
+        let after = after.with_look_ups(LookupFirst::new(2, num_candidates));
+        let rule = FixedLengthConfig { candidate_length: num_candidates }.into();
+        let rounds = after.trace(&rule)?.rounds;
+        let with = per_round(rounds.iter().map(|round| [round.num_accepted as f64, 1.0]));
+        Ok(format!("With prompt lookup before the drafter, {with:.2} would be accepted per round."))
     }
 
     /// Measures the deviation of a server that only rounds.
     fn rounding(&self, trained: &[Expected]) -> Result<f64> {
         let place = tempfile::tempdir().context("cannot make a temporary directory")?;
         let noisy = self.expecting.drafter.with_noise(BF16, place.path())?;
-        let noisy = self.expected(&noisy, 0)?.context("the same states are known")?;
+        let (_, noisy) = self.expected(&noisy, 0)?.context("the same states are known")?;
         Ok(scale_of(trained, &noisy, self.expecting.answers))
     }
 
@@ -400,12 +477,13 @@ impl Explaining<'_> {
             progress.advance(1.0);
             let Some(reading) = reading else { continue };
             match self.expected(&reading, 0) {
-                Ok(Some(expected)) => {
+                Ok(Some((recordings, expected))) => {
                     // Other draws have as much effect on the server's counts as on ours.
                     let again = reading.is_drawn.then(|| self.expected(&reading, 1)).transpose()?;
-                    let drawn = again.flatten().map(|again| scale_of(&expected, &again, answers));
+                    let again = again.flatten().map(|(_, expected)| expected);
+                    let drawn = again.map(|again| scale_of(&expected, &again, answers));
                     let fit = ReadingFit::of(&expected, answers, drawn.unwrap_or(rounding));
-                    tried.push(Tried { misreading, expected, fit });
+                    tried.push(Tried { misreading, recordings, expected, fit });
                 }
                 Err(error) if error.is::<Interrupted>() => return Err(error),
                 Ok(None) | Err(_) => untried.push(format!("`{}`", misreading.name)),

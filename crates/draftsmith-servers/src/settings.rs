@@ -130,7 +130,7 @@ pub struct LoadCell {
     pub speedup: f64,
 }
 
-/// Chooses settings for each recorded drafter and way of decoding, and for llama.cpp's lookup.
+/// Chooses settings for each recorded drafter and way of decoding, and for the server's lookup.
 ///
 /// # Errors
 /// If recordings are missing, or the costs have no number of candidates that was recorded.
@@ -160,7 +160,7 @@ pub fn tune_for_server(
             };
             all.push(tuning.settings(recorded, drafter, &served)?);
             // Lookup reads only the target's responses, which are the same for all drafters.
-            if !has_look_ups && tuning.kind == ServerKind::LlamaCpp {
+            if !has_look_ups {
                 all.extend(tuning.look_ups(recorded, &served)?);
                 has_look_ups = true;
             }
@@ -246,7 +246,7 @@ impl ServerTuning {
         Ok(settings)
     }
 
-    /// Chooses settings for a drafter, or for llama.cpp's lookup if it is faster at the load.
+    /// Chooses settings for a drafter, or for the server's lookup if it is faster at the load.
     ///
     /// # Errors
     /// As [`settings`](Self::settings).
@@ -257,15 +257,13 @@ impl ServerTuning {
         served: &ServedDrafter,
     ) -> Result<ServerSettings> {
         let drafted = self.settings(recorded, drafter, served)?;
-        if self.kind != ServerKind::LlamaCpp {
-            return Ok(drafted);
-        }
         let looked_up = self.look_ups(recorded, served)?;
         Ok(looked_up.filter(|it| it.speedup() > drafted.speedup()).unwrap_or(drafted))
     }
 
-    /// Chooses settings for llama.cpp's lookup. Returns `None` if the costs without speculation do
-    /// not cover rounds with that many rows.
+    /// Chooses settings for llama.cpp's lookup, or for vLLM's suffix decoding if there are stored
+    /// answers. Returns `None` if the server has neither, or the costs without speculation do not cover
+    /// rounds with that many rows.
     ///
     /// # Errors
     /// If the costs do not cover the load.
@@ -281,7 +279,14 @@ impl ServerTuning {
                 .filter(move |most| (num_matched..most_rows).contains(most));
             most.map(move |most| Drafting::look_up(NgramSimple { num_matched, most }))
         };
-        let tried: Vec<Drafting> = LOOK_UP_MATCHES.into_iter().flat_map(of).collect();
+        let tried: Vec<Drafting> = match self.kind {
+            ServerKind::LlamaCpp => LOOK_UP_MATCHES.into_iter().flat_map(of).collect(),
+            ServerKind::Vllm if recorded.chosen_on.answers.is_some() => {
+                let most = LOOK_UP_LENGTHS.into_iter().filter(|most| *most < most_rows);
+                most.map(Drafting::suffix).collect()
+            }
+            _ => Vec::new(),
+        };
         if tried.is_empty() {
             return Ok(None);
         }

@@ -16,6 +16,7 @@ pub mod target_alone;
 pub mod verdict;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -25,7 +26,7 @@ use draftsmith_model::WeightDtype;
 use draftsmith_report::duration_text;
 use draftsmith_served::{Secret, ServerHints, ServerRecipe};
 use draftsmith_theory::{
-    Decoding, DrafterId, Drafting, Estimate, LookupFirst, NgramSimple, setting_text,
+    Decoding, DrafterId, Drafting, Estimate, LookupFirst, NgramSimple, StoredAnswers, setting_text,
 };
 use serde::Serialize;
 use serde_json::json;
@@ -83,6 +84,8 @@ pub struct SurveySettings {
     pub ends: Ends,
     /// A server that runs the target: its URL up to `/v1`, or a file with keys of `[data.server]`.
     pub server: Option<String>,
+    /// A file of stored answers, which look-ups search.
+    pub answers: Option<PathBuf>,
     /// A file with costs; if absent, they are measured.
     pub costs: Option<PathBuf>,
     /// A server for which to choose settings of the draft model or of llama.cpp's lookup.
@@ -146,9 +149,10 @@ impl ServerAdvice {
             SurveyResult::Pair(found) => (found.look_ups, Some(&found.fixed)),
             SurveyResult::Target(found) => (found.look_ups, None),
         };
-        let LookupFirst { min_match: num_matched, most } = look_ups.look_ups;
+        let LookupFirst { answers, min_match: num_matched, most } = look_ups.look_ups;
         // llama.cpp proposes no fewer candidates than it matches tokens.
-        let drafting = Drafting::look_up(NgramSimple { num_matched, most: most.max(num_matched) });
+        let ngram = NgramSimple { num_matched, most: most.max(num_matched) };
+        let drafting = if answers { Drafting::suffix(most) } else { Drafting::look_up(ngram) };
         let mut all = vec![("prompt lookup", drafting, look_ups.speedup, &alone)];
         if let Some((served, fixed)) = served.as_ref().zip(fixed) {
             let length = served.whole_block.unwrap_or(fixed.config.parameter() as usize);
@@ -157,9 +161,13 @@ impl ServerAdvice {
         all.retain(|(.., speedup, _)| speedup.low > 1.0);
         all.sort_by(|one, other| other.2.value.total_cmp(&one.2.value));
         let advice = all.into_iter().map(|(what, drafting, speedup, served)| {
-            let num_known = if drafting.num_matched.is_some() { 2 } else { 3 };
-            let known =
-                [Runtime::LlamaCpp, Runtime::Vllm, Runtime::Sglang].into_iter().take(num_known);
+            let all = [Runtime::LlamaCpp, Runtime::Vllm, Runtime::Sglang];
+            let known = match drafting.num_matched {
+                Some(_) if drafting.is_suffix => &all[1..2],
+                Some(_) => &all[..2],
+                None => &all,
+            };
+            let known = known.iter().copied();
             let flags =
                 |it: Runtime| format!("{}: {}", it.name(), served.flags(it, drafting, is_sampled));
             Self {
@@ -227,9 +235,10 @@ impl Survey {
                 format!("{}, rules = {{ {name} = [{setting}] }} }}", model?)
             }
             Advice::JustLookUp => {
-                let LookupFirst { min_match, most } = verdict.look_ups?;
+                let LookupFirst { answers, min_match, most } = verdict.look_ups?;
+                let searched = if answers { ", searched = \"answers\"" } else { "" };
                 format!(
-                    "drafters.lookup = {{ kind = \"prompt-lookup\", min_match = {min_match}, rules.fixed = [{most}] }}"
+                    "drafters.lookup = {{ kind = \"prompt-lookup\"{searched}, min_match = {min_match}, rules.fixed = [{most}] }}"
                 )
             }
         })
@@ -247,6 +256,8 @@ struct Surveyor<'a> {
     given: Option<&'a GivenCosts>,
     /// The server for which to choose settings, if any.
     tuning: Option<&'a ServerTuning>,
+    /// The stored answers that look-ups search; `None` without any.
+    stored: Option<Arc<StoredAnswers>>,
     /// The target and the drafter, if any, as given by the user.
     recipe: &'a Recipe,
     seed: u64,
@@ -259,7 +270,7 @@ struct Surveyor<'a> {
 /// If a file is broken, a model fails, or there are too few answers.
 pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> Result<Survey> {
     let SurveySettings { decoding, seed, dtype, .. } = *settings;
-    let recipe = recipe_of(settings)?;
+    let recipe = Recipe { answers: settings.answers.clone(), ..recipe_of(settings)? };
     let given = settings.costs.as_deref().map(GivenCosts::read).transpose()?;
     let sources = read_sources(&settings.prompts, &Reading::default())?;
     let server = settings.server.as_deref().map(server_of).transpose()?;
@@ -285,6 +296,7 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
         workspace: &workspace,
         models,
         answers: Vec::new(),
+        stored: workspace.answers()?,
         decoding,
         max_new_tokens: settings.max_new_tokens,
         given: given.as_ref(),
@@ -395,7 +407,7 @@ impl Surveyor<'_> {
     /// Loads the drafter.
     fn drafter(&self) -> Result<LoadedDrafters> {
         let loading = self.recipe.loading(DrafterId::DRAFT, self.workspace);
-        Ok(LoadedDrafters(vec![loading.load()?]))
+        Ok(LoadedDrafters { all: vec![loading.load()?], answers: self.workspace.answers()? })
     }
 
     /// Returns the maximum number of candidates in a round.

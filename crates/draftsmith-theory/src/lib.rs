@@ -101,7 +101,10 @@ pub use error::TheoryError;
 pub use estimate::{Estimate, bootstrap, least_by};
 pub use head_metrics::{HeadMetrics, HeadScores, ReliabilityBin};
 pub use losslessness::{LosslessnessTest, Rounding};
-pub use max_gram::{BigramCounts, Bigrams, LookupFirst, MaxGram, MaxGramConfig, SearchedText};
+pub use max_gram::{
+    BigramCounts, Bigrams, Continuations, LookupFirst, MaxGram, MaxGramConfig, SearchedText,
+    StoredAnswers, SuffixSettings,
+};
 pub use mixing::{acceptance_prob, in_validation, keep_target};
 pub use names::{CostSource, DecodingName, DrafterName, ModelSummary, Road, rule_label};
 pub use proposal::{DrawnFrom, Node, Proposal};

@@ -33,8 +33,8 @@ use std::sync::Arc;
 
 use crate::{
     Counts, DraftLimits, DraftPhase, DrafterId, Forwards, HeadTiming, Oracle, Result, Round,
-    RoundCosts, RoundForwards, StopRule, StopRuleConfig, TheoryError, TimedCounts, Trace,
-    acceptance_prob, trace::RoundCounts,
+    RoundCosts, RoundForwards, StopRule, StopRuleConfig, StoredAnswers, TheoryError, TimedCounts,
+    Trace, acceptance_prob, trace::RoundCounts,
 };
 use look_ups::LookedUp;
 use recorded_steps::RecordedSteps;
@@ -168,6 +168,9 @@ pub struct Recordings {
     pub head: Option<HeadTiming>,
     /// The recorded responses.
     pub responses: Vec<Recording>,
+    /// The stored answers that look-ups search; None without any. They are no part of the files of
+    /// recordings.
+    pub answers: Option<Arc<StoredAnswers>>,
 }
 
 impl Recordings {

@@ -1,6 +1,7 @@
 //! The sessions of a target and its drafters, for decoding plainly or with any drafter.
 
 use std::ops::ControlFlow;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
@@ -13,6 +14,7 @@ use draftsmith_model::WeightDtype;
 use draftsmith_report::{DrafterName, tokens_per_second};
 use draftsmith_theory::{
     Decoding, DrafterId, Draws, Proposal, Recording, SeededDraws, SignalNeeds, StopRule,
+    StoredAnswers,
 };
 
 use draftsmith_recipe::{LoadedDrafter, LoadedDrafters, Pair};
@@ -43,6 +45,7 @@ pub struct Decoders<'m> {
     /// The conditions that end answers.
     pub limits: Limits,
     num_slots: usize,
+    answers: Option<Arc<StoredAnswers>>,
 }
 
 impl<'m> Decoders<'m> {
@@ -70,6 +73,7 @@ impl<'m> Decoders<'m> {
             drafters: Drafters::new(drafters.iter().map(|it| &it.parts), sizes),
             limits: pair.text.limits(max_new_tokens),
             num_slots,
+            answers: drafters.answers.clone(),
         }
     }
 
@@ -92,16 +96,16 @@ impl<'m> Decoders<'m> {
             draws,
         });
         let observe = &mut |_: usize, _: RoundTokens<'_>| ControlFlow::Continue(());
-        let (name, num_slots) = (drafter, self.num_slots);
+        let (name, num_slots, answers) = (drafter, self.num_slots, self.answers.as_ref());
         if let Some(first) = drafter.as_look_ups_alone() {
-            let mut drafter = LookupFirstDraft::new(NoDrafter, first, num_slots);
+            let mut drafter = LookupFirstDraft::new(NoDrafter, (first, answers), num_slots);
             return Ok(decode_many(self.drafters.target(), &mut drafter, requests, observe)?);
         }
         if drafter.id().is_none() {
             return Ok(decode_many(self.drafters.target(), &mut NoDrafter, requests, observe)?);
         }
         let (target, drafter) = drafting(&mut self.drafters, drafter)?;
-        proposing(drafter, name, num_slots, |drafter| {
+        proposing(drafter, (name, answers), num_slots, |drafter| {
             Ok(decode_many(target, drafter, requests, observe)?)
         })
     }
@@ -243,13 +247,13 @@ fn drafting<'a, 'm>(
 }
 
 /// Calls `decode` with the drafter that `name` describes: `drafter` itself, trees of its
-/// candidates, or `drafter` with prompt lookup in front of it.
+/// candidates, or `drafter` with prompt lookup in front of it, which searches `answers`.
 ///
 /// # Errors
 /// If trees are requested from a drafter without a model, or `decode` fails.
 pub fn proposing<'m, R>(
     drafter: &mut (dyn ModelDrafter<'m> + 'm),
-    name: DrafterName,
+    (name, answers): (DrafterName, Option<&Arc<StoredAnswers>>),
     num_slots: usize,
     decode: impl FnOnce(&mut dyn Drafter<ModelSession<'m>>) -> Result<R>,
 ) -> Result<R> {
@@ -259,7 +263,7 @@ pub fn proposing<'m, R>(
             decode(&mut TreeDraft::new(drafter.by_steps().context(NO_TREE)?, shape))
         }
         DrafterName::After(first, _) => {
-            decode(&mut LookupFirstDraft::new(drafter, first, num_slots))
+            decode(&mut LookupFirstDraft::new(drafter, (first, answers), num_slots))
         }
     }
 }

@@ -330,6 +330,7 @@ pub(crate) mod tests {
             eos_token_ids: vec![0],
             head: None,
             responses: (0..num_responses).map(response).collect(),
+            answers: None,
         }
     }
 

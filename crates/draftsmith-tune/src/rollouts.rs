@@ -80,6 +80,7 @@ impl RecordedSet {
                 .into_iter()
                 .map(|response| response.with_forwards(provenance.forwards))
                 .collect(),
+            answers: None,
         };
         Ok(Self { ids, recordings })
     }

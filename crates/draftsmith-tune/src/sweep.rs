@@ -122,7 +122,7 @@ fn best_with_look_ups(
     costs: &Costs,
     alone: &RuleChoice,
 ) -> Result<RuleChoice> {
-    let first = best_look_ups(|first| {
+    let first = best_look_ups(recordings, |first| {
         let behind = RuleChoice { lookup_first: Some(first), ..alone.clone() };
         Ok(seconds_per_token(&behind.replay(recordings, costs)?))
     })?;
@@ -136,17 +136,25 @@ fn best_with_look_ups(
 /// # Errors
 /// If nothing was recorded.
 pub fn best_look_ups_alone(recordings: &Recordings, costs: &Costs) -> Result<LookupFirst> {
-    best_look_ups(|first| Ok(seconds_per_token(&recordings.replay_look_ups(first, &costs.rounds))))
+    best_look_ups(recordings, |first| {
+        Ok(seconds_per_token(&recordings.replay_look_ups(first, &costs.rounds)))
+    })
 }
 
-/// Tries all settings of prompt lookup, and returns the one with the fewest seconds per token.
+/// Tries all settings of prompt lookup, also those that search stored answers if there are any, and
+/// returns the one with the fewest seconds per token.
 fn best_look_ups(
+    recordings: &Recordings,
     seconds_per_token: impl Fn(LookupFirst) -> Result<f64> + Sync,
 ) -> Result<LookupFirst> {
     let firsts = MIN_MATCHES.into_iter().flat_map(|min_match| {
-        LOOKUP_LENGTHS.into_iter().map(move |most| LookupFirst { min_match, most })
+        LOOKUP_LENGTHS.into_iter().map(move |most| LookupFirst::new(min_match, most))
     });
-    let firsts: Vec<LookupFirst> = firsts.collect();
+    let in_answers = recordings
+        .answers
+        .iter()
+        .flat_map(|_| firsts.clone().map(|first| LookupFirst { answers: true, ..first }));
+    let firsts: Vec<LookupFirst> = firsts.clone().chain(in_answers).collect();
     let tried = firsts.into_par_iter().map(|first| anyhow::Ok((first, seconds_per_token(first)?)));
     let tried: Vec<(LookupFirst, f64)> = tried.collect::<Result<_>>()?;
     let (first, _) = least_by(tried, |(_, seconds)| *seconds).context("several are tried")?;

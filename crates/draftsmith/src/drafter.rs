@@ -15,7 +15,7 @@ use draftsmith_recipe::{
 };
 use draftsmith_report::{DecodingName, Road};
 use draftsmith_theory::{
-    Decoding, DrafterId, HeadTiming, LookupFirst, MaxGramConfig, StopRuleConfig,
+    Decoding, DrafterId, HeadTiming, LookupFirst, MaxGramConfig, StopRuleConfig, StoredAnswers,
 };
 use serde::Serialize;
 
@@ -28,12 +28,13 @@ pub struct Drafter {
     /// The draft model, if it is already loaded.
     model: Option<Model>,
     lookup_first: Option<LookupFirst>,
+    answers: Option<PathBuf>,
 }
 
 impl Drafter {
     /// Creates a drafter from the settings of its kind.
     pub fn of_kind(kind: Kind) -> Self {
-        Self { drafter: DrafterRecipe::new(kind), model: None, lookup_first: None }
+        Self { drafter: DrafterRecipe::new(kind), model: None, lookup_first: None, answers: None }
     }
 
     /// Creates a custom drafter from your own [`DrafterParts`].
@@ -72,8 +73,13 @@ impl Drafter {
     /// Creates a drafter by prompt lookup (Max-Gram), which proposes the tokens that followed the
     /// same tokens earlier in the text.
     pub fn prompt_lookup(config: MaxGramConfig) -> Self {
-        let MaxGramConfig { searched, min_match } = config;
-        Self::of_kind(Arc::new(PromptLookupKind { searched, min_match, bigrams: None }))
+        Self::of_kind(Arc::new(PromptLookupKind::from(config)))
+    }
+
+    /// Adds a file of `draftsmith build-datastore`, with answers that look-ups search.
+    #[must_use]
+    pub fn with_answers(self, path: impl Into<PathBuf>) -> Self {
+        Self { answers: Some(path.into()), ..self }
     }
 
     /// Adds the acceptance head in a directory to the drafter.
@@ -91,7 +97,7 @@ impl Drafter {
 
     /// Loads what the drafter needs to draft for `target`.
     pub(crate) fn load(self, target: &Model) -> Result<OpenedDrafter> {
-        let Self { drafter, model, lookup_first } = self;
+        let Self { drafter, model, lookup_first, answers } = self;
         let kind = drafter.kind.clone();
         if let (Some(Origin::Path(dir)), true) = (&drafter.head, kind.role() != Role::Steps) {
             return Err(Error::HeadOfLookup(dir.path.clone()));
@@ -109,8 +115,9 @@ impl Drafter {
             TextTokenizer::check_shared(target.tokenizer(), draft.tokenizer())?;
         }
         let draft = model.as_ref().map(|draft| (id, draft.dir(), draft.network()));
-        let workspace =
+        let mut workspace =
             Workspace::of_models((target.dir(), target.network()), draft, target.chat_template());
+        workspace.stored_answers = answers;
         let most = drafter.max_candidate_length.unwrap_or(kind.max_candidate_length());
         let drafters = DrafterRecipes::one(id, drafter);
         let home = PathBuf::new();
@@ -125,6 +132,7 @@ impl Drafter {
             own_rule: [DecodingName::Greedy, DecodingName::Sampled].map(|it| kind.own_rule(it)),
             head,
             lookup_first,
+            answers: workspace.answers()?,
             tuned: tuned.unwrap_or_default(),
         })
     }
@@ -143,6 +151,7 @@ pub(crate) struct OpenedDrafter {
     /// The moment at which the acceptance head predicts; `None` without a head.
     pub(crate) head: Option<HeadTiming>,
     pub(crate) lookup_first: Option<LookupFirst>,
+    pub(crate) answers: Option<Arc<StoredAnswers>>,
     tuned: Tuned,
 }
 

@@ -305,7 +305,10 @@ impl Running<'_> {
                 draws,
             });
             let num_slots = prompts.len();
-            match first.map(|first| LookupFirstDraft::new(&mut *drafter, first, num_slots)) {
+            let before = first.map(|first| {
+                LookupFirstDraft::new(&mut *drafter, (first, loaded.answers.as_ref()), num_slots)
+            });
+            match before {
                 Some(mut drafter) => decoded(target, &mut drafter, requests, num_kept, observe),
                 None => decoded(target, drafter, requests, num_kept, observe),
             }

@@ -93,6 +93,7 @@ impl Generator {
             eos_token_ids: self.limits.eos_token_ids.clone(),
             head: drafter.head,
             responses,
+            answers: drafter.answers.clone(),
         })
     }
 }

@@ -107,6 +107,7 @@ fn recordings() -> Recordings {
         eos_token_ids: Vec::new(),
         head: Some(HeadTiming::AfterRead),
         responses,
+        answers: None,
     }
 }
 

@@ -86,6 +86,8 @@ const HEADINGS: [(&str, &[CommandHelp]); 6] = [
             .after(BUILD_DATA),
             CommandHelp::new("train-bigram", "draftsmith train-bigram recipes/tiny.toml")
                 .after(BUILD_DATA),
+            CommandHelp::new("build-datastore", "draftsmith build-datastore recipes/tiny.toml")
+                .after(BUILD_DATA),
         ],
     ),
     (

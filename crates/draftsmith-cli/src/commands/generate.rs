@@ -6,6 +6,7 @@ mod printer;
 mod rule;
 mod show;
 
+use std::sync::Arc;
 use std::time::Instant;
 
 use anyhow::{Context, Result, anyhow};
@@ -13,7 +14,7 @@ use draftsmith_data::Message;
 use draftsmith_decode::{
     Drafters, Finish, Generation, Request, RoundTokens, Sizes, decode_plain, decode_speculative,
 };
-use draftsmith_theory::{DrafterId, Round, SeededDraws, StopRuleConfig};
+use draftsmith_theory::{DrafterId, Round, SeededDraws, StopRuleConfig, StoredAnswers};
 use serde::Serialize;
 
 use self::arguments::{check_flags, recipe_of};
@@ -103,7 +104,9 @@ pub(crate) fn run(arguments: &GenerateArguments, job: DeviceJob<'_>) -> Result<(
     let is_marked = arguments.show && is_speculative;
     let stream = pair.text.tokenizer.text_stream(true);
     let mut printer = Printer { console, stream, is_marked, failure: None };
-    let (generation, seconds) = decode(pair, loaded.as_ref(), request, name, &mut printer)?;
+    let name_and_answers = (name, workspace.answers()?);
+    let (generation, seconds) =
+        decode(pair, loaded.as_ref(), request, name_and_answers, &mut printer)?;
     printer.finish()?;
     console.document(&GeneratedText {
         prompt_ids: &prompt_ids,
@@ -135,7 +138,7 @@ fn decode(
     pair: &Pair,
     drafter: Option<&LoadedDrafter>,
     request: Request<'_>,
-    name: DrafterName,
+    (name, answers): (DrafterName, Option<Arc<StoredAnswers>>),
     printer: &mut Printer<'_>,
 ) -> Result<(Generation, f64)> {
     let (prompt, decoding, limits) = (request.prompt, request.decoding, request.limits);
@@ -151,7 +154,7 @@ fn decode(
         return Ok((plain, begun.elapsed().as_secs_f64()));
     };
     let (target, drafter) = drafters.drafting(loaded.id()).context("the drafter was built")?;
-    let generation = proposing(drafter, name, 1, |drafter| {
+    let generation = proposing(drafter, (name, answers.as_ref()), 1, |drafter| {
         Ok(decode_speculative(target, drafter, request, &mut observe)?)
     })?;
     Ok((generation, begun.elapsed().as_secs_f64()))

@@ -44,6 +44,9 @@ pub(crate) struct SurveyArguments {
     /// A server that answers for the target, or a file with keys of `[data.server]`; needs `--costs`.
     #[arg(long, value_name = "URL", requires = "draft", requires = "costs")]
     server: Option<String>,
+    /// Earlier answers that look-ups search, from `build-datastore`.
+    #[arg(long, value_name = "FILE")]
+    answers: Option<PathBuf>,
     /// Times of forwards where you serve, as keys of `[tune.costs]`; measured if absent.
     #[arg(long, value_name = "TOML")]
     costs: Option<PathBuf>,
@@ -91,6 +94,7 @@ impl SurveyArguments {
             decoding: self.decoding.decoding()?,
             ends: self.ends.ends(),
             server: self.server.clone(),
+            answers: self.answers.clone(),
             costs: self.costs.clone(),
             chat_template: self.chat_template.clone(),
             seed,

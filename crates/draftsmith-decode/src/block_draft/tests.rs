@@ -321,7 +321,7 @@ fn sequences_side_by_side_and_look_ups_before_it_change_no_token() {
                 }
                 true => {
                     let first = "2x3".parse().expect("look-ups");
-                    let mut drafter = LookupFirstDraft::new(drafter, first, 3);
+                    let mut drafter = LookupFirstDraft::new(drafter, (first, None), 3);
                     decode_many(&mut target, &mut drafter, requests, observe)
                 }
             };
@@ -365,6 +365,7 @@ fn replay_has_the_counts_of_decoding_under_every_rule() {
             eos_token_ids: vec![1],
             head: Some(HeadTiming::BeforeDraw),
             responses,
+            answers: None,
         };
         let longest = recordings.responses.iter().flat_map(|it| &*it.places);
         let longest = longest.filter_map(|place| place.rollout.as_ref().map(Vec::len)).max();

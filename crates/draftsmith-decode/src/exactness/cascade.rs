@@ -70,7 +70,8 @@ fn cascade<T: Target>(
     lenience: Lenience,
     rules: &[Option<StopRuleConfig>],
 ) -> Cascade<'static, T> {
-    let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, super::tables::NUM_SLOTS);
+    let lookup =
+        MaxGramDraft::new(MaxGramConfig::default(), (None, None), super::tables::NUM_SLOTS);
     let lookup = (lengths.len() > models.len()).then(|| Box::new(lookup) as Box<dyn LookUp<_>>);
     let config = CascadeConfig { lenience, rules: rules.to_vec(), ..CascadeConfig::new(lengths) };
     Cascade::new(ID, config, models, lookup)

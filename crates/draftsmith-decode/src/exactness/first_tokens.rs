@@ -154,7 +154,7 @@ fn each_sibling_comes_after_the_chain_with_what_is_looked_up_after_it_alone() {
             assert_eq!(nodes[*root].rank, nth);
             assert!((root + 1..end).all(|at| nodes[at].parent == Some(at - 1)));
             if nth > 0 {
-                let mut alone = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
+                let mut alone = MaxGramDraft::new(MaxGramConfig::default(), (None, None), 1);
                 Drafter::begin(&mut alone, &mut (), 0, &prompt).expect("it does not fail");
                 let mut text = [&prompt[..], &[proposed[*root]]].concat();
                 let most = if is_bare { 0 } else { 3 };

@@ -3,6 +3,7 @@
 use draftsmith_theory::{Counts, DrafterId, LookupFirst, StopRule};
 
 use super::many::{assert_each_as_alone, members};
+use super::max_gram::stored;
 use super::tables::{Advanced, Advancing, Asked, Drafting, NUM_SLOTS, StopMap};
 use super::{Case, HEADS, STOPS, assert_same_distribution, rules_with, warped};
 use crate::drafter::NoDrafter;
@@ -10,10 +11,11 @@ use crate::lookup_first::LookupFirstDraft;
 use crate::session::tests::{greedy, greedy_plain};
 
 /// Short and long matches, and look-ups of one candidate and of several.
-const FIRSTS: [&str; 4] = ["1x1", "1x3", "2x2", "3x4"];
+const FIRSTS: [&str; 5] = ["1x1", "1x3", "2x2", "3x4", "answers:1x3"];
 
 fn before<D>(drafter: D, first: &str) -> LookupFirstDraft<D> {
-    LookupFirstDraft::new(drafter, first.parse().expect("one"), NUM_SLOTS)
+    let first = (first.parse().expect("one"), Some(&stored()));
+    LookupFirstDraft::new(drafter, first, NUM_SLOTS)
 }
 
 /// Compares the distribution with the target's, for a table and for a target that its drafter advances.
@@ -121,7 +123,7 @@ fn greedy_output_is_plain_greedy_output_and_both_drafters_propose() {
 fn a_looked_up_round_has_one_drafter_and_ignores_the_stop_rule() {
     let case = Case::new(3, 3, None, 2400);
     let first: LookupFirst = "2x4".parse().expect("one");
-    let draft = LookupFirstDraft::new(Drafting::from(&case.draft), first, NUM_SLOTS);
+    let draft = LookupFirstDraft::new(Drafting::from(&case.draft), (first, None), NUM_SLOTS);
     // The rule allows one candidate; the look-up proposes two.
     let rule = &mut StopMap::new(3, 1, 0b111);
     let found =

@@ -1,9 +1,12 @@
 //! Max-Gram, whose candidates have draft probability 1, preserves the target's distribution.
 
+use std::convert::Infallible;
 use std::ops::ControlFlow;
+use std::sync::Arc;
 
 use draftsmith_theory::{
     Bigrams, Decoding, MaxGramConfig, SearchedText, SeededDraws, StopRule, StopRuleConfig,
+    StoredAnswers, SuffixSettings,
 };
 
 use super::tables::{Asked, StopMap};
@@ -12,9 +15,24 @@ use crate::decode::{decode_plain, decode_speculative};
 use crate::max_gram::MaxGramDraft;
 use crate::sequence::Request;
 
-fn configs() -> [MaxGramConfig; 3] {
-    [(SearchedText::Sequence, 1), (SearchedText::Sequence, 2), (SearchedText::Prompt, 1)]
-        .map(|(searched, min_match)| MaxGramConfig { searched, min_match })
+fn configs() -> [MaxGramConfig; 5] {
+    [
+        (SearchedText::Sequence, 1, false),
+        (SearchedText::Sequence, 2, false),
+        (SearchedText::Prompt, 1, false),
+        (SearchedText::Answers, 1, false),
+        (SearchedText::Answers, 1, true),
+    ]
+    .map(|(searched, min_match, tree)| {
+        let suffix = SuffixSettings { factor: 3.0, tree, ..SuffixSettings::default() };
+        MaxGramConfig { searched, min_match, suffix }
+    })
+}
+
+/// Returns stored answers over two tokens, after which several others follow.
+pub(super) fn stored() -> Arc<StoredAnswers> {
+    let answers: [&[u32]; 3] = [&[0, 0, 1, 1, 0], &[1, 0, 1, 0, 0, 1], &[0, 1, 1, 1]];
+    Arc::new(StoredAnswers::build(answers, |_| Ok::<_, Infallible>(())).expect("it is small"))
 }
 
 /// Returns a table of bigrams for a vocabulary of two or three tokens.
@@ -26,12 +44,12 @@ fn bigrams(vocab_size: usize) -> Bigrams {
 fn every_stop_map_leaves_the_targets_distribution() {
     for (vocab_size, max_new_tokens) in [(2, 5), (3, 4)] {
         let bigrams = bigrams(vocab_size);
-        for (config, eos) in configs().into_iter().zip([None, Some(1), None]) {
+        for (config, eos) in configs().into_iter().zip([None, Some(1), None, Some(1), None]) {
             for table in [None, Some(&bigrams)] {
                 let case = Case::new(vocab_size, max_new_tokens, eos, 1500);
                 let (expected, depth) =
                     (case.target_distribution(), 2 + usize::from(vocab_size == 2));
-                let drafter = MaxGramDraft::new(config, table, 1);
+                let drafter = MaxGramDraft::new(config, (table, Some(stored())), 1);
                 for bits in 0..1_u64 << StopMap::num_prefixes(vocab_size, depth) {
                     for asked in [
                         Asked::AfterDraw,
@@ -56,7 +74,7 @@ fn warped_distributions_and_stop_strings_stay_exact() {
     for case in warped.into_iter().chain(stopping) {
         let expected = case.target_distribution();
         for config in configs() {
-            let drafter = MaxGramDraft::new(config, None, 1);
+            let drafter = MaxGramDraft::new(config, (None, Some(stored())), 1);
             let rule = || -> Box<dyn StopRule> { Box::new(StopMap::new(3, 3, 0)) };
             let found = case.output_distribution(&case.target, &drafter, &rule);
             assert_same_distribution(&found, &expected);
@@ -105,7 +123,7 @@ fn greedy_output_is_plain_greedy_output_and_some_candidates_are_accepted() {
             for rule in rules(4).iter().filter(|rule| rule.needs().is_nothing()) {
                 for config in configs() {
                     for table in [None, Some(&bigrams(3))] {
-                        let drafter = MaxGramDraft::new(config, table, 1);
+                        let drafter = MaxGramDraft::new(config, (table, Some(stored())), 1);
                         let [_, counts] = greedy(&case, &[0, 1, 0, 1], &drafter, rule);
                         num_drafted += counts[0];
                         num_accepted += counts[1];
@@ -125,7 +143,7 @@ fn a_rule_that_reads_probabilities_is_refused() {
     let mut rule = rule.expect("it is among them").init().expect("valid");
     let refused = decode_speculative(
         &mut case.target.clone(),
-        &mut MaxGramDraft::new(MaxGramConfig::default(), None, 1),
+        &mut MaxGramDraft::new(MaxGramConfig::default(), (None, None), 1),
         Request {
             prompt: &[0],
             decoding: Decoding::GREEDY,

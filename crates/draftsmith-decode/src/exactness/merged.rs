@@ -13,7 +13,7 @@ use crate::target::Target;
 
 /// Builds a drafter that merges the chains of `models` and of look-ups into one tree.
 fn merged<T: Target>(models: Vec<Box<dyn StepDrafter<T>>>) -> MergedDraft<'static, T> {
-    MergedDraft::new(models, Some(LookupFirst { min_match: 1, most: 2 }), NUM_SLOTS)
+    MergedDraft::new(models, (Some(LookupFirst::new(1, 2)), None), NUM_SLOTS)
 }
 
 fn small(case: &Case) -> Table {

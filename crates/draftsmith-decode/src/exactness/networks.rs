@@ -19,11 +19,13 @@ use draftsmith_model::{
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, DrafterId, Draws, FixedLengthConfig,
     HeuristicConfig, Lenience, LookupFirst, MaxGramConfig, RejectionThresholdConfig, Sampling,
-    SeededDraws, StopRule, StopRuleConfig, distribution_of, enumerate,
+    SearchedText, SeededDraws, StopRule, StopRuleConfig, SuffixSettings, distribution_of,
+    enumerate,
 };
 
 use super::assert_same_distribution;
 use super::cascade::{lenient, matrix};
+use super::max_gram::stored;
 use super::tables::{Asked, StopMap};
 use crate::block_draft::BlockDraftParts;
 use crate::cascade::{CascadeConfig, CascadeParts};
@@ -48,6 +50,8 @@ const TREE_ROUNDING: f64 = 1e-6;
 const CAPACITY: usize = 48;
 const WIDTH: usize = 8;
 const LOOKUP: &str = "look";
+/// A look-up that searches stored answers.
+const ANSWERS: &str = "answers";
 const BRANCHING: DrafterId = DrafterId::named("branching");
 const MERGED: DrafterId = DrafterId::named("merged");
 /// Draft models whose matrices have fewer and more rows than the target's.
@@ -216,7 +220,8 @@ impl Networks {
             named("other", other),
             named("block", own_block),
             named("dflash", dflash),
-            named(LOOKUP, LookUpParts { config: MaxGramConfig::default(), bigrams: None }),
+            named(LOOKUP, look_up(SearchedText::Sequence)),
+            named(ANSWERS, look_up(SearchedText::Answers)),
         ];
         Self { target, drafters }
     }
@@ -250,7 +255,7 @@ impl Networks {
     }
 
     fn merged(&self, names: &[&str], lookup: Option<LookupFirst>) -> NamedParts {
-        named("merged", MergedParts { drafters: self.of(names), lookup })
+        named("merged", MergedParts { drafters: self.of(names), lookup, answers: Some(stored()) })
     }
 
     fn session(&self) -> ModelSession<'_> {
@@ -309,7 +314,8 @@ fn decode<'m>(
             run(&mut TreeDraft::new(drafter, shape.parse().expect("a shape")))
         }
         Around::LookUps(first) => {
-            run(&mut LookupFirstDraft::new(drafter, first.parse().expect("look-ups"), 1))
+            let first = (first.parse().expect("look-ups"), Some(&stored()));
+            run(&mut LookupFirstDraft::new(drafter, first, 1))
         }
     }
 }
@@ -357,6 +363,11 @@ fn for_texts(networks: &Networks, mut check: impl FnMut((Text<'_>, &BTreeMap<Vec
     }
 }
 
+fn look_up(searched: SearchedText) -> LookUpParts {
+    let config = MaxGramConfig { searched, ..MaxGramConfig::default() };
+    LookUpParts { config, bigrams: None, answers: Some(stored()) }
+}
+
 /// Builds cascades and merged trees with each kind of drafter in each place.
 fn composites(networks: &Networks) -> Vec<NamedParts> {
     let mut all = Vec::new();
@@ -383,14 +394,18 @@ fn composites(networks: &Networks) -> Vec<NamedParts> {
         }
         all.push(networks.branching_cascade(pair, [[1, 1], [0, 1]]));
     }
-    for three in [["adapter", "eagle", LOOKUP], ["eagle", "model", LOOKUP]] {
+    for three in [["adapter", "eagle", LOOKUP], ["eagle", "model", ANSWERS]] {
         for lengths in [[[1, 1, 1], [0, 1, 1], [0, 0, 1]], [[2, 0, 0], [0, 1, 0], [0, 0, 2]]] {
             all.push(networks.plain_cascade(three, lengths));
         }
         all.push(networks.branching_cascade(three, [[1, 1, 1], [0, 1, 1], [0, 0, 1]]));
     }
-    let lookup = Some(LookupFirst { min_match: 1, most: 2 });
-    all.push(networks.merged(&["adapter", "eagle"], lookup));
+    let lookup = Some(LookupFirst::new(1, 2));
+    let in_answers = lookup.map(|first| LookupFirst { answers: true, ..first });
+    all.push(networks.merged(&["adapter", "eagle"], in_answers));
+    let LookUpParts { mut config, .. } = look_up(SearchedText::Answers);
+    config.suffix = SuffixSettings { tree: true, factor: 4.0, ..config.suffix };
+    all.push(named("branches", LookUpParts { config, ..look_up(SearchedText::Answers) }));
     all.push(networks.merged(&["model", "eagle"], lookup));
     all.push(networks.merged(&["eagle", "other"], None));
     all.push(networks.merged(&["adapter", "block"], lookup));
@@ -449,6 +464,7 @@ fn networks_of_every_kind_alone_in_trees_and_after_look_ups_leave_the_targets_di
                 Around::Tree("2x1x9"),
                 Around::Tree("2x2x3-drawn"),
                 Around::LookUps("1x2"),
+                Around::LookUps("answers:1x2"),
             ] {
                 for bits in [0, 0b011, 0b110] {
                     for asked in [Asked::AfterDraw, Asked::BeforeDraw, every_second] {
@@ -469,7 +485,7 @@ fn models_with_other_padding_leave_the_targets_distribution_and_draft_only_its_t
         let networks = &Networks::new(seed, 3, &HeadReads::new(form, &[HeadInput::Entropy]));
         let mut composites = Vec::new();
         for model in PADDED {
-            for pair in [["eagle", model], [model, "adapter"], [model, LOOKUP]] {
+            for pair in [["eagle", model], [model, "adapter"], [model, LOOKUP], [model, ANSWERS]] {
                 composites.push(networks.plain_cascade(pair, [[1, 1], [0, 2]]));
                 composites.push(networks.branching_cascade(pair, [[1, 1], [0, 1]]));
             }
@@ -582,7 +598,7 @@ fn conversations_of_every_drafter_go_on_with_the_targets_greedy_output() {
     let networks = &Networks::new(30, 5, &HeadReads::default());
     let limits = &Limits::new(7, vec![1]);
     let unused = || SeededDraws::new(0, &["unused"]);
-    let alone = networks.of(&[&STEPPING[..], &[LOOKUP]].concat());
+    let alone = networks.of(&[&STEPPING[..], &[LOOKUP, ANSWERS]].concat());
     for named in alone.into_iter().chain(composites(networks)) {
         let mut drafters = networks.built(&named, 1);
         let (mut so_far, mut num_kept) = (Vec::new(), 0);

@@ -9,6 +9,7 @@ use draftsmith_theory::{
     StopRule, distribution_of, enumerate,
 };
 
+use super::max_gram::stored;
 use super::tables::{Advanced, Advancing, Drafting, Table};
 use super::{Case, HEADS, STOPS, assert_same_distribution, penalised, rules_with};
 use crate::decode::{decode_plain, decode_speculative};
@@ -94,6 +95,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
             eos_token_ids: limits.eos_token_ids.clone(),
             head: Some(self.head),
             responses: vec![recording],
+            answers: Some(stored()),
         };
         (plain.token_ids, recordings)
     }
@@ -105,7 +107,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
         rule: &mut dyn StopRule,
         draws: &mut dyn Draws,
     ) -> (Vec<u32>, Counts) {
-        let mut drafter = LookupFirstDraft::new(self.drafter.clone(), first, 1);
+        let mut drafter = LookupFirstDraft::new(self.drafter.clone(), (first, Some(&stored())), 1);
         self.decode_with(&mut drafter, rule, draws)
     }
 
@@ -175,7 +177,7 @@ impl<T: Target + Clone, D: StepDrafter<T> + Clone + 'static> Models<'_, T, D> {
 
 /// Iterates over settings of look-ups before the drafter.
 fn firsts() -> impl Iterator<Item = LookupFirst> {
-    ["1x2", "2x3"].into_iter().map(|first| first.parse().expect("one"))
+    ["1x2", "2x3", "answers:1x2"].into_iter().map(|first| first.parse().expect("one"))
 }
 
 fn go_on(_: RoundTokens<'_>) -> ControlFlow<()> {

@@ -167,6 +167,7 @@ fn replay_has_the_counts_of_decoding_with_a_head_of_any_form() {
             eos_token_ids: limits.eos_token_ids.clone(),
             head: Some(timing),
             responses: vec![recording],
+            answers: None,
         };
         let places = &recordings.responses[0].places;
         let num_rejected = places.iter().filter(|place| place.rollout.is_some()).count();

@@ -295,7 +295,7 @@ fn every_step_inside_a_cascade_equals_a_fresh_pass_and_greedy_output_is_the_targ
             let (mut target, drafter) = models.session(1);
             let compared = Compared { models, drafter, num_compared: 0 };
             let lengths = lengths.map(|row| row.to_vec()).to_vec();
-            let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
+            let lookup = MaxGramDraft::new(MaxGramConfig::default(), (None, None), 1);
             let id = DrafterId::named("cascade");
             let config = CascadeConfig::new(lengths);
             let mut cascade =
@@ -364,7 +364,7 @@ fn sequences_side_by_side_and_look_ups_before_it_change_no_token() {
             }
             true => {
                 let first = "2x3".parse().expect("look-ups");
-                let mut drafter = LookupFirstDraft::new(drafter, first, 3);
+                let mut drafter = LookupFirstDraft::new(drafter, (first, None), 3);
                 decode_many(&mut target, &mut drafter, requests, observe)
             }
         };

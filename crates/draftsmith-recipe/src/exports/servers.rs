@@ -6,7 +6,7 @@
 use std::path::{Path, absolute};
 
 use draftsmith_model::{DrafterDir, Eagle3Config};
-use draftsmith_theory::{Drafting, HeadTiming};
+use draftsmith_theory::{Drafting, HeadTiming, SuffixSettings};
 use serde_json::{Value, json};
 
 /// One drafter method's names and peculiarities in each server.
@@ -155,6 +155,15 @@ pub struct ServedDrafter {
     pub window: Option<usize>,
 }
 
+/// Returns vLLM's speculative config for suffix decoding with up to this number of candidates.
+pub fn suffix_config(num_candidates: usize) -> Value {
+    let SuffixSettings { depth, min_prob, factor, .. } = SuffixSettings::default();
+    json!({
+        "method": "suffix", "num_speculative_tokens": num_candidates, "suffix_decoding_max_tree_depth": depth,
+        "suffix_decoding_min_token_prob": min_prob, "suffix_decoding_max_spec_factor": factor,
+    })
+}
+
 impl ServedDrafter {
     /// Names a target without a drafter, for prompt lookup.
     pub fn of_target(target: &Path) -> Self {
@@ -165,7 +174,7 @@ impl ServedDrafter {
 
     /// Returns llama.cpp's flags for a setting, for greedy or sampled decoding.
     pub fn llama_cpp_flags(&self, drafting: Drafting, is_sampled: bool) -> String {
-        let Drafting { num_candidates, least_prob, num_matched } = drafting;
+        let Drafting { num_candidates, least_prob, num_matched, .. } = drafting;
         if let Some(num_matched) = num_matched {
             return format!(
                 "--spec-type ngram-simple --spec-ngram-simple-size-n {num_matched} --spec-ngram-simple-size-m \
@@ -227,6 +236,7 @@ impl ServedDrafter {
             Runtime::LlamaCpp => self.llama_cpp_flags(drafting, is_sampled),
             Runtime::Vllm => {
                 let config = match drafting.num_matched {
+                    Some(_) if drafting.is_suffix => suffix_config(num_candidates),
                     // vLLM tries the longest match first.
                     Some(least) => json!({
                         "method": "ngram", "num_speculative_tokens": num_candidates,

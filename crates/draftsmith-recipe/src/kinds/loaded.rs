@@ -6,7 +6,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, bail};
 use draftsmith_decode::{DrafterParts, NamedParts};
 use draftsmith_model::{CausalLm, DrafterDir};
-use draftsmith_theory::{DrafterId, DrafterName, HeadTiming, ModelSummary};
+use draftsmith_theory::{DrafterId, DrafterName, HeadTiming, ModelSummary, StoredAnswers};
 
 use super::{DrafterRecipe, DrafterRecipes, names_text};
 use crate::exports::{HEAD, HeadExport, describe_head, found_adapter_head};
@@ -173,17 +173,23 @@ impl<'a> Loading<'a> {
 
 /// The loaded drafters of a recipe, in its order.
 #[derive(Default)]
-pub struct LoadedDrafters(pub Vec<LoadedDrafter>);
+pub struct LoadedDrafters {
+    /// The drafters.
+    pub all: Vec<LoadedDrafter>,
+    /// The stored answers that look-ups before a drafter search; `None` without any.
+    pub answers: Option<Arc<StoredAnswers>>,
+}
 
 impl LoadedDrafters {
     /// Wraps a draft model in memory, with its head, as the only drafter [`DrafterId::DRAFT`].
     pub fn of_model(model: &CausalLm, head: Option<HeadExport>) -> Self {
-        Self(vec![LoadedDrafter::of_model(DrafterId::DRAFT, model, head)])
+        let all = vec![LoadedDrafter::of_model(DrafterId::DRAFT, model, head)];
+        Self { all, answers: None }
     }
 
     /// Iterates over the drafters, in the order of the recipe.
     pub fn iter(&self) -> impl Iterator<Item = &LoadedDrafter> {
-        self.0.iter()
+        self.all.iter()
     }
 
     /// Returns the drafter with this name.

@@ -62,7 +62,8 @@ impl DrafterKind for MergedKind {
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
         let members = loading.members(&self.drafters)?;
         let drafters = members.iter().map(|it| it.parts.clone()).collect();
-        let parts = MergedParts { drafters, lookup: self.lookup };
+        let answers = loading.workspace.answers()?;
+        let parts = MergedParts { drafters, lookup: self.lookup, answers };
         Ok(LoadedDrafter::of_members(loading.id, parts, members))
     }
 

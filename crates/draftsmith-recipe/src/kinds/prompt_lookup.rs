@@ -1,7 +1,7 @@
-//! The kind `prompt-lookup` (Max-Gram): takes candidates from earlier text of the same sequence,
-//! with an optional bigram table.
+//! The kind `prompt-lookup` (Max-Gram, suffix decoding): takes candidates from earlier text of the same
+//! sequence or from stored answers, with an optional bigram table.
 //!
-//! `train-bigram` writes the table. Token ids depend on the tokenizer, so the file stores a hash of
+//! `train-bigram` writes the table, and `build-datastore` stores answers. Token ids depend on the tokenizer, so the file stores a hash of
 //! its tokenizer, and we reject a table for another tokenizer. We also read the tables that
 //! CS-Drafting's authors publish: JSON lists with the next token of each token id.
 
@@ -13,7 +13,9 @@ use anyhow::{Result, anyhow, bail, ensure};
 use draftsmith_decode::{LookUpParts, NamedParts};
 use draftsmith_files::{parse_json, read_file};
 use draftsmith_model::{read_id_lists, read_metadata, write_id_lists};
-use draftsmith_theory::{Bigrams, MaxGramConfig, Road, SearchedText};
+use draftsmith_theory::{
+    Bigrams, MaxGramConfig, Road, SearchedText, StoredAnswers, SuffixSettings,
+};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{DrafterSize, LoadedDrafter, Loading};
@@ -23,6 +25,8 @@ use crate::workspace::Workspace;
 
 /// The lists in the bigram file: ascending token ids, and the most frequent next token of each.
 const LISTS: [&str; 2] = ["bigram.token", "bigram.next"];
+/// The lists in a file of stored answers: their tokens, each answer followed by 2³² − 1, and the index.
+const ANSWERS: [&str; 2] = ["answers.token", "answers.order"];
 /// The metadata keys of the bigram file: the tokenizer's hash, and the counted texts.
 const TOKENIZER: &str = "tokenizer";
 const COUNTED: &str = "counted";
@@ -42,12 +46,19 @@ pub struct PromptLookupKind {
     /// The path of a bigram table for further candidates where lookup finds none; no table if
     /// absent.
     pub bigrams: Option<PathBuf>,
+    /// How continuations are chosen if stored answers are searched.
+    pub suffix: SuffixSettings,
+}
+
+impl From<MaxGramConfig> for PromptLookupKind {
+    fn from(MaxGramConfig { searched, min_match, suffix }: MaxGramConfig) -> Self {
+        Self { searched, min_match, bigrams: None, suffix }
+    }
 }
 
 impl Default for PromptLookupKind {
     fn default() -> Self {
-        let MaxGramConfig { searched, min_match } = MaxGramConfig::default();
-        Self { searched, min_match, bigrams: None }
+        MaxGramConfig::default().into()
     }
 }
 
@@ -57,7 +68,10 @@ impl DrafterKind for PromptLookupKind {
     }
 
     fn text(&self) -> String {
-        "prompt lookup (Max-Gram)".to_owned()
+        match self.searched {
+            SearchedText::Answers => "suffix decoding".to_owned(),
+            SearchedText::Prompt | SearchedText::Sequence => "prompt lookup (Max-Gram)".to_owned(),
+        }
     }
 
     fn road(&self) -> Road {
@@ -65,16 +79,19 @@ impl DrafterKind for PromptLookupKind {
     }
 
     fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
-        let key = format!("{key}.min_match");
-        require(self.min_match > 0, &key, "is 0: a match has at least one token")
+        let of_match = format!("{key}.min_match");
+        require(self.min_match > 0, &of_match, "is 0: a match has at least one token")?;
+        let fault = self.suffix.fault();
+        fault.map_or(Ok(()), |(of, fault)| require(false, &format!("{key}.suffix.{of}"), fault))
     }
 
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
         let Loading { id, workspace, .. } = *loading;
-        let Self { searched, min_match, bigrams } = self;
+        let Self { searched, min_match, bigrams, suffix } = self;
         let bigrams = bigrams.as_deref().map(|path| read_bigrams(path, workspace)).transpose()?;
-        let config = MaxGramConfig { searched: *searched, min_match: *min_match };
-        let parts = NamedParts { id, parts: Arc::new(LookUpParts { config, bigrams }) };
+        let config = MaxGramConfig { searched: *searched, min_match: *min_match, suffix: *suffix };
+        let answers = workspace.answers()?;
+        let parts = NamedParts { id, parts: Arc::new(LookUpParts { config, bigrams, answers }) };
         let sizes = vec![DrafterSize { id, num_read: 0, num_own: 0 }];
         Ok(LoadedDrafter { parts, head: None, dir: None, rule_dir: None, sizes })
     }
@@ -96,12 +113,8 @@ pub fn write_bigrams(
 ) -> Result<()> {
     let known = (0..).zip(bigrams.entries()).filter_map(|(token, next)| Some((token, (*next)?)));
     let (tokens, next): (Vec<u32>, Vec<u32>) = known.unzip();
-    let metadata = [
-        (TOKENIZER, workspace.text.identity(&workspace.models)?.tokenizer.as_str()),
-        (COUNTED, counted),
-    ];
-    let metadata = metadata.map(|(key, value)| (key.to_owned(), value.to_owned()));
-    Ok(write_id_lists(path, &[(LISTS[0], &tokens), (LISTS[1], &next)], &metadata)?)
+    let lists = [(LISTS[0], &tokens[..]), (LISTS[1], &next)];
+    Ok(write_id_lists(path, &lists, &metadata(counted, workspace)?)?)
 }
 
 /// Reads a bigram table for the workspace's tokenizer. A plain list of ids (`.json`) does not
@@ -123,19 +136,7 @@ fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
         let known = next.into_iter().map(|id| Some(id).filter(|id| *id != 0));
         return bigrams_of(path, known.chain(repeat(None)).take(vocab_size).collect());
     }
-    let metadata = read_metadata(path)?;
-    let own = &workspace.text.identity(&workspace.models)?.tokenizer;
-    match metadata.get(TOKENIZER) {
-        Some(hash) if hash == own => {}
-        Some(hash) => bail!(
-            "the bigrams in `{}` were counted with the tokenizer {hash}, the target's is {own}; {hint}",
-            path.display()
-        ),
-        None => bail!(
-            "`{}` is not a table of bigrams: it does not name its tokenizer; {hint}",
-            path.display()
-        ),
-    }
+    check_tokenizer(path, ("bigrams", hint), workspace)?;
     let [tokens, next] = read_id_lists(path, LISTS, vocab_size)?;
     if tokens.len() != next.len() || !tokens.is_sorted_by(|a, b| a < b) {
         bail!(
@@ -146,6 +147,55 @@ fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
     let mut entries = vec![None; vocab_size];
     tokens.iter().zip(next).for_each(|(token, next)| entries[*token as usize] = Some(next));
     bigrams_of(path, entries)
+}
+
+/// Writes stored answers for the workspace's tokenizer; `counted` describes their source.
+///
+/// # Errors
+/// If the file cannot be written, or the tokenizer cannot be read.
+pub fn write_answers(
+    path: &Path,
+    answers: &StoredAnswers,
+    counted: &str,
+    workspace: &Workspace,
+) -> Result<()> {
+    let lists = [(ANSWERS[0], answers.tokens()), (ANSWERS[1], answers.order())];
+    Ok(write_id_lists(path, &lists, &metadata(counted, workspace)?)?)
+}
+
+/// Reads stored answers for the workspace's tokenizer.
+///
+/// # Errors
+/// If the file is missing or invalid, or was built for another tokenizer.
+pub(crate) fn read_answers(path: &Path, workspace: &Workspace) -> Result<StoredAnswers> {
+    let hint = "hint: build them with `draftsmith build-datastore RECIPE`";
+    ensure!(path.is_file(), "there are no stored answers `{}`; {hint}", path.display());
+    check_tokenizer(path, ("stored answers", hint), workspace)?;
+    let vocab_size = workspace.models.vocab_size()?;
+    let [tokens, order] = read_id_lists(path, ANSWERS, 1 << 32)?;
+    StoredAnswers::from_parts(tokens, order, vocab_size).map_err(|fault| {
+        anyhow!("the stored answers `{}` are invalid: {fault}; {hint}", path.display())
+    })
+}
+
+/// Returns the metadata of a file of token ids.
+fn metadata(counted: &str, workspace: &Workspace) -> Result<[(String, String); 2]> {
+    let tokenizer = workspace.text.identity(&workspace.models)?.tokenizer.as_str();
+    let of = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
+    Ok([(TOKENIZER, tokenizer), (COUNTED, counted)].map(of))
+}
+
+/// Checks that a file of token ids was made with the workspace's tokenizer.
+fn check_tokenizer(path: &Path, (what, hint): (&str, &str), workspace: &Workspace) -> Result<()> {
+    let own = &workspace.text.identity(&workspace.models)?.tokenizer;
+    match read_metadata(path)?.get(TOKENIZER) {
+        Some(hash) if hash == own => Ok(()),
+        Some(hash) => bail!(
+            "the {what} in `{}` were made with the tokenizer {hash}, the target's is {own}; {hint}",
+            path.display()
+        ),
+        None => bail!("`{}` has no {what}: it does not name its tokenizer; {hint}", path.display()),
+    }
 }
 
 fn bigrams_of(path: &Path, entries: Vec<Option<u32>>) -> Result<Bigrams> {

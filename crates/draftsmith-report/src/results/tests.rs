@@ -146,10 +146,7 @@ fn drafters_are_strings_and_errors_show_impossible_names() {
         (DrafterName::Of(DrafterId::named("exit12")), "exit12"),
         (tree(DrafterId::DRAFT, "3-2x4x12"), "draft+tree_3-2x4x12"),
         (tree(DrafterId::named("exit2"), "2x1x4-drawn"), "exit2+tree_2x1x4-drawn"),
-        (
-            DrafterName::After(LookupFirst { min_match: 2, most: 4 }, DrafterId::named("exit2")),
-            "exit2+lookup_2x4",
-        ),
+        (DrafterName::After(LookupFirst::new(2, 4), DrafterId::named("exit2")), "exit2+lookup_2x4"),
     ] {
         assert_eq!(serde_json::to_value(drafter).expect("JSON"), json!(name));
         assert_eq!(serde_json::from_value::<DrafterName>(json!(name)).expect("known"), drafter);

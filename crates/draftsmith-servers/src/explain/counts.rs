@@ -10,7 +10,7 @@
 use super::measured::{CountedAnswer, ServerCounts};
 
 /// The least scale of a prompt's deviation, in candidates.
-const LEAST_SCALE: f64 = 0.25;
+pub(super) const LEAST_SCALE: f64 = 0.25;
 /// A server's rounding may have more effect than the errors that measure it, by this factor.
 const SCALE_FACTOR: f64 = 1.5;
 /// The standard deviations by which a sum of deviations may exceed its mean.

@@ -202,6 +202,7 @@ impl Expecting<'_> {
             eos_token_ids: Vec::new(),
             head: None,
             responses: responses.concat(),
+            answers: None,
         }))
     }
 

@@ -4,6 +4,7 @@
 //! configuration), llama.cpp b11434 (`common/arg.cpp`) and TensorRT-LLM 1.3 (`draft_len_schedule`).
 
 use anyhow::Result;
+use draftsmith_recipe::exports::servers::suffix_config;
 use draftsmith_recipe::{Runtime, ServedDrafter, ServerFlags};
 use draftsmith_report::{DecodingName, speed_text};
 use draftsmith_theory::{Drafting, Recordings};
@@ -244,6 +245,12 @@ impl SettingsTable<'_> {
     }
 
     fn vllm(&self) -> (Vec<SettingsFile>, Vec<String>) {
+        if self.single.is_suffix {
+            let config = suffix_config(self.single.num_candidates);
+            let note = "vLLM also counts what followed in answers that are not complete yet, and forgets the oldest of \
+                        10,000 answers. After its start it has none.";
+            return (vec![config_file(&config)], vec![note.to_owned()]);
+        }
         // A batch above the last range would get that range's number.
         let above = (self.most_requests() + 1, ANY_NUMBER, 0);
         let ranges: Vec<[usize; 3]> =
@@ -263,7 +270,7 @@ impl SettingsTable<'_> {
                  issue #49548, open): measure it at that load, and if it stalls, start it without speculation."
             ));
         }
-        (vec![SettingsFile { name: "speculative.json", text: config.to_string() + "\n" }], notes)
+        (vec![config_file(&config)], notes)
     }
 
     fn sglang(&self) -> (Vec<SettingsFile>, Vec<String>) {
@@ -320,6 +327,10 @@ impl SettingsTable<'_> {
         };
         (vec![SettingsFile { name: "speculative.yaml", text }], vec![note.to_owned()])
     }
+}
+
+fn config_file(config: &Value) -> SettingsFile {
+    SettingsFile { name: "speculative.json", text: config.to_string() + "\n" }
 }
 
 fn flags(text: String) -> SettingsFile {

@@ -5,8 +5,8 @@ use draftsmith_theory::{DraftedBy, Drafting, Recordings, RoundLengths, RoundTabl
 
 /// Replays each response under a setting, and counts its rounds by number of candidates.
 fn rounds(drafting: Drafting, recordings: &Recordings) -> Result<Vec<RoundLengths>> {
-    match drafting.ngram() {
-        Some(ngram) => Ok(recordings.ngram_lengths(ngram)),
+    match drafting.looked_up(recordings) {
+        Some(rounds) => Ok(rounds),
         None => Ok(recordings.round_lengths(&drafting.rule(recordings.head))?),
     }
 }

@@ -39,6 +39,7 @@ fn recordings(accepted: f64, name: &str) -> Recordings {
         eos_token_ids: vec![0],
         head: None,
         responses: (0..40).map(&mut response).collect(),
+        answers: None,
     }
 }
 

@@ -196,6 +196,7 @@ impl PairRecordings {
             eos_token_ids: surveyor.models.text().eos_token_ids.clone(),
             head,
             responses,
+            answers: surveyor.stored.clone(),
         };
         progress.message("draft");
         let given = surveyor.drafter()?;

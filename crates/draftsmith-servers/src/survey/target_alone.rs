@@ -291,6 +291,7 @@ fn recordings(
         eos_token_ids: eos_token_ids.clone(),
         head: None,
         responses: some.iter().map(of_answer).collect(),
+        answers: surveyor.stored.clone(),
     }
 }
 

@@ -241,8 +241,9 @@ fn refusal(setting: &str, gain: Estimate) -> String {
 }
 
 /// Describes lookup settings in words: `up to 4 candidates after a match of 2`.
-pub(super) fn look_ups_text(LookupFirst { min_match, most }: LookupFirst) -> String {
-    format!("up to {most} candidates after a match of {min_match}")
+pub(super) fn look_ups_text(LookupFirst { answers, min_match, most }: LookupFirst) -> String {
+    let answers = if answers { ", also in stored answers" } else { "" };
+    format!("up to {most} candidates after a match of {min_match}{answers}")
 }
 
 /// Formats a gain with its interval, such as `+12.3 % (95 %: +8.0 to +16.1)`.

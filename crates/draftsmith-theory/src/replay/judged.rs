@@ -213,6 +213,7 @@ mod tests {
             eos_token_ids: vec![9],
             head: Some(HeadTiming::AfterRead),
             responses: vec![recording],
+            answers: None,
         }
     }
 

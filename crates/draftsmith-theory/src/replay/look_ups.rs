@@ -6,7 +6,9 @@
 
 use super::{RecordedPlace, Recording, Recordings};
 use crate::trace::RoundCounts;
-use crate::{Bounds, DraftSignals, LookupFirst, MaxGram, RoundCosts, StopRule, TimedCounts};
+use crate::{
+    Bounds, DraftSignals, LookupFirst, MaxGram, RoundCosts, RoundLengths, StopRule, TimedCounts,
+};
 
 /// The result of a round's look-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -36,7 +38,8 @@ impl Recordings {
     pub fn with_look_ups(&self, first: LookupFirst) -> Self {
         let mut recordings = self.clone();
         for response in &mut recordings.responses {
-            response.looked_up = looked_up(response, first, &self.eos_token_ids);
+            let lookup = MaxGram::new(first.config(), self.answers.clone());
+            response.looked_up = looked_up(response, (lookup, first.most), &self.eos_token_ids);
         }
         recordings
     }
@@ -49,6 +52,12 @@ impl Recordings {
         let replay =
             |response| recordings.replay_one(response, &mut NeverDrafts, seconds, |_, _| {});
         recordings.responses.iter().map(replay).collect()
+    }
+
+    /// Replays each response with these look-ups as the only drafter, and counts its rounds by
+    /// number of candidates.
+    pub fn look_up_lengths(&self, first: LookupFirst) -> Vec<RoundLengths> {
+        self.with_look_ups(first).lengths_under(&mut NeverDrafts)
     }
 }
 
@@ -65,11 +74,14 @@ impl StopRule for NeverDrafts {
     }
 }
 
-fn looked_up(response: &Recording, first: LookupFirst, eos_token_ids: &[u32]) -> Vec<LookedUp> {
-    let mut lookup = MaxGram::new(first.config());
+fn looked_up(
+    response: &Recording,
+    (mut lookup, most): (MaxGram, usize),
+    eos_token_ids: &[u32],
+) -> Vec<LookedUp> {
     lookup.begin(&response.prompt);
     looked_up_by(response, |sequence, room| {
-        lookup.extend(sequence, None, first.most.min(room), eos_token_ids);
+        lookup.extend(sequence, None, most.min(room), eos_token_ids);
     })
 }
 

@@ -44,6 +44,7 @@ pub(crate) fn random(seed: u64, num_responses: usize, mean: f64) -> Recordings {
         eos_token_ids: vec![END],
         head: Some(HeadTiming::AfterRead),
         responses,
+        answers: None,
     }
 }
 

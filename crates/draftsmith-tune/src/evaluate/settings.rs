@@ -83,7 +83,9 @@ impl Setting {
         };
         let rule = format!("{}-{}", rule.name().file_name(), rule.parameter());
         match self.drafter.prefix() {
-            Some(prefix) => format!("{}-{rule}", prefix.replace(", ", "-").replace(' ', "-")),
+            Some(prefix) => {
+                format!("{}-{rule}", prefix.replace(", ", "-").replace([' ', ':'], "-"))
+            }
             None => rule,
         }
     }

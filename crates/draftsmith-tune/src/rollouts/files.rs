@@ -3,14 +3,17 @@
 
 use draftsmith_report::{DecodingName, DrafterName};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use anyhow::{Context, Result};
 use draftsmith_data::{
-    PromptFile, Provenance, RolloutHead, RolloutProvenance, hash_bytes, read_rollouts,
+    PromptFile, Provenance, RolloutHead, RolloutProvenance, RolloutRow, hash_bytes, read_rollouts,
     rollouts_path, write_rollouts,
 };
 use draftsmith_model::AcceptanceHeadConfig;
-use draftsmith_theory::{DrafterId, HeadTiming, Recording, RoundForwards, TokenChoice};
+use draftsmith_theory::{
+    DrafterId, HeadTiming, Recording, RoundForwards, StoredAnswers, TokenChoice,
+};
 use draftsmith_train::rows_of_recording;
 use serde::Serialize;
 use serde_json::json;
@@ -54,6 +57,7 @@ pub struct RolloutFiles<'a> {
     test_prompts: Vec<PromptFile>,
     vocab_size: usize,
     context: usize,
+    answers: Option<Arc<StoredAnswers>>,
 }
 
 /// A drafter to record, with the hashes of its weights and its head.
@@ -89,6 +93,7 @@ impl<'a> RolloutFiles<'a> {
             test_prompts: workspace.artifacts.prompt_files(&evaluate.prompts)?,
             vocab_size: workspace.models.target_shape()?.vocab_size,
             context: workspace.models.context()?,
+            answers: workspace.answers()?,
         })
     }
 
@@ -135,7 +140,7 @@ impl<'a> RolloutFiles<'a> {
                 format!("`{}` was recorded with {}", path.display(), changes_text(&differences));
             return Ok(FileState::Stale(why));
         }
-        Ok(FileState::Whole(RecordedSet::new(&rows, &provenance)?))
+        Ok(FileState::Whole(self.set(&rows, &provenance)?))
     }
 
     /// Writes a file completely or not at all, and returns its recordings.
@@ -150,7 +155,13 @@ impl<'a> RolloutFiles<'a> {
             .flat_map(|(id, recording)| rows_of_recording(id, recording, has_head))
             .collect();
         write_rollouts(&self.path(key), &rows, &provenance)?;
-        RecordedSet::new(&rows, &provenance)
+        self.set(&rows, &provenance)
+    }
+
+    fn set(&self, rows: &[RolloutRow], provenance: &RolloutProvenance) -> Result<RecordedSet> {
+        let mut set = RecordedSet::new(rows, provenance)?;
+        set.recordings.answers = self.answers.clone();
+        Ok(set)
     }
 
     /// Lists the provenance of every file, as it would be recorded now.

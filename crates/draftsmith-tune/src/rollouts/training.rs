@@ -60,7 +60,8 @@ impl TrainingRollouts {
     ) -> RecordedSet {
         let (ids, responses) = recordings_of(&self.rows);
         let eos_token_ids = data.provenance.eos_token_ids.clone();
-        let recordings = Recordings { drafter, max_length, eos_token_ids, head: None, responses };
+        let recordings =
+            Recordings { drafter, max_length, eos_token_ids, head: None, responses, answers: None };
         RecordedSet { ids, recordings }
     }
 

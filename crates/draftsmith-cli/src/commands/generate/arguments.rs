@@ -46,6 +46,9 @@ pub(crate) struct GenerateArguments {
     /// Propose what followed the same words before.
     #[arg(long, conflicts_with_all = ["draft", "adapter"])]
     pub(super) prompt_lookup: bool,
+    /// Earlier answers for look-ups, from `build-datastore`.
+    #[arg(long, value_name = "FILE", conflicts_with = "recipe")]
+    pub(super) answers: Option<PathBuf>,
     /// Try prompt lookup first, `2x4` by default.
     #[arg(
         long,
@@ -191,8 +194,11 @@ pub(super) fn recipe_of(arguments: &GenerateArguments, seed: u64) -> Result<Reci
         drafters.push(DrafterId::named(kind.name), DrafterRecipe::new(drafter));
     }
     if arguments.prompt_lookup {
-        let drafter = DrafterRecipe::new(of_keys("prompt-lookup", &[])?);
+        let searched = arguments.answers.as_ref().map(|_| ("searched", Path::new("answers")));
+        let drafter = DrafterRecipe::new(of_keys("prompt-lookup", searched.as_slice())?);
         drafters.push(DrafterId::named("lookup"), drafter);
     }
-    Ok(Recipe::of_drafters(target, arguments.chat_template.clone(), drafters))
+    let answers = arguments.answers.clone();
+    let recipe = Recipe::of_drafters(target, arguments.chat_template.clone(), drafters);
+    Ok(Recipe { answers, ..recipe })
 }

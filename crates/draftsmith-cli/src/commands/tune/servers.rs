@@ -222,8 +222,9 @@ pub(crate) fn text(settings: &ServerSettings, width: Option<usize>) -> String {
 }
 
 fn short_name(drafting: Drafting) -> String {
-    let Drafting { num_candidates, least_prob, num_matched } = drafting;
+    let Drafting { num_candidates, least_prob, num_matched, is_suffix } = drafting;
     match num_matched {
+        Some(_) if is_suffix => format!("suffix {num_candidates}"),
         Some(num_matched) => format!("{num_matched}x{num_candidates}"),
         None if least_prob > 0.0 => format!("K = {num_candidates}, p = {least_prob}"),
         None => format!("K = {num_candidates}"),

@@ -36,7 +36,7 @@ fn greedy_output_of_cascades_is_plain_greedy_output_in_every_family() {
                 }
                 let message = format!("{name} {lengths:?} {num_first_tokens}");
                 let config = CascadeConfig { num_first_tokens, ..CascadeConfig::new(lengths) };
-                let lookup = MaxGramDraft::new(MaxGramConfig::default(), None, 1);
+                let lookup = MaxGramDraft::new(MaxGramConfig::default(), (None, None), 1);
                 let id = DrafterId::named("cascade");
                 let drafter = &mut Cascade::new(id, config, models, Some(Box::new(lookup)));
                 let rule = &mut FixedLengthConfig { candidate_length: 9 };

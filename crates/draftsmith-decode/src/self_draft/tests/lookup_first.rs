@@ -24,7 +24,7 @@ fn greedy_output_with_look_ups_first_is_plain_greedy_output_in_every_family() {
             for first in ["1x2", "2x4", "3x9"] {
                 let first = first.parse().expect("one");
                 let rule = &mut FixedLengthConfig { candidate_length: 2 };
-                let drafter = &mut LookupFirstDraft::new(&mut self_draft, first, 1);
+                let drafter = &mut LookupFirstDraft::new(&mut self_draft, (first, None), 1);
                 let found = greedy(&mut session, drafter, rule, prompt, &limits);
                 assert_eq!(found.token_ids, plain.token_ids, "{name} {first}");
                 for round in &found.trace.rounds {
@@ -32,7 +32,7 @@ fn greedy_output_with_look_ups_first_is_plain_greedy_output_in_every_family() {
                     let of = usize::from(round.forwards.iter().any(looked_up));
                     num_rounds[of] += usize::from(round.num_accepted > 0);
                 }
-                let drafter = &mut LookupFirstDraft::new(&mut separate, first, 1);
+                let drafter = &mut LookupFirstDraft::new(&mut separate, (first, None), 1);
                 let found = greedy(&mut session, drafter, rule, prompt, &limits);
                 assert_eq!(found.token_ids, plain.token_ids, "{name} {first}");
             }

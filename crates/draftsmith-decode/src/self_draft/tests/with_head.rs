@@ -136,6 +136,7 @@ fn replay_has_the_counts_of_decoding_and_greedy_output_is_plain_greedy_output() 
                 eos_token_ids: limits.eos_token_ids.clone(),
                 head: Some(timing),
                 responses: recording.expect("finite"),
+                answers: None,
             };
             for (stop_threshold, without_lag) in
                 [0.3, 0.6, 0.8].into_iter().flat_map(|h| [(h, false), (h, true)])

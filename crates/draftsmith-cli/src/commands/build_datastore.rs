@@ -1,0 +1,84 @@
+//! `build-datastore`: indexes earlier answers, which look-ups search for the tokens that followed most
+//! often (suffix decoding).
+//!
+//! The answers are those of prompt files, or the built data's that training does not hold out.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use clap::Args;
+use draftsmith_files::check_place;
+use draftsmith_recipe::Watch;
+use draftsmith_recipe::built_data::built_data;
+use draftsmith_recipe::kinds::prompt_lookup::write_answers;
+use draftsmith_recipe::prompt_files::{Reading, files_of, note_malformed};
+use draftsmith_theory::StoredAnswers;
+use draftsmith_train::is_held_out;
+use serde_json::json;
+
+use crate::commands::StageJob;
+
+/// Arguments of `build-datastore`.
+#[derive(Debug, Default, Args)]
+pub(crate) struct DatastoreArguments {
+    /// Index the answers in these prompt files, instead of the responses.
+    #[arg(long, value_name = "FILE", num_args = 1..)]
+    from: Vec<PathBuf>,
+}
+
+/// Runs the command. Writes the recipe's `answers`, or `data/NAME/answers.safetensors`.
+pub(crate) fn run(arguments: &DatastoreArguments, job: StageJob<'_>) -> Result<()> {
+    let StageJob { recipe, workspace, console } = job;
+    let path = recipe.answers.clone();
+    let path = path.unwrap_or_else(|| recipe.data_dir().join("answers.safetensors"));
+    check_place(&path)?;
+    let (answers, source) = if arguments.from.is_empty() {
+        let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
+        let share = recipe.held_out_share();
+        let rows = data.rows.iter().filter(|row| !is_held_out(row, share));
+        (
+            rows.map(|row| row.response_ids.clone()).collect(),
+            format!("{} without {share}", data.hash),
+        )
+    } else {
+        (answers_in(&arguments.from, job)?, "prompt files".to_owned())
+    };
+    ensure!(!answers.is_empty(), "found no answers to store");
+    let num_tokens: usize = answers.iter().map(Vec::len).sum();
+    let bar = console.bar("build-datastore", "tokens", num_tokens as u64);
+    let stored = StoredAnswers::build(answers.iter().map(|ids| &ids[..]), |num_sorted| {
+        bar.advance(num_sorted as f64 - bar.position() as f64);
+        console.check_interrupted()
+    })?;
+    write_answers(&path, &stored, &source, workspace)?;
+    let (num_answers, num_tokens) = (stored.num_answers(), stored.num_tokens());
+    console.text(format!("{num_answers} answers of {num_tokens} tokens: {}\n", path.display()))?;
+    console.document(&json!({ "path": path, "num_answers": num_answers, "num_tokens": num_tokens }))
+}
+
+/// Reads the answers in prompt files as tokens. An answer given as text ends with an end token.
+fn answers_in(paths: &[PathBuf], job: StageJob<'_>) -> Result<Vec<Vec<u32>>> {
+    let StageJob { recipe, workspace, console } = job;
+    let text = workspace.text_side()?;
+    let reading = Reading { split: None, is_strict: recipe.is_strict, keeps_tokens: true };
+    let mut answers = Vec::new();
+    for path in files_of(paths)? {
+        let mut prompts = reading.open(&path)?;
+        for prompt in &mut prompts {
+            console.check_interrupted()?;
+            for turn in prompt?.turns {
+                match (turn.tokens, turn.response) {
+                    (Some(given), _) => answers.push(given.response_ids),
+                    (None, Some(response)) => {
+                        let mut ids = text.tokenizer.encode(&response, false)?;
+                        ids.extend(text.eos_token_ids.first());
+                        answers.push(ids);
+                    }
+                    (None, None) => {}
+                }
+            }
+        }
+        note_malformed(&path, &prompts.malformed, console);
+    }
+    Ok(answers)
+}
