@@ -406,6 +406,76 @@ fn bigrams_continue_lookups_and_belong_to_their_tokenizer() {
 }
 
 #[test]
+fn stored_answers_are_looked_up_and_belong_to_their_tokenizer() {
+    let place = Place::new();
+    let [target, draft, _] = paths();
+    let recipe = place.write("mine.toml", format!("[models]\ntarget = '{target}'\n"));
+    let recipe = recipe.display().to_string();
+    let build = |extra: &[&str]| place.run(&[&["build-datastore", &recipe][..], extra].concat());
+    build(&[]).fails_naming(&["data/mine", "draftsmith build-data"]);
+    let generate = |target: &str, extra: &[&str]| {
+        let arguments = ["generate", "--prompt", PROMPTS[0], "--json", "--greedy", "--target"];
+        let most = [target, "--max-new-tokens", "60"];
+        place.run(&[&arguments[..], &most, extra].concat())
+    };
+    let plain = generate(&target, &[]).json();
+    // The answer that the target will give, as text and as tokens.
+    let (text, ids) = (plain["text"].as_str().unwrap(), &plain["token_ids"]);
+    let record = json!({ "prompt": "Another one", "response": text });
+    place.write("earlier.jsonl", format!("{record}\n{{\"prompt\": \"unanswered\"}}\n"));
+    let built = build(&["--from", "earlier.jsonl", "--json"]).json();
+    assert_eq!(built["num_answers"], 1);
+    let stored = place.path("data/mine/answers.safetensors").display().to_string();
+    assert!(built["num_tokens"].as_u64().unwrap() + 1 >= ids.as_array().unwrap().len() as u64);
+
+    let num_rounds = |found: &serde_json::Value| found["rounds"].as_array().unwrap().len();
+    let lookup = generate(&target, &["--prompt-lookup"]).json();
+    let of_answers = generate(&target, &["--prompt-lookup", "--answers", &stored]).json();
+    let before = ["--draft", &draft, "--lookup-first", "answers:1x8", "--answers", &stored];
+    let before = generate(&target, &before).json();
+    for found in [&lookup, &of_answers, &before] {
+        assert_eq!(found["token_ids"], plain["token_ids"]);
+    }
+    assert!(2 * num_rounds(&of_answers) < num_rounds(&lookup), "{of_answers}");
+    assert!(num_rounds(&before) <= num_rounds(&of_answers) + 2);
+    let keys = "[drafters.lookup]\nkind = 'prompt-lookup'\nsearched = 'answers'\n\
+                suffix = { tree = true, factor = 2.0 }\n";
+    let recipe_with = |keys: &str| {
+        let models = format!("answers = '{stored}'\n[models]\ntarget = '{target}'\n{keys}");
+        place.write("stored.toml", models);
+        let arguments = ["generate", "--recipe", "stored.toml", "--prompt", PROMPTS[0], "--json"];
+        place.run(&[&arguments[..], &["--greedy", "--max-new-tokens", "60"]].concat())
+    };
+    assert_eq!(recipe_with(keys).json()["token_ids"], plain["token_ids"]);
+    for (from, to, named) in [
+        ("tree = true", "depth = 65", "drafters.lookup.suffix.depth"),
+        ("tree = true", "min_prob = 0.0", "drafters.lookup.suffix.min_prob"),
+        ("factor = 2.0", "factor = -1.0", "drafters.lookup.suffix.factor"),
+        ("tree = true", "deep = 3", "deep"),
+    ] {
+        recipe_with(&keys.replace(from, to)).fails_naming(&[named]);
+    }
+
+    let other = place.copy_model("target", "other");
+    let tokenizer = std::fs::read_to_string(other.join("tokenizer.json")).unwrap();
+    std::fs::write(other.join("tokenizer.json"), tokenizer + "\n").unwrap();
+    let with = |target: &str, path: &str| generate(target, &["--prompt-lookup", "--answers", path]);
+    let hint = "draftsmith build-datastore";
+    let other = other.display().to_string();
+    with(&other, &stored).fails_naming(&["answers.safetensors", "tokenizer", hint]);
+    with(&target, "no.safetensors").fails_naming(&["no.safetensors", hint]);
+    // A cut file, and one with its tokens changed.
+    let bytes = std::fs::read(&stored).unwrap();
+    place.write("cut.safetensors", &bytes[..bytes.len() - 8]);
+    with(&target, "cut.safetensors").fails_naming(&["cut.safetensors"]);
+    let header = 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let mut changed = bytes.clone();
+    changed[header] ^= 1;
+    place.write("changed.safetensors", changed);
+    with(&target, "changed.safetensors").fails_naming(&["changed.safetensors", "index", hint]);
+}
+
+#[test]
 fn any_drafter_of_a_recipe_changes_the_rounds_but_not_the_text() {
     let place = Place::new();
     let [target, draft, small] = paths();

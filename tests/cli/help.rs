@@ -45,7 +45,7 @@ fn the_help_of_all_commands_fits_24_lines_of_80_columns() {
 #[test]
 fn the_help_of_each_command_fits_45_lines_of_80_columns_and_has_an_example() {
     let commands = commands();
-    assert_eq!(commands.len(), 19 + 3);
+    assert_eq!(commands.len(), 20 + 3);
     for command in commands {
         let text = help_of(&command);
         check_size(&text, 45);

@@ -10,6 +10,7 @@
 //!
 //! This crate measures nothing and prints nothing. It reports progress through a [`watch::Watch`].
 
+pub mod answer_files;
 pub mod built_data;
 pub mod device;
 pub mod exports;

@@ -68,7 +68,6 @@ pub struct Recipe {
     #[serde(default)]
     pub drafters: DrafterRecipes,
     /// Stored answers that look-ups search, as `build-datastore` writes them; none if absent.
-    #[serde(skip_serializing_if = "Option::is_none")]
     pub answers: Option<PathBuf>,
     /// The shares of the splits of prompt files.
     #[serde(default)]

@@ -25,8 +25,8 @@ pub use self::model_dir::hash_dir;
 use self::model_dir::{ModelDir, TARGET, get_or_read};
 pub use self::models::{LayersNeeded, Models};
 pub use self::text::{TextIdentity, TextSource};
+use crate::answer_files::read_answers;
 use crate::hub::{HubWeights, model_dir};
-use crate::kinds::prompt_lookup::read_answers;
 use crate::pair::Pair;
 use crate::text_side::TextSide;
 use crate::watch::Watch;
@@ -157,7 +157,9 @@ impl Workspace {
     /// If the file is missing or broken, or was built for another tokenizer.
     pub fn answers(&self) -> Result<Option<Arc<StoredAnswers>>> {
         let read = |path: &PathBuf| {
-            let read = || Ok(Arc::new(read_answers(path, self)?));
+            let tokenizer = &self.text.identity(&self.models)?.tokenizer;
+            let vocab_size = self.models.vocab_size()?;
+            let read = || Ok(Arc::new(read_answers(path, tokenizer, vocab_size)?));
             get_or_read(&self.answers, read).cloned()
         };
         self.stored_answers.as_ref().map(read).transpose()

@@ -12,7 +12,7 @@ use draftsmith_served::{Served, ServedResponse};
 use draftsmith_theory::{SeededDraws, TopProbs};
 
 use self::existing::existing_response;
-use crate::conversation::{SetPrompt, Turn, answer_batched};
+use crate::conversation::{SetPrompt, Turn, answer_batched, num_ended_by_call};
 use crate::labels;
 use crate::responses::Responder;
 
@@ -54,7 +54,8 @@ pub trait Answers: Sync {
 
 /// Answers all turns of the prompts. Each turn follows the answers to the earlier turns of its
 /// conversation. The result lists the answers to conversations before those to held-out prompts. A
-/// turn whose answer is left out is omitted, with all later turns of its conversation.
+/// turn whose answer is left out is omitted, with all later turns of its conversation. Also returns the
+/// number of conversations that ended at other calls of tools than the file's.
 ///
 /// # Errors
 /// If a first turn does not fit, or the source fails.
@@ -62,7 +63,7 @@ pub fn answer_all(
     source: &dyn Answers,
     text: &TextSide,
     prompts: &[SetPrompt],
-) -> Result<Vec<TargetAnswer>> {
+) -> Result<(Vec<TargetAnswer>, usize)> {
     let (mut conversations, mut held_out) = (Vec::new(), Vec::new());
     for prompt in prompts {
         match prompt {
@@ -82,7 +83,9 @@ pub fn answer_all(
         |turns| source.answer(turns.into_iter().map(|(_, turn)| turn).collect()),
     )?;
     let held_out = source.answer(held_out)?;
-    Ok(answered.into_iter().flat_map(|(all, _)| all).chain(held_out).collect())
+    let num_ended = num_ended_by_call(text, &conversations, &answered);
+    let answers = answered.into_iter().flat_map(|(all, _)| all).chain(held_out);
+    Ok((answers.collect(), num_ended))
 }
 
 /// Cuts a conversation before the first turn that a content filter stopped; `None` if no turn is

@@ -4,7 +4,7 @@
 use anyhow::{Context, Result};
 use draftsmith_data::{DataError, Prompt};
 
-use draftsmith_recipe::TextSide;
+use draftsmith_recipe::{TextSide, Watch};
 
 /// A prompt to answer.
 #[derive(Clone)]
@@ -48,6 +48,27 @@ pub struct Turn<'p> {
 
 /// The results of a conversation's answered turns, and the answers' texts.
 pub type Answered<T> = (Vec<T>, Vec<String>);
+
+/// Counts the conversations that ended because an answer does not make the file's calls of tools, whose
+/// results follow.
+pub fn num_ended_by_call<T>(
+    text: &TextSide,
+    prompts: &[&Prompt],
+    answered: &[Answered<T>],
+) -> usize {
+    let ends = prompts.iter().zip(answered).filter(|(it, (_, texts))| text.ends_by_call(it, texts));
+    ends.count()
+}
+
+/// Tells the user that conversations ended so, unless `num` is 0.
+pub fn note_ended_by_call(stage: &str, num: usize, watch: &dyn Watch) {
+    if num > 0 {
+        watch.note(format!(
+            "{stage}: {num} conversations end at an answer that does not make the file's calls of tools, whose \
+             results follow"
+        ));
+    }
+}
 
 /// Answers the turns of one prompt. `answer` returns a turn's result, and `response_ids` extracts
 /// the answer's token ids from it for the following turns. A conversation ends before a turn that

@@ -22,6 +22,7 @@ use self::group::{EvaluationResults, MeasuredGroup, seconds_alone};
 use self::journal::RunJournal;
 use self::measure::Bench;
 use self::settings::Setting;
+use crate::conversation::note_ended_by_call;
 use crate::decoders::Decoders;
 use crate::machine::{Quiet, Span};
 use draftsmith_recipe::{
@@ -249,7 +250,7 @@ impl MeasuredModels<'_> {
         progress.message(&group.dataset.name);
         // The runs since the last judgement of the load, which may be repeated.
         let (mut span, mut recent) = (Span::begin(), Vec::new());
-        let (mut number, mut first_recent, mut num_counted) = (0, 0, 0);
+        let (mut number, mut first_recent, mut num_counted, mut num_ended) = (0, 0, 0, 0);
         while number < batches * repeats {
             let first = number % batches * batch_size;
             let batch: Vec<&Prompt> = prompts[first..].iter().take(batch_size).collect();
@@ -270,6 +271,12 @@ impl MeasuredModels<'_> {
                         runs
                     }
                 };
+                if index == 0 && (num_counted..batches).contains(&number) {
+                    let text = &self.pair.text;
+                    let ended = batch.iter().zip(&runs);
+                    num_ended +=
+                        ended.filter(|(it, run)| text.ends_by_call(it, &run.texts)).count();
+                }
                 recent.extend(runs.into_iter().map(|run| (index, run)));
                 match batch.len() as u64 {
                     _ if number < num_counted => {}
@@ -291,6 +298,7 @@ impl MeasuredModels<'_> {
                 span = Span::begin();
             }
         }
+        note_ended_by_call(&group.dataset.name, num_ended, self.watch);
         Ok(true)
     }
 }

@@ -21,7 +21,7 @@ use draftsmith_train::StatesRow;
 use rayon::prelude::*;
 
 use crate::answers::{Answers, OwnTarget, TargetAnswer, answer_all};
-use crate::conversation::SetPrompt;
+use crate::conversation::{SetPrompt, note_ended_by_call};
 use crate::decoders::{Decoders, NO_STEPS};
 use crate::responses::{Responder, sequences_at_once};
 use crate::served_states::StatesServer;
@@ -372,10 +372,12 @@ impl AnswerRecorder<'_> {
         let on_cpu = self.models.on_cpu();
         let at_once = sequences_at_once(prompts.len(), on_cpu);
         let some = |prompts: &[SetPrompt]| answer_all(&*source, text, prompts);
-        let answers: Vec<Vec<TargetAnswer>> = match on_cpu {
+        let answers: Vec<(Vec<TargetAnswer>, usize)> = match on_cpu {
             true => prompts.par_chunks(at_once).map(some).collect::<Result<_>>()?,
             false => prompts.chunks(at_once).map(some).collect::<Result<_>>()?,
         };
+        let (answers, num_ended): (Vec<_>, Vec<usize>) = answers.into_iter().unzip();
+        note_ended_by_call("answers", num_ended.iter().sum(), self.watch);
         let answers: Vec<TargetAnswer> = answers.into_iter().flatten().collect();
         ensure!(
             !answers.is_empty() || source.num_left_out() == 0,

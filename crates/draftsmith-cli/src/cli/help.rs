@@ -227,7 +227,7 @@ fn list(command: &Command) -> String {
             let command = command.find_subcommand(name).expect("a listed command");
             let mut about = command.get_about().map(ToString::to_string).unwrap_or_default();
             command.get_visible_aliases().for_each(|alias| about += &format!(" [{alias}]"));
-            text += &format!("{shown}{name:<15}{about}\n");
+            text += &format!("{shown}{name:<14} {about}\n");
             shown = " ".repeat(10);
         }
     }

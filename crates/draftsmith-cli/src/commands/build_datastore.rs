@@ -9,8 +9,8 @@ use anyhow::{Result, ensure};
 use clap::Args;
 use draftsmith_files::check_place;
 use draftsmith_recipe::Watch;
+use draftsmith_recipe::answer_files::write_answers;
 use draftsmith_recipe::built_data::built_data;
-use draftsmith_recipe::kinds::prompt_lookup::write_answers;
 use draftsmith_recipe::prompt_files::{Reading, files_of, note_malformed};
 use draftsmith_theory::StoredAnswers;
 use draftsmith_train::is_held_out;
@@ -31,7 +31,6 @@ pub(crate) fn run(arguments: &DatastoreArguments, job: StageJob<'_>) -> Result<(
     let StageJob { recipe, workspace, console } = job;
     let path = recipe.answers.clone();
     let path = path.unwrap_or_else(|| recipe.data_dir().join("answers.safetensors"));
-    check_place(&path)?;
     let (answers, source) = if arguments.from.is_empty() {
         let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
         let share = recipe.held_out_share();
@@ -44,13 +43,15 @@ pub(crate) fn run(arguments: &DatastoreArguments, job: StageJob<'_>) -> Result<(
         (answers_in(&arguments.from, job)?, "prompt files".to_owned())
     };
     ensure!(!answers.is_empty(), "found no answers to store");
+    check_place(&path)?;
     let num_tokens: usize = answers.iter().map(Vec::len).sum();
     let bar = console.bar("build-datastore", "tokens", num_tokens as u64);
     let stored = StoredAnswers::build(answers.iter().map(|ids| &ids[..]), |num_sorted| {
         bar.advance(num_sorted as f64 - bar.position() as f64);
         console.check_interrupted()
     })?;
-    write_answers(&path, &stored, &source, workspace)?;
+    let tokenizer = &workspace.text.identity(&workspace.models)?.tokenizer;
+    write_answers(&path, &stored, &source, tokenizer)?;
     let (num_answers, num_tokens) = (stored.num_answers(), stored.num_tokens());
     console.text(format!("{num_answers} answers of {num_tokens} tokens: {}\n", path.display()))?;
     console.document(&json!({ "path": path, "num_answers": num_answers, "num_tokens": num_tokens }))

@@ -101,6 +101,9 @@ pub(crate) fn run(arguments: &GenerateArguments, job: DeviceJob<'_>) -> Result<(
             (None, None) => DrafterName::Of(id),
         }
     });
+    if name.lookup_first().is_some_and(|first| first.answers) && recipe.answers.is_none() {
+        console.note("look-ups search only the text, because `--answers` names no earlier answers");
+    }
     let is_marked = arguments.show && is_speculative;
     let stream = pair.text.tokenizer.text_stream(true);
     let mut printer = Printer { console, stream, is_marked, failure: None };

@@ -44,7 +44,7 @@ pub(crate) struct SurveyArguments {
     /// A server that answers for the target, or a file with keys of `[data.server]`; needs `--costs`.
     #[arg(long, value_name = "URL", requires = "draft", requires = "costs")]
     server: Option<String>,
-    /// Earlier answers that look-ups search, from `build-datastore`.
+    /// Earlier answers to look up (`build-datastore`).
     #[arg(long, value_name = "FILE")]
     answers: Option<PathBuf>,
     /// Times of forwards where you serve, as keys of `[tune.costs]`; measured if absent.
@@ -64,7 +64,7 @@ pub(crate) struct SurveyArguments {
     server_costs: Option<PathBuf>,
     #[command(flatten)]
     load: LoadArguments,
-    /// `vicuna`, `llama-2`, `alpaca`, `none` or a Jinja file.
+    /// `vicuna`, `llama-2`, `alpaca`, `none`, a file.
     #[arg(long, value_name = "NAME")]
     chat_template: Option<String>,
 }

@@ -12,24 +12,18 @@ use std::sync::Arc;
 use anyhow::{Result, anyhow, bail, ensure};
 use draftsmith_decode::{LookUpParts, NamedParts};
 use draftsmith_files::{parse_json, read_file};
-use draftsmith_model::{read_id_lists, read_metadata, write_id_lists};
-use draftsmith_theory::{
-    Bigrams, MaxGramConfig, Road, SearchedText, StoredAnswers, SuffixSettings,
-};
+use draftsmith_model::{read_id_lists, write_id_lists};
+use draftsmith_theory::{Bigrams, MaxGramConfig, Road, SearchedText, SuffixSettings};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{DrafterSize, LoadedDrafter, Loading};
 use super::{DrafterKind, DrafterRecipes, KindEntry, Role, read_kind};
+use crate::answer_files::{check_tokenizer, metadata};
 use crate::recipe::keys::require;
 use crate::workspace::Workspace;
 
 /// The lists in the bigram file: ascending token ids, and the most frequent next token of each.
 const LISTS: [&str; 2] = ["bigram.token", "bigram.next"];
-/// The lists in a file of stored answers: their tokens, each answer followed by 2³² − 1, and the index.
-const ANSWERS: [&str; 2] = ["answers.token", "answers.order"];
-/// The metadata keys of the bigram file: the tokenizer's hash, and the counted texts.
-const TOKENIZER: &str = "tokenizer";
-const COUNTED: &str = "counted";
 
 /// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry =
@@ -114,7 +108,8 @@ pub fn write_bigrams(
     let known = (0..).zip(bigrams.entries()).filter_map(|(token, next)| Some((token, (*next)?)));
     let (tokens, next): (Vec<u32>, Vec<u32>) = known.unzip();
     let lists = [(LISTS[0], &tokens[..]), (LISTS[1], &next)];
-    Ok(write_id_lists(path, &lists, &metadata(counted, workspace)?)?)
+    let tokenizer = &workspace.text.identity(&workspace.models)?.tokenizer;
+    Ok(write_id_lists(path, &lists, &metadata(counted, tokenizer))?)
 }
 
 /// Reads a bigram table for the workspace's tokenizer. A plain list of ids (`.json`) does not
@@ -136,7 +131,8 @@ fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
         let known = next.into_iter().map(|id| Some(id).filter(|id| *id != 0));
         return bigrams_of(path, known.chain(repeat(None)).take(vocab_size).collect());
     }
-    check_tokenizer(path, ("bigrams", hint), workspace)?;
+    let tokenizer = &workspace.text.identity(&workspace.models)?.tokenizer;
+    check_tokenizer(path, tokenizer, ("bigrams", hint))?;
     let [tokens, next] = read_id_lists(path, LISTS, vocab_size)?;
     if tokens.len() != next.len() || !tokens.is_sorted_by(|a, b| a < b) {
         bail!(
@@ -147,55 +143,6 @@ fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
     let mut entries = vec![None; vocab_size];
     tokens.iter().zip(next).for_each(|(token, next)| entries[*token as usize] = Some(next));
     bigrams_of(path, entries)
-}
-
-/// Writes stored answers for the workspace's tokenizer; `counted` describes their source.
-///
-/// # Errors
-/// If the file cannot be written, or the tokenizer cannot be read.
-pub fn write_answers(
-    path: &Path,
-    answers: &StoredAnswers,
-    counted: &str,
-    workspace: &Workspace,
-) -> Result<()> {
-    let lists = [(ANSWERS[0], answers.tokens()), (ANSWERS[1], answers.order())];
-    Ok(write_id_lists(path, &lists, &metadata(counted, workspace)?)?)
-}
-
-/// Reads stored answers for the workspace's tokenizer.
-///
-/// # Errors
-/// If the file is missing or invalid, or was built for another tokenizer.
-pub(crate) fn read_answers(path: &Path, workspace: &Workspace) -> Result<StoredAnswers> {
-    let hint = "hint: build them with `draftsmith build-datastore RECIPE`";
-    ensure!(path.is_file(), "there are no stored answers `{}`; {hint}", path.display());
-    check_tokenizer(path, ("stored answers", hint), workspace)?;
-    let vocab_size = workspace.models.vocab_size()?;
-    let [tokens, order] = read_id_lists(path, ANSWERS, 1 << 32)?;
-    StoredAnswers::from_parts(tokens, order, vocab_size).map_err(|fault| {
-        anyhow!("the stored answers `{}` are invalid: {fault}; {hint}", path.display())
-    })
-}
-
-/// Returns the metadata of a file of token ids.
-fn metadata(counted: &str, workspace: &Workspace) -> Result<[(String, String); 2]> {
-    let tokenizer = workspace.text.identity(&workspace.models)?.tokenizer.as_str();
-    let of = |(key, value): (&str, &str)| (key.to_owned(), value.to_owned());
-    Ok([(TOKENIZER, tokenizer), (COUNTED, counted)].map(of))
-}
-
-/// Checks that a file of token ids was made with the workspace's tokenizer.
-fn check_tokenizer(path: &Path, (what, hint): (&str, &str), workspace: &Workspace) -> Result<()> {
-    let own = &workspace.text.identity(&workspace.models)?.tokenizer;
-    match read_metadata(path)?.get(TOKENIZER) {
-        Some(hash) if hash == own => Ok(()),
-        Some(hash) => bail!(
-            "the {what} in `{}` were made with the tokenizer {hash}, the target's is {own}; {hint}",
-            path.display()
-        ),
-        None => bail!("`{}` has no {what}: it does not name its tokenizer; {hint}", path.display()),
-    }
 }
 
 fn bigrams_of(path: &Path, entries: Vec<Option<u32>>) -> Result<Bigrams> {

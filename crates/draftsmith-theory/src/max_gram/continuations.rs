@@ -12,12 +12,7 @@ use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 
-use super::stored_answers::StoredAnswers;
-
-/// Stands for the end of a text where a token would follow. It is larger than any token id.
-pub(super) const END: u32 = u32::MAX;
-/// The maximum of [`SuffixSettings::depth`].
-pub(super) const MAX_DEPTH: usize = 64;
+use super::stored_answers::{END, MAX_DEPTH, StoredAnswers};
 
 /// The maximum match length of REST.
 const REST_MATCH: usize = 16;

@@ -4,7 +4,10 @@ use std::cmp::Ordering;
 use std::fmt;
 use std::ops::Range;
 
-use super::continuations::{END, MAX_DEPTH};
+/// Stands for the end of a text where a token would follow. It is larger than any token id.
+pub(super) const END: u32 = u32::MAX;
+/// The maximum number of tokens of a match and its continuation together.
+pub(super) const MAX_DEPTH: usize = 64;
 
 /// Answers that look-ups search. An index of n tokens takes 8·n bytes, and 4 bytes for each token id
 /// of the vocabulary.

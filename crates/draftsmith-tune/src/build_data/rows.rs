@@ -16,7 +16,7 @@ use draftsmith_theory::{Decoding, Draws, SeededDraws, TokenChoice, TopProbs};
 
 use super::given::GivenLabels;
 use crate::answers::{Answers, TargetAnswer, unfiltered};
-use crate::conversation::answer_batched;
+use crate::conversation::{answer_batched, note_ended_by_call, num_ended_by_call};
 use crate::labels::Labels;
 use draftsmith_recipe::{Bar, DataRecipe, LabelModels, Responses, TextSide, Watch};
 
@@ -108,11 +108,8 @@ impl Labeller<'_> {
         )?;
         // The remaining progress belongs to turns that exceed the context.
         self.progress.advance(left);
-        let ended = prompts
-            .iter()
-            .zip(&answered)
-            .filter(|(prompt, (_, texts))| self.text.ends_by_call(prompt, texts));
-        self.counted.lock().expect(HELD).num_ended_by_call += ended.count();
+        let num_ended = num_ended_by_call(self.text, &prompts, &answered);
+        self.counted.lock().expect(HELD).num_ended_by_call += num_ended;
         let rows = answered.into_iter().flat_map(|(rows, _)| rows);
         Ok(rows.filter(|row| self.is_known(row)).collect())
     }
@@ -193,10 +190,7 @@ impl Labeller<'_> {
                 "build-data: {unknown:.2} % of the target's probability mass is unknown"
             ));
         }
-        if let num @ 1.. = counted.num_ended_by_call {
-            let why = "end at an answer that does not make the file's calls of tools, whose results follow";
-            self.watch.note(format!("build-data: {num} conversations {why}"));
-        }
+        note_ended_by_call("build-data", counted.num_ended_by_call, self.watch);
         drop(counted);
         if let Some(why) = self.why_left_out() {
             self.watch.note(format!("build-data: {why}"));

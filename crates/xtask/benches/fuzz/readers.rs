@@ -7,8 +7,9 @@
 pub(crate) mod state;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
-use anyhow::Result;
+use anyhow::{Error, Result};
 use burn::tensor::Device;
 use draftsmith_data::{
     ChatTemplate, Incomplete, MANIFEST, Message, Prompts, ShardPlace, TextTokenizer, broken_shards,
@@ -18,11 +19,13 @@ use draftsmith_decode::{Limits, ModelSession, decode_plain};
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, BlockDrafter, BlockDrafterConfig,
     CausalLm, ConfidenceHead, Eagle3, Eagle3Config, HeadForm, HeadInput, HeadReads, ModelConfig,
-    WeightDtype, WeightReader, read_metadata,
+    WeightDtype, WeightReader, read_id_lists, read_metadata,
 };
 use draftsmith_servers::costs::ServerCostsFile;
 use draftsmith_servers::doctor::diagnose;
-use draftsmith_theory::{Decoding, SeededDraws};
+use draftsmith_theory::{
+    Decoding, MaxGram, MaxGramConfig, SearchedText, SeededDraws, StoredAnswers,
+};
 use tempfile::TempDir;
 
 /// Reads files of one kind.
@@ -53,7 +56,7 @@ impl Reader {
 }
 
 /// All readers.
-pub(crate) const READERS: [Reader; 24] = [
+pub(crate) const READERS: [Reader; 25] = [
     Reader {
         name: "weights",
         file: "model.safetensors",
@@ -237,6 +240,22 @@ pub(crate) const READERS: [Reader; 24] = [
         file: "server-costs.json",
         prepare: |_| Ok(()),
         read: |dir| ServerCostsFile::read(&dir.join("server-costs.json")).map(drop),
+    },
+    Reader {
+        name: "stored-answers",
+        file: "answers.safetensors",
+        prepare: |_| Ok(()),
+        read: |dir| {
+            let names = ["answers.token", "answers.order"];
+            let [tokens, order] = read_id_lists(&dir.join("answers.safetensors"), names, 1 << 32)?;
+            let stored = StoredAnswers::from_parts(tokens, order, 4096).map_err(Error::msg)?;
+            let searched = SearchedText::Answers;
+            let config = MaxGramConfig { searched, ..MaxGramConfig::default() };
+            let mut look_up = MaxGram::new(config, Some(Arc::new(stored)));
+            look_up.begin(&[1, 2, 3, 1, 2]);
+            look_up.continuations(9);
+            Ok(())
+        },
     },
     Reader { name: "state", file: "state", prepare: |_| Ok(()), read: state::resume },
 ];

@@ -11,8 +11,8 @@ use draftsmith_data::{
     MANIFEST, RolloutCandidates, RolloutHead, RolloutProvenance, RolloutRow, ShardPlace,
     shard_path, write_manifest, write_rollouts, write_shard,
 };
-use draftsmith_model::{Eagle3Config, ModelConfig};
-use draftsmith_theory::HeadTiming;
+use draftsmith_model::{Eagle3Config, ModelConfig, write_id_lists};
+use draftsmith_theory::{HeadTiming, StoredAnswers};
 use flate2::Compression;
 use flate2::write::GzEncoder;
 use parquet::arrow::ArrowWriter;
@@ -82,6 +82,7 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
         "eagle3" => eagles()?,
         "block" => blocks()?,
         "gguf" => vec![Seed::new(Form::Text, gguf())],
+        "stored-answers" => vec![stored_answers()?],
         "server-costs" => vec![Seed::new(Form::Json, SERVER_COSTS)],
         "state" => vec![Seed::new(Form::State, state::trained()?)],
         name => unreachable!("`{name}` has seeds"),
@@ -97,6 +98,16 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
         }
     }
     Ok(Seeds { all: seeds, num_valid, words: words(reader).lines().collect() })
+}
+
+fn stored_answers() -> Result<Seed> {
+    let answers: [&[u32]; 3] = [&[1, 2, 3, 4], &[1, 2, 3, 1, 2], &[9]];
+    let stored = StoredAnswers::build(answers, |_| anyhow::Ok(()))?;
+    let place = tempfile::tempdir()?;
+    let path = place.path().join("answers.safetensors");
+    let lists = [("answers.token", stored.tokens()), ("answers.order", stored.order())];
+    write_id_lists(&path, &lists, &[])?;
+    Ok(Seed::new(Form::Safetensors, std::fs::read(path)?))
 }
 
 /// The header of an EAGLE-3 drafter in GGUF: a text, a list of texts, a number and a list of them, and a tensor.
@@ -126,7 +137,7 @@ fn gguf() -> Vec<u8> {
 /// One word per line.
 fn words(reader: &Reader) -> &'static str {
     match reader.name {
-        "weights" => include_str!("words/weights.txt"),
+        "weights" | "stored-answers" => include_str!("words/weights.txt"),
         "torch-weights" => include_str!("words/torch-weights.txt"),
         "index" => include_str!("words/index.txt"),
         "config" => include_str!("words/config.txt"),

@@ -46,7 +46,7 @@ pub(crate) struct GenerateArguments {
     /// Propose what followed the same words before.
     #[arg(long, conflicts_with_all = ["draft", "adapter"])]
     pub(super) prompt_lookup: bool,
-    /// Earlier answers for look-ups, from `build-datastore`.
+    /// Earlier answers to look up.
     #[arg(long, value_name = "FILE", conflicts_with = "recipe")]
     pub(super) answers: Option<PathBuf>,
     /// Try prompt lookup first, `2x4` by default.

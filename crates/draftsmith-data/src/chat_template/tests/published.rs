@@ -5,6 +5,7 @@ use serde_json::Value as Json;
 
 use super::*;
 use crate::chat_format::ChatFormat;
+use crate::prompts::{Prompt, Prompts};
 use crate::tokenizer::TextTokenizer;
 use crate::tokenizer_config::SPECIAL_TOKENS_FILE;
 
@@ -19,7 +20,7 @@ fn texts_and_ids_equal_those_of_transformers() {
     let chats: Vec<Vec<Message>> = expected["chats"].as_array().unwrap().iter().map(chat).collect();
 
     let templates = expected["templates"].as_object().unwrap();
-    assert_eq!(templates.len(), 13);
+    assert_eq!(templates.len(), 15);
     for (name, outcomes) in templates {
         let file = fixtures.join(format!("{name}.jinja"));
         let chosen = if file.exists() { file.to_str().unwrap() } else { name };
@@ -38,6 +39,42 @@ fn texts_and_ids_equal_those_of_transformers() {
                     let ids = tokenizer.encode_chat(&format, chat).unwrap();
                     assert_eq!(Json::from(ids), outcome["ids"], "{name}");
                 }
+            }
+        }
+    }
+}
+
+#[test]
+fn tools_calls_and_results_are_rendered_as_by_transformers() {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let fixtures = root.join("tests/fixtures/chat-templates");
+    let model = root.join("checkpoints/tiny/target");
+    let expected = std::fs::read_to_string(fixtures.join("expected.json")).unwrap();
+    let expected: Json = serde_json::from_str(&expected).unwrap();
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("records.jsonl");
+    let records = expected["records"].as_array().unwrap();
+    let lines: String = records.iter().map(|record| format!("{record}\n")).collect();
+    std::fs::write(&file, lines).unwrap();
+    let prompts: Vec<Prompt> = Prompts::open(&file).unwrap().map(Result::unwrap).collect();
+    assert_eq!(prompts.len(), records.len());
+    let templates = expected["with_tools"].as_object().unwrap();
+    assert_eq!(templates.len(), 2);
+    for (name, outcomes) in templates {
+        let chosen = fixtures.join(format!("{name}.jinja"));
+        let format = ChatFormat::choose(&model, chosen.to_str()).unwrap();
+        let ChatFormat::Template(template) = format else { panic!("{name} is a template") };
+        for (prompt, outcome) in prompts.iter().zip(outcomes.as_array().unwrap()) {
+            let template = template.clone().with_arguments((*prompt.arguments).clone()).unwrap();
+            let answer = |turn: &crate::prompts::Turn| turn.response.clone().unwrap_or_default();
+            let answers: Vec<String> = prompt.turns.iter().map(answer).collect();
+            let rendered =
+                template.render(&prompt.messages(prompt.turns.len() - 1, &answers), true);
+            match outcome["error"].as_str() {
+                Some(raised) => {
+                    assert!(rendered.unwrap_err().to_string().contains(raised), "{name}")
+                }
+                None => assert_eq!(rendered.unwrap(), outcome["text"], "{name}"),
             }
         }
     }
