@@ -241,7 +241,7 @@ fn a_tools_result_follows_the_regenerated_call_if_it_is_the_recorded_one() {
     let notes = ran.stderr.replace('\n', " ");
     assert_eq!(ran.json()["num_ended_by_call"], 1);
     for part in [
-        "1 conversations end at an answer that does not make the file's calls",
+        "1 conversations end early, because the target's answer does not make the calls of tools",
         "`tools.jsonl`: 1 records have images or other media and are skipped; they would need",
     ] {
         assert!(notes.contains(part), "{notes}");

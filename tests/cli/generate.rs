@@ -452,6 +452,8 @@ fn stored_answers_are_looked_up_and_belong_to_their_tokenizer() {
         ("tree = true", "min_prob = 0.0", "drafters.lookup.suffix.min_prob"),
         ("factor = 2.0", "factor = -1.0", "drafters.lookup.suffix.factor"),
         ("tree = true", "deep = 3", "deep"),
+        ("searched = 'answers'", "", "drafters.lookup.suffix"),
+        ("kind =", "bigrams = 'no.json'\nkind =", "drafters.lookup.bigrams"),
     ] {
         recipe_with(&keys.replace(from, to)).fails_naming(&[named]);
     }
@@ -459,6 +461,13 @@ fn stored_answers_are_looked_up_and_belong_to_their_tokenizer() {
     let other = place.copy_model("target", "other");
     let tokenizer = std::fs::read_to_string(other.join("tokenizer.json")).unwrap();
     std::fs::write(other.join("tokenizer.json"), tokenizer + "\n").unwrap();
+    let unused = ["--draft", &draft, "--lookup-first", "2x4", "--answers", &stored];
+    generate(&target, &unused).fails_naming(&["--answers", "answers:2x4"]);
+    place.write("none.toml", format!("[models]\ntarget = '{target}'\n{keys}"));
+    let none = ["generate", "--recipe", "none.toml", "--prompt", "a"];
+    place.run(&none).fails_naming(&["earlier answers", "draftsmith build-datastore"]);
+    place.write("foreign.jsonl", "{\"prompt\": \"a\", \"prefix\": [1], \"tokens\": [99999999]}\n");
+    build(&["--from", "foreign.jsonl"]).fails_naming(&["foreign.jsonl"]);
     let with = |target: &str, path: &str| generate(target, &["--prompt-lookup", "--answers", path]);
     let hint = "draftsmith build-datastore";
     let other = other.display().to_string();

@@ -96,7 +96,7 @@ enum Command {
     AttachHead(ReadingData<OfRecipe<ConfidenceArguments>>),
     /// Count which token follows which, for prompt lookup.
     TrainBigram(ReadingData<OfRecipe<BigramArguments>>),
-    /// Index answers, which look-ups search.
+    /// Index earlier answers for prompt lookup.
     BuildDatastore(ReadingData<OfRecipe<DatastoreArguments>>),
     /// Record what drafters propose along responses.
     Record(ReadingData<RecipeArguments>),

@@ -23,8 +23,8 @@ pub struct LookupFirstDraft<D> {
 
 impl<D> LookupFirstDraft<D> {
     /// Creates a drafter for up to `num_slots` concurrent sequences. It tries prompt lookup with
-    /// the settings `first`, in `answers` too if they say so, and lets `drafter` propose where there is
-    /// no match.
+    /// the settings `first`, which may also search `answers`, and lets `drafter` propose where there
+    /// is no match.
     pub fn new(
         drafter: D,
         (first, answers): (LookupFirst, Option<&Arc<StoredAnswers>>),

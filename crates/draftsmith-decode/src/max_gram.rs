@@ -89,16 +89,19 @@ fn propose_tree(
     (tokens, proposal): (&mut Vec<u32>, &mut Proposal),
     eos_token_ids: &[u32],
 ) -> usize {
-    let is_end = |node: Option<usize>| node.is_some_and(|at| eos_token_ids.contains(&nodes[at].0));
-    let kept = nodes.iter().take_while(|(_, parent)| !is_end(*parent));
-    let mut num_nodes = 0;
-    for (token_id, parent) in kept.copied() {
-        let rank = proposal.nodes().iter().filter(|node| node.parent == parent).count();
-        proposal.push(Node { parent, token_id, drawn_from: DrawnFrom::OneHot, rank });
-        tokens.push(token_id);
-        num_nodes += 1;
+    // The number of each node in the proposal; None for those that follow an end token.
+    let mut numbers: Vec<Option<usize>> = Vec::with_capacity(nodes.len());
+    for (token_id, follows) in nodes.iter().copied() {
+        let is_end = |at: &usize| eos_token_ids.contains(&nodes[*at].0);
+        let parent = follows.and_then(|at| numbers[at]);
+        let is_kept = !follows.is_some_and(|at| numbers[at].is_none() || is_end(&at));
+        numbers.push(is_kept.then(|| {
+            let rank = proposal.nodes().iter().filter(|node| node.parent == parent).count();
+            tokens.push(token_id);
+            proposal.push(Node { parent, token_id, drawn_from: DrawnFrom::OneHot, rank })
+        }));
     }
-    num_nodes
+    numbers.iter().flatten().count()
 }
 
 /// A source that returns one copied token as the next candidate.

@@ -46,6 +46,11 @@ pub(crate) fn read_answers(
         .map_err(|fault| anyhow!("the stored answers `{shown}` are invalid: {fault}; {HINT}"))
 }
 
+/// Returns the source of the stored answers in a file; `None` if it cannot be read.
+pub fn source_of(path: &Path) -> Option<String> {
+    read_metadata(path).ok()?.remove(COUNTED)
+}
+
 /// Returns the metadata of a file of token ids.
 pub(crate) fn metadata(source: &str, tokenizer: &str) -> [(String, String); 2] {
     [(TOKENIZER, tokenizer), (COUNTED, source)].map(|(key, it)| (key.to_owned(), it.to_owned()))

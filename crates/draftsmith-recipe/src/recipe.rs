@@ -34,7 +34,7 @@ pub use self::costs::GivenCosts;
 pub use self::data::{DataRecipe, Responses};
 pub use self::evaluate::EvaluateRecipe;
 pub use self::keys::decoding;
-use self::keys::toml_error;
+use self::keys::{require, toml_error};
 pub use self::overrides::Overrides;
 pub use self::prompts::{PromptSource, Split, Splits};
 pub use self::rules::RulesRecipe;
@@ -510,6 +510,12 @@ impl Recipe {
         self.splits.check()?;
         self.drafters.check()?;
         self.tune.iter().try_for_each(TuneRecipe::check)?;
+        let firsts = self.evaluate.iter().flat_map(|evaluate| &evaluate.lookup_first);
+        require(
+            self.answers.is_some() || !firsts.clone().any(|first| first.answers),
+            "evaluate.lookup_first",
+            "searches earlier answers, and the key `answers` names none",
+        )?;
         self.evaluate.iter().try_for_each(|evaluate| evaluate.check(&self.drafters))
     }
 }

@@ -13,7 +13,7 @@ mod text;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use draftsmith_data::{Provenance, hash_bytes};
 use draftsmith_model::{CausalLm, check_trained_with};
@@ -163,6 +163,25 @@ impl Workspace {
             get_or_read(&self.answers, read).cloned()
         };
         self.stored_answers.as_ref().map(read).transpose()
+    }
+
+    /// Loads the stored answers, which a look-up searches.
+    ///
+    /// # Errors
+    /// As [`Self::answers`], or if there is no file of them.
+    pub(crate) fn need_answers(&self) -> Result<Arc<StoredAnswers>> {
+        self.answers()?.context(
+            "look-ups search earlier answers, and none are given; hint: name a file of `draftsmith build-datastore` \
+             with the recipe's key `answers`, or with `--answers`",
+        )
+    }
+
+    /// Hashes the file of the stored answers; `None` without one.
+    ///
+    /// # Errors
+    /// If it cannot be read.
+    pub fn answers_hash(&self) -> Result<Option<String>> {
+        self.stored_answers.as_ref().map(|path| self.artifacts.file_hash(path)).transpose()
     }
 
     /// Loads a draft model. Checks that it has the target's tokenizer, and that its context is at

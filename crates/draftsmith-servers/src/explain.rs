@@ -405,13 +405,14 @@ impl Explaining<'_> {
             anyhow::Ok(per_round(replayed(&it.recordings, num)?.iter().map(|it| it.within)))
         };
         let at = |num: usize| anyhow::Ok((num, [accepted(one, num)?, accepted(other, num)?]));
-        let all = (1..=one.recordings.max_length).map(at).collect::<Result<Vec<_>>>()?;
+        let others = (1..=one.recordings.max_length).filter(|num| *num != self.sizes.most);
+        let all = others.map(at).collect::<Result<Vec<_>>>()?;
         let difference = |(_, [one, other]): &(usize, [f64; 2])| (one - other).abs();
         let best = all.into_iter().max_by(|a, b| difference(a).total_cmp(&difference(b)));
-        if let Some(best) = best.filter(|it| it.0 != self.sizes.most && difference(it) >= APART) {
-            let (num, [one, other]) = best;
+        if let Some((num, [one, other])) = best.filter(|it| difference(it) >= APART) {
             return Ok(format!(
-                "With {num} candidates per round they differ: {one:.2} and {other:.2} accepted."
+                "With {num} candidates per round, the first cause predicts {one:.2} accepted and the second {other:.2}: \
+                 start the server with that many."
             ));
         }
         let answers = one.expected.iter().zip(&other.expected);
@@ -420,10 +421,12 @@ impl Explaining<'_> {
         let (middle, [short, long]) = self.by_halves(|at| [differences[at], 1.0]);
         Ok(match short.max(long) >= LEAST_SCALE {
             true if long > short => format!(
-                "They differ most on long texts: give prompts and answers of more than {middle} tokens."
+                "Both causes differ most on long texts: choose prompts that have more than {middle} tokens with their \
+                 answers."
             ),
-            true => format!("They differ most on texts of less than {middle} tokens."),
-            false => "On these prompts they accept the same: give more and longer ones.".to_owned(),
+            true => format!("Both causes differ most on texts of less than {middle} tokens."),
+            false => "On these prompts both causes predict the same: give more and longer prompts."
+                .to_owned(),
         })
     }
 
@@ -442,8 +445,8 @@ impl Explaining<'_> {
     fn by_length(&self, trained: &[Expected]) -> String {
         let (middle, [short, long]) = self.by_halves(|at| trained[at].within);
         format!(
-            "It has {short:.2} candidates accepted per round in texts of less than {middle} tokens, and {long:.2} in \
-             longer ones."
+            "Expected per round: {short:.2} accepted in texts of less than {middle} tokens (prompt and answer), and \
+             {long:.2} in longer ones."
         )
     }
 

@@ -109,6 +109,8 @@ pub struct Survey {
     pub kind: Option<&'static str>,
     /// The directory or name of the drafter as servers load it; null if none can.
     pub served_as: Option<String>,
+    /// The file of the stored answers that look-ups search; null without one.
+    pub answers: Option<PathBuf>,
     /// The hash of the target that the drafter was trained for, if it is another one; null otherwise.
     pub trained_for: Option<String>,
     /// How the answers were decoded.
@@ -152,8 +154,15 @@ impl ServerAdvice {
         let LookupFirst { answers, min_match: num_matched, most } = look_ups.look_ups;
         // llama.cpp proposes no fewer candidates than it matches tokens.
         let ngram = NgramSimple { num_matched, most: most.max(num_matched) };
+        // vLLM, which searches earlier answers, has no minimum match.
+        let is_known = !answers || num_matched == 1;
         let drafting = if answers { Drafting::suffix(most) } else { Drafting::look_up(ngram) };
-        let mut all = vec![("prompt lookup", drafting, look_ups.speedup, &alone)];
+        let mut all = Vec::from_iter(is_known.then_some((
+            "prompt lookup",
+            drafting,
+            look_ups.speedup,
+            &alone,
+        )));
         if let Some((served, fixed)) = served.as_ref().zip(fixed) {
             let length = served.whole_block.unwrap_or(fixed.config.parameter() as usize);
             all.push(("the drafter", Drafting::fixed(length), fixed.speedup, served));
@@ -237,9 +246,13 @@ impl Survey {
             Advice::JustLookUp => {
                 let LookupFirst { answers, min_match, most } = verdict.look_ups?;
                 let searched = if answers { ", searched = \"answers\"" } else { "" };
-                format!(
-                    "drafters.lookup = {{ kind = \"prompt-lookup\"{searched}, min_match = {min_match}, rules.fixed = [{most}] }}"
-                )
+                let path = self.answers.as_ref().filter(|_| answers);
+                let path =
+                    path.map(|path| format!("answers = {}\n", json!(path.display().to_string())));
+                path.unwrap_or_default()
+                    + &format!(
+                        "drafters.lookup = {{ kind = \"prompt-lookup\"{searched}, min_match = {min_match}, rules.fixed = [{most}] }}"
+                    )
             }
         })
     }
@@ -318,6 +331,7 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
         draft: settings.draft.clone(),
         served_as: recipe.served(DrafterId::DRAFT).map(|served| served.model),
         kind: recipe.drafters.get(DrafterId::DRAFT).map(|it| it.kind.entry().name),
+        answers: settings.answers.clone(),
         trained_for,
         in_servers: ServerAdvice::all(&found, &recipe, !decoding.is_greedy()),
         decoding,

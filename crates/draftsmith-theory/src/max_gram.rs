@@ -126,7 +126,8 @@ impl FromStr for LookupFirst {
 serialize_as_string!(LookupFirst);
 
 /// A sequence, indexed so that its suffix can be looked up. Reading a token takes amortised
-/// constant time, and finding a match constant time.
+/// constant time, and finding a match constant time. With [`SearchedText::Answers`], the time of a
+/// look-up grows with the number of places of the sequence's last token.
 #[derive(Debug, Clone)]
 pub struct MaxGram {
     config: MaxGramConfig,
@@ -198,10 +199,14 @@ impl MaxGram {
         }
     }
 
-    /// Returns the tokens that may follow the sequence, up to `most`, by [`SearchedText::Answers`].
+    /// Returns the tokens that may follow the sequence, up to `most`, by [`SearchedText::Answers`]. They
+    /// form a tree if the settings say so.
     pub fn continuations(&self, most: usize) -> Continuations {
-        let MaxGramConfig { min_match, suffix, .. } = &self.config;
-        self.own.propose(self.answers.as_deref(), (*min_match, most), suffix)
+        self.counted(most, &self.config.suffix)
+    }
+
+    fn counted(&self, most: usize, suffix: &SuffixSettings) -> Continuations {
+        self.own.propose(self.answers.as_deref(), (self.config.min_match, most), suffix)
     }
 
     /// Finds the longest suffix of the sequence that occurs earlier, and returns the position after
@@ -215,7 +220,8 @@ impl MaxGram {
             }
             SearchedText::Sequence => (Some(self.index.repeated_suffix()), usize::MAX),
             SearchedText::Answers => {
-                let nodes = self.continuations(most).nodes;
+                let chain = SuffixSettings { tree: false, ..self.config.suffix };
+                let nodes = self.counted(most, &chain).nodes;
                 let tokens: Vec<u32> = nodes.into_iter().map(|(token, _)| token).collect();
                 return Continuation::Counted(tokens.into_iter());
             }

@@ -83,7 +83,7 @@ pub fn answer_all(
         |turns| source.answer(turns.into_iter().map(|(_, turn)| turn).collect()),
     )?;
     let held_out = source.answer(held_out)?;
-    let num_ended = num_ended_by_call(text, &conversations, &answered);
+    let num_ended = num_ended_by_call(text, &conversations, answered.iter().map(|it| &it.1));
     let answers = answered.into_iter().flat_map(|(all, _)| all).chain(held_out);
     Ok((answers.collect(), num_ended))
 }

@@ -51,21 +51,21 @@ pub type Answered<T> = (Vec<T>, Vec<String>);
 
 /// Counts the conversations that ended because an answer does not make the file's calls of tools, whose
 /// results follow.
-pub fn num_ended_by_call<T>(
+pub fn num_ended_by_call<'a>(
     text: &TextSide,
     prompts: &[&Prompt],
-    answered: &[Answered<T>],
+    texts: impl IntoIterator<Item = &'a Vec<String>>,
 ) -> usize {
-    let ends = prompts.iter().zip(answered).filter(|(it, (_, texts))| text.ends_by_call(it, texts));
-    ends.count()
+    let answered = prompts.iter().zip(texts);
+    answered.filter(|(prompt, texts)| text.ends_by_call(prompt, texts)).count()
 }
 
 /// Tells the user that conversations ended so, unless `num` is 0.
 pub fn note_ended_by_call(stage: &str, num: usize, watch: &dyn Watch) {
     if num > 0 {
         watch.note(format!(
-            "{stage}: {num} conversations end at an answer that does not make the file's calls of tools, whose \
-             results follow"
+            "{stage}: {num} conversations end early, because the target's answer does not make the calls of tools \
+             whose results follow in the file"
         ));
     }
 }

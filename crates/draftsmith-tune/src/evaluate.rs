@@ -22,7 +22,7 @@ use self::group::{EvaluationResults, MeasuredGroup, seconds_alone};
 use self::journal::RunJournal;
 use self::measure::Bench;
 use self::settings::Setting;
-use crate::conversation::note_ended_by_call;
+use crate::conversation::{note_ended_by_call, num_ended_by_call};
 use crate::decoders::Decoders;
 use crate::machine::{Quiet, Span};
 use draftsmith_recipe::{
@@ -272,10 +272,8 @@ impl MeasuredModels<'_> {
                     }
                 };
                 if index == 0 && (num_counted..batches).contains(&number) {
-                    let text = &self.pair.text;
-                    let ended = batch.iter().zip(&runs);
-                    num_ended +=
-                        ended.filter(|(it, run)| text.ends_by_call(it, &run.texts)).count();
+                    let texts = runs.iter().map(|run| &run.texts);
+                    num_ended += num_ended_by_call(&self.pair.text, &batch, texts);
                 }
                 recent.extend(runs.into_iter().map(|run| (index, run)));
                 match batch.len() as u64 {
@@ -298,7 +296,8 @@ impl MeasuredModels<'_> {
                 span = Span::begin();
             }
         }
-        note_ended_by_call(&group.dataset.name, num_ended, self.watch);
+        let stage = format!("evaluate: `{}`", group.dataset.name);
+        note_ended_by_call(&stage, num_ended, self.watch);
         Ok(true)
     }
 }

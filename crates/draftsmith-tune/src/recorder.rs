@@ -377,7 +377,7 @@ impl AnswerRecorder<'_> {
             false => prompts.chunks(at_once).map(some).collect::<Result<_>>()?,
         };
         let (answers, num_ended): (Vec<_>, Vec<usize>) = answers.into_iter().unzip();
-        note_ended_by_call("answers", num_ended.iter().sum(), self.watch);
+        note_ended_by_call("record", num_ended.iter().sum(), self.watch);
         let answers: Vec<TargetAnswer> = answers.into_iter().flatten().collect();
         ensure!(
             !answers.is_empty() || source.num_left_out() == 0,

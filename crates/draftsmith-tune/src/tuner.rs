@@ -171,6 +171,7 @@ fn made_from(recipe: &Recipe, workspace: &Workspace) -> Result<String> {
         "version": env!("CARGO_PKG_VERSION"),
         "recordings": RolloutFiles::of(recipe, workspace)?.provenances()?,
         "recipe": serde_json::to_value(recipe)?,
+        "answers": workspace.answers_hash()?,
         "dtype": workspace.models.dtype,
         "machine": [format!("{:?}", workspace.models.device()), machine_text()],
     });

@@ -5,11 +5,11 @@
 
 use std::path::PathBuf;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
 use draftsmith_files::check_place;
 use draftsmith_recipe::Watch;
-use draftsmith_recipe::answer_files::write_answers;
+use draftsmith_recipe::answer_files::{source_of, write_answers};
 use draftsmith_recipe::built_data::built_data;
 use draftsmith_recipe::prompt_files::{Reading, files_of, note_malformed};
 use draftsmith_theory::StoredAnswers;
@@ -21,7 +21,7 @@ use crate::commands::StageJob;
 /// Arguments of `build-datastore`.
 #[derive(Debug, Default, Args)]
 pub(crate) struct DatastoreArguments {
-    /// Index the answers in these prompt files, instead of the responses.
+    /// Index the answers in these prompt files, instead of those of the built data.
     #[arg(long, value_name = "FILE", num_args = 1..)]
     from: Vec<PathBuf>,
 }
@@ -31,20 +31,18 @@ pub(crate) fn run(arguments: &DatastoreArguments, job: StageJob<'_>) -> Result<(
     let StageJob { recipe, workspace, console } = job;
     let path = recipe.answers.clone();
     let path = path.unwrap_or_else(|| recipe.data_dir().join("answers.safetensors"));
-    let (answers, source) = if arguments.from.is_empty() {
-        let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
-        let share = recipe.held_out_share();
-        let rows = data.rows.iter().filter(|row| !is_held_out(row, share));
-        (
-            rows.map(|row| row.response_ids.clone()).collect(),
-            format!("{} without {share}", data.hash),
-        )
-    } else {
-        (answers_in(&arguments.from, job)?, "prompt files".to_owned())
+    let (answers, source) = match &arguments.from[..] {
+        [] => (built_answers(job)?, source_of_data(job)?),
+        from => {
+            let files = workspace.artifacts.prompt_files(from)?;
+            (answers_in(from, job)?, json!(files).to_string())
+        }
     };
-    ensure!(!answers.is_empty(), "found no answers to store");
-    check_place(&path)?;
     let num_tokens: usize = answers.iter().map(Vec::len).sum();
+    ensure!(num_tokens > 0, "found no answers to store");
+    let most = StoredAnswers::MOST_TOKENS;
+    ensure!(num_tokens <= most, "{num_tokens} tokens do not fit an index, which holds {most}");
+    check_place(&path)?;
     let bar = console.bar("build-datastore", "tokens", num_tokens as u64);
     let stored = StoredAnswers::build(answers.iter().map(|ids| &ids[..]), |num_sorted| {
         bar.advance(num_sorted as f64 - bar.position() as f64);
@@ -57,10 +55,37 @@ pub(crate) fn run(arguments: &DatastoreArguments, job: StageJob<'_>) -> Result<(
     console.document(&json!({ "path": path, "num_answers": num_answers, "num_tokens": num_tokens }))
 }
 
+/// Indexes the built data's answers if the recipe names an index that is missing or of other data. An
+/// index of prompt files stays.
+pub(crate) fn run_once(job: StageJob<'_>) -> Result<()> {
+    let Some(path) = &job.recipe.answers else { return Ok(()) };
+    let source = source_of(path).filter(|_| path.is_file());
+    let is_wanted = match source {
+        Some(source) => !source.starts_with('[') && source != source_of_data(job)?,
+        None => true,
+    };
+    if is_wanted { run(&DatastoreArguments::default(), job) } else { Ok(()) }
+}
+
+/// Returns the answers of the built data that training does not hold out.
+fn built_answers(job: StageJob<'_>) -> Result<Vec<Vec<u32>>> {
+    let StageJob { recipe, workspace, .. } = job;
+    let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
+    let share = recipe.held_out_share();
+    let rows = data.rows.iter().filter(|row| !is_held_out(row, share));
+    Ok(rows.map(|row| row.response_ids.clone()).collect())
+}
+
+fn source_of_data(job: StageJob<'_>) -> Result<String> {
+    let StageJob { recipe, workspace, .. } = job;
+    let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
+    Ok(format!("{} without {}", data.hash, recipe.held_out_share()))
+}
+
 /// Reads the answers in prompt files as tokens. An answer given as text ends with an end token.
 fn answers_in(paths: &[PathBuf], job: StageJob<'_>) -> Result<Vec<Vec<u32>>> {
     let StageJob { recipe, workspace, console } = job;
-    let text = workspace.text_side()?;
+    let (text, vocab_size) = (workspace.text_side()?, workspace.models.vocab_size()?);
     let reading = Reading { split: None, is_strict: recipe.is_strict, keeps_tokens: true };
     let mut answers = Vec::new();
     for path in files_of(paths)? {
@@ -69,7 +94,17 @@ fn answers_in(paths: &[PathBuf], job: StageJob<'_>) -> Result<Vec<Vec<u32>>> {
             console.check_interrupted()?;
             for turn in prompt?.turns {
                 match (turn.tokens, turn.response) {
-                    (Some(given), _) => answers.push(given.response_ids),
+                    (Some(given), _) => {
+                        let ids = given.response_ids;
+                        let unknown = ids.iter().find(|id| **id as usize >= vocab_size);
+                        if let Some(id) = unknown {
+                            bail!(
+                                "`{}` has an answer with the token {id}, which the target does not have",
+                                path.display()
+                            );
+                        }
+                        answers.push(ids);
+                    }
                     (None, Some(response)) => {
                         let mut ids = text.tokenizer.encode(&response, false)?;
                         ids.extend(text.eos_token_ids.first());

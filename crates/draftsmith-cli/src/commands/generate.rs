@@ -102,7 +102,10 @@ pub(crate) fn run(arguments: &GenerateArguments, job: DeviceJob<'_>) -> Result<(
         }
     });
     if name.lookup_first().is_some_and(|first| first.answers) && recipe.answers.is_none() {
-        console.note("look-ups search only the text, because `--answers` names no earlier answers");
+        console.note(
+            "look-ups search only the text, because no earlier answers are given; hint: `--answers FILE`, or the \
+             recipe's key `answers`",
+        );
     }
     let is_marked = arguments.show && is_speculative;
     let stream = pair.text.tokenizer.text_stream(true);

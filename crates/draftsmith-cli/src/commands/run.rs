@@ -4,14 +4,12 @@
 pub(crate) mod dry;
 mod preflight;
 
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use draftsmith_report::{Conclusion, serving_text, wrapped};
 use serde_json::{Value, json};
 
-use crate::commands::build_datastore::DatastoreArguments;
 use crate::commands::{
     StageJob, build_data, build_datastore, evaluate, record, replay, train_drafter, train_head,
     tune,
@@ -42,9 +40,8 @@ pub(crate) fn run(job: StageJob<'_>) -> Result<()> {
     let stage = StageJob { console: &quiet, ..job };
     let built = recipe.data.as_ref().map(|_| build_data::run(stage, DamagedShards::Refused));
     let built = built.transpose()?;
-    let is_to_index = |path: &PathBuf| built.is_some() && !path.exists();
-    if recipe.answers.as_ref().is_some_and(is_to_index) {
-        build_datastore::run(&DatastoreArguments::default(), stage)?;
+    if built.is_some() {
+        build_datastore::run_once(stage)?;
     }
     let head = head.map(|_| train_head::run(stage, None)).transpose()?;
     let adapters =

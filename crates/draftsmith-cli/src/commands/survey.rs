@@ -64,7 +64,7 @@ pub(crate) struct SurveyArguments {
     server_costs: Option<PathBuf>,
     #[command(flatten)]
     load: LoadArguments,
-    /// `vicuna`, `llama-2`, `alpaca`, `none`, a file.
+    /// `vicuna`, `llama-2`, `alpaca`, `none` or a file.
     #[arg(long, value_name = "NAME")]
     chat_template: Option<String>,
 }
@@ -79,8 +79,9 @@ impl SurveyArguments {
     fn settings(&self, seed: u64, dtype: WeightDtype) -> Result<SurveySettings> {
         anyhow::ensure!(
             self.draft.is_some()
-                || self.form.as_ref().is_none_or(|form| form == ServerKind::LlamaCpp.name()),
-            "`--for` needs `--draft`; without one only llama.cpp's look-ups have settings"
+                || self.form.as_ref().is_none_or(|form| form == ServerKind::LlamaCpp.name())
+                || self.answers.is_some() && self.form.as_deref() == Some("vllm"),
+            "`--for` needs `--draft`; without one, only llama.cpp's look-ups have settings, and vLLM's with `--answers`"
         );
         let costs = self.server_costs.as_deref();
         let tuning = self.form.as_ref().map(|form| self.load.tuning(form, costs));

@@ -62,7 +62,8 @@ impl DrafterKind for MergedKind {
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
         let members = loading.members(&self.drafters)?;
         let drafters = members.iter().map(|it| it.parts.clone()).collect();
-        let answers = loading.workspace.answers()?;
+        let searches = self.lookup.is_some_and(|lookup| lookup.answers);
+        let answers = searches.then(|| loading.workspace.need_answers()).transpose()?;
         let parts = MergedParts { drafters, lookup: self.lookup, answers };
         Ok(LoadedDrafter::of_members(loading.id, parts, members))
     }

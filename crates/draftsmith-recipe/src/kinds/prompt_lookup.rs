@@ -1,7 +1,8 @@
 //! The kind `prompt-lookup` (Max-Gram, suffix decoding): takes candidates from earlier text of the same
 //! sequence or from stored answers, with an optional bigram table.
 //!
-//! `train-bigram` writes the table, and `build-datastore` stores answers. Token ids depend on the tokenizer, so the file stores a hash of
+//! `build-datastore` stores answers, and `train-bigram` writes the table.
+//! Token ids depend on the tokenizer, so the file stores a hash of
 //! its tokenizer, and we reject a table for another tokenizer. We also read the tables that
 //! CS-Drafting's authors publish: JSON lists with the next token of each token id.
 
@@ -13,7 +14,7 @@ use anyhow::{Result, anyhow, bail, ensure};
 use draftsmith_decode::{LookUpParts, NamedParts};
 use draftsmith_files::{parse_json, read_file};
 use draftsmith_model::{read_id_lists, write_id_lists};
-use draftsmith_theory::{Bigrams, MaxGramConfig, Road, SearchedText, SuffixSettings};
+use draftsmith_theory::{Bigrams, MaxGramConfig, ModelSummary, Road, SearchedText, SuffixSettings};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{DrafterSize, LoadedDrafter, Loading};
@@ -56,6 +57,12 @@ impl Default for PromptLookupKind {
     }
 }
 
+impl PromptLookupKind {
+    fn searches_answers(&self) -> bool {
+        self.searched == SearchedText::Answers
+    }
+}
+
 impl DrafterKind for PromptLookupKind {
     fn entry(&self) -> &'static KindEntry {
         &ENTRY
@@ -75,6 +82,14 @@ impl DrafterKind for PromptLookupKind {
     fn check(&self, key: &str, _all: &DrafterRecipes) -> Result<()> {
         let of_match = format!("{key}.min_match");
         require(self.min_match > 0, &of_match, "is 0: a match has at least one token")?;
+        let is_own = self.searches_answers() || self.suffix == SuffixSettings::default();
+        require(is_own, &format!("{key}.suffix"), "is set without `searched = \"answers\"`")?;
+        let is_lost = self.suffix.tree && self.bigrams.is_some();
+        require(
+            !is_lost,
+            &format!("{key}.bigrams"),
+            "is set beside `suffix.tree`: bigrams continue chains",
+        )?;
         let fault = self.suffix.fault();
         fault.map_or(Ok(()), |(of, fault)| require(false, &format!("{key}.suffix.{of}"), fault))
     }
@@ -84,10 +99,23 @@ impl DrafterKind for PromptLookupKind {
         let Self { searched, min_match, bigrams, suffix } = self;
         let bigrams = bigrams.as_deref().map(|path| read_bigrams(path, workspace)).transpose()?;
         let config = MaxGramConfig { searched: *searched, min_match: *min_match, suffix: *suffix };
-        let answers = workspace.answers()?;
+        let answers = if self.searches_answers() { Some(workspace.need_answers()?) } else { None };
         let parts = NamedParts { id, parts: Arc::new(LookUpParts { config, bigrams, answers }) };
         let sizes = vec![DrafterSize { id, num_read: 0, num_own: 0 }];
         Ok(LoadedDrafter { parts, head: None, dir: None, rule_dir: None, sizes })
+    }
+
+    fn summaries(
+        &self,
+        loading: &Loading<'_>,
+        _loaded: &LoadedDrafter,
+    ) -> Result<Vec<ModelSummary>> {
+        let hash = loading.workspace.answers_hash()?.filter(|_| self.searches_answers());
+        let of = |hash| {
+            let own = loading.plain_summary("earlier answers".to_owned());
+            ModelSummary { hash, ..own }
+        };
+        Ok(hash.map(of).into_iter().collect())
     }
 
     fn role(&self) -> Role {

@@ -137,7 +137,9 @@ impl ServerKind {
     /// Writes the server's settings, and the notes on what they cannot express, into `settings`.
     /// Without a setting that pays there are only notes.
     pub(super) fn write(self, settings: &mut ServerSettings, served: &ServedDrafter) {
-        let takes_one = self.takes_one(served.flags);
+        let is_suffix =
+            settings.rows.iter().flat_map(|row| &row.cells).any(|it| it.drafting.is_suffix);
+        let takes_one = self.takes_one(served.flags) || is_suffix;
         let most = settings.rows.iter().map(|row| row.best).max().unwrap_or(0);
         let single = settings.single.unwrap_or(Drafting::fixed(0));
         let table = SettingsTable {

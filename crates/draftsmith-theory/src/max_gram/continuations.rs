@@ -52,7 +52,7 @@ impl SuffixSettings {
         let Self { depth, min_prob, factor, .. } = *self;
         let faults = [
             ((2..=MAX_DEPTH).contains(&depth), ("depth", "is outside 2 to 64")),
-            (min_prob > 0.0 && min_prob <= 1.0, ("min_prob", "is outside 0 to 1, or 0")),
+            (min_prob > 0.0 && min_prob <= 1.0, ("min_prob", "must be above 0 and at most 1")),
             (factor > 0.0 && factor.is_finite(), ("factor", "is not a number above 0")),
         ];
         faults.into_iter().find(|(is_valid, _)| !is_valid).map(|(_, fault)| fault)
@@ -220,6 +220,7 @@ impl OwnText {
         settings: &SuffixSettings,
     ) -> Continuations {
         let depth = if settings.rest { REST_MATCH + REST_AHEAD } else { settings.depth };
+        let depth = depth.clamp(2, MAX_DEPTH);
         let longest = if settings.rest { REST_MATCH } else { depth - 1 };
         let longest = longest.min(self.tokens.len().saturating_sub(1));
         let own = if settings.rest { Vec::new() } else { self.matches(longest, depth) };

@@ -22,10 +22,16 @@ pub struct StoredAnswers {
 }
 
 impl StoredAnswers {
+    /// The maximum number of tokens of an index.
+    pub const MOST_TOKENS: usize = 1 << 30;
+
     /// Indexes answers. `observe` receives the number of sorted tokens now and then.
     ///
     /// # Errors
-    /// If `observe` fails, or the answers have 2³² tokens or more.
+    /// If `observe` fails.
+    ///
+    /// # Panics
+    /// If the answers have more than [`Self::MOST_TOKENS`] tokens.
     pub fn build<'a, E>(
         answers: impl IntoIterator<Item = &'a [u32]>,
         mut observe: impl FnMut(usize) -> Result<(), E>,
@@ -35,6 +41,7 @@ impl StoredAnswers {
             tokens.extend(answer.iter().filter(|token| **token != END));
             tokens.push(END);
         }
+        assert!(tokens.len() <= 2 * Self::MOST_TOKENS, "{} tokens", tokens.len());
         let first = firsts(&tokens);
         let mut next = first.clone();
         let mut order = vec![0; first.last().map_or(0, |num| *num as usize)];

@@ -235,12 +235,17 @@ fn suffix_decoding_proposes_what_most_often_followed() {
         for step in 0..50 {
             let most = 1 + step % 8;
             let sizes = (min_match, most);
-            let own = counted(&[&sequence], &sequence, sizes, &suffix);
-            let other = counted(searched, &sequence, sizes, &suffix);
-            let (expected, num) = match other.score > own.score {
-                true => (other, &mut num_stored),
-                false => (own, &mut num_own),
+            let best = |suffix: &SuffixSettings| {
+                let own = counted(&[&sequence], &sequence, sizes, suffix);
+                let other = counted(searched, &sequence, sizes, suffix);
+                if other.score > own.score { (other, true) } else { (own, false) }
             };
+            let (expected, is_stored) = best(&suffix);
+            let num = if is_stored { &mut num_stored } else { &mut num_own };
+            let (chain, _) = best(&SuffixSettings { tree: false, ..suffix });
+            let chain: Vec<u32> = chain.nodes.iter().map(|(token, _)| *token).collect();
+            let mut copied = found.continuation(most);
+            assert_eq!(std::iter::from_fn(|| copied.next(&sequence)).collect::<Vec<_>>(), chain);
             let proposed = found.continuations(most);
             assert_eq!(proposed.nodes, expected.nodes, "{config:?} {sequence:?} {answers:?}");
             assert!((proposed.score - expected.score).abs() < 1e-9);

@@ -108,7 +108,7 @@ impl Labeller<'_> {
         )?;
         // The remaining progress belongs to turns that exceed the context.
         self.progress.advance(left);
-        let num_ended = num_ended_by_call(self.text, &prompts, &answered);
+        let num_ended = num_ended_by_call(self.text, &prompts, answered.iter().map(|it| &it.1));
         self.counted.lock().expect(HELD).num_ended_by_call += num_ended;
         let rows = answered.into_iter().flat_map(|(rows, _)| rows);
         Ok(rows.filter(|row| self.is_known(row)).collect())

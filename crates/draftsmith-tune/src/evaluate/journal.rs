@@ -141,6 +141,8 @@ fn fingerprint(models: &MeasuredModels<'_>, plans: &[Plan]) -> Result<Fingerprin
         ("models", json!(models.summaries()?)),
         ("prompts", json!(workspace.artifacts.prompt_files(&evaluate.prompts)?)),
         ("keys of `[evaluate]`", json!(evaluate)),
+        ("keys of drafters", json!(recipe.drafters)),
+        ("`answers`", json!(workspace.answers_hash()?)),
         ("rules", json!(plans.iter().map(settings).collect::<Vec<_>>())),
         ("seed", json!(recipe.seed)),
         ("dtype", json!(workspace.models.dtype)),

@@ -93,7 +93,7 @@ impl<'a> RolloutFiles<'a> {
             test_prompts: workspace.artifacts.prompt_files(&evaluate.prompts)?,
             vocab_size: workspace.models.target_shape()?.vocab_size,
             context: workspace.models.context()?,
-            answers: workspace.answers()?,
+            answers: if tune.lookup_first { workspace.answers()? } else { None },
         })
     }
 

@@ -132,6 +132,11 @@ fn check_found(
 
 /// Checks flags that depend on another flag, a file or a drafter.
 pub(super) fn check_flags(arguments: &GenerateArguments) -> Result<()> {
+    let searches = arguments.lookup_first.is_none_or(|first| first.answers);
+    ensure!(
+        arguments.answers.is_none() || searches,
+        "flag `--answers` needs look-ups that search them; hint: `--lookup-first answers:2x4`"
+    );
     if let Some(dir) = &arguments.head {
         check_found("--head", dir, |found| found.kind.is_none(), HEAD.text)?;
     }
