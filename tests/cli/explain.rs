@@ -349,7 +349,7 @@ fn faults(dir: &Path, faults: Value) {
     std::fs::write(dir.join("faults.json"), faults.to_string()).unwrap();
 }
 
-/// Gives a drafter a norm for each of the target's states in place of one for all.
+/// Replaces the one norm of all target states by a norm for each state.
 fn norm_each_state(dir: &Path) {
     set(dir, |it| {
         it.remove("norm_before_fc");

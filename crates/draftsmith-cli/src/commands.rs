@@ -27,9 +27,13 @@ pub(crate) mod train_drafter;
 pub(crate) mod train_head;
 pub(crate) mod tune;
 
+use anyhow::Result;
 use burn::tensor::Device;
+use draftsmith_data::ResponseRow;
 use draftsmith_model::WeightDtype;
+use draftsmith_recipe::built_data::built_data;
 use draftsmith_recipe::{Recipe, Workspace};
+use draftsmith_train::is_held_out;
 
 use crate::console::Console;
 
@@ -49,4 +53,15 @@ pub(crate) struct StageJob<'a> {
     /// The recipe's models and data.
     pub(crate) workspace: &'a Workspace,
     pub(crate) console: &'a Console,
+}
+
+impl StageJob<'_> {
+    /// Visits the rows of the built data that training does not hold out, and describes them.
+    fn each_known_row(self, visit: impl FnMut(&ResponseRow)) -> Result<String> {
+        let Self { recipe, workspace, .. } = self;
+        let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
+        let share = recipe.held_out_share();
+        data.rows.iter().filter(|row| !is_held_out(row, share)).for_each(visit);
+        Ok(format!("{} without {share}", data.hash))
+    }
 }

@@ -151,7 +151,7 @@ impl Workspace {
         })
     }
 
-    /// Loads the stored answers that look-ups search; `None` without a file of them.
+    /// Loads the stored answers that look-ups search; `None` if no file is named.
     ///
     /// # Errors
     /// If the file is missing or broken, or was built for another tokenizer.

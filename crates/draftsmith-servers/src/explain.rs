@@ -398,8 +398,8 @@ impl Explaining<'_> {
         recordings.map(of).transpose()
     }
 
-    /// Says what would tell two readings apart that predict the same: another number of candidates, or
-    /// longer or shorter texts.
+    /// Says how to tell apart two readings that predict the same: with another number of candidates, or
+    /// with longer or shorter texts.
     fn told_apart(&self, one: &Tried, other: &Tried) -> Result<String> {
         let accepted = |it: &Tried, num: usize| {
             anyhow::Ok(per_round(replayed(&it.recordings, num)?.iter().map(|it| it.within)))

@@ -60,7 +60,7 @@ pub fn num_ended_by_call<'a>(
     answered.filter(|(prompt, texts)| text.ends_by_call(prompt, texts)).count()
 }
 
-/// Tells the user that conversations ended so, unless `num` is 0.
+/// Notes that `num` conversations ended early for this reason, unless none did.
 pub fn note_ended_by_call(stage: &str, num: usize, watch: &dyn Watch) {
     if num > 0 {
         watch.note(format!(

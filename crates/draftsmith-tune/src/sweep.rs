@@ -141,8 +141,8 @@ pub fn best_look_ups_alone(recordings: &Recordings, costs: &Costs) -> Result<Loo
     })
 }
 
-/// Tries all settings of prompt lookup, also those that search stored answers if there are any, and
-/// returns the one with the fewest seconds per token.
+/// Tries all settings of prompt lookup, and returns the one with the fewest seconds per token. If there
+/// are stored answers, it also tries the settings that search them.
 fn best_look_ups(
     recordings: &Recordings,
     seconds_per_token: impl Fn(LookupFirst) -> Result<f64> + Sync,

@@ -10,16 +10,14 @@ use clap::Args;
 use draftsmith_files::check_place;
 use draftsmith_recipe::Watch;
 use draftsmith_recipe::answer_files::{source_of, write_answers};
-use draftsmith_recipe::built_data::built_data;
 use draftsmith_recipe::prompt_files::{Reading, files_of, note_malformed};
 use draftsmith_theory::StoredAnswers;
-use draftsmith_train::is_held_out;
 use serde_json::json;
 
 use crate::commands::StageJob;
 
 /// Arguments of `build-datastore`.
-#[derive(Debug, Default, Args)]
+#[derive(Debug, Args)]
 pub(crate) struct DatastoreArguments {
     /// Index the answers in these prompt files, instead of those of the built data.
     #[arg(long, value_name = "FILE", num_args = 1..)]
@@ -28,16 +26,33 @@ pub(crate) struct DatastoreArguments {
 
 /// Runs the command. Writes the recipe's `answers`, or `data/NAME/answers.safetensors`.
 pub(crate) fn run(arguments: &DatastoreArguments, job: StageJob<'_>) -> Result<()> {
-    let StageJob { recipe, workspace, console } = job;
-    let path = recipe.answers.clone();
-    let path = path.unwrap_or_else(|| recipe.data_dir().join("answers.safetensors"));
     let (answers, source) = match &arguments.from[..] {
-        [] => (built_answers(job)?, source_of_data(job)?),
+        [] => built_answers(job)?,
         from => {
-            let files = workspace.artifacts.prompt_files(from)?;
+            let files = job.workspace.artifacts.prompt_files(from)?;
             (answers_in(from, job)?, json!(files).to_string())
         }
     };
+    store(&answers, &source, job)
+}
+
+/// Indexes the built data's answers if the recipe names an index that is missing or of other data. An
+/// index of prompt files stays.
+pub(crate) fn run_once(job: StageJob<'_>) -> Result<()> {
+    let Some(path) = &job.recipe.answers else { return Ok(()) };
+    let kept = source_of(path);
+    if kept.as_ref().is_some_and(|source| source.starts_with('[')) {
+        return Ok(());
+    }
+    let (answers, source) = built_answers(job)?;
+    if kept.as_ref() == Some(&source) { Ok(()) } else { store(&answers, &source, job) }
+}
+
+/// Indexes answers, and writes them with their source.
+fn store(answers: &[Vec<u32>], source: &str, job: StageJob<'_>) -> Result<()> {
+    let StageJob { recipe, workspace, console } = job;
+    let path = recipe.answers.clone();
+    let path = path.unwrap_or_else(|| recipe.data_dir().join("answers.safetensors"));
     let num_tokens: usize = answers.iter().map(Vec::len).sum();
     ensure!(num_tokens > 0, "found no answers to store");
     let most = StoredAnswers::MOST_TOKENS;
@@ -49,37 +64,17 @@ pub(crate) fn run(arguments: &DatastoreArguments, job: StageJob<'_>) -> Result<(
         console.check_interrupted()
     })?;
     let tokenizer = &workspace.text.identity(&workspace.models)?.tokenizer;
-    write_answers(&path, &stored, &source, tokenizer)?;
+    write_answers(&path, &stored, source, tokenizer)?;
     let (num_answers, num_tokens) = (stored.num_answers(), stored.num_tokens());
     console.text(format!("{num_answers} answers of {num_tokens} tokens: {}\n", path.display()))?;
     console.document(&json!({ "path": path, "num_answers": num_answers, "num_tokens": num_tokens }))
 }
 
-/// Indexes the built data's answers if the recipe names an index that is missing or of other data. An
-/// index of prompt files stays.
-pub(crate) fn run_once(job: StageJob<'_>) -> Result<()> {
-    let Some(path) = &job.recipe.answers else { return Ok(()) };
-    let source = source_of(path).filter(|_| path.is_file());
-    let is_wanted = match source {
-        Some(source) => !source.starts_with('[') && source != source_of_data(job)?,
-        None => true,
-    };
-    if is_wanted { run(&DatastoreArguments::default(), job) } else { Ok(()) }
-}
-
-/// Returns the answers of the built data that training does not hold out.
-fn built_answers(job: StageJob<'_>) -> Result<Vec<Vec<u32>>> {
-    let StageJob { recipe, workspace, .. } = job;
-    let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
-    let share = recipe.held_out_share();
-    let rows = data.rows.iter().filter(|row| !is_held_out(row, share));
-    Ok(rows.map(|row| row.response_ids.clone()).collect())
-}
-
-fn source_of_data(job: StageJob<'_>) -> Result<String> {
-    let StageJob { recipe, workspace, .. } = job;
-    let data = built_data(recipe, workspace, workspace.models.vocab_size()?)?;
-    Ok(format!("{} without {}", data.hash, recipe.held_out_share()))
+/// Returns the answers of the built data that training does not hold out, and describes them.
+fn built_answers(job: StageJob<'_>) -> Result<(Vec<Vec<u32>>, String)> {
+    let mut answers = Vec::new();
+    let source = job.each_known_row(|row| answers.push(row.response_ids.clone()))?;
+    Ok((answers, source))
 }
 
 /// Reads the answers in prompt files as tokens. An answer given as text ends with an end token.

@@ -110,9 +110,9 @@ pub(crate) fn run(arguments: &GenerateArguments, job: DeviceJob<'_>) -> Result<(
     let is_marked = arguments.show && is_speculative;
     let stream = pair.text.tokenizer.text_stream(true);
     let mut printer = Printer { console, stream, is_marked, failure: None };
-    let name_and_answers = (name, workspace.answers()?);
+    let answers = workspace.answers()?;
     let (generation, seconds) =
-        decode(pair, loaded.as_ref(), request, name_and_answers, &mut printer)?;
+        decode(pair, loaded.as_ref(), request, name, answers.as_ref(), &mut printer)?;
     printer.finish()?;
     console.document(&GeneratedText {
         prompt_ids: &prompt_ids,
@@ -144,7 +144,8 @@ fn decode(
     pair: &Pair,
     drafter: Option<&LoadedDrafter>,
     request: Request<'_>,
-    (name, answers): (DrafterName, Option<Arc<StoredAnswers>>),
+    name: DrafterName,
+    answers: Option<&Arc<StoredAnswers>>,
     printer: &mut Printer<'_>,
 ) -> Result<(Generation, f64)> {
     let (prompt, decoding, limits) = (request.prompt, request.decoding, request.limits);
@@ -160,7 +161,7 @@ fn decode(
         return Ok((plain, begun.elapsed().as_secs_f64()));
     };
     let (target, drafter) = drafters.drafting(loaded.id()).context("the drafter was built")?;
-    let generation = proposing(drafter, (name, answers.as_ref()), 1, |drafter| {
+    let generation = proposing(drafter, (name, answers), 1, |drafter| {
         Ok(decode_speculative(target, drafter, request, &mut observe)?)
     })?;
     Ok((generation, begun.elapsed().as_secs_f64()))

@@ -11,12 +11,10 @@ use anyhow::{Context, Result, ensure};
 use clap::Args;
 use draftsmith_files::{check_place, open_regular};
 use draftsmith_theory::BigramCounts;
-use draftsmith_train::is_held_out;
 use serde_json::json;
 
 use crate::commands::StageJob;
 use draftsmith_recipe::Watch;
-use draftsmith_recipe::built_data::built_data;
 use draftsmith_recipe::kinds::prompt_lookup::write_bigrams;
 
 /// Arguments of `train-bigram`.
@@ -35,12 +33,7 @@ pub(crate) fn run(arguments: &BigramArguments, job: StageJob<'_>) -> Result<()> 
     check_place(&path)?;
     let mut counts = BigramCounts::default();
     let counted = if arguments.text.is_empty() {
-        let data = built_data(recipe, workspace, vocab_size)?;
-        let share = recipe.held_out_share();
-        for row in data.rows.iter().filter(|row| !is_held_out(row, share)) {
-            counts.add(&[&row.prompt_ids[..], &row.response_ids].concat());
-        }
-        format!("{} without {share}", data.hash)
+        job.each_known_row(|row| counts.add(&[&row.prompt_ids[..], &row.response_ids].concat()))?
     } else {
         for path in &arguments.text {
             count_text(path, job, &mut counts)?;

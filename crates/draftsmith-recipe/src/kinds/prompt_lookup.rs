@@ -1,10 +1,10 @@
 //! The kind `prompt-lookup` (Max-Gram, suffix decoding): takes candidates from earlier text of the same
 //! sequence or from stored answers, with an optional bigram table.
 //!
-//! `build-datastore` stores answers, and `train-bigram` writes the table.
-//! Token ids depend on the tokenizer, so the file stores a hash of
-//! its tokenizer, and we reject a table for another tokenizer. We also read the tables that
-//! CS-Drafting's authors publish: JSON lists with the next token of each token id.
+//! `build-datastore` stores answers, and `train-bigram` writes the table. Token ids depend on the
+//! tokenizer, so each file stores a hash of its tokenizer, and we reject a file for another tokenizer.
+//! We also read the tables that CS-Drafting's authors publish: JSON lists with the next token of each
+//! token id.
 
 use std::iter::repeat;
 use std::path::{Path, PathBuf};

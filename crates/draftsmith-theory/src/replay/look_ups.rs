@@ -38,8 +38,11 @@ impl Recordings {
     pub fn with_look_ups(&self, first: LookupFirst) -> Self {
         let mut recordings = self.clone();
         for response in &mut recordings.responses {
-            let lookup = MaxGram::new(first.config(), self.answers.clone());
-            response.looked_up = looked_up(response, (lookup, first.most), &self.eos_token_ids);
+            let mut lookup = MaxGram::new(first.config(), self.answers.clone());
+            lookup.begin(&response.prompt);
+            response.looked_up = looked_up_by(response, |sequence, room| {
+                lookup.extend(sequence, None, first.most.min(room), &self.eos_token_ids);
+            });
         }
         recordings
     }
@@ -72,17 +75,6 @@ impl StopRule for NeverDrafts {
     fn stops(&mut self, _candidates: &[u32], _signals: &DraftSignals) -> bool {
         true
     }
-}
-
-fn looked_up(
-    response: &Recording,
-    (mut lookup, most): (MaxGram, usize),
-    eos_token_ids: &[u32],
-) -> Vec<LookedUp> {
-    lookup.begin(&response.prompt);
-    looked_up_by(response, |sequence, room| {
-        lookup.extend(sequence, None, most.min(room), eos_token_ids);
-    })
 }
 
 /// Looks up the candidates of a round for every position at which it could begin. `extend` gets the
