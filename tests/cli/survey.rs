@@ -1,6 +1,6 @@
 //! `survey`: its figures match `record` and `replay`, it writes nothing, and it reports bad input.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::block::{NUM_CANDIDATES, write_drafter};
 #[cfg(unix)]
@@ -287,6 +287,71 @@ fn advice_ends_with_lines_that_a_recipe_reads() {
     place.write("costs.toml", "draft_ms = 50\nrows_ms = [10, 20, 30]\n");
     let shown = run(&place, &["--draft", &draft, "--costs", "costs.toml"]).ok();
     assert!(!shown.contains("for your recipe"), "{shown}");
+}
+
+/// Costs at which only look-ups pay.
+const DEAR: &str = "draft_ms = 50\nrows_ms = [10, 10.1, 10.2, 10.3]\n";
+
+#[test]
+fn answers_to_earlier_prompts_are_looked_up_in_their_order() {
+    let place = place();
+    place.write("costs.toml", DEAR);
+    // A repeated workload: each half has the first and the second occurrence of its prompts.
+    let given = ["--prompts", "prompts.jsonl", "prompts.jsonl", "--num-prompts", "48"];
+    let look_ups = |more: &[&str]| {
+        let target = model("target").display().to_string();
+        let fixed = ["survey", "--target", &target, "--costs", "costs.toml", "--json"];
+        let few = ["--max-new-tokens", "40"];
+        place.run(&[&fixed[..], &given, &few, more].concat())
+    };
+    let [alone, earlier] =
+        [look_ups(&[]), look_ups(&["--answers", "earlier"])].map(|found| found.json());
+    let setting = |found: &Value| found["look_ups"]["look_ups"].as_str().unwrap().to_owned();
+    assert!(!setting(&alone).starts_with("answers:"), "{alone}");
+    assert!(setting(&earlier).starts_with("answers:"), "{earlier}");
+    let speedup = |found: &Value| found["look_ups"]["speedup"]["value"].as_f64().unwrap();
+    assert!(speedup(&earlier) > 1.2 * speedup(&alone), "{earlier}");
+    assert_eq!(earlier["answers"], "earlier");
+    let flags = earlier["in_servers"].to_string();
+    assert!(flags.contains("suffix") || !setting(&earlier).contains(":1x"), "{flags}");
+    look_ups(&["--answers", "earlier", "--temperature", "1"]).fails_naming(&[
+        "--answers earlier",
+        "greedy",
+        "draftsmith build-datastore",
+    ]);
+}
+
+#[test]
+fn tune_chooses_look_ups_in_stored_answers_and_evaluate_decodes_them() {
+    let place = place();
+    let target = model("target").display().to_string();
+    let draft = model("draft").display().to_string();
+    let recipe = format!(
+        "answers = 'answers.safetensors'\n[models]\ntarget = '{target}'\n\
+         [drafters.draft]\nkind = 'model'\nmodel = '{draft}'\n\
+         [drafters.lookup]\nkind = 'prompt-lookup'\nsearched = 'answers'\nrules.fixed = [4]\n\
+         [tune]\nprompts = ['prompts.jsonl']\n[tune.costs]\n{DEAR}\
+         [evaluate]\nprompts = ['prompts.jsonl']\nmax_new_tokens = 40\ndecodings = ['greedy']\n"
+    );
+    place.write("stored.toml", recipe);
+    // Half of the answers are known.
+    let mut known = String::new();
+    let prompts = std::fs::read_to_string(place.path("prompts.jsonl")).unwrap();
+    for line in prompts.lines().step_by(2) {
+        let record: Value = serde_json::from_str(line).unwrap();
+        let prompt = record["prompt"].as_str().unwrap();
+        let generate = ["generate", "--target", &target, "--prompt", prompt, "--greedy", "--json"];
+        let found = place.run(&[&generate[..], &["--max-new-tokens", "40"]].concat()).json();
+        let known_ids = json!({ "prefix": [1], "tokens": found["token_ids"] });
+        known += &format!("{known_ids}\n");
+    }
+    place.write("known.jsonl", known);
+    place.run(&["build-datastore", "stored.toml", "--from", "known.jsonl"]).ok();
+    let tuned = place.run(&["tune", "stored.toml", "--json"]).json();
+    let text = tuned.to_string();
+    assert!(text.contains("\"answers:"), "{text}");
+    let evaluated = place.run(&["evaluate", "stored.toml", "--json"]).json();
+    assert!(evaluated.to_string().contains("lookup"), "{evaluated}");
 }
 
 #[test]

@@ -4,8 +4,11 @@
 use std::sync::Arc;
 
 use anyhow::{Result, ensure};
-use draftsmith_data::{ChatFormat, DataError, Message, Prompt, StopStrings, TextTokenizer};
+use draftsmith_data::{
+    ChatFormat, DataError, FinishReason, Message, Prompt, StopStrings, TextTokenizer,
+};
 use draftsmith_decode::Limits;
+use draftsmith_theory::TextEnd;
 
 use crate::tool_calls;
 
@@ -29,6 +32,26 @@ impl TextSide {
     pub fn limits(&self, max_new_tokens: usize) -> Limits {
         let text_end = self.text_end.clone().map(|end| end as _);
         Limits { text_end, ..Limits::new(max_new_tokens, self.eos_token_ids.clone()) }
+    }
+
+    /// Finds where decoding would end an answer, after the first `prompt_len` of the tokens `ids`: the length up to
+    /// the end of a stop string, or up to an end token if `by_token`. `None` if it ends at neither.
+    pub fn end_of(
+        &self,
+        ids: &[u32],
+        prompt_len: usize,
+        by_token: bool,
+    ) -> Option<(usize, FinishReason)> {
+        let stop = self.text_end.as_deref();
+        (prompt_len + 1..=ids.len()).find_map(|len| {
+            let is_end = by_token && self.eos_token_ids.contains(&ids[len - 1]);
+            let is_stopped =
+                || stop.is_some_and(|stop| stop.is_reached(&mut ids[..len].iter().rev().copied()));
+            match is_end {
+                true => Some((len, FinishReason::Eos)),
+                false => is_stopped().then_some((len, FinishReason::StopString)),
+            }
+        })
     }
 
     /// Encodes a conversation as token ids, up to the start of the next answer.

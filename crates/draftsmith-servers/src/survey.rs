@@ -54,6 +54,9 @@ const MAX_LENGTH: usize = 10;
 /// The minimum number of answers for cross-validation.
 const MIN_ANSWERS: usize = 4;
 
+/// The name that stands for the answers to the prompts before, in the order of their files. Servers store these.
+pub const EARLIER: &str = "earlier";
+
 /// The approximate share of a survey's time that the target's answers take.
 const SHARE_OF_ANSWERS: f64 = 0.15;
 
@@ -84,7 +87,7 @@ pub struct SurveySettings {
     pub ends: Ends,
     /// A server that runs the target: its URL up to `/v1`, or a file with keys of `[data.server]`.
     pub server: Option<String>,
-    /// A file of stored answers, which look-ups search.
+    /// A file of stored answers, which look-ups search, or [`EARLIER`].
     pub answers: Option<PathBuf>,
     /// A file with costs; if absent, they are measured.
     pub costs: Option<PathBuf>,
@@ -109,7 +112,7 @@ pub struct Survey {
     pub kind: Option<&'static str>,
     /// The directory or name of the drafter as servers load it; null if none can.
     pub served_as: Option<String>,
-    /// The file of the stored answers that look-ups search; null without one.
+    /// The file of the stored answers that look-ups search, or [`EARLIER`]; null without.
     pub answers: Option<PathBuf>,
     /// The hash of the target that the drafter was trained for, if it is another one; null otherwise.
     pub trained_for: Option<String>,
@@ -247,6 +250,9 @@ impl Survey {
                 let LookupFirst { answers, min_match, most } = verdict.look_ups?;
                 let searched = if answers { ", searched = \"answers\"" } else { "" };
                 let path = self.answers.as_ref().filter(|_| answers);
+                if path.is_some_and(|path| path.as_os_str() == EARLIER) {
+                    return None;
+                }
                 let path =
                     path.map(|path| format!("answers = {}\n", json!(path.display().to_string())));
                 path.unwrap_or_default()
@@ -283,7 +289,14 @@ struct Surveyor<'a> {
 /// If a file is broken, a model fails, or there are too few answers.
 pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> Result<Survey> {
     let SurveySettings { decoding, seed, dtype, .. } = *settings;
-    let recipe = Recipe { answers: settings.answers.clone(), ..recipe_of(settings)? };
+    let answers = settings.answers.clone().filter(|path| path.as_os_str() != EARLIER);
+    let stores_earlier = answers != settings.answers;
+    ensure!(
+        !stores_earlier || decoding.is_greedy(),
+        "`--answers earlier` is for greedy answers; hint: leave out the temperature, or name a file of \
+         `draftsmith build-datastore`"
+    );
+    let recipe = Recipe { answers, ..recipe_of(settings)? };
     let given = settings.costs.as_deref().map(GivenCosts::read).transpose()?;
     let sources = read_sources(&settings.prompts, &Reading::default())?;
     let server = settings.server.as_deref().map(server_of).transpose()?;
@@ -309,7 +322,10 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
         workspace: &workspace,
         models,
         answers: Vec::new(),
-        stored: workspace.answers()?,
+        stored: match stores_earlier {
+            true => Some(Arc::new(StoredAnswers::growing())),
+            false => workspace.answers()?,
+        },
         decoding,
         max_new_tokens: settings.max_new_tokens,
         given: given.as_ref(),

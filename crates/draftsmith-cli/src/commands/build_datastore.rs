@@ -102,7 +102,10 @@ fn answers_in(paths: &[PathBuf], job: StageJob<'_>) -> Result<Vec<Vec<u32>>> {
                     }
                     (None, Some(response)) => {
                         let mut ids = text.tokenizer.encode(&response, false)?;
-                        ids.extend(text.eos_token_ids.first());
+                        match text.end_of(&ids, 0, false) {
+                            Some((len, _)) => ids.truncate(len),
+                            None => ids.extend(text.eos_token_ids.first()),
+                        }
                         answers.push(ids);
                     }
                     (None, None) => {}

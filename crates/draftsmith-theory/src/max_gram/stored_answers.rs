@@ -19,6 +19,7 @@ pub struct StoredAnswers {
     order: Vec<u32>,
     /// The first index in `order` of each token id, and the end of the last.
     first: Vec<u32>,
+    grows: bool,
 }
 
 impl StoredAnswers {
@@ -62,7 +63,32 @@ impl StoredAnswers {
             (rest, num_sorted) = (others, end);
             observe(num_sorted)?;
         }
-        Ok(Self { tokens, order, first })
+        Ok(Self { tokens, order, first, grows: false })
+    }
+
+    /// Creates an empty index to which a replay adds each response after it, so that look-ups along a
+    /// response search the responses before it. Servers store the answers that they gave in this way.
+    pub fn growing() -> Self {
+        Self { tokens: Vec::new(), order: Vec::new(), first: vec![0], grows: true }
+    }
+
+    /// Returns whether replays add their responses.
+    pub fn grows(&self) -> bool {
+        self.grows
+    }
+
+    /// Adds an answer, in time proportional to all stored tokens.
+    pub fn push(&mut self, answer: &[u32]) {
+        let from = self.tokens.len() as u32;
+        self.tokens.extend(answer.iter().filter(|token| **token != END));
+        self.order.extend(from..self.tokens.len() as u32);
+        self.tokens.push(END);
+        // The standard library's stable sort merges the sorted places with the new ones.
+        let Self { tokens, order, first, .. } = self;
+        order[first.last().map_or(0, |num| *num as usize)..]
+            .sort_unstable_by(|one, other| compare(tokens, *one, *other));
+        order.sort_by(|one, other| compare(tokens, *one, *other));
+        self.first = firsts(&self.tokens);
     }
 
     /// Takes answers and their index from a file, and checks the index.
@@ -90,7 +116,7 @@ impl StoredAnswers {
             return Err("its index is not that of its answers");
         }
         let first = firsts(&tokens);
-        Ok(Self { tokens, order, first })
+        Ok(Self { tokens, order, first, grows: false })
     }
 
     /// Returns the answers one after another, each followed by `u32::MAX`.

@@ -4,7 +4,9 @@
 //! replayed exactly in greedy and in sampled decoding. Stop rules do not apply to rounds with
 //! looked-up candidates.
 
-use super::{RecordedPlace, Recording, Recordings};
+use std::sync::Arc;
+
+use super::{Recording, Recordings};
 use crate::trace::RoundCounts;
 use crate::{
     Bounds, DraftSignals, LookupFirst, MaxGram, RoundCosts, RoundLengths, StopRule, TimedCounts,
@@ -34,15 +36,20 @@ impl LookedUp {
 
 impl Recordings {
     /// Returns the same recordings with a look-up first in each round; the drafter drafts only if
-    /// the look-up finds nothing.
+    /// the look-up finds nothing. Stored answers that grow get each response after it.
     pub fn with_look_ups(&self, first: LookupFirst) -> Self {
         let mut recordings = self.clone();
+        let mut answers = self.answers.clone();
         for response in &mut recordings.responses {
-            let mut lookup = MaxGram::new(first.config(), self.answers.clone());
+            let mut lookup = MaxGram::new(first.config(), answers.clone());
             lookup.begin(&response.prompt);
             response.looked_up = looked_up_by(response, |sequence, room| {
                 lookup.extend(sequence, None, first.most.min(room), &self.eos_token_ids);
             });
+            drop(lookup);
+            if let Some(answers) = answers.as_mut().filter(|it| first.answers && it.grows()) {
+                Arc::make_mut(answers).push(&tokens_of(response));
+            }
         }
         recordings
     }
@@ -83,8 +90,7 @@ pub(super) fn looked_up_by(
     response: &Recording,
     mut extend: impl FnMut(&mut Vec<u32>, usize),
 ) -> Vec<LookedUp> {
-    let token = |place: &RecordedPlace| place.candidate.token_id;
-    let tokens: Vec<u32> = response.places.iter().map(token).collect();
+    let tokens = tokens_of(response);
     let mut sequence = response.prompt.clone();
     let mut all = Vec::with_capacity(tokens.len());
     for (at, token) in tokens.iter().enumerate() {
@@ -100,11 +106,16 @@ pub(super) fn looked_up_by(
     all
 }
 
+fn tokens_of(response: &Recording) -> Vec<u32> {
+    response.places.iter().map(|place| place.candidate.token_id).collect()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::replay::RecordedPlace;
     use crate::replay::test_recordings::random;
-    use crate::{DrafterId, FixedLengthConfig, StopRuleConfig};
+    use crate::{DrafterId, FixedLengthConfig, StopRuleConfig, StoredAnswers};
 
     /// Creates recordings of one response with these tokens and a drafter that always drafts 7.
     fn recordings(prompt: &[u32], tokens: &[u32], limit: usize) -> Recordings {
@@ -162,6 +173,25 @@ mod tests {
         assert_eq!(spent.seconds, 8.0 + 3.0);
         let nothing = found.replay_look_ups("9x3".parse().expect("one"), &costs);
         assert_eq!(nothing, found.plain(&costs));
+    }
+
+    #[test]
+    fn growing_answers_are_those_to_the_prompts_before() {
+        let texts: [&[u32]; 4] = [&[3, 4, 5, 6, 2], &[8, 3, 4, 5, 6, 2], &[8, 3, 4, 5], &[1, 8, 3]];
+        let all = texts.map(|tokens| recordings(&[1, 2], tokens, 9).responses.remove(0));
+        let any = recordings(&[1], &[2], 9);
+        let look_up = |responses: &[Recording], answers: StoredAnswers| {
+            let answers = Some(Arc::new(answers));
+            let found = Recordings { responses: responses.to_vec(), answers, ..any.clone() };
+            found.with_look_ups("answers:1x4".parse().expect("one")).responses
+        };
+        let grown = look_up(&all, StoredAnswers::growing());
+        for (at, response) in grown.iter().enumerate() {
+            let before = StoredAnswers::build(texts[..at].iter().copied(), |_| Ok::<_, ()>(()));
+            assert_eq!(*response, look_up(&all[at..=at], before.expect("small"))[0]);
+        }
+        let found = |at: usize| grown[at].looked_up.iter().map(|it| it.num_accepted).sum::<usize>();
+        assert!(found(0) == 0 && found(1) > 0 && found(2) > found(1) - 3, "{grown:?}");
     }
 
     #[test]

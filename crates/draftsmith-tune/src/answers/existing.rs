@@ -3,7 +3,6 @@
 use anyhow::{Context, Result, bail};
 use draftsmith_data::FinishReason;
 use draftsmith_recipe::TextSide;
-use draftsmith_theory::TextEnd;
 
 use crate::conversation::Turn;
 
@@ -31,17 +30,7 @@ pub(super) fn existing_response(
     }
     // A text is not cut at an end token, which a template writes after calls.
     let has_end = turn.tokens.is_some() || calls.is_some();
-    let stop = text.text_end.as_deref();
-    let ends = |len: usize| {
-        let is_end = has_end && text.eos_token_ids.contains(&ids[len - 1]);
-        let is_stopped =
-            || stop.is_some_and(|stop| stop.is_reached(&mut ids[..len].iter().rev().copied()));
-        match is_end {
-            true => Some((len, FinishReason::Eos)),
-            false => is_stopped().then_some((len, FinishReason::StopString)),
-        }
-    };
-    let mut finish = match (prompt_ids.len() + 1..=ids.len()).find_map(ends) {
+    let mut finish = match text.end_of(&ids, prompt_ids.len(), has_end) {
         Some((len, finish)) => {
             ids.truncate(len);
             finish
