@@ -67,8 +67,10 @@ const SURVEY_FLAGS: ServerHints = ServerHints {
 /// The settings of a survey.
 #[derive(Debug)]
 pub struct SurveySettings {
-    /// The target's checkpoint directory, or its name on the Hugging Face Hub.
+    /// The target's checkpoint directory, its name on the Hugging Face Hub, or a GGUF file.
     pub target: PathBuf,
+    /// The directory of the target's tokenizer; the target's if absent.
+    pub tokenizer: Option<PathBuf>,
     /// The draft model's directory or Hub name, or the directory of a trained drafter. If absent, we
     /// survey the target's own first layers.
     pub draft: Option<PathBuf>,
@@ -283,7 +285,8 @@ struct Surveyor<'a> {
 /// If a file is broken, a model fails, or there are too few answers.
 pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> Result<Survey> {
     let SurveySettings { decoding, seed, dtype, .. } = *settings;
-    let recipe = Recipe { answers: settings.answers.clone(), ..recipe_of(settings)? };
+    let mut recipe = Recipe { answers: settings.answers.clone(), ..recipe_of(settings)? };
+    recipe.models.tokenizer.clone_from(&settings.tokenizer);
     let given = settings.costs.as_deref().map(GivenCosts::read).transpose()?;
     let sources = read_sources(&settings.prompts, &Reading::default())?;
     let server = settings.server.as_deref().map(server_of).transpose()?;

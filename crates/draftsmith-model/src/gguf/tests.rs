@@ -68,17 +68,22 @@ fn f32s(values: &[f32]) -> Vec<u8> {
 }
 
 /// A tensor type of ggml.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq)]
 enum Kind {
     F32,
     F16,
     Bf16,
+    /// Multiples of 1/64 in f32.
+    Rounded,
+    /// The same numbers with a scale of 1/64 for each 32 of a row.
+    Q8,
 }
 
 impl Kind {
     fn number(self) -> u32 {
         match self {
-            Self::F32 => 0,
+            Self::F32 | Self::Rounded => 0,
+            Self::Q8 => 8,
             Self::F16 => 1,
             Self::Bf16 => 30,
         }
@@ -86,7 +91,15 @@ impl Kind {
 
     fn bytes(self, values: &[f32]) -> Vec<u8> {
         match self {
-            Self::F32 => f32s(values),
+            Self::F32 | Self::Rounded => f32s(values),
+            Self::Q8 => {
+                let scale = f16::from_f32(1.0 / 64.0).to_le_bytes();
+                let quantised = |block: &[f32]| {
+                    let weights = block.iter().map(|it| (it * 64.0) as i8 as u8);
+                    scale.into_iter().chain(weights).collect::<Vec<u8>>()
+                };
+                values.chunks(32).flat_map(quantised).collect()
+            }
             Self::F16 => values.iter().flat_map(|it| f16::from_f32(*it).to_le_bytes()).collect(),
             Self::Bf16 => values.iter().flat_map(|it| bf16::from_f32(*it).to_le_bytes()).collect(),
         }
@@ -308,7 +321,12 @@ fn written(name: &str, kind: Kind) -> Writing {
         if is_gemma && name.ends_with("norm.weight") {
             values.iter_mut().for_each(|value| *value += 1.0);
         }
-        let kind = if shape.len() == 1 { Kind::F32 } else { kind };
+        let mut kind = if shape.len() == 1 { Kind::F32 } else { kind };
+        if matches!(kind, Kind::Rounded | Kind::Q8) {
+            values.iter_mut().for_each(|it| *it = (*it * 64.0).round().clamp(-127.0, 127.0) / 64.0);
+            let is_whole = shape[1].is_multiple_of(32);
+            kind = if is_whole { kind } else { Kind::Rounded };
+        }
         let own = gguf_name(&name, is_gemma);
         writing.tensor(&own, &shape, kind.number(), &kind.bytes(&values));
     }
@@ -359,6 +377,22 @@ fn every_familys_gguf_computes_what_its_checkpoint_computes() {
             assert_eq!(logits(&model.to_tensors(), &ids).len(), expected.len());
             CausalLm::notes(&path, model.config()).expect("read");
         }
+    }
+}
+
+#[test]
+fn quantised_weights_compute_as_the_numbers_that_they_stand_for() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    for name in ["llama-v5-untied-f32", "gemma2-bf16", "gpt-neox-serial-bf16"] {
+        let ids = expected(name).ids;
+        let found = [Kind::Rounded, Kind::Q8].map(|kind| {
+            let path = put(dir.path(), &written(name, kind).bytes());
+            let model = CausalLm::from_model_dir(&path, &Device::flex()).expect("loads");
+            let dtype = WeightReader::open_dir(&path).expect("opens").dtype();
+            assert_eq!(dtype.as_deref() == Some("Q8_0"), kind == Kind::Q8);
+            [logits(&model, &ids), logits(&model.to_tensors(), &ids)]
+        });
+        assert_eq!(found[0], found[1], "{name}");
     }
 }
 

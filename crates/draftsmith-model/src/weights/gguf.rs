@@ -147,3 +147,38 @@ fn row_swap(config: &ModelConfig, own: &str) -> Option<RowSwap> {
         _ => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fixtures::fixture;
+    use crate::weights::StoredRows;
+
+    #[test]
+    fn every_format_is_widened_to_the_bits_of_ggml() {
+        let path = fixture("quantised.gguf");
+        let gguf = Gguf::read(&path).expect("reads");
+        assert_eq!(gguf.tokens().expect("reads"), ["a", "b", "é"]);
+        assert_eq!(gguf.own("attention.layer_norm_rms_epsilon"), Some(&serde_json::json!(1e-5)));
+        let num_bytes = path.metadata().expect("a file").len();
+        let file = std::fs::File::open(&path).expect("opens");
+        let rows = |name: &str| {
+            let stored = stored(&gguf, name, &gguf.tensors[name], num_bytes).expect("in the file");
+            assert_eq!(stored.shape, [2, 256]);
+            let (mut values, mut bytes) = (Vec::new(), stored.open(&file).expect("opens"));
+            let each = |_, rows: StoredRows<'_>| rows.widen_into(&mut values);
+            stored.read_rows(&mut bytes, &path, name, 0..2, each).expect("reads");
+            (stored.format.to_string(), values)
+        };
+        let names = gguf.tensors.keys().filter_map(|name| name.strip_suffix(".weight"));
+        let names: Vec<&str> = names.collect();
+        assert_eq!(names.len(), 8);
+        for name in names {
+            let (format, found) = rows(&format!("{name}.weight"));
+            assert_eq!(format, name);
+            let (_, expected) = rows(&format!("{name}.expected"));
+            let bits = |values: &[f32]| values.iter().map(|it| it.to_bits()).collect::<Vec<_>>();
+            assert_eq!(bits(&found), bits(&expected), "{name}");
+        }
+    }
+}
