@@ -491,3 +491,20 @@ fn a_file_cut_anywhere_is_refused() {
         assert!(error.to_string().contains("model.gguf"), "{error}");
     }
 }
+
+#[test]
+fn a_file_that_llama_cpps_package_wrote_is_a_model() {
+    let model = CausalLm::from_model_dir(&fixture("model.gguf"), &Device::flex()).expect("loads");
+    let found = logits(&model, &[3, 1, 4]);
+    assert!(found.iter().all(|it| it.is_finite()) && found.len() == 3 * 16);
+    let factors = vec![1.0, 1.0, 2.0, 4.0];
+    let expected = RopeScaling::LongRope {
+        short_factor: factors.clone(),
+        long_factor: factors,
+        attention_factor: 1.0,
+        original_max_position_embeddings: 64.0,
+    };
+    assert_eq!(model.config().spec.rope.scaling, expected);
+    assert!(model.config().spec.tie_word_embeddings);
+    assert_eq!(model.shape().eos_token_ids, [2]);
+}
