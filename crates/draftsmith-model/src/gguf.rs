@@ -21,7 +21,7 @@ use crate::error::{ModelError, Result};
 const MAX_HEADER: u64 = 128 << 20;
 /// The greatest number of keys and of tensors.
 const MAX_ENTRIES: u64 = 1 << 17;
-/// The greatest length of a text and of a list; the rest is skipped.
+/// The greatest length of a text, and of all lists of numbers together; the rest is skipped.
 const MAX_KEPT: usize = 4096;
 /// The number of bytes of each type's values: numbers, a text and a list.
 const SIZES: [usize; 13] = [1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8];
@@ -153,6 +153,8 @@ struct Source<'a> {
     bytes: BufReader<Take<File>>,
     path: &'a Path,
     end: u64,
+    /// The number of numbers that lists may still keep.
+    num_left: u64,
 }
 
 impl<'a> Source<'a> {
@@ -160,7 +162,7 @@ impl<'a> Source<'a> {
         let mut file = open_file(path)?;
         file.seek(SeekFrom::Start(start)).map_err(|e| ModelError::io("read", path, e))?;
         let (bytes, end) = (BufReader::new(file.take(MAX_HEADER)), start + MAX_HEADER);
-        Ok(Self { bytes, path, end })
+        Ok(Self { bytes, path, end, num_left: MAX_KEPT as u64 })
     }
 
     fn broken(&self, problem: impl std::fmt::Display) -> ModelError {
@@ -207,10 +209,12 @@ impl<'a> Source<'a> {
             }
             return Ok(num.into());
         }
+        let is_kept = num <= self.num_left;
+        self.num_left -= if is_kept { num } else { 0 };
         let mut kept = Vec::new();
         for _ in 0..num {
             let one = self.scalar(key, kind)?;
-            kept.extend((num <= MAX_KEPT as u64).then_some(one));
+            kept.extend(is_kept.then_some(one));
         }
         Ok(kept.into())
     }

@@ -278,7 +278,8 @@ fn write_factors(writing: &mut Writing, config: &Map<String, Value>) {
         let theta = config["rope_theta"].as_f64().expect("a base");
         let original = get("original_max_position_embeddings");
         let factor = |n: usize| {
-            let turns = original / std::f64::consts::TAU / theta.powf(2.0 * n as f64 / head_dim as f64);
+            let turns =
+                original / std::f64::consts::TAU / theta.powf(2.0 * n as f64 / head_dim as f64);
             let smooth = (turns - get("low_freq_factor"))
                 / (get("high_freq_factor") - get("low_freq_factor"));
             (1.0 / ((1.0 - smooth.clamp(0.0, 1.0)) / get("factor") + smooth.clamp(0.0, 1.0))) as f32
@@ -362,10 +363,8 @@ fn every_familys_gguf_computes_what_its_checkpoint_computes() {
             let model = CausalLm::from_model_dir(&path, &Device::flex()).expect(name);
             let found = logits(&model, &ids);
             // Factors of frequencies are stored in f32.
-            let has_factors = matches!(
-                model.config().spec.rope.scaling,
-                RopeScaling::LongRope { .. }
-            );
+            let has_factors =
+                matches!(model.config().spec.rope.scaling, RopeScaling::LongRope { .. });
             if has_factors {
                 let close = found.iter().zip(&expected).all(|(a, b)| (a - b).abs() < 1e-4);
                 assert!(close, "{name}: as close as factors in f32 allow");
@@ -462,7 +461,10 @@ fn what_a_model_here_cannot_be_is_one_error_that_names_the_key() {
     fails(&|it| it.key("general.type", 8, &text("adapter")), &["`general.type`", "`adapter`"]);
     let alpha = text("alpha");
     fails(&|it| it.key("llama.rope.scaling.type", 8, &alpha), &["`llama.rope.scaling.type`"]);
-    fails(&|it| it.key("llama.attention.sliding_window", 6, &[0, 0, 192, 127]), &["sliding_window"]);
+    fails(
+        &|it| it.key("llama.attention.sliding_window", 6, &[0, 0, 192, 127]),
+        &["sliding_window"],
+    );
     fails(&|it| it.key("general.alignment", 4, &[3, 0, 0, 0]), &["general.alignment"]);
     fails(&|it| it.key("x", 77, &one), &["`x`", "unknown type 77"]);
     fails(&|it| it.key("llama.block_count", 4, &one), &["`llama.block_count` twice"]);

@@ -26,55 +26,40 @@ pub(crate) enum QuantType {
 }
 
 impl QuantType {
+    /// All formats with their numbers and names in ggml, and the weights and bytes of a block.
+    const ALL: [(Self, u64, &'static str, [usize; 2]); 8] = [
+        (Self::Q4_0, 2, "Q4_0", [32, 18]),
+        (Self::Q4_1, 3, "Q4_1", [32, 20]),
+        (Self::Q5_0, 6, "Q5_0", [32, 22]),
+        (Self::Q5_1, 7, "Q5_1", [32, 24]),
+        (Self::Q8_0, 8, "Q8_0", [32, 34]),
+        (Self::Q4K, 12, "Q4_K", [256, 144]),
+        (Self::Q5K, 13, "Q5_K", [256, 176]),
+        (Self::Q6K, 14, "Q6_K", [256, 210]),
+    ];
+
     /// Returns the format with this number in ggml; `None` if we do not read it.
     pub(super) fn of_ggml(number: u64) -> Option<Self> {
-        Some(match number {
-            2 => Self::Q4_0,
-            3 => Self::Q4_1,
-            6 => Self::Q5_0,
-            7 => Self::Q5_1,
-            8 => Self::Q8_0,
-            12 => Self::Q4K,
-            13 => Self::Q5K,
-            14 => Self::Q6K,
-            _ => return None,
-        })
+        Self::ALL.into_iter().find(|it| it.1 == number).map(|it| it.0)
+    }
+
+    fn entry(self) -> (Self, u64, &'static str, [usize; 2]) {
+        Self::ALL.into_iter().find(|it| it.0 == self).expect("all are listed")
     }
 
     /// Returns the name in ggml.
     pub(super) fn name(self) -> &'static str {
-        match self {
-            Self::Q8_0 => "Q8_0",
-            Self::Q4_0 => "Q4_0",
-            Self::Q4_1 => "Q4_1",
-            Self::Q5_0 => "Q5_0",
-            Self::Q5_1 => "Q5_1",
-            Self::Q4K => "Q4_K",
-            Self::Q5K => "Q5_K",
-            Self::Q6K => "Q6_K",
-        }
+        self.entry().2
     }
 
     /// Returns the number of weights in a block.
     pub(crate) fn block_len(self) -> usize {
-        match self {
-            Self::Q4K | Self::Q5K | Self::Q6K => 256,
-            _ => 32,
-        }
+        self.entry().3[0]
     }
 
     /// Returns the number of bytes of a block.
     pub(crate) fn block_bytes(self) -> usize {
-        match self {
-            Self::Q8_0 => 34,
-            Self::Q4_0 => 18,
-            Self::Q4_1 => 20,
-            Self::Q5_0 => 22,
-            Self::Q5_1 => 24,
-            Self::Q4K => 144,
-            Self::Q5K => 176,
-            Self::Q6K => 210,
-        }
+        self.entry().3[1]
     }
 
     /// Appends the weights of whole blocks, widened to f32.

@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use draftsmith_model::{
-    CausalLm, ModelConfig, ModelError, WeightDtype, hash_model_dir, is_gguf,
-};
+use draftsmith_model::{CausalLm, ModelConfig, ModelError, WeightDtype, hash_model_dir, is_gguf};
 use serde_json::json;
 
 use crate::watch::{Bar, Watch};

@@ -18,8 +18,8 @@ use draftsmith_data::{
 use draftsmith_decode::{Limits, ModelSession, decode_plain};
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, BlockDrafter, BlockDrafterConfig,
-    CausalLm, ConfidenceHead, Eagle3, Eagle3Config, Gguf, HeadForm, HeadInput, HeadReads, ModelConfig,
-    WeightDtype, WeightReader, read_id_lists, read_metadata,
+    CausalLm, ConfidenceHead, Eagle3, Eagle3Config, Gguf, HeadForm, HeadInput, HeadReads,
+    ModelConfig, WeightDtype, WeightReader, read_id_lists, read_metadata,
 };
 use draftsmith_servers::costs::ServerCostsFile;
 use draftsmith_servers::doctor::diagnose;
