@@ -22,10 +22,10 @@ use crate::decoding_arguments::{DecodingArguments, EndArguments};
 #[derive(Debug, Args)]
 #[command(mut_args(hide_rare_loads))]
 pub(crate) struct SurveyArguments {
-    /// Target: a directory, a name on the Hugging Face Hub, or a GGUF file.
+    /// Target: a directory, Hub name or GGUF file.
     #[arg(long, value_name = "MODEL")]
     target: PathBuf,
-    /// Directory of the target's tokenizer; for a GGUF target.
+    /// Directory of a GGUF target's tokenizer.
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
     /// Drafter; the target's own first layers if absent.

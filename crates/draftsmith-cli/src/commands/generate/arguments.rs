@@ -21,10 +21,10 @@ const DIRECTORY: &str =
 /// Arguments of `generate`.
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArguments {
-    /// Target: a directory, a Hugging Face name, or a GGUF file.
+    /// Target: a directory, Hub name or GGUF file.
     #[arg(long, value_name = "MODEL", required_unless_present = "recipe")]
     pub(super) target: Option<PathBuf>,
-    /// Directory of the target's tokenizer; for a GGUF target.
+    /// Directory of a GGUF target's tokenizer.
     #[arg(long, value_name = "DIR", requires = "target")]
     pub(super) tokenizer: Option<PathBuf>,
     /// Instead: a recipe with target and drafters.
@@ -37,7 +37,7 @@ pub(crate) struct GenerateArguments {
     /// Trained drafter, or a name of the recipe's.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["draft", "adapter", "prompt_lookup"])]
     pub(super) drafter: Option<String>,
-    /// Draft: as the target.
+    /// Draft: a directory, Hub name or GGUF file.
     #[arg(long, value_name = "MODEL")]
     pub(super) draft: Option<PathBuf>,
     /// Acceptance head of the draft.
