@@ -31,6 +31,8 @@ mod features;
 mod foreign;
 #[path = "cli/generate.rs"]
 mod generate;
+#[path = "cli/gguf.rs"]
+mod gguf;
 #[cfg(unix)]
 #[path = "cli/guides.rs"]
 mod guides;

@@ -17,7 +17,7 @@ pub(crate) struct Tensors {
 }
 
 impl Tensors {
-    fn read(dir: &Path) -> Self {
+    pub(crate) fn read(dir: &Path) -> Self {
         let path = dir.join("model.safetensors");
         let file = std::fs::read(&path).unwrap();
         let size = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;

@@ -199,11 +199,8 @@ fn files_that_hold_no_whole_model_are_told_with_what_to_give() {
         place.run(&words).fails_naming(named);
     };
     as_draft("lora", &["`lora` is a LoRA adapter", "hint: merge it"]);
-    as_draft("model.gguf", &["draft", "is a GGUF file", "with its weights"]);
-    fails(
-        "model.gguf",
-        &["is a GGUF file", "hint: ", "converted from", "`data.responses = \"server\"`"],
-    );
+    as_draft("model.gguf", &["`model.gguf`", "ends within its header", "hint: "]);
+    fails("model.gguf", &["is a GGUF file", "hint: ", "`models.tokenizer`", "`--tokenizer`"]);
     place.write(
         "mine.toml",
         "models.target = 'path/to/target'\ndrafters.eagle = { kind = 'eagle3' }\n",

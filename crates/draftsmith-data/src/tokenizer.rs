@@ -199,6 +199,29 @@ impl TextTokenizer {
         )))
     }
 
+    /// Checks that `tokens`, the vocabulary of a model's GGUF file at `path`, is the tokenizer's. Converters
+    /// write a few tokens in another form.
+    ///
+    /// # Errors
+    /// If more than one in 64 differs.
+    pub fn check_tokens(&self, path: &Path, tokens: &[String]) -> Result<()> {
+        let own = self.tokens_by_id();
+        let both = tokens.iter().enumerate().filter_map(|(id, token)| {
+            let own = own.get(&(id as u32))?;
+            Some((id, token, own))
+        });
+        let (num, mut different) = (both.clone().count(), both.filter(|(_, one, two)| one != two));
+        let Some((id, token, own)) = different.next() else { return Ok(()) };
+        if different.count() < num / 64 {
+            return Ok(());
+        }
+        Err(DataError::invalid(format!(
+            "`{}` is not the tokenizer of `{}`: id {id} is `{own}` in the tokenizer and `{token}` in the model",
+            self.path.display(),
+            path.display()
+        )))
+    }
+
     /// Returns the vocabulary by id. If an id has several tokens, the last in sorted order is kept.
     fn tokens_by_id(&self) -> BTreeMap<u32, String> {
         let mut tokens: Vec<_> = self.tokenizer.get_vocab(true).into_iter().collect();

@@ -1,8 +1,8 @@
 //! Reads and writes a model's `config.json`: its family, its sizes, and the [`DecoderSpec`] to
 //! build.
 //!
-//! `config/keys.rs` lists the keys, `config/families.rs` turns them into each family's spec, and
-//! `config/json.rs` writes them. If `generation_config.json` names end tokens, they replace those
+//! `config/keys.rs` lists the keys, `config/families.rs` turns them into each family's spec,
+//! `config/json.rs` writes them, and `config/gguf.rs` translates those of a GGUF file. If `generation_config.json` names end tokens, they replace those
 //! of `config.json`.
 //!
 //! Only this module asks which family a model belongs to: a family is an entry in its table. All
@@ -10,6 +10,7 @@
 
 mod ends;
 mod families;
+mod gguf;
 mod json;
 mod keys;
 mod rope;
@@ -26,6 +27,7 @@ use self::keys::TokenIds;
 #[cfg(test)]
 pub(crate) use self::keys::{Keys, RopeKeys};
 use crate::error::{ModelError, Result, read_json};
+use crate::gguf::{Gguf, is_gguf};
 use crate::spec::{
     AttentionSpec, DecoderSpec, MlpSpec, ModelNames, ModelShape, NormForm, NormSpec, RopeConfig,
     RopeScaling, SessionFaults,
@@ -157,19 +159,25 @@ impl ModelConfig {
     }
 
     /// Reads `config.json` of a checkpoint directory, and end tokens from `generation_config.json`
-    /// if it has any.
+    /// if it has any. Instead of a directory, `dir` may be a GGUF file.
     ///
     /// # Errors
-    /// If a file is missing or not JSON, the family is not supported, or a key has a bad value.
+    /// If a file is missing or malformed, the family is not supported, or a key has a bad value.
     pub fn from_model_dir(dir: &Path) -> Result<Self> {
+        if is_gguf(dir) {
+            return Self::from_gguf(&Gguf::read(dir)?);
+        }
         let path = dir.join("config.json");
         let mut config = Self::from_keys(&path, &read_json(&path)?)?;
         config.read_end_tokens(dir)?;
         Ok(config)
     }
 
-    /// Reads the end tokens of `generation_config.json`, if it has any.
-    fn read_end_tokens(&mut self, dir: &Path) -> Result<()> {
+    /// Reads the end tokens of `generation_config.json` in a directory, if it has any.
+    ///
+    /// # Errors
+    /// If the file is malformed.
+    pub fn read_end_tokens(&mut self, dir: &Path) -> Result<()> {
         let path = dir.join("generation_config.json");
         if path.exists() {
             let generation: GenerationConfig = read_json(&path)?;

@@ -59,6 +59,15 @@ impl ModelError {
         ))
     }
 
+    /// Describes a malformed or truncated GGUF file.
+    pub(crate) fn gguf(path: &Path, problem: impl Display) -> Self {
+        let path = path.display();
+        Self::Invalid(format!(
+            "`{path}` cannot be read as GGUF: {problem}; hint: give a GGUF file of version 3, or \
+             download or convert it again"
+        ))
+    }
+
     /// Wraps an I/O error with the action and the file.
     pub(crate) fn io(action: &'static str, path: &Path, source: std::io::Error) -> Self {
         FileError::new(action, path, source).into()

@@ -37,6 +37,7 @@ mod error;
 mod fixtures;
 mod following;
 mod frozen;
+mod gguf;
 mod kv_cache;
 mod packed;
 mod placed;
@@ -68,6 +69,7 @@ pub use draft_vocabulary::{DraftVocabulary, narrowed};
 pub use drafter::{CandidateRows, DrafterModel};
 pub use eagle3::{Eagle3, Eagle3Config, Eagle3Form, NUM_TARGET_STATES, StateNorms};
 pub use error::{ModelError, read_json};
+pub use gguf::{Gguf, GgufTensor, is_gguf};
 pub use kv_cache::KvCache;
 pub use rows::{Rows, Run};
 pub use self_draft::config::{DraftConfig, VOCABULARY_COVERAGE};
@@ -83,7 +85,7 @@ pub use spec::{
 pub use state_network::{StateNetwork, StepNetwork, UnrolledInputs};
 pub use trained_with::{check_trained_with, hash_export};
 pub use weights::{
-    NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, check_finite, end_weight_files,
-    hash_first_layers, hash_model_dir, read_id_lists, read_metadata, weight_files, write_id_lists,
-    write_network, write_safetensors, write_with_ids,
+    NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, check_finite, config_file,
+    end_weight_files, hash_first_layers, hash_model_dir, read_id_lists, read_metadata,
+    weight_files, write_id_lists, write_network, write_safetensors, write_with_ids,
 };

@@ -1,11 +1,13 @@
-//! Weight files: reads safetensors and PyTorch files, single or sharded, tensor by tensor; writes
-//! safetensors atomically.
+//! Weight files: reads safetensors and PyTorch files, single or sharded, and GGUF files, tensor by
+//! tensor; writes safetensors atomically.
 //!
-//! `files` finds the files, `header` and `torch` find the tensors in them, `read` reads and hashes,
+//! `files` finds the files, `header`, `torch` and `gguf` find the tensors in them, `read` reads and hashes,
 //! and `write` writes files and verifies exports. Models decide which tensors they have.
 
 mod files;
+mod gguf;
 mod header;
+mod quantised;
 mod read;
 mod stored;
 #[cfg(test)]
@@ -13,10 +15,10 @@ mod tests;
 mod torch;
 mod write;
 
-pub use files::{WEIGHT_NAMES, end_weight_files, weight_files};
+pub use files::{WEIGHT_NAMES, config_file, end_weight_files, weight_files};
 pub use header::read_metadata;
 pub use read::{WeightReader, check_finite, hash_first_layers, hash_model_dir, read_id_lists};
-pub(crate) use stored::StoredRows;
+pub(crate) use stored::{StoredFormat, StoredRows};
 pub use write::{
     NamedTensor, WeightDtype, write_id_lists, write_network, write_safetensors, write_with_ids,
 };

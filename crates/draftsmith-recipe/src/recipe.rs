@@ -93,8 +93,11 @@ pub struct Recipe {
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Models {
-    /// The target's directory in Hugging Face's format, or its Hub name: `org/name@revision`.
+    /// The target's directory in Hugging Face's format, its Hub name: `org/name@revision`, or a GGUF
+    /// file.
     pub target: PathBuf,
+    /// The directory or Hub name of the tokenizer, chat template and end tokens; the target's if absent.
+    pub tokenizer: Option<PathBuf>,
     /// The chat template that replaces the target's: `vicuna`, `llama-2`, `alpaca`, the path of a
     /// Jinja file, or `none` to use only the last user message as it is.
     pub chat_template: Option<String>,
@@ -234,6 +237,9 @@ impl Recipe {
         let mut workspace = Workspace::open(target, served_as, &drafts, template, devices, watch)?;
         workspace.models.layers_needed = self.layers_needed();
         workspace.models.dtype = dtype;
+        let tokenizer = self.models.tokenizer.as_ref();
+        let tokenizer = tokenizer.map(|dir| model_dir(dir, HubWeights::Without, watch));
+        workspace.text.dir = tokenizer.transpose()?;
         workspace.text.ends = self.models.ends();
         workspace.text.date = self.models.date.clone();
         workspace.text.template_arguments = self.models.template_arguments.clone();

@@ -16,7 +16,7 @@ use std::sync::{Arc, OnceLock};
 use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use draftsmith_data::{Provenance, hash_bytes};
-use draftsmith_model::{CausalLm, check_trained_with};
+use draftsmith_model::{CausalLm, check_trained_with, config_file};
 use draftsmith_theory::{DrafterId, StoredAnswers};
 
 pub use self::artifacts::Artifacts;
@@ -246,7 +246,7 @@ impl Workspace {
         let Some(name) = &self.models.served_as else {
             return Ok(self.models.target_hash()?.to_owned());
         };
-        let config = self.artifacts.file_hash(&self.models.target_dir().join("config.json"))?;
+        let config = self.artifacts.file_hash(&config_file(self.models.target_dir()))?;
         Ok(hash_bytes(format!("{config} served as {name}").as_bytes()))
     }
 }

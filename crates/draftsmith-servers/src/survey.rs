@@ -70,8 +70,10 @@ const SURVEY_FLAGS: ServerHints = ServerHints {
 /// The settings of a survey.
 #[derive(Debug)]
 pub struct SurveySettings {
-    /// The target's checkpoint directory, or its name on the Hugging Face Hub.
+    /// The target's checkpoint directory, its name on the Hugging Face Hub, or a GGUF file.
     pub target: PathBuf,
+    /// The directory of the target's tokenizer; the target's if absent.
+    pub tokenizer: Option<PathBuf>,
     /// The draft model's directory or Hub name, or the directory of a trained drafter. If absent, we
     /// survey the target's own first layers.
     pub draft: Option<PathBuf>,
@@ -296,7 +298,8 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
         "`--answers earlier` is for greedy answers; hint: leave out the temperature, or name a file of \
          `draftsmith build-datastore`"
     );
-    let recipe = Recipe { answers, ..recipe_of(settings)? };
+    let mut recipe = Recipe { answers, ..recipe_of(settings)? };
+    recipe.models.tokenizer.clone_from(&settings.tokenizer);
     let given = settings.costs.as_deref().map(GivenCosts::read).transpose()?;
     let sources = read_sources(&settings.prompts, &Reading::default())?;
     let server = settings.server.as_deref().map(server_of).transpose()?;

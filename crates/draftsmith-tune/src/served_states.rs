@@ -13,7 +13,7 @@ use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use draftsmith_data::ResponseRow;
 use draftsmith_files::{in_bytes, parse_json, read_bytes};
-use draftsmith_model::{CausalLm, WeightDtype};
+use draftsmith_model::{CausalLm, WeightDtype, is_gguf};
 use draftsmith_recipe::exports::servers::lacks_states;
 use draftsmith_recipe::{Recipe, Watch, Workspace, quoted, served_path};
 use draftsmith_report::duration_text;
@@ -399,8 +399,12 @@ fn local_layers(workspace: &Workspace, layers: &[usize]) -> Option<CausalLm> {
 pub fn how_to_serve(recipe: &Recipe, workspace: &Workspace) -> Result<StatesOutcome> {
     let (server, layers) = served_layers(recipe, workspace)?;
     let command = server_command(recipe, server, &layers);
-    let path = workspace.models.target_dir().join("config.json");
-    let Classes { architectures } = parse_json(&path, &read_bytes(&path)?)?;
+    let target = workspace.models.target_dir();
+    let path = target.join("config.json");
+    let Classes { architectures } = match is_gguf(target) {
+        true => Classes { architectures: None },
+        false => parse_json(&path, &read_bytes(&path)?)?,
+    };
     let class = architectures.unwrap_or_default().into_iter().find(|class| lacks_states(class));
     let problem = class.map(|class| {
         format!(

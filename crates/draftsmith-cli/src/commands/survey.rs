@@ -22,9 +22,12 @@ use crate::decoding_arguments::{DecodingArguments, EndArguments};
 #[derive(Debug, Args)]
 #[command(mut_args(hide_rare_loads))]
 pub(crate) struct SurveyArguments {
-    /// Target: a directory, or a name on the Hugging Face Hub.
+    /// Target: a directory, Hub name or GGUF file.
     #[arg(long, value_name = "MODEL")]
     target: PathBuf,
+    /// Directory of a GGUF target's tokenizer.
+    #[arg(long, value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
     /// Drafter; the target's own first layers if absent.
     #[arg(long, value_name = "MODEL")]
     draft: Option<PathBuf>,
@@ -88,6 +91,7 @@ impl SurveyArguments {
         Ok(SurveySettings {
             tuning: tuning.transpose()?,
             target: self.target.clone(),
+            tokenizer: self.tokenizer.clone(),
             draft: self.draft.clone(),
             prompts: self.prompts.clone(),
             num_prompts: self.num_prompts.get(),

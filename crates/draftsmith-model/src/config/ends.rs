@@ -11,6 +11,7 @@ use serde_json::{Map, Value};
 
 use super::{Architecture, ModelConfig, families, read_architecture};
 use crate::error::{ModelError, Result, read_json};
+use crate::gguf::is_gguf;
 use crate::spec::NormForm;
 
 /// The key of a multimodal model's language model.
@@ -40,12 +41,15 @@ const READ: [&str; 13] = [
 impl ModelConfig {
     /// Reads the `config.json` of a target whose layers run elsewhere. The target may be of any family,
     /// and quantised. Unless the family is one of [`Architecture::ALL`], only the sizes, the special
-    /// tokens and the ends have a meaning.
+    /// tokens and the ends have a meaning. A GGUF file must have a model of one of these families.
     ///
     /// # Errors
     /// If a file is missing or not JSON, a key has a bad value, or a key changes the ends in a way
     /// that is not known.
     pub fn ends_from_model_dir(dir: &Path) -> Result<Self> {
+        if is_gguf(dir) {
+            return Self::from_model_dir(dir);
+        }
         let path = &dir.join("config.json");
         let keys = language_keys(read_json(path)?);
         let mut config = match read_architecture(path, &keys) {

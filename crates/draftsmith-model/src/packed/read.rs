@@ -4,15 +4,13 @@
 //! Hugging Face stores linear weights as `[out, in]`. Rows are thus outputs, and sixteen rows make
 //! a panel.
 
-use safetensors::Dtype;
-
 use super::{
     AttentionForm, PackedAttention, PackedLayer, PackedMlp, PackedNorm, PackedWeights, Storage,
 };
 use crate::error::Result;
 use crate::rope::Reach;
 use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, NamedLayer, NamedNorm};
-use crate::weights::WeightReader;
+use crate::weights::{StoredFormat, WeightReader};
 
 /// A checkpoint to be packed.
 pub(crate) struct Packing<'a> {
@@ -25,7 +23,7 @@ impl Packing<'_> {
     pub(crate) fn linears(&mut self, layer: &str, specs: &[LinearSpec]) -> Result<PackedWeights> {
         let name = |spec: &LinearSpec, part: &str| format!("{}.{part}", spec.name_in(layer));
         let inputs = specs[0].inputs;
-        let stored = specs.iter().map(|spec| self.reader.dtype_of(&name(spec, "weight")));
+        let stored = specs.iter().map(|spec| self.reader.format_of(&name(spec, "weight")));
         let storage = storage_of(stored);
         // The shapes are checked before memory is allocated, because they come from a
         // `config.json`.
@@ -120,9 +118,9 @@ impl Packing<'_> {
     }
 }
 
-/// Returns the format that represents tensors of all these types exactly.
-fn storage_of(stored: impl Iterator<Item = Option<Dtype>>) -> Storage {
-    let mut formats = stored.map(|dtype| dtype.map_or(Storage::F32, Storage::of));
+/// Returns the format that represents tensors of all these formats exactly.
+fn storage_of(stored: impl Iterator<Item = Option<StoredFormat>>) -> Storage {
+    let mut formats = stored.map(|format| format.map_or(Storage::F32, Storage::of));
     let first = formats.next().unwrap_or(Storage::F32);
     if formats.all(|format| format == first) { first } else { Storage::F32 }
 }

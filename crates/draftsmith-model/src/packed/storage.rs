@@ -9,6 +9,8 @@ use half::{bf16, f16};
 use pulp::Simd;
 use safetensors::Dtype;
 
+use crate::weights::StoredFormat;
+
 /// The number of outputs in a line.
 pub(crate) const LINE: usize = 16;
 
@@ -26,11 +28,11 @@ pub(crate) enum Storage {
 }
 
 impl Storage {
-    /// Returns the format for numbers of a file's type.
-    pub(super) fn of(dtype: Dtype) -> Self {
-        match dtype {
-            Dtype::BF16 => Self::Bf16,
-            Dtype::F16 => Self::F16,
+    /// Returns the format for numbers of a file's format. Quantised weights are widened.
+    pub(super) fn of(format: StoredFormat) -> Self {
+        match format {
+            StoredFormat::Plain(Dtype::BF16) => Self::Bf16,
+            StoredFormat::Plain(Dtype::F16) => Self::F16,
             _ => Self::F32,
         }
     }

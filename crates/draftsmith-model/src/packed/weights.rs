@@ -16,7 +16,7 @@ use super::MAX_ROWS_A_BLOCK;
 use super::lines::Lines;
 use super::storage::{LINE, Storage};
 use super::team::Team;
-use crate::weights::StoredRows;
+use crate::weights::{StoredFormat, StoredRows};
 
 /// The number of rows that a kernel multiplies in one pass. The number of rows in each thread's
 /// block is a multiple of it.
@@ -94,7 +94,8 @@ impl PackedWeights {
     /// which are rounded if the file has another format.
     pub(crate) fn set_rows(&mut self, first: usize, rows: StoredRows<'_>) {
         let inputs = self.inputs;
-        if Storage::of(rows.dtype) == self.storage() {
+        let is_plain = matches!(rows.format, StoredFormat::Plain(_));
+        if is_plain && Storage::of(rows.format) == self.storage() {
             self.lines_mut().set_rows(inputs, first, rows.bytes);
             return;
         }
@@ -329,8 +330,9 @@ mod tests {
                 };
                 let dtype = if storage == Storage::F16 { Dtype::F16 } else { Dtype::BF16 };
                 let (start, rest) = bytes.split_at(2 * inputs * first);
-                read.set_rows(0, StoredRows { dtype, bytes: start });
-                read.set_rows(first, StoredRows { dtype, bytes: rest });
+                let format = StoredFormat::Plain(dtype);
+                read.set_rows(0, StoredRows { format, bytes: start });
+                read.set_rows(first, StoredRows { format, bytes: rest });
                 let (mut from_rows, mut expected) = (Vec::new(), Vec::new());
                 for output in 0..outputs {
                     read.read_output(output, &mut from_rows);

@@ -1,12 +1,13 @@
-//! Finds the weight files of a checkpoint directory.
+//! Finds the weight files of a model: a checkpoint directory or a GGUF file.
 //!
 //! An index may only name files in its own directory. These may be symbolic links to other
 //! directories, as in Hugging Face's cache.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::{Component, Path};
+use std::path::{Component, Path, PathBuf};
 
 use crate::error::{ModelError, Result, read_json};
+use crate::gguf::is_gguf;
 
 /// The names of a file with all weights and of an index of several files, in order of preference.
 pub const WEIGHT_NAMES: [(&str, &str); 2] = [
@@ -60,8 +61,13 @@ impl WeightFiles {
     }
 }
 
+/// Returns the file that says what a model computes: `config.json` of a directory, or the GGUF file.
+pub fn config_file(model: &Path) -> PathBuf {
+    if is_gguf(model) { model.to_path_buf() } else { model.join("config.json") }
+}
+
 /// Lists the names of a checkpoint's weight files: one file, or an index and all files that it
-/// names, sorted.
+/// names, sorted. A GGUF file is the only one of its model.
 ///
 /// # Errors
 /// If there are none, or the index is malformed or names a file of another directory.
@@ -84,6 +90,10 @@ pub(super) fn is_in_layer(tensor: &str) -> bool {
 }
 
 fn files_of(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Vec<String>> {
+    if is_gguf(dir) {
+        let name = dir.file_name().unwrap_or_default();
+        return Ok(vec![name.to_string_lossy().into_owned()]);
+    }
     match WeightFiles::of_dir(dir)? {
         WeightFiles::Single(name) => Ok(vec![name.to_owned()]),
         WeightFiles::Sharded { index, file_of } => {

@@ -58,7 +58,7 @@ pub(super) fn tensors_of(mut file: &File, path: &Path) -> Result<BTreeMap<String
             )));
         }
         let (dtype, shape, start) = (info.dtype, info.shape.clone(), data_start + start as u64);
-        tensors.insert(name, StoredTensor { dtype, shape, place: Place::At(start) });
+        tensors.insert(name, StoredTensor::plain(dtype, shape, Place::At(start)));
     }
     Ok(tensors)
 }

@@ -1,5 +1,5 @@
-//! Reads weight files tensor by tensor (safetensors or `torch.save`, single or sharded), and hashes
-//! checkpoints.
+//! Reads weight files tensor by tensor (safetensors or `torch.save`, single or sharded, or GGUF), and
+//! hashes checkpoints.
 //!
 //! A header is checked against the length of its file. Tensors are read one at a time, a few rows
 //! at once. So a broken file causes an error, not a large allocation, and a large file is never in
@@ -16,9 +16,10 @@ use safetensors::Dtype;
 use sha2::{Digest, Sha256};
 
 use super::files::{WeightFiles, is_in_layer, weight_files};
-use super::stored::{StoredRows, StoredTensor};
-use super::{header, torch};
+use super::stored::{StoredFormat, StoredRows, StoredTensor};
+use super::{gguf, header, torch};
 use crate::error::{ModelError, Result};
+use crate::gguf::is_gguf;
 use crate::spec::{ModelNames, NamedNorm, NormForm};
 
 /// The bound of weights' magnitudes: products of two fit in an f32.
@@ -44,7 +45,7 @@ struct OpenFile {
 
 impl WeightReader {
     /// Opens `model.safetensors`, the shards of `model.safetensors.index.json`, or
-    /// `pytorch_model.bin` and its index.
+    /// `pytorch_model.bin` and its index. Instead of a directory, `dir` may be a GGUF file.
     ///
     /// # Errors
     /// If there is none, or a file is cut short or malformed.
@@ -58,12 +59,16 @@ impl WeightReader {
     /// # Errors
     /// As [`WeightReader::open_dir`].
     pub(crate) fn open_dir_of(dir: &Path, wanted: impl Fn(&str) -> bool) -> Result<Self> {
+        let of_file = |path: &Path| {
+            let mut reader = Self::open_file(path)?;
+            reader.ignore(|name| !wanted(name));
+            Ok(reader)
+        };
+        if is_gguf(dir) {
+            return of_file(dir);
+        }
         let mut file_of = match WeightFiles::of_dir(dir)? {
-            WeightFiles::Single(name) => {
-                let mut reader = Self::open_file(&dir.join(name))?;
-                reader.ignore(|name| !wanted(name));
-                return Ok(reader);
-            }
+            WeightFiles::Single(name) => return of_file(&dir.join(name)),
             WeightFiles::Sharded { file_of, .. } => file_of,
         };
         file_of.retain(|tensor, _| wanted(tensor));
@@ -123,7 +128,8 @@ impl WeightReader {
         }
     }
 
-    /// Opens one file: from `torch.save` if its name ends in `.bin`, otherwise safetensors.
+    /// Opens one file: from `torch.save` if its name ends in `.bin`, a model if it ends in `.gguf`,
+    /// otherwise safetensors. The tensors of a GGUF file get their names in a Hugging Face checkpoint.
     ///
     /// # Errors
     /// If it cannot be read, is cut short or malformed.
@@ -180,35 +186,37 @@ impl WeightReader {
         self.tensors.get(name).map(|(_, stored)| stored.shape.as_slice())
     }
 
-    /// Returns a tensor's storage type; `None` for an unknown name.
-    pub(crate) fn dtype_of(&self, name: &str) -> Option<Dtype> {
-        self.tensors.get(name).map(|(_, stored)| stored.dtype)
+    /// Returns a tensor's number format; `None` for an unknown name.
+    pub(crate) fn format_of(&self, name: &str) -> Option<StoredFormat> {
+        self.tensors.get(name).map(|(_, stored)| stored.format)
     }
 
-    /// Returns the storage type of the first tensor that contains weights, as safetensors spells
-    /// it.
+    /// Returns the storage type of the first tensor that contains weights, as safetensors or ggml
+    /// spells it.
     pub fn dtype(&self) -> Option<String> {
         let name = self.tensors.keys().find(|name| self.is_weights(name))?;
-        self.dtype_of(name).map(|dtype| format!("{dtype:?}"))
+        self.format_of(name).map(|format| format.to_string())
     }
 
     /// Returns whether a tensor contains weights, not ids or a mask.
     pub fn is_weights(&self, name: &str) -> bool {
-        let is_float = |dtype| {
+        let is_float = |format| {
             !matches!(
-                dtype,
-                Dtype::BOOL
-                    | Dtype::U8
-                    | Dtype::I8
-                    | Dtype::I16
-                    | Dtype::U16
-                    | Dtype::I32
-                    | Dtype::U32
-                    | Dtype::I64
-                    | Dtype::U64
+                format,
+                StoredFormat::Plain(
+                    Dtype::BOOL
+                        | Dtype::U8
+                        | Dtype::I8
+                        | Dtype::I16
+                        | Dtype::U16
+                        | Dtype::I32
+                        | Dtype::U32
+                        | Dtype::I64
+                        | Dtype::U64
+                )
             )
         };
-        self.dtype_of(name).is_some_and(is_float)
+        self.format_of(name).is_some_and(is_float)
     }
 
     /// Takes a tensor, widened to f32, row by row.
@@ -274,14 +282,19 @@ impl WeightReader {
         mut each: impl FnMut(usize, &[f32]),
     ) -> Result<()> {
         let mut values = Vec::new();
+        let offset = self.check(name, expected)?.1.offset;
         self.take_stored_rows(name, expected, rows, |row, stored| {
             values.clear();
             stored.widen_into(&mut values);
+            if offset != 0.0 {
+                values.iter_mut().for_each(|value| *value += offset);
+            }
             each(row, &values);
         })
     }
 
-    /// Takes rows as [`WeightReader::take_rows`] does, in the type in which they are stored.
+    /// Takes rows as [`WeightReader::take_rows`] does, in the format in which they are stored. Only
+    /// norms may have an offset, which is not added here.
     ///
     /// # Errors
     /// As [`WeightReader::take`].
@@ -394,6 +407,7 @@ impl OpenFile {
         let file = open_file(path)?;
         let tensors = match path.extension() {
             Some(extension) if extension == "bin" => torch::tensors_of(path)?,
+            _ if is_gguf(path) => gguf::tensors_of(path)?,
             _ => header::tensors_of(&file, path)?,
         };
         Ok((Self { path: path.to_path_buf(), file }, tensors))
@@ -436,7 +450,7 @@ pub fn read_id_lists<const N: usize>(
 }
 
 /// Hashes a model: hex SHA-256 over the names, lengths and bytes of `config.json` and all weight
-/// files. `observe` gets the number of bytes read so far and in total.
+/// files, or of a GGUF file. `observe` gets the number of bytes read so far and in total.
 ///
 /// # Errors
 /// If a file cannot be read.
@@ -451,7 +465,7 @@ pub fn hash_model_dir(dir: &Path, observe: &mut dyn FnMut(u64, u64)) -> Result<S
 /// If a file cannot be read.
 pub fn hash_first_layers(dir: &Path, observe: &mut dyn FnMut(u64, u64)) -> Result<String> {
     let mut names = weight_files(dir)?;
-    names.retain(|name| dir.join(name).exists());
+    names.retain(|name| is_gguf(dir) || dir.join(name).exists());
     hash_files(dir, names, observe)
 }
 
@@ -460,13 +474,18 @@ fn hash_files(
     mut names: Vec<String>,
     observe: &mut dyn FnMut(u64, u64),
 ) -> Result<String> {
-    names.insert(0, "config.json".to_owned());
-    let sizes = names.iter().filter_map(|name| dir.join(name).metadata().ok());
+    let mut files: Vec<(&str, PathBuf)> = Vec::new();
+    if is_gguf(dir) {
+        files.push(("model.gguf", dir.to_path_buf()));
+    } else {
+        names.insert(0, "config.json".to_owned());
+        files.extend(names.iter().map(|name| (&**name, dir.join(name))));
+    }
+    let sizes = files.iter().filter_map(|(_, path)| path.metadata().ok());
     let (mut num_read, all) = (0, sizes.map(|file| file.len()).sum());
     let mut hasher = Sha256::new();
     let mut buffer = vec![0_u8; 1 << 20];
-    for name in names {
-        let path = dir.join(&name);
+    for (name, path) in files {
         let io = |e| ModelError::io("read", &path, e);
         let mut file = open_file(&path)?;
         hasher.update(name.as_bytes());

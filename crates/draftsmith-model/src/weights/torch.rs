@@ -49,7 +49,7 @@ pub(super) fn tensors_of(path: &Path) -> Result<BTreeMap<String, StoredTensor>> 
             )));
         }
         let (dtype, shape) = (dtype(tensor.dtype()), tensor.shape().to_vec());
-        Ok((name, StoredTensor { dtype, shape, place: Place::Torch(tensor) }))
+        Ok((name, StoredTensor::plain(dtype, shape, Place::Torch(tensor))))
     };
     reader.into_tensors().into_iter().map(stored).collect()
 }

@@ -48,11 +48,11 @@ impl WeightDtype {
     }
 
     /// Chooses the type for weights that are stored beside a checkpoint: bf16 if its first tensor
-    /// has 16 bits per number, otherwise f32.
+    /// has at most 16 bits per number, otherwise f32.
     pub(crate) fn beside(reader: &WeightReader) -> Self {
         match reader.dtype().as_deref() {
-            Some("BF16" | "F16") => Self::Bf16,
-            _ => Self::F32,
+            None | Some("F32" | "F64") => Self::F32,
+            Some(_) => Self::Bf16,
         }
     }
 

@@ -5,7 +5,7 @@
 
 use std::path::{Path, absolute};
 
-use draftsmith_model::{DrafterDir, Eagle3Config};
+use draftsmith_model::{DrafterDir, Eagle3Config, is_gguf};
 use draftsmith_theory::{Drafting, HeadTiming, SuffixSettings};
 use serde_json::{Value, json};
 
@@ -268,15 +268,18 @@ impl ServedDrafter {
         let target = quoted(&self.target);
         let mut steps: Vec<String> = self.export.iter().filter(|_| is_drafter).cloned().collect();
         let convert = |model: &str| {
-            format!("convert_hf_to_gguf.py {} --outfile {}", quoted(model), gguf(model))
+            let is_directory = gguf(model) != quoted(model);
+            is_directory.then(|| {
+                format!("convert_hf_to_gguf.py {} --outfile {}", quoted(model), gguf(model))
+            })
         };
         let last = match runtime {
             Runtime::LlamaCpp => {
-                steps.push(convert(&self.target));
+                steps.extend(convert(&self.target));
                 if is_drafter {
                     let flag = self.flags.llama_cpp_target;
                     let of = flag.map(|flag| format!(" {flag} {target}")).unwrap_or_default();
-                    steps.push(convert(&self.model) + &of);
+                    steps.extend(convert(&self.model).map(|convert| convert + &of));
                 }
                 format!("llama-server --model {} {flags} --metrics", gguf(&self.target))
             }
@@ -320,6 +323,9 @@ pub fn transformers_with_head(source: &Path, out: &str) -> Vec<String> {
 
 /// Returns the path of a model's GGUF file, quoted for a shell.
 fn gguf(model: &str) -> String {
+    if is_gguf(Path::new(model)) {
+        return quoted(model);
+    }
     // A model's name on the Hub becomes a file here.
     let path = if Path::new(model).is_absolute() { model } else { &model.replace('/', "-") };
     quoted(&format!("{path}.gguf"))

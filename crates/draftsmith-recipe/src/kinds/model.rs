@@ -36,7 +36,8 @@ pub static ENTRY: KindEntry = KindEntry {
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ModelKind {
-    /// The checkpoint directory in Hugging Face's format, or the Hub name: `org/name@revision`.
+    /// The checkpoint directory in Hugging Face's format, the Hub name: `org/name@revision`, or a GGUF
+    /// file.
     pub model: PathBuf,
 }
 

@@ -1,10 +1,10 @@
-//! A checkpoint directory whose parts are read when first needed.
+//! A checkpoint directory or GGUF file whose parts are read when first needed.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use draftsmith_model::{CausalLm, ModelConfig, ModelError, WeightDtype, hash_model_dir};
+use draftsmith_model::{CausalLm, ModelConfig, ModelError, WeightDtype, hash_model_dir, is_gguf};
 use serde_json::json;
 
 use crate::watch::{Bar, Watch};
@@ -40,28 +40,16 @@ impl ModelDir {
         held
     }
 
-    /// Checks that the directory exists and can hold a model.
+    /// Checks that the directory exists and can hold a model, or is a GGUF file.
     pub(super) fn check(&self) -> Result<()> {
         let (role, dir) = (&self.role, self.dir.display());
-        if self.dir.extension().is_some_and(|extension| extension == "gguf") {
-            let suffices = match self.role == TARGET {
-                true => {
-                    "; its `config.json` and tokenizer suffice if a server runs the model (`data.responses = \"server\"`)"
-                }
-                false => ", with its weights",
-            };
-            bail!(
-                "the {role} `{dir}` is a GGUF file; hint: give the directory of the Hugging Face checkpoint that it was \
-                 converted from{suffices}"
-            );
-        }
         check_merged(role, &self.dir)?;
-        if self.dir.is_dir() {
+        if self.dir.is_dir() || is_gguf(&self.dir) && self.dir.is_file() {
             return Ok(());
         }
         bail!(
             "the {role} `{dir}` is not a directory; \
-             hint: give a Hugging Face checkpoint directory with config.json and tokenizer.json"
+             hint: give a Hugging Face checkpoint directory with config.json and tokenizer.json, or a GGUF file"
         )
     }
 

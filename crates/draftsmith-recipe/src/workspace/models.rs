@@ -5,7 +5,8 @@ use std::path::Path;
 use anyhow::{Context, Result, bail};
 use burn::tensor::Device;
 use draftsmith_model::{
-    CausalLm, ModelConfig, ModelShape, WeightDtype, hash_first_layers, hash_model_dir, weight_files,
+    CausalLm, ModelConfig, ModelShape, WeightDtype, hash_first_layers, hash_model_dir, is_gguf,
+    weight_files,
 };
 use draftsmith_theory::DrafterId;
 
@@ -255,7 +256,8 @@ impl Models {
     /// If the weights are missing.
     fn check_weights(&self) -> Result<()> {
         let dir = &self.target.dir;
-        let exist = || weight_files(dir).is_ok_and(|files| dir.join(&files[0]).is_file());
+        let is_there = |files: Vec<String>| is_gguf(dir) || dir.join(&files[0]).is_file();
+        let exist = || weight_files(dir).is_ok_and(is_there);
         if self.served_as.is_none() || exist() {
             return Ok(());
         }

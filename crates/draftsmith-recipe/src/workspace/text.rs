@@ -2,10 +2,12 @@
 //! and their identity in provenance.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, bail, ensure};
 use draftsmith_data::{ChatFormat, StopStrings, TextTokenizer};
+use draftsmith_model::{Gguf, is_gguf};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -18,6 +20,8 @@ use crate::text_side::{Ends, TextSide};
 pub struct TextSource {
     /// The end tokens and stop strings that the user chose.
     pub ends: Ends,
+    /// The directory of the tokenizer, chat template and end tokens; the target's if `None`.
+    pub(crate) dir: Option<PathBuf>,
     /// The chat template that replaces the target's; `None` keeps it.
     pub(super) chat_template: Option<String>,
     /// Today for a template that writes the date; the template's default if `None`.
@@ -55,10 +59,11 @@ impl TextSource {
     /// If a tokenizer or template file is missing or broken.
     pub fn of_target(&self, models: &Models) -> Result<&TextSide> {
         get_or_read(&self.target, || {
-            let dir = &models.target.dir;
             models.target.check()?;
+            let dir = self.dir(models)?;
             models.watch.reads("tokenizer");
             let tokenizer = Arc::new(TextTokenizer::from_model_dir(dir)?);
+            check_gguf(&tokenizer, &models.target)?;
             tokenizer.notes().iter().for_each(|note| models.watch.note(note.clone()));
             let mut chat_format = ChatFormat::choose(dir, self.chat_template.as_deref())?;
             if let Some(date) = &self.date {
@@ -70,7 +75,11 @@ impl TextSource {
                 .map(|it| it.with_arguments(arguments()))
                 .context("key `models.template_arguments`")?;
             let chat_format = Arc::new(chat_format);
-            let shape = models.target_shape()?;
+            let mut config = models.target_config()?.clone();
+            if let Some(dir) = &self.dir {
+                config.read_end_tokens(dir)?;
+            }
+            let shape = &config.shape;
             let (known, embedded) = (tokenizer.vocab_size(), shape.vocab_size);
             // Some models have a few tokens without embeddings, such as Gemma 3's image token. A prompt with such a
             // token is refused by itself.
@@ -97,10 +106,29 @@ impl TextSource {
         })
     }
 
+    /// Returns the directory of the target's tokenizer and chat template.
+    ///
+    /// # Errors
+    /// If the target is a GGUF file and no directory is given.
+    pub fn dir<'a>(&'a self, models: &'a Models) -> Result<&'a Path> {
+        let target = models.target_dir();
+        ensure!(
+            self.dir.is_some() || !is_gguf(target),
+            "the target `{}` is a GGUF file, and its tokenizer is read from a directory; hint: name one with the model's \
+             `tokenizer.json`, chat template and `generation_config.json`, with the recipe's key `models.tokenizer` or \
+             with `--tokenizer`",
+            target.display()
+        );
+        Ok(self.dir.as_deref().unwrap_or(target))
+    }
+
     /// Checks that a model's tokenizer equals the target's.
     pub(super) fn check_tokenizer(&self, models: &Models, model: &ModelDir) -> Result<()> {
         let tokenizer = self.tokenizer(models)?;
         model.check()?;
+        if is_gguf(&model.dir) {
+            return check_gguf(tokenizer, model);
+        }
         Ok(TextTokenizer::check_shared(tokenizer, &TextTokenizer::from_model_dir(&model.dir)?)?)
     }
 
@@ -128,5 +156,13 @@ impl TextSource {
                 stop_strings: self.ends.stop_strings.clone(),
             })
         })
+    }
+}
+
+/// Checks that a tokenizer has the vocabulary of a model, if that is a GGUF file with one.
+fn check_gguf(tokenizer: &TextTokenizer, model: &ModelDir) -> Result<()> {
+    match is_gguf(&model.dir) {
+        true => Ok(tokenizer.check_tokens(&model.dir, &Gguf::read(&model.dir)?.tokens()?)?),
+        false => Ok(()),
     }
 }

@@ -18,8 +18,8 @@ use draftsmith_data::{
 use draftsmith_decode::{Limits, ModelSession, decode_plain};
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, BlockDrafter, BlockDrafterConfig,
-    CausalLm, ConfidenceHead, Eagle3, Eagle3Config, HeadForm, HeadInput, HeadReads, ModelConfig,
-    WeightDtype, WeightReader, read_id_lists, read_metadata,
+    CausalLm, ConfidenceHead, Eagle3, Eagle3Config, Gguf, HeadForm, HeadInput, HeadReads,
+    ModelConfig, WeightDtype, WeightReader, read_id_lists, read_metadata,
 };
 use draftsmith_servers::costs::ServerCostsFile;
 use draftsmith_servers::doctor::diagnose;
@@ -56,7 +56,7 @@ impl Reader {
 }
 
 /// All readers.
-pub(crate) const READERS: [Reader; 25] = [
+pub(crate) const READERS: [Reader; 26] = [
     Reader {
         name: "weights",
         file: "model.safetensors",
@@ -71,6 +71,16 @@ pub(crate) const READERS: [Reader; 25] = [
             Ok(())
         },
         read: model,
+    },
+    Reader {
+        name: "gguf-model",
+        file: "model.gguf",
+        prepare: |_| Ok(()),
+        read: |dir| {
+            let path = dir.join("model.gguf");
+            Gguf::read(&path)?.tokens()?;
+            model(&path)
+        },
     },
     Reader {
         name: "index",

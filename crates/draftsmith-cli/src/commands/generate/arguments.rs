@@ -21,9 +21,12 @@ const DIRECTORY: &str =
 /// Arguments of `generate`.
 #[derive(Debug, Args)]
 pub(crate) struct GenerateArguments {
-    /// Target: a directory, or a Hugging Face name.
+    /// Target: a directory, Hub name or GGUF file.
     #[arg(long, value_name = "MODEL", required_unless_present = "recipe")]
     pub(super) target: Option<PathBuf>,
+    /// Directory of a GGUF target's tokenizer.
+    #[arg(long, value_name = "DIR", requires = "target")]
+    pub(super) tokenizer: Option<PathBuf>,
     /// Instead: a recipe with target and drafters.
     #[arg(
         long,
@@ -34,7 +37,7 @@ pub(crate) struct GenerateArguments {
     /// Trained drafter, or a name of the recipe's.
     #[arg(long, value_name = "DIR", conflicts_with_all = ["draft", "adapter", "prompt_lookup"])]
     pub(super) drafter: Option<String>,
-    /// Draft: a directory, or a Hugging Face name.
+    /// Draft: a directory, Hub name or GGUF file.
     #[arg(long, value_name = "MODEL")]
     pub(super) draft: Option<PathBuf>,
     /// Acceptance head of the draft.
@@ -204,6 +207,7 @@ pub(super) fn recipe_of(arguments: &GenerateArguments, seed: u64) -> Result<Reci
         drafters.push(DrafterId::named("lookup"), drafter);
     }
     let answers = arguments.answers.clone();
-    let recipe = Recipe::of_drafters(target, arguments.chat_template.clone(), drafters);
+    let mut recipe = Recipe::of_drafters(target, arguments.chat_template.clone(), drafters);
+    recipe.models.tokenizer.clone_from(&arguments.tokenizer);
     Ok(Recipe { answers, ..recipe })
 }

@@ -58,7 +58,7 @@ pub(crate) fn write_draft_model(
     });
     write_keys(&out.join("config.json"), [(MADE_OF, made_of)])?;
     for name in TEXT_FILES.iter().chain(&["generation_config.json"]) {
-        copy_if_there(workspace.models.target_dir(), out, name)?;
+        copy_if_there(workspace.text.dir(&workspace.models)?, out, name)?;
     }
     Ok(model)
 }

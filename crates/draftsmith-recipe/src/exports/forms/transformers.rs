@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use draftsmith_files::{write_json, write_whole};
-use draftsmith_model::{DrafterDir, ModelConfig, weight_files};
+use draftsmith_model::{DrafterDir, ModelConfig, is_gguf, weight_files};
 use draftsmith_theory::{DecodingName, RejectionThresholdConfig, StopRuleConfig};
 use serde_json::json;
 
@@ -111,6 +111,11 @@ pub(crate) fn drafted_by_adapter(
 
 /// Copies a checkpoint directory.
 fn copy_model(from: &Path, out: &Path) -> Result<()> {
+    ensure!(
+        !is_gguf(from),
+        "`{}` is a GGUF file, and transformers needs a directory; hint: give the draft as a Hugging Face checkpoint",
+        from.display()
+    );
     let mut names: Vec<String> = weight_files(from)?;
     let beside = [
         "config.json",

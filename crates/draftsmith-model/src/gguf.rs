@@ -1,0 +1,243 @@
+//! Reads the header of a GGUF file of version 3: its keys, and the places of its tensors.
+//!
+//! A header is read in one pass. Long texts and lists are cut, and no length that a file claims is
+//! allocated before its bytes are there. `config/gguf.rs` and `weights/gguf.rs` decide what the
+//! keys and tensors of a model mean.
+
+#[cfg(test)]
+pub(crate) mod tests;
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::{BufReader, Read, Seek, SeekFrom, Take, copy, sink};
+use std::path::{Path, PathBuf};
+
+use draftsmith_files::open_file;
+use serde_json::{Number, Value};
+
+use crate::error::{ModelError, Result};
+
+/// The greatest size of a header in bytes. Most of it are the texts of the vocabulary.
+const MAX_HEADER: u64 = 128 << 20;
+/// The greatest number of keys and of tensors.
+const MAX_ENTRIES: u64 = 1 << 17;
+/// The greatest length of a text, and of all lists of numbers together; the rest is skipped.
+const MAX_KEPT: usize = 4096;
+/// The number of bytes of each type's values: numbers, a text and a list.
+const SIZES: [usize; 13] = [1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8];
+/// The numbers of the types of texts and lists.
+const TEXT: u64 = 8;
+const LIST: u64 = 9;
+/// The key of the vocabulary.
+const TOKENS: &str = "tokenizer.ggml.tokens";
+const CUT: &str = "it ends within its header";
+
+/// The header of a GGUF file.
+#[derive(Debug)]
+pub struct Gguf {
+    pub(crate) path: PathBuf,
+    /// The value of `general.architecture`; empty without one.
+    pub architecture: String,
+    /// The values by key. A list of texts is kept as its length, and a long list of numbers as an
+    /// empty one.
+    pub values: BTreeMap<String, Value>,
+    /// The tensors by name.
+    pub tensors: BTreeMap<String, GgufTensor>,
+    /// The offset of the first tensor's bytes.
+    pub(crate) data_start: u64,
+    /// The offset of the vocabulary's first text.
+    tokens_start: u64,
+}
+
+/// A tensor's shape, type and place, as the header claims them.
+#[derive(Debug)]
+pub struct GgufTensor {
+    /// The shape, the fastest dimension first.
+    pub shape: Vec<u64>,
+    /// The number of the type in ggml.
+    pub(crate) kind: u64,
+    /// The offset from the first tensor's bytes.
+    pub(crate) offset: u64,
+}
+
+/// Returns whether a path is that of a GGUF file.
+pub fn is_gguf(path: &Path) -> bool {
+    path.extension().is_some_and(|it| it.eq_ignore_ascii_case("gguf")) && !path.is_dir()
+}
+
+impl Gguf {
+    /// Reads the header of a file.
+    ///
+    /// # Errors
+    /// If the file cannot be read, or its header is malformed.
+    pub fn read(path: &Path) -> Result<Self> {
+        let mut source = Source::open(path, 0)?;
+        let (magic, version) = (source.number(4)?.to_le_bytes(), source.number(4)?);
+        if !magic.starts_with(b"GGUF") {
+            return Err(source.broken("it does not begin with `GGUF`"));
+        }
+        if version != 3 {
+            return Err(source.broken(format!("its version is {version}, expected 3")));
+        }
+        let [num_tensors, num_keys] = [source.number(8)?, source.number(8)?];
+        let num_entries = num_tensors.max(num_keys);
+        if num_entries > MAX_ENTRIES {
+            return Err(source.broken(format!("it claims {num_entries} entries")));
+        }
+        let (mut values, mut tensors, mut tokens_start) = (BTreeMap::new(), BTreeMap::new(), 0);
+        for _ in 0..num_keys {
+            let (key, kind) = (source.text()?, source.number(4)?);
+            if key == TOKENS {
+                // The texts follow their type and number.
+                tokens_start = source.position() + 12;
+            }
+            let value = source.value(&key, kind)?;
+            if values.insert(key.clone(), value).is_some() {
+                return Err(source.broken(format!("it has key `{key}` twice")));
+            }
+        }
+        for _ in 0..num_tensors {
+            let (name, num_dims) = (source.text()?, source.number(4)?);
+            if num_dims > 4 {
+                return Err(source.broken(format!("tensor `{name}` has {num_dims} dimensions")));
+            }
+            let shape = (0..num_dims).map(|_| source.number(8)).collect::<Result<_>>()?;
+            let tensor = GgufTensor { shape, kind: source.number(4)?, offset: source.number(8)? };
+            if tensors.insert(name.clone(), tensor).is_some() {
+                return Err(source.broken(format!("it has tensor `{name}` twice")));
+            }
+        }
+        let alignment = values.get("general.alignment").map_or(Some(32), Value::as_u64);
+        let Some(alignment) = alignment.filter(|it| it.is_power_of_two() && *it <= 1 << 20) else {
+            return Err(source.broken("key `general.alignment` is no power of two"));
+        };
+        let data_start = source.position().next_multiple_of(alignment);
+        let architecture = values.get("general.architecture").and_then(Value::as_str);
+        let architecture = architecture.unwrap_or_default().to_owned();
+        let path = path.to_path_buf();
+        Ok(Self { path, architecture, values, tensors, data_start, tokens_start })
+    }
+
+    /// Returns the value of one of the architecture's keys, which begin with its name.
+    pub fn own(&self, key: &str) -> Option<&Value> {
+        self.values.get(&format!("{}.{key}", self.architecture))
+    }
+
+    /// Returns the number of tokens in the vocabulary; `None` without one.
+    pub fn num_tokens(&self) -> Option<u64> {
+        self.values.get(TOKENS)?.as_u64()
+    }
+
+    /// Reads the vocabulary: the texts of the tokens, in the order of their ids. Long texts are cut.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub fn tokens(&self) -> Result<Vec<String>> {
+        let mut source = Source::open(&self.path, self.tokens_start)?;
+        (0..self.num_tokens().unwrap_or(0)).map(|_| source.text()).collect()
+    }
+
+    /// Describes a malformed file.
+    pub(crate) fn broken(&self, problem: impl std::fmt::Display) -> ModelError {
+        ModelError::gguf(&self.path, problem)
+    }
+
+    /// Names one of the architecture's keys and what is wrong with its value.
+    pub(crate) fn fail(&self, key: &str, problem: impl std::fmt::Display) -> ModelError {
+        ModelError::config(&self.path, &format!("{}.{key}", self.architecture), problem)
+    }
+}
+
+/// The bytes of a header.
+struct Source<'a> {
+    bytes: BufReader<Take<File>>,
+    path: &'a Path,
+    end: u64,
+    /// The number of numbers that lists may still keep.
+    num_left: u64,
+}
+
+impl<'a> Source<'a> {
+    fn open(path: &'a Path, start: u64) -> Result<Self> {
+        let mut file = open_file(path)?;
+        file.seek(SeekFrom::Start(start)).map_err(|e| ModelError::io("read", path, e))?;
+        let (bytes, end) = (BufReader::new(file.take(MAX_HEADER)), start + MAX_HEADER);
+        Ok(Self { bytes, path, end, num_left: MAX_KEPT as u64 })
+    }
+
+    fn broken(&self, problem: impl std::fmt::Display) -> ModelError {
+        ModelError::gguf(self.path, problem)
+    }
+
+    /// Returns the offset of the next byte.
+    fn position(&self) -> u64 {
+        self.end - self.bytes.get_ref().limit() - self.bytes.buffer().len() as u64
+    }
+
+    /// Reads a number of this many bytes.
+    fn number(&mut self, num_bytes: usize) -> Result<u64> {
+        let mut bytes = [0; 8];
+        let read = self.bytes.read_exact(&mut bytes[..num_bytes]);
+        read.map_err(|_| self.broken(CUT))?;
+        Ok(u64::from_le_bytes(bytes))
+    }
+
+    fn text(&mut self) -> Result<String> {
+        let (num_bytes, mut kept) = (self.number(8)?, Vec::new());
+        let mut rest = (&mut self.bytes).take(num_bytes);
+        let read = rest.by_ref().take(MAX_KEPT as u64).read_to_end(&mut kept);
+        let read = read.and_then(|_| copy(&mut rest, &mut sink()));
+        let is_cut = rest.limit() > 0;
+        read.map_err(|e| ModelError::io("read", self.path, e))?;
+        if is_cut {
+            return Err(self.broken(CUT));
+        }
+        Ok(String::from_utf8_lossy(&kept).into_owned())
+    }
+
+    fn value(&mut self, key: &str, kind: u64) -> Result<Value> {
+        if kind == TEXT {
+            return Ok(self.text()?.into());
+        }
+        if kind != LIST {
+            return self.scalar(key, kind);
+        }
+        let (kind, num) = (self.number(4)?, self.number(8)?);
+        if kind == TEXT {
+            for _ in 0..num {
+                self.text()?;
+            }
+            return Ok(num.into());
+        }
+        let is_kept = num <= self.num_left;
+        self.num_left -= if is_kept { num } else { 0 };
+        let mut kept = Vec::new();
+        for _ in 0..num {
+            let one = self.scalar(key, kind)?;
+            kept.extend(is_kept.then_some(one));
+        }
+        Ok(kept.into())
+    }
+
+    /// Reads a number or a boolean. A number that is not finite becomes `null`.
+    fn scalar(&mut self, key: &str, kind: u64) -> Result<Value> {
+        let size = SIZES.get(kind as usize).filter(|size| **size > 0);
+        let Some(size) = size else {
+            return Err(self.broken(format!("key `{key}` has the unknown type {kind}")));
+        };
+        let bits = self.number(*size)?;
+        // The shortest decimal of an f32 is what was meant: 0.00001, not 0.00000999999974738.
+        let decimal = |number: f32| number.to_string().parse().ok().and_then(Number::from_f64);
+        let float = |number: Option<Number>| number.map_or(Value::Null, Value::Number);
+        Ok(match kind {
+            1 => (bits as i8).into(),
+            3 => (bits as i16).into(),
+            5 => (bits as i32).into(),
+            6 => float(decimal(f32::from_bits(bits as u32))),
+            7 => (bits != 0).into(),
+            11 => (bits as i64).into(),
+            12 => float(Number::from_f64(f64::from_bits(bits))),
+            _ => bits.into(),
+        })
+    }
+}

@@ -1,0 +1,149 @@
+//! GGUF files as models: the same text as from the checkpoints that they were converted from.
+
+use std::path::Path;
+
+use serde_json::Value;
+
+use crate::doctor::Tensors;
+use crate::support::{Place, model};
+
+fn text(text: &str) -> Vec<u8> {
+    [&(text.len() as u64).to_le_bytes(), text.as_bytes()].concat()
+}
+
+/// Returns the bytes of rows with those of each head's halves interleaved.
+fn interleaved(bytes: &[u8], num_heads: usize, num_rows: usize) -> Vec<u8> {
+    let (row, half) = (bytes.len() / num_rows, num_rows / num_heads / 2);
+    let places = (0..num_heads)
+        .flat_map(|head| (0..half).flat_map(move |n| [0, 1].map(|at| (2 * head + at) * half + n)));
+    places.flat_map(|place| bytes[place * row..][..row].to_vec()).collect()
+}
+
+/// Returns the GGUF name of a Llama's tensor.
+fn gguf_name(name: &str) -> String {
+    let mut name = name.replace("model.layers.", "blk.");
+    for (from, to) in [
+        ("model.embed_tokens", "token_embd"),
+        ("model.norm", "output_norm"),
+        ("self_attn.o_proj", "attn_output"),
+        ("self_attn.q_proj", "attn_q"),
+        ("self_attn.k_proj", "attn_k"),
+        ("self_attn.v_proj", "attn_v"),
+        ("mlp.gate_proj", "ffn_gate"),
+        ("mlp.up_proj", "ffn_up"),
+        ("mlp.down_proj", "ffn_down"),
+        ("input_layernorm", "attn_norm"),
+        ("post_attention_layernorm", "ffn_norm"),
+    ] {
+        name = name.replace(from, to);
+    }
+    name
+}
+
+/// Converts a tiny Llama in bf16 as llama.cpp's converter does. `edit` changes its tokens.
+fn converted(dir: &Path, edit: impl FnOnce(&mut Vec<String>)) -> Vec<u8> {
+    let read = |name: &str| -> Value {
+        serde_json::from_slice(&std::fs::read(dir.join(name)).unwrap()).unwrap()
+    };
+    let (config, tokenizer) = (read("config.json"), read("tokenizer.json"));
+    let size = |key: &str| config[key].as_u64().unwrap();
+    let vocabulary = tokenizer["model"]["vocab"].as_object().unwrap();
+    let mut tokens = vec![String::new(); size("vocab_size") as usize];
+    for (token, id) in vocabulary {
+        tokens[id.as_u64().unwrap() as usize].clone_from(token);
+    }
+    for added in tokenizer["added_tokens"].as_array().unwrap() {
+        tokens[added["id"].as_u64().unwrap() as usize] =
+            added["content"].as_str().unwrap().to_owned();
+    }
+    edit(&mut tokens);
+    let words = |words: &[u32]| words.iter().flat_map(|it| it.to_le_bytes()).collect::<Vec<u8>>();
+    let number = |key: &str, value: u32| [text(key), words(&[4, value])].concat();
+    let keys = [
+        [text("general.architecture"), words(&[8]), text("llama")].concat(),
+        number("llama.embedding_length", size("hidden_size") as u32),
+        number("llama.block_count", size("num_hidden_layers") as u32),
+        number("llama.feed_forward_length", size("intermediate_size") as u32),
+        number("llama.attention.head_count", size("num_attention_heads") as u32),
+        number("llama.attention.head_count_kv", size("num_key_value_heads") as u32),
+        number("llama.context_length", size("max_position_embeddings") as u32),
+        number("llama.attention.key_length", size("head_dim") as u32),
+        [text("llama.attention.layer_norm_rms_epsilon"), words(&[6, 1e-5_f32.to_bits()])].concat(),
+        number("tokenizer.ggml.bos_token_id", size("bos_token_id") as u32),
+        [text("tokenizer.ggml.tokens"), words(&[9, 8, tokens.len() as u32, 0])].concat(),
+    ];
+    let tokens: Vec<u8> = tokens.iter().flat_map(|token| text(token)).collect();
+    let Tensors { header, bytes, .. } = Tensors::read(dir);
+    let (mut infos, mut data, mut num_tensors) = (Vec::new(), Vec::new(), 0_u64);
+    for (name, tensor) in header.iter().filter(|(name, _)| *name != "__metadata__") {
+        let numbers = |key: &str| -> Vec<usize> {
+            let list = tensor[key].as_array().unwrap();
+            list.iter().map(|it| it.as_u64().unwrap() as usize).collect()
+        };
+        let (shape, place) = (numbers("shape"), numbers("data_offsets"));
+        let mut bytes = bytes[place[0]..place[1]].to_vec();
+        for (part, key) in [("q_proj", "num_attention_heads"), ("k_proj", "num_key_value_heads")] {
+            if name.contains(part) {
+                bytes = interleaved(&bytes, size(key) as usize, shape[0]);
+            }
+        }
+        num_tensors += 1;
+        infos.extend([text(&gguf_name(name)), words(&[shape.len() as u32])].concat());
+        infos.extend(shape.iter().rev().flat_map(|size| (*size as u64).to_le_bytes()));
+        assert_eq!(tensor["dtype"], "BF16");
+        infos.extend([words(&[30]), (data.len() as u64).to_le_bytes().to_vec()].concat());
+        data.extend(bytes);
+        data.resize(data.len().next_multiple_of(32), 0);
+    }
+    let counts = [num_tensors, keys.len() as u64].map(u64::to_le_bytes).concat();
+    let mut file = [b"GGUF\x03\0\0\0".to_vec(), counts, keys.concat(), tokens, infos].concat();
+    file.resize(file.len().next_multiple_of(32), 0);
+    [file, data].concat()
+}
+
+#[test]
+fn gguf_files_of_target_and_draft_generate_what_their_checkpoints_generate() {
+    let place = Place::new();
+    let [target, draft] = ["target", "draft"].map(|name| {
+        place.write(&format!("{name}.gguf"), converted(&model(name), |_| {}));
+        model(name).display().to_string()
+    });
+    let generate = |models: &[&str]| {
+        let arguments = ["generate", "--prompt", "Convert 3 km to m.", "--greedy", "--json"];
+        place.run(&[&arguments, models].concat()).json()
+    };
+    let expected = generate(&["--target", &target, "--draft", &draft]);
+    let found = ["--target", "target.gguf", "--draft", "draft.gguf", "--tokenizer", &target];
+    let found = generate(&found);
+    for key in ["token_ids", "text", "finish_reason"] {
+        assert_eq!(found[key], expected[key], "{key}");
+    }
+    let num_rounds = |run: &Value| run["rounds"].as_array().unwrap().len();
+    assert_eq!(num_rounds(&found), num_rounds(&expected));
+    let recipe = format!(
+        "models = {{ target = 'target.gguf', tokenizer = '{target}' }}\n\
+         drafters.draft = {{ kind = 'model', model = 'draft.gguf' }}\n"
+    );
+    place.write("gguf.toml", recipe);
+    assert_eq!(generate(&["--recipe", "gguf.toml"])["token_ids"], expected["token_ids"]);
+}
+
+#[test]
+fn a_gguf_target_needs_its_own_tokenizer() {
+    let place = Place::new();
+    let target = model("target").display().to_string();
+    place.write("target.gguf", converted(&model("target"), |_| {}));
+    place.write("other.gguf", converted(&model("target"), |tokens| tokens.reverse()));
+    let run = |words: &[&str]| place.run(&[&["generate", "--prompt", "x"], words].concat());
+    run(&["--target", "target.gguf"]).fails_naming(&[
+        "`target.gguf` is a GGUF file",
+        "hint: ",
+        "`models.tokenizer`",
+        "`--tokenizer`",
+    ]);
+    let named = ["`other.gguf`", "tokenizer.json", "is not the tokenizer", "id 0"];
+    run(&["--target", "other.gguf", "--tokenizer", &target]).fails_naming(&named);
+    run(&["--target", &target, "--draft", "other.gguf"]).fails_naming(&named);
+    run(&["--target", "none.gguf", "--tokenizer", &target])
+        .fails_naming(&["`none.gguf`", "hint: "]);
+}
