@@ -25,6 +25,7 @@ mod buffers;
 mod kernel;
 mod lines;
 mod norm;
+mod quantised;
 mod read;
 mod sharing;
 mod steps;

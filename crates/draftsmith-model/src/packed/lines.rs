@@ -1,11 +1,14 @@
 //! The weights of a matrix as lines, with functions to fill, read and multiply them.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use pulp::{Arch, Simd, WithSimd};
 
 use super::kernel::{Shape, multiply_panels};
+use super::quantised::{QuantisedLines, QuantisedRows, RowForm};
 use super::storage::{Bf16Line, F16Line, F32Line, LANE_BYTES, LINE, Storage, StoredLine};
+use crate::weights::StoredRows;
 
 /// Consecutive panels of lines in one of the storage formats.
 #[derive(Debug)]
@@ -13,17 +16,43 @@ pub(super) enum Lines {
     F32(Vec<F32Line>),
     Bf16(Vec<Bf16Line>),
     F16(Vec<F16Line>),
+    Quantised(QuantisedLines),
+    /// Matrices of several formats side by side, each with the number of its outputs. All but the
+    /// last fill their panels.
+    Beside(Vec<(usize, Lines)>),
 }
 
-/// Evaluates an expression for lines of any storage format.
+/// Evaluates an expression for lines of a format that is not quantised, and another one for others.
 macro_rules! for_lines {
-    ($lines:expr, $name:ident => $value:expr) => {
+    ($lines:expr, $name:ident => $value:expr, $others:pat => $other:expr) => {
         match $lines {
             Lines::F32($name) => $value,
             Lines::Bf16($name) => $value,
             Lines::F16($name) => $value,
+            $others => $other,
         }
     };
+}
+
+/// Rows to multiply, in the forms that the lines of a matrix read.
+#[derive(Debug)]
+pub(super) struct Factors<'a> {
+    x: Cow<'a, [f32]>,
+    quantised: Vec<QuantisedRows>,
+}
+
+impl<'a> Factors<'a> {
+    /// Converts rows `[rows, inputs]` for products with `lines`.
+    pub(super) fn new(lines: &Lines, inputs: usize, x: impl Into<Cow<'a, [f32]>>) -> Self {
+        let (x, mut forms) = (x.into(), Vec::new());
+        lines.add_forms(&mut forms);
+        let quantised = forms.into_iter().map(|form| QuantisedRows::new(&x, inputs, form));
+        Self { quantised: quantised.collect(), x }
+    }
+
+    pub(super) fn num_numbers(&self) -> usize {
+        self.x.len()
+    }
 }
 
 impl Lines {
@@ -36,14 +65,39 @@ impl Lines {
             Storage::F32 => Self::F32(empty(inputs, outputs)),
             Storage::Bf16 => Self::Bf16(empty(inputs, outputs)),
             Storage::F16 => Self::F16(empty(inputs, outputs)),
+            Storage::Quantised(kind) => {
+                Self::Quantised(QuantisedLines::zeros(kind, inputs, outputs))
+            }
         }
     }
 
+    /// Returns the storage format, or f32 for several formats, whose numbers it represents.
     pub(super) fn storage(&self) -> Storage {
         match self {
-            Self::F32(_) => Storage::F32,
+            Self::F32(_) | Self::Beside(_) => Storage::F32,
             Self::Bf16(_) => Storage::Bf16,
             Self::F16(_) => Storage::F16,
+            Self::Quantised(lines) => Storage::Quantised(lines.kind()),
+        }
+    }
+
+    /// Adds the forms in which these lines read rows.
+    fn add_forms(&self, forms: &mut Vec<RowForm>) {
+        match self {
+            Self::Quantised(lines) if !forms.contains(&lines.kind().row_form()) => {
+                forms.push(lines.kind().row_form());
+            }
+            Self::Beside(parts) => parts.iter().for_each(|(_, lines)| lines.add_forms(forms)),
+            _ => {}
+        }
+    }
+
+    /// Counts the bytes of the lines.
+    pub(super) fn num_bytes(&self) -> usize {
+        match self {
+            Self::Quantised(lines) => lines.num_bytes(),
+            Self::Beside(parts) => parts.iter().map(|(_, lines)| lines.num_bytes()).sum(),
+            lines => for_lines!(lines, it => size_of_val(&**it), _ => 0),
         }
     }
 
@@ -55,33 +109,64 @@ impl Lines {
         outputs: Range<usize>,
         weight: impl Fn(usize, usize) -> f32,
     ) {
-        for_lines!(self, lines => set_outputs(lines, inputs, outputs, weight));
+        for_lines!(self, lines => set_outputs(lines, inputs, outputs, weight), _ => {
+            unreachable!("quantised weights are set by rows of a file")
+        });
     }
 
-    /// Sets the weights of outputs from `first` on. `rows` are rows of a file in the storage
-    /// format, `[outputs, in]`.
-    pub(super) fn set_rows(&mut self, inputs: usize, first: usize, rows: &[u8]) {
-        for_lines!(self, lines => set_rows(lines, inputs, first, rows));
+    /// Sets the weights of outputs from `first` on. `rows` are rows of a file, `[outputs, in]`. Returns
+    /// whether the file has the storage format; otherwise nothing is set.
+    pub(super) fn set_rows(&mut self, inputs: usize, first: usize, rows: StoredRows<'_>) -> bool {
+        if let Self::Beside(parts) = self {
+            let mut start = 0;
+            for (num_outputs, lines) in parts {
+                if first < start + *num_outputs {
+                    return lines.set_rows(inputs, first - start, rows);
+                }
+                start += *num_outputs;
+            }
+        }
+        let is_same = self.storage() == Storage::of(rows.format);
+        if is_same {
+            for_lines!(self, lines => set_rows(lines, inputs, first, rows.bytes), others => {
+                if let Self::Quantised(lines) = others {
+                    lines.set_rows(first, rows.bytes);
+                }
+            });
+        }
+        is_same
     }
 
     /// Appends one output's weights to `values`.
     pub(super) fn read_output(&self, inputs: usize, output: usize, values: &mut Vec<f32>) {
-        for_lines!(self, lines => {
-            let weight = weights_of(lines, inputs, output);
-            values.extend((0..inputs).map(weight));
-        });
+        match self {
+            Self::Quantised(lines) => lines.read_output(output, values),
+            Self::Beside(parts) => {
+                let mut first = 0;
+                for (num_outputs, lines) in parts {
+                    if (first..first + num_outputs).contains(&output) {
+                        lines.read_output(inputs, output - first, values);
+                    }
+                    first += num_outputs;
+                }
+            }
+            lines => for_lines!(lines, lines => {
+                let weight = weights_of(lines, inputs, output);
+                values.extend((0..inputs).map(weight));
+            }, _ => {}),
+        }
     }
 
     /// Multiplies rows by the panels of some outputs. `outputs` must start at a panel.
     ///
     /// # Shapes
-    /// - x: `[rows, inputs]`
+    /// - factors: `[rows, inputs]`
     /// - output: `[rows, outputs]`
     pub(super) fn multiply(
         &self,
         inputs: usize,
         outputs: Range<usize>,
-        x: &[f32],
+        factors: &Factors<'_>,
         output: &mut [f32],
     ) {
         fn product<L: StoredLine>(
@@ -96,7 +181,33 @@ impl Lines {
             let shape = Shape { inputs, stride, outputs: outputs.len() };
             Arch::new().dispatch(Product { x, lines, shape, output });
         }
-        for_lines!(self, lines => product(lines, inputs, outputs, x, output));
+        match self {
+            Self::Quantised(lines) => {
+                let form = lines.kind().row_form();
+                let rows = factors.quantised.iter().find(|rows| rows.form() == form);
+                lines.multiply(outputs, rows.expect("the rows were converted for them"), output);
+            }
+            Self::Beside(parts) => {
+                let (mut first, width) = (0, outputs.len());
+                for (num_outputs, lines) in parts {
+                    let all = first..first + num_outputs;
+                    first = all.end;
+                    let here = outputs.start.max(all.start)..outputs.end.min(all.end);
+                    if here.is_empty() {
+                        continue;
+                    }
+                    let mut part = vec![0.0; output.len() / width * here.len()];
+                    let own = here.start - all.start..here.end - all.start;
+                    lines.multiply(inputs, own, factors, &mut part);
+                    let columns = here.start - outputs.start..here.end - outputs.start;
+                    let rows = output.chunks_exact_mut(width).zip(part.chunks_exact(here.len()));
+                    rows.for_each(|(row, part)| row[columns.clone()].copy_from_slice(part));
+                }
+            }
+            lines => {
+                for_lines!(lines, it => product(it, inputs, outputs, &factors.x, output), _ => {})
+            }
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use super::{
 use crate::error::Result;
 use crate::rope::Reach;
 use crate::spec::{AttentionSpec, LayerSpec, LinearSpec, MlpSpec, NamedLayer, NamedNorm};
-use crate::weights::{StoredFormat, WeightReader};
+use crate::weights::WeightReader;
 
 /// A checkpoint to be packed.
 pub(crate) struct Packing<'a> {
@@ -23,15 +23,17 @@ impl Packing<'_> {
     pub(crate) fn linears(&mut self, layer: &str, specs: &[LinearSpec]) -> Result<PackedWeights> {
         let name = |spec: &LinearSpec, part: &str| format!("{}.{part}", spec.name_in(layer));
         let inputs = specs[0].inputs;
-        let stored = specs.iter().map(|spec| self.reader.format_of(&name(spec, "weight")));
-        let storage = storage_of(stored);
         // The shapes are checked before memory is allocated, because they come from a
         // `config.json`.
         for spec in specs {
             self.reader.check_shape(&name(spec, "weight"), &[spec.rows.num_all, inputs])?;
         }
-        let outputs = specs.iter().map(|spec| spec.outputs).sum();
-        let mut packed = PackedWeights::zeros(storage, inputs, outputs);
+        let storage = |spec: &LinearSpec| {
+            self.reader.format_of(&name(spec, "weight")).map_or(Storage::F32, Storage::of)
+        };
+        let parts: Vec<(Storage, usize)> =
+            specs.iter().map(|spec| (storage(spec), spec.outputs)).collect();
+        let mut packed = PackedWeights::beside(&parts, inputs);
         let mut bias = Vec::new();
         for spec in specs {
             let first = bias.len();
@@ -116,11 +118,4 @@ impl Packing<'_> {
             down: self.linears(name, &[down])?,
         })
     }
-}
-
-/// Returns the format that represents tensors of all these formats exactly.
-fn storage_of(stored: impl Iterator<Item = Option<StoredFormat>>) -> Storage {
-    let mut formats = stored.map(|format| format.map_or(Storage::F32, Storage::of));
-    let first = formats.next().unwrap_or(Storage::F32);
-    if formats.all(|format| format == first) { first } else { Storage::F32 }
 }

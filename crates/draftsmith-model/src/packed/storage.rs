@@ -9,14 +9,14 @@ use half::{bf16, f16};
 use pulp::Simd;
 use safetensors::Dtype;
 
-use crate::weights::StoredFormat;
+use crate::weights::{QuantType, StoredFormat};
 
 /// The number of outputs in a line.
 pub(crate) const LINE: usize = 16;
 
-/// The number format of packed weights. Products and sums are always f32, and widening in registers
-/// is exact. So a bf16 checkpoint gives the same bits in bf16 as in f32, and half as much memory is
-/// read.
+/// The number format of packed weights. Except for quantised weights, products and sums are always
+/// f32, and widening in registers is exact. So a bf16 checkpoint gives the same bits in bf16 as in
+/// f32, and half as much memory is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Storage {
     /// IEEE single precision.
@@ -25,12 +25,15 @@ pub(crate) enum Storage {
     Bf16,
     /// IEEE half precision.
     F16,
+    /// Blocks of a GGUF file, with products in integers.
+    Quantised(QuantType),
 }
 
 impl Storage {
-    /// Returns the format for numbers of a file's format. Quantised weights are widened.
+    /// Returns the format for numbers of a file's format.
     pub(super) fn of(format: StoredFormat) -> Self {
         match format {
+            StoredFormat::Quantised(kind) => Self::Quantised(kind),
             StoredFormat::Plain(Dtype::BF16) => Self::Bf16,
             StoredFormat::Plain(Dtype::F16) => Self::F16,
             _ => Self::F32,

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Instant;
 
-use super::lines::Lines;
+use super::lines::{Factors, Lines};
 use super::storage::LINE;
 
 /// The number of panels per pass over a row. Shares are multiples of it.
@@ -108,7 +108,7 @@ struct SharedProduct {
     lines: Arc<Lines>,
     inputs: usize,
     outputs: usize,
-    x: Vec<f32>,
+    factors: Factors<'static>,
     /// The first pass that no thread has taken.
     next: AtomicUsize,
     /// The results of each share, at the index of its first pass: `[rows, outputs of the share]`.
@@ -122,7 +122,7 @@ impl SharedProduct {
             lines: lines.clone(),
             inputs,
             outputs,
-            x: x.to_vec(),
+            factors: Factors::new(lines, inputs, x.to_vec()),
             next: AtomicUsize::new(0),
             done: std::iter::repeat_with(OnceLock::new).take(num_passes).collect(),
         }
@@ -156,8 +156,8 @@ impl SharedProduct {
     /// Computes the outputs of some passes, `[rows, outputs of these passes]`.
     fn multiply(&self, passes: Range<usize>) -> Vec<f32> {
         let columns = self.columns(passes);
-        let mut output = vec![0.0; self.x.len() / self.inputs * columns.len()];
-        self.lines.multiply(self.inputs, columns, &self.x, &mut output);
+        let mut output = vec![0.0; self.factors.num_numbers() / self.inputs * columns.len()];
+        self.lines.multiply(self.inputs, columns, &self.factors, &mut output);
         output
     }
 

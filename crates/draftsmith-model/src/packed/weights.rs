@@ -13,10 +13,10 @@ use std::sync::Arc;
 use rayon::prelude::*;
 
 use super::MAX_ROWS_A_BLOCK;
-use super::lines::Lines;
+use super::lines::{Factors, Lines};
 use super::storage::{LINE, Storage};
 use super::team::Team;
-use crate::weights::{StoredFormat, StoredRows};
+use crate::weights::StoredRows;
 
 /// The number of rows that a kernel multiplies in one pass. The number of rows in each thread's
 /// block is a multiple of it.
@@ -67,6 +67,24 @@ impl PackedWeights {
         Self { lines, inputs, outputs, bias: None }
     }
 
+    /// Allocates matrices of zeros side by side, each with its format and number of outputs. They have
+    /// one format if theirs are equal, or several formats if some are quantised, and are otherwise in f32.
+    pub(super) fn beside(parts: &[(Storage, usize)], inputs: usize) -> Self {
+        let outputs = parts.iter().map(|(_, outputs)| outputs).sum();
+        let first = parts.first().map_or(Storage::F32, |(storage, _)| *storage);
+        if parts.iter().all(|(storage, _)| *storage == first) {
+            return Self::zeros(first, inputs, outputs);
+        }
+        let is_quantised = |(storage, _): &(Storage, usize)| matches!(storage, Storage::Quantised(_));
+        let fill_panels = parts.iter().rev().skip(1).all(|(_, num)| num.is_multiple_of(LINE));
+        if !fill_panels || !parts.iter().any(is_quantised) {
+            return Self::zeros(Storage::F32, inputs, outputs);
+        }
+        let lines = |(storage, num): &(Storage, usize)| (*num, Lines::zeros(*storage, inputs, *num));
+        let lines = Arc::new(Lines::Beside(parts.iter().map(lines).collect()));
+        Self { lines, inputs, outputs, bias: None }
+    }
+
     /// Packs a `[in, out]` matrix in f32.
     pub(crate) fn pack(
         weight: &[f32],
@@ -94,9 +112,7 @@ impl PackedWeights {
     /// which are rounded if the file has another format.
     pub(crate) fn set_rows(&mut self, first: usize, rows: StoredRows<'_>) {
         let inputs = self.inputs;
-        let is_plain = matches!(rows.format, StoredFormat::Plain(_));
-        if is_plain && Storage::of(rows.format) == self.storage() {
-            self.lines_mut().set_rows(inputs, first, rows.bytes);
+        if self.lines_mut().set_rows(inputs, first, rows) {
             return;
         }
         let mut values = Vec::new();
@@ -134,11 +150,15 @@ impl PackedWeights {
     /// Selects some outputs of the matrix.
     pub(crate) fn select_outputs(&self, outputs: &[u32]) -> Self {
         let mut selected = Self::zeros(self.storage(), self.inputs, outputs.len());
-        let mut weights = Vec::with_capacity(self.inputs);
-        for (place, output) in outputs.iter().enumerate() {
-            weights.clear();
-            self.read_output(*output as usize, &mut weights);
-            selected.set_outputs(place..place + 1, |input, _| weights[input]);
+        if let Lines::Quantised(lines) = &*self.lines {
+            *selected.lines_mut() = Lines::Quantised(lines.select_outputs(outputs));
+        } else {
+            let mut weights = Vec::with_capacity(self.inputs);
+            for (place, output) in outputs.iter().enumerate() {
+                weights.clear();
+                self.read_output(*output as usize, &mut weights);
+                selected.set_outputs(place..place + 1, |input, _| weights[input]);
+            }
         }
         let bias = self.bias.as_ref();
         selected.bias =
@@ -153,8 +173,7 @@ impl PackedWeights {
 
     /// Counts the bytes of the weights.
     pub(super) fn num_bytes(&self) -> usize {
-        let bytes = if self.storage() == Storage::F32 { 4 } else { 2 };
-        self.num_weights() * bytes
+        self.lines.num_bytes()
     }
 
     /// Returns whether several threads share even products of few rows.
@@ -191,7 +210,10 @@ impl PackedWeights {
                 self.multiply_row_blocks(x, output);
             }
             Threads::All if self.is_shared() => self.multiply_panel_groups(x, output),
-            _ => lines.multiply(*inputs, 0..*outputs, x, output),
+            _ => {
+                let factors = Factors::new(lines, *inputs, x);
+                lines.multiply(*inputs, 0..*outputs, &factors, output);
+            }
         }
     }
 
@@ -202,7 +224,9 @@ impl PackedWeights {
         let rows_a_block = rows_a_thread.min(MAX_ROWS_A_BLOCK).next_multiple_of(ROWS_A_PASS);
         x.par_chunks(rows_a_block * inputs)
             .zip(output.par_chunks_mut(rows_a_block * outputs))
-            .for_each(|(x, output)| lines.multiply(*inputs, 0..*outputs, x, output));
+            .for_each(|(x, output)| {
+                lines.multiply(*inputs, 0..*outputs, &Factors::new(lines, *inputs, x), output);
+            });
     }
 
     /// Multiplies few rows by many weights. Each thread takes groups of panels.
@@ -210,12 +234,13 @@ impl PackedWeights {
         let Self { lines, inputs, outputs, .. } = self;
         let (num_rows, width) = (x.len() / inputs, PANELS_A_GROUP * LINE);
         let columns = |group: usize| group * width..((group + 1) * width).min(*outputs);
+        let factors = &Factors::new(lines, *inputs, x);
         let groups: Vec<Vec<f32>> = (0..outputs.div_ceil(width))
             .into_par_iter()
             .map(|group| {
                 let columns = columns(group);
                 let mut output = vec![0.0; num_rows * columns.len()];
-                lines.multiply(*inputs, columns, x, &mut output);
+                lines.multiply(*inputs, columns, factors, &mut output);
                 output
             })
             .collect();
@@ -232,6 +257,7 @@ impl PackedWeights {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::weights::StoredFormat;
     use burn::tensor::{Device, Distribution, Tensor};
     use half::{bf16, f16};
     use safetensors::Dtype;
@@ -294,6 +320,7 @@ mod tests {
             Storage::F32 => weight,
             Storage::Bf16 => bf16::from_f32(weight).to_f32(),
             Storage::F16 => f16::from_f32(weight).to_f32(),
+            Storage::Quantised(_) => unreachable!("only files have quantised weights"),
         }
     }
 
