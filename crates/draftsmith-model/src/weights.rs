@@ -17,6 +17,7 @@ mod write;
 
 pub use files::{WEIGHT_NAMES, config_file, end_weight_files, weight_files};
 pub use header::read_metadata;
+pub(crate) use quantised::{BLOCK, Block, GROUP, QuantType, Scales};
 pub use read::{WeightReader, check_finite, hash_first_layers, hash_model_dir, read_id_lists};
 pub(crate) use stored::{StoredFormat, StoredRows};
 pub use write::{

@@ -75,12 +75,14 @@ impl PackedWeights {
         if parts.iter().all(|(storage, _)| *storage == first) {
             return Self::zeros(first, inputs, outputs);
         }
-        let is_quantised = |(storage, _): &(Storage, usize)| matches!(storage, Storage::Quantised(_));
+        let is_quantised =
+            |(storage, _): &(Storage, usize)| matches!(storage, Storage::Quantised(_));
         let fill_panels = parts.iter().rev().skip(1).all(|(_, num)| num.is_multiple_of(LINE));
         if !fill_panels || !parts.iter().any(is_quantised) {
             return Self::zeros(Storage::F32, inputs, outputs);
         }
-        let lines = |(storage, num): &(Storage, usize)| (*num, Lines::zeros(*storage, inputs, *num));
+        let lines =
+            |(storage, num): &(Storage, usize)| (*num, Lines::zeros(*storage, inputs, *num));
         let lines = Arc::new(Lines::Beside(parts.iter().map(lines).collect()));
         Self { lines, inputs, outputs, bias: None }
     }

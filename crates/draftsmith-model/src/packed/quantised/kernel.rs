@@ -1,0 +1,360 @@
+//! Products of rows in eight bits and panels of quantised weights.
+//!
+//! The products of a group's weights and inputs are summed in integers, which is exact. The sums
+//! are combined in f32, in the order of the inputs. So a result depends neither on the rows beside
+//! it nor on the instructions.
+//!
+//! Weights are unsigned in a panel. Each sum starts at the negated product of their offset and the
+//! sum of the inputs.
+
+use std::ops::Range;
+
+use super::lanes::Lanes;
+use super::rows::{QuantisedRows, RowGroup, RowPass};
+use super::{BLOCK, Form, GROUP, Line, ScaleLine, Scales};
+use crate::packed::storage::LINE;
+
+/// The number of streams of reads from which the processor prefetches well enough by itself.
+const MIN_STREAMS_AHEAD: usize = 4;
+
+/// The distance between a prefetched line and the line in use, in lines.
+const LINES_AHEAD: usize = 64;
+
+/// The number of bytes of panels, at most, that several passes of rows multiply. They stay in a
+/// core's second cache.
+const GROUP_BYTES: usize = 1 << 19;
+
+/// The number of panels that several passes of rows multiply, at most.
+const MOST_PANELS: usize = 16;
+
+/// Consecutive panels of quantised weights.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Panels<'a> {
+    pub(super) lines: &'a [Line],
+    pub(super) scales: &'a [ScaleLine],
+    pub(super) num_panels: usize,
+    /// The number of lines of a panel.
+    pub(super) num_lines: usize,
+    /// The number of lines of scales of a panel.
+    pub(super) num_scale_lines: usize,
+    /// The number that is subtracted from the bits to obtain a signed weight.
+    pub(super) offset: i32,
+}
+
+impl Panels<'_> {
+    pub(super) fn slice(self, panels: Range<usize>) -> Self {
+        let range = |num_lines: usize| panels.start * num_lines..panels.end * num_lines;
+        Self {
+            lines: &self.lines[range(self.num_lines)],
+            scales: &self.scales[range(self.num_scale_lines)],
+            num_panels: panels.len(),
+            ..self
+        }
+    }
+
+    /// Splits into groups of at most `size` panels, each with its first panel.
+    fn groups(self, size: usize) -> impl Iterator<Item = (usize, Self)> {
+        let starts = (0..self.num_panels).step_by(size);
+        starts.map(move |start| (start, self.slice(start..self.num_panels.min(start + size))))
+    }
+}
+
+/// Multiplies rows by panels, into `[rows, outputs]`. The last panel may be wider.
+///
+/// With few rows, several panels are multiplied side by side, so that enough sums are in progress
+/// to keep the multipliers busy.
+pub(super) fn multiply_panels<I: Lanes, F: Form>(
+    lanes: I,
+    rows: &QuantisedRows,
+    panels: Panels<'_>,
+    outputs: usize,
+    output: &mut [f32],
+) {
+    let is_one_pass = rows.passes(I::MOST_ROWS).nth(1).is_none();
+    let panels_a_group = GROUP_BYTES / (panels.num_lines * size_of::<Line>());
+    let panels_a_group = match is_one_pass {
+        true => panels.num_panels,
+        false => panels_a_group.clamp(2, MOST_PANELS).next_multiple_of(2),
+    };
+    for (start, panels) in panels.groups(panels_a_group) {
+        let columns = start * LINE..outputs.min((start + panels.num_panels) * LINE);
+        let mut output = output.chunks_exact_mut(outputs).map(|row| &mut row[columns.clone()]);
+        for rows in rows.passes(I::MOST_ROWS) {
+            let mut output: Vec<_> = output.by_ref().take(rows.num_outputs).collect();
+            multiply_rows::<I, F>(lanes, rows, panels, &mut output);
+        }
+    }
+}
+
+/// Multiplies the rows of a pass by panels.
+fn multiply_rows<I: Lanes, F: Form>(
+    lanes: I,
+    rows: RowPass<'_>,
+    panels: Panels<'_>,
+    output: &mut [&mut [f32]],
+) {
+    macro_rules! match_shape {
+        ($(($num_rows:literal: $num_panels:literal))+) => {
+            match rows.num_rows {
+                $($num_rows => for (start, panels) in panels.groups($num_panels) {
+                    lanes.vectorize(
+                        #[inline(always)]
+                        || {
+                            let sums = pass::<I, F, $num_rows, $num_panels>(lanes, rows, panels);
+                            write(&sums, output, start * LINE);
+                        },
+                    );
+                })+
+                num_rows => unreachable!("{num_rows} rows are no pass"),
+            }
+        };
+    }
+    if I::MOST_ROWS == 12 {
+        match_shape!((1: 6) (2: 6) (3: 4) (4: 3) (5: 2) (6: 2) (8: 2) (10: 1) (12: 1));
+    } else if I::MOST_ROWS == 4 {
+        match_shape!((1: 2) (2: 1) (3: 1) (4: 1));
+    } else {
+        match_shape!((1: 1));
+    }
+}
+
+/// Writes the sums of panels to rows from a column on.
+#[inline(always)]
+fn write<const ROWS: usize, const PANELS: usize>(
+    sums: &[[[f32; LINE]; ROWS]; PANELS],
+    output: &mut [&mut [f32]],
+    column: usize,
+) {
+    for (r, output) in output.iter_mut().enumerate().take(ROWS) {
+        for (p, output) in output[column..].chunks_mut(LINE).enumerate().take(PANELS) {
+            output.copy_from_slice(&sums[p][r][..output.len()]);
+        }
+    }
+}
+
+/// Multiplies `ROWS` rows by `PANELS` panels side by side. If there are fewer panels, the last one
+/// is multiplied again.
+#[inline(always)]
+fn pass<I: Lanes, F: Form, const ROWS: usize, const PANELS: usize>(
+    lanes: I,
+    rows: RowPass<'_>,
+    panels: Panels<'_>,
+) -> [[[f32; LINE]; ROWS]; PANELS] {
+    let form = F::SCALES;
+    let num_groups = form.num_groups();
+    let Panels { num_lines, num_scale_lines, .. } = panels;
+    // All slices have the same length, so that the compiler checks one index for all of them.
+    let mut all_lines = [panels.lines; PANELS];
+    let mut all_scales = [panels.scales; PANELS];
+    for p in 0..PANELS {
+        let panel = p.min(panels.num_panels - 1);
+        all_lines[p] = &panels.lines[panel * num_lines..][..num_lines];
+        all_scales[p] = &panels.scales[panel * num_scale_lines..][..num_scale_lines];
+    }
+    let zero = lanes.splat(0.0);
+    let mut sums = [[zero; ROWS]; PANELS];
+    for block in 0..num_lines / (num_groups * F::BITS) {
+        let groups = &rows.groups[block * num_groups * rows.stride..];
+        let mut block_sums = [[zero; ROWS]; PANELS];
+        let mut scales = [panels.scales; PANELS];
+        for p in 0..PANELS {
+            scales[p] = &all_scales[p][block * form.num_lines()..][..form.num_lines()];
+            if PANELS < MIN_STREAMS_AHEAD {
+                let blocks_ahead = LINES_AHEAD / (num_groups * F::BITS);
+                for line in scales[p].iter().step_by(2) {
+                    prefetch(line, blocks_ahead * form.num_lines());
+                }
+            }
+        }
+        for group in 0..num_groups {
+            let rows = &groups[group * rows.stride..][..ROWS];
+            let first = (block * num_groups + group) * F::BITS;
+            let mut lines = [panels.lines; PANELS];
+            for p in 0..PANELS {
+                lines[p] = &all_lines[p][first..][..F::BITS];
+                if PANELS < MIN_STREAMS_AHEAD {
+                    // Behind the end of a panel, the next pass's panel follows.
+                    let is_inside = PANELS == 1 || first + LINES_AHEAD < num_lines;
+                    let skipped = if is_inside { 0 } else { (PANELS - 1) * num_lines };
+                    for line in lines[p] {
+                        prefetch(line, LINES_AHEAD + skipped);
+                    }
+                }
+            }
+            let weights = Group { lines, scales, number: group, offset: panels.offset };
+            add_part::<I, F, ROWS, PANELS>(lanes, rows, weights, 0, &mut block_sums);
+            if form.num_parts() == 2 {
+                add_part::<I, F, ROWS, PANELS>(lanes, rows, weights, 1, &mut block_sums);
+            }
+        }
+        if form.has_minimum() {
+            let rows = RowPass { groups, ..rows };
+            add_minimums::<I, F, ROWS, PANELS>(lanes, rows, scales, &mut block_sums);
+        }
+        let groups = &groups[..ROWS];
+        for r in 0..ROWS {
+            for p in 0..PANELS {
+                sums[p][r] =
+                    lanes.mul_add(block_sums[p][r], lanes.splat(groups[r].scale), sums[p][r]);
+            }
+        }
+    }
+    let mut values = [[[0.0; LINE]; ROWS]; PANELS];
+    for p in 0..PANELS {
+        for r in 0..ROWS {
+            values[p][r] = lanes.store_floats(sums[p][r]);
+        }
+    }
+    values
+}
+
+/// The bits of 1.5 · 2²³. A small integer added to the bits is added to the number, so that sums
+/// need no conversion. Multiplied by a scale in half precision, the number is exact.
+const ONES: i32 = 0x4b40_0000;
+
+/// A group's weights in some panels.
+#[derive(Debug, Clone, Copy)]
+struct Group<'a, const PANELS: usize> {
+    lines: [&'a [Line]; PANELS],
+    /// The scales of the group's block.
+    scales: [&'a [ScaleLine]; PANELS],
+    /// The number of the group in its block.
+    number: usize,
+    offset: i32,
+}
+
+/// Multiplies rows by a part of a group, and adds the products to the sums of the group's block.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "loops over small arrays unroll into registers")]
+fn add_part<I: Lanes, F: Form, const ROWS: usize, const PANELS: usize>(
+    lanes: I,
+    rows: &[RowGroup],
+    weights: Group<'_, PANELS>,
+    part: usize,
+    block_sums: &mut [[I::Floats; ROWS]; PANELS],
+) {
+    let form = F::SCALES;
+    let mut products = [[lanes.splat_int(0); ROWS]; PANELS];
+    for r in 0..ROWS {
+        let minus_sum = match form {
+            Scales::NestedHalves => i32::from(rows[r].minus_half_sums[part]),
+            _ => rows[r].minus_sum,
+        };
+        let start = if form.is_nested() { 0 } else { ONES };
+        for p in 0..PANELS {
+            products[p][r] = lanes.splat_int(minus_sum * weights.offset + start);
+        }
+    }
+    macro_rules! steps {
+        ($($step:literal)+) => {$(
+            if $step * form.num_parts() / (GROUP / 4) == part {
+                for p in 0..PANELS {
+                    let weights = weights_of::<I, F>(lanes, weights.lines[p], $step);
+                    for r in 0..ROWS {
+                        let inputs = rows[r].quants[$step];
+                        products[p][r] = F::dot(lanes, products[p][r], weights, inputs);
+                    }
+                }
+            }
+        )+};
+    }
+    // The compiler would not unroll a loop of this size.
+    steps!(0 1 2 3 4 5 6 7);
+    for p in 0..PANELS {
+        let scale = scale_of(lanes, form, weights.scales[p], weights.number, part);
+        let minus_ones = lanes.mul(scale, lanes.splat(-f32::from_bits(ONES as u32)));
+        for r in 0..ROWS {
+            block_sums[p][r] = if form.is_nested() {
+                lanes.mul_add(lanes.floats(products[p][r]), scale, block_sums[p][r])
+            } else {
+                lanes.mul_add(lanes.bits_as_floats(products[p][r]), scale, minus_ones)
+            };
+        }
+    }
+}
+
+/// Adds the products of minimums and sums of a row's inputs to the sums of a block.
+#[inline(always)]
+#[expect(clippy::needless_range_loop, reason = "loops over small arrays unroll into registers")]
+fn add_minimums<I: Lanes, F: Form, const ROWS: usize, const PANELS: usize>(
+    lanes: I,
+    rows: RowPass<'_>,
+    scales: [&[ScaleLine]; PANELS],
+    block_sums: &mut [[I::Floats; ROWS]; PANELS],
+) {
+    let mut sums = [[lanes.splat_int(0); ROWS]; PANELS];
+    if F::SCALES == Scales::Nested {
+        for pair in 0..BLOCK / GROUP / 2 {
+            let groups = &rows.groups[2 * pair * rows.stride..][..ROWS];
+            for p in 0..PANELS {
+                let minimums = &scales[p][2 + BLOCK / GROUP / 2 + pair];
+                for r in 0..ROWS {
+                    sums[p][r] = lanes.dot_pair(sums[p][r], minimums, groups[r].minus_pair_sums);
+                }
+            }
+        }
+    } else {
+        let groups = &rows.groups[..ROWS];
+        for r in 0..ROWS {
+            for p in 0..PANELS {
+                sums[p][r] = lanes.splat_int(-groups[r].minus_sum);
+            }
+        }
+    }
+    for p in 0..PANELS {
+        let scale = lanes.halves(&scales[p][1]);
+        for r in 0..ROWS {
+            block_sums[p][r] = lanes.mul_add(lanes.floats(sums[p][r]), scale, block_sums[p][r]);
+        }
+    }
+}
+
+/// Returns four inputs' weights, of a group that consists of `lines`.
+#[inline(always)]
+fn weights_of<I: Lanes, F: Form>(lanes: I, lines: &[Line], step: usize) -> I::Bytes {
+    if F::BITS == 8 {
+        return lanes.load(&lines[step]);
+    }
+    let low = lanes.bits(lanes.load(&lines[step % 4]), 4 * (step / 4) as i32, 0x0f);
+    // The upper bits move to the place of the fifth bit.
+    let (line, place, mask) = match F::BITS {
+        5 => (4, step, 0x10),
+        6 => (4 + step / 4, 2 * (step % 4), 0x30),
+        _ => return low,
+    };
+    lanes.or(low, lanes.bits(lanes.load(&lines[line]), place as i32 - 4, mask))
+}
+
+/// Returns the scales of a part of a group.
+#[inline(always)]
+fn scale_of<I: Lanes>(
+    lanes: I,
+    form: Scales,
+    scales: &[ScaleLine],
+    group: usize,
+    part: usize,
+) -> I::Floats {
+    let scale = lanes.halves(&scales[0]);
+    match form {
+        Scales::Half | Scales::HalfAndMinimum => scale,
+        Scales::Nested => {
+            lanes.mul(scale, lanes.scales::<false>(&scales[2 + group / 2], group % 2))
+        }
+        Scales::NestedHalves => lanes.mul(scale, lanes.scales::<true>(&scales[1 + group], part)),
+    }
+}
+
+/// Prefetches the line that is `num_lines` behind a line.
+#[inline(always)]
+fn prefetch<L>(line: &L, num_lines: usize) {
+    #[cfg(target_arch = "x86_64")]
+    #[expect(unsafe_code, reason = "a prefetch takes a pointer; it reads nothing")]
+    // SAFETY: prefetching any address is allowed, and this one is only computed.
+    unsafe {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        let ahead = std::ptr::from_ref(line).wrapping_add(num_lines);
+        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = (line, num_lines);
+}
