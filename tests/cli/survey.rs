@@ -294,11 +294,13 @@ fn answers_to_earlier_prompts_are_looked_up_in_their_order() {
     let place = place();
     place.write("costs.toml", DEAR);
     // A repeated workload: each half has the first and the second occurrence of its prompts.
-    let given = ["--prompts", "prompts.jsonl", "prompts.jsonl", "--num-prompts", "48"];
+    std::fs::copy(place.path("prompts.jsonl"), place.path("again.jsonl")).unwrap();
+    let given = ["--prompts", "prompts.jsonl", "again.jsonl", "--num-prompts", "48"];
     let look_ups = |more: &[&str]| {
         let target = model("target").display().to_string();
-        let fixed = ["survey", "--target", &target, "--costs", "costs.toml", "--json"];
-        let few = ["--max-new-tokens", "40"];
+        let draft = model("draft").display().to_string();
+        let fixed = ["survey", "--target", &target, "--draft", &draft, "--costs", "costs.toml"];
+        let few = ["--max-new-tokens", "40", "--json"];
         place.run(&[&fixed[..], &given, &few, more].concat())
     };
     let [alone, earlier] =
@@ -339,11 +341,12 @@ fn tune_chooses_look_ups_in_stored_answers_and_evaluate_decodes_them() {
         let prompt = record["prompt"].as_str().unwrap();
         let generate = ["generate", "--target", &target, "--prompt", prompt, "--greedy", "--json"];
         let found = place.run(&[&generate[..], &["--max-new-tokens", "40"]].concat()).json();
-        let known_ids = json!({ "prefix": [1], "tokens": found["token_ids"] });
+        let known_ids = json!({ "prompt": prompt, "response": found["text"] });
         known += &format!("{known_ids}\n");
     }
     place.write("known.jsonl", known);
     place.run(&["build-datastore", "stored.toml", "--from", "known.jsonl"]).ok();
+    place.run(&["record", "stored.toml"]).ok();
     let tuned = place.run(&["tune", "stored.toml", "--json"]).json();
     let text = tuned.to_string();
     assert!(text.contains("\"answers:"), "{text}");

@@ -389,9 +389,22 @@ fn quantised_weights_compute_as_the_numbers_that_they_stand_for() {
             let model = CausalLm::from_model_dir(&path, &Device::flex()).expect("loads");
             let dtype = WeightReader::open_dir(&path).expect("opens").dtype();
             assert_eq!(dtype.as_deref() == Some("Q8_0"), kind == Kind::Q8);
-            [logits(&model, &ids), logits(&model.to_tensors(), &ids)]
+            let whole = logits(&model, &ids);
+            // Each row is the same to the last bit in every number of rows.
+            let width = whole.len() / ids.len();
+            for num in 1..ids.len() {
+                assert_eq!(logits(&model, &ids[..num]), whole[..num * width], "{name}, {num} rows");
+            }
+            [whole, logits(&model.to_tensors(), &ids)]
         });
-        assert_eq!(found[0], found[1], "{name}");
+        let [rounded, quantised] = found;
+        assert_eq!(rounded[1], quantised[1], "{name}: widened weights have the same bits");
+        let size = |logits: &[f32]| logits.iter().map(|it| it * it).sum::<f32>().sqrt();
+        let difference: Vec<f32> =
+            rounded[0].iter().zip(&quantised[0]).map(|(a, b)| a - b).collect();
+        let relative = size(&difference) / size(&rounded[0]);
+        // The layers' inputs are rounded to 8 bits.
+        assert!(relative > 0.0 && relative < 0.05, "{name}: {relative}");
     }
 }
 
