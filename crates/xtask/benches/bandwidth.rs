@@ -81,10 +81,13 @@ fn main() -> Result<()> {
 fn measure(dir: &Path, rounds: usize) -> Result<()> {
     let load = || CausalLm::from_model_dir(dir, &Device::flex());
     let model = load()?;
-    let file_bytes = weight_files(dir)?
-        .iter()
-        .map(|name| Ok(std::fs::metadata(dir.join(name))?.len()))
-        .sum::<Result<u64>>()? as f64;
+    let file_bytes = match dir.is_file() {
+        true => dir.metadata()?.len(),
+        false => weight_files(dir)?
+            .iter()
+            .map(|name| Ok(std::fs::metadata(dir.join(name))?.len()))
+            .sum::<Result<u64>>()?,
+    } as f64;
     let token_bytes = file_bytes * share_read(&model);
     let memory = vec![1_u64; READ_BYTES / size_of::<u64>()];
     let one = || memory.chunks(CHUNK_BYTES / 8).map(sum).fold(0, u64::wrapping_add);
