@@ -114,7 +114,7 @@ impl CausalLm {
     /// model may be of any family, and its layers quantised. Files without its ends may be absent.
     ///
     /// # Errors
-    /// As [`CausalLm::from_model_dir`], or if the ends are quantised.
+    /// As [`CausalLm::from_model_dir`], or if the ends are quantised in another form than GGUF's.
     pub fn load_ends(dir: &Path, dtype: WeightDtype, device: &Device) -> Result<Self> {
         let config = ModelConfig::ends_from_model_dir(dir)?;
         let reader = WeightReader::open_ends(dir, &config.spec.names)?;
@@ -266,8 +266,8 @@ impl CausalLm {
         }
     }
 
-    /// Returns the type for weights that are stored beside the model's: bf16 if its files have 16
-    /// bits per number, otherwise f32.
+    /// Returns the type for weights that are stored beside the model's: bf16 if its files have at
+    /// most 16 bits per number, otherwise f32.
     pub fn stored_dtype(&self) -> WeightDtype {
         self.stored
     }

@@ -21,6 +21,8 @@ use crate::error::{ModelError, Result};
 const MAX_HEADER: u64 = 128 << 20;
 /// The greatest number of keys and of tensors.
 const MAX_ENTRIES: u64 = 1 << 17;
+/// The number of tokens that a vocabulary is smaller than.
+const MAX_TOKENS: u64 = 1 << 24;
 /// The greatest length of a text, and of all lists of numbers together; the rest is skipped.
 const MAX_KEPT: usize = 4096;
 /// The number of bytes of each type's values: numbers, a text and a list.
@@ -71,7 +73,7 @@ impl Gguf {
     /// # Errors
     /// If the file cannot be read, or its header is malformed.
     pub fn read(path: &Path) -> Result<Self> {
-        let mut source = Source::open(path, 0)?;
+        let mut source = GgufBytes::open(path, 0)?;
         let (magic, version) = (source.number(4)?.to_le_bytes(), source.number(4)?);
         if !magic.starts_with(b"GGUF") {
             return Err(source.broken("it does not begin with `GGUF`"));
@@ -87,11 +89,16 @@ impl Gguf {
         let (mut values, mut tensors, mut tokens_start) = (BTreeMap::new(), BTreeMap::new(), 0);
         for _ in 0..num_keys {
             let (key, kind) = (source.text()?, source.number(4)?);
-            if key == TOKENS {
-                // The texts follow their type and number.
-                tokens_start = source.position() + 12;
-            }
+            // The texts follow their type and number.
+            let start = source.position() + 12;
             let value = source.value(&key, kind)?;
+            if key == TOKENS {
+                let is_list = kind == LIST && value.as_u64().is_some_and(|num| num < MAX_TOKENS);
+                if !is_list {
+                    return Err(source.broken(format!("key `{TOKENS}` is not a list of tokens")));
+                }
+                tokens_start = start;
+            }
             if values.insert(key.clone(), value).is_some() {
                 return Err(source.broken(format!("it has key `{key}` twice")));
             }
@@ -109,7 +116,7 @@ impl Gguf {
         }
         let alignment = values.get("general.alignment").map_or(Some(32), Value::as_u64);
         let Some(alignment) = alignment.filter(|it| it.is_power_of_two() && *it <= 1 << 20) else {
-            return Err(source.broken("key `general.alignment` is no power of two"));
+            return Err(source.broken("key `general.alignment` is not a power of two"));
         };
         let data_start = source.position().next_multiple_of(alignment);
         let architecture = values.get("general.architecture").and_then(Value::as_str);
@@ -133,7 +140,7 @@ impl Gguf {
     /// # Errors
     /// If the file cannot be read.
     pub fn tokens(&self) -> Result<Vec<String>> {
-        let mut source = Source::open(&self.path, self.tokens_start)?;
+        let mut source = GgufBytes::open(&self.path, self.tokens_start)?;
         (0..self.num_tokens().unwrap_or(0)).map(|_| source.text()).collect()
     }
 
@@ -149,7 +156,7 @@ impl Gguf {
 }
 
 /// The bytes of a header.
-struct Source<'a> {
+struct GgufBytes<'a> {
     bytes: BufReader<Take<File>>,
     path: &'a Path,
     end: u64,
@@ -157,7 +164,7 @@ struct Source<'a> {
     num_left: u64,
 }
 
-impl<'a> Source<'a> {
+impl<'a> GgufBytes<'a> {
     fn open(path: &'a Path, start: u64) -> Result<Self> {
         let mut file = open_file(path)?;
         file.seek(SeekFrom::Start(start)).map_err(|e| ModelError::io("read", path, e))?;

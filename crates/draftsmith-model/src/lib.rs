@@ -86,6 +86,6 @@ pub use state_network::{StateNetwork, StepNetwork, UnrolledInputs};
 pub use trained_with::{check_trained_with, hash_export};
 pub use weights::{
     NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, check_finite, config_file,
-    end_weight_files, hash_first_layers, hash_model_dir, read_id_lists, read_metadata,
+    end_weight_files, hash_first_layers, hash_model_dir, read_id_lists, read_metadata, text_dir,
     weight_files, write_id_lists, write_network, write_safetensors, write_with_ids,
 };

@@ -11,13 +11,14 @@
 //! Threads share this work in three ways. A team takes shares of each product of a few rows
 //! (`team`), two threads share the rows of a longer verification (`sharing`), and a prompt's rows
 //! are divided into blocks for all threads (`blocks`). A row's result does not depend on the rows
-//! beside it. Nor does it depend on the format, if the format represents the numbers exactly.
+//! beside it. Nor does it depend on the format, if the format represents the numbers exactly and is
+//! not quantised: products with quantised weights round their inputs (`quantised`).
 //!
 //! Other devices and training use tensors, in `decoder`.
 //!
 //! `pulp` chooses vector instructions at run time. [`vectorized`] compiles its argument again for
 //! them, provided that all calls inside are inlined. The only `unsafe` code is a prefetch in
-//! `kernel`.
+//! `kernel`, and instructions that `pulp` lacks in `quantised/lanes/x86`.
 
 mod attention;
 mod blocks;

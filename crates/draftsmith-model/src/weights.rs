@@ -15,9 +15,9 @@ mod tests;
 mod torch;
 mod write;
 
-pub use files::{WEIGHT_NAMES, config_file, end_weight_files, weight_files};
+pub use files::{WEIGHT_NAMES, config_file, end_weight_files, text_dir, weight_files};
 pub use header::read_metadata;
-pub(crate) use quantised::{BLOCK, Block, GROUP, QuantType, Scales};
+pub(crate) use quantised::{BLOCK, GROUP, QuantBlock, QuantType, Scales};
 pub use read::{WeightReader, check_finite, hash_first_layers, hash_model_dir, read_id_lists};
 pub(crate) use stored::{StoredFormat, StoredRows};
 pub use write::{

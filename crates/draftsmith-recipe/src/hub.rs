@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 use draftsmith_files::{check_room, read_text};
-use draftsmith_model::{ModelError, end_weight_files, weight_files};
+use draftsmith_model::{ModelError, end_weight_files, is_gguf, weight_files};
 
 use crate::watch::{Bar, Watch};
 use client::{Client, is_word};
@@ -62,7 +62,9 @@ impl HubWeights {
 /// If the model is a name on the Hub that is neither cached nor downloadable.
 pub fn model_dir(given: &Path, weights: HubWeights, watch: &dyn Watch) -> Result<PathBuf> {
     match parse_name(given) {
-        Some(model) if !given.exists() => Hub::from_env()?.dir(&model, weights, watch),
+        Some(model) if !given.exists() && !is_gguf(given) => {
+            Hub::from_env()?.dir(&model, weights, watch)
+        }
         // A missing directory is reported by the code that reads it.
         _ => Ok(given.to_path_buf()),
     }

@@ -19,8 +19,9 @@ use burn::tensor::Device;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_files::{parse_json, read_bytes};
 use draftsmith_model::{
-    AcceptanceHead, AdapterForm, BlockForm, DraftForm, DraftNetwork, DrafterDir, Eagle3Form,
-    ModelConfig, ModelError, WeightDtype, WeightReader, check_finite, hash_model_dir,
+    AcceptanceHead, AdapterForm, BlockForm, DraftForm, DraftNetwork, DrafterDir, Eagle3Form, Gguf,
+    ModelConfig, ModelError, WeightDtype, WeightReader, check_finite, hash_model_dir, is_gguf,
+    text_dir,
 };
 use draftsmith_recipe::Kinds;
 use draftsmith_recipe::exports::HEAD;
@@ -315,12 +316,12 @@ pub fn diagnose(dir: &Path, target_dir: &Path) -> Result<Diagnosis> {
         .with_context(|| format!("the target `{}`", target_dir.display()))?;
     let keys = Map::new();
     let mut patient = Patient { dir: dir.into(), keys, target_dir, target, findings: Vec::new() };
-    let is_gguf = !gguf::files_in(dir)?.is_empty();
-    let (form, mut description) = match is_gguf && !dir.join("config.json").is_file() {
+    let has_gguf = !gguf::files_in(dir)?.is_empty();
+    let (form, mut description) = match has_gguf && !dir.join("config.json").is_file() {
         true => (&GGUF, String::new()),
         false => of_directory(&mut patient)?,
     };
-    if is_gguf {
+    if has_gguf {
         description += if description.is_empty() { "" } else { "; in GGUF: " };
         description += &gguf::examine(&mut patient)?;
     }
@@ -483,8 +484,14 @@ fn tokenizers(patient: &mut Patient<'_>) -> Result<()> {
     if !patient.dir.join("tokenizer.json").is_file() {
         return Ok(());
     }
-    let read = |dir: &Path| TextTokenizer::from_model_dir(dir);
-    let [own, target] = [read(&patient.dir)?, read(patient.target_dir)?];
+    let own = TextTokenizer::from_model_dir(&patient.dir)?;
+    let target_dir = text_dir(patient.target_dir);
+    if is_gguf(patient.target_dir) && !target_dir.join("tokenizer.json").is_file() {
+        return Ok(
+            own.check_tokens(patient.target_dir, &Gguf::read(patient.target_dir)?.tokens()?)?
+        );
+    }
+    let target = TextTokenizer::from_model_dir(target_dir)?;
     patient.find_if(
         own.hash()? != target.hash()?,
         ("other-tokenizer", Breaks),
@@ -496,7 +503,7 @@ fn tokenizers(patient: &mut Patient<'_>) -> Result<()> {
     let template =
         |dir: &Path| ChatTemplate::from_model_dir(dir).ok().flatten().map(|it| it.hash());
     patient.find_if(
-        template(&patient.dir) != template(patient.target_dir),
+        template(&patient.dir) != template(target_dir),
         ("other-template", Note),
         "its chat template differs from the target's",
         "all use the target's",

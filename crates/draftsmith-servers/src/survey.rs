@@ -214,7 +214,7 @@ impl Survey {
     }
 
     /// Returns the lines of a recipe that do what the survey advises; `None` if it advises against
-    /// speculation.
+    /// speculation, or to look up [`EARLIER`] answers, which only servers store.
     pub fn recipe_lines(&self) -> Option<String> {
         let (verdict, exit_layer, draft_vocabulary) = match &self.found {
             SurveyResult::Pair(found) => (&found.verdict, None, None),
@@ -325,10 +325,7 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
         workspace: &workspace,
         models,
         answers: Vec::new(),
-        stored: match stores_earlier {
-            true => Some(Arc::new(StoredAnswers::growing())),
-            false => workspace.answers()?,
-        },
+        stored: workspace.answers()?,
         decoding,
         max_new_tokens: settings.max_new_tokens,
         given: given.as_ref(),
@@ -340,6 +337,10 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
     surveyor.note_duration(&prompts)?;
     let prompts: Vec<SetPrompt> = prompts.into_iter().map(SetPrompt::Conversation).collect();
     surveyor.answers = surveyor.answer(&prompts)?;
+    if stores_earlier {
+        let answers = surveyor.answers.iter().map(|answer| &answer.response_ids[..]);
+        surveyor.stored = Some(Arc::new(StoredAnswers::of_run(&answers.collect::<Vec<_>>())));
+    }
     let found = match settings.draft {
         Some(_) => SurveyResult::Pair(Box::new(pair::survey(&surveyor)?)),
         None => SurveyResult::Target(Box::new(target_alone::survey(&surveyor)?)),

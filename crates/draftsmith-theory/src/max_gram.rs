@@ -140,6 +140,8 @@ pub struct MaxGram {
     /// The sequence, if stored answers are searched too.
     own: OwnText,
     answers: Option<Arc<StoredAnswers>>,
+    /// The end of the stored tokens that are searched.
+    num_searched: usize,
 }
 
 impl MaxGram {
@@ -152,7 +154,15 @@ impl MaxGram {
             matches: Vec::new(),
             own: OwnText::default(),
             answers,
+            num_searched: usize::MAX,
         }
+    }
+
+    /// Sees only the stored answers before answer `number`, if they are those of one run.
+    #[must_use]
+    pub(crate) fn for_answer(mut self, number: usize) -> Self {
+        self.num_searched = self.answers.as_ref().map_or(usize::MAX, |it| it.seen_by(number));
+        self
     }
 
     /// Begins a new sequence with this prompt.
@@ -206,7 +216,8 @@ impl MaxGram {
     }
 
     fn counted(&self, most: usize, suffix: &SuffixSettings) -> Continuations {
-        self.own.propose(self.answers.as_deref(), (self.config.min_match, most), suffix)
+        let stored = self.answers.as_deref().map(|stored| (stored, self.num_searched));
+        self.own.propose(stored, (self.config.min_match, most), suffix)
     }
 
     /// Finds the longest suffix of the sequence that occurs earlier, and returns the position after

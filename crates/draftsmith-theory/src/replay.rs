@@ -113,13 +113,22 @@ pub struct Recording {
     pub forwards: RoundForwards,
     /// The look-up result for a round that begins at each position; empty without look-ups.
     looked_up: Vec<LookedUp>,
+    /// The number of the response in its run, by which look-ups see the answers before it.
+    number: usize,
 }
 
 impl Recording {
     /// Creates the recording of a response to a prompt, without look-ups.
     pub fn new(prompt: Vec<u32>, places: Vec<RecordedPlace>, limit: usize) -> Self {
         let forwards = RoundForwards::EachStep;
-        Self { prompt, places: places.into(), limit, forwards, looked_up: Vec::new() }
+        let looked_up = Vec::new();
+        Self { prompt, places: places.into(), limit, forwards, looked_up, number: 0 }
+    }
+
+    /// Sets the number of the response in its run. [`Self::new`] sets 0.
+    #[must_use]
+    pub fn numbered(self, number: usize) -> Self {
+        Self { number, ..self }
     }
 
     /// Sets the number of draft forwards of a round. [`Self::new`] sets one for each step.
@@ -316,7 +325,8 @@ impl Recordings {
             prompt.push(first.candidate.token_id);
             let limit = response.limit.saturating_sub(1);
             (!later.is_empty()).then(|| {
-                Recording::new(prompt, later.to_vec(), limit).with_forwards(response.forwards)
+                let recording = Recording::new(prompt, later.to_vec(), limit);
+                recording.with_forwards(response.forwards).numbered(response.number)
             })
         };
         let responses = self.responses.iter().filter_map(later).collect();

@@ -5,7 +5,7 @@ use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Device;
 use draftsmith_data::{ChatFormat, Message, TextTokenizer};
-use draftsmith_model::{CausalLm, WeightDtype, hash_model_dir};
+use draftsmith_model::{CausalLm, WeightDtype, hash_model_dir, text_dir};
 use draftsmith_recipe::Silent;
 use draftsmith_recipe::hub::{HubWeights, model_dir};
 
@@ -25,8 +25,9 @@ pub struct Model {
 
 impl Model {
     /// Loads a checkpoint directory in Hugging Face's format: `config.json`, weights,
-    /// `tokenizer.json`, and the chat template if there is one. The model computes in f32. On the
-    /// CPU, weights keep the dtype of their files in memory.
+    /// `tokenizer.json`, and the chat template if there is one. Instead of a directory, `dir` may be
+    /// a GGUF file with these two beside it. The model computes in f32. On the CPU, weights keep the
+    /// dtype of their files in memory.
     ///
     /// # Errors
     /// If a file is missing or broken, or the model's architecture is unknown.
@@ -40,12 +41,12 @@ impl Model {
     /// As [`Model::load`].
     pub fn load_as(dir: impl AsRef<Path>, dtype: WeightDtype, device: &Device) -> Result<Self> {
         let dir = dir.as_ref();
-        let tokenizer = TextTokenizer::from_model_dir(dir)?;
-        let chat_format = ChatFormat::choose(dir, None)?;
+        let tokenizer = TextTokenizer::from_model_dir(text_dir(dir))?;
+        let chat_format = ChatFormat::choose(text_dir(dir), None)?;
         let network = CausalLm::load(dir, dtype, None, device)?;
         let (known, embedded) = (tokenizer.vocab_size(), network.shape().vocab_size);
         if known > embedded {
-            let path = dir.join("tokenizer.json");
+            let path = text_dir(dir).join("tokenizer.json");
             return Err(Error::Tokenizer { path, known, embedded });
         }
         let (tokenizer, chat_format) = (Arc::new(tokenizer), Arc::new(chat_format));

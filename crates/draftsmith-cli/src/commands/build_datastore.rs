@@ -90,13 +90,16 @@ fn answers_in(paths: &[PathBuf], job: StageJob<'_>) -> Result<Vec<Vec<u32>>> {
             for turn in prompt?.turns {
                 match (turn.tokens, turn.response) {
                     (Some(given), _) => {
-                        let ids = given.response_ids;
+                        let mut ids = given.response_ids;
                         let unknown = ids.iter().find(|id| **id as usize >= vocab_size);
                         if let Some(id) = unknown {
                             bail!(
                                 "`{}` has an answer with the token {id}, which the target does not have",
                                 path.display()
                             );
+                        }
+                        if let Some((len, _)) = text.end_of(&ids, 0, true) {
+                            ids.truncate(len);
                         }
                         answers.push(ids);
                     }

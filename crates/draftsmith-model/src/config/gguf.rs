@@ -16,7 +16,7 @@ use crate::error::{ModelError, Result};
 use crate::gguf::Gguf;
 
 /// The architecture's keys that have one in `config.json`.
-const RENAMED: [(&str, &str); 16] = [
+const RENAMED: [(&str, &str); 17] = [
     ("embedding_length", "hidden_size"),
     ("block_count", "num_hidden_layers"),
     ("feed_forward_length", "intermediate_size"),
@@ -27,6 +27,7 @@ const RENAMED: [(&str, &str); 16] = [
     ("attention.layer_norm_rms_epsilon", "rms_norm_eps"),
     ("attention.layer_norm_epsilon", "layer_norm_eps"),
     ("attention.sliding_window", "sliding_window"),
+    ("attention.sliding_window_pattern", "sliding_window_pattern"),
     ("attn_logit_softcapping", "attn_logit_softcapping"),
     ("final_logit_softcapping", "final_logit_softcapping"),
     ("use_parallel_residual", "use_parallel_residual"),
@@ -63,7 +64,7 @@ impl Architecture {
     /// Returns the architecture's name in GGUF files.
     fn gguf_name(self) -> &'static str {
         match self {
-            // llama.cpp makes no difference between the two.
+            // llama.cpp does not distinguish them.
             Self::Llama | Self::Mistral => "llama",
             Self::Gemma3 => "gemma3",
             Self::GptNeox => "gptneox",
@@ -183,8 +184,10 @@ fn add_shape(gguf: &Gguf, family: Architecture, keys: &mut Map<String, Value>) -
         return Err(gguf.fail("attention.value_length", problem));
     }
     let rotated = gguf.own("rope.dimension_count").map_or(Some(head_dim), Value::as_u64);
-    let Some(rotated) = rotated.filter(|rotated| *rotated <= head_dim) else {
-        let problem = format!("is not a number up to {head_dim}, the width of a head");
+    // llama.cpp would rotate the neighbours among the first channels, which no family here does.
+    let least = if family.has_gguf_pairs() { head_dim } else { 1 };
+    let Some(rotated) = rotated.filter(|rotated| (least..=head_dim).contains(rotated)) else {
+        let problem = format!("is not a number from {least} to {head_dim}, the width of a head");
         return Err(gguf.fail("rope.dimension_count", problem));
     };
     // Half a channel more, since the share is rounded down to channels.
@@ -197,6 +200,7 @@ fn add_shape(gguf: &Gguf, family: Architecture, keys: &mut Map<String, Value>) -
     };
     let query_scalar = of_heads.filter(|_| is_27b).unwrap_or(head_dim);
     let window = keys.get("sliding_window").cloned().filter(|window| *window != 0);
+    keys.remove("sliding_window");
     if family != Architecture::Gemma2 || window.is_some() {
         keys.insert("sliding_window".to_owned(), window.unwrap_or(Value::Null));
     }
@@ -213,7 +217,7 @@ fn add_shape(gguf: &Gguf, family: Architecture, keys: &mut Map<String, Value>) -
 fn add_rope(gguf: &Gguf, keys: &mut Map<String, Value>) -> Result<()> {
     let own = |key: &str| gguf.own(&format!("rope.scaling.{key}"));
     let has = |tensor: &str| gguf.tensors.contains_key(tensor);
-    let factor = own("factor").filter(|factor| **factor != 0);
+    let factor = own("factor").filter(|factor| factor.as_f64() != Some(0.0));
     let kind = match own("type") {
         // llama.cpp's default is linear scaling, by 1 without a factor.
         None if factor.is_none() => "none",
@@ -248,6 +252,10 @@ fn add_rope(gguf: &Gguf, keys: &mut Map<String, Value>) -> Result<()> {
             "beta_slow": own("yarn_beta_slow"),
             "original_max_position_embeddings": original,
         }),
+        ("linear" | "yarn", ..) => {
+            let problem = format!("is `{kind}` beside a tensor with factors of its frequencies");
+            return Err(gguf.fail("rope.scaling.type", problem));
+        }
         _ => {
             let problem = format!(
                 "is `{kind}`; expected `none`, `linear` or `yarn`, or `longrope` with tensor `{SHORT_FACTORS}`"

@@ -218,7 +218,7 @@ fn pass<S: Simd, L: StoredLine, const ROWS: usize, const PANELS: usize, const RE
 /// Prefetches the line that a pass needs `num_lines` lines later, in this panel or the next. If
 /// there is a single stream, the processor does not look far enough ahead by itself.
 #[inline(always)]
-fn prefetch<L: StoredLine>(line: &L, num_lines: usize) {
+pub(super) fn prefetch<L>(line: &L, num_lines: usize) {
     #[cfg(target_arch = "x86_64")]
     #[expect(unsafe_code, reason = "a prefetch takes a pointer; it reads nothing")]
     // SAFETY: prefetching any address is allowed, and this one is only computed.

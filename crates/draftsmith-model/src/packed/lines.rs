@@ -125,6 +125,7 @@ impl Lines {
                 }
                 start += *num_outputs;
             }
+            unreachable!("all rows belong to a part");
         }
         let is_same = self.storage() == Storage::of(rows.format);
         if is_same {

@@ -21,7 +21,7 @@ use kernel::{Panels, multiply_panels};
 use lanes::{Lanes, Portable};
 
 use super::storage::LINE;
-use crate::weights::{BLOCK, Block, GROUP, QuantType, Scales};
+use crate::weights::{BLOCK, GROUP, QuantBlock, QuantType, Scales};
 
 impl Scales {
     /// Returns the number of parts of a group, each with a scale.
@@ -65,7 +65,7 @@ impl QuantType {
 }
 
 /// The form of panels for which a kernel is compiled.
-trait Form {
+trait PanelForm {
     const BITS: usize;
 
     const SCALES: Scales;
@@ -74,13 +74,13 @@ trait Form {
     fn dot<I: Lanes>(lanes: I, sums: I::Ints, weights: I::Bytes, inputs: [i8; 4]) -> I::Ints;
 }
 
-/// Defines a [`Form`] for each type, and a function that multiplies with a type's kernel.
+/// Defines a [`PanelForm`] for each type, and a function that multiplies with a type's kernel.
 macro_rules! forms {
     ($($name:ident: $scales:ident $bits:literal;)+) => {
         $(
             struct $name;
 
-            impl Form for $name {
+            impl PanelForm for $name {
                 const BITS: usize = $bits;
                 const SCALES: Scales = Scales::$scales;
 
@@ -127,7 +127,7 @@ forms! {
 /// Four weights of each output of a panel, or bits of more weights.
 #[derive(Debug, Clone, Copy)]
 #[repr(align(64))]
-struct Line([u32; LINE]);
+struct QuantLine([u32; LINE]);
 
 /// A scale of each output of a panel in half precision, or two in bytes.
 #[derive(Debug, Clone, Copy)]
@@ -150,7 +150,7 @@ pub(super) struct QuantisedLines {
     kind: QuantType,
     inputs: usize,
     outputs: usize,
-    lines: Vec<Line>,
+    lines: Vec<QuantLine>,
     scales: Vec<ScaleLine>,
 }
 
@@ -166,7 +166,7 @@ impl QuantisedLines {
             kind,
             inputs,
             outputs,
-            lines: vec![Line([0; LINE]); num_blocks * kind.block_lines()],
+            lines: vec![QuantLine([0; LINE]); num_blocks * kind.block_lines()],
             scales: vec![ScaleLine([0; 2 * LINE]); num_blocks * kind.scales().num_lines()],
         }
     }
@@ -180,7 +180,7 @@ impl QuantisedLines {
     pub(super) fn set_rows(&mut self, first_output: usize, rows: &[u8]) {
         let (kind, num_blocks) = (self.kind, self.num_blocks());
         for (number, raw) in rows.chunks_exact(kind.block_bytes()).enumerate() {
-            let block = Block::parse(kind, raw);
+            let block = QuantBlock::parse(kind, raw);
             self.set_block(first_output + number / num_blocks, number % num_blocks, &block);
         }
     }
@@ -257,12 +257,12 @@ impl QuantisedLines {
         self.inputs / self.kind.block_len()
     }
 
-    fn block(&self, output: usize, number: usize) -> Block {
+    fn block(&self, output: usize, number: usize) -> QuantBlock {
         let (lines, scales) = self.places(output, number);
-        Block::read(self.kind, &self.lines[lines], &self.scales[scales], output % LINE)
+        QuantBlock::read(self.kind, &self.lines[lines], &self.scales[scales], output % LINE)
     }
 
-    fn set_block(&mut self, output: usize, number: usize, block: &Block) {
+    fn set_block(&mut self, output: usize, number: usize, block: &QuantBlock) {
         let (lines, scales) = self.places(output, number);
         block.write(self.kind, &mut self.lines[lines], &mut self.scales[scales], output % LINE);
     }

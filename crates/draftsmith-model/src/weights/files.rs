@@ -66,6 +66,13 @@ pub fn config_file(model: &Path) -> PathBuf {
     if is_gguf(model) { model.to_path_buf() } else { model.join("config.json") }
 }
 
+/// Returns the directory with a model's tokenizer and chat template: the model's own, or that of its GGUF
+/// file.
+pub fn text_dir(model: &Path) -> &Path {
+    let parent = model.parent().filter(|parent| !parent.as_os_str().is_empty());
+    if is_gguf(model) { parent.unwrap_or(Path::new(".")) } else { model }
+}
+
 /// Lists the names of a checkpoint's weight files: one file, or an index and all files that it
 /// names, sorted. A GGUF file is the only one of its model.
 ///

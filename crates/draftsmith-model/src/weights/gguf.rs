@@ -26,7 +26,7 @@ pub(super) fn tensors_of(path: &Path) -> Result<BTreeMap<String, StoredTensor>> 
     let gguf = Gguf::read(path)?;
     let config = ModelConfig::from_gguf(&gguf)?;
     let num_bytes = path.metadata().map_err(|e| ModelError::io("read", path, e))?.len();
-    let mut tensors = BTreeMap::new();
+    let (mut tensors, mut num_left) = (BTreeMap::new(), num_bytes);
     for (own, tensor) in &gguf.tensors {
         // The configuration has the factors of the rotary embedding.
         if own.starts_with("rope_f") {
@@ -34,6 +34,11 @@ pub(super) fn tensors_of(path: &Path) -> Result<BTreeMap<String, StoredTensor>> 
         }
         let name = hugging_face_name(&config.spec, own);
         let mut stored = stored(&gguf, own, tensor, num_bytes)?;
+        let len = stored.shape.iter().product::<usize>() / stored.format.block_len();
+        let len = (len * stored.format.block_bytes()) as u64;
+        num_left = num_left
+            .checked_sub(len)
+            .ok_or_else(|| gguf.broken(format!("tensor `{own}` overlaps others")))?;
         stored.swap = row_swap(&config, own);
         if let Some(swap) = stored.swap
             && stored.shape.first().is_none_or(|rows| !rows.is_multiple_of(swap.num_rows()))
@@ -73,11 +78,13 @@ fn stored(gguf: &Gguf, name: &str, tensor: &GgufTensor, num_bytes: u64) -> Resul
         .and_then(|len| start?.checked_add(len as u64));
     let (Some(start), true) = (start, end.is_some_and(|end| end <= num_bytes)) else {
         let shown = &tensor.shape;
-        return Err(fail(format!("of shape {shown:?} ends behind the file of {num_bytes} bytes")));
+        return Err(fail(format!(
+            "of shape {shown:?} ends after the end of the file, which has {num_bytes} bytes"
+        )));
     };
     let is_whole = shape.last().copied().unwrap_or(1).is_multiple_of(format.block_len());
     if !is_whole || (shape.len() < 2 && format.block_len() > 1) {
-        let problem = format!("of shape {:?} has rows that are no whole blocks", tensor.shape);
+        let problem = format!("of shape {:?} has rows that are not whole blocks", tensor.shape);
         return Err(fail(problem));
     }
     Ok(StoredTensor { format, shape, place: Place::At(start), swap: None, offset: 0.0 })

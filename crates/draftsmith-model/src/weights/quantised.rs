@@ -127,14 +127,14 @@ impl QuantType {
     /// `dequantize_row`.
     pub(super) fn widen_into(self, bytes: &[u8], values: &mut Vec<f32>) {
         for raw in bytes.chunks_exact(self.block_bytes()) {
-            Block::parse(self, raw).widen_into(self, values);
+            QuantBlock::parse(self, raw).widen_into(self, values);
         }
     }
 }
 
 /// A block of one output's weights. Blocks of 32 weights use the start of the arrays.
 #[derive(Debug, Clone)]
-pub(crate) struct Block {
+pub(crate) struct QuantBlock {
     /// The quantised weights plus the type's offset.
     pub(crate) quants: [u8; BLOCK],
     /// The scale and the minimum or its scale, in half precision.
@@ -144,7 +144,7 @@ pub(crate) struct Block {
     pub(crate) scales: [[u8; 2]; BLOCK / GROUP],
 }
 
-impl Block {
+impl QuantBlock {
     /// Reads a block of a file.
     pub(crate) fn parse(kind: QuantType, raw: &[u8]) -> Self {
         let half = |at: usize| u16::from_le_bytes([raw[at], raw[at + 1]]);

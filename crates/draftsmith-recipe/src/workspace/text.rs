@@ -7,7 +7,7 @@ use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, bail, ensure};
 use draftsmith_data::{ChatFormat, StopStrings, TextTokenizer};
-use draftsmith_model::{Gguf, is_gguf};
+use draftsmith_model::{Gguf, is_gguf, text_dir};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -76,7 +76,7 @@ impl TextSource {
                 .context("key `models.template_arguments`")?;
             let chat_format = Arc::new(chat_format);
             let mut config = models.target_config()?.clone();
-            if let Some(dir) = &self.dir {
+            if is_gguf(models.target_dir()) || self.dir.is_some() {
                 config.read_end_tokens(dir)?;
             }
             let shape = &config.shape;
@@ -109,17 +109,18 @@ impl TextSource {
     /// Returns the directory of the target's tokenizer and chat template.
     ///
     /// # Errors
-    /// If the target is a GGUF file and no directory is given.
+    /// If the target is a GGUF file without a tokenizer beside it, and no directory is given.
     pub fn dir<'a>(&'a self, models: &'a Models) -> Result<&'a Path> {
         let target = models.target_dir();
+        let dir = self.dir.as_deref().unwrap_or(text_dir(target));
         ensure!(
-            self.dir.is_some() || !is_gguf(target),
-            "the target `{}` is a GGUF file, and its tokenizer is read from a directory; hint: name one with the model's \
-             `tokenizer.json`, chat template and `generation_config.json`, with the recipe's key `models.tokenizer` or \
-             with `--tokenizer`",
+            self.dir.is_some() || !is_gguf(target) || dir.join("tokenizer.json").is_file(),
+            "the target `{}` is a GGUF file, and its tokenizer is read from a directory; hint: put the model's \
+             `tokenizer.json`, chat template and `generation_config.json` beside the file, or name their directory \
+             with the recipe's key `models.tokenizer` or with `--tokenizer`",
             target.display()
         );
-        Ok(self.dir.as_deref().unwrap_or(target))
+        Ok(dir)
     }
 
     /// Checks that a model's tokenizer equals the target's.

@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::Result;
-use draftsmith_model::{Gguf, ModelShape};
+use draftsmith_model::{Gguf, ModelShape, is_gguf};
 use serde_json::Value;
 
 use super::Patient;
@@ -19,7 +19,7 @@ pub(super) fn files_in(path: &Path) -> Result<Vec<PathBuf>> {
         let entries = path.read_dir()?.map(|entry| Ok(entry?.path()));
         files = entries.collect::<Result<_>>()?;
     }
-    files.retain(|path| path.extension().is_some_and(|it| it == "gguf"));
+    files.retain(|path| is_gguf(path));
     files.sort();
     Ok(files)
 }

@@ -14,7 +14,7 @@ use draftsmith_tune::sweep::{RuleChoice, best_look_ups_alone};
 pub(super) struct Halves(pub(super) [Recordings; 2]);
 
 impl Halves {
-    /// Joins the recordings of both halves, in order.
+    /// Joins the recordings of both halves.
     pub(super) fn together(&self) -> Recordings {
         let responses = self.0.iter().flat_map(|half| half.responses.clone()).collect();
         Recordings { responses, ..self.0[0].clone() }

@@ -201,7 +201,9 @@ impl PairRecordings {
         progress.message("draft");
         let given = surveyor.drafter()?;
         let own_head = given.get(DrafterId::DRAFT)?.head_timing();
-        let recorded = recorder.record_answers(&drafter(&given), answers)?;
+        let recorded: Vec<_> = recorder.record_answers(&drafter(&given), answers)?;
+        let numbered = recorded.into_iter().enumerate();
+        let recorded: Vec<_> = numbered.map(|(nth, (it, own))| (it, own.numbered(nth))).collect();
         let numbers = surveyor.halves();
         let half = |half: &Vec<usize>| {
             recordings(half.iter().map(|nth| recorded[*nth].1.clone()).collect(), own_head)
@@ -219,7 +221,9 @@ impl PairRecordings {
             let Some(probed) = probe else { continue };
             let some = half.iter().map(|nth| &answers[*nth]);
             let recorded = recorder.record_answers(&drafter(probed), some)?;
-            let responses = recorded.into_iter().map(|(_, recording)| recording).collect();
+            let responses = recorded.into_iter().zip(half);
+            let responses =
+                responses.map(|((_, recording), nth)| recording.numbered(*nth)).collect();
             with_heads.push(recordings(responses, Some(HeadTiming::AtDraw)));
         }
         Ok(Self {

@@ -259,8 +259,7 @@ fn recordings(
     drafter: DrafterId,
     some: &[usize],
 ) -> Recordings {
-    let shape = surveyor.workspace.models.target_shape();
-    let eos_token_ids = shape.map(|shape| shape.eos_token_ids.clone()).unwrap_or_default();
+    let eos_token_ids = surveyor.models.text().eos_token_ids.clone();
     let candidate = |token_id| RecordedCandidate {
         token_id,
         candidate_prob: 1.0,
@@ -283,7 +282,8 @@ fn recordings(
             rollout: (!is_accepted).then(|| vec![candidate(other(token_id)); MAX_LENGTH]),
         };
         let places = tokens.map(place).collect();
-        Recording::new(answer.prompt_ids.clone(), places, surveyor.max_new_tokens)
+        let recording = Recording::new(answer.prompt_ids.clone(), places, surveyor.max_new_tokens);
+        recording.numbered(*nth)
     };
     Recordings {
         drafter,

@@ -7,6 +7,7 @@
 //! sum of probabilities is proposed. If two are equal, we take the sequence's own text before stored
 //! answers, then the longer match, and among equally frequent tokens the smallest id.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::ops::Range;
 
@@ -212,10 +213,11 @@ impl OwnText {
         matches
     }
 
-    /// Proposes up to `most` tokens to follow the sequence, after matches of `min_match` tokens or more.
+    /// Proposes up to `most` tokens to follow the sequence, after matches of `min_match` tokens or more. The
+    /// stored answers are searched up to a place.
     pub(super) fn propose(
         &self,
-        stored: Option<&StoredAnswers>,
+        stored: Option<(&StoredAnswers, usize)>,
         (min_match, most): (usize, usize),
         settings: &SuffixSettings,
     ) -> Continuations {
@@ -224,7 +226,7 @@ impl OwnText {
         let longest = if settings.rest { REST_MATCH } else { depth - 1 };
         let longest = longest.min(self.tokens.len().saturating_sub(1));
         let own = if settings.rest { Vec::new() } else { self.matches(longest, depth) };
-        let found = stored.map_or_else(Vec::new, |stored| stored.find(&self.tokens, longest));
+        let found = stored.map_or_else(Vec::new, |(stored, _)| stored.find(&self.tokens, longest));
         let mut best = Continuations::default();
         let mut try_match = |len: usize, places: &[u32], tokens: &[u32], offset: usize| {
             let (most, ahead) = match settings.rest {
@@ -247,9 +249,13 @@ impl OwnText {
                 own.iter().filter(|(_, own)| *own >= len).map(|(place, _)| *place).collect();
             try_match(len, &places, &self.tokens, 0);
         }
-        if let Some(stored) = stored {
+        if let Some((stored, end)) = stored {
             for len in lengths.filter(|len| *len <= found.len()) {
-                try_match(len, &stored.order()[found[len - 1].clone()], stored.tokens(), len);
+                let mut places = Cow::Borrowed(&stored.order()[found[len - 1].clone()]);
+                if end < stored.tokens().len() {
+                    places.to_mut().retain(|place| (*place as usize) < end);
+                }
+                try_match(len, &places, stored.tokens(), len);
             }
         }
         best

@@ -1,6 +1,7 @@
 //! Stored answers, indexed by a suffix array: every place in them, sorted by the tokens that follow.
 
 use std::cmp::Ordering;
+use std::convert::Infallible;
 use std::fmt;
 use std::ops::Range;
 
@@ -19,7 +20,8 @@ pub struct StoredAnswers {
     order: Vec<u32>,
     /// The first index in `order` of each token id, and the end of the last.
     first: Vec<u32>,
-    grows: bool,
+    /// The place of each answer, if look-ups see only those before their own.
+    starts: Option<Vec<usize>>,
 }
 
 impl StoredAnswers {
@@ -63,32 +65,27 @@ impl StoredAnswers {
             (rest, num_sorted) = (others, end);
             observe(num_sorted)?;
         }
-        Ok(Self { tokens, order, first, grows: false })
+        Ok(Self { tokens, order, first, starts: None })
     }
 
-    /// Creates an empty index to which a replay adds each response after it, so that look-ups along a
-    /// response search the responses before it. Servers store the answers that they gave in this way.
-    pub fn growing() -> Self {
-        Self { tokens: Vec::new(), order: Vec::new(), first: vec![0], grows: true }
+    /// Indexes the answers of one run, of which a look-up for answer `number` sees only those before it, as
+    /// on a server that stores the answers that it gives.
+    ///
+    /// # Panics
+    /// As [`Self::build`].
+    pub fn of_run(answers: &[&[u32]]) -> Self {
+        let Ok(stored) = Self::build(answers.iter().copied(), |_| Ok::<_, Infallible>(()));
+        let starts = answers.iter().scan(0, |start, answer| {
+            let len = answer.iter().filter(|token| **token != END).count();
+            let end = *start + if answer.is_empty() { 0 } else { len + 1 };
+            Some(std::mem::replace(start, end))
+        });
+        Self { starts: Some(starts.collect()), ..stored }
     }
 
-    /// Returns whether replays add their responses.
-    pub fn grows(&self) -> bool {
-        self.grows
-    }
-
-    /// Adds an answer, in time proportional to all stored tokens.
-    pub fn push(&mut self, answer: &[u32]) {
-        let from = self.tokens.len() as u32;
-        self.tokens.extend(answer.iter().filter(|token| **token != END));
-        self.order.extend(from..self.tokens.len() as u32);
-        self.tokens.push(END);
-        // The standard library's stable sort merges the sorted places with the new ones.
-        let Self { tokens, order, first, .. } = self;
-        order[first.last().map_or(0, |num| *num as usize)..]
-            .sort_unstable_by(|one, other| compare(tokens, *one, *other));
-        order.sort_by(|one, other| compare(tokens, *one, *other));
-        self.first = firsts(&self.tokens);
+    /// Returns the end of the tokens that a look-up for answer `number` sees.
+    pub(crate) fn seen_by(&self, number: usize) -> usize {
+        self.starts.as_ref().map_or(usize::MAX, |starts| starts[number])
     }
 
     /// Takes answers and their index from a file, and checks the index.
@@ -116,7 +113,7 @@ impl StoredAnswers {
             return Err("its index is not that of its answers");
         }
         let first = firsts(&tokens);
-        Ok(Self { tokens, order, first, grows: false })
+        Ok(Self { tokens, order, first, starts: None })
     }
 
     /// Returns the answers one after another, each followed by `u32::MAX`.

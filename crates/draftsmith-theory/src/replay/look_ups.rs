@@ -4,9 +4,7 @@
 //! replayed exactly in greedy and in sampled decoding. Stop rules do not apply to rounds with
 //! looked-up candidates.
 
-use std::sync::Arc;
-
-use super::{Recording, Recordings};
+use super::{RecordedPlace, Recording, Recordings};
 use crate::trace::RoundCounts;
 use crate::{
     Bounds, DraftSignals, LookupFirst, MaxGram, RoundCosts, RoundLengths, StopRule, TimedCounts,
@@ -36,20 +34,16 @@ impl LookedUp {
 
 impl Recordings {
     /// Returns the same recordings with a look-up first in each round; the drafter drafts only if
-    /// the look-up finds nothing. Stored answers that grow get each response after it.
+    /// the look-up finds nothing.
     pub fn with_look_ups(&self, first: LookupFirst) -> Self {
         let mut recordings = self.clone();
-        let mut answers = self.answers.clone();
         for response in &mut recordings.responses {
-            let mut lookup = MaxGram::new(first.config(), answers.clone());
+            let lookup = MaxGram::new(first.config(), self.answers.clone());
+            let mut lookup = lookup.for_answer(response.number);
             lookup.begin(&response.prompt);
             response.looked_up = looked_up_by(response, |sequence, room| {
                 lookup.extend(sequence, None, first.most.min(room), &self.eos_token_ids);
             });
-            drop(lookup);
-            if let Some(answers) = answers.as_mut().filter(|it| first.answers && it.grows()) {
-                Arc::make_mut(answers).push(&tokens_of(response));
-            }
         }
         recordings
     }
@@ -90,7 +84,8 @@ pub(super) fn looked_up_by(
     response: &Recording,
     mut extend: impl FnMut(&mut Vec<u32>, usize),
 ) -> Vec<LookedUp> {
-    let tokens = tokens_of(response);
+    let token = |place: &RecordedPlace| place.candidate.token_id;
+    let tokens: Vec<u32> = response.places.iter().map(token).collect();
     let mut sequence = response.prompt.clone();
     let mut all = Vec::with_capacity(tokens.len());
     for (at, token) in tokens.iter().enumerate() {
@@ -106,14 +101,11 @@ pub(super) fn looked_up_by(
     all
 }
 
-fn tokens_of(response: &Recording) -> Vec<u32> {
-    response.places.iter().map(|place| place.candidate.token_id).collect()
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
-    use crate::replay::RecordedPlace;
     use crate::replay::test_recordings::random;
     use crate::{DrafterId, FixedLengthConfig, StopRuleConfig, StoredAnswers};
 
@@ -176,22 +168,31 @@ mod tests {
     }
 
     #[test]
-    fn growing_answers_are_those_to_the_prompts_before() {
+    fn a_look_up_in_the_answers_of_a_run_sees_those_before_its_own() {
         let texts: [&[u32]; 4] = [&[3, 4, 5, 6, 2], &[8, 3, 4, 5, 6, 2], &[8, 3, 4, 5], &[1, 8, 3]];
-        let all = texts.map(|tokens| recordings(&[1, 2], tokens, 9).responses.remove(0));
         let any = recordings(&[1], &[2], 9);
+        let recording = |(number, tokens): (usize, &&[u32])| {
+            recordings(&[1, 2], tokens, 9).responses.remove(0).numbered(number)
+        };
+        let all: Vec<Recording> = texts.iter().enumerate().map(recording).collect();
         let look_up = |responses: &[Recording], answers: StoredAnswers| {
             let answers = Some(Arc::new(answers));
             let found = Recordings { responses: responses.to_vec(), answers, ..any.clone() };
             found.with_look_ups("answers:1x4".parse().expect("one")).responses
         };
-        let grown = look_up(&all, StoredAnswers::growing());
-        for (at, response) in grown.iter().enumerate() {
+        // In any order.
+        let reversed: Vec<Recording> = all.iter().rev().cloned().collect();
+        let seen = look_up(&reversed, StoredAnswers::of_run(&texts));
+        for response in &seen {
+            let at = response.number;
             let before = StoredAnswers::build(texts[..at].iter().copied(), |_| Ok::<_, ()>(()));
             assert_eq!(*response, look_up(&all[at..=at], before.expect("small"))[0]);
         }
-        let found = |at: usize| grown[at].looked_up.iter().map(|it| it.num_accepted).sum::<usize>();
-        assert!(found(0) == 0 && found(1) > 0 && found(2) > found(1) - 3, "{grown:?}");
+        let found = |at: usize| {
+            let looked_up = &seen[texts.len() - 1 - at].looked_up;
+            looked_up.iter().map(|it| it.num_accepted).sum::<usize>()
+        };
+        assert!(found(0) == 0 && found(1) > 0, "{seen:?}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The places of the blocks of GGUF files in panels.
 //!
-//! A [`Block`] is what both sides are converted to: quantised weights in the order of the inputs,
+//! A [`QuantBlock`] is what both sides are converted to: quantised weights in the order of the inputs,
 //! with the block's scales. Nothing is rounded on the way.
 //!
 //! In a panel, a group of 32 inputs takes as many lines as a weight has bits. Eight-bit weights
@@ -8,12 +8,17 @@
 //! first 16 inputs in the lower halves of the bytes and the other 16 in the upper halves. The fifth
 //! bit of all inputs takes one line, and the fifth and sixth two.
 
-use super::{Line, ScaleLine};
-use crate::weights::{BLOCK, Block, GROUP, QuantType};
+use super::{QuantLine, ScaleLine};
+use crate::weights::{BLOCK, GROUP, QuantBlock, QuantType};
 
-impl Block {
+impl QuantBlock {
     /// Reads a block from a lane of a panel.
-    pub(super) fn read(kind: QuantType, lines: &[Line], scales: &[ScaleLine], lane: usize) -> Self {
+    pub(super) fn read(
+        kind: QuantType,
+        lines: &[QuantLine],
+        scales: &[ScaleLine],
+        lane: usize,
+    ) -> Self {
         let mut block =
             Self { quants: [0; BLOCK], halves: [0; 2], scales: [[0; 2]; BLOCK / GROUP] };
         let groups = block.quants.as_chunks_mut::<GROUP>().0;
@@ -47,7 +52,7 @@ impl Block {
     pub(super) fn write(
         &self,
         kind: QuantType,
-        lines: &mut [Line],
+        lines: &mut [QuantLine],
         scales: &mut [ScaleLine],
         lane: usize,
     ) {

@@ -11,7 +11,8 @@ use std::ops::Range;
 
 use super::lanes::Lanes;
 use super::rows::{QuantisedRows, RowGroup, RowPass};
-use super::{BLOCK, Form, GROUP, Line, ScaleLine, Scales};
+use super::{BLOCK, GROUP, PanelForm, QuantLine, ScaleLine, Scales};
+use crate::packed::kernel::prefetch;
 use crate::packed::storage::LINE;
 
 /// The number of streams of reads from which the processor prefetches well enough by itself.
@@ -30,7 +31,7 @@ const MOST_PANELS: usize = 16;
 /// Consecutive panels of quantised weights.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Panels<'a> {
-    pub(super) lines: &'a [Line],
+    pub(super) lines: &'a [QuantLine],
     pub(super) scales: &'a [ScaleLine],
     pub(super) num_panels: usize,
     /// The number of lines of a panel.
@@ -63,7 +64,7 @@ impl Panels<'_> {
 ///
 /// With few rows, several panels are multiplied side by side, so that enough sums are in progress
 /// to keep the multipliers busy.
-pub(super) fn multiply_panels<I: Lanes, F: Form>(
+pub(super) fn multiply_panels<I: Lanes, F: PanelForm>(
     lanes: I,
     rows: &QuantisedRows,
     panels: Panels<'_>,
@@ -71,7 +72,7 @@ pub(super) fn multiply_panels<I: Lanes, F: Form>(
     output: &mut [f32],
 ) {
     let is_one_pass = rows.passes(I::MOST_ROWS).nth(1).is_none();
-    let panels_a_group = GROUP_BYTES / (panels.num_lines * size_of::<Line>());
+    let panels_a_group = GROUP_BYTES / (panels.num_lines * size_of::<QuantLine>());
     let panels_a_group = match is_one_pass {
         true => panels.num_panels,
         false => panels_a_group.clamp(2, MOST_PANELS).next_multiple_of(2),
@@ -87,7 +88,7 @@ pub(super) fn multiply_panels<I: Lanes, F: Form>(
 }
 
 /// Multiplies the rows of a pass by panels.
-fn multiply_rows<I: Lanes, F: Form>(
+fn multiply_rows<I: Lanes, F: PanelForm>(
     lanes: I,
     rows: RowPass<'_>,
     panels: Panels<'_>,
@@ -135,7 +136,7 @@ fn write<const ROWS: usize, const PANELS: usize>(
 /// Multiplies `ROWS` rows by `PANELS` panels side by side. If there are fewer panels, the last one
 /// is multiplied again.
 #[inline(always)]
-fn pass<I: Lanes, F: Form, const ROWS: usize, const PANELS: usize>(
+fn pass<I: Lanes, F: PanelForm, const ROWS: usize, const PANELS: usize>(
     lanes: I,
     rows: RowPass<'_>,
     panels: Panels<'_>,
@@ -181,7 +182,7 @@ fn pass<I: Lanes, F: Form, const ROWS: usize, const PANELS: usize>(
                     }
                 }
             }
-            let weights = Group { lines, scales, number: group, offset: panels.offset };
+            let weights = PanelGroup { lines, scales, number: group, offset: panels.offset };
             add_part::<I, F, ROWS, PANELS>(lanes, rows, weights, 0, &mut block_sums);
             if form.num_parts() == 2 {
                 add_part::<I, F, ROWS, PANELS>(lanes, rows, weights, 1, &mut block_sums);
@@ -214,8 +215,8 @@ const ONES: i32 = 0x4b40_0000;
 
 /// A group's weights in some panels.
 #[derive(Debug, Clone, Copy)]
-struct Group<'a, const PANELS: usize> {
-    lines: [&'a [Line]; PANELS],
+struct PanelGroup<'a, const PANELS: usize> {
+    lines: [&'a [QuantLine]; PANELS],
     /// The scales of the group's block.
     scales: [&'a [ScaleLine]; PANELS],
     /// The number of the group in its block.
@@ -226,10 +227,10 @@ struct Group<'a, const PANELS: usize> {
 /// Multiplies rows by a part of a group, and adds the products to the sums of the group's block.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "loops over small arrays unroll into registers")]
-fn add_part<I: Lanes, F: Form, const ROWS: usize, const PANELS: usize>(
+fn add_part<I: Lanes, F: PanelForm, const ROWS: usize, const PANELS: usize>(
     lanes: I,
     rows: &[RowGroup],
-    weights: Group<'_, PANELS>,
+    weights: PanelGroup<'_, PANELS>,
     part: usize,
     block_sums: &mut [[I::Floats; ROWS]; PANELS],
 ) {
@@ -276,7 +277,7 @@ fn add_part<I: Lanes, F: Form, const ROWS: usize, const PANELS: usize>(
 /// Adds the products of minimums and sums of a row's inputs to the sums of a block.
 #[inline(always)]
 #[expect(clippy::needless_range_loop, reason = "loops over small arrays unroll into registers")]
-fn add_minimums<I: Lanes, F: Form, const ROWS: usize, const PANELS: usize>(
+fn add_minimums<I: Lanes, F: PanelForm, const ROWS: usize, const PANELS: usize>(
     lanes: I,
     rows: RowPass<'_>,
     scales: [&[ScaleLine]; PANELS],
@@ -311,7 +312,7 @@ fn add_minimums<I: Lanes, F: Form, const ROWS: usize, const PANELS: usize>(
 
 /// Returns four inputs' weights, of a group that consists of `lines`.
 #[inline(always)]
-fn weights_of<I: Lanes, F: Form>(lanes: I, lines: &[Line], step: usize) -> I::Bytes {
+fn weights_of<I: Lanes, F: PanelForm>(lanes: I, lines: &[QuantLine], step: usize) -> I::Bytes {
     if F::BITS == 8 {
         return lanes.load(&lines[step]);
     }
@@ -342,19 +343,4 @@ fn scale_of<I: Lanes>(
         }
         Scales::NestedHalves => lanes.mul(scale, lanes.scales::<true>(&scales[1 + group], part)),
     }
-}
-
-/// Prefetches the line that is `num_lines` behind a line.
-#[inline(always)]
-fn prefetch<L>(line: &L, num_lines: usize) {
-    #[cfg(target_arch = "x86_64")]
-    #[expect(unsafe_code, reason = "a prefetch takes a pointer; it reads nothing")]
-    // SAFETY: prefetching any address is allowed, and this one is only computed.
-    unsafe {
-        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-        let ahead = std::ptr::from_ref(line).wrapping_add(num_lines);
-        _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-    }
-    #[cfg(not(target_arch = "x86_64"))]
-    let _ = (line, num_lines);
 }

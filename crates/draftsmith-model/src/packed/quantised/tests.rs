@@ -105,7 +105,7 @@ fn model(kind: QuantType, raw: &[u8], x: &[f32]) -> f32 {
     let mut sum = 0.0f32;
     let blocks = raw.chunks_exact(kind.block_bytes()).zip(x.chunks_exact(kind.block_len()));
     for (raw, x) in blocks {
-        let block = Block::parse(kind, raw);
+        let block = QuantBlock::parse(kind, raw);
         let largest = x.iter().fold(0.0f32, |largest, x| largest.max(x.abs()));
         let factor = if largest == 0.0 { 0.0 } else { 127.0 / largest };
         let x_scale = match kind.row_form() {
@@ -147,7 +147,7 @@ fn packed_weights_have_the_bits_of_a_file() {
         let raw = random.file_rows(kind, 512, 35);
         let mut expected = Vec::new();
         raw.chunks_exact(kind.block_bytes())
-            .for_each(|raw| Block::parse(kind, raw).widen_into(kind, &mut expected));
+            .for_each(|raw| QuantBlock::parse(kind, raw).widen_into(kind, &mut expected));
         assert_eq!(bits(&read(&lines(kind, 512, 35, &raw), 0..35)), bits(&expected), "{kind:?}");
     }
 }

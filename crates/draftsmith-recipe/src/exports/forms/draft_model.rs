@@ -47,6 +47,7 @@ pub(crate) fn write_draft_model(
 ) -> Result<CausalLm> {
     let target = &workspace.target_alone()?.target;
     let model = adapter.draft_model(config, target)?;
+    let text_dir = workspace.text.dir(&workspace.models)?;
     model.write_model_dir(out, target.stored_dtype())?;
     let made_of = json!({
         "draft_model_of": {
@@ -58,7 +59,7 @@ pub(crate) fn write_draft_model(
     });
     write_keys(&out.join("config.json"), [(MADE_OF, made_of)])?;
     for name in TEXT_FILES.iter().chain(&["generation_config.json"]) {
-        copy_if_there(workspace.text.dir(&workspace.models)?, out, name)?;
+        copy_if_there(text_dir, out, name)?;
     }
     Ok(model)
 }
