@@ -47,7 +47,7 @@ pub(crate) struct SurveyArguments {
     /// A server that answers for the target, or a file with keys of `[data.server]`; needs `--costs`.
     #[arg(long, value_name = "URL", requires = "draft", requires = "costs")]
     server: Option<String>,
-    /// Answers to look up (`build-datastore`), or `earlier`: those so far.
+    /// Stored answers, or `earlier`: those so far.
     #[arg(long, value_name = "FILE")]
     answers: Option<PathBuf>,
     /// Times of forwards where you serve, as keys of `[tune.costs]`; measured if absent.

@@ -483,7 +483,7 @@ fn what_a_model_here_cannot_be_is_one_error_that_names_the_key() {
     fails(&|it| it.key("llama.block_count", 4, &one), &["`llama.block_count` twice"]);
     fails(&|it| it.tensor("blk.0.attn_sinks.weight", &[4], 0, &[0; 16]), &["attn_sinks"]);
     fails(&|it| it.tensor("more", &[256], 10, &[0; 84]), &["`more`", "Q2_K", "Q4_K_M"]);
-    fails(&|it| it.tensor("more", &[1, 31], 8, &[0; 34]), &["`more`", "no whole blocks"]);
+    fails(&|it| it.tensor("more", &[1, 31], 8, &[0; 34]), &["`more`", "not whole blocks"]);
     fails(&|it| it.tensor("more", &[1 << 40, 1 << 40], 0, &[]), &["`more`", "ends behind"]);
     fails(&|it| it.tensor("blk.9.attn_q.weight", &[3, 32], 0, &[0; 384]), &["its heads"]);
     fails(&|it| it.tensor("output.weight", &[1], 0, &[0; 4]), &["`output.weight` twice"]);
