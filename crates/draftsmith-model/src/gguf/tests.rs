@@ -438,9 +438,12 @@ fn the_published_settings_of_llama_3_are_recognised() {
             "high_freq_factor": 4.0, "original_max_position_embeddings": 8192.0
         }
     });
-    let Value::Object(config) = config else { panic!("an object") };
+    let Value::Object(mut config) = config else { panic!("an object") };
     write_keys(&mut writing, &config);
     write_factors(&mut writing, &config);
+    let mut in_part = Writing::default();
+    config["rope_scaling"]["partial_rotary_factor"] = json!(0.5);
+    write_keys(&mut in_part, &config);
     let dir = tempfile::tempdir().expect("a temporary directory");
     let path = put(dir.path(), &writing.bytes());
     let found = ModelConfig::from_model_dir(&path).expect("reads");
@@ -451,6 +454,10 @@ fn the_published_settings_of_llama_3_are_recognised() {
         original_max_position_embeddings: 8192.0,
     };
     assert_eq!(found.spec.rope.scaling, expected);
+    // llama.cpp rotates other channels then.
+    let path = put(dir.path(), &in_part.bytes());
+    let error = ModelConfig::from_model_dir(&path).expect_err("refused").to_string();
+    assert!(error.contains("`llama.rope.dimension_count` is not a number from 128"), "{error}");
 }
 
 #[test]
@@ -484,9 +491,14 @@ fn what_a_model_here_cannot_be_is_one_error_that_names_the_key() {
     fails(&|it| it.tensor("blk.0.attn_sinks.weight", &[4], 0, &[0; 16]), &["attn_sinks"]);
     fails(&|it| it.tensor("more", &[256], 10, &[0; 84]), &["`more`", "Q2_K", "Q4_K_M"]);
     fails(&|it| it.tensor("more", &[1, 31], 8, &[0; 34]), &["`more`", "not whole blocks"]);
-    fails(&|it| it.tensor("more", &[1 << 40, 1 << 40], 0, &[]), &["`more`", "ends behind"]);
+    fails(&|it| it.tensor("more", &[1 << 40, 1 << 40], 0, &[]), &["`more`", "ends after"]);
     fails(&|it| it.tensor("blk.9.attn_q.weight", &[3, 32], 0, &[0; 384]), &["its heads"]);
     fails(&|it| it.tensor("output.weight", &[1], 0, &[0; 4]), &["`output.weight` twice"]);
+    let overlapping = |it: &mut Writing| {
+        (0..400).for_each(|nth| it.tensor(&format!("more.{nth}"), &[64], 0, &[]));
+        it.data.extend([0; 256]);
+    };
+    fails(&overlapping, &["overlaps"]);
     let dir = tempfile::tempdir().expect("a temporary directory");
     let mut foreign = Writing::default();
     foreign.key("general.architecture", 8, &text("mamba"));
