@@ -105,7 +105,7 @@ enum Command {
     /// Generate text with a target, and a drafter if you like.
     Generate(Box<GenerateArguments>),
     /// Estimate before training whether speculation pays.
-    Survey(SurveyArguments),
+    Survey(Box<SurveyArguments>),
     /// Choose the fastest stop rule by costs and recordings.
     Tune(ReadingData<TuneArguments>),
     /// Show how all stop rules do on recorded test prompts.
