@@ -10,10 +10,13 @@ use std::sync::{Arc, Mutex};
 
 use burn::tensor::Device;
 use draftsmith_decode::{
-    AnsweringTarget, BlockDraftParts, DraftModelParts, DrafterParts, KnownResponse, Limits,
-    RecordOptions, RecordRequest, RecordTask, ResponseTarget, StateDraftParts,
+    AnsweringTarget, BlockDraftParts, DraftModelParts, DrafterParts, KeptStates, KnownResponse,
+    KnownStates, Limits, ModelSession, RecordOptions, RecordRequest, RecordTask, ResponseTarget,
+    StateDraftParts, Target, TargetLayers,
 };
-use draftsmith_model::{BlockDrafter, CausalLm, Eagle3, SessionFaults, WeightDtype, WeightReader};
+use draftsmith_model::{
+    BlockDrafter, CausalLm, Eagle3, Rows, SessionFaults, WeightDtype, WeightReader,
+};
 use draftsmith_recipe::{
     DrafterRecipe, DrafterRecipes, Kinds, LoadedDrafters, Recipe, Silent, Workspace,
 };
@@ -40,6 +43,8 @@ enum Manner {
     Changing,
     /// Draws candidates at temperature 1, and counts as vLLM.
     Drawn,
+    /// Reads each token beside the target's state one position too early, and counts as vLLM.
+    Behind,
     /// Counts nothing.
     Mute,
     /// Drafts nothing.
@@ -54,6 +59,8 @@ enum Manner {
 struct Engine {
     workspace: Workspace,
     loaded: LoadedDrafters,
+    /// The numbers of layers before the target's states that an EAGLE-3 drafter reads.
+    layers: Vec<usize>,
     manner: Manner,
     num_candidates: usize,
     counts: Mutex<[f64; 3]>,
@@ -78,7 +85,17 @@ impl Engine {
             loaded.all[0].parts.parts = parts_with(&faults, &workspace, (kind_name, drafter_dir));
         }
         let (counts, by_position) = (Mutex::default(), Mutex::new(vec![0.0; 10]));
-        Self { workspace, loaded, manner, num_candidates, counts, by_position }
+        let (shape, dtype) = (workspace.models.target_shape().unwrap(), WeightDtype::F32);
+        let layers = match kind_name {
+            "eagle3" => {
+                Eagle3::from_dir(drafter_dir, shape, dtype, &Device::flex())
+                    .unwrap()
+                    .0
+                    .target_layers
+            }
+            _ => Vec::new(),
+        };
+        Self { workspace, loaded, layers, manner, num_candidates, counts, by_position }
     }
 
     /// Answers a prompt: its first token comes from the prefill, the others from rounds.
@@ -109,7 +126,7 @@ impl Engine {
                 .decode(DrafterId::DRAFT.into(), rule, greedy, &prompt, &mut draws)
                 .unwrap();
             let rounds = match self.manner {
-                Manner::Drawn => self.drawn(&prompt, &found.token_ids),
+                Manner::Drawn | Manner::Behind => self.recorded(&prompt, &found.token_ids),
                 _ => found.trace.rounds,
             };
             for round in rounds.iter().filter(|round| round.num_drafted > 0) {
@@ -144,14 +161,42 @@ impl Engine {
         answer
     }
 
-    /// The rounds of an answer with candidates of a draft model that are drawn.
-    fn drawn(&self, prompt: &[u32], response: &[u32]) -> Vec<Round> {
+    /// The target's states along a text, each one position too early.
+    fn states_behind<'t>(&self, text: &'t [u32]) -> Vec<KnownStates<'t>> {
+        let target = &self.workspace.pair().unwrap().target;
+        let mut session = ModelSession::with_slots(target, text.len() + 1, 1, "target");
+        session.set_layers(&TargetLayers::kept(&self.layers));
+        session.score(text, 0).unwrap();
+        session.begin_round(0, text.len() + 1);
+        let states = session.kept_states(0, text, 0, &self.layers);
+        let behind = |(layer, rows): (&usize, Rows)| {
+            let last = rows.num_rows() - 1;
+            (*layer, Rows::cat([rows.slice(0..1), rows.slice(0..last)]))
+        };
+        vec![KnownStates {
+            ids: text,
+            layers: self.layers.iter().zip(states).map(behind).collect(),
+        }]
+    }
+
+    /// The rounds of an answer with candidates that are recorded along it: drawn ones of a draft model, or
+    /// those of an EAGLE-3 drafter that reads states one position too early.
+    fn recorded(&self, prompt: &[u32], response: &[u32]) -> Vec<Round> {
         let pair = self.workspace.pair().unwrap();
         let vocab_size = pair.target.shape().vocab_size;
         let known = [KnownResponse { response, probs: None }];
+        let text = [prompt, &response[..response.len().saturating_sub(1)]].concat();
+        let is_drawn = self.manner == Manner::Drawn;
         let answers = ResponseTarget::new(known, vocab_size, pair.text.context, 1);
+        let answers = match is_drawn {
+            true => answers,
+            false => answers.with_states(self.states_behind(&text)),
+        };
         let options = RecordOptions {
-            decoding: Decoding::sampled(Sampling::default()),
+            decoding: match is_drawn {
+                true => Decoding::sampled(Sampling::default()),
+                false => Decoding::GREEDY,
+            },
             limits: Limits::new(response.len() + 9, Vec::new()),
             max_length: self.num_candidates,
             has_head: false,
@@ -162,7 +207,8 @@ impl Engine {
         let requests = vec![RecordRequest { prompt, response, draws }];
         let observe = &mut |_| ControlFlow::Continue(());
         let task = RecordTask { options: &options, requests, observe };
-        let target = AnsweringTarget { answers, layers: None, vocab_size };
+        let layers = (!is_drawn).then_some(&pair.target);
+        let target = AnsweringTarget { answers, layers, vocab_size };
         let parts = &self.loaded.all[0].parts.parts;
         let recordings = Recordings {
             drafter: DrafterId::DRAFT,
@@ -395,7 +441,7 @@ fn embed_by_itself(dir: &Path) {
     });
 }
 
-const OF_EAGLE3: [Plant; 24] = [
+const OF_EAGLE3: [Plant; 25] = [
     ("window-ignored", no, |dir| {
         set(dir, |it| drop(["layer_types", "sliding_window"].map(|key| it.remove(key))))
     }),
@@ -424,6 +470,7 @@ const OF_EAGLE3: [Plant; 24] = [
     ("no-input-norm", no, |dir| fill(dir, "input_layernorm.weight", &ONE)),
     ("no-fc-norm", norm_each_state, norm_no_state),
     ("target-embeddings", embed_by_itself, no),
+    ("states-behind", no, no),
 ];
 
 fn layers(dir: &Path, layers: [usize; 3]) {
@@ -552,6 +599,7 @@ fn planted(kind: &'static str, trained: &Path, place: &Place, plants: &[Plant]) 
         misread(&served);
         let manner = match *name {
             "drawn-candidates" => Manner::Drawn,
+            "states-behind" => Manner::Behind,
             _ => [Manner::Vllm, Manner::Llama, Manner::Sglang][turn % 3],
         };
         let num_candidates = if *name == "fewer-rows" { 3 } else { [3, 2, 4][trial % 3] };
