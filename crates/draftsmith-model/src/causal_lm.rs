@@ -114,7 +114,7 @@ impl CausalLm {
     /// model may be of any family, and its layers quantised. Files without its ends may be absent.
     ///
     /// # Errors
-    /// As [`CausalLm::from_model_dir`], or if the ends are quantised in another form than GGUF's.
+    /// As [`CausalLm::from_model_dir`], or if the ends are quantised, except in a GGUF file.
     pub fn load_ends(dir: &Path, dtype: WeightDtype, device: &Device) -> Result<Self> {
         let config = ModelConfig::ends_from_model_dir(dir)?;
         let reader = WeightReader::open_ends(dir, &config.spec.names)?;

@@ -17,7 +17,7 @@ use serde_json::{Number, Value};
 
 use crate::error::{ModelError, Result};
 
-/// The greatest size of a header in bytes. Most of it are the texts of the vocabulary.
+/// The greatest size of a header in bytes. The vocabulary takes most of it.
 const MAX_HEADER: u64 = 128 << 20;
 /// The greatest number of keys and of tensors.
 const MAX_ENTRIES: u64 = 1 << 17;

@@ -54,7 +54,8 @@ const MAX_LENGTH: usize = 10;
 /// The minimum number of answers for cross-validation.
 const MIN_ANSWERS: usize = 4;
 
-/// The name that stands for the answers to the prompts before, in the order of their files. Servers store these.
+/// The value of [`SurveySettings::answers`] that selects the answers to earlier prompts, which servers store. The
+/// prompts keep the order of their files.
 pub const EARLIER: &str = "earlier";
 
 /// The approximate share of a survey's time that the target's answers take.

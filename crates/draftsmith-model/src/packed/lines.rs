@@ -17,9 +17,9 @@ pub(super) enum Lines {
     Bf16(Vec<Bf16Line>),
     F16(Vec<F16Line>),
     Quantised(QuantisedLines),
-    /// Matrices of several formats side by side, each with the number of its outputs. All but the
-    /// last fill their panels.
-    Beside(Vec<(usize, Lines)>),
+    /// Matrices of several formats side by side, each with its range of outputs. All but the last
+    /// fill their panels.
+    Beside(Vec<(Range<usize>, Lines)>),
 }
 
 /// Evaluates an expression for lines of a format that is not quantised, and another one for others.
@@ -118,14 +118,9 @@ impl Lines {
     /// whether the file has the storage format; otherwise nothing is set.
     pub(super) fn set_rows(&mut self, inputs: usize, first: usize, rows: StoredRows<'_>) -> bool {
         if let Self::Beside(parts) = self {
-            let mut start = 0;
-            for (num_outputs, lines) in parts {
-                if first < start + *num_outputs {
-                    return lines.set_rows(inputs, first - start, rows);
-                }
-                start += *num_outputs;
-            }
-            unreachable!("all rows belong to a part");
+            let part = parts.iter_mut().find(|(outputs, _)| outputs.contains(&first));
+            let (outputs, lines) = part.expect("all rows belong to a part");
+            return lines.set_rows(inputs, first - outputs.start, rows);
         }
         let is_same = self.storage() == Storage::of(rows.format);
         if is_same {
@@ -143,13 +138,9 @@ impl Lines {
         match self {
             Self::Quantised(lines) => lines.read_output(output, values),
             Self::Beside(parts) => {
-                let mut first = 0;
-                for (num_outputs, lines) in parts {
-                    if (first..first + num_outputs).contains(&output) {
-                        lines.read_output(inputs, output - first, values);
-                    }
-                    first += num_outputs;
-                }
+                let part = parts.iter().find(|(outputs, _)| outputs.contains(&output));
+                let (outputs, lines) = part.expect("all outputs belong to a part");
+                lines.read_output(inputs, output - outputs.start, values);
             }
             lines => for_lines!(lines, lines => {
                 let weight = weights_of(lines, inputs, output);
@@ -189,10 +180,8 @@ impl Lines {
                 lines.multiply(outputs, rows.expect("the rows were converted for them"), output);
             }
             Self::Beside(parts) => {
-                let (mut first, width) = (0, outputs.len());
-                for (num_outputs, lines) in parts {
-                    let all = first..first + num_outputs;
-                    first = all.end;
+                let width = outputs.len();
+                for (all, lines) in parts {
                     let here = outputs.start.max(all.start)..outputs.end.min(all.end);
                     if here.is_empty() {
                         continue;

@@ -81,9 +81,12 @@ impl PackedWeights {
         if !fill_panels || !parts.iter().any(is_quantised) {
             return Self::zeros(Storage::F32, inputs, outputs);
         }
-        let lines =
-            |(storage, num): &(Storage, usize)| (*num, Lines::zeros(*storage, inputs, *num));
-        let lines = Arc::new(Lines::Beside(parts.iter().map(lines).collect()));
+        let mut end = 0;
+        let lines = parts.iter().map(|(storage, num)| {
+            end += num;
+            (end - num..end, Lines::zeros(*storage, inputs, *num))
+        });
+        let lines = Arc::new(Lines::Beside(lines.collect()));
         Self { lines, inputs, outputs, bias: None }
     }
 
@@ -259,7 +262,7 @@ impl PackedWeights {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::weights::StoredFormat;
+    use crate::weights::{QuantType, StoredFormat};
     use burn::tensor::{Device, Distribution, Tensor};
     use half::{bf16, f16};
     use safetensors::Dtype;
@@ -372,6 +375,56 @@ mod tests {
                 found.read_output(outputs - 1, &mut column);
                 let expected = (0..inputs).map(|i| weight[i * outputs + outputs - 1]);
                 assert_eq!(column, expected.collect::<Vec<f32>>());
+            }
+        }
+    }
+
+    #[test]
+    fn matrices_of_several_formats_side_by_side_multiply_as_each_by_itself() {
+        let (inputs, q8, q4) = (256, QuantType::Q8_0, QuantType::Q4K);
+        let parts =
+            [(Storage::Quantised(q8), 48), (Storage::F32, 16), (Storage::Quantised(q4), 35)];
+        let mut beside = PackedWeights::beside(&parts, inputs);
+        let mut first = 0;
+        let mut alone = Vec::new();
+        for (storage, outputs) in parts {
+            let (format, num_bytes) = match storage {
+                Storage::Quantised(kind) => {
+                    let num_bytes = inputs / kind.block_len() * kind.block_bytes();
+                    (StoredFormat::Quantised(kind), num_bytes)
+                }
+                _ => (StoredFormat::Plain(Dtype::F32), 4 * inputs),
+            };
+            // No exponent of a half or a float is so large that a product overflows.
+            let bytes: Vec<u8> = (0..outputs * num_bytes).map(|i| (i * 37 % 59) as u8).collect();
+            let mut own = PackedWeights::zeros(storage, inputs, outputs);
+            for weights in [(&mut beside, first), (&mut own, 0)] {
+                weights.0.set_rows(weights.1, StoredRows { format, bytes: &bytes });
+            }
+            first += outputs;
+            alone.push(own);
+        }
+        let (mut found, mut expected) = (Vec::new(), Vec::new());
+        (0..first).for_each(|output| beside.read_output(output, &mut found));
+        for own in &alone {
+            (0..own.outputs).for_each(|output| own.read_output(output, &mut expected));
+        }
+        assert_eq!(found, expected, "the weights");
+        let x = values(random(17, inputs));
+        for rows in [1, 3, 17] {
+            let product = |weights: &PackedWeights| {
+                let mut output = Vec::new();
+                weights.multiply(&x[..rows * inputs], &mut output, &Threads::All);
+                output
+            };
+            let (found, own) = (product(&beside), alone.iter().map(product).collect::<Vec<_>>());
+            for row in 0..rows {
+                let parts = own.iter().zip(&alone);
+                let expected: Vec<f32> = parts
+                    .flat_map(|(own, weights)| &own[row * weights.outputs..][..weights.outputs])
+                    .copied()
+                    .collect();
+                assert_eq!(found[row * first..][..first], expected, "row {row} of {rows}");
             }
         }
     }

@@ -74,8 +74,7 @@ pub(super) struct RowPass<'a> {
 impl QuantisedRows {
     /// Rounds rows.
     ///
-    /// A block with a NaN or an infinite input gets such a scale, so the row's results are NaN or
-    /// infinite.
+    /// If an input is NaN or infinite, so are its block's scale and the results of its row.
     ///
     /// # Shapes
     /// - x: `[rows, inputs]`
