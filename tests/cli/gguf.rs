@@ -40,8 +40,27 @@ fn gguf_name(name: &str) -> String {
     name
 }
 
+/// Quantises bf16 numbers to blocks of Q8_0, whose scales are powers of two here.
+fn to_q8_0(bytes: &[u8]) -> Vec<u8> {
+    let numbers = bytes.chunks_exact(2).map(|it| u32::from(u16::from_le_bytes([it[0], it[1]])));
+    let numbers: Vec<f32> = numbers.map(|bits| f32::from_bits(bits << 16)).collect();
+    let block = |numbers: &[f32]| {
+        let largest = numbers.iter().fold(2f32.powi(-7), |most, it| most.max(it.abs()));
+        let exponent = (largest / 127.0).log2().ceil();
+        let half = ((exponent as i16 + 15) << 10).to_le_bytes();
+        let round = |it: &f32| (it / exponent.exp2()).round() as i8 as u8;
+        half.into_iter().chain(numbers.iter().map(round)).collect::<Vec<u8>>()
+    };
+    numbers.chunks_exact(32).flat_map(block).collect()
+}
+
 /// Converts a tiny Llama in bf16 as llama.cpp's converter does. `edit` changes its tokens.
 fn converted(dir: &Path, edit: impl FnOnce(&mut Vec<String>)) -> Vec<u8> {
+    written(dir, edit, false)
+}
+
+/// Converts a tiny Llama as [`converted`] does, and quantises its matrices to Q8_0 if `is_quantised`.
+fn written(dir: &Path, edit: impl FnOnce(&mut Vec<String>), is_quantised: bool) -> Vec<u8> {
     let read = |name: &str| -> Value {
         serde_json::from_slice(&std::fs::read(dir.join(name)).unwrap()).unwrap()
     };
@@ -91,7 +110,14 @@ fn converted(dir: &Path, edit: impl FnOnce(&mut Vec<String>)) -> Vec<u8> {
         infos.extend([text(&gguf_name(name)), words(&[shape.len() as u32])].concat());
         infos.extend(shape.iter().rev().flat_map(|size| (*size as u64).to_le_bytes()));
         assert_eq!(tensor["dtype"], "BF16");
-        infos.extend([words(&[30]), (data.len() as u64).to_le_bytes().to_vec()].concat());
+        let is_q8_0 = is_quantised && shape.len() == 2;
+        if is_q8_0 {
+            bytes = to_q8_0(&bytes);
+        }
+        infos.extend(
+            [words(&[if is_q8_0 { 8 } else { 30 }]), (data.len() as u64).to_le_bytes().to_vec()]
+                .concat(),
+        );
         data.extend(bytes);
         data.resize(data.len().next_multiple_of(32), 0);
     }
@@ -146,4 +172,46 @@ fn a_gguf_target_needs_its_own_tokenizer() {
     run(&["--target", &target, "--draft", "other.gguf"]).fails_naming(&named);
     run(&["--target", "none.gguf", "--tokenizer", &target])
         .fails_naming(&["`none.gguf`", "hint: "]);
+}
+
+#[test]
+fn drafters_of_a_quantised_target_are_trained_and_change_no_token() {
+    let place = Place::new();
+    let target = model("target").display().to_string();
+    for name in ["target", "draft"] {
+        let bytes = written(&model(name), |_| {}, true);
+        place.write(&format!("{name}.gguf"), bytes);
+    }
+    let optimizer = "optimizer = { num_epochs = 1, validation_fraction = 0.3 }";
+    let rules = "rules = { fixed = [2] }";
+    let recipe = format!(
+        "models = {{ target = 'target.gguf', tokenizer = '{target}' }}\n\
+         [drafters.draft]\nkind = 'model'\nmodel = 'draft.gguf'\n{rules}\nhead = {{ {optimizer} }}\n\
+         [drafters.eagle]\nkind = 'eagle3'\nnum_steps = 2\n{optimizer}\n{rules}\n\
+         [drafters.block]\nkind = 'block'\nblock_size = 2\nnum_layers = 1\n{optimizer}\n{rules}\n\
+         [data]\nprompts = ['prompts.jsonl']\nmax_new_tokens = 16\n\
+         [evaluate]\nprompts = ['prompts.jsonl']\nnum_prompts = 2\nmax_new_tokens = 16\nrules.head = [0.5]\n"
+    );
+    place.write("quantised.toml", recipe);
+    place.write_prompts("prompts.jsonl", 24);
+    for command in ["build-data", "train-head", "train-drafter", "evaluate"] {
+        place.run(&[command, "quantised.toml"]).ok();
+    }
+    let rows = place.json("checkpoints/quantised/evaluation/results.json");
+    let rows = rows.as_array().unwrap().iter();
+    let rows = rows.filter(|row| row["decoding"] == "greedy" && row["category"] == "all");
+    let of = |drafter: &str| rows.clone().filter(|row| row["drafter"] == drafter).count();
+    assert_eq!(["draft", "eagle", "block"].map(of), [2, 1, 1]);
+    for row in rows.filter(|row| row["drafter"] != "none") {
+        assert_eq!(row["lossless"], true, "{row}");
+        assert_eq!(row["num_forgiven_ties"], 0, "{row}");
+    }
+    let inspected = || place.run(&["inspect", "target.gguf", "--json"]).json();
+    let shown = inspected();
+    assert_eq!((&shown["kind"], &shown["stored_dtype"]), (&"model".into(), &"Q8_0".into()));
+    assert_eq!(shown["num_layers"], 4);
+    // Another precision of the same weights is another target.
+    place.write("target.gguf", converted(&model("target"), |_| {}));
+    assert_eq!(inspected()["stored_dtype"], "BF16");
+    place.run(&["evaluate", "quantised.toml"]).fails_naming(&["trained", "target"]);
 }

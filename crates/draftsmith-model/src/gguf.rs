@@ -9,7 +9,7 @@ pub(crate) mod tests;
 
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::io::{BufReader, Read, Seek, SeekFrom, Take, copy, sink};
+use std::io::{BufRead, BufReader, Read, Seek, SeekFrom, Take};
 use std::path::{Path, PathBuf};
 
 use draftsmith_files::open_file;
@@ -191,15 +191,23 @@ impl<'a> GgufBytes<'a> {
 
     fn text(&mut self) -> Result<String> {
         let (num_bytes, mut kept) = (self.number(8)?, Vec::new());
-        let mut rest = (&mut self.bytes).take(num_bytes);
-        let read = rest.by_ref().take(MAX_KEPT as u64).read_to_end(&mut kept);
-        let read = read.and_then(|_| copy(&mut rest, &mut sink()));
-        let is_cut = rest.limit() > 0;
-        read.map_err(|e| ModelError::io("read", self.path, e))?;
-        if is_cut {
-            return Err(self.broken(CUT));
-        }
+        let read = (&mut self.bytes).take(num_bytes.min(MAX_KEPT as u64)).read_to_end(&mut kept);
+        let num_read = read.map_err(|e| ModelError::io("read", self.path, e))?;
+        self.skip(num_bytes - num_read as u64)?;
         Ok(String::from_utf8_lossy(&kept).into_owned())
+    }
+
+    fn skip(&mut self, mut num_bytes: u64) -> Result<()> {
+        while num_bytes > 0 {
+            let found = self.bytes.fill_buf().map_err(|e| ModelError::io("read", self.path, e))?;
+            let num_skipped = num_bytes.min(found.len() as u64);
+            if num_skipped == 0 {
+                return Err(self.broken(CUT));
+            }
+            self.bytes.consume(num_skipped as usize);
+            num_bytes -= num_skipped;
+        }
+        Ok(())
     }
 
     fn value(&mut self, key: &str, kind: u64) -> Result<Value> {
@@ -212,27 +220,31 @@ impl<'a> GgufBytes<'a> {
         let (kind, num) = (self.number(4)?, self.number(8)?);
         if kind == TEXT {
             for _ in 0..num {
-                self.text()?;
+                let num_bytes = self.number(8)?;
+                self.skip(num_bytes)?;
             }
             return Ok(num.into());
         }
-        let is_kept = num <= self.num_left;
-        self.num_left -= if is_kept { num } else { 0 };
-        let mut kept = Vec::new();
-        for _ in 0..num {
-            let one = self.scalar(key, kind)?;
-            kept.extend(is_kept.then_some(one));
+        if num > self.num_left {
+            let num_bytes = num.saturating_mul(self.size(key, kind)? as u64);
+            self.skip(num_bytes)?;
+            return Ok(Vec::<Value>::new().into());
         }
+        self.num_left -= num;
+        let kept: Vec<Value> = (0..num).map(|_| self.scalar(key, kind)).collect::<Result<_>>()?;
         Ok(kept.into())
+    }
+
+    /// Returns the number of bytes of a number or boolean.
+    fn size(&self, key: &str, kind: u64) -> Result<usize> {
+        let size = SIZES.get(kind as usize).copied().filter(|size| *size > 0);
+        size.ok_or_else(|| self.broken(format!("key `{key}` has the unknown type {kind}")))
     }
 
     /// Reads a number or a boolean. A number that is not finite becomes `null`.
     fn scalar(&mut self, key: &str, kind: u64) -> Result<Value> {
-        let size = SIZES.get(kind as usize).filter(|size| **size > 0);
-        let Some(size) = size else {
-            return Err(self.broken(format!("key `{key}` has the unknown type {kind}")));
-        };
-        let bits = self.number(*size)?;
+        let size = self.size(key, kind)?;
+        let bits = self.number(size)?;
         // The shortest decimal of an f32 is what was meant: 0.00001, not 0.00000999999974738.
         let decimal = |number: f32| number.to_string().parse().ok().and_then(Number::from_f64);
         let float = |number: Option<Number>| number.map_or(Value::Null, Value::Number);

@@ -20,6 +20,7 @@ use draftsmith_theory::{DrafterId, ModelSummary};
 use serde_json::{Map, Value};
 
 pub use self::entry::{ExportEntry, HEAD};
+pub use self::inspected::model as inspect_model;
 use crate::workspace::Workspace;
 
 /// An adapter and its directory.

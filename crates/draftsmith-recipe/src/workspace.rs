@@ -235,7 +235,7 @@ impl Workspace {
             repetition_penalty: 1.0,
             max_new_tokens: max_new_tokens as u64,
             seed,
-            dtype: self.models.dtype.name().to_owned(),
+            dtype: self.models.arithmetic(),
             ..Provenance::default()
         })
     }

@@ -10,7 +10,7 @@ mod expected;
 mod measured;
 mod misreadings;
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -55,6 +55,8 @@ pub struct ExplainSettings {
     pub drafter: PathBuf,
     /// The target's directory.
     pub target: PathBuf,
+    /// The directory of the target's tokenizer; the target's if absent.
+    pub tokenizer: Option<PathBuf>,
     /// A recipe whose servers give the target's hidden states; `None` to run the target here.
     pub states: Option<Recipe>,
     /// The chat template that replaces the target's.
@@ -208,6 +210,7 @@ pub fn explain(
     })?;
     let mut own = recipe_of(form, &settings.drafter, &settings.target)?;
     own.models.chat_template.clone_from(&settings.chat_template);
+    own.models.tokenizer.clone_from(&settings.tokenizer);
     let recipe = settings.states.as_ref().unwrap_or(&own);
     let served_as = recipe.target_elsewhere().map(|server| &*server.model);
     let mut workspace = recipe.open(served_as, settings.dtype, vec![device.clone()], watch)?;
@@ -614,9 +617,8 @@ fn weakness(positions: &[ComparedRow]) -> Option<String> {
 }
 
 /// Names the command that says why a server accepts less of a drafter than expected.
-pub fn explain_hint(drafter: &str, target: &Path) -> String {
+pub fn explain_hint(drafter: &str, target: &str) -> String {
     format!(
-        "If a server accepts less, `draftsmith server explain --server URL --target {} --prompts FILE {drafter}` says why.",
-        target.display()
+        "If a server accepts less, `draftsmith server explain --server URL --target {target} --prompts FILE {drafter}` says why."
     )
 }

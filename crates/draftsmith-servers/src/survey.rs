@@ -109,6 +109,9 @@ pub struct SurveySettings {
 pub struct Survey {
     /// The target's directory or name.
     pub target: PathBuf,
+    /// The directory of the target's tokenizer; omitted if it is the target's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tokenizer: Option<PathBuf>,
     /// The drafter's directory or name; null without a drafter.
     pub draft: Option<PathBuf>,
     /// The drafter's kind, as in recipes; null without a drafter.
@@ -349,6 +352,7 @@ pub fn survey(settings: &SurveySettings, device: &Device, watch: &dyn Watch) -> 
     let answers = &surveyor.answers;
     Ok(Survey {
         target: settings.target.clone(),
+        tokenizer: settings.tokenizer.clone(),
         draft: settings.draft.clone(),
         served_as: recipe.served(DrafterId::DRAFT).map(|served| served.model),
         kind: recipe.drafters.get(DrafterId::DRAFT).map(|it| it.kind.entry().name),

@@ -24,6 +24,7 @@ pub use self::failures::{p_value_text, rate_text};
 use self::measure::{Bench, CheckedRule};
 use crate::machine::ProcessorTime;
 use crate::serving::tuned_ways;
+use draftsmith_recipe::exports::servers::target_argument;
 use draftsmith_recipe::{
     Kinds, PromptChoice, Recipe, Split, Tuned, Watch, quoted, read_sources, served_path,
 };
@@ -244,6 +245,7 @@ fn own_way(
     speedup: Estimate,
 ) -> ServingWay {
     let target = quoted(&served_path(&recipe.models.target, false));
+    let target = target_argument(&target, recipe.models.tokenizer.as_deref());
     let drafter = match recipe.drafters.get(id) {
         Some(it) if it.kind.model().is_some() => {
             let of = |path: Option<PathBuf>| quoted(&served_path(&path.unwrap_or_default(), true));

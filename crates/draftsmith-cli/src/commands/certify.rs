@@ -33,7 +33,10 @@ pub(crate) struct CertifyArguments {
     /// The target's directory; only its tokenizer, chat template and `config.json` are read.
     #[arg(long, value_name = "DIR")]
     target: PathBuf,
-    /// Prompts, for which the drafter is sometimes right and sometimes not.
+    /// Directory of a GGUF target's tokenizer.
+    #[arg(long, value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
+    /// Prompts, on which the drafter is sometimes right.
     #[arg(long, value_name = "FILE", required_unless_present = "workload")]
     prompts: Option<PathBuf>,
     /// `identifiers` to repeat, instead of prompts.
@@ -135,7 +138,9 @@ pub(crate) fn run(arguments: &CertifyArguments, seed: u64, console: &Console) ->
     let devices = vec![Device::flex()];
     let served_as = Some(arguments.access.model.as_deref().unwrap_or("served"));
     let template = arguments.chat_template.as_deref();
-    let workspace = Workspace::open(&arguments.target, served_as, &[], template, devices, console)?;
+    let mut workspace =
+        Workspace::open(&arguments.target, served_as, &[], template, devices, console)?;
+    workspace.text.dir.clone_from(&arguments.tokenizer);
     let eos_token_ids = workspace.text_side()?.eos_token_ids.clone();
     let sampled = SampledPlan {
         num_draws: arguments.draws as usize,

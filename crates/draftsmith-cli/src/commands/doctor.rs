@@ -74,7 +74,10 @@ pub(crate) fn run(arguments: &DoctorArguments, job: DeviceJob<'_>) -> Result<()>
         console.text(expected(acceptance, console.width()))?;
     }
     if diagnosis.form.kind.is_some_and(|kind| kind != "adapter") && num_breaks == 0 {
-        let hint = explain_hint(&arguments.drafter.display().to_string(), &arguments.target);
+        let hint = explain_hint(
+            &arguments.drafter.display().to_string(),
+            &arguments.target.display().to_string(),
+        );
         console.text(format!("\n{}\n", wrapped(&hint, console.width()).join("\n")))?;
     }
     console.document(&Document { diagnosis, acceptance })?;

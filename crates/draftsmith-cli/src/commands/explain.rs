@@ -26,6 +26,9 @@ pub(crate) struct ExplainArguments {
     /// The target's directory.
     #[arg(long, value_name = "DIR", required_unless_present = "states")]
     target: Option<PathBuf>,
+    /// Directory of a GGUF target's tokenizer.
+    #[arg(long, value_name = "DIR")]
+    tokenizer: Option<PathBuf>,
     /// A recipe whose servers give the hidden states of its target, which then need not run here.
     #[arg(long, value_name = "RECIPE", conflicts_with = "target")]
     states: Option<PathBuf>,
@@ -67,6 +70,7 @@ pub(crate) fn run(arguments: &ExplainArguments, job: DeviceJob<'_>) -> Result<()
         secret: arguments.access.secret(),
         drafter: arguments.drafter.clone(),
         target: arguments.target.clone().or(of_recipe).unwrap_or_default(),
+        tokenizer: arguments.tokenizer.clone(),
         states,
         chat_template: arguments.chat_template.clone(),
         prompts: arguments.prompts.clone(),

@@ -56,8 +56,9 @@ pub(crate) fn run(arguments: &ExportArguments, job: DeviceJob<'_>) -> Result<()>
     if form == OF_DATA && data::is_data(source) {
         let dir = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
         let recipe = Recipe::of_export(dir, recipe.as_deref(), None)?;
-        let target = &recipe.models.target;
-        let workspace = Workspace::open(target, None, &[], None, vec![device.clone()], console)?;
+        let (target, devices) = (&recipe.models.target, vec![device.clone()]);
+        let mut workspace = Workspace::open(target, None, &[], None, devices, console)?;
+        workspace.text.dir.clone_from(&recipe.models.tokenizer);
         let written = data::specdec_pp(arguments, workspace.text.tokenizer(&workspace.models)?)?;
         return print(arguments, &written, console);
     }

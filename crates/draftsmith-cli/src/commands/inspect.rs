@@ -13,12 +13,14 @@ use draftsmith_data::{
     DraftColumns, Incomplete, Provenance, ResponseRow, RolloutProvenance, has_shards,
     is_rollouts_path, read_dir, read_rollout_provenance, read_rollouts, read_shard, rollouts_paths,
 };
+use draftsmith_model::is_gguf;
 use draftsmith_report::{read_results, render_table};
 use serde_json::{Map, Value, json};
 
 use self::acceptance::{acceptance_probs, agreements, mean, overlaps};
 use self::lines::lines;
 use crate::console::Console;
+use draftsmith_recipe::exports::inspect_model;
 use draftsmith_recipe::kinds::Kinds;
 use draftsmith_tune::rollouts::RecordedSet;
 
@@ -67,14 +69,16 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
         shown
     } else if path.is_dir() && rollouts_paths(path).is_ok_and(|paths| !paths.is_empty()) {
         json!({ "kind": "rollouts", "rollouts": all_rollouts(&rollouts_paths(path)?)? })
+    } else if is_gguf(path) && path.is_file() {
+        inspect_model(path)?
     } else if path.join("config.json").is_file() {
         (Kinds::default().found_in(path)?.export.inspect)(path)?
     } else if !path.exists() {
         bail!("there is no such file or directory");
     } else {
         bail!(
-            "expected a checkpoint, head or adapter directory (with config.json), a training's directory (with \
-             metrics.jsonl), a data directory \
+            "expected a checkpoint, head or adapter directory (with config.json), a model in a GGUF file, a training's \
+             directory (with metrics.jsonl), a data directory \
              (with responses-*.parquet or rollouts-*.parquet), a Parquet file of responses or \
              rollouts, or results.json"
         );

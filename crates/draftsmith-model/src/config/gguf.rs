@@ -187,7 +187,13 @@ fn add_shape(gguf: &Gguf, family: Architecture, keys: &mut Map<String, Value>) -
     // llama.cpp would rotate the neighbours among the first channels, which no family here does.
     let least = if family.has_gguf_pairs() { head_dim } else { 1 };
     let Some(rotated) = rotated.filter(|rotated| (least..=head_dim).contains(rotated)) else {
-        let problem = format!("is not a number from {least} to {head_dim}, the width of a head");
+        let expected = match family.has_gguf_pairs() {
+            true => {
+                format!("{head_dim}, the width of a head: rotating a part of it is not supported")
+            }
+            false => format!("a number from 1 to {head_dim}, the width of a head"),
+        };
+        let problem = format!("is not {expected}");
         return Err(gguf.fail("rope.dimension_count", problem));
     };
     // Half a channel more, since the share is rounded down to channels.

@@ -457,7 +457,10 @@ fn the_published_settings_of_llama_3_are_recognised() {
     // llama.cpp rotates other channels then.
     let path = put(dir.path(), &in_part.bytes());
     let error = ModelConfig::from_model_dir(&path).expect_err("refused").to_string();
-    assert!(error.contains("`llama.rope.dimension_count` is not a number from 128"), "{error}");
+    assert!(
+        error.contains("`llama.rope.dimension_count` is not 128, the width of a head"),
+        "{error}"
+    );
 }
 
 #[test]

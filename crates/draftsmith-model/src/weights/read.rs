@@ -191,11 +191,17 @@ impl WeightReader {
         self.tensors.get(name).map(|(_, stored)| stored.format)
     }
 
-    /// Returns the storage type of the first tensor that contains weights, as safetensors or ggml
-    /// spells it.
+    /// Returns the storage type of most weights, as safetensors or ggml spells it.
     pub fn dtype(&self) -> Option<String> {
-        let name = self.tensors.keys().find(|name| self.is_weights(name))?;
-        self.format_of(name).map(|format| format.to_string())
+        let mut sizes: BTreeMap<String, usize> = BTreeMap::new();
+        for (_, stored) in
+            self.tensors.iter().filter(|(name, _)| self.is_weights(name)).map(|it| it.1)
+        {
+            let num = stored.shape.iter().fold(1_usize, |num, size| num.saturating_mul(*size));
+            let total = sizes.entry(stored.format.to_string()).or_default();
+            *total = total.saturating_add(num);
+        }
+        sizes.into_iter().max_by_key(|(_, num)| *num).map(|(format, _)| format)
     }
 
     /// Returns whether a tensor contains weights, not ids or a mask.
@@ -355,9 +361,11 @@ impl WeightReader {
         let file = &self.files[*number];
         if stored.shape != expected {
             return Err(ModelError::Shape(format!(
-                "`{}`: tensor `{name}` has shape {:?}, config.json implies {expected:?}",
+                "`{}`: tensor {} has shape {:?}, {} implies {expected:?}",
                 file.path.display(),
-                stored.shape
+                self.named(name),
+                stored.shape,
+                self.keys()
             )));
         }
         Ok((file, stored))
@@ -378,10 +386,22 @@ impl WeightReader {
 
     /// Describes the lack of a tensor that the architecture needs.
     pub(crate) fn missing(&self, tensor: &str) -> ModelError {
-        let path = self.path.display();
+        let (path, tensor, keys) = (self.path.display(), self.named(tensor), self.keys());
         ModelError::Invalid(format!(
-            "`{path}` has no tensor `{tensor}`: the checkpoint does not match its config.json"
+            "`{path}` has no tensor {tensor}: the checkpoint does not match its {keys}"
         ))
+    }
+
+    /// Names a tensor in messages. The tensors of a GGUF file have other names in the file.
+    fn named(&self, tensor: &str) -> String {
+        let note =
+            if is_gguf(&self.path) { " (its name in a Hugging Face checkpoint)" } else { "" };
+        format!("`{tensor}`{note}")
+    }
+
+    /// Names the source of the expected shapes.
+    fn keys(&self) -> &'static str {
+        if is_gguf(&self.path) { "header" } else { "config.json" }
     }
 
     /// Ends reading. Every tensor must have been taken or ignored by then.
@@ -396,8 +416,9 @@ impl WeightReader {
             others => format!(" (and {others} more)"),
         };
         Err(ModelError::Invalid(format!(
-            "`{}` has an unexpected tensor `{tensor}`{others}: models of its `model_type` do not have it",
-            self.path.display()
+            "`{}` has an unexpected tensor {}{others}: models of its `model_type` do not have it",
+            self.path.display(),
+            self.named(tensor)
         )))
     }
 }

@@ -8,18 +8,23 @@ use crate::exports::tuned::Tuned;
 use crate::workspace::hash_dir;
 use anyhow::Result;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
-use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
+use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader, text_dir};
 use serde_json::{Value, json};
 
 use crate::watch::Silent;
 
-pub(crate) fn model(dir: &Path) -> Result<Value> {
+/// Describes a model in a directory or GGUF file.
+///
+/// # Errors
+/// If a file is missing or broken.
+pub fn model(dir: &Path) -> Result<Value> {
     let config = ModelConfig::from_model_dir(dir)?;
     let shape = &config.shape;
     let weights = WeightReader::open_dir(dir)?;
-    let has_tokenizer = dir.join("tokenizer.json").is_file();
-    let tokenizer = has_tokenizer.then(|| TextTokenizer::from_model_dir(dir)).transpose()?;
-    let template = ChatTemplate::from_model_dir(dir)?;
+    let text = text_dir(dir);
+    let has_tokenizer = text.join("tokenizer.json").is_file();
+    let tokenizer = has_tokenizer.then(|| TextTokenizer::from_model_dir(text)).transpose()?;
+    let template = ChatTemplate::from_model_dir(text)?;
     Ok(json!({
         "kind": "model",
         "architecture": config.architecture.model_type(),

@@ -331,6 +331,12 @@ fn gguf(model: &str) -> String {
     quoted(&format!("{path}.gguf"))
 }
 
+/// Returns the text after `--target` in a command: the target, and the directory of its tokenizer if one was given.
+pub fn target_argument(target: &str, tokenizer: Option<&Path>) -> String {
+    let tokenizer = tokenizer.map(|dir| quoted(&dir.display().to_string()));
+    tokenizer.map_or_else(|| target.to_owned(), |dir| format!("{target} --tokenizer {dir}"))
+}
+
 /// Returns a path as servers need it: absolute, or unchanged for a name on the Hugging Face Hub.
 pub fn served_path(path: &Path, is_written_later: bool) -> String {
     let later = || is_written_later.then(|| absolute(path).ok()).flatten();

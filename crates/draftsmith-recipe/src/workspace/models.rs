@@ -150,6 +150,14 @@ impl Models {
         Ok(&self.target.config()?.shape)
     }
 
+    /// Names how the models compute, for provenance: the dtype, and whether a device widens the weights of a
+    /// GGUF file, which a CPU multiplies in integers.
+    pub fn arithmetic(&self) -> String {
+        let mut dirs = self.drafts.iter().map(|(_, draft)| draft).chain([&self.target]);
+        let is_gguf = dirs.any(|model| is_gguf(&model.dir));
+        named_arithmetic(self.dtype, is_gguf, DeviceChoice::is_cpu(self.device()))
+    }
+
     /// Returns the longest sequence that both target and draft model can read, in tokens.
     ///
     /// # Errors
@@ -267,5 +275,25 @@ impl Models {
              there for the others",
             dir.display()
         )
+    }
+}
+
+/// Names how models compute: see [`Models::arithmetic`].
+fn named_arithmetic(dtype: WeightDtype, is_gguf: bool, is_cpu: bool) -> String {
+    let widened = if is_gguf && !is_cpu { " with widened weights" } else { "" };
+    format!("{}{widened}", dtype.name())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_gguf_file_computes_otherwise_on_a_gpu() {
+        let name = |is_gguf, is_cpu| named_arithmetic(WeightDtype::F32, is_gguf, is_cpu);
+        assert_eq!(name(true, false), "f32 with widened weights");
+        assert!(
+            [name(true, true), name(false, false), name(false, true)].iter().all(|it| it == "f32")
+        );
     }
 }

@@ -21,7 +21,7 @@ pub struct TextSource {
     /// The end tokens and stop strings that the user chose.
     pub ends: Ends,
     /// The directory of the tokenizer, chat template and end tokens; the target's if `None`.
-    pub(crate) dir: Option<PathBuf>,
+    pub dir: Option<PathBuf>,
     /// The chat template that replaces the target's; `None` keeps it.
     pub(super) chat_template: Option<String>,
     /// Today for a template that writes the date; the template's default if `None`.

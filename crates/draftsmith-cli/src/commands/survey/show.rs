@@ -1,6 +1,7 @@
 //! Formats a survey as text.
 
 use anyhow::Result;
+use draftsmith_recipe::exports::servers::target_argument;
 use draftsmith_report::{
     CostSource, DecodingName, TextRange, explained, plain_table, render_rules, wrapped,
 };
@@ -44,9 +45,14 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
         advice += &format!("\n\nfor your server: {setting}, {gain}\n  {}", flags.join("\n  "));
     }
     let server = server(survey, width);
-    let hint = survey.served_as.as_deref().map(|draft| explain_hint(draft, &survey.target));
+    let hint = survey.served_as.as_deref().map(|draft| explain_hint(draft, &given_target(survey)));
     let hint = hint.map_or_else(String::new, |it| wrapped(&it, width).join("\n") + "\n");
     Ok(format!("{advice}\n\n{heading}{text}\n{server}{hint}"))
+}
+
+/// Returns the text after `--target` in a command.
+fn given_target(survey: &Survey) -> String {
+    target_argument(&survey.target.display().to_string(), survey.tokenizer.as_deref())
 }
 
 /// Formats the server's settings, and the commands that check them. Empty if the survey has no
@@ -62,13 +68,16 @@ fn server(survey: &Survey, width: Option<usize>) -> String {
         return text;
     }
     text += &format!("start: {}\n", settings.start.join(" &&\n"));
-    let target = survey.target.display();
     let is_look_up = settings.single.is_some_and(|it| it.num_matched.is_some());
     if let Some(draft) = survey.served_as.as_ref().filter(|_| !is_look_up) {
-        text += &format!("check: draftsmith server doctor {draft} --target {target}\n");
+        text += &format!(
+            "check: draftsmith server doctor {draft} --target {}\n",
+            survey.target.display()
+        );
     }
     text + &format!(
-        "check: draftsmith server certify --server URL --reference URL --target {target} --prompts FILE\n"
+        "check: draftsmith server certify --server URL --reference URL --target {} --prompts FILE\n",
+        given_target(survey)
     )
 }
 
