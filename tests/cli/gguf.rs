@@ -55,7 +55,7 @@ fn to_q8_0(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Converts a tiny Llama in bf16 as llama.cpp's converter does. `edit` changes its tokens.
-fn converted(dir: &Path, edit: impl FnOnce(&mut Vec<String>)) -> Vec<u8> {
+pub(crate) fn converted(dir: &Path, edit: impl FnOnce(&mut Vec<String>)) -> Vec<u8> {
     written(dir, edit, false)
 }
 
@@ -209,7 +209,7 @@ fn drafters_of_a_quantised_target_are_trained_and_change_no_token() {
     let inspected = || place.run(&["inspect", "target.gguf", "--json"]).json();
     let shown = inspected();
     assert_eq!((&shown["kind"], &shown["stored_dtype"]), (&"model".into(), &"Q8_0".into()));
-    assert_eq!(shown["num_layers"], 4);
+    assert_eq!(shown["num_layers"], 8);
     // Another precision of the same weights is another target.
     place.write("target.gguf", converted(&model("target"), |_| {}));
     assert_eq!(inspected()["stored_dtype"], "BF16");

@@ -5,8 +5,8 @@ use std::process::Command;
 
 use draftsmith_recipe::{Overrides, Recipe};
 
-use crate::support::{Place, copy_dir, root};
-use crate::{certify, costs, doctor, states};
+use crate::support::{Place, copy_dir, model, root};
+use crate::{certify, costs, doctor, gguf, states};
 
 /// Programs that guides start and the test does not. Their commands may go on in an indented line.
 const OTHERS: [&str; 4] = ["", "vllm", "llama-server", "hf"];
@@ -48,7 +48,9 @@ fn follow(guide: &Path) {
         for dir in ["path/to", "checkpoints/tiny"] {
             place.copy_model(name, &format!("{dir}/{name}"));
         }
+        place.write(&format!("{name}.gguf"), gguf::converted(&model(name), |_| {}));
     }
+    place.copy_model("target", "path/to/tokenizer");
     doctor::write_drafter(&place.path("path/to/drafter"), false);
     for (file, num) in [("my-prompts", 70), ("my-test-prompts", 4), ("path/to/prompts", 90)] {
         place.write_prompts(&format!("{file}.jsonl"), num);

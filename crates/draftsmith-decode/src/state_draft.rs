@@ -132,7 +132,7 @@ impl<'m, N: StepNetwork> StateDraft<'m, N> {
                 continue;
             }
             let states = target.kept_states(step.slot, step.tokens, from, self.layers);
-            let features = self.network.features(&states);
+            let features = self.network.features(self.target, &states);
             let next = usize::from(!self.network.faults().reads_token_behind);
             let tokens = &step.tokens[from + next..num_standing - 1 + next];
             new.push(NewPositions { slot: step.slot, tokens, features });

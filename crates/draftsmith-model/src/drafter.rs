@@ -280,7 +280,7 @@ impl DrafterModel {
             let ids: Vec<u32> = ids.iter().map(|id| self.readable(*id)).collect();
             drafter.embed(&self.model, &[(0, &ids)])
         };
-        let features = drafter.features(&states);
+        let features = drafter.features(&self.model, &states);
         let along = drafter.forward_cached(embed(&ids[1..]), features, &mut cache);
         let nothing = || drafter.no_output(&self.model, 0);
         // Rounds go from the last to the first. A round overwrites only what follows its start in

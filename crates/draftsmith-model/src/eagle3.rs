@@ -35,7 +35,7 @@ use crate::decoder::attention::{DraftPlan, Drafts, UnrolledAttention, delayed};
 use crate::draft_vocabulary::{DraftVocabulary, MASK, OFFSETS};
 use crate::error::Result;
 use crate::kv_cache::KvCache;
-use crate::rows::{DeviceRows, HostRows, RowData, Rows, Slots};
+use crate::rows::{Rows, Slots};
 use crate::self_draft::config::DraftConfig;
 use crate::self_draft::faults::DraftFaultKind;
 use crate::self_draft::files::DraftFiles;
@@ -420,7 +420,7 @@ impl StepNetwork for Eagle3 {
         slots_of(runs).rows(table.looked_up(Param::val, ids))
     }
 
-    fn features(&self, states: &[Rows]) -> Rows {
+    fn features(&self, _target: &CausalLm, states: &[Rows]) -> Rows {
         assert_eq!(states.len(), NUM_TARGET_STATES, "one for each layer");
         let rows = match &self.state_norms[..] {
             [] => Rows::side_by_side(states),
@@ -435,17 +435,7 @@ impl StepNetwork for Eagle3 {
     }
 
     fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
-        let rows = target.embed_ids(&[0]).in_slot(slot);
-        let width = self.hidden_size();
-        match &rows.place {
-            RowData::Host(_) => rows.with_place(HostRows { values: vec![0.0; width], width }),
-            RowData::Device(found) => {
-                let [_, num_padded, _] = found.tensor.dims();
-                let like = (&self.stack.device(), found.tensor.dtype());
-                let tensor = Box::new(Tensor::<3>::zeros([1, num_padded, width], like));
-                rows.with_place(DeviceRows { tensor, num_rows: 1 })
-            }
-        }
+        self.zeros(target, slot)
     }
 
     fn forward_cached(&self, embedded: Rows, features: Rows, cache: &mut KvCache) -> Rows {

@@ -31,6 +31,7 @@ mod decoder;
 mod draft_model;
 mod draft_vocabulary;
 mod drafter;
+mod eagle;
 mod eagle3;
 mod error;
 #[cfg(test)]
@@ -67,6 +68,7 @@ pub use config::{Architecture, ModelConfig};
 pub use decoder::soft_capped;
 pub use draft_vocabulary::{DraftVocabulary, narrowed};
 pub use drafter::{CandidateRows, DrafterModel};
+pub use eagle::{Eagle, EagleConfig, EagleForm};
 pub use eagle3::{Eagle3, Eagle3Config, Eagle3Form, NUM_TARGET_STATES, StateNorms};
 pub use error::{ModelError, read_json};
 pub use gguf::{Gguf, GgufTensor, is_gguf};

@@ -33,6 +33,7 @@ use crate::frozen::{
 };
 use crate::kv_cache::KvCache;
 use crate::precision::{cast_parameters, copied};
+use crate::rows::{DeviceRows, HostRows, RowData, Rows};
 use crate::spec::{LayerSpec, LinearSpec, ModelShape, NamedNorm, SessionFaults};
 use crate::state_network::{StateNetwork, UnrolledInputs, begun_from, copied_head};
 use crate::weights::{NamedTensor, WeightDtype, check_weights, write_config, write_with_ids};
@@ -105,6 +106,8 @@ pub struct Parts {
     pub(crate) input_norm: Option<&'static str>,
     /// Each layer with the prefix of its tensors.
     pub(crate) layers: Vec<(LayerSpec, String)>,
+    /// The name of the norm of the last layer's output; empty without one.
+    pub(crate) last_norm: &'static str,
     pub(crate) lm_head: Option<LinearSpec>,
     /// Whether the LM head gets its random numbers before the layers.
     pub(crate) is_head_first: bool,
@@ -121,6 +124,7 @@ impl Parts {
             state_norms: Vec::new(),
             input_norm: None,
             layers: layers.collect(),
+            last_norm: NORM,
             lm_head: None,
             is_head_first: false,
             markov: None,
@@ -464,6 +468,21 @@ impl<F: DraftForm> DraftNetwork<F> {
         cache.with_bits(self.faults().cache_bits)
     }
 
+    /// Returns an output of zeros for one row of a slot.
+    pub(crate) fn zeros(&self, target: &CausalLm, slot: usize) -> Rows {
+        let rows = target.embed_ids(&[0]).in_slot(slot);
+        let width = self.hidden_size();
+        match &rows.place {
+            RowData::Host(_) => rows.with_place(HostRows { values: vec![0.0; width], width }),
+            RowData::Device(found) => {
+                let [_, num_padded, _] = found.tensor.dims();
+                let like = (&self.stack.device(), found.tensor.dtype());
+                let tensor = Box::new(Tensor::<3>::zeros([1, num_padded, width], like));
+                rows.with_place(DeviceRows { tensor, num_rows: 1 })
+            }
+        }
+    }
+
     /// Writes `model.safetensors` in the configuration's type, then `config.json`, each under a
     /// temporary name first.
     ///
@@ -539,5 +558,5 @@ fn passing_last(fc: &Linear, device: &Device) -> Linear {
         weight[row * outputs + column] += 1.0;
     }
     let weight = Param::from_data(TensorData::new(weight, [inputs, outputs]), device);
-    Linear { weight, bias: None }
+    Linear { weight, bias: fc.bias.clone() }
 }

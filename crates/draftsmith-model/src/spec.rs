@@ -324,6 +324,11 @@ impl<'a> NamedNorm<'a> {
         Self { width, ..self }
     }
 
+    /// Returns whether there is no such norm. Its place then has ones, and no tensor.
+    pub(crate) fn is_absent(&self) -> bool {
+        self.name.is_empty()
+    }
+
     /// Returns the full name in a checkpoint.
     pub(crate) fn name(&self) -> String {
         let Self { layer, name, .. } = self;

@@ -157,7 +157,7 @@ pub trait StepNetwork: Debug + Sync {
     ///
     /// # Panics
     /// If the number of states is not the number of layers, or the states differ in rows.
-    fn features(&self, states: &[Rows]) -> Rows;
+    fn features(&self, target: &CausalLm, states: &[Rows]) -> Rows;
 
     /// Returns an output of zeros for the first position of a slot, which no position comes before.
     fn no_output(&self, target: &CausalLm, slot: usize) -> Rows;

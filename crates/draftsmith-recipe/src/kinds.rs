@@ -8,6 +8,7 @@
 pub mod adapter;
 pub mod block;
 pub mod cascade;
+pub mod eagle;
 pub mod eagle3;
 pub mod loaded;
 pub mod merged;

@@ -185,7 +185,7 @@ impl ServerAdvice {
                 Some(_) => &all[..2],
                 None => &all,
             };
-            let known = known.iter().copied();
+            let known = known.iter().copied().filter(|it| served.flags.is_loaded_by(*it));
             let flags =
                 |it: Runtime| format!("{}: {}", it.name(), served.flags(it, drafting, is_sampled));
             Self {

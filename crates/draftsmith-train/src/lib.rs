@@ -30,7 +30,7 @@
 //! | `head` | acceptance heads: settings, sweep, mixtures, rollouts, features, loss |
 //! | `lessons` | what self-drafts learn from: batches, hidden states, distillation losses |
 //! | `self_draft` | the training of all self-drafts: settings, learner, scores |
-//! | `adapter`, `eagle3`, `block` | the settings of one form, and its first weights |
+//! | `adapter`, `eagle`, `eagle3`, `block` | the settings of one form, and its first weights |
 //! | `confidence` | confidence heads of finished block drafters |
 //! | `run` | the training loop, its members, devices, optimizer and learning rate, and the saved state |
 //! | `log` | `metrics.jsonl`, and [`renderer`], the display with burn-train |
@@ -41,6 +41,7 @@ mod adapter;
 mod block;
 mod confidence;
 mod data;
+mod eagle;
 mod eagle3;
 mod error;
 mod head;
@@ -60,6 +61,7 @@ pub use confidence::{
 };
 pub use data::split::is_held_out;
 pub use data::{Example, RowCounts, StepExamples};
+pub use eagle::{EagleShape, EagleTraining};
 pub use eagle3::{Eagle3Shape, Eagle3Training};
 pub use error::{Section, TrainError};
 pub use head::predicted::{TrainingInput, predictions_along};

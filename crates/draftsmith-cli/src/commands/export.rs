@@ -16,8 +16,8 @@ use draftsmith_recipe::exports::HEAD;
 use draftsmith_recipe::exports::forms::{ExportForm, Exporting, Written};
 use draftsmith_recipe::kinds::self_draft::low_agreement;
 use draftsmith_recipe::{
-    AS_DRAFT_MODEL, AS_DSPARK, AS_EAGLE3, KindEntry, Kinds, Recipe, Runtime, ServedDrafter,
-    Workspace, served_path,
+    AS_DRAFT_MODEL, AS_DSPARK, AS_EAGLE, AS_EAGLE3, KindEntry, Kinds, Recipe, Runtime,
+    ServedDrafter, Workspace, served_path,
 };
 use draftsmith_report::DecodingName;
 use draftsmith_servers::doctor::{Finding, diagnose};
@@ -84,7 +84,7 @@ pub(crate) fn run(arguments: &ExportArguments, job: DeviceJob<'_>) -> Result<()>
     };
     let given = recipe.drafters.get(id).and_then(|it| it.kind.path()).cloned();
     let from = given.unwrap_or_else(|| source.into());
-    let is_drafter = [&AS_EAGLE3, &AS_DSPARK].iter().any(|flags| flags.form == form);
+    let is_drafter = [&AS_EAGLE, &AS_EAGLE3, &AS_DSPARK].iter().any(|flags| flags.form == form);
     if is_drafter && recipe.target_elsewhere().is_none() {
         let diagnosis = diagnose(&from, &recipe.models.target)?;
         if let Some(Finding { what, servers, hint, .. }) = diagnosis.refuses_export() {
@@ -111,8 +111,9 @@ fn starts(
     paths: (&DrafterDir, &Path),
 ) -> Result<Vec<String>> {
     let (source, out) = paths;
-    let known =
-        [&AS_DRAFT_MODEL, &AS_EAGLE3, &AS_DSPARK].into_iter().find(|flags| flags.form == form);
+    let known = [&AS_DRAFT_MODEL, &AS_EAGLE, &AS_EAGLE3, &AS_DSPARK]
+        .into_iter()
+        .find(|flags| flags.form == form);
     let Some(flags) = known else { return Ok(Vec::new()) };
     if let Some(agreement) = low_agreement(source) {
         return Ok(vec![format!(
@@ -127,7 +128,7 @@ fn starts(
     let ways = tuned_ways(recipe, DecodingName::Greedy, Some(id))?;
     let mut lines = Vec::new();
     for runtime in Runtime::ALL {
-        if runtime == Runtime::Transformers && !flags.in_transformers {
+        if !flags.is_loaded_by(runtime) {
             continue;
         }
         let way = ways.iter().find(|way| {

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, BlockDrafter, BlockDrafterConfig,
-    CausalLm, ConfidenceHead, Eagle3, Eagle3Config, HeadForm, HeadInput, HeadReads, KvCache,
-    ModelConfig, ModelShape, Rows, StateNorms, StepNetwork, WeightDtype,
+    CausalLm, ConfidenceHead, Eagle, Eagle3, Eagle3Config, EagleConfig, HeadForm, HeadInput,
+    HeadReads, KvCache, ModelConfig, ModelShape, Rows, StateNorms, StepNetwork, WeightDtype,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, DrafterId, Draws, FixedLengthConfig,
@@ -58,7 +58,7 @@ const MERGED: DrafterId = DrafterId::named("merged");
 const PADDED: [&str; 2] = ["fewer-rows", "more-rows"];
 /// Drafters of each kind with a model, a second one of the kind that reads the target's states, and a second block
 /// drafter: fill-in and bidirectional, as those of others.
-const STEPPING: [&str; 6] = ["model", "adapter", "eagle", "other", "block", "dflash"];
+const STEPPING: [&str; 7] = ["model", "adapter", "eagle", "eagle1", "other", "block", "dflash"];
 
 /// A network that reads one state of the target.
 #[derive(Debug)]
@@ -73,9 +73,9 @@ impl StepNetwork for OneState {
         self.0.new_cache(capacity, num_slots)
     }
 
-    fn features(&self, states: &[Rows]) -> Rows {
+    fn features(&self, target: &CausalLm, states: &[Rows]) -> Rows {
         let [state] = states else { panic!("one state") };
-        self.0.features(&[state.clone(), state.clone(), state.clone()])
+        self.0.features(target, &[state.clone(), state.clone(), state.clone()])
     }
 
     fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
@@ -176,6 +176,15 @@ impl Networks {
                 |dir| read(dir).expect("reads").1,
             )
         };
+        let own = EagleConfig::new(&of_target).with(|it| it.has_bias = true);
+        let eagle1 = from_files(
+            &of("eagle1"),
+            |dir| own.init(device).write_dir(dir, &own).expect("written"),
+            |dir| {
+                Eagle::from_dir(dir, &of_target.shape, WeightDtype::F32, device).expect("reads").1
+            },
+        );
+        let eagle1 = StateDraftParts { network: eagle1, layers: vec![4], head: None };
         let eagle3 =
             StateDraftParts { network: eagle("eagle"), layers: vec![0, 2, 4], head: head("eagle") };
         let other = StateDraftParts {
@@ -217,6 +226,7 @@ impl Networks {
             draft(PADDED[1], vocab_size + 2),
             named("adapter", SelfDraftParts { exit_layer: 1, adapter, head: head("adapter") }),
             named("eagle", eagle3),
+            named("eagle1", eagle1),
             named("other", other),
             named("block", own_block),
             named("dflash", dflash),
@@ -383,6 +393,8 @@ fn composites(networks: &Networks) -> Vec<NamedParts> {
         ["adapter", "eagle"],
         ["eagle", "adapter"],
         ["eagle", "other"],
+        ["eagle1", "model"],
+        ["adapter", "eagle1"],
         ["model", "adapter"],
         ["block", "model"],
         ["model", "block"],

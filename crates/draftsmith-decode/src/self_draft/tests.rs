@@ -42,7 +42,7 @@ fn target() -> CausalLm {
     target_of("llama-v5-untied-f32")
 }
 
-fn target_of(name: &str) -> CausalLm {
+pub(crate) fn target_of(name: &str) -> CausalLm {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name);
     CausalLm::from_model_dir(&dir, &Device::flex()).expect("the fixture loads")
 }
@@ -196,7 +196,7 @@ fn greedy_output_is_plain_greedy_output_for_every_rule_limit_and_context() {
 }
 
 /// A checkpoint of each family.
-const FAMILIES: [&str; 9] = [
+pub(crate) const FAMILIES: [&str; 9] = [
     "llama-v5-untied-f32",
     "mistral-window-f16",
     "qwen2-sharded-bf16",

@@ -6,8 +6,8 @@ use std::ops::ControlFlow;
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::vectors::values;
 use draftsmith_model::{
-    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, ModelConfig, ModelShape, Rows, StateNorms,
-    WeightDtype,
+    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, EagleConfig, ModelConfig, ModelShape, Rows,
+    StateNorms, WeightDtype,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, FixedLengthConfig, MaxGramConfig, Sampling,
@@ -23,11 +23,11 @@ use crate::record::tests::assert_alike;
 use crate::record::{RecordOptions, RecordRequest, record};
 use crate::registry::AnsweringTarget;
 use crate::response_target::{KnownResponse, KnownStates, ResponseTarget};
-use crate::self_draft::tests::assert_close;
+use crate::self_draft::tests::{FAMILIES, assert_close, target_of};
 use crate::sequence::{Limits, Request};
 use crate::session::ModelSession;
 use crate::session::tests::{greedy, greedy_plain};
-use crate::target::Target;
+use crate::target::{Target, TargetLayers};
 use crate::tree_draft::TreeDraft;
 
 const CAPACITY: usize = 64;
@@ -509,4 +509,40 @@ fn a_recording_along_known_states_is_the_one_with_the_target() {
             here.iter().zip(&elsewhere).for_each(|(here, elsewhere)| assert_alike(elsewhere, here));
         }
     }
+}
+
+#[test]
+fn greedy_output_with_eagle_1_in_chains_and_eagle_2s_trees_is_plain_in_every_family() {
+    let device = Device::flex();
+    let limits = &Limits::new(40, Vec::new());
+    let mut accepted = [0; 2];
+    for name in FAMILIES {
+        let target = target_of(name);
+        device.seed(5);
+        let network = EagleConfig::new(target.config()).init(&device).with_weights_of(&target);
+        let layers = [target.shape().num_layers];
+        for prompt in [&[3, 9, 27][..], &[5]] {
+            let mut plain = ModelSession::new(&target, CAPACITY, "target");
+            let plain = greedy_plain(&mut plain, prompt, limits);
+            for (nth, shape) in [None, Some("10x10x50")].into_iter().enumerate() {
+                let mut session = ModelSession::new(&target, CAPACITY, "target");
+                session.set_layers(&TargetLayers::kept(&layers));
+                let models = (&target, &network);
+                let mut drafter = StateDraft::new(models, &layers, None, CAPACITY, 1);
+                let rule: StopRuleConfig = FixedLengthConfig { candidate_length: 4 }.into();
+                let rule = &mut *rule.init().expect("valid");
+                let found = match shape {
+                    None => greedy(&mut session, &mut drafter, rule, prompt, limits),
+                    Some(shape) => {
+                        let shape: TreeShape = shape.parse().expect("a shape");
+                        let mut tree = TreeDraft::new(&mut drafter, shape);
+                        greedy(&mut session, &mut tree, rule, prompt, limits)
+                    }
+                };
+                assert_eq!(found.token_ids, plain.token_ids, "{name} {shape:?}");
+                accepted[nth] += found.trace.counts().num_accepted;
+            }
+        }
+    }
+    assert!(accepted[0] > 10 && accepted[1] > 2 * accepted[0], "{accepted:?}");
 }

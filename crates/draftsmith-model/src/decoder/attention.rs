@@ -36,7 +36,7 @@ use crate::rows::{DeviceRows, Run};
 use crate::spec::{AttentionNames, AttentionSpec, NamedLayer};
 use crate::weights::NamedTensor;
 
-pub(crate) use unrolled::{DraftPlan, Drafts, UnrolledAttention, delayed};
+pub(crate) use unrolled::{DraftAttention, DraftPlan, Drafts, UnrolledAttention, delayed};
 
 const CACHE: &str = "positions that continue a cache come with it";
 

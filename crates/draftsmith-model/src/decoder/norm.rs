@@ -56,6 +56,9 @@ impl Norm {
 
     /// Lists the tensors in a checkpoint's layout.
     pub(crate) fn named(&self, norm: NamedNorm<'_>) -> Vec<NamedTensor> {
+        if norm.is_absent() {
+            return Vec::new();
+        }
         let (name, spec) = (norm.name(), norm.spec);
         let mut weight = NamedTensor::from_tensor(&format!("{name}.weight"), self.gamma());
         weight.values.iter_mut().for_each(|weight| *weight -= spec.offset());

@@ -157,6 +157,7 @@ impl WeightSource for ShapeSource {
         let NamedNorm { width, spec, .. } = norm;
         let parts =
             if spec.form == NormForm::Layer { &["weight", "bias"][..] } else { &["weight"] };
+        let parts = if norm.is_absent() { &[][..] } else { parts };
         let name = norm.name();
         self.shapes.extend(parts.iter().map(|part| (format!("{name}.{part}"), vec![width])));
         // A malformed configuration may have any width.

@@ -42,7 +42,7 @@ impl ModelConfig {
         // Layers differ in their attention windows, not in their weights.
         let first = NamedLayer { spec: &spec.layer(0), shape, name: "" };
         let Ok(_) = DecoderLayer::build(first, &mut layer);
-        let Ok(_) = norm.norm(NamedNorm::outside("", shape, &spec.norm));
+        let Ok(_) = norm.norm(NamedNorm::outside("norm", shape, &spec.norm));
         let num_tables = if spec.tie_word_embeddings { 1 } else { 2 };
         num_tables * shape.vocab_size * shape.hidden_size
             + norm.num_parameters()

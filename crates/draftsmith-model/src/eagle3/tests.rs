@@ -11,6 +11,7 @@ use crate::WeightDtype;
 use crate::buckets::{Lengths, padded_rows};
 use crate::draft_vocabulary::narrowed;
 use crate::drafter::DrafterModel;
+use crate::rows::DeviceRows;
 use crate::state_network::StateNetwork;
 use crate::weights::{NamedTensor, write_with_ids};
 

@@ -6,7 +6,7 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::faults::{DraftFault, DraftFaultKind};
-use super::{DraftForm, NORM};
+use super::{DraftForm, Parts};
 use crate::config::ModelConfig;
 use crate::decoder::source::ShapeSource;
 use crate::decoder::stack::StackSpec;
@@ -119,7 +119,8 @@ impl<F: DraftForm> DraftConfig<F> {
 
     /// Specifies the layers and the norm of their output.
     pub(crate) fn stack(&self) -> StackSpec<'_> {
-        StackSpec { model: &self.model, layers: F::parts(self).layers, norm: NORM }
+        let Parts { layers, last_norm, .. } = F::parts(self);
+        StackSpec { model: &self.model, layers, norm: last_norm }
     }
 
     /// Checks that the drafter in `dir` fits a target.

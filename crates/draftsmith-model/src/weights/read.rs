@@ -264,6 +264,9 @@ impl WeightReader {
         norm: NamedNorm<'_>,
     ) -> Result<(Vec<f32>, Option<Vec<f32>>)> {
         let NamedNorm { width, spec, .. } = norm;
+        if norm.is_absent() {
+            return Ok((vec![1.0; width], None));
+        }
         let name = norm.name();
         let mut weight = self.take(&format!("{name}.weight"), &[width])?;
         weight.iter_mut().for_each(|weight| *weight += spec.offset());

@@ -2,6 +2,7 @@
 
 pub mod draft_model;
 pub mod dspark;
+pub mod eagle;
 pub mod eagle3;
 pub mod foreign;
 pub mod transformers;

@@ -23,7 +23,7 @@ pub struct ServerFlags {
     /// Whether SGLang accepts a table that sets the number of candidates by batch size, and rejection
     /// sampling.
     pub sglang_adapts: bool,
-    /// The value of llama.cpp's `--spec-type`.
+    /// The value of llama.cpp's `--spec-type`; empty if llama.cpp does not load the drafter.
     pub llama_cpp_type: &'static str,
     /// A flag that llama.cpp needs for several requests at once, with the reason; `None` if none.
     pub llama_cpp_several: Option<(&'static str, &'static str)>,
@@ -46,6 +46,15 @@ impl ServerFlags {
     /// other drafters from their files.
     pub fn window(&self, dir: &DrafterDir) -> Option<usize> {
         (self.form == AS_EAGLE3.form).then(|| Eagle3Config::window(dir)).flatten()
+    }
+
+    /// Returns whether a program loads the drafter.
+    pub fn is_loaded_by(&self, runtime: Runtime) -> bool {
+        match runtime {
+            Runtime::LlamaCpp => !self.llama_cpp_type.is_empty(),
+            Runtime::Transformers => self.in_transformers,
+            Runtime::Vllm | Runtime::Sglang => true,
+        }
     }
 
     /// Returns whether llama.cpp can end a round by a minimum probability. It cuts a DSpark by its
@@ -88,6 +97,17 @@ pub static AS_EAGLE3: ServerFlags = ServerFlags {
     llama_cpp_target: Some("--target-model-dir"),
     in_transformers: false,
     is_block: false,
+};
+
+/// The settings for an EAGLE-1 drafter, which llama.cpp does not load.
+pub static AS_EAGLE: ServerFlags = ServerFlags {
+    form: "eagle",
+    vllm_method: "eagle",
+    sglang_algorithm: "EAGLE",
+    llama_cpp_type: "",
+    llama_cpp_several: None,
+    llama_cpp_target: None,
+    ..AS_EAGLE3
 };
 
 /// The settings for a block drafter, exported as a DSpark.

@@ -15,7 +15,8 @@ use serde::de::DeserializeOwned;
 
 use super::origin::given_dir;
 use super::{
-    DrafterKind, DrafterRecipe, Kind, adapter, block, cascade, eagle3, merged, model, prompt_lookup,
+    DrafterKind, DrafterRecipe, Kind, adapter, block, cascade, eagle, eagle3, merged, model,
+    prompt_lookup,
 };
 use crate::exports::config_keys::read_keys;
 use crate::exports::{ExportEntry, HEAD};
@@ -104,6 +105,7 @@ impl Default for Kinds {
             &model::ENTRY,
             &adapter::ENTRY,
             &eagle3::ENTRY,
+            &eagle::ENTRY,
             &block::ENTRY,
             &prompt_lookup::ENTRY,
             &cascade::ENTRY,

@@ -46,7 +46,7 @@ pub(super) fn best_ways(
         // llama.cpp always drafts the most probable token, while sampled recordings draw from the
         // draft distribution.
         let is_recorded = !(is_sampled && runtime == Runtime::LlamaCpp);
-        let is_lacking = runtime == Runtime::Transformers && !served.flags.in_transformers;
+        let is_lacking = !served.flags.is_loaded_by(runtime);
         if !is_recorded || is_lacking || tried.is_empty() {
             continue;
         }

@@ -159,7 +159,7 @@ impl Drafts {
 
 /// The attention of drafts over one batch, step by step. Queries attend to known keys and to the
 /// keys of the same draft's steps.
-struct DraftAttention<'a> {
+pub(crate) struct DraftAttention<'a> {
     attention: &'a Attention,
     drafts: &'a Drafts,
     /// The transposed keys and the values of known positions: `[batch, kv_heads, head_dim, keys]`
@@ -174,7 +174,11 @@ struct DraftAttention<'a> {
 impl<'a> DraftAttention<'a> {
     /// Prepares the attention from the projections of known positions to keys and values,
     /// `[known, width]` each.
-    fn new(attention: &'a Attention, drafts: &'a Drafts, [keys, values]: [Tensor<2>; 2]) -> Self {
+    pub(crate) fn new(
+        attention: &'a Attention,
+        drafts: &'a Drafts,
+        [keys, values]: [Tensor<2>; 2],
+    ) -> Self {
         let AttentionForm { num_kv_heads, head_dim, .. } = attention.form;
         let Drafts { keys: of_sequences, dims: [batch, _, num_keys], .. } = drafts;
         let keys = attention.rotated_keys(keys, &drafts.rope_of_known);
@@ -196,7 +200,7 @@ impl<'a> DraftAttention<'a> {
     /// # Shapes
     /// - q, k, v: `[tokens, width]`
     /// - output: `[tokens, hidden]`
-    fn step(&mut self, q: Tensor<2>, own: Option<[Tensor<2>; 2]>) -> Tensor<2> {
+    pub(crate) fn step(&mut self, q: Tensor<2>, own: Option<[Tensor<2>; 2]>) -> Tensor<2> {
         let AttentionForm { num_heads, num_kv_heads, head_dim, scale, .. } = self.attention.form;
         let Drafts { rope_of_begun: rope, queries, tokens, mask, window, dims, .. } = self.drafts;
         let [batch, num_queries, num_keys] = *dims;
