@@ -39,6 +39,7 @@ mod following;
 mod frozen;
 mod gguf;
 mod kv_cache;
+mod medusa;
 mod packed;
 mod placed;
 mod precision;
@@ -71,6 +72,7 @@ pub use eagle3::{Eagle3, Eagle3Config, Eagle3Form, NUM_TARGET_STATES, StateNorms
 pub use error::{ModelError, read_json};
 pub use gguf::{Gguf, GgufTensor, is_gguf};
 pub use kv_cache::KvCache;
+pub use medusa::{Medusa, MedusaConfig};
 pub use rows::{Rows, Run};
 pub use self_draft::config::{DraftConfig, VOCABULARY_COVERAGE};
 pub use self_draft::faults::{DraftFault, DraftFaultKind};

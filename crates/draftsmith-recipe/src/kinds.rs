@@ -10,6 +10,7 @@ pub mod block;
 pub mod cascade;
 pub mod eagle3;
 pub mod loaded;
+pub mod medusa;
 pub mod merged;
 pub mod model;
 pub mod origin;

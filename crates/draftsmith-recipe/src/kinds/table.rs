@@ -15,7 +15,8 @@ use serde::de::DeserializeOwned;
 
 use super::origin::given_dir;
 use super::{
-    DrafterKind, DrafterRecipe, Kind, adapter, block, cascade, eagle3, merged, model, prompt_lookup,
+    DrafterKind, DrafterRecipe, Kind, adapter, block, cascade, eagle3, medusa, merged, model,
+    prompt_lookup,
 };
 use crate::exports::config_keys::read_keys;
 use crate::exports::{ExportEntry, HEAD};
@@ -105,6 +106,7 @@ impl Default for Kinds {
             &adapter::ENTRY,
             &eagle3::ENTRY,
             &block::ENTRY,
+            &medusa::ENTRY,
             &prompt_lookup::ENTRY,
             &cascade::ENTRY,
             &merged::ENTRY,

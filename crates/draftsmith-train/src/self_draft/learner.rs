@@ -13,7 +13,7 @@ use super::{StateTraining, loss_and_gradients};
 use crate::data::TrainingBatch;
 use crate::error::{Result, Section, to_host};
 use crate::lessons::batches::LessonBatch;
-use crate::lessons::distillation::Student;
+use crate::lessons::distillation::{Student, heads_of_steps};
 use crate::lessons::settings::LessonSettings;
 use crate::run::member::{Score, Trainee};
 
@@ -104,12 +104,14 @@ impl<N: StateNetwork, S: StateTraining<Network = N>> Trainee for StateLearner<N,
         let content = &batch.content;
         let (outputs, own_head) = self.valid().outputs(content);
         let (head, loss_chunk) = (&content.lm_head, self.training.common.loss_chunk);
-        let student =
-            |hidden: &Tensor<2>| Student { hidden: hidden.clone(), own_head: own_head.clone() };
+        let own_heads = heads_of_steps(own_head, &outputs[0]).into_iter().cycle();
+        let students = outputs.into_iter().zip(own_heads);
+        let students = students.map(|(hidden, own_head)| Student { hidden, own_head });
+        let students: Vec<Student> = students.collect();
         let (tokens, teacher) = (&content.tokens, &content.teacher);
-        let sums = head.score_sums(student(&outputs[0]), teacher, tokens, loss_chunk);
-        let drafted = outputs.iter().filter(|_| S::Scores::READS_STEPS);
-        let drafted = drafted.map(|outputs| head.most_probable(student(outputs), loss_chunk));
+        let sums = head.score_sums(students[0].clone(), teacher, tokens, loss_chunk);
+        let drafted = students.into_iter().filter(|_| S::Scores::READS_STEPS);
+        let drafted = drafted.map(|student| head.most_probable(student, loss_chunk));
         let mut ids = content.next_ids.iter().copied();
         let wanted = content.wanted.iter().map(|row| ids.by_ref().take(row.len()).collect());
         let (drafted, wanted) = (drafted.collect(), wanted.collect());

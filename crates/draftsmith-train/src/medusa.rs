@@ -1,0 +1,139 @@
+//! Medusa's heads: the settings of their own, and their first weights.
+//!
+//! Head k is step k of a draft. It reads the target's last state k positions before, so that all
+//! heads of a lesson predict the same token.
+
+use std::path::Path;
+
+use draftsmith_model::{
+    CausalLm, DraftVocabulary, Medusa, MedusaConfig, ModelConfig, ModelError, StateNetwork,
+    WeightDtype,
+};
+use draftsmith_theory::SeededDraws;
+use serde::{Deserialize, Serialize};
+use serde_json::Map;
+
+use crate::eagle3::{STEP_WEIGHT, STEPS};
+use crate::error::{Result, TrainError};
+use crate::lessons::settings::LessonSettings;
+use crate::ranges::check_numbers;
+use crate::run::optimizer::OptimizerSettings;
+use crate::run::trained::{ExportConfig, ExportRecord};
+use crate::self_draft::scores::DraftScores;
+use crate::self_draft::settings::SelfDraftTraining;
+use crate::self_draft::{Initial, StateTraining};
+
+/// The settings of the training of Medusa's heads.
+pub type MedusaTraining = SelfDraftTraining<MedusaShape>;
+
+/// The settings that only Medusa's heads have.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct MedusaShape {
+    /// The number of heads, 1 to 8. Default: 5, as in the authors' v1.3 files.
+    pub num_heads: usize,
+    /// The weight of each head's loss relative to that of the previous head, above 0 and at most 1.
+    /// Default: 0.8, as in the paper. The authors trained their v1.3 files with 1.
+    pub step_weight: f64,
+    /// Whether each head has an LM head of its own, as in the paper, or uses the target's, as in
+    /// version 2. Default: true.
+    pub lm_heads: bool,
+}
+
+impl Default for MedusaShape {
+    fn default() -> Self {
+        Self { num_heads: 5, step_weight: 0.8, lm_heads: true }
+    }
+}
+
+impl StateTraining for MedusaShape {
+    type Network = Medusa;
+    type Config = MedusaConfig;
+    type Scores = DraftScores;
+
+    /// The authors' learning rate, schedule and weight decay. The rest is as for acceptance heads.
+    const OPTIMIZER: OptimizerSettings = OptimizerSettings {
+        learning_rate: Some(1e-3),
+        warmup_ratio: 0.1,
+        ..OptimizerSettings::HEAD
+    };
+
+    fn num_steps(&self) -> usize {
+        self.num_heads
+    }
+
+    fn step_weight(&self) -> f64 {
+        self.step_weight
+    }
+
+    fn check(&self, common: &LessonSettings) -> Result<()> {
+        let section = Medusa::KIND;
+        if let Some(size) = common.draft_vocabulary {
+            let expected = "no such key, because Medusa's heads draft all tokens";
+            return Err(TrainError::setting(section, "draft_vocabulary", size, expected));
+        }
+        check_numbers(
+            section,
+            &[
+                ("num_heads", self.num_heads as f64, STEPS),
+                ("step_weight", self.step_weight, STEP_WEIGHT),
+            ],
+        )
+    }
+
+    fn layers(&self, num_layers: usize) -> Vec<usize> {
+        vec![num_layers]
+    }
+
+    fn config(
+        &self,
+        target: &ModelConfig,
+        dtype: WeightDtype,
+        _vocabulary: Option<&DraftVocabulary>,
+    ) -> Result<MedusaConfig> {
+        let config = MedusaConfig::new(&target.shape, self.num_heads);
+        let vocab_size = config.vocab_size.filter(|_| self.lm_heads);
+        Ok(MedusaConfig { vocab_size, dtype, ..config })
+    }
+
+    fn network(
+        &self,
+        config: &MedusaConfig,
+        is_random: bool,
+        target: &CausalLm,
+        seed: u64,
+    ) -> Medusa {
+        let mut draws = SeededDraws::new(seed, &["medusa"]);
+        let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
+        let first = if is_random { drawn } else { drawn.with_heads_of(target) };
+        first.with_norm_of(target)
+    }
+
+    /// Reads as many heads, with LM heads as in the settings.
+    fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
+        let device = target.device().autodiff();
+        let (config, network) = Medusa::from_dir(dir, target.shape(), WeightDtype::F32, &device)?;
+        if (config.num_heads, config.vocab_size.is_some()) != (self.num_heads, self.lm_heads) {
+            return Err(TrainError::Invalid(format!(
+                "the drafter of `initial`, `{}`, differs from the recipe; hint: write `num_heads = {}` and \
+                 `lm_heads = {}`",
+                dir.display(),
+                config.num_heads,
+                config.vocab_size.is_some()
+            )));
+        }
+        let (dtype, training) = (target.stored_dtype(), Map::new());
+        let config = MedusaConfig { dtype, target_hash: None, training, ..config };
+        Ok(Initial { config, network: network.with_norm_of(target), vocabulary: None })
+    }
+}
+
+impl ExportConfig<Medusa> for MedusaConfig {
+    fn record(&mut self) -> ExportRecord<'_> {
+        ExportRecord { training: &mut self.training, target_hash: &mut self.target_hash }
+    }
+
+    fn write(&self, model: &Medusa, dir: &Path) -> Result<(), ModelError> {
+        model.write_dir(dir, self)
+    }
+}
