@@ -137,3 +137,79 @@ impl ExportConfig<Medusa> for MedusaConfig {
         model.write_dir(dir, self)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+    use crate::lessons::settings::InitialWeights;
+    use crate::run::{Ending, TrainingRun};
+    use crate::self_draft::train_self_drafts;
+    use crate::tests::pair::{patterned, random_model};
+
+    fn training_of(keys: Value) -> MedusaTraining {
+        serde_json::from_value(keys).expect("settings")
+    }
+
+    #[test]
+    fn settings_are_keys_of_one_table_and_errors_name_the_key() {
+        let training = training_of(json!({ "num_heads": 3, "lm_heads": false }));
+        assert_eq!((training.num_heads, training.step_weight, training.lm_heads), (3, 0.8, false));
+        assert_eq!(training.common.optimizer.learning_rate, Some(1e-3));
+        training.validate().expect("it is valid");
+        for (keys, named) in [
+            (json!({ "num_heads": 9 }), "num_heads"),
+            (json!({ "num_heads": 0 }), "num_heads"),
+            (json!({ "step_weight": 0 }), "step_weight"),
+            (json!({ "draft_vocabulary": 9 }), "draft_vocabulary"),
+        ] {
+            let error = training_of(keys).validate().expect_err("out of range").to_string();
+            assert!(error.starts_with(&format!("`medusa.{named}` is ")), "{error}");
+        }
+    }
+
+    fn train(
+        target: &CausalLm,
+        trainings: &[MedusaTraining],
+    ) -> Vec<crate::self_draft::TrainedState<MedusaShape>> {
+        let dir = tempfile::tempdir().expect("a directory");
+        let run = TrainingRun::new(dir.path(), "");
+        match train_self_drafts(target, &patterned(40), trainings, 3, run).expect("it trains") {
+            Ending::Finished(trained) => trained,
+            Ending::Stopped { .. } => panic!("nothing stops it"),
+        }
+    }
+
+    #[test]
+    fn trained_heads_predict_patterns_one_pass_equals_two_and_heads_are_trained_further() {
+        let target = random_model(5, 16, 64);
+        let optimizer =
+            json!({ "learning_rate": 1e-2, "num_epochs": 10, "validation_fraction": 0.2 });
+        let paper = json!({ "num_heads": 3, "teacher": "response", "optimizer": optimizer });
+        let shared = json!({ "num_heads": 2, "teacher": "response", "lm_heads": false,
+            "step_weight": 1, "optimizer": optimizer });
+        let trainings = [paper, shared].map(training_of);
+        let together = train(&target, &trainings);
+        for (training, together) in trainings.iter().zip(&together) {
+            let alone = train(&target, std::slice::from_ref(training)).remove(0);
+            assert_eq!(alone.scores, together.scores);
+            assert_eq!(together.scores.agreement.as_slice().len(), training.num_heads);
+            assert!(together.scores.accepted_length > 0.2, "{:?}", together.scores);
+            assert_eq!(together.config.vocab_size.is_some(), training.lm_heads);
+        }
+        let dir = tempfile::tempdir().expect("a directory");
+        together[0].config.write(&together[0].model, dir.path()).expect("written");
+        let [of_paper, of_shared] = trainings.map(|training| {
+            training.with(|it| it.common.initial = InitialWeights::Drafter(dir.path().to_owned()))
+        });
+        let further = train(&target, &[of_paper]).remove(0);
+        let (before, after) = (&together[0].epochs, &further.epochs);
+        assert!(after[0].validation.cross_entropy < before[0].validation.cross_entropy);
+        let other = of_shared.own.initial(dir.path(), &target).expect_err("another shape");
+        assert!(
+            other.to_string().contains("hint: write `num_heads = 3` and `lm_heads = true`"),
+            "{other}"
+        );
+    }
+}

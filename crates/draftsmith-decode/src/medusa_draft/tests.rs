@@ -4,7 +4,7 @@ use std::path::Path;
 
 use burn::tensor::Device;
 use draftsmith_model::{CausalLm, MedusaConfig};
-use draftsmith_theory::{Decoding, FixedLengthConfig, SeededDraws, SignalNeeds, StopRuleConfig};
+use draftsmith_theory::{FixedLengthConfig, SeededDraws, SignalNeeds, StopRuleConfig};
 
 use super::*;
 use crate::drafter::Drafter;
@@ -23,9 +23,7 @@ fn heads_of(target: &CausalLm, num_heads: usize, has_lm_heads: bool) -> Medusa {
     let config = MedusaConfig::new(target.shape(), num_heads);
     let vocab_size = config.vocab_size.filter(|_| has_lm_heads);
     let config = MedusaConfig { vocab_size, ..config };
-    config
-        .init_from(&Device::flex(), || draftsmith_theory::Draws::uniform(&mut draws))
-        .with_heads_of(target)
+    config.init_from(&Device::flex(), || draws.uniform()).with_heads_of(target)
 }
 
 fn session(target: &CausalLm) -> ModelSession<'_> {
