@@ -1,5 +1,5 @@
 //! Decoder language models with their KV cache, acceptance heads, self-draft adapters, EAGLE-3
-//! drafters, block drafters, and their weight files.
+//! drafters, block drafters, Medusa's heads, and their weight files.
 //!
 //! This is the lowest crate with tensors. It knows nothing of datasets, prompts or decoding loops,
 //! and chooses no device: callers pass one.
