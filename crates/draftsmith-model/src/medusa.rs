@@ -22,18 +22,15 @@ mod tests;
 use std::path::Path;
 
 use burn::module::{Module, Param};
-use burn::nn::Linear;
 use burn::tensor::activation::silu;
 use burn::tensor::{Device, FloatDType, Tensor};
 use draftsmith_files::write_json;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::causal_lm::CausalLm;
 use crate::decoder::norm::Norm;
-use crate::decoder::source::{
-    CheckpointSource, ShapeSource, WeightSource, named_linears, parameter,
-};
+use crate::decoder::source::{CheckpointSource, RandomSource, WeightSource, named_linears};
 use crate::error::{ModelError, Result, read_json};
 use crate::frozen::{Form, Packable, PackableLinear};
 use crate::packed;
@@ -42,45 +39,39 @@ use crate::rows::Rows;
 use crate::self_draft::uniform_matrix;
 use crate::spec::{LinearSpec, ModelShape};
 use crate::state_network::{StateNetwork, UnrolledInputs, copied_head};
-use crate::weights::{
-    NamedTensor, WeightDtype, WeightReader, check_weights, write_config, write_torch,
-    write_with_ids,
-};
+use crate::weights::{self, NamedTensor, WeightDtype, WeightReader};
 
 /// The prefixes of heads in the file of a whole model.
 const PREFIXES: [&str; 2] = ["medusa_head.", "medusa_heads."];
-/// The names of the LM head after each number of blocks.
+/// The name of a block's matrix.
+const LINEAR: &str = "linear";
+/// The names of the LM head after each number of blocks, of which a head has at most 8.
 const LM_HEADS: [&str; 9] = ["0", "1", "2", "3", "4", "5", "6", "7", "8"];
 
 /// The shape and provenance of heads: `config.json` of their directory.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct MedusaConfig {
     /// The number of heads.
+    #[serde(rename = "medusa_num_heads")]
     pub num_heads: usize,
     /// The number of residual blocks of each head, 1 to 8.
+    #[serde(rename = "medusa_num_layers")]
     pub num_blocks: usize,
-    /// Whether blocks have biases.
-    pub has_biases: bool,
     /// The number of the target's layers; the heads read the state after the last.
+    #[serde(skip)]
     pub num_target_layers: usize,
     /// The width of the target's hidden states.
     pub hidden_size: usize,
     /// The vocabulary of the heads' own LM heads; `None` if they use the target's LM head.
     pub vocab_size: Option<usize>,
     /// The type of the weights in the file.
+    #[serde(skip)]
     pub dtype: WeightDtype,
     /// The SHA-256 of the target that the heads were trained for, if known.
     pub target_hash: Option<String>,
     /// The record of the training.
     pub training: Map<String, Value>,
-}
-
-/// The keys that are read.
-#[derive(Deserialize)]
-struct Record {
-    target_hash: Option<String>,
-    #[serde(default)]
-    training: Map<String, Value>,
 }
 
 impl MedusaConfig {
@@ -89,13 +80,10 @@ impl MedusaConfig {
         Self {
             num_heads,
             num_blocks: 1,
-            has_biases: true,
             num_target_layers: target.num_layers,
             hidden_size: target.hidden_size,
             vocab_size: Some(target.vocab_size),
-            dtype: WeightDtype::F32,
-            target_hash: None,
-            training: Map::new(),
+            ..Self::default()
         }
     }
 
@@ -109,79 +97,38 @@ impl MedusaConfig {
 
     /// Reads the configuration, and opens the weights.
     fn read(dir: &Path, num_target_layers: usize) -> Result<(Self, WeightReader)> {
-        let Record { target_hash, training } = read_json(&dir.join("config.json"))?;
+        let keys: Self = read_json(&dir.join("config.json"))?;
         let mut reader = WeightReader::open_dir(dir)?;
         let is_prefix = |prefix: &&str| reader.names().any(|name| name.starts_with(*prefix));
         if let Some(prefix) = PREFIXES.into_iter().find(is_prefix) {
             reader.ignore(|name| !name.starts_with(prefix));
             reader = reader.without_prefix(prefix);
         }
-        let count = |name: &dyn Fn(usize) -> String| {
-            (0..).take_while(|nth| reader.shape(&name(*nth)).is_some()).count()
-        };
-        let num_heads = count(&|head| format!("{head}.0.linear.weight"));
-        let num_blocks = count(&|block| format!("0.{block}.linear.weight"));
-        let first = |name: &str| reader.shape(name).and_then(|shape| shape.first().copied());
-        let Some(hidden_size) = first("0.0.linear.weight") else {
-            return Err(reader.missing("0.0.linear.weight"));
-        };
-        if num_blocks >= LM_HEADS.len() {
-            let most = LM_HEADS.len() - 1;
-            let problem = format!("a head has {num_blocks} blocks, expected at most {most}");
-            return Err(ModelError::safetensors(&reader.path, problem));
-        }
-        let config = Self {
-            num_heads,
-            num_blocks,
-            has_biases: first("0.0.linear.bias").is_some(),
-            num_target_layers,
-            hidden_size,
-            vocab_size: first(&format!("0.{num_blocks}.weight")),
-            dtype: WeightDtype::beside(&reader),
-            target_hash,
-            training,
-        };
-        Ok((config, reader))
+        let first = |name: String| reader.shape(&name)?.first().copied();
+        let width = |head, block| first(format!("{head}.{block}.linear.weight"));
+        let num_heads = (0..).take_while(|head| width(*head, 0).is_some()).count();
+        let num_blocks = (0..LM_HEADS.len() - 1).take_while(|nth| width(0, *nth).is_some()).count();
+        let hidden_size = width(0, 0).ok_or_else(|| reader.missing("0.0.linear.weight"))?;
+        let vocab_size = first(format!("0.{num_blocks}.weight"));
+        let dtype = WeightDtype::beside(&reader);
+        let sizes = Self { num_heads, num_blocks, num_target_layers, hidden_size, ..keys };
+        Ok((Self { vocab_size, dtype, ..sizes }, reader))
     }
 
     /// Counts the parameters.
     pub fn num_parameters(&self) -> usize {
-        let mut source = ShapeSource::default();
-        let Ok(_) = self.build(&mut source);
-        source.num_parameters()
-    }
-
-    /// Checks that the heads in `dir` fit a target.
-    ///
-    /// # Errors
-    /// If the width or the vocabulary differs.
-    fn check_target(&self, dir: &Path, target: &ModelShape) -> Result<()> {
-        let vocab_size = self.vocab_size.unwrap_or(target.vocab_size);
-        for (what, found, expected) in [
-            ("width", self.hidden_size, target.hidden_size),
-            ("vocabulary size", vocab_size, target.vocab_size),
-        ] {
-            if found != expected {
-                return Err(ModelError::Shape(format!(
-                    "`{}`: the heads' {what} is {found}, but the target's is {expected}: they were made for another \
-                     target; hint: train heads for this target",
-                    dir.display()
-                )));
-            }
-        }
-        Ok(())
+        let of_blocks = self.num_blocks * (self.hidden_size + 1);
+        self.num_heads * self.hidden_size * (of_blocks + self.vocab_size.unwrap_or(0))
     }
 
     fn block(&self) -> LinearSpec {
         let width = self.hidden_size;
-        LinearSpec { has_bias: self.has_biases, ..LinearSpec::matrix("linear", width, width) }
+        LinearSpec { has_bias: true, ..LinearSpec::matrix(LINEAR, width, width) }
     }
 
     fn lm_head(&self) -> Option<LinearSpec> {
-        let named = |vocab_size| {
-            LinearSpec::matrix(LM_HEADS[self.num_blocks], self.hidden_size, vocab_size)
-        };
-        self.vocab_size.map(named)
+        let name = LM_HEADS[self.num_blocks];
+        self.vocab_size.map(|size| LinearSpec::matrix(name, self.hidden_size, size))
     }
 
     fn build<S: WeightSource>(&self, source: &mut S) -> Result<Medusa, S::Error> {
@@ -190,8 +137,8 @@ impl MedusaConfig {
             Packable::build(source, tensors, |it| it.linears(&prefix, &[spec.clone()]))
         };
         let heads = (0..self.num_heads).map(|head| {
-            let blocks = 0..self.num_blocks;
-            let blocks = blocks.map(|nth| linear(format!("{head}.{nth}"), self.block(), source));
+            let blocks = (0..self.num_blocks).map(|nth| format!("{head}.{nth}"));
+            let blocks = blocks.map(|prefix| linear(prefix, self.block(), source));
             let blocks = blocks.collect::<Result<_, _>>()?;
             let lm_head = self.lm_head().map(|spec| linear(head.to_string(), spec, source));
             Ok(Head { blocks, lm_head: lm_head.transpose()? })
@@ -199,46 +146,21 @@ impl MedusaConfig {
         Ok(Medusa { heads: heads.collect::<Result<_, _>>()?, norm: None })
     }
 
-    /// Initialises heads as the authors do, with numbers in [0, 1) from `draw`: zeros for W, and
-    /// biases that are uniform within ±1/√hidden. LM heads are uniform within the same bound; the
-    /// authors copy the target's ([`Medusa::with_heads_of`]).
+    /// Initialises heads with numbers in [0, 1) from `draw`. W is zero, as in the authors' code, and
+    /// biases and LM heads are uniform within ±1/√hidden. The authors copy the target's LM head
+    /// ([`Medusa::with_heads_of`]).
     pub fn init_from(&self, device: &Device, mut draw: impl FnMut() -> f64) -> Medusa {
-        let width = self.hidden_size;
-        let mut drawn = |shape| uniform_matrix(shape, (width as f64).powf(-0.5), &mut draw, device);
-        let mut linear = |spec: LinearSpec, is_block: bool| -> PackableLinear {
-            let zeros = || parameter(vec![0.0; width * width], [width; 2], device, FloatDType::F32);
-            let shape = [spec.inputs, spec.outputs];
-            let weight = if is_block { zeros() } else { drawn(shape) };
-            let bias = spec.has_bias.then(|| {
-                Param::from_data(drawn([1, width]).val().reshape([width]).into_data(), device)
-            });
-            Linear { weight, bias }.into()
+        let bound = (self.hidden_size as f64).powf(-0.5);
+        let mut drawn = |shape, bound| uniform_matrix(shape, bound, &mut draw, device);
+        let matrix = |spec: &LinearSpec| {
+            drawn([spec.inputs, spec.outputs], if spec.name == LINEAR { 0.0 } else { bound })
         };
-        let heads = (0..self.num_heads).map(|_| Head {
-            blocks: (0..self.num_blocks).map(|_| linear(self.block(), true)).collect(),
-            lm_head: self.lm_head().map(|spec| linear(spec, false)),
-        });
-        Medusa { heads: heads.collect(), norm: None }
-    }
-
-    /// Returns the keys of `config.json`.
-    fn to_json(&self) -> Value {
-        let mut keys = json!({
-            "medusa_num_heads": self.num_heads,
-            "medusa_num_layers": self.num_blocks,
-            "hidden_size": self.hidden_size,
-            "torch_dtype": self.dtype.config_name(),
-        });
-        let known = [
-            ("target_hash", self.target_hash.as_deref().map(Value::from)),
-            ("training", (!self.training.is_empty()).then(|| self.training.clone().into())),
-        ];
-        for (key, value) in known {
-            if let Some(value) = value {
-                keys[key] = value;
-            }
+        let Ok(mut heads) = self.build(&mut RandomSource { device, matrix });
+        for block in heads.heads.iter_mut().flat_map(|head| &mut head.blocks) {
+            let bias = drawn([1, self.hidden_size], bound).val().squeeze_dim::<1>(0);
+            block.tensors.bias = Some(Param::from_data(bias.into_data(), device));
         }
-        keys
+        heads
     }
 }
 
@@ -273,32 +195,35 @@ impl Medusa {
         device: &Device,
     ) -> Result<(MedusaConfig, Self)> {
         let (config, mut reader) = MedusaConfig::read(dir, target.num_layers)?;
-        config.check_target(dir, target)?;
+        let expected = (target.hidden_size, target.vocab_size);
+        let found = (config.hidden_size, config.vocab_size.unwrap_or(expected.1));
+        if found != expected {
+            return Err(ModelError::Shape(format!(
+                "`{}`: the heads' width and vocabulary are {found:?}, but the target's are {expected:?}: they were \
+                 made for another target; hint: train heads for this target",
+                dir.display()
+            )));
+        }
         let dtype = dtype.float_dtype();
         let heads = config.build(&mut CheckpointSource { reader: &mut reader, device, dtype })?;
         reader.finish()?;
-        check_weights(dir)?;
+        weights::check_weights(dir)?;
         Ok((config, heads))
     }
 
     /// Copies the target's LM head into those of the heads.
     #[must_use]
-    pub fn with_heads_of(self, target: &CausalLm) -> Self {
-        let heads = self.heads.into_iter().map(|head| {
-            let copied = |own: PackableLinear| copied_head(target, None, &own.weight.device());
-            Head { lm_head: head.lm_head.map(copied), ..head }
-        });
-        Self { heads: heads.collect(), ..self }
+    pub fn with_heads_of(mut self, target: &CausalLm) -> Self {
+        for own in self.heads.iter_mut().flat_map(|head| &mut head.lm_head) {
+            *own = copied_head(target, None, &own.weight.device());
+        }
+        self
     }
 
     /// Keeps the target's final norm, which training needs.
     #[must_use]
     pub fn with_norm_of(self, target: &CausalLm) -> Self {
-        let heads = self.heads.into_iter().map(|Head { blocks, lm_head }| Head {
-            blocks: blocks.into_iter().map(Packable::unpacked).collect(),
-            lm_head: lm_head.map(Packable::unpacked),
-        });
-        Self { heads: heads.collect(), norm: Some(target.last_norm()) }
+        Self { norm: Some(target.last_norm()), ..self }
     }
 
     /// Returns the number of heads.
@@ -314,7 +239,7 @@ impl Medusa {
     pub fn logits(&self, states: Rows, num_heads: usize, target: &CausalLm) -> Vec<Rows> {
         let normed = target.normed(states);
         let of_head = |head: &Head| {
-            let rows = head.blocks.iter().fold(normed.clone(), |rows, block| after(block, rows));
+            let rows = head.blocks.iter().fold(normed.clone(), after);
             match &head.lm_head {
                 Some(own) => own.logits(&rows, None),
                 None => target.logits(&rows),
@@ -325,15 +250,16 @@ impl Medusa {
 
     /// Lists the tensors in the layout of a file.
     fn named(&self, config: &MedusaConfig) -> Vec<NamedTensor> {
-        let of_head = |(number, head): (usize, &Head)| {
-            let blocks = head.blocks.iter().enumerate().flat_map(|(block, linear)| {
-                named_linears(&format!("{number}.{block}"), [(config.block(), &**linear)])
-            });
+        let mut tensors = Vec::new();
+        for (number, head) in self.heads.iter().enumerate() {
+            for (nth, block) in head.blocks.iter().enumerate() {
+                let block = [(config.block(), &**block)];
+                tensors.extend(named_linears(&format!("{number}.{nth}"), block));
+            }
             let lm_head = config.lm_head().zip(head.lm_head.as_deref());
-            let tensors = blocks.chain(named_linears(&number.to_string(), lm_head));
-            tensors.collect::<Vec<_>>()
-        };
-        self.heads.iter().enumerate().flat_map(of_head).collect()
+            tensors.extend(named_linears(&number.to_string(), lm_head));
+        }
+        tensors
     }
 
     /// Writes `model.safetensors` in the configuration's type, then `config.json`.
@@ -342,22 +268,17 @@ impl Medusa {
     /// If the directory cannot be written.
     pub fn write_dir(&self, dir: &Path, config: &MedusaConfig) -> Result<()> {
         let path = dir.join("model.safetensors");
-        let hash = write_with_ids(&path, &self.named(config), &[], config.dtype, &[])?;
-        write_config(dir, config.to_json(), hash)
+        let hash = weights::write_safetensors(&path, &self.named(config), config.dtype, &[])?;
+        weights::write_config(dir, json!(config), hash)
     }
 
     /// Writes `medusa_lm_head.pt` in f32, then `config.json`, as the authors' class loads them for the
-    /// target named `base`.
+    /// target named `base`. The class needs heads with LM heads of their own.
     ///
     /// # Errors
-    /// If the heads have no LM heads of their own, which the class needs, or the directory cannot be
-    /// written.
+    /// If the directory cannot be written.
     pub fn write_authors(&self, dir: &Path, config: &MedusaConfig, base: &str) -> Result<()> {
-        if config.vocab_size.is_none() {
-            let problem = "Medusa's class needs heads with LM heads of their own";
-            return Err(ModelError::Invalid(problem.to_owned()));
-        }
-        write_torch(&dir.join("medusa_lm_head.pt"), &self.named(config))?;
+        weights::write_torch(&dir.join("medusa_lm_head.pt"), &self.named(config))?;
         let keys = json!({
             "medusa_num_heads": config.num_heads,
             "medusa_num_layers": config.num_blocks,
@@ -368,7 +289,7 @@ impl Medusa {
 }
 
 /// Computes `x + SiLU(W · x + b)` of each row x.
-fn after(block: &PackableLinear, rows: Rows) -> Rows {
+fn after(rows: Rows, block: &PackableLinear) -> Rows {
     match block.form() {
         Form::Packed(_) => {
             let added = block.of_rows(rows.clone()).place.into_host();
@@ -394,16 +315,13 @@ impl StateNetwork for Medusa {
 
     /// Computes the output of head k as step k, from the state k positions before.
     fn unrolled(&self, inputs: UnrolledInputs<'_>) -> Vec<Tensor<2>> {
-        let [batch, seq, width] = inputs.states[0].dims();
-        let states = inputs.states[0].clone().reshape([batch * seq, width]);
+        let states = inputs.states[0].clone().flatten::<2>(0, 1);
         let norm = self.norm.clone().expect("the heads were made for training");
         let normed = norm.to_device(&states.device()).forward(states);
-        let steps = self.heads[..inputs.num_steps].iter().enumerate().map(|(step, head)| {
-            let rows = normed.clone().select(0, inputs.begun_rows(step));
-            let add =
-                |rows: Tensor<2>, block: &PackableLinear| rows.clone() + silu(block.forward(rows));
-            head.blocks.iter().fold(rows, add)
-        });
-        steps.collect()
+        let add =
+            |rows: Tensor<2>, block: &PackableLinear| rows.clone() + silu(block.forward(rows));
+        let steps = self.heads[..inputs.num_steps].iter().enumerate();
+        let rows = |step| normed.clone().select(0, inputs.begun_rows(step));
+        steps.map(|(step, head)| head.blocks.iter().fold(rows(step), add)).collect()
     }
 }

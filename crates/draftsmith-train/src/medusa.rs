@@ -16,7 +16,7 @@ use serde_json::Map;
 use crate::eagle3::{STEP_WEIGHT, STEPS};
 use crate::error::{Result, TrainError};
 use crate::lessons::settings::LessonSettings;
-use crate::ranges::check_numbers;
+use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
 use crate::run::trained::{ExportConfig, ExportRecord};
 use crate::self_draft::scores::DraftScores;
@@ -67,14 +67,11 @@ impl StateTraining for MedusaShape {
     }
 
     fn check(&self, common: &LessonSettings) -> Result<()> {
-        let section = Medusa::KIND;
-        if let Some(size) = common.draft_vocabulary {
-            let expected = "no such key, because Medusa's heads draft all tokens";
-            return Err(TrainError::setting(section, "draft_vocabulary", size, expected));
-        }
+        let none = Range::Within(0.0, 0.0, "no such key, because Medusa's heads draft all tokens");
         check_numbers(
-            section,
+            Medusa::KIND,
             &[
+                ("draft_vocabulary", common.draft_vocabulary.unwrap_or(0) as f64, none),
                 ("num_heads", self.num_heads as f64, STEPS),
                 ("step_weight", self.step_weight, STEP_WEIGHT),
             ],
@@ -109,18 +106,13 @@ impl StateTraining for MedusaShape {
         first.with_norm_of(target)
     }
 
-    /// Reads as many heads, with LM heads as in the settings.
+    /// Reads as many heads as the settings have. Their files decide whether they have LM heads.
     fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
         let device = target.device().autodiff();
         let (config, network) = Medusa::from_dir(dir, target.shape(), WeightDtype::F32, &device)?;
-        if (config.num_heads, config.vocab_size.is_some()) != (self.num_heads, self.lm_heads) {
-            return Err(TrainError::Invalid(format!(
-                "the drafter of `initial`, `{}`, differs from the recipe; hint: write `num_heads = {}` and \
-                 `lm_heads = {}`",
-                dir.display(),
-                config.num_heads,
-                config.vocab_size.is_some()
-            )));
+        if config.num_heads != self.num_heads {
+            let expected = "the number of heads of `initial`";
+            return Err(TrainError::setting(Medusa::KIND, "num_heads", self.num_heads, expected));
         }
         let (dtype, training) = (target.stored_dtype(), Map::new());
         let config = MedusaConfig { dtype, target_hash: None, training, ..config };
@@ -184,8 +176,7 @@ mod tests {
     #[test]
     fn trained_heads_predict_patterns_one_pass_equals_two_and_heads_are_trained_further() {
         let target = random_model(5, 16, 64);
-        let optimizer =
-            json!({ "learning_rate": 1e-2, "num_epochs": 10, "validation_fraction": 0.2 });
+        let optimizer = json!({ "learning_rate": 1e-2, "num_epochs": 10, "gradient_accumulation": 1, "validation_fraction": 0.2 });
         let paper = json!({ "num_heads": 3, "teacher": "response", "optimizer": optimizer });
         let shared = json!({ "num_heads": 2, "teacher": "response", "lm_heads": false,
             "step_weight": 1, "optimizer": optimizer });
@@ -206,10 +197,7 @@ mod tests {
         let further = train(&target, &[of_paper]).remove(0);
         let (before, after) = (&together[0].epochs, &further.epochs);
         assert!(after[0].validation.cross_entropy < before[0].validation.cross_entropy);
-        let other = of_shared.own.initial(dir.path(), &target).expect_err("another shape");
-        assert!(
-            other.to_string().contains("hint: write `num_heads = 3` and `lm_heads = true`"),
-            "{other}"
-        );
+        let other = of_shared.own.initial(dir.path(), &target).expect_err("another number");
+        assert!(other.to_string().contains("`medusa.num_heads` is 2"), "{other}");
     }
 }

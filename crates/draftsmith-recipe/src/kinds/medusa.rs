@@ -46,35 +46,26 @@ pub struct MedusaKind(pub Origin<MedusaTraining>);
 /// Describes the heads in a directory.
 fn inspect(dir: &Path) -> Result<Value> {
     let config = MedusaConfig::beside(dir, 0)?;
-    Ok(json!({
-        "kind": "Medusa heads",
-        "num_heads": config.num_heads,
-        "num_blocks": config.num_blocks,
-        "hidden_size": config.hidden_size,
-        "vocab_size": config.vocab_size,
-        "num_parameters": config.num_parameters(),
-        "target_hash": config.target_hash,
-        "training": config.training,
-        "tuned": Tuned::read(dir)?,
-        "hash": hash_dir(dir, &Silent)?,
-    }))
+    let mut described = json!(config);
+    described["kind"] = "Medusa heads".into();
+    described["num_parameters"] = config.num_parameters().into();
+    described["tuned"] = json!(Tuned::read(dir)?);
+    described["hash"] = hash_dir(dir, &Silent)?.into();
+    Ok(described)
 }
 
 /// Writes heads in the format of the authors' v1.3 files.
 fn export(Exporting { source, out, open, .. }: &Exporting<'_>) -> Result<Written> {
-    let workspace = open()?;
-    let models = &workspace.models;
+    let models = open()?.models;
     let (shape, dtype) = (models.target_shape()?, models.dtype);
     let (config, heads) = Medusa::from_dir(source, shape, dtype, models.device())?;
+    ensure!(config.vocab_size.is_some(), "Medusa's class needs heads with LM heads of their own");
     let dir = OutDir::begin_again(out)?;
-    let target = models.target_dir().display().to_string();
-    heads.write_authors(dir.path(), &config, &target)?;
+    heads.write_authors(dir.path(), &config, &models.target_dir().to_string_lossy())?;
     dir.finish()?;
-    Ok(Written {
-        what: format!("{} Medusa heads for the authors' class", config.num_heads),
-        ignored: Vec::new(),
-        commands: vec![format!("python -m medusa.inference.cli --model {}", out.display())],
-    })
+    let what = format!("{} Medusa heads for the authors' class", config.num_heads);
+    let command = format!("python -m medusa.inference.cli --model {}", out.display());
+    Ok(Written { what, ignored: Vec::new(), commands: vec![command] })
 }
 
 impl SelfDraftForm for MedusaShape {
@@ -85,11 +76,9 @@ impl SelfDraftForm for MedusaShape {
     fn about(config: &MedusaConfig) -> AboutDraft {
         let (num_heads, num_parameters) = (config.num_heads, config.num_parameters());
         let size = format!("{num_heads} heads, {num_parameters} parameters");
+        let (shape, description) = (format!("medusa {num_heads}"), format!("Medusa, {size}"));
         AboutDraft {
-            files: DrafterFiles {
-                shape: format!("medusa {num_heads}"),
-                description: format!("Medusa, {size}"),
-            },
+            files: DrafterFiles { shape, description },
             target_layers: vec![config.num_target_layers],
             place: "over the last layer".to_owned(),
             size,
@@ -122,9 +111,9 @@ impl DrafterKind for MedusaKind {
         let (config, network) = Medusa::from_dir(&dir, shape, models.dtype, models.device())?;
         loading.workspace.check_target(("drafter", &dir), config.target_hash.as_deref())?;
         let num_own = config.num_parameters();
-        // The target's LM head is read for all heads at once.
-        let of_target = shape.hidden_size * shape.vocab_size;
-        let num_read = num_own + if config.vocab_size.is_some() { 0 } else { of_target };
+        // Without LM heads, each head reads the target's.
+        let of_target = config.num_heads * shape.hidden_size * shape.vocab_size;
+        let num_read = num_own + config.vocab_size.map_or(of_target, |_| 0);
         let parts = MedusaDraftParts { network, layers: vec![config.num_target_layers] };
         Ok(LoadedDrafter::of_self_draft(loading, parts, None, [num_read, num_own]))
     }
