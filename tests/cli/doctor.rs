@@ -305,7 +305,11 @@ fn other_forms_are_recognised() {
     });
     place.write("medusa/config.json", json!({ "medusa_num_heads": 5 }).to_string());
     assert_eq!(form("medusa"), "medusa");
-    assert_eq!(findings(&place, "medusa").0, ["number-of-heads", "not-run-here"]);
+    assert_eq!(findings(&place, "medusa").0, ["number-of-heads", "needs-conversion"]);
+    edit_tensors(&place.path("medusa"), |it| drop(it.header.remove("2.1.weight")));
+    assert_eq!(findings(&place, "medusa").0[0], "unreadable");
+    edit_tensors(&place.path("medusa"), |it| drop(it.header.remove("0.0.linear.weight")));
+    assert_eq!(findings(&place, "medusa").0[0], "unreadable");
     // Draft models.
     assert_eq!(form(&model("draft").display().to_string()), "draft_model");
     assert_eq!(findings(&place, &model("draft").display().to_string()).0, [""; 0]);

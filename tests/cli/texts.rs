@@ -61,7 +61,7 @@ fn errors() {
         small("run", "drafters.draft.head.learning_rate=1e-3"),
         small("run", "drafters.draft.head.mixing_ratio=2"),
         small("run", "drafters.draft.head.dtype=f8"),
-        small("run", "drafters.adapter.kind=medusa"),
+        small("run", "drafters.adapter.kind=lookahead"),
         small("evaluate", "evaluate.rules.head=[2]"),
         small("evaluate", "evaluate.rules.heads=[0.5]"),
         small("evaluate", ""),

@@ -4,7 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test fails by a panic")]
 
-mod medusa;
+mod offsets;
 
 use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
@@ -16,8 +16,8 @@ use draftsmith_decode::{
     Drafters, Limits, Request, RoundTokens, Sizes, TreeDraft, decode_plain, decode_speculative,
 };
 use draftsmith_model::{
-    AdapterConfig, BlockDrafterConfig, CausalLm, ConfidenceHead, Eagle3Config, ModelConfig,
-    ModelShape, WeightDtype,
+    AdapterConfig, BlockDrafterConfig, CausalLm, ConfidenceHead, Eagle3Config, MedusaConfig,
+    ModelConfig, ModelShape, WeightDtype,
 };
 use draftsmith_recipe::kinds::Kinds;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
@@ -37,9 +37,9 @@ use draftsmith_tune::rollouts::{PromptSet, RolloutFiles, RolloutKey};
 use draftsmith_tune::training::{TrainingWatch, train_drafters};
 use draftsmith_tune::tuner::tune_within;
 
-use self::medusa::{MEDUSA, Medusa, MedusaConfig};
+use self::offsets::{OFFSETS, Offsets, OffsetsConfig};
 
-const ID: &str = "heads";
+const ID: &str = "own";
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -56,7 +56,7 @@ fn recipe(dir: &Path) -> Recipe {
     std::fs::write(&test, format!("{}\n{}\n", lines[0], lines[7])).unwrap();
     let text = format!(
         "[models]\ntarget = '{}'\n\
-         [drafters.{ID}]\nkind = 'medusa'\nnum_steps = 4\nrules = {{ fixed = [2, 4] }}\n\
+         [drafters.{ID}]\nkind = 'offsets'\nnum_steps = 4\nrules = {{ fixed = [2, 4] }}\n\
          optimizer = {{ num_epochs = 12, learning_rate = 1e-2, validation_fraction = 0.2 }}\n\
          [drafters.draft]\nkind = 'model'\nmodel = '{}'\nrules = {{ fixed = [2] }}\n\
          [data]\nprompts = ['{}']\nmax_new_tokens = 24\n\
@@ -71,7 +71,7 @@ fn recipe(dir: &Path) -> Recipe {
     );
     let path = dir.join("own.toml");
     std::fs::write(&path, text).unwrap();
-    let kinds = Kinds::default().with(&MEDUSA);
+    let kinds = Kinds::default().with(&OFFSETS);
     let mut recipe = Recipe::read(&path, &Overrides { kinds, ..Overrides::default() }).unwrap();
     recipe.name = dir.join("out").display().to_string();
     recipe
@@ -117,7 +117,7 @@ fn a_kind_from_outside_goes_through_every_stage() {
     train_drafters(&recipe, None, &workspace, &Silent).unwrap();
     let whole = ["model.safetensors", "config.json", "scores.json"].map(read);
     let kept = train_drafters(&recipe, None, &workspace, &Silent).unwrap();
-    assert!(kept[0].kept && kept[0].kind == "medusa");
+    assert!(kept[0].kept && kept[0].kind == "offsets");
     assert!(kept[0].scores["accepted_length"].as_f64() > Some(0.2), "{}", kept[0].scores);
     std::fs::remove_dir_all(&export).unwrap();
     let limited = Limited(Mutex::new(Some(3)));
@@ -127,10 +127,10 @@ fn a_kind_from_outside_goes_through_every_stage() {
     assert!(whole == ["model.safetensors", "config.json", "scores.json"].map(read));
 
     // It is known by its directory, and its own recipe reads it again.
-    let kinds = Kinds::default().with(&MEDUSA);
+    let kinds = Kinds::default().with(&OFFSETS);
     let found = kinds.found_in(&export).unwrap();
-    assert_eq!(found.kind.unwrap().name, "medusa");
-    assert_eq!((found.export.inspect)(&export).unwrap()["medusa_num_heads"], 4);
+    assert_eq!(found.kind.unwrap().name, "offsets");
+    assert_eq!((found.export.inspect)(&export).unwrap()["num_offsets"], 4);
     assert!(Kinds::default().trained_in(&export).is_err());
     let keys = &["name=own".to_owned()];
     let overrides = Overrides { keys, kinds: kinds.clone(), ..Overrides::default() };
@@ -181,12 +181,12 @@ fn an_unknown_kind_is_refused_and_an_added_one_names_its_key() {
         let overrides = Overrides { kinds, ..Overrides::default() };
         format!("{:#}", Recipe::read(&path, &overrides).unwrap_err())
     };
-    let unknown = read("kind = 'medusa'", Kinds::default());
+    let unknown = read("kind = 'offsets'", Kinds::default());
     assert!(unknown.contains("unknown `kind`") && unknown.contains("eagle3"), "{unknown}");
-    let own = Kinds::default().with(&MEDUSA);
-    let misspelt = read("kind = 'medusa'\nnum_stepz = 2", own.clone());
+    let own = Kinds::default().with(&OFFSETS);
+    let misspelt = read("kind = 'offsets'\nnum_stepz = 2", own.clone());
     assert!(misspelt.contains("drafters.it") && misspelt.contains("num_stepz"), "{misspelt}");
-    let wrong = read("kind = 'medusa'\nnum_steps = 0", own);
+    let wrong = read("kind = 'offsets'\nnum_steps = 0", own);
     assert!(wrong.contains("drafters.it") && wrong.contains("num_steps"), "{wrong}");
 }
 
@@ -236,17 +236,21 @@ fn networks(dir: &Path) -> (CausalLm, LoadedDrafters) {
         it.block_size = 3;
     });
     block.init(&device).write_dir(&at("block"), &block).unwrap();
-    let heads = MedusaConfig {
-        medusa_num_heads: 3,
+    let heads = MedusaConfig::new(&of_target.shape, 3);
+    let mut draws = SeededDraws::new(5, &["heads"]);
+    let drawn = heads.init_from(&device, || draws.uniform());
+    drawn.write_dir(&at("medusa"), &heads).unwrap();
+    let own = OffsetsConfig {
+        num_offsets: 3,
         hidden_size: 8,
         vocab_size: 3,
         layer: 3,
         target_hash: None,
         training: Default::default(),
     };
-    heads.write(&Medusa::new(&heads, 5, &device), &at(ID)).unwrap();
-    let [target, model, adapter, eagle3, block, own] =
-        ["target", "model", "adapter", "eagle3", "block", ID]
+    own.write(&Offsets::new(&own, 5, &device), &at(ID)).unwrap();
+    let [target, model, adapter, eagle3, block, medusa, own] =
+        ["target", "model", "adapter", "eagle3", "block", "medusa", ID]
             .map(|name| dir.join(name).display().to_string());
     let text = format!(
         "[models]\ntarget = '{target}'\n\
@@ -254,7 +258,8 @@ fn networks(dir: &Path) -> (CausalLm, LoadedDrafters) {
          [drafters.adapter]\nkind = 'adapter'\npath = '{adapter}'\n\
          [drafters.eagle3]\nkind = 'eagle3'\npath = '{eagle3}'\n\
          [drafters.block]\nkind = 'block'\npath = '{block}'\n\
-         [drafters.{ID}]\nkind = 'medusa'\npath = '{own}'\n\
+         [drafters.medusa]\nkind = 'medusa'\npath = '{medusa}'\n\
+         [drafters.{ID}]\nkind = 'offsets'\npath = '{own}'\n\
          [drafters.lookup]\nkind = 'prompt-lookup'\nmin_match = 1\n\
          [drafters.cascade]\nkind = 'cascade'\ndrafters = ['adapter', 'model', 'lookup']\n\
          lengths = [[1, 1, 1], [0, 1, 1], [0, 0, 1]]\n\
@@ -262,7 +267,7 @@ fn networks(dir: &Path) -> (CausalLm, LoadedDrafters) {
     );
     let path = dir.join("all.toml");
     std::fs::write(&path, text).unwrap();
-    let kinds = Kinds::default().with(&MEDUSA);
+    let kinds = Kinds::default().with(&OFFSETS);
     let overrides = Overrides { kinds: kinds.clone(), ..Overrides::default() };
     let recipe = Recipe::read(&path, &overrides).unwrap();
     for kind in kinds.iter() {
@@ -360,7 +365,7 @@ fn the_greedy_output_of_every_kind_is_the_targets() {
             let found = found.unwrap();
             assert_eq!(found.token_ids, plain.unwrap().token_ids, "{id}");
             let forwards = found.trace.rounds.iter().map(|round| round.num_draft_forwards());
-            let is_at_once = [ID, "block"].contains(&id.as_str());
+            let is_at_once = [ID, "block", "medusa"].contains(&id.as_str());
             assert!(!is_at_once || forwards.max() <= Some(1), "one forward proposes a round");
         }
     }

@@ -42,6 +42,7 @@ mod feature_draft;
 mod features;
 mod lookup_first;
 mod max_gram;
+mod medusa_draft;
 mod merged;
 mod record;
 mod registry;
@@ -67,6 +68,7 @@ pub use drafter::{
 pub use error::DecodeError;
 pub use lookup_first::LookupFirstDraft;
 pub use max_gram::{LookUpParts, MaxGramDraft};
+pub use medusa_draft::MedusaDraftParts;
 pub use merged::MergedParts;
 pub use record::{RecordOptions, RecordRequest, RecordTask, record};
 pub use registry::{AnsweringTarget, DrafterParts, Drafters, Drafting, NamedParts, Sizes};

@@ -1,5 +1,5 @@
 //! Decoder language models with their KV cache, acceptance heads, self-draft adapters, EAGLE-3
-//! drafters, block drafters, and their weight files.
+//! drafters, block drafters, Medusa's heads, and their weight files.
 //!
 //! This is the lowest crate with tensors. It knows nothing of datasets, prompts or decoding loops,
 //! and chooses no device: callers pass one.
@@ -40,6 +40,7 @@ mod following;
 mod frozen;
 mod gguf;
 mod kv_cache;
+mod medusa;
 mod packed;
 mod placed;
 mod precision;
@@ -73,6 +74,7 @@ pub use eagle3::{Eagle3, Eagle3Config, Eagle3Form, NUM_TARGET_STATES, StateNorms
 pub use error::{ModelError, read_json};
 pub use gguf::{Gguf, GgufTensor, is_gguf};
 pub use kv_cache::KvCache;
+pub use medusa::{Medusa, MedusaConfig};
 pub use rows::{Rows, Run};
 pub use self_draft::config::{DraftConfig, VOCABULARY_COVERAGE};
 pub use self_draft::faults::{DraftFault, DraftFaultKind};

@@ -73,7 +73,8 @@ pub trait StateNetwork: Module + ModuleDisplay + Sync + 'static {
     /// target's.
     ///
     /// # Shapes
-    /// - output: `[hidden, draft tokens]`
+    /// - output: `[hidden, draft tokens]`, or `[steps · hidden, draft tokens]` for an LM head of each step, one below
+    ///   another
     fn own_head(&self) -> Option<Tensor<2>> {
         None
     }

@@ -11,6 +11,7 @@ pub mod cascade;
 pub mod eagle;
 pub mod eagle3;
 pub mod loaded;
+pub mod medusa;
 pub mod merged;
 pub mod model;
 pub mod origin;
@@ -750,8 +751,8 @@ mod tests {
 
     #[test]
     fn messages_name_what_a_drafter_lacks_or_has_too_much() {
-        let unknown = unreadable("[a]\nkind = 'medusa'\n");
-        assert!(unknown.contains("medusa") && unknown.contains("prompt-lookup"), "{unknown}");
+        let unknown = unreadable("[a]\nkind = 'lookahead'\n");
+        assert!(unknown.contains("lookahead") && unknown.contains("prompt-lookup"), "{unknown}");
         assert!(unreadable("[a]\nmodel = 'x'\n").contains("kind"));
         assert!(unreadable("[a]\nkind = 'model'\nmodels = 'x'\n").contains("models"));
         assert!(unreadable("['a b']\nkind = 'model'\nmodel = 'x'\n").contains("`a b`"));

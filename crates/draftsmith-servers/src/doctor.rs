@@ -20,8 +20,8 @@ use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_files::{parse_json, read_bytes};
 use draftsmith_model::{
     AcceptanceHead, AdapterForm, BlockForm, DraftForm, DraftNetwork, DrafterDir, Eagle3Form, Gguf,
-    ModelConfig, ModelError, WeightDtype, WeightReader, check_finite, hash_model_dir, is_gguf,
-    text_dir,
+    Medusa, MedusaConfig, ModelConfig, ModelError, WeightDtype, WeightReader, check_finite,
+    hash_model_dir, is_gguf, text_dir,
 };
 use draftsmith_recipe::Kinds;
 use draftsmith_recipe::exports::HEAD;
@@ -171,13 +171,16 @@ static FORMS: [FileForm; 9] = [
     FileForm {
         name: "medusa",
         text: "Medusa heads",
-        kind: None,
+        kind: Some("medusa"),
         is_of: |files| {
             let is_named = !files.names.is_empty() && files.names.iter().all(|it| is_medusas(it));
-            files.has("medusa_num_heads") || is_named
+            files.is_of_kind("medusa") || is_named
         },
         examine: medusa,
-        read: None,
+        read: Some(|it, device| {
+            let (shape, dtype) = (&it.target.shape, WeightDtype::F32);
+            Medusa::from_dir(&it.dir, shape, dtype, device).map(|_| ())
+        }),
     },
     FileForm {
         name: "adapter",
@@ -382,44 +385,29 @@ fn eagle1(patient: &mut Patient<'_>) -> Result<String> {
     Ok(format!("width {}", patient.number("hidden_size").unwrap_or(0)))
 }
 
-/// Checks whether Medusa heads fit the target. This program recognises them, but cannot run them.
+/// Examines Medusa heads.
 fn medusa(patient: &mut Patient<'_>) -> Result<String> {
-    let reader = WeightReader::open_dir(&patient.dir)?;
-    let shape = patient.target.shape.clone();
-    let mut heads: Vec<&str> = reader.names().filter_map(|name| name.split('.').next()).collect();
-    heads.dedup();
-    let wrong = reader.names().find_map(|name| {
-        let found = reader.shape(name)?;
-        let rows = found.first()?;
-        let is_wrong = ![shape.hidden_size, shape.vocab_size].contains(rows)
-            || found.get(1).is_some_and(|width| *width != shape.hidden_size);
-        is_wrong.then(|| format!("tensor `{name}` is {found:?}"))
-    });
-    let (num_heads, declared) = (heads.len(), patient.number("medusa_num_heads"));
-    if let Some(wrong) = wrong {
-        patient.find(
-            ("wrong-shape", Breaks),
-            format!(
-                "{wrong}, but the target has hidden size {} and {} tokens",
-                shape.hidden_size, shape.vocab_size
-            ),
-            "vLLM refuses it",
-            "use heads that were trained for this target",
-        );
-    }
-    if let Some(declared) = declared.filter(|declared| *declared != num_heads) {
-        patient.find(
-            ("number-of-heads", Hurts),
-            format!("`medusa_num_heads` is {declared}, but the weights have {num_heads} heads"),
-            "vLLM leaves heads at their first values without a word, or skips some",
-            "correct `medusa_num_heads` in `config.json`",
-        );
-    }
+    let config = MedusaConfig::beside(&patient.dir, patient.target.shape.num_layers);
+    let num_heads = match config {
+        Ok(config) => config.num_heads,
+        Err(error) => {
+            patient.find_unreadable(&error);
+            return Ok(String::new());
+        }
+    };
+    let declared = patient.number("medusa_num_heads").unwrap_or(num_heads);
+    patient.find_if(
+        declared != num_heads,
+        ("number-of-heads", Hurts),
+        format!("`medusa_num_heads` is {declared}, but the weights have {num_heads} heads"),
+        "vLLM leaves heads at their first values without a word, or skips some",
+        "correct `medusa_num_heads` in `config.json`",
+    );
     patient.find(
-        ("not-run-here", Note),
-        "Medusa heads are not run by this program, so nothing is known of their acceptance",
-        "vLLM: method `medusa`; SGLang and llama.cpp: none",
-        "compare the server's counters by position with those of another drafter",
+        ("needs-conversion", Note),
+        "servers load Medusa heads under other names",
+        "vLLM: method `medusa`, with tensors `blocks.N` and `lm_heads.N`; SGLang and llama.cpp: none",
+        "rename the tensors, and give vLLM's keys `num_heads` and `medusa_fc_bias`",
     );
     Ok(format!("{num_heads} heads"))
 }

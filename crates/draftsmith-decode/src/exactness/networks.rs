@@ -14,7 +14,8 @@ use burn::tensor::Device;
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, BlockDrafter, BlockDrafterConfig,
     CausalLm, ConfidenceHead, Eagle, Eagle3, Eagle3Config, EagleConfig, HeadForm, HeadInput,
-    HeadReads, KvCache, ModelConfig, ModelShape, Rows, StateNorms, StepNetwork, WeightDtype,
+    HeadReads, KvCache, Medusa, MedusaConfig, ModelConfig, ModelShape, Rows, StateNorms,
+    StepNetwork, WeightDtype,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Decoding, DrafterId, Draws, FixedLengthConfig,
@@ -33,6 +34,7 @@ use crate::decode::{decode_many, decode_on, decode_plain, decode_speculative};
 use crate::drafter::Drafter;
 use crate::lookup_first::LookupFirstDraft;
 use crate::max_gram::LookUpParts;
+use crate::medusa_draft::MedusaDraftParts;
 use crate::merged::MergedParts;
 use crate::registry::{DrafterParts, Drafters, NamedParts, Sizes};
 use crate::self_draft::SelfDraftParts;
@@ -58,7 +60,8 @@ const MERGED: DrafterId = DrafterId::named("merged");
 const PADDED: [&str; 2] = ["fewer-rows", "more-rows"];
 /// Drafters of each kind with a model, a second one of the kind that reads the target's states, and a second block
 /// drafter: fill-in and bidirectional, as those of others.
-const STEPPING: [&str; 7] = ["model", "adapter", "eagle", "eagle1", "other", "block", "dflash"];
+const STEPPING: [&str; 8] =
+    ["model", "adapter", "eagle", "eagle1", "other", "block", "dflash", "medusa"];
 
 /// A network that reads one state of the target.
 #[derive(Debug)]
@@ -216,6 +219,18 @@ impl Networks {
             BlockDraftParts { network, layers: own.target_layers }
         };
         let (own_block, dflash) = (block("block", true), block("dflash", false));
+        let of_medusa = MedusaConfig::new(&of_target.shape, 3);
+        let mut drawn = SeededDraws::new(seed, &["medusa"]);
+        let medusa = from_files(
+            &of("medusa"),
+            |dir| {
+                let drawn = of_medusa.init_from(device, || drawn.uniform());
+                drawn.write_dir(dir, &of_medusa).expect("written");
+            },
+            |dir| {
+                Medusa::from_dir(dir, &of_target.shape, WeightDtype::F32, device).expect("reads").1
+            },
+        );
         let draft = |name: &'static str, vocab_size| {
             let model = model(&config(2, vocab_size), &of(name));
             named(name, DraftModelParts { model, head: head(name) })
@@ -230,6 +245,7 @@ impl Networks {
             named("other", other),
             named("block", own_block),
             named("dflash", dflash),
+            named("medusa", MedusaDraftParts { network: medusa, layers: vec![4] }),
             named(LOOKUP, look_up(SearchedText::Sequence)),
             named(ANSWERS, look_up(SearchedText::Answers)),
         ];
@@ -400,6 +416,8 @@ fn composites(networks: &Networks) -> Vec<NamedParts> {
         ["model", "block"],
         ["adapter", "dflash"],
         ["block", "eagle"],
+        ["medusa", "model"],
+        ["eagle", "medusa"],
     ] {
         for lengths in [[[2, 0], [0, 2]], [[1, 1], [0, 0]], [[1, 1], [0, 2]]] {
             all.push(networks.plain_cascade(pair, lengths));
@@ -422,6 +440,7 @@ fn composites(networks: &Networks) -> Vec<NamedParts> {
     all.push(networks.merged(&["eagle", "other"], None));
     all.push(networks.merged(&["adapter", "block"], lookup));
     all.push(networks.merged(&["dflash", "block"], None));
+    all.push(networks.merged(&["medusa", "adapter"], lookup));
     all
 }
 
@@ -569,6 +588,7 @@ fn chains_of_networks_that_rules_end_leave_the_targets_distribution() {
                     ["adapter", "eagle"],
                     ["model", "other"],
                     ["block", "model"],
+                    ["medusa", "model"],
                 ] {
                     for lenience in [Lenience::NONE, lenient(3.0)] {
                         let rules = vec![Some(rule.clone()); 2];

@@ -10,9 +10,11 @@ use crate::error::{ModelError, Result, read_json};
 use crate::gguf::is_gguf;
 
 /// The names of a file with all weights and of an index of several files, in order of preference.
-pub const WEIGHT_NAMES: [(&str, &str); 2] = [
+pub const WEIGHT_NAMES: [(&str, &str); 4] = [
     ("model.safetensors", "model.safetensors.index.json"),
     ("pytorch_model.bin", "pytorch_model.bin.index.json"),
+    ("medusa_lm_head.safetensors", "medusa_lm_head.safetensors.index.json"),
+    ("medusa_lm_head.pt", "medusa_lm_head.pt.index.json"),
 ];
 
 /// The location of a directory's weights.

@@ -128,7 +128,7 @@ impl WeightReader {
         }
     }
 
-    /// Opens one file: from `torch.save` if its name ends in `.bin`, a model if it ends in `.gguf`,
+    /// Opens one file: from `torch.save` if its name ends in `.bin` or `.pt`, a model if it ends in `.gguf`,
     /// otherwise safetensors. The tensors of a GGUF file get their names in a Hugging Face checkpoint.
     ///
     /// # Errors
@@ -430,7 +430,7 @@ impl OpenFile {
     fn open(path: &Path) -> Result<(Self, BTreeMap<String, StoredTensor>)> {
         let file = open_file(path)?;
         let tensors = match path.extension() {
-            Some(extension) if extension == "bin" => torch::tensors_of(path)?,
+            Some(extension) if extension == "bin" || extension == "pt" => torch::tensors_of(path)?,
             _ if is_gguf(path) => gguf::tensors_of(path)?,
             _ => header::tensors_of(&file, path)?,
         };

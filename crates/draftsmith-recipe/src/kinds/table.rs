@@ -15,7 +15,7 @@ use serde::de::DeserializeOwned;
 
 use super::origin::given_dir;
 use super::{
-    DrafterKind, DrafterRecipe, Kind, adapter, block, cascade, eagle, eagle3, merged, model,
+    DrafterKind, DrafterRecipe, Kind, adapter, block, cascade, eagle, eagle3, medusa, merged, model,
     prompt_lookup,
 };
 use crate::exports::config_keys::read_keys;
@@ -107,6 +107,7 @@ impl Default for Kinds {
             &eagle3::ENTRY,
             &eagle::ENTRY,
             &block::ENTRY,
+            &medusa::ENTRY,
             &prompt_lookup::ENTRY,
             &cascade::ENTRY,
             &merged::ENTRY,

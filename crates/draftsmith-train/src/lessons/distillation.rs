@@ -123,8 +123,8 @@ pub(crate) struct LossAndGradients {
     pub(crate) loss: Tensor<1>,
     /// The gradient with respect to each step's hidden states, `[tokens, hidden]`.
     pub(crate) hidden: Vec<Tensor<2>>,
-    /// The gradient with respect to the student's own LM head, `[hidden, vocab]` in f32; `None` if
-    /// it has none.
+    /// The gradient with respect to the student's own LM head, `[hidden, vocab]` in f32, or those of
+    /// each step's, one below another; `None` if it has none.
     pub(crate) own_head: Option<Tensor<2>>,
 }
 
@@ -241,7 +241,7 @@ impl LmHead {
 
     /// Sums a student's losses over its steps and computes the gradients, without autodiff. p =
     /// softmax(head(teacher)) and q = softmax(head(hidden)); for q, the student's own LM head is
-    /// used if it has one. All steps share the teacher's distributions.
+    /// used if it has one, or that of the step. All steps share the teacher's distributions.
     ///
     /// The computation takes `loss_chunk` tokens at a time, which bounds memory and does not change
     /// the result.
@@ -253,15 +253,20 @@ impl LmHead {
         teacher: &Lesson,
         loss_chunk: usize,
     ) -> LossAndGradients {
-        let students_head = self.students(own_head.clone());
-        let transposed = students_head.weight.clone().transpose();
-        let device = transposed.device();
+        let own_heads = heads_of_steps(own_head, &steps[0].hidden);
+        let has_own = own_heads[0].is_some();
+        let heads: Vec<Self> = own_heads.into_iter().map(|own| self.students(own)).collect();
+        let transposed = heads.iter().map(|head| head.weight.clone().transpose());
+        let transposed: Vec<Tensor<2>> = transposed.collect();
+        let device = transposed[0].device();
         let mut losses = Vec::new();
         let mut gradients = vec![Vec::new(); steps.len()];
-        let mut heads_gradient: Option<Tensor<2>> = None;
+        let mut heads_gradients: Vec<Option<Tensor<2>>> = vec![None; heads.len()];
         for rows in chunks(teacher.num_tokens(), loss_chunk) {
             let teacher = Probabilities::of(self.taught(teacher.slice(rows.clone()), &device));
-            for (step, gradients) in steps.iter().zip(&mut gradients) {
+            for (nth, (step, gradients)) in steps.iter().zip(&mut gradients).enumerate() {
+                let nth = nth % heads.len();
+                let students_head = &heads[nth];
                 let hidden = step.hidden.clone().slice(rows.clone());
                 let are = step.are.clone().map(|are| are.slice(rows.clone()));
                 let logits = students_head.logits(hidden.clone());
@@ -276,20 +281,23 @@ impl LmHead {
                     None => gradient,
                 };
                 let gradient = gradient.cast(self.weight.dtype());
-                if own_head.is_some() {
+                if has_own {
                     let more = hidden.transpose().matmul(gradient.clone()).cast(FloatDType::F32);
-                    heads_gradient = Some(match heads_gradient {
+                    heads_gradients[nth] = Some(match heads_gradients[nth].take() {
                         Some(sum) => sum + more,
                         None => more,
                     });
                 }
-                gradients.push(gradient.matmul(transposed.clone()));
+                gradients.push(gradient.matmul(transposed[nth].clone()));
             }
         }
         LossAndGradients {
             loss: Tensor::cat(losses, 0).sum(),
             hidden: gradients.into_iter().map(|parts| Tensor::cat(parts, 0)).collect(),
-            own_head: heads_gradient,
+            own_head: heads_gradients
+                .into_iter()
+                .collect::<Option<_>>()
+                .map(|all| Tensor::cat(all, 0)),
         }
     }
 
@@ -368,6 +376,17 @@ impl LmHead {
         let logits = hidden.matmul(self.weight.clone()).cast(FloatDType::F32);
         soft_capped(logits, self.soft_cap)
     }
+}
+
+/// Divides a student's own LM head into those of its steps, if there is one for each, one below
+/// another. `hidden` are the inputs of one. Otherwise returns the only one.
+pub(crate) fn heads_of_steps(
+    own_head: Option<Tensor<2>>,
+    hidden: &Tensor<2>,
+) -> Vec<Option<Tensor<2>>> {
+    let [_, width] = hidden.dims();
+    let of_steps = |heads: Tensor<2>| heads.split(width, 0).into_iter().map(Some).collect();
+    own_head.map_or_else(|| vec![None], of_steps)
 }
 
 /// Divides a batch's tokens, including padding, into chunks of `loss_chunk`.

@@ -13,7 +13,7 @@ use super::{StateTraining, loss_and_gradients};
 use crate::data::TrainingBatch;
 use crate::error::{Result, Section, to_host};
 use crate::lessons::batches::LessonBatch;
-use crate::lessons::distillation::Student;
+use crate::lessons::distillation::{Student, heads_of_steps};
 use crate::lessons::settings::LessonSettings;
 use crate::run::member::{Score, Trainee};
 
@@ -104,12 +104,14 @@ impl<N: StateNetwork, S: StateTraining<Network = N>> Trainee for StateLearner<N,
         let content = &batch.content;
         let (outputs, own_head) = self.valid().outputs(content);
         let (head, loss_chunk) = (&content.lm_head, self.training.common.loss_chunk);
-        let student =
-            |hidden: &Tensor<2>| Student { hidden: hidden.clone(), own_head: own_head.clone() };
+        let own_heads = heads_of_steps(own_head, &outputs[0]).into_iter().cycle();
+        let students = outputs.into_iter().zip(own_heads);
+        let students = students.map(|(hidden, own_head)| Student { hidden, own_head });
+        let students: Vec<Student> = students.collect();
         let (tokens, teacher) = (&content.tokens, &content.teacher);
-        let sums = head.score_sums(student(&outputs[0]), teacher, tokens, loss_chunk);
-        let drafted = outputs.iter().filter(|_| S::Scores::READS_STEPS);
-        let drafted = drafted.map(|outputs| head.most_probable(student(outputs), loss_chunk));
+        let sums = head.score_sums(students[0].clone(), teacher, tokens, loss_chunk);
+        let drafted = students.into_iter().filter(|_| S::Scores::READS_STEPS);
+        let drafted = drafted.map(|student| head.most_probable(student, loss_chunk));
         let mut ids = content.next_ids.iter().copied();
         let wanted = content.wanted.iter().map(|row| ids.by_ref().take(row.len()).collect());
         let (drafted, wanted) = (drafted.collect(), wanted.collect());
@@ -156,7 +158,7 @@ mod tests {
     use std::sync::Arc;
 
     use burn::tensor::activation::{log_softmax, softmax};
-    use draftsmith_model::{AdapterArchitecture, AdapterConfig, Lengths};
+    use draftsmith_model::{AdapterArchitecture, AdapterConfig, CausalLm, Lengths, WeightDtype};
 
     use super::*;
     use crate::adapter::AdapterTraining;
@@ -165,6 +167,7 @@ mod tests {
     use crate::lessons::batches::{FrozenTarget, LessonSource};
     use crate::lessons::distillation::Lesson;
     use crate::lessons::rows::LessonRow;
+    use crate::medusa::MedusaTraining;
     use crate::tests::pair::{gradients_of, responses, tiny_draft};
 
     #[test]
@@ -177,25 +180,81 @@ mod tests {
         check_gradients(AdapterArchitecture::DecoderLayer, 3, Lengths::AsGiven);
     }
 
-    fn check_gradients(architecture: AdapterArchitecture, num_layers: usize, lengths: Lengths) {
-        let target = tiny_draft(16, 64);
-        let rows = responses(6, 20, 5)
-            .iter()
-            .map(|row| LessonRow::new(row, 0, 64).unwrap().into())
-            .collect();
-        let targets = FrozenTarget::new(target.clone(), None).into();
-        let (exit_layers, room) = (vec![1], Arc::default());
-        let source = LessonSource {
-            targets,
-            exit_layers,
-            reads_tokens: false,
-            rows,
+    /// Lessons of a target, for a drafter that reads the state after `layer` layers.
+    fn lessons(
+        target: &CausalLm,
+        (layer, reads_tokens): (usize, bool),
+        lengths: Lengths,
+    ) -> LessonSource {
+        let row = |row| {
+            LessonRow::new(row, usize::from(reads_tokens), 64).expect("it is long enough").into()
+        };
+        LessonSource {
+            targets: FrozenTarget::new(target.clone(), None).into(),
+            exit_layers: vec![layer],
+            reads_tokens,
+            rows: responses(6, 20, 5).iter().map(row).collect(),
             batch_size: 7,
             lengths,
-            room,
+            room: Arc::default(),
             stored: None,
             teaching: Teaching::Target,
-        };
+        }
+    }
+
+    #[test]
+    fn each_step_has_the_gradients_of_its_own_lm_head_and_weight() {
+        let target = tiny_draft(16, 64);
+        let num_layers = target.shape().num_layers;
+        let mut training = MedusaTraining::default();
+        (training.num_heads, training.step_weight) = (3, 0.5);
+        for lengths in [Lengths::AsGiven, Lengths::InBuckets] {
+            let config = training.config(target.config(), WeightDtype::F32, None).unwrap();
+            let drafter = training.network(&config, true, &target, 3);
+            let mut learner = StateLearner { drafter, states: vec![0], training: training.clone() };
+            let source = lessons(&target, (num_layers, true), lengths);
+            for step in source.step_batches(1, &[(0..6).collect::<Vec<_>>()]) {
+                let batch = &step.content;
+                let Lesson::States(teacher) = batch.teacher.clone() else {
+                    panic!("the teacher has states")
+                };
+                let taught = target.lm_head(teacher.unsqueeze()).squeeze_dim::<2>(0);
+                let taught = softmax(taught, 1);
+                let (outputs, all) = learner.outputs(batch);
+                let all = all.expect("heads have LM heads");
+                let losses = outputs.into_iter().enumerate().map(|(nth, hidden)| {
+                    let logits = hidden.matmul(all.clone().narrow(0, nth * 16, 16));
+                    let losses = (log_softmax(logits, 1) * taught.clone()).sum_dim(1).neg();
+                    let share = 0.5_f64.powi(nth as i32) / batch.tokens.num as f64;
+                    match batch.are_supervised(nth) {
+                        Some(are) => (losses * are).sum() * share,
+                        None => losses.sum() * share,
+                    }
+                });
+                let direct = losses.reduce(|sum, more| sum + more).expect("there are steps");
+                let expected = (direct.clone() * step.step_share).backward();
+                let expected = GradientsParams::from_grads(expected, &learner);
+                let expected = gradients_of(&learner, &expected);
+                let direct: f32 = direct.into_scalar();
+                for loss_chunk in [5, 1000] {
+                    learner.training.common.loss_chunk = loss_chunk;
+                    let (loss, gradients) = learner.train_step(&step);
+                    let loss: f32 = loss.into_scalar();
+                    // f32 sums in another order.
+                    assert!((loss - direct).abs() < 1e-5, "{loss} {direct}");
+                    let found = gradients_of(&learner, &gradients);
+                    assert_eq!(found.len(), 3 * (16 * 16 + 16 + 16 * target.shape().vocab_size));
+                    for (found, expected) in found.iter().zip(&expected) {
+                        assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+                    }
+                }
+            }
+        }
+    }
+
+    fn check_gradients(architecture: AdapterArchitecture, num_layers: usize, lengths: Lengths) {
+        let target = tiny_draft(16, 64);
+        let source = lessons(&target, (1, false), lengths);
         let config = AdapterConfig::new(target.config(), 1).unwrap();
         let config = config.with(|it| it.architecture = architecture).with_layers(num_layers);
         let training = AdapterTraining::default().with(|it| it.common.loss_chunk = 7);

@@ -18,8 +18,8 @@ use draftsmith_data::{
 use draftsmith_decode::{Limits, ModelSession, decode_plain};
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, BlockDrafter, BlockDrafterConfig,
-    CausalLm, ConfidenceHead, Eagle3, Eagle3Config, Gguf, HeadForm, HeadInput, HeadReads,
-    ModelConfig, WeightDtype, WeightReader, read_id_lists, read_metadata,
+    CausalLm, ConfidenceHead, Eagle3, Eagle3Config, Gguf, HeadForm, HeadInput, HeadReads, Medusa,
+    MedusaConfig, ModelConfig, WeightDtype, WeightReader, read_id_lists, read_metadata,
 };
 use draftsmith_servers::costs::ServerCostsFile;
 use draftsmith_servers::doctor::diagnose;
@@ -56,7 +56,7 @@ impl Reader {
 }
 
 /// All readers.
-pub(crate) const READERS: [Reader; 26] = [
+pub(crate) const READERS: [Reader; 28] = [
     Reader {
         name: "weights",
         file: "model.safetensors",
@@ -244,6 +244,13 @@ pub(crate) const READERS: [Reader; 26] = [
             diagnosis?;
             draftsmith_cli::readers::inspect(dir)
         },
+    },
+    Reader { name: "medusa", file: "config.json", prepare: medusa_weights, read: medusa },
+    Reader {
+        name: "medusa-weights",
+        file: "medusa_lm_head.pt",
+        prepare: |dir| put(dir, "config.json", r#"{ "medusa_num_heads": 2 }"#),
+        read: medusa,
     },
     Reader {
         name: "server-costs",
@@ -443,6 +450,23 @@ pub(crate) fn block_config() -> Result<BlockDrafterConfig> {
 fn block_weights(dir: &Path) -> Result<()> {
     let config = block_config()?;
     Ok(config.init(&Device::flex()).write_dir(dir, &config)?)
+}
+
+/// Heads for the model.
+fn medusa_weights(dir: &Path) -> Result<()> {
+    let target = ModelConfig::from_model_dir(&fixture(MODEL))?;
+    let config = MedusaConfig::new(&target.shape, 2);
+    let mut draws = SeededDraws::new(1, &["fuzz"]);
+    let heads = config.init_from(&Device::flex(), || draws.uniform());
+    Ok(heads.write_dir(dir, &config)?)
+}
+
+fn medusa(dir: &Path) -> Result<()> {
+    let target = ModelConfig::from_model_dir(&fixture(MODEL))?;
+    let diagnosis = diagnose(dir, &fixture(MODEL));
+    Medusa::from_dir(dir, &target.shape, WeightDtype::F32, &Device::flex())?;
+    diagnosis?;
+    draftsmith_cli::readers::inspect(dir)
 }
 
 fn adapter_weights(dir: &Path) -> Result<()> {

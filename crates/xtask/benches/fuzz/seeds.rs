@@ -82,6 +82,14 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
         "adapter" => adapters()?,
         "eagle3" => eagles()?,
         "block" => blocks()?,
+        "medusa" => [
+            r#"{"medusa_num_heads": 2, "medusa_num_layers": 1, "hidden_size": 32, "torch_dtype": "float32",
+                "target_hash": "beef", "training": {"num_heads": 2, "epochs": [{"epoch": 1}]}}"#,
+            r#"{"medusa": {"num_medusa_heads": 2, "num_medusa_layers": 1}, "base_model_name_or_path": "m"}"#,
+        ]
+        .map(|text| Seed::new(Form::Json, text))
+        .to_vec(),
+        "medusa-weights" => vec![file(Form::Text, &fixture("medusa/v1.3").join(reader.file))?],
         "gguf" => vec![Seed::new(Form::Text, gguf())],
         "stored-answers" => vec![stored_answers()?],
         "server-costs" => vec![Seed::new(Form::Json, SERVER_COSTS)],
@@ -139,7 +147,7 @@ fn gguf() -> Vec<u8> {
 fn words(reader: &Reader) -> &'static str {
     match reader.name {
         "weights" | "stored-answers" => include_str!("words/weights.txt"),
-        "torch-weights" => include_str!("words/torch-weights.txt"),
+        "torch-weights" | "medusa-weights" => include_str!("words/torch-weights.txt"),
         "gguf-model" => include_str!("words/gguf-model.txt"),
         "index" => include_str!("words/index.txt"),
         "config" => include_str!("words/config.txt"),
@@ -160,6 +168,7 @@ fn words(reader: &Reader) -> &'static str {
         "adapter" => include_str!("words/adapter.txt"),
         "eagle3" => include_str!("words/eagle3.txt"),
         "block" => include_str!("words/block.txt"),
+        "medusa" => include_str!("words/medusa.txt"),
         "gguf" => include_str!("words/gguf.txt"),
         "server-costs" => include_str!("words/server-costs.txt"),
         "state" => include_str!("words/state.txt"),

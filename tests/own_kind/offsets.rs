@@ -1,8 +1,8 @@
-//! A kind of drafter that no crate of this workspace knows: a small Medusa (Cai et al. 2024).
+//! A kind of drafter that no crate of this workspace knows: one block that reads which token to predict.
 //!
-//! Each head reads the target's hidden state at the last token but one of a round's beginning and proposes one
-//! position, so a single forward proposes the whole round. A head is a residual block, h + SiLU(h·W); all share one LM
-//! head. Everything here uses public API only.
+//! It reads the target's hidden state h at the last token but one of a round's beginning, and the vector o of an offset,
+//! and proposes the token at that offset: h + SiLU((h + o)·W), then an LM head. So a single forward proposes the whole
+//! round. Everything here uses public API only.
 
 use std::path::Path;
 
@@ -31,44 +31,44 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 /// The kind's entry, which a program adds to its table of kinds.
-pub(crate) static MEDUSA: KindEntry = KindEntry {
-    name: "medusa",
-    read: read_kind::<MedusaKind>,
+pub(crate) static OFFSETS: KindEntry = KindEntry {
+    name: "offsets",
+    read: read_kind::<OffsetsKind>,
     directory: Some(KindDirectory {
         key: "path",
         export: ExportEntry {
-            text: "Medusa heads",
-            known_by: "medusa_num_heads",
-            is_of: |keys| keys.contains_key("medusa_num_heads"),
+            text: "offsets",
+            known_by: "num_offsets",
+            is_of: |keys| keys.contains_key("num_offsets"),
             command: Some("train-drafter"),
             forms: &[],
-            inspect: |dir| Ok(json!(MedusaConfig::from_dir(dir)?)),
+            inspect: |dir| Ok(json!(OffsetsConfig::from_dir(dir)?)),
         },
     }),
 };
 
-/// How heads are trained, or the directory of trained ones.
+/// How such a drafter is trained, or the directory of a trained one.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(crate) struct MedusaKind(pub Origin<SelfDraftTraining<MedusaShape>>);
+pub(crate) struct OffsetsKind(pub Origin<SelfDraftTraining<OffsetsShape>>);
 
-/// The settings that only Medusa has.
+/// The settings that only this kind has.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
-pub(crate) struct MedusaShape {
-    /// The number of heads, 1 to 8.
+pub(crate) struct OffsetsShape {
+    /// The number of offsets, 1 to 8.
     num_steps: usize,
 }
 
-impl Default for MedusaShape {
+impl Default for OffsetsShape {
     fn default() -> Self {
         Self { num_steps: 5 }
     }
 }
 
-impl DrafterKind for MedusaKind {
+impl DrafterKind for OffsetsKind {
     fn entry(&self) -> &'static KindEntry {
-        &MEDUSA
+        &OFFSETS
     }
 
     fn origin(&self) -> Option<&dyn SelfDraftOrigin> {
@@ -77,8 +77,8 @@ impl DrafterKind for MedusaKind {
 
     fn load(&self, loading: &Loading<'_>) -> Result<LoadedDrafter> {
         let dir = loading.export_dir();
-        MEDUSA.need(&dir)?;
-        let (config, network) = Medusa::from_dir(&dir, loading.workspace.models.device())?;
+        OFFSETS.need(&dir)?;
+        let (config, network) = Offsets::from_dir(&dir, loading.workspace.models.device())?;
         loading.workspace.check_target(("drafter", &dir), config.target_hash.as_deref())?;
         let sizes = [network.num_params(); 2];
         let parts = RoundDraftParts { network, layers: vec![config.layer] };
@@ -90,30 +90,30 @@ impl DrafterKind for MedusaKind {
     }
 }
 
-impl SelfDraftForm for MedusaShape {
-    fn config_in(dir: &DrafterDir, _num_layers: usize) -> Result<MedusaConfig, ModelError> {
-        MedusaConfig::from_dir(dir)
+impl SelfDraftForm for OffsetsShape {
+    fn config_in(dir: &DrafterDir, _num_layers: usize) -> Result<OffsetsConfig, ModelError> {
+        OffsetsConfig::from_dir(dir)
     }
 
-    fn about(config: &MedusaConfig) -> AboutDraft {
-        let MedusaConfig { layer, medusa_num_heads, hidden_size, .. } = config;
-        let size = format!("{medusa_num_heads} Medusa heads");
+    fn about(config: &OffsetsConfig) -> AboutDraft {
+        let OffsetsConfig { layer, num_offsets, hidden_size, .. } = config;
+        let size = format!("{num_offsets} offsets");
         AboutDraft {
-            files: DrafterFiles { shape: format!("medusa {layer}"), description: size.clone() },
+            files: DrafterFiles { shape: format!("offsets {layer}"), description: size.clone() },
             target_layers: vec![*layer],
             place: format!("over layer {layer}"),
             size,
             has_head: false,
-            num_parameters: medusa_num_heads * hidden_size * hidden_size,
+            num_parameters: (num_offsets + hidden_size) * hidden_size,
             num_draft_tokens: None,
-            properties: vec![("num_heads", json!(medusa_num_heads))],
+            properties: vec![("num_offsets", json!(num_offsets))],
         }
     }
 }
 
-impl StateTraining for MedusaShape {
-    type Network = Medusa;
-    type Config = MedusaConfig;
+impl StateTraining for OffsetsShape {
+    type Network = Offsets;
+    type Config = OffsetsConfig;
     type Scores = DraftScores;
 
     fn num_steps(&self) -> usize {
@@ -123,7 +123,7 @@ impl StateTraining for MedusaShape {
     fn check(&self, _common: &LessonSettings) -> Result<(), TrainError> {
         match self.num_steps {
             1..=8 => Ok(()),
-            num => Err(TrainError::setting("medusa", "num_steps", num, "1 to 8")),
+            num => Err(TrainError::setting("offsets", "num_steps", num, "1 to 8")),
         }
     }
 
@@ -136,9 +136,9 @@ impl StateTraining for MedusaShape {
         target: &ModelConfig,
         _dtype: WeightDtype,
         _vocabulary: Option<&DraftVocabulary>,
-    ) -> Result<MedusaConfig, TrainError> {
-        Ok(MedusaConfig {
-            medusa_num_heads: self.num_steps,
+    ) -> Result<OffsetsConfig, TrainError> {
+        Ok(OffsetsConfig {
+            num_offsets: self.num_steps,
             hidden_size: target.shape.hidden_size,
             vocab_size: target.shape.vocab_size,
             layer: target.shape.num_layers - 1,
@@ -149,93 +149,104 @@ impl StateTraining for MedusaShape {
 
     fn network(
         &self,
-        config: &MedusaConfig,
+        config: &OffsetsConfig,
         _is_random: bool,
         target: &CausalLm,
         seed: u64,
-    ) -> Medusa {
+    ) -> Offsets {
         let device = target.device().autodiff();
-        // As the authors do, begin with the target's LM head.
+        // Begin with the target's LM head.
         let lm_head = Param::from_data(target.lm_head_weight().into_data(), &device);
-        Medusa { lm_head, ..Medusa::new(config, seed, &device) }
+        Offsets { lm_head, ..Offsets::new(config, seed, &device) }
     }
 }
 
-/// The heads' `config.json`.
+/// The drafter's `config.json`.
 #[derive(Debug, Clone, Serialize, Deserialize)]
-pub(crate) struct MedusaConfig {
-    pub(crate) medusa_num_heads: usize,
+pub(crate) struct OffsetsConfig {
+    pub(crate) num_offsets: usize,
     pub(crate) hidden_size: usize,
     pub(crate) vocab_size: usize,
-    /// The number of the target's layers before the state that the heads read.
+    /// The number of the target's layers before the state that the block reads.
     pub(crate) layer: usize,
     pub(crate) target_hash: Option<String>,
     #[serde(default)]
     pub(crate) training: Map<String, Value>,
 }
 
-impl MedusaConfig {
+impl OffsetsConfig {
     fn from_dir(dir: &Path) -> Result<Self, ModelError> {
         read_json(&dir.join("config.json"))
     }
 }
 
-impl ExportConfig<Medusa> for MedusaConfig {
+impl ExportConfig<Offsets> for OffsetsConfig {
     fn record(&mut self) -> ExportRecord<'_> {
         ExportRecord { training: &mut self.training, target_hash: &mut self.target_hash }
     }
 
-    fn write(&self, model: &Medusa, dir: &Path) -> Result<(), ModelError> {
-        let names = (0..).map(|nth: usize| nth.to_string());
-        let blocks = names.zip(&model.blocks).chain([("lm_head".to_owned(), &model.lm_head)]);
-        let tensors = blocks.map(|(name, weight)| NamedTensor::from_tensor(&name, weight.val()));
-        write_network(dir, &tensors.collect::<Vec<_>>(), &[], self)
+    fn write(&self, model: &Offsets, dir: &Path) -> Result<(), ModelError> {
+        let Offsets { block, offsets, lm_head } = model;
+        let tensors = [("block", block), ("offsets", offsets), ("lm_head", lm_head)];
+        let tensors = tensors.map(|(name, weight)| NamedTensor::from_tensor(name, weight.val()));
+        write_network(dir, &tensors, &[], self)
     }
 }
 
 /// The network.
 #[derive(Module, Debug)]
-pub(crate) struct Medusa {
-    /// `[hidden, hidden]` for each head.
-    blocks: Vec<Param<Tensor<2>>>,
+pub(crate) struct Offsets {
+    /// `[hidden, hidden]`
+    block: Param<Tensor<2>>,
+    /// A vector for each offset: `[offsets, hidden]`
+    offsets: Param<Tensor<2>>,
     /// `[hidden, vocab]`
     lm_head: Param<Tensor<2>>,
 }
 
-impl Medusa {
-    pub(crate) fn new(config: &MedusaConfig, seed: u64, device: &Device) -> Self {
-        let mut draws = SeededDraws::new(seed, &["medusa"]);
+impl Offsets {
+    pub(crate) fn new(config: &OffsetsConfig, seed: u64, device: &Device) -> Self {
+        let mut draws = SeededDraws::new(seed, &["offsets"]);
         let (width, bound) = (config.hidden_size, (config.hidden_size as f64).powf(-0.5));
-        let mut drawn =
-            |columns| uniform_matrix([width, columns], bound, || draws.uniform(), device);
-        let blocks = (0..config.medusa_num_heads).map(|_| drawn(width)).collect();
-        Self { blocks, lm_head: drawn(config.vocab_size) }
+        let mut drawn = |shape| uniform_matrix(shape, bound, || draws.uniform(), device);
+        Self {
+            block: drawn([width; 2]),
+            offsets: drawn([config.num_offsets, width]),
+            lm_head: drawn([width, config.vocab_size]),
+        }
     }
 
-    fn from_dir(dir: &Path, device: &Device) -> Result<(MedusaConfig, Self), ModelError> {
-        let config = MedusaConfig::from_dir(dir)?;
+    fn from_dir(dir: &Path, device: &Device) -> Result<(OffsetsConfig, Self), ModelError> {
+        let config = OffsetsConfig::from_dir(dir)?;
         let (mut reader, width) = (WeightReader::open_dir(dir)?, config.hidden_size);
-        let mut read = |name: &str, columns: usize| -> Result<_, ModelError> {
-            let shape = [width, columns];
+        let mut read = |name: &str, shape: [usize; 2]| -> Result<_, ModelError> {
             Ok(Param::from_tensor(vectors::tensor(reader.take(name, &shape)?, shape, device)))
         };
-        let blocks = (0..config.medusa_num_heads).map(|nth| read(&nth.to_string(), width));
-        let blocks = blocks.collect::<Result<_, _>>()?;
-        let lm_head = read("lm_head", config.vocab_size)?;
+        let network = Self {
+            block: read("block", [width; 2])?,
+            offsets: read("offsets", [config.num_offsets, width])?,
+            lm_head: read("lm_head", [width, config.vocab_size])?,
+        };
         reader.finish()?;
-        Ok((config, Self { blocks, lm_head }))
+        Ok((config, network))
     }
 
-    /// Computes a head's output, `[rows, hidden]`, from states of the same shape.
-    fn head(&self, nth: usize, states: Tensor<2>) -> Tensor<2> {
+    /// Returns the number of offsets.
+    fn num_offsets(&self) -> usize {
+        self.offsets.dims()[0]
+    }
+
+    /// Computes the output for an offset, `[rows, hidden]`, from states of the same shape.
+    fn output(&self, nth: usize, states: Tensor<2>) -> Tensor<2> {
         let mean = (states.clone() * states.clone()).mean_dim(1);
         let normed = states / (mean + 1e-6).sqrt();
-        normed.clone() + silu(normed.matmul(self.blocks[nth].val()))
+        let read = normed.clone() + self.offsets.val().narrow(0, nth, 1);
+        normed + silu(read.matmul(self.block.val()))
     }
 }
 
-impl StateNetwork for Medusa {
-    const KIND: &'static str = "medusa";
+impl StateNetwork for Offsets {
+    const KIND: &'static str = "offsets";
 
     fn to_dtype(&self, _dtype: FloatDType) -> Self {
         self.clone()
@@ -248,18 +259,18 @@ impl StateNetwork for Medusa {
     fn unrolled(&self, inputs: UnrolledInputs<'_>) -> Vec<Tensor<2>> {
         let [batch, seq, width] = inputs.states[0].dims();
         let all = inputs.states[0].clone().reshape([batch * seq, width]);
-        let output = |step| self.head(step, all.clone().select(0, inputs.begun_rows(step)));
+        let output = |step| self.output(step, all.clone().select(0, inputs.begun_rows(step)));
         (0..inputs.num_steps).map(output).collect()
     }
 }
 
-impl RoundNetwork for Medusa {
+impl RoundNetwork for Offsets {
     type Memory = ();
-    /// The logits of each head.
+    /// The logits for each offset.
     type Round = Vec<Vec<f32>>;
 
     fn num_candidates(&self) -> usize {
-        self.blocks.len()
+        self.num_offsets()
     }
 
     fn memory(&self, capacity: usize, _num_slots: usize) -> ((), usize) {
@@ -283,8 +294,8 @@ impl RoundNetwork for Medusa {
                     state.into_tensor(&device).reshape([1, width])
                 },
             );
-            let logits = |nth| self.head(nth, state.clone()).matmul(self.lm_head.val());
-            (0..self.blocks.len()).map(|nth| vectors::values(logits(nth))).collect()
+            let logits = |nth| self.output(nth, state.clone()).matmul(self.lm_head.val());
+            (0..self.num_offsets()).map(|nth| vectors::values(logits(nth))).collect()
         };
         steps.iter().map(of_step).collect()
     }
