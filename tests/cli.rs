@@ -21,6 +21,8 @@ mod data_forms;
 mod data_page;
 #[path = "cli/doctor.rs"]
 mod doctor;
+#[path = "cli/eagle1.rs"]
+mod eagle1;
 #[path = "cli/explain.rs"]
 mod explain;
 #[path = "cli/export.rs"]

@@ -39,7 +39,7 @@ fn write_block(dir: &Path, config: BlockDrafterConfig) {
     drafter.write_dir(dir, &config).unwrap();
 }
 
-fn recipe(place: &Place, drafter: &str) -> String {
+pub(crate) fn recipe(place: &Place, drafter: &str) -> String {
     place.write_prompts("test.jsonl", 4);
     let text = format!(
         "[models]\ntarget = '{}'\n[drafters.it]\n{drafter}\n\

@@ -16,8 +16,8 @@ use draftsmith_decode::{
     Drafters, Limits, Request, RoundTokens, Sizes, TreeDraft, decode_plain, decode_speculative,
 };
 use draftsmith_model::{
-    AdapterConfig, BlockDrafterConfig, CausalLm, ConfidenceHead, Eagle3Config, MedusaConfig,
-    ModelConfig, ModelShape, WeightDtype,
+    AdapterConfig, BlockDrafterConfig, CausalLm, ConfidenceHead, Eagle3Config, EagleConfig,
+    MedusaConfig, ModelConfig, ModelShape, WeightDtype,
 };
 use draftsmith_recipe::kinds::Kinds;
 use draftsmith_recipe::kinds::loaded::LoadedDrafters;
@@ -236,6 +236,8 @@ fn networks(dir: &Path) -> (CausalLm, LoadedDrafters) {
         it.block_size = 3;
     });
     block.init(&device).write_dir(&at("block"), &block).unwrap();
+    let eagle = EagleConfig::new(&of_target);
+    eagle.init(&device).write_dir(&at("eagle"), &eagle).unwrap();
     let heads = MedusaConfig::new(&of_target.shape, 3);
     let mut draws = SeededDraws::new(5, &["heads"]);
     let drawn = heads.init_from(&device, || draws.uniform());
@@ -249,14 +251,15 @@ fn networks(dir: &Path) -> (CausalLm, LoadedDrafters) {
         training: Default::default(),
     };
     own.write(&Offsets::new(&own, 5, &device), &at(ID)).unwrap();
-    let [target, model, adapter, eagle3, block, medusa, own] =
-        ["target", "model", "adapter", "eagle3", "block", "medusa", ID]
+    let [target, model, adapter, eagle3, eagle, block, medusa, own] =
+        ["target", "model", "adapter", "eagle3", "eagle", "block", "medusa", ID]
             .map(|name| dir.join(name).display().to_string());
     let text = format!(
         "[models]\ntarget = '{target}'\n\
          [drafters.model]\nkind = 'model'\nmodel = '{model}'\n\
          [drafters.adapter]\nkind = 'adapter'\npath = '{adapter}'\n\
          [drafters.eagle3]\nkind = 'eagle3'\npath = '{eagle3}'\n\
+         [drafters.eagle]\nkind = 'eagle'\npath = '{eagle}'\n\
          [drafters.block]\nkind = 'block'\npath = '{block}'\n\
          [drafters.medusa]\nkind = 'medusa'\npath = '{medusa}'\n\
          [drafters.{ID}]\nkind = 'offsets'\npath = '{own}'\n\

@@ -69,8 +69,9 @@ impl EagleConfig {
     /// Returns whether a `config.json` belongs to an EAGLE-1 drafter. A file of the authors without the
     /// key `bias` looks like that of a model.
     pub fn is_of(config: &Map<String, Value>) -> bool {
-        let class = config.get("architectures").and_then(|classes| classes.get(0));
-        class.is_some_and(|class| class == SGLANG_CLASS) || config.contains_key("bias")
+        let class = config.get("architectures").and_then(|classes| classes.get(0)?.as_str());
+        let is_eagle1 = |class: &str| class.contains("Eagle") && !class.contains("Eagle3");
+        class.is_some_and(is_eagle1) || config.contains_key("bias")
     }
 
     /// Configures a drafter of the target's sizes, with a Llama's layer.

@@ -19,9 +19,9 @@ use burn::tensor::Device;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_files::{parse_json, read_bytes};
 use draftsmith_model::{
-    AcceptanceHead, AdapterForm, BlockForm, DraftForm, DraftNetwork, DrafterDir, Eagle3Form, Gguf,
-    Medusa, MedusaConfig, ModelConfig, ModelError, WeightDtype, WeightReader, check_finite,
-    hash_model_dir, is_gguf, text_dir,
+    AcceptanceHead, AdapterForm, BlockForm, DraftForm, DraftNetwork, DrafterDir, Eagle3Form,
+    EagleForm, Gguf, Medusa, MedusaConfig, ModelConfig, ModelError, WeightDtype, WeightReader,
+    check_finite, hash_model_dir, is_gguf, text_dir,
 };
 use draftsmith_recipe::Kinds;
 use draftsmith_recipe::exports::HEAD;
@@ -140,10 +140,10 @@ static FORMS: [FileForm; 9] = [
     FileForm {
         name: "eagle1",
         text: "an EAGLE-1 or EAGLE-2 drafter",
-        kind: None,
+        kind: Some("eagle"),
         is_of: Files::is_eagle1,
         examine: eagle1,
-        read: None,
+        read: Some(read::<EagleForm>),
     },
     FileForm {
         name: "block",
@@ -374,13 +374,24 @@ fn form_of(patient: &Patient<'_>) -> Result<&'static FileForm> {
     FORMS.iter().find(|form| (form.is_of)(&files)).context("anything may be a draft model")
 }
 
-/// Describes an EAGLE-1 or EAGLE-2 drafter, whose files are the same. This program cannot run them.
+/// Examines an EAGLE-1 or EAGLE-2 drafter, whose files are the same.
 fn eagle1(patient: &mut Patient<'_>) -> Result<String> {
+    let has_bias = WeightReader::open_dir(&patient.dir)?.shape("fc.bias").is_some();
+    let (problem, servers) = match has_bias {
+        true => (
+            "`fc` has a bias",
+            "vLLM refuses the tensor; SGLang needs it; llama.cpp b11434 has only EAGLE-3",
+        ),
+        false => (
+            "`fc` has no bias",
+            "vLLM has none; SGLang adds random numbers in its place; llama.cpp b11434 has only EAGLE-3",
+        ),
+    };
     patient.find(
-        ("not-run-here", Note),
-        "it reads one hidden state of the target, as EAGLE-1 and EAGLE-2 do, and is not run by this program",
-        "vLLM: method `eagle`; SGLang: algorithm `EAGLE`; llama.cpp b11434 has only EAGLE-3",
-        "compare the server's counters by position with those of another drafter",
+        ("bias", Note),
+        problem,
+        servers,
+        "`export --for eagle` writes the drafter for vLLM, and `--for eagle-sglang` for SGLang",
     );
     Ok(format!("width {}", patient.number("hidden_size").unwrap_or(0)))
 }

@@ -28,7 +28,7 @@ use self::counts::{Expected, LEAST_SCALE, ReadingFit, causes, scale_of};
 use self::expected::{Along, Expecting, replayed};
 use self::measured::{CountedAnswer, ask_each};
 pub use self::misreadings::Misreading;
-use self::misreadings::{DrafterReading, MISREADINGS, MisreadDrafter};
+use self::misreadings::{ALL, DrafterReading, MISREADINGS, MisreadDrafter};
 use crate::doctor::{Diagnosis, Severity, diagnose, recipe_of};
 
 /// The relative size of random errors that imitate a server's rounding to bf16 in all layers.
@@ -201,7 +201,7 @@ pub fn explain(
     let findings = (!findings.is_empty()).then(|| {
         format!("`draftsmith server doctor` finds in the files: {}.", findings.join(", "))
     });
-    let kind = form.kind.filter(|kind| *kind != "adapter");
+    let kind = form.kind.filter(|kind| ALL.contains(kind));
     let kind = kind.with_context(|| {
         format!(
             "{} is not explained; hint: give a draft model, an EAGLE-3 or a block drafter",
@@ -616,9 +616,13 @@ fn weakness(positions: &[ComparedRow]) -> Option<String> {
     })
 }
 
-/// Names the command that says why a server accepts less of a drafter than expected.
-pub fn explain_hint(drafter: &str, target: &str) -> String {
-    format!(
-        "If a server accepts less, `draftsmith server explain --server URL --target {target} --prompts FILE {drafter}` says why."
-    )
+/// Names the command that says why a server accepts less of a drafter than expected; `None` for a kind of
+/// drafter that it does not know.
+pub fn explain_hint(kind: Option<&str>, drafter: &str, target: &str) -> Option<String> {
+    ALL.contains(&kind?).then(|| {
+        format!(
+            "If a server accepts less, `draftsmith server explain --server URL --target {target} --prompts FILE {drafter}` \
+             says why."
+        )
+    })
 }

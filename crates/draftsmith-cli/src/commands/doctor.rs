@@ -73,11 +73,10 @@ pub(crate) fn run(arguments: &DoctorArguments, job: DeviceJob<'_>) -> Result<()>
     if let Some(acceptance) = &acceptance {
         console.text(expected(acceptance, console.width()))?;
     }
-    if diagnosis.form.kind.is_some_and(|kind| kind != "adapter") && num_breaks == 0 {
-        let hint = explain_hint(
-            &arguments.drafter.display().to_string(),
-            &arguments.target.display().to_string(),
-        );
+    let [drafter, target] =
+        [&arguments.drafter, &arguments.target].map(|path| path.display().to_string());
+    let hint = explain_hint(diagnosis.form.kind, &drafter, &target).filter(|_| num_breaks == 0);
+    if let Some(hint) = hint {
         console.text(format!("\n{}\n", wrapped(&hint, console.width()).join("\n")))?;
     }
     console.document(&Document { diagnosis, acceptance })?;

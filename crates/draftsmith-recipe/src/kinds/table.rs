@@ -15,8 +15,8 @@ use serde::de::DeserializeOwned;
 
 use super::origin::given_dir;
 use super::{
-    DrafterKind, DrafterRecipe, Kind, adapter, block, cascade, eagle, eagle3, medusa, merged, model,
-    prompt_lookup,
+    DrafterKind, DrafterRecipe, Kind, adapter, block, cascade, eagle, eagle3, medusa, merged,
+    model, prompt_lookup,
 };
 use crate::exports::config_keys::read_keys;
 use crate::exports::{ExportEntry, HEAD};

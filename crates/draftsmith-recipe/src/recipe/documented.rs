@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use draftsmith_train::{BlockShape, MedusaShape};
+use draftsmith_train::{BlockShape, EagleShape, MedusaShape};
 use serde_json::Value;
 
 use super::Recipe;
@@ -21,7 +21,7 @@ const RECIPE: &str = "[models]\ntarget = 'required'\n[data]\nprompts = ['require
                       prompts = ['required']\n[evaluate.trees]\n";
 
 /// The trainings with a table `optimizer`, in the order of the list's columns. There, keys of
-/// drafters begin with `head`, `adapter`, `eagle3`, `block`, `medusa` or `lookup` instead of the drafter's name.
+/// drafters begin with `head`, `adapter`, `eagle3`, `eagle`, `block`, `medusa` or `lookup` instead of the drafter's name.
 const OPTIMIZERS: [&str; 3] = ["head", "adapter", "eagle3"];
 
 /// Default values by full key.
@@ -108,6 +108,7 @@ fn the_list_of_keys_has_every_key_with_its_default() {
         ("eagle3", Ok(trained("eagle3").expect("there is an EAGLE-3 drafter"))),
         // The other keys of a block drafter are those of EAGLE-3.
         ("block", serde_json::to_value(BlockShape::default())),
+        ("eagle", serde_json::to_value(EagleShape::default())),
         ("medusa", serde_json::to_value(MedusaShape::default())),
         ("lookup", serde_json::to_value(PromptLookupKind::default())),
     ] {

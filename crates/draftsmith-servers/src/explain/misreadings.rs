@@ -20,7 +20,8 @@ use Edit::{Behind, Drawn, Embeddings, Filled, Ignored, Layers, Resized, Session,
 const MODEL: &str = "model";
 pub(super) const EAGLE3: &str = "eagle3";
 pub(super) const BLOCK: &str = "block";
-const ALL: &[&str] = &[EAGLE3, BLOCK, MODEL];
+/// The kinds of drafters that are explained.
+pub(super) const ALL: &[&str] = &[EAGLE3, BLOCK, MODEL];
 const STATES: &[&str] = &[EAGLE3, BLOCK];
 const EAGLES: &[&str] = &[EAGLE3];
 const BLOCKS: &[&str] = &[BLOCK];

@@ -18,8 +18,9 @@ use draftsmith_data::{
 use draftsmith_decode::{Limits, ModelSession, decode_plain};
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, BlockDrafter, BlockDrafterConfig,
-    CausalLm, ConfidenceHead, Eagle3, Eagle3Config, Gguf, HeadForm, HeadInput, HeadReads, Medusa,
-    MedusaConfig, ModelConfig, WeightDtype, WeightReader, read_id_lists, read_metadata,
+    CausalLm, ConfidenceHead, Eagle, Eagle3, Eagle3Config, EagleConfig, Gguf, HeadForm, HeadInput,
+    HeadReads, Medusa, MedusaConfig, ModelConfig, WeightDtype, WeightReader, read_id_lists,
+    read_metadata,
 };
 use draftsmith_servers::costs::ServerCostsFile;
 use draftsmith_servers::doctor::diagnose;
@@ -56,7 +57,7 @@ impl Reader {
 }
 
 /// All readers.
-pub(crate) const READERS: [Reader; 28] = [
+pub(crate) const READERS: [Reader; 29] = [
     Reader {
         name: "weights",
         file: "model.safetensors",
@@ -222,6 +223,18 @@ pub(crate) const READERS: [Reader; 28] = [
             let diagnosis = diagnose(dir, &fixture(MODEL));
             let device = Device::flex();
             Eagle3::from_dir(dir, &target.shape, WeightDtype::F32, &device)?;
+            diagnosis?;
+            draftsmith_cli::readers::inspect(dir)
+        },
+    },
+    Reader {
+        name: "eagle",
+        file: "config.json",
+        prepare: eagle_weights,
+        read: |dir| {
+            let target = ModelConfig::from_model_dir(&fixture(MODEL))?;
+            let diagnosis = diagnose(dir, &fixture(MODEL));
+            Eagle::from_dir(dir, &target.shape, WeightDtype::F32, &Device::flex())?;
             diagnosis?;
             draftsmith_cli::readers::inspect(dir)
         },
@@ -434,6 +447,11 @@ fn head_weights(dir: &Path) -> Result<()> {
 
 fn eagle3_weights(dir: &Path) -> Result<()> {
     let config = Eagle3Config::new(&ModelConfig::from_model_dir(&fixture(MODEL))?);
+    Ok(config.init(&Device::flex()).write_dir(dir, &config)?)
+}
+
+fn eagle_weights(dir: &Path) -> Result<()> {
+    let config = EagleConfig::new(&ModelConfig::from_model_dir(&fixture(MODEL))?);
     Ok(config.init(&Device::flex()).write_dir(dir, &config)?)
 }
 

@@ -80,6 +80,7 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
         }
         "head" => heads(),
         "adapter" => adapters()?,
+        "eagle" => vec![file(Form::Json, &fixture("eagle").join("config.json"))?],
         "eagle3" => eagles()?,
         "block" => blocks()?,
         "medusa" => [
@@ -166,7 +167,7 @@ fn words(reader: &Reader) -> &'static str {
         "recipe" => include_str!("words/recipe.txt"),
         "head" => include_str!("words/head.txt"),
         "adapter" => include_str!("words/adapter.txt"),
-        "eagle3" => include_str!("words/eagle3.txt"),
+        "eagle" | "eagle3" => include_str!("words/eagle3.txt"),
         "block" => include_str!("words/block.txt"),
         "medusa" => include_str!("words/medusa.txt"),
         "gguf" => include_str!("words/gguf.txt"),

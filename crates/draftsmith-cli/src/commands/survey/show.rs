@@ -45,7 +45,8 @@ pub(super) fn survey(survey: &Survey, width: Option<usize>, colour: bool) -> Res
         advice += &format!("\n\nfor your server: {setting}, {gain}\n  {}", flags.join("\n  "));
     }
     let server = server(survey, width);
-    let hint = survey.served_as.as_deref().map(|draft| explain_hint(draft, &given_target(survey)));
+    let hint = survey.served_as.as_deref();
+    let hint = hint.and_then(|draft| explain_hint(survey.kind, draft, &given_target(survey)));
     let hint = hint.map_or_else(String::new, |it| wrapped(&it, width).join("\n") + "\n");
     Ok(format!("{advice}\n\n{heading}{text}\n{server}{hint}"))
 }
