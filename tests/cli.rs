@@ -42,6 +42,8 @@ mod guides;
 mod help;
 #[path = "cli/hub.rs"]
 mod hub;
+#[path = "cli/medusa.rs"]
+mod medusa;
 #[path = "cli/papers.rs"]
 mod papers;
 #[cfg(target_os = "linux")]

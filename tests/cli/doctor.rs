@@ -295,11 +295,13 @@ fn other_forms_are_recognised() {
     // Medusa: a residual layer and an LM head for each head.
     write_drafter(&place.path("medusa"), false);
     edit_tensors(&place.path("medusa"), |it| {
-        let [matrix, head] = ["midlayer.self_attn.o_proj.weight", "lm_head.weight"]
-            .map(|name| it.header[name].clone());
+        let [matrix, bias, head] =
+            ["midlayer.self_attn.o_proj.weight", "norm.weight", "lm_head.weight"]
+                .map(|name| it.header[name].clone());
         it.header.retain(|name, _| name == "__metadata__");
         for nth in 0..3 {
             it.header.insert(format!("{nth}.0.linear.weight"), matrix.clone());
+            it.header.insert(format!("{nth}.0.linear.bias"), bias.clone());
             it.header.insert(format!("{nth}.1.weight"), head.clone());
         }
     });

@@ -133,8 +133,11 @@ impl MedusaConfig {
 
     fn build<S: WeightSource>(&self, source: &mut S) -> Result<Medusa, S::Error> {
         let linear = |prefix: String, spec: LinearSpec, source: &mut S| {
-            let tensors = |it: &mut S| it.linear(&prefix, &spec);
-            Packable::build(source, tensors, |it| it.linears(&prefix, &[spec.clone()]))
+            Packable::build(
+                source,
+                |it| it.linear(&prefix, &spec),
+                |it| it.linears(&prefix, &[spec]),
+            )
         };
         let heads = (0..self.num_heads).map(|head| {
             let blocks = (0..self.num_blocks).map(|nth| format!("{head}.{nth}"));

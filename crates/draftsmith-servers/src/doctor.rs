@@ -418,7 +418,7 @@ fn medusa(patient: &mut Patient<'_>) -> Result<String> {
         ("needs-conversion", Note),
         "servers load Medusa heads under other names",
         "vLLM: method `medusa`, with tensors `blocks.N` and `lm_heads.N`; SGLang and llama.cpp: none",
-        "rename the tensors, and give vLLM's keys `num_heads` and `medusa_fc_bias`",
+        "rename the tensors, and set vLLM's key `medusa_fc_bias` to true",
     );
     Ok(format!("{num_heads} heads"))
 }

@@ -176,7 +176,8 @@ mod tests {
     #[test]
     fn trained_heads_predict_patterns_one_pass_equals_two_and_heads_are_trained_further() {
         let target = random_model(5, 16, 64);
-        let optimizer = json!({ "learning_rate": 1e-2, "num_epochs": 10, "gradient_accumulation": 1, "validation_fraction": 0.2 });
+        let optimizer = json!({ "learning_rate": 1e-2, "num_epochs": 10,
+            "gradient_accumulation": 1, "validation_fraction": 0.2 });
         let paper = json!({ "num_heads": 3, "teacher": "response", "optimizer": optimizer });
         let shared = json!({ "num_heads": 2, "teacher": "response", "lm_heads": false,
             "step_weight": 1, "optimizer": optimizer });

@@ -440,7 +440,7 @@ fn composites(networks: &Networks) -> Vec<NamedParts> {
     all.push(networks.merged(&["eagle", "other"], None));
     all.push(networks.merged(&["adapter", "block"], lookup));
     all.push(networks.merged(&["dflash", "block"], None));
-    all.push(networks.merged(&["medusa", "adapter"], lookup));
+    all.push(networks.merged(&["adapter", "medusa"], lookup));
     all
 }
 
@@ -588,7 +588,6 @@ fn chains_of_networks_that_rules_end_leave_the_targets_distribution() {
                     ["adapter", "eagle"],
                     ["model", "other"],
                     ["block", "model"],
-                    ["medusa", "model"],
                 ] {
                     for lenience in [Lenience::NONE, lenient(3.0)] {
                         let rules = vec![Some(rule.clone()); 2];
