@@ -38,7 +38,7 @@ use crate::self_draft::config::DraftConfig;
 use crate::self_draft::faults::DraftFaultKind;
 use crate::self_draft::files::DraftFiles;
 use crate::self_draft::keys::{DraftKeys, DrafterDir};
-use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts};
+use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts, passing_last};
 use crate::spec::{
     AttentionNames, AttentionSpec, LayerSpec, LinearSpec, ModelShape, RopeConfig, RopeScaling,
     SessionFaults,
@@ -187,6 +187,14 @@ impl Eagle {
         let norm = copied(target.last_norm(), &self.stack.device());
         let stack = LayerStack { norm, ..self.stack.tensors }.into();
         Self { stack, ..self }
+    }
+
+    /// Lets the projection pass on f, plus a tenth of its previous output. The layer keeps its weights:
+    /// those of the target's layers suit normed inputs and outputs.
+    #[must_use]
+    pub fn passing_states(self) -> Self {
+        let fc = passing_last(self.projection(), &self.stack.device());
+        Self { fc: Some(fc.into()), ..self }
     }
 
     /// Gives the projection a bias of zeros if it needs one and has none, or removes its bias.

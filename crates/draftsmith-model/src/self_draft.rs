@@ -550,7 +550,7 @@ impl<F: DraftForm> StateNetwork for DraftNetwork<F> {
 
 /// Returns a projection of several states to one that passes on the last of them, plus a tenth of
 /// what `fc` gives.
-fn passing_last(fc: &Linear, device: &Device) -> Linear {
+pub(crate) fn passing_last(fc: &Linear, device: &Device) -> Linear {
     let drawn = fc.weight.val();
     let [inputs, outputs] = drawn.dims();
     let mut weight: Vec<f32> = (drawn * 0.1).into_data().iter::<f32>().collect();

@@ -37,7 +37,7 @@ pub use paper::{
 pub use report::data::{DataPage, ShownRow, ShownToken, SourceFigures, render_data_html};
 pub use report::lines::{Plot, PlotContent, PlotLine, bin_of, bins};
 pub use report::{render_html, render_speed_svg};
-pub use results::answers::{Answer, Choice, QuestionId, answers_to_jsonl};
+pub use results::answers::{Answer, Choice, answers_to_jsonl};
 pub use results::{
     ALL_CATEGORIES, Algorithm2, Conclusion, CostRatios, CostSummary, CurvePoint, DRAFTSMITH,
     DatasetSummary, DeployAdvice, EvaluationSummary, FilledBlock, FilledRow, FilledTable,

@@ -238,7 +238,7 @@ mod tests {
             let alone = train(std::slice::from_ref(training)).remove(0);
             assert_eq!(alone.scores, together.scores);
             let BlockShape { block_size, markov_rank, .. } = training.own;
-            assert_eq!(together.scores.agreement.as_slice().len(), block_size);
+            assert_eq!(together.scores.agreement.len(), block_size);
             assert!(together.scores.accepted_length > 0.2, "{:?}", together.scores);
             assert_eq!(together.model.more_head().is_some(), markov_rank > 0);
             assert_eq!(together.config.block_size, block_size);

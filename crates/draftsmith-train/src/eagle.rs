@@ -84,7 +84,7 @@ impl StateTraining for EagleShape {
     ) -> Eagle {
         let mut draws = SeededDraws::new(seed, &["eagle"]);
         let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
-        let first = if is_random { drawn } else { drawn.with_weights_of(target) };
+        let first = if is_random { drawn } else { drawn.passing_states() };
         first.with_norm_of(target)
     }
 

@@ -81,7 +81,7 @@ pub use run::optimizer::{OptimizerSettings, Schedule};
 pub use run::progress::EpochScores;
 pub use run::trained::{ExportConfig, ExportRecord, ExportStamp, Trained, TrainedExport};
 pub use run::{Ending, TrainingRun, TrainingSize};
-pub use self_draft::scores::{AdapterScores, DraftScores, LessonScores, MAX_STEPS, StepShares};
+pub use self_draft::scores::{AdapterScores, DraftScores, LessonScores, MAX_STEPS};
 pub use self_draft::settings::SelfDraftTraining;
 pub use self_draft::{
     StateTraining, TrainedState, first_self_draft, self_draft_examples, train_self_drafts,

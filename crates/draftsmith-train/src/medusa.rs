@@ -186,7 +186,7 @@ mod tests {
         for (training, together) in trainings.iter().zip(&together) {
             let alone = train(&target, std::slice::from_ref(training)).remove(0);
             assert_eq!(alone.scores, together.scores);
-            assert_eq!(together.scores.agreement.as_slice().len(), training.num_heads);
+            assert_eq!(together.scores.agreement.len(), training.num_heads);
             assert!(together.scores.accepted_length > 0.2, "{:?}", together.scores);
             assert_eq!(together.config.vocab_size.is_some(), training.lm_heads);
         }

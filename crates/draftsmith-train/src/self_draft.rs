@@ -47,7 +47,7 @@ pub trait StateTraining:
     /// The network's `config.json`.
     type Config: ExportConfig<Self::Network>;
     /// The scores on held-out responses.
-    type Scores: LessonScores + Debug + Copy + Send + Sync + Serialize + DeserializeOwned;
+    type Scores: LessonScores + Debug + Clone + Send + Sync + Serialize + DeserializeOwned;
 
     /// The name of the drafters, for listeners.
     const LABEL: &'static str = Self::Network::KIND;

@@ -519,7 +519,7 @@ fn greedy_output_with_eagle_1_in_chains_and_eagle_2s_trees_is_plain_in_every_fam
     for name in FAMILIES {
         let target = target_of(name);
         device.seed(5);
-        let network = EagleConfig::new(target.config()).init(&device).with_weights_of(&target);
+        let network = EagleConfig::new(target.config()).init(&device).passing_states();
         let layers = [target.shape().num_layers];
         for prompt in [&[3, 9, 27][..], &[5]] {
             let mut plain = ModelSession::new(&target, CAPACITY, "target");

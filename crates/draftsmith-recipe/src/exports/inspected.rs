@@ -58,27 +58,16 @@ fn num_stored_parameters(weights: &WeightReader) -> usize {
 
 pub(crate) fn adapter(dir: &Path) -> Result<Value> {
     let config = AdapterConfig::from_dir(dir)?;
-    let shape = &config.model.shape;
-    let weights = WeightReader::open_dir(dir)?;
-    Ok(json!({
-        "kind": "self-draft adapter",
+    let own = json!({
         "exit_layer": config.exit_layer(),
         "architecture": config.architecture,
-        "num_layers": shape.num_layers,
+        "num_layers": config.model.shape.num_layers,
         "draft_vocabulary": config.vocabulary_size(),
-        "hidden_size": shape.hidden_size,
-        "num_attention_heads": shape.num_heads,
-        "num_key_value_heads": shape.num_kv_heads,
-        "head_dim": shape.head_dim,
-        "vocab_size": shape.vocab_size,
-        "num_parameters": num_stored_parameters(&weights),
-        "stored_dtype": weights.dtype(),
         "target_hash": config.target_hash,
         "training": config.training,
-        "tuned": Tuned::read(dir)?,
         "head": found_adapter_head(dir).as_deref().map(head).transpose()?,
-        "hash": hash_dir(dir, &Silent)?,
-    }))
+    });
+    state_network("self-draft adapter", dir, &config.model, own)
 }
 
 pub(crate) fn eagle3(dir: &Path) -> Result<Value> {

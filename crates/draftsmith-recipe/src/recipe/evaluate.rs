@@ -123,7 +123,9 @@ impl EvaluateRecipe {
         let priced = self.cost_ratios.values().flat_map(BTreeMap::keys);
         let priced = priced.map(|id| (id, "evaluate.cost_ratios"));
         let named = self.drafters.iter().flatten().map(|id| (id, "evaluate.drafters"));
-        for (id, key) in named.chain(priced) {
+        let trees = self.trees.iter().flat_map(|trees| &trees.drafters);
+        let trees = trees.map(|id| (id, "evaluate.trees.drafters"));
+        for (id, key) in named.chain(priced).chain(trees) {
             require(
                 drafters.get(*id).is_some(),
                 key,

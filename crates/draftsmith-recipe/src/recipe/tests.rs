@@ -67,7 +67,10 @@ fn only_evaluated_drafters_are_measured_and_an_exports_recipe_has_one() {
     assert_eq!(ids(&read(&both, &[]).expect("reads")), ["draft", "exit2"]);
     let asked = read(&both, &["evaluate.drafters=['exit2']"]).expect("reads");
     assert_eq!(ids(&asked), ["exit2"]);
-    assert!(message(RECIPE, &["evaluate.drafters=['exit2']"]).contains("`[drafters.exit2]`"));
+    for key in ["drafters", "trees.drafters"] {
+        let given = format!("evaluate.{key}=['exit2']");
+        assert!(message(RECIPE, &[&given]).contains("`[drafters.exit2]`"));
+    }
     let ratios = ["evaluate.cost_ratios.pw={ exit2 = 0.04 }"];
     assert!(message(RECIPE, &ratios).contains("`evaluate.cost_ratios` names the drafter `exit2`"));
     let below = message(&both, &["evaluate.cost_ratios.pw={ exit2 = -1.0 }"]);

@@ -1,7 +1,7 @@
 //! The table `[evaluate.trees]`: candidate trees to measure in addition to the drafters' chains.
 
 use anyhow::Result;
-use draftsmith_theory::{TreeChildren, TreeShape};
+use draftsmith_theory::{DrafterId, TreeChildren, TreeShape};
 use serde::{Deserialize, Serialize};
 
 use super::keys::require;
@@ -15,6 +15,9 @@ pub struct TreesRecipe {
     /// nodes outside the main chain.
     #[serde(default = "default_shapes")]
     pub shapes: Vec<TreeShape>,
+    /// The drafters that draft the trees; all if empty.
+    #[serde(default)]
+    pub drafters: Vec<DrafterId>,
 }
 
 impl TreesRecipe {

@@ -3,14 +3,15 @@
 
 use draftsmith_theory::Trace;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::error::Result;
 
 /// The answer to one prompt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Answer {
-    /// The prompt's id.
-    pub question_id: QuestionId,
+    /// The prompt's id with its type in the prompt file, so that answers can be joined with questions.
+    pub question_id: Value,
     /// The prompt's category.
     pub category: String,
     /// The id `model_id#question_id`. Spec-Bench draws a random id, while ours is reproducible.
@@ -21,16 +22,6 @@ pub struct Answer {
     pub choices: Vec<Choice>,
     /// The Unix time in seconds, which is always 0 so that files are reproducible.
     pub tstamp: f64,
-}
-
-/// A prompt's id with its type in the prompt file, so that answers can be joined with questions.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(untagged)]
-pub enum QuestionId {
-    /// A JSON number.
-    Number(serde_json::Number),
-    /// A JSON string.
-    Text(String),
 }
 
 /// One answer to all turns of a prompt.
@@ -54,13 +45,14 @@ pub struct Choice {
 impl Answer {
     /// Creates an answer with the id `model_id#question_id`.
     pub fn new(
-        question_id: QuestionId,
+        question_id: Value,
         category: impl Into<String>,
         model_id: impl Into<String>,
         choices: Vec<Choice>,
     ) -> Self {
         let model_id = model_id.into();
-        let answer_id = format!("{model_id}#{question_id}");
+        let id = question_id.as_str().map_or_else(|| question_id.to_string(), str::to_owned);
+        let answer_id = format!("{model_id}#{id}");
         Self { question_id, category: category.into(), answer_id, model_id, choices, tstamp: 0.0 }
     }
 }
@@ -84,15 +76,6 @@ fn accept_lengths(trace: &Trace) -> impl Iterator<Item = usize> {
         *left -= kept;
         Some(kept)
     })
-}
-
-impl std::fmt::Display for QuestionId {
-    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        match self {
-            Self::Number(number) => number.fmt(formatter),
-            Self::Text(text) => text.fmt(formatter),
-        }
-    }
 }
 
 /// Formats answers as the text of an answers file, with one JSON object per line.
@@ -139,8 +122,8 @@ mod tests {
         choice.push_turn("Aloha.\n", &trace(&[3, 0], 0));
         choice.push_turn("Again.", &trace(&[1, 4], 2));
         let answers = [
-            Answer::new(QuestionId::Number(81.into()), "writing", "tiny-h0.7", vec![choice]),
-            Answer::new(QuestionId::Text("gsm8k#4".into()), "all", "tiny-h0.7", vec![]),
+            Answer::new(81.into(), "writing", "tiny-h0.7", vec![choice]),
+            Answer::new("gsm8k#4".into(), "all", "tiny-h0.7", vec![]),
         ];
         let text = answers_to_jsonl(&answers).expect("answers are JSON");
         insta::assert_snapshot!(text, @r#"

@@ -57,7 +57,7 @@ fn a_drafter_learns_to_draft_several_tokens() {
     let scores = trained.scores;
     assert!(untrained.accepted_length < 0.5, "{untrained:?}");
     assert!(scores.accepted_length > 2.2, "{scores:?} after {untrained:?}");
-    let [first, .., last] = scores.agreement.as_slice() else { panic!("three steps") };
+    let [first, .., last] = &scores.agreement[..] else { panic!("three steps") };
     assert!(*first > 0.8 && *last > 0.8, "{scores:?}");
     assert!(scores.cross_entropy < untrained.cross_entropy, "{scores:?} after {untrained:?}");
 }
@@ -175,7 +175,7 @@ fn tokens_outside_the_draft_vocabulary_teach_nothing() {
     let coverage = trained.config.vocabulary_coverage().unwrap();
     assert!(coverage > 0.1 && coverage < 0.5, "{coverage}");
     // It learns the labelled tokens, and cannot draft the others. Coverage leaves out each response's last token.
-    let first = trained.scores.agreement.first();
+    let first = trained.scores.agreement[0];
     assert!((first - coverage).abs() < 0.05, "{first} of {coverage}");
 }
 

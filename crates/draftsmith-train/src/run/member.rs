@@ -29,7 +29,7 @@ pub(crate) trait Trainee: Module + Sync {
     /// The sums that validation accumulates over batches.
     type Tally: Send;
     /// The scores that are computed from the sums.
-    type Scores: std::fmt::Debug + Copy + Send + Sync + Serialize + DeserializeOwned + 'static;
+    type Scores: std::fmt::Debug + Clone + Send + Sync + Serialize + DeserializeOwned + 'static;
 
     /// The recipe's section, for messages.
     const SECTION: Section;
@@ -185,11 +185,12 @@ impl<L: Trainee> TrainingMember<L> {
     pub(crate) fn end_epoch(&mut self, epoch: usize, num_steps: usize, validation: L::Scores) {
         let progress = &mut self.progress;
         let training_loss = progress.training_loss();
-        progress.epochs.push(EpochScores { epoch, num_steps, training_loss, validation });
         (progress.loss_sum, progress.num_losses) = (0.0, 0);
         let model = &self.model;
         let best = progress.best.map(|best| model.to_minimise(&progress.epochs[best].validation));
-        if best.is_none_or(|best| model.to_minimise(&validation) < best) {
+        let is_best = best.is_none_or(|best| model.to_minimise(&validation) < best);
+        progress.epochs.push(EpochScores { epoch, num_steps, training_loss, validation });
+        if is_best {
             progress.best = Some(progress.epochs.len() - 1);
             self.best = Some(self.model.valid().part());
         }

@@ -53,7 +53,7 @@ pub(crate) struct Outcome<S> {
     pub(crate) duration: Duration,
 }
 
-impl<M, C, S: Copy + Serialize> Trained<M, C, S> {
+impl<M, C, S: Clone + Serialize> Trained<M, C, S> {
     /// Computes the number of labels or tokens trained on per second of total time.
     pub fn supervised_per_second(&self) -> f64 {
         self.num_supervised as f64 / self.duration.as_secs_f64()
@@ -61,7 +61,8 @@ impl<M, C, S: Copy + Serialize> Trained<M, C, S> {
 
     pub(crate) fn new((model, config): (M, C), outcome: Outcome<S>) -> Self {
         let Outcome { progress, best, interrupted, rows, duration } = outcome;
-        let EpochScores { epoch: best_epoch, validation: scores, .. } = progress.epochs[best];
+        let EpochScores { epoch: best_epoch, validation: scores, .. } =
+            progress.epochs[best].clone();
         let MemberProgress { epochs, num_supervised, num_steps, .. } = progress;
         Self {
             model,
@@ -212,7 +213,7 @@ impl TrainedExport {
     }
 }
 
-impl<M: 'static, C: ExportConfig<M> + 'static, S: Copy + Serialize> From<Trained<M, C, S>>
+impl<M: 'static, C: ExportConfig<M> + 'static, S: Clone + Serialize> From<Trained<M, C, S>>
     for TrainedExport
 {
     fn from(trained: Trained<M, C, S>) -> Self {

@@ -9,7 +9,7 @@ use crate::run::member::Score;
 pub const MAX_STEPS: usize = 8;
 
 /// The scores of one drafter. Means over no tokens are NaN.
-#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DraftScores {
     /// The number of tokens predicted by the first step.
@@ -21,7 +21,7 @@ pub struct DraftScores {
     pub overlap: f64,
     /// For each step, the fraction of tokens for which the drafter's most probable token equals the
     /// response's. The drafter reads the response's tokens before it.
-    pub agreement: StepShares,
+    pub agreement: Vec<f64>,
     /// The mean number of drafted tokens that equal the response's, up to the first difference, in
     /// rounds that begin at every position.
     pub accepted_length: f64,
@@ -85,7 +85,7 @@ impl LessonScores for DraftScores {
     const READS_STEPS: bool = true;
     const SCORES: &'static [Score<Self>] = &[
         Score::higher("accepted length", |scores| scores.accepted_length),
-        Score::higher("agreement", |scores| scores.agreement.first()),
+        Score::higher("agreement", |scores| LessonScores::agreement(scores)),
         Score::lower("cross-entropy", |scores| scores.cross_entropy),
         Score::higher("overlap", |scores| scores.overlap),
     ];
@@ -99,7 +99,7 @@ impl LessonScores for DraftScores {
             num_tokens: tally.num_tokens,
             cross_entropy,
             overlap,
-            agreement: StepShares::new(&shares.collect::<Vec<f64>>()),
+            agreement: shares.collect(),
             accepted_length: mean(tally.num_accepted as f64),
         }
     }
@@ -109,11 +109,11 @@ impl LessonScores for DraftScores {
     }
 
     fn agreement(&self) -> f64 {
-        self.agreement.first()
+        self.agreement.first().copied().unwrap_or(0.0)
     }
 
     fn text(&self) -> String {
-        let shares = self.agreement.as_slice().iter().map(|share| format!("{share:.3}"));
+        let shares = self.agreement.iter().map(|share| format!("{share:.3}"));
         format!(
             "validation over {} tokens: accepted length {:.3}, agreement by step {}, cross-entropy {:.4}, \
              overlap {:.4}",
@@ -156,54 +156,6 @@ impl LessonScores for AdapterScores {
             "validation over {} tokens: cross-entropy {:.4} (the target's own {:.4}), agreement {:.4}, overlap {:.4}",
             self.num_tokens, self.cross_entropy, self.target_entropy, self.agreement, self.overlap,
         )
-    }
-}
-
-/// A fraction for each unrolled step.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
-#[serde(into = "Vec<f64>", try_from = "Vec<f64>")]
-pub struct StepShares {
-    values: [f64; MAX_STEPS],
-    num_steps: usize,
-}
-
-impl StepShares {
-    /// Creates a list of shares, in the order of the steps.
-    ///
-    /// # Panics
-    /// If there are more than [`MAX_STEPS`].
-    pub fn new(shares: &[f64]) -> Self {
-        let mut values = [0.0; MAX_STEPS];
-        values[..shares.len()].copy_from_slice(shares);
-        Self { values, num_steps: shares.len() }
-    }
-
-    /// Returns the share of each step.
-    pub fn as_slice(&self) -> &[f64] {
-        &self.values[..self.num_steps]
-    }
-
-    /// Returns the share of the first step.
-    pub fn first(&self) -> f64 {
-        self.values[0]
-    }
-}
-
-impl From<StepShares> for Vec<f64> {
-    fn from(shares: StepShares) -> Self {
-        shares.as_slice().to_vec()
-    }
-}
-
-impl TryFrom<Vec<f64>> for StepShares {
-    type Error = String;
-
-    fn try_from(shares: Vec<f64>) -> Result<Self, String> {
-        let num = shares.len();
-        if num > MAX_STEPS {
-            return Err(format!("{num} steps, expected at most {MAX_STEPS}"));
-        }
-        Ok(Self::new(&shares))
     }
 }
 
@@ -255,17 +207,7 @@ mod tests {
         let scores = DraftScores::of(tally);
         assert_eq!(scores.num_tokens, 4);
         assert_eq!((scores.cross_entropy, scores.overlap), (1.5, 0.375));
-        assert_eq!(scores.agreement.as_slice(), [0.75, 1.0, 0.5]);
+        assert_eq!(scores.agreement, [0.75, 1.0, 0.5]);
         assert_eq!(scores.accepted_length, 5.0 / 4.0);
-    }
-
-    #[test]
-    fn shares_are_saved_as_a_list() {
-        let shares = StepShares::new(&[0.5, 0.25]);
-        let text = serde_json::to_string(&shares).unwrap();
-        assert_eq!(text, "[0.5,0.25]");
-        assert_eq!(serde_json::from_str::<StepShares>(&text).unwrap(), shares);
-        let error = serde_json::from_str::<StepShares>("[0,0,0,0,0,0,0,0,0]").unwrap_err();
-        assert!(error.to_string().contains("9 steps"), "{error}");
     }
 }

@@ -7,8 +7,8 @@ use anyhow::Result;
 use draftsmith_data::Prompt;
 use draftsmith_report::{
     ALL_CATEGORIES, Answer, Choice, CostRatios, CostSummary, DecodingName, DrafterName,
-    GroupSummary, LEAST_PROMPTS, PromiseOutcome, PromiseSummary, QuestionId, ResultRow, Road,
-    RuleReads, SpeedAtLength, answers_to_jsonl, shown_interval, tokens_per_second, waiting_time,
+    GroupSummary, LEAST_PROMPTS, PromiseOutcome, PromiseSummary, ResultRow, Road, RuleReads,
+    SpeedAtLength, answers_to_jsonl, shown_interval, tokens_per_second, waiting_time,
 };
 use draftsmith_theory::{
     CostModel, DrafterId, Estimate, FixedLengthConfig, Round, RoundCosts, StopRuleConfig,
@@ -438,12 +438,9 @@ fn modelled_tokens_per_second(trace: &Trace, costs: &RoundCosts) -> Option<f64> 
 }
 
 /// Returns the prompt's own id from its file, or else its row id.
-fn question_id(prompt: &Prompt) -> QuestionId {
-    match &prompt.own_id {
-        Some(serde_json::Value::Number(number)) => QuestionId::Number(number.clone()),
-        Some(serde_json::Value::String(text)) => QuestionId::Text(text.clone()),
-        _ => QuestionId::Text(prompt.id.as_str().into()),
-    }
+fn question_id(prompt: &Prompt) -> serde_json::Value {
+    let own = prompt.own_id.clone().filter(|id| id.is_number() || id.is_string());
+    own.unwrap_or_else(|| prompt.id.as_str().into())
 }
 
 /// Computes the seconds per forward in runs of plain decoding, without prefill; `None` without

@@ -46,7 +46,9 @@ impl Setting {
                     }
                 }
             }
-            let trees = evaluate.trees.iter().flat_map(|trees| trees.shapes.iter().copied());
+            let trees = evaluate.trees.iter();
+            let trees = trees.filter(|it| it.drafters.is_empty() || it.drafters.contains(&id));
+            let trees = trees.flat_map(|trees| trees.shapes.iter().copied());
             let trees = trees.map(|shape| DrafterName::Tree(id, shape));
             let after = evaluate.lookup_first.iter().map(|first| DrafterName::After(*first, id));
             let others = after.chain(trees).filter(|_| has_steps);

@@ -179,19 +179,26 @@ pub(crate) const READERS: [Reader; 29] = [
         name: "journal",
         file: "served.jsonl",
         prepare: |_| Ok(()),
-        read: |dir| draftsmith_cli::readers::journal(&dir.join("served.jsonl")),
+        read: |dir| {
+            draftsmith_served::readers::journal(&dir.join("served.jsonl")).map_err(Error::msg)
+        },
     },
     Reader {
         name: "answer",
         file: "answer.json",
         prepare: |_| Ok(()),
-        read: |dir| draftsmith_cli::readers::answer(&std::fs::read(dir.join("answer.json"))?),
+        read: |dir| {
+            draftsmith_served::readers::answer(&std::fs::read(dir.join("answer.json"))?)
+                .map_err(Error::msg)
+        },
     },
     Reader {
         name: "served-states",
         file: "cmpl-1.safetensors",
         prepare: |_| Ok(()),
-        read: |dir| draftsmith_cli::readers::states(&dir.join("cmpl-1.safetensors")),
+        read: |dir| {
+            draftsmith_served::readers::states(&dir.join("cmpl-1.safetensors")).map_err(Error::msg)
+        },
     },
     Reader { name: "recipe", file: "recipe.toml", prepare: |_| Ok(()), read: recipe },
     Reader {
