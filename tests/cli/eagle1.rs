@@ -31,7 +31,7 @@ fn a_trained_eagle_1_drafter_changes_no_token_and_is_exported_for_each_server() 
     let rows = place.json("checkpoints/mine/evaluation/results.json");
     let greedy = rows.as_array().unwrap().iter().filter(|row| row["decoding"] == "greedy");
     let drafted = greedy.filter(|row| row["drafter"] != "none");
-    assert!(drafted.clone().any(|row| row["drafter"] == "it tree 10x10x50"), "{rows}");
+    assert!(drafted.clone().any(|row| row["drafter"] == "it+tree_10x10x50"), "{rows}");
     for row in drafted {
         assert_eq!((&row["lossless"], &row["num_forgiven_ties"]), (&true.into(), &0.into()));
     }

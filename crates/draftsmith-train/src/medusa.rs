@@ -187,7 +187,11 @@ mod tests {
             let alone = train(&target, std::slice::from_ref(training)).remove(0);
             assert_eq!(alone.scores, together.scores);
             assert_eq!(together.scores.agreement.len(), training.num_heads);
-            assert!(together.scores.accepted_length > 0.2, "{:?}", together.scores);
+            // The random target's LM head can tell the patterns apart only in part.
+            let least = if training.lm_heads { 0.2 } else { 0.1 };
+            assert!(together.scores.accepted_length > least, "{:?}", together.scores);
+            let first = &together.epochs[0].validation;
+            assert!(together.scores.cross_entropy < 0.95 * first.cross_entropy, "{first:?}");
             assert_eq!(together.config.vocab_size.is_some(), training.lm_heads);
         }
         let dir = tempfile::tempdir().expect("a directory");
