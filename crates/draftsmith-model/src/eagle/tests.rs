@@ -112,8 +112,7 @@ fn files_are_those_of_each_server_and_damaged_ones_are_refused_by_name() {
         keys.remove("weights_hash");
         keys.insert(key.to_owned(), value);
         std::fs::write(&path, json!(keys).to_string()).expect("written");
-        let error = read(dir.path(), &target).expect_err("refused").to_string();
-        error
+        read(dir.path(), &target).expect_err("refused").to_string()
     };
     assert!(fails("num_hidden_layers", json!(2)).contains("`num_hidden_layers` is 2"));
     assert!(fails("bias", json!(false)).contains("fc.bias"));

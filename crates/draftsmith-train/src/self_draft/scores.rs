@@ -85,7 +85,7 @@ impl LessonScores for DraftScores {
     const READS_STEPS: bool = true;
     const SCORES: &'static [Score<Self>] = &[
         Score::higher("accepted length", |scores| scores.accepted_length),
-        Score::higher("agreement", |scores| LessonScores::agreement(scores)),
+        Score::higher("agreement", Self::agreement),
         Score::lower("cross-entropy", |scores| scores.cross_entropy),
         Score::higher("overlap", |scores| scores.overlap),
     ];
