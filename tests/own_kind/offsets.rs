@@ -1,7 +1,7 @@
 //! A kind of drafter that no crate of this workspace knows: one block that reads which token to predict.
 //!
 //! It reads the target's hidden state h at the last token but one of a round's beginning, and the vector o of an offset,
-//! and proposes the token at that offset: h + SiLU((h + o)·W), then an LM head. So a single forward proposes the whole
+//! and proposes the token at that offset: h + SiLU((h ∘ o)·W), then an LM head. So a single forward proposes the whole
 //! round. Everything here uses public API only.
 
 use std::path::Path;
@@ -208,11 +208,11 @@ impl Offsets {
     pub(crate) fn new(config: &OffsetsConfig, seed: u64, device: &Device) -> Self {
         let mut draws = SeededDraws::new(seed, &["offsets"]);
         let (width, bound) = (config.hidden_size, (config.hidden_size as f64).powf(-0.5));
-        let mut drawn = |shape| uniform_matrix(shape, bound, || draws.uniform(), device);
+        let mut drawn = |shape, bound| uniform_matrix(shape, bound, || draws.uniform(), device);
         Self {
-            block: drawn([width; 2]),
-            offsets: drawn([config.num_offsets, width]),
-            lm_head: drawn([width, config.vocab_size]),
+            block: drawn([width; 2], bound),
+            offsets: drawn([config.num_offsets, width], 2.0),
+            lm_head: drawn([width, config.vocab_size], bound),
         }
     }
 
@@ -240,7 +240,7 @@ impl Offsets {
     fn output(&self, nth: usize, states: Tensor<2>) -> Tensor<2> {
         let mean = (states.clone() * states.clone()).mean_dim(1);
         let normed = states / (mean + 1e-6).sqrt();
-        let read = normed.clone() + self.offsets.val().narrow(0, nth, 1);
+        let read = normed.clone() * self.offsets.val().narrow(0, nth, 1);
         normed + silu(read.matmul(self.block.val()))
     }
 }
