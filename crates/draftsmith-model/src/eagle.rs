@@ -61,7 +61,7 @@ pub struct EagleForm {
 
 /// The key of a drafter's `config.json` that a Llama does not have.
 #[derive(Deserialize)]
-struct OwnKeys {
+struct BiasKey {
     bias: Option<bool>,
 }
 
@@ -118,7 +118,7 @@ impl DraftForm for EagleForm {
     }
 
     fn read(files: &mut DraftFiles<Self>) -> Result<()> {
-        let own: OwnKeys = files.own_keys()?;
+        let own: BiasKey = files.own_keys()?;
         let (num_layers, num_own) = (files.num_target_layers, files.config.model.shape.num_layers);
         let has_bias = files.reader.shape(&format!("{FC}.bias")).is_some();
         files.config.own = Self { has_bias: own.bias.unwrap_or(has_bias) };
