@@ -1,6 +1,6 @@
 //! EAGLE-1 drafters: trained, tuned, measured in chains and EAGLE-2's trees, and exported for each server.
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::block::recipe;
 use crate::doctor::{Tensors, findings};
@@ -36,6 +36,13 @@ fn a_trained_eagle_1_drafter_changes_no_token_and_is_exported_for_each_server() 
         assert_eq!((&row["lossless"], &row["num_forgiven_ties"]), (&true.into(), &0.into()));
     }
 
+    let to_llama_cpp = ["tune", &recipe, "--for", "llama.cpp", "--server-costs", "costs.json"];
+    let cell = |num: u32| json!({ "concurrency": 1, "num_candidates": num, "block_ms": [5.0, 5.0], "tokens_per_round": null });
+    let cells: Vec<Value> = [0, 1, 3].map(cell).into();
+    let costs = json!({ "model": "mock", "num_words": 150, "cells": cells });
+    place.write("costs.json", costs.to_string());
+    place.run(&to_llama_cpp).fails_naming(&["does not load `it`", "hint: "]);
+
     // A later training begins with this drafter.
     let more = "drafters.more={kind='eagle',num_steps=2,initial='checkpoints/mine/it'}";
     place.run(&["train-drafter", &recipe, "more", "--set", more]).ok();
@@ -51,7 +58,9 @@ fn a_trained_eagle_1_drafter_changes_no_token_and_is_exported_for_each_server() 
         commands.contains(r#"\"method\": \"eagle\""#) || commands.contains("eagle"),
         "{commands}"
     );
-    assert!(!commands.contains("llama-server"), "llama.cpp does not load it: {commands}");
+    for other in ["llama-server", "sglang"] {
+        assert!(!commands.contains(other), "it does not load this form: {commands}");
+    }
     export("eagle-sglang", "sglang");
     let has_bias = |dir: &str| Tensors::read(&place.path(dir)).header.contains_key("fc.bias");
     assert_eq!(["vllm", "sglang"].map(has_bias), [false, true]);

@@ -29,6 +29,7 @@ use crate::causal_lm::CausalLm;
 use crate::config::ModelConfig;
 use crate::decoder::attention::{DraftAttention, DraftPlan, Drafts, delayed};
 use crate::decoder::stack::LayerStack;
+use crate::eagle3::Eagle3Config;
 use crate::error::Result;
 use crate::frozen::PackableLinear;
 use crate::kv_cache::KvCache;
@@ -39,10 +40,7 @@ use crate::self_draft::faults::DraftFaultKind;
 use crate::self_draft::files::DraftFiles;
 use crate::self_draft::keys::{DraftKeys, DrafterDir};
 use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts, passing_last};
-use crate::spec::{
-    AttentionNames, AttentionSpec, LayerSpec, LinearSpec, ModelShape, RopeConfig, RopeScaling,
-    SessionFaults,
-};
+use crate::spec::{AttentionNames, AttentionSpec, LayerSpec, LinearSpec, SessionFaults};
 use crate::state_network::{StepNetwork, UnrolledInputs};
 
 /// A drafter's shape and provenance: `config.json` of its directory. Its model is a Llama with the
@@ -74,15 +72,9 @@ impl EagleConfig {
         class.is_some_and(is_eagle1) || config.contains_key("bias")
     }
 
-    /// Configures a drafter of the target's sizes, with a Llama's layer.
+    /// Configures a drafter of the target's sizes, with the layer of an EAGLE-3 drafter, a Llama's.
     pub fn new(target: &ModelConfig) -> Self {
-        let ModelConfig { shape, spec, .. } = target;
-        let num_layers = shape.num_layers;
-        let mut model =
-            ModelConfig::llama(ModelShape { num_layers: 1, ..shape.clone() }, spec.mlp.width);
-        model.spec.norm.epsilon = spec.norm.epsilon;
-        model.spec.rope =
-            RopeConfig { theta: spec.rope.theta, width: None, scaling: RopeScaling::None };
+        let (model, num_layers) = (Eagle3Config::new(target).model, target.shape.num_layers);
         let own = Self::of(model, vec![num_layers], EagleForm::default());
         Self { num_target_layers: Some(num_layers), ..own }
     }

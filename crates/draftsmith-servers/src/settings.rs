@@ -148,7 +148,8 @@ pub fn tune_for_server(
             let read = |set| files.read(RolloutKey { drafter, set, decoding: *decoding });
             let [validation, test] = [read(PromptSet::Validation)?, read(PromptSet::Test)?];
             let id = drafter.id().context("a drafter was recorded")?;
-            let Some(served) = recipe.served(id) else {
+            let served = recipe.served(id).filter(|it| tuning.kind.loads(it.flags));
+            let Some(served) = served else {
                 left_out.insert(id);
                 continue;
             };
@@ -168,8 +169,8 @@ pub fn tune_for_server(
     }
     let notes = left_out.iter().map(|id| {
         format!(
-            "No server drafts well with `{id}`, so it is left out; hint: train an adapter with an attention layer and \
-             without `draft_vocabulary`."
+            "The server does not load `{id}`, or drafts badly with it, so it is left out; hint: train an adapter with an \
+             attention layer and without `draft_vocabulary`, or choose another server."
         )
     });
     let notes: Vec<String> = notes.collect();

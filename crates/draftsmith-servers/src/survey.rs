@@ -440,6 +440,7 @@ impl Surveyor<'_> {
     /// If no server can load the drafter.
     fn served(&self) -> Result<ServedDrafter> {
         let served = self.recipe.served(DrafterId::DRAFT);
+        let served = served.filter(|it| self.tuning.is_none_or(|to| to.kind.loads(it.flags)));
         served.context("no server can load such a drafter; hint: leave out `--for`")
     }
 

@@ -18,7 +18,7 @@ pub struct ServerFlags {
     pub vllm_method: &'static str,
     /// A caveat about vLLM's table of candidate numbers by batch size; `None` if there is none.
     pub vllm_note: Option<&'static str>,
-    /// The value of SGLang's `--speculative-algorithm`.
+    /// The value of SGLang's `--speculative-algorithm`; empty if SGLang does not load this form.
     pub sglang_algorithm: &'static str,
     /// Whether SGLang accepts a table that sets the number of candidates by batch size, and rejection
     /// sampling.
@@ -53,7 +53,8 @@ impl ServerFlags {
         match runtime {
             Runtime::LlamaCpp => !self.llama_cpp_type.is_empty(),
             Runtime::Transformers => self.in_transformers,
-            Runtime::Vllm | Runtime::Sglang => true,
+            Runtime::Sglang => !self.sglang_algorithm.is_empty(),
+            Runtime::Vllm => true,
         }
     }
 
@@ -99,11 +100,12 @@ pub static AS_EAGLE3: ServerFlags = ServerFlags {
     is_block: false,
 };
 
-/// The settings for an EAGLE-1 drafter, which llama.cpp does not load.
+/// The settings for an EAGLE-1 drafter in vLLM's form. SGLang loads another form, and llama.cpp none.
 pub static AS_EAGLE: ServerFlags = ServerFlags {
     form: "eagle",
     vllm_method: "eagle",
-    sglang_algorithm: "EAGLE",
+    sglang_algorithm: "",
+    sglang_adapts: false,
     llama_cpp_type: "",
     llama_cpp_several: None,
     llama_cpp_target: None,

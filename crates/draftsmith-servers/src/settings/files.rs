@@ -94,6 +94,11 @@ impl ServerKind {
         }
     }
 
+    /// Returns whether the server loads a drafter.
+    pub fn loads(self, flags: &ServerFlags) -> bool {
+        self.runtime().is_none_or(|runtime| flags.is_loaded_by(runtime))
+    }
+
     /// Returns whether the server takes a single number of candidates for all loads.
     fn takes_one(self, flags: &ServerFlags) -> bool {
         self == Self::LlamaCpp || self == Self::Sglang && !flags.sglang_adapts
