@@ -71,15 +71,30 @@ fn written(dir: &Path, edit: impl FnOnce(&mut Vec<String>), is_quantised: bool) 
     for (token, id) in vocabulary {
         tokens[id.as_u64().unwrap() as usize].clone_from(token);
     }
+    let mut kinds = vec![1; tokens.len()];
     for added in tokenizer["added_tokens"].as_array().unwrap() {
-        tokens[added["id"].as_u64().unwrap() as usize] =
-            added["content"].as_str().unwrap().to_owned();
+        let id = added["id"].as_u64().unwrap() as usize;
+        tokens[id] = added["content"].as_str().unwrap().to_owned();
+        kinds[id] = if added["special"] == true { 3 } else { 4 };
     }
     edit(&mut tokens);
+    let merges = tokenizer["model"]["merges"].as_array().unwrap().iter();
+    let merges: Vec<String> = merges
+        .map(|merge| {
+            let pair = merge.as_array().unwrap().iter().map(|it| it.as_str().unwrap());
+            pair.collect::<Vec<_>>().join(" ")
+        })
+        .collect();
+    let template = std::fs::read_to_string(dir.join("chat_template.jinja")).unwrap();
     let words = |words: &[u32]| words.iter().flat_map(|it| it.to_le_bytes()).collect::<Vec<u8>>();
     let number = |key: &str, value: u32| [text(key), words(&[4, value])].concat();
+    let string = |key: &str, value: &str| [text(key), words(&[8]), text(value)].concat();
+    let list = |key: &str, kind: u32, num: usize, values: Vec<u8>| {
+        [text(key), words(&[9, kind, num as u32, 0]), values].concat()
+    };
+    let texts = |values: &[String]| values.iter().flat_map(|it| text(it)).collect::<Vec<u8>>();
     let keys = [
-        [text("general.architecture"), words(&[8]), text("llama")].concat(),
+        string("general.architecture", "llama"),
         number("llama.embedding_length", size("hidden_size") as u32),
         number("llama.block_count", size("num_hidden_layers") as u32),
         number("llama.feed_forward_length", size("intermediate_size") as u32),
@@ -88,10 +103,15 @@ fn written(dir: &Path, edit: impl FnOnce(&mut Vec<String>), is_quantised: bool) 
         number("llama.context_length", size("max_position_embeddings") as u32),
         number("llama.attention.key_length", size("head_dim") as u32),
         [text("llama.attention.layer_norm_rms_epsilon"), words(&[6, 1e-5_f32.to_bits()])].concat(),
+        string("tokenizer.ggml.model", "gpt2"),
+        string("tokenizer.ggml.pre", "smollm"),
         number("tokenizer.ggml.bos_token_id", size("bos_token_id") as u32),
-        [text("tokenizer.ggml.tokens"), words(&[9, 8, tokens.len() as u32, 0])].concat(),
+        number("tokenizer.ggml.eos_token_id", size("eos_token_id") as u32),
+        list("tokenizer.ggml.tokens", 8, tokens.len(), texts(&tokens)),
+        list("tokenizer.ggml.token_type", 5, kinds.len(), words(&kinds)),
+        list("tokenizer.ggml.merges", 8, merges.len(), texts(&merges)),
+        string("tokenizer.chat_template", &template),
     ];
-    let tokens: Vec<u8> = tokens.iter().flat_map(|token| text(token)).collect();
     let Tensors { header, bytes, .. } = Tensors::read(dir);
     let (mut infos, mut data, mut num_tensors) = (Vec::new(), Vec::new(), 0_u64);
     for (name, tensor) in header.iter().filter(|(name, _)| *name != "__metadata__") {
@@ -122,7 +142,7 @@ fn written(dir: &Path, edit: impl FnOnce(&mut Vec<String>), is_quantised: bool) 
         data.resize(data.len().next_multiple_of(32), 0);
     }
     let counts = [num_tensors, keys.len() as u64].map(u64::to_le_bytes).concat();
-    let mut file = [b"GGUF\x03\0\0\0".to_vec(), counts, keys.concat(), tokens, infos].concat();
+    let mut file = [b"GGUF\x03\0\0\0".to_vec(), counts, keys.concat(), infos].concat();
     file.resize(file.len().next_multiple_of(32), 0);
     [file, data].concat()
 }
@@ -141,8 +161,10 @@ fn gguf_files_of_target_and_draft_generate_what_their_checkpoints_generate() {
     let expected = generate(&["--target", &target, "--draft", &draft]);
     let found = ["--target", "target.gguf", "--draft", "draft.gguf", "--tokenizer", &target];
     let found = generate(&found);
+    let by_itself = generate(&["--target", "target.gguf", "--draft", "draft.gguf"]);
     for key in ["token_ids", "text", "finish_reason"] {
         assert_eq!(found[key], expected[key], "{key}");
+        assert_eq!(by_itself[key], expected[key], "{key}, with the file's tokenizer");
     }
     let num_rounds = |run: &Value| run["rounds"].as_array().unwrap().len();
     assert_eq!(num_rounds(&found), num_rounds(&expected));
@@ -155,14 +177,18 @@ fn gguf_files_of_target_and_draft_generate_what_their_checkpoints_generate() {
 }
 
 #[test]
-fn a_gguf_target_needs_its_own_tokenizer() {
+fn the_tokenizer_of_a_gguf_target_is_its_own_and_known() {
     let place = Place::new();
     let target = model("target").display().to_string();
-    place.write("target.gguf", converted(&model("target"), |_| {}));
+    let mut bytes = converted(&model("target"), |_| {});
+    let at = bytes.windows(6).position(|it| it == b"smollm").unwrap();
+    bytes[at..at + 6].copy_from_slice(b"smolln");
+    place.write("target.gguf", bytes);
     place.write("other.gguf", converted(&model("target"), |tokens| tokens.reverse()));
     let run = |words: &[&str]| place.run(&[&["generate", "--prompt", "x"], words].concat());
     run(&["--target", "target.gguf"]).fails_naming(&[
-        "`target.gguf` is a GGUF file",
+        "the tokenizer of `target.gguf`",
+        "pre-tokenizer `smolln`",
         "hint: ",
         "`models.tokenizer`",
         "`--tokenizer`",
@@ -177,7 +203,6 @@ fn a_gguf_target_needs_its_own_tokenizer() {
 #[test]
 fn drafters_of_a_quantised_target_are_trained_and_change_no_token() {
     let place = Place::new();
-    let target = model("target").display().to_string();
     for name in ["target", "draft"] {
         let bytes = written(&model(name), |_| {}, true);
         place.write(&format!("{name}.gguf"), bytes);
@@ -185,7 +210,7 @@ fn drafters_of_a_quantised_target_are_trained_and_change_no_token() {
     let optimizer = "optimizer = { num_epochs = 1, validation_fraction = 0.3 }";
     let rules = "rules = { fixed = [2] }";
     let recipe = format!(
-        "models = {{ target = 'target.gguf', tokenizer = '{target}' }}\n\
+        "models.target = 'target.gguf'\n\
          [drafters.draft]\nkind = 'model'\nmodel = 'draft.gguf'\n{rules}\nhead = {{ {optimizer} }}\n\
          [drafters.eagle]\nkind = 'eagle3'\nnum_steps = 2\n{optimizer}\n{rules}\n\
          [drafters.block]\nkind = 'block'\nblock_size = 2\nnum_layers = 1\n{optimizer}\n{rules}\n\
@@ -209,6 +234,7 @@ fn drafters_of_a_quantised_target_are_trained_and_change_no_token() {
     let inspected = || place.run(&["inspect", "target.gguf", "--json"]).json();
     let shown = inspected();
     assert_eq!((&shown["kind"], &shown["stored_dtype"]), (&"model".into(), &"Q8_0".into()));
+    assert_eq!((&shown["tokenizer_size"], &shown["chat_template"]), (&1024.into(), &true.into()));
     assert_eq!(shown["num_layers"], 8);
     // Another precision of the same weights is another target.
     place.write("target.gguf", converted(&model("target"), |_| {}));

@@ -7,6 +7,7 @@ use draftsmith_files::read_text;
 
 use crate::chat_template::ChatTemplate;
 use crate::error::{DataError, Result};
+use crate::text_files::TextFiles;
 
 /// Templates for models that were published without one, by name.
 const BUILT_IN: [(&str, &str); 3] = [
@@ -36,12 +37,12 @@ impl ChatFormat {
     ///
     /// # Errors
     /// If a file is missing or malformed.
-    pub fn choose(dir: &Path, chosen: Option<&str>) -> Result<Self> {
+    pub fn choose(dir: impl Into<TextFiles>, chosen: Option<&str>) -> Result<Self> {
+        let files = dir.into();
         let Some(chosen) = chosen else {
-            let own = ChatTemplate::from_model_dir(dir)?;
-            return Ok(
-                own.map_or_else(|| Self::Unknown(dir.into()), |own| Self::Template(own.into()))
-            );
+            let place = files.place().to_path_buf();
+            let own = ChatTemplate::from_model_dir(files)?;
+            return Ok(own.map_or(Self::Unknown(place), |own| Self::Template(own.into())));
         };
         if chosen == NONE {
             return Ok(Self::LastUserText);
@@ -56,7 +57,7 @@ impl ChatFormat {
                 ))
             })?,
         };
-        Ok(Self::Template(ChatTemplate::with_tokens_of(dir, path, source)?.into()))
+        Ok(Self::Template(ChatTemplate::with_tokens_of(&files, path, source)?.into()))
     }
 
     /// Changes the template, if there is one.

@@ -25,7 +25,8 @@ use serde_json::{Map, Value as Json};
 
 use self::allowance::Allowance;
 use crate::error::{DataError, Result};
-use crate::tokenizer_config::{TokenizerConfig, read_if_present};
+use crate::text_files::TextFiles;
+use crate::tokenizer_config::TokenizerConfig;
 
 /// The file that holds only the template (transformers 5).
 const TEMPLATE_FILE: &str = "chat_template.jinja";
@@ -88,11 +89,11 @@ impl ChatTemplate {
     /// # Errors
     /// If a file cannot be read, `tokenizer_config.json` is not JSON or has a key of the wrong
     /// type, or the template is not valid Jinja or is too large.
-    pub fn from_model_dir(dir: &Path) -> Result<Option<Self>> {
-        let config = TokenizerConfig::from_model_dir(dir)?;
-        let path = dir.join(TEMPLATE_FILE);
-        let (path, source) = match read_if_present(&path)? {
-            Some(source) => (path, source),
+    pub fn from_model_dir(dir: impl Into<TextFiles>) -> Result<Option<Self>> {
+        let files = dir.into();
+        let config = TokenizerConfig::read(&files)?;
+        let (path, source) = match files.read_if_present(TEMPLATE_FILE)? {
+            Some(source) => (files.path(TEMPLATE_FILE), source),
             None => match config.template()? {
                 Some((path, source)) => (path.to_path_buf(), source),
                 None => return Ok(None),
@@ -101,12 +102,12 @@ impl ChatTemplate {
         Self::new(path, source, config).map(Some)
     }
 
-    /// Builds a template from `source`, with the special tokens of the model in `dir`.
+    /// Builds a template from `source`, with the special tokens of a model.
     ///
     /// # Errors
     /// As for [`Self::from_model_dir`].
-    pub(crate) fn with_tokens_of(dir: &Path, path: &Path, source: String) -> Result<Self> {
-        Self::new(path.to_path_buf(), source, TokenizerConfig::from_model_dir(dir)?)
+    pub(crate) fn with_tokens_of(files: &TextFiles, path: &Path, source: String) -> Result<Self> {
+        Self::new(path.to_path_buf(), source, TokenizerConfig::read(files)?)
     }
 
     fn new(path: PathBuf, source: String, config: TokenizerConfig) -> Result<Self> {

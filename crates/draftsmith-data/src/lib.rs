@@ -32,6 +32,7 @@ mod prompts;
 mod provenance;
 mod responses;
 mod rollouts;
+mod text_files;
 mod tokenizer;
 mod tokenizer_config;
 
@@ -55,4 +56,5 @@ pub use rollouts::{
     read_rollout_provenance, read_rollouts, rollouts_path, rollouts_paths, validate_rollouts,
     write_rollouts,
 };
+pub use text_files::TextFiles;
 pub use tokenizer::{StopStrings, TextStream, TextTokenizer};

@@ -6,19 +6,20 @@ mod stop_strings;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::{hash_bytes, hash_file, read_bytes};
+use draftsmith_files::{hash_bytes, hash_file};
 use tokenizers::{ModelWrapper, Tokenizer};
 
 use crate::caught::caught;
 use crate::chat_format::ChatFormat;
 use crate::chat_template::Message;
 use crate::error::{DataError, Result};
+use crate::text_files::TextFiles;
 use crate::tokenizer_config::TokenizerConfig;
 
 pub use stop_strings::StopStrings;
 
 /// The file of a checkpoint directory that holds the tokenizer.
-const TOKENIZER_FILE: &str = "tokenizer.json";
+pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The files of older formats: SentencePiece, GPT-2, BERT and Mistral.
 const OLD_FILES: [&str; 4] = ["tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"];
 
@@ -42,7 +43,8 @@ const MAX_HELD_BACK: usize = 64;
 pub struct TextTokenizer {
     path: PathBuf,
     tokenizer: Tokenizer,
-    /// Whether `tokenizer_config.json` changes what `tokenizer.json` does.
+    /// Whether the tokenizer is another than that of the file at `path`, which `tokenizer_config.json`
+    /// may change.
     is_changed: bool,
     /// What the user should know of the files, one sentence each.
     notes: Vec<String>,
@@ -55,9 +57,10 @@ impl TextTokenizer {
     ///
     /// # Errors
     /// If a file cannot be read or is not a tokenizer, or if there is only an older format.
-    pub fn from_model_dir(dir: &Path) -> Result<Self> {
-        let path = dir.join(TOKENIZER_FILE);
-        let bytes = read_bytes(&path).map_err(|e| {
+    pub fn from_model_dir(dir: impl Into<TextFiles>) -> Result<Self> {
+        let files = dir.into();
+        let (path, dir) = (files.path(TOKENIZER_FILE), files.place());
+        let text = files.read(TOKENIZER_FILE).map_err(|e| {
             match OLD_FILES.into_iter().find(|old| dir.join(old).is_file()) {
                 Some(found) if e.kind() == std::io::ErrorKind::NotFound => {
                     let dir = dir.display();
@@ -71,14 +74,16 @@ impl TextTokenizer {
                 _ => DataError::io("read", &path, e),
             }
         })?;
-        if let Some(length) = longest_text(&bytes).filter(|length| *length > MAX_TEXT_BYTES) {
+        if let Some(length) =
+            longest_text(text.as_bytes()).filter(|length| *length > MAX_TEXT_BYTES)
+        {
             let problem = format!("it has a text of {length} bytes, longer than any token");
             return Err(DataError::text(&path, "load the tokenizer", &problem));
         }
-        let config = TokenizerConfig::from_model_dir(dir)?;
+        let config = TokenizerConfig::read(&files)?;
         let mut notes = Vec::new();
         let (tokenizer, is_changed) = guard(&path, "load the tokenizer", || {
-            let mut tokenizer = Tokenizer::from_bytes(&bytes)?;
+            let mut tokenizer = Tokenizer::from_bytes(&text)?;
             tokenizer.with_padding(None).with_truncation(None)?;
             let dropout = drop_dropout(&mut tokenizer);
             notes.extend(dropout.map(|dropout| {
@@ -87,7 +92,8 @@ impl TextTokenizer {
                     path.display()
                 )
             }));
-            let is_changed = config.apply(&mut tokenizer)? || dropout.is_some();
+            let is_changed =
+                config.apply(&mut tokenizer)? || dropout.is_some() || files.made().is_some();
             notes.extend(config.rebuilt_pipeline(&tokenizer));
             Ok((tokenizer, is_changed))
         })?;

@@ -7,13 +7,13 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::{if_present, read_text};
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::{AddedToken, NormalizerWrapper, Tokenizer};
 
 use crate::error::{DataError, Result};
+use crate::text_files::TextFiles;
 
 /// The file that holds special tokens and, in transformers 4, the chat template.
 pub(crate) const CONFIG_FILE: &str = "tokenizer_config.json";
@@ -57,31 +57,29 @@ struct WrittenToken {
 }
 
 impl TokenizerConfig {
-    /// Reads the files of a checkpoint directory.
+    /// Reads the files that exist.
     ///
     /// # Errors
     /// If a file cannot be read, is not JSON, or has a token of the wrong form.
-    pub(crate) fn from_model_dir(dir: &Path) -> Result<Self> {
-        let path = dir.join(CONFIG_FILE);
-        let keys = read_object(&path)?;
+    pub(crate) fn read(files: &TextFiles) -> Result<Self> {
+        let (path, keys) = read_object(files, CONFIG_FILE)?;
         let special_tokens = named_tokens(&path, &keys)?;
         let unnamed_tokens = unnamed_tokens(&path, &keys)?;
         let added_tokens = added_tokens(&path, &keys)?;
         let is_whole = keys.contains_key("added_tokens_decoder");
         let mut config = Self { path, keys, special_tokens, unnamed_tokens, added_tokens };
         if !is_whole {
-            config.read_older_files(dir)?;
+            config.read_older_files(files)?;
         }
         Ok(config)
     }
 
-    fn read_older_files(&mut self, dir: &Path) -> Result<()> {
-        let path = dir.join(SPECIAL_TOKENS_FILE);
-        let keys = read_object(&path)?;
+    fn read_older_files(&mut self, files: &TextFiles) -> Result<()> {
+        let (path, keys) = read_object(files, SPECIAL_TOKENS_FILE)?;
         self.special_tokens.extend(named_tokens(&path, &keys)?);
         self.unnamed_tokens.extend(unnamed_tokens(&path, &keys)?);
-        let path = dir.join(ADDED_TOKENS_FILE);
-        for (content, id) in read_object(&path)? {
+        let (path, keys) = read_object(files, ADDED_TOKENS_FILE)?;
+        for (content, id) in keys {
             let id = id.as_u64().and_then(|id| u32::try_from(id).ok());
             let id = id.ok_or_else(|| error(&path, &content, "must be a token id"))?;
             let is_special = self.named_and_unnamed().any(|token| *token == content);
@@ -199,17 +197,13 @@ fn prepends_always(normalizer: Option<&NormalizerWrapper>) -> bool {
         && matches!(second, NormalizerWrapper::Replace(replace) if replace.content == "▁")
 }
 
-/// Reads a text file; `None` if it does not exist.
-pub(crate) fn read_if_present(path: &Path) -> Result<Option<String>> {
-    if_present(read_text(path)).map_err(|e| DataError::io("read", path, e))
-}
-
 /// Reads a file that is a JSON object. It has no keys if it does not exist or is null.
-fn read_object(path: &Path) -> Result<Map<String, Value>> {
-    let Some(text) = read_if_present(path)? else { return Ok(Map::new()) };
+fn read_object(files: &TextFiles, name: &str) -> Result<(PathBuf, Map<String, Value>)> {
+    let path = files.path(name);
+    let Some(text) = files.read_if_present(name)? else { return Ok((path, Map::new())) };
     let keys: Option<_> =
-        serde_json::from_str(&text).map_err(|e| DataError::json(path, 1, 1, &e))?;
-    Ok(keys.unwrap_or_default())
+        serde_json::from_str(&text).map_err(|e| DataError::json(&path, 1, 1, &e))?;
+    Ok((path, keys.unwrap_or_default()))
 }
 
 fn named_tokens(path: &Path, keys: &Map<String, Value>) -> Result<BTreeMap<&'static str, String>> {

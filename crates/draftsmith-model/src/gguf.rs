@@ -6,6 +6,7 @@
 
 #[cfg(test)]
 pub(crate) mod tests;
+mod text;
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -25,6 +26,8 @@ const MAX_ENTRIES: u64 = 1 << 17;
 const MAX_TOKENS: u64 = 1 << 24;
 /// The greatest length of a text, and of all lists of numbers together; the rest is skipped.
 const MAX_KEPT: usize = 4096;
+/// The greatest length of a chat template in bytes.
+const MAX_TEMPLATE: usize = 1 << 20;
 /// The number of bytes of each type's values: numbers, a text and a list.
 const SIZES: [usize; 13] = [1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8];
 /// The numbers of the types of texts and lists.
@@ -32,6 +35,8 @@ const TEXT: u64 = 8;
 const LIST: u64 = 9;
 /// The key of the vocabulary.
 const TOKENS: &str = "tokenizer.ggml.tokens";
+/// The key of the chat template.
+const TEMPLATE: &str = "tokenizer.chat_template";
 const CUT: &str = "it ends within its header";
 
 /// The header of a GGUF file.
@@ -47,8 +52,8 @@ pub struct Gguf {
     pub tensors: BTreeMap<String, GgufTensor>,
     /// The offset of the first tensor's bytes.
     pub(crate) data_start: u64,
-    /// The offset of the vocabulary's first text.
-    tokens_start: u64,
+    /// The offsets of the lists, by key.
+    lists: BTreeMap<String, u64>,
 }
 
 /// A tensor's shape, type and place, as the header claims them.
@@ -86,25 +91,26 @@ impl Gguf {
         if num_entries > MAX_ENTRIES {
             return Err(source.broken(format!("it claims {num_entries} entries")));
         }
-        let (mut values, mut tensors, mut tokens_start) = (BTreeMap::new(), BTreeMap::new(), 0);
+        let (mut values, mut lists, mut tensors) =
+            <(BTreeMap<_, _>, BTreeMap<_, _>, BTreeMap<_, _>)>::default();
         for _ in 0..num_keys {
-            let (key, kind) = (source.text()?, source.number(4)?);
-            // The texts follow their type and number.
-            let start = source.position() + 12;
+            let (key, kind) = (source.text(MAX_KEPT)?, source.number(4)?);
+            if kind == LIST {
+                lists.insert(key.clone(), source.position());
+            }
             let value = source.value(&key, kind)?;
             if key == TOKENS {
                 let is_list = kind == LIST && value.as_u64().is_some_and(|num| num < MAX_TOKENS);
                 if !is_list {
                     return Err(source.broken(format!("key `{TOKENS}` is not a list of tokens")));
                 }
-                tokens_start = start;
             }
             if values.insert(key.clone(), value).is_some() {
                 return Err(source.broken(format!("it has key `{key}` twice")));
             }
         }
         for _ in 0..num_tensors {
-            let (name, num_dims) = (source.text()?, source.number(4)?);
+            let (name, num_dims) = (source.text(MAX_KEPT)?, source.number(4)?);
             if num_dims > 4 {
                 return Err(source.broken(format!("tensor `{name}` has {num_dims} dimensions")));
             }
@@ -122,7 +128,7 @@ impl Gguf {
         let architecture = values.get("general.architecture").and_then(Value::as_str);
         let architecture = architecture.unwrap_or_default().to_owned();
         let path = path.to_path_buf();
-        Ok(Self { path, architecture, values, tensors, data_start, tokens_start })
+        Ok(Self { path, architecture, values, tensors, data_start, lists })
     }
 
     /// Returns the value of one of the architecture's keys, which begin with its name.
@@ -140,8 +146,21 @@ impl Gguf {
     /// # Errors
     /// If the file cannot be read.
     pub fn tokens(&self) -> Result<Vec<String>> {
-        let mut source = GgufBytes::open(&self.path, self.tokens_start)?;
-        (0..self.num_tokens().unwrap_or(0)).map(|_| source.text()).collect()
+        self.texts(TOKENS)
+    }
+
+    /// Reads a list of texts, which are cut if they are long; empty without one.
+    fn texts(&self, key: &str) -> Result<Vec<String>> {
+        let Some((mut source, TEXT, num)) = self.list(key)? else { return Ok(Vec::new()) };
+        (0..num).map(|_| source.text(MAX_KEPT)).collect()
+    }
+
+    /// Opens a list. Returns its values' bytes, type and number.
+    fn list(&self, key: &str) -> Result<Option<(GgufBytes<'_>, u64, u64)>> {
+        let Some(start) = self.lists.get(key) else { return Ok(None) };
+        let mut source = GgufBytes::open(&self.path, *start)?;
+        let (kind, num) = (source.number(4)?, source.number(8)?);
+        Ok(Some((source, kind, num)))
     }
 
     /// Describes a malformed file.
@@ -189,9 +208,10 @@ impl<'a> GgufBytes<'a> {
         Ok(u64::from_le_bytes(bytes))
     }
 
-    fn text(&mut self) -> Result<String> {
+    /// Reads a text of which at most `most` bytes are kept.
+    fn text(&mut self, most: usize) -> Result<String> {
         let (num_bytes, mut kept) = (self.number(8)?, Vec::new());
-        let read = (&mut self.bytes).take(num_bytes.min(MAX_KEPT as u64)).read_to_end(&mut kept);
+        let read = (&mut self.bytes).take(num_bytes.min(most as u64)).read_to_end(&mut kept);
         let num_read = read.map_err(|e| ModelError::io("read", self.path, e))?;
         self.skip(num_bytes - num_read as u64)?;
         Ok(String::from_utf8_lossy(&kept).into_owned())
@@ -212,7 +232,8 @@ impl<'a> GgufBytes<'a> {
 
     fn value(&mut self, key: &str, kind: u64) -> Result<Value> {
         if kind == TEXT {
-            return Ok(self.text()?.into());
+            let most = if key == TEMPLATE { MAX_TEMPLATE } else { MAX_KEPT };
+            return Ok(self.text(most)?.into());
         }
         if kind != LIST {
             return self.scalar(key, kind);

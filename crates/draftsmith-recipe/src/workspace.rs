@@ -24,7 +24,7 @@ pub(crate) use self::model_dir::check_merged;
 pub use self::model_dir::hash_dir;
 use self::model_dir::{ModelDir, TARGET, get_or_read};
 pub use self::models::{LayersNeeded, Models};
-pub use self::text::{TextIdentity, TextSource};
+pub use self::text::{TextIdentity, TextSource, text_files};
 use crate::answer_files::read_answers;
 use crate::hub::{HubWeights, model_dir};
 use crate::pair::Pair;

@@ -483,7 +483,7 @@ fn tokenizers(patient: &mut Patient<'_>) -> Result<()> {
     if !patient.dir.join("tokenizer.json").is_file() {
         return Ok(());
     }
-    let own = TextTokenizer::from_model_dir(&patient.dir)?;
+    let own = TextTokenizer::from_model_dir(&*patient.dir)?;
     let target_dir = text_dir(patient.target_dir);
     if is_gguf(patient.target_dir) && !target_dir.join("tokenizer.json").is_file() {
         return Ok(

@@ -5,9 +5,10 @@ use std::sync::{Arc, OnceLock};
 
 use burn::tensor::Device;
 use draftsmith_data::{ChatFormat, Message, TextTokenizer};
-use draftsmith_model::{CausalLm, WeightDtype, hash_model_dir, text_dir};
+use draftsmith_model::{CausalLm, WeightDtype, hash_model_dir};
 use draftsmith_recipe::Silent;
 use draftsmith_recipe::hub::{HubWeights, model_dir};
+use draftsmith_recipe::workspace::text_files;
 
 use crate::{Error, Result};
 
@@ -26,7 +27,7 @@ pub struct Model {
 impl Model {
     /// Loads a checkpoint directory in Hugging Face's format: `config.json`, weights,
     /// `tokenizer.json`, and the chat template if there is one. Instead of a directory, `dir` may be
-    /// a GGUF file with these two beside it. The model computes in f32. On the CPU, weights keep the
+    /// a GGUF file, with these two beside it or made from it. The model computes in f32. On the CPU, weights keep the
     /// dtype of their files in memory.
     ///
     /// # Errors
@@ -41,12 +42,13 @@ impl Model {
     /// As [`Model::load`].
     pub fn load_as(dir: impl AsRef<Path>, dtype: WeightDtype, device: &Device) -> Result<Self> {
         let dir = dir.as_ref();
-        let tokenizer = TextTokenizer::from_model_dir(text_dir(dir))?;
-        let chat_format = ChatFormat::choose(text_dir(dir), None)?;
+        let files = text_files(dir)?;
+        let tokenizer = TextTokenizer::from_model_dir(files.clone())?;
+        let chat_format = ChatFormat::choose(files.clone(), None)?;
         let network = CausalLm::load(dir, dtype, None, device)?;
         let (known, embedded) = (tokenizer.vocab_size(), network.shape().vocab_size);
         if known > embedded {
-            let path = text_dir(dir).join("tokenizer.json");
+            let path = files.place().to_path_buf();
             return Err(Error::Tokenizer { path, known, embedded });
         }
         let (tokenizer, chat_format) = (Arc::new(tokenizer), Arc::new(chat_format));
@@ -85,7 +87,7 @@ impl Model {
     /// # Errors
     /// If the file is missing or malformed.
     pub fn with_chat_template(self, chosen: &str) -> Result<Self> {
-        let chat_format = Arc::new(ChatFormat::choose(&self.dir, Some(chosen))?);
+        let chat_format = Arc::new(ChatFormat::choose(text_files(&self.dir)?, Some(chosen))?);
         Ok(Self { chat_format, chat_template: Some(chosen.into()), ..self })
     }
 

@@ -5,10 +5,10 @@ use std::path::Path;
 use crate::exports::config_keys::read_keys;
 use crate::exports::found_adapter_head;
 use crate::exports::tuned::Tuned;
-use crate::workspace::hash_dir;
+use crate::workspace::{hash_dir, text_files};
 use anyhow::Result;
-use draftsmith_data::{ChatTemplate, TextTokenizer};
-use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader, text_dir};
+use draftsmith_data::{ChatTemplate, TextFiles, TextTokenizer};
+use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
 use serde_json::{Value, json};
 
 use crate::watch::Silent;
@@ -21,10 +21,12 @@ pub fn model(dir: &Path) -> Result<Value> {
     let config = ModelConfig::from_model_dir(dir)?;
     let shape = &config.shape;
     let weights = WeightReader::open_dir(dir)?;
-    let text = text_dir(dir);
-    let has_tokenizer = text.join("tokenizer.json").is_file();
-    let tokenizer = has_tokenizer.then(|| TextTokenizer::from_model_dir(text)).transpose()?;
-    let template = ChatTemplate::from_model_dir(text)?;
+    let text = text_files(dir).ok();
+    let has_tokenizer =
+        |it: &TextFiles| it.made().is_some() || it.place().join("tokenizer.json").is_file();
+    let with_tokenizer = text.clone().filter(has_tokenizer);
+    let tokenizer = with_tokenizer.map(TextTokenizer::from_model_dir).transpose()?;
+    let template = text.map(ChatTemplate::from_model_dir).transpose()?.flatten();
     Ok(json!({
         "kind": "model",
         "architecture": config.architecture.model_type(),

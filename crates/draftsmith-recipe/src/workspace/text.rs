@@ -6,8 +6,8 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
 
 use anyhow::{Context, Result, bail, ensure};
-use draftsmith_data::{ChatFormat, StopStrings, TextTokenizer};
-use draftsmith_model::{Gguf, is_gguf, text_dir};
+use draftsmith_data::{ChatFormat, StopStrings, TextFiles, TextTokenizer};
+use draftsmith_model::{Gguf, ModelError, is_gguf, text_dir};
 use serde::Serialize;
 use serde_json::{Map, Value};
 
@@ -60,12 +60,12 @@ impl TextSource {
     pub fn of_target(&self, models: &Models) -> Result<&TextSide> {
         get_or_read(&self.target, || {
             models.target.check()?;
-            let dir = self.dir(models)?;
+            let files = self.files(models)?;
             models.watch.reads("tokenizer");
-            let tokenizer = Arc::new(TextTokenizer::from_model_dir(dir)?);
+            let tokenizer = Arc::new(TextTokenizer::from_model_dir(files.clone())?);
             check_gguf(&tokenizer, &models.target)?;
             tokenizer.notes().iter().for_each(|note| models.watch.note(note.clone()));
-            let mut chat_format = ChatFormat::choose(dir, self.chat_template.as_deref())?;
+            let mut chat_format = ChatFormat::choose(files.clone(), self.chat_template.as_deref())?;
             if let Some(date) = &self.date {
                 chat_format =
                     chat_format.map(|it| it.with_date(date)).context("key `models.date`")?;
@@ -76,8 +76,8 @@ impl TextSource {
                 .context("key `models.template_arguments`")?;
             let chat_format = Arc::new(chat_format);
             let mut config = models.target_config()?.clone();
-            if is_gguf(models.target_dir()) || self.dir.is_some() {
-                config.read_end_tokens(dir)?;
+            if files.made().is_none() && (is_gguf(models.target_dir()) || self.dir.is_some()) {
+                config.read_end_tokens(files.place())?;
             }
             let shape = &config.shape;
             let (known, embedded) = (tokenizer.vocab_size(), shape.vocab_size);
@@ -85,9 +85,9 @@ impl TextSource {
             // token is refused by itself.
             ensure!(
                 known <= embedded + MOST_UNEMBEDDED,
-                "`{}` has {known} tokens, but the model has embeddings for {embedded}: the \
+                "the tokenizer in `{}` has {known} tokens, but the model has embeddings for {embedded}: the \
                  tokenizer does not belong to this model",
-                dir.join("tokenizer.json").display()
+                files.place().display()
             );
             let chosen = self.ends.eos_token_ids.as_ref();
             let eos_token_ids = chosen.unwrap_or(&shape.eos_token_ids).clone();
@@ -106,21 +106,12 @@ impl TextSource {
         })
     }
 
-    /// Returns the directory of the target's tokenizer and chat template.
+    /// Returns the files of the target's tokenizer and chat template.
     ///
     /// # Errors
-    /// If the target is a GGUF file without a tokenizer beside it, and no directory is given.
-    pub fn dir<'a>(&'a self, models: &'a Models) -> Result<&'a Path> {
-        let target = models.target_dir();
-        let dir = self.dir.as_deref().unwrap_or(text_dir(target));
-        ensure!(
-            self.dir.is_some() || !is_gguf(target) || dir.join("tokenizer.json").is_file(),
-            "the target `{}` is a GGUF file, and its tokenizer is read from a directory; hint: put the model's \
-             `tokenizer.json`, chat template and `generation_config.json` beside the file, or name their directory \
-             with the recipe's key `models.tokenizer` or with `--tokenizer`",
-            target.display()
-        );
-        Ok(dir)
+    /// As for [`text_files`].
+    pub fn files(&self, models: &Models) -> Result<TextFiles> {
+        Ok(text_files(self.dir.as_deref().unwrap_or(models.target_dir()))?)
     }
 
     /// Checks that a model's tokenizer equals the target's.
@@ -160,6 +151,19 @@ impl TextSource {
     }
 }
 
+/// Returns the files of a model's tokenizer and chat template. For a GGUF file, they are those beside it,
+/// else they are made from it.
+///
+/// # Errors
+/// If they cannot be made from a GGUF file.
+pub fn text_files(model: &Path) -> Result<TextFiles, ModelError> {
+    let dir = text_dir(model);
+    if !is_gguf(model) || dir.join("tokenizer.json").is_file() {
+        return Ok(dir.into());
+    }
+    Ok(TextFiles::made_from(model, Gguf::read(model)?.text_files()?))
+}
+
 /// Checks that a tokenizer has the vocabulary of a model, if that is a GGUF file with one.
 fn check_gguf(tokenizer: &TextTokenizer, model: &ModelDir) -> Result<()> {
     match is_gguf(&model.dir) {
@@ -167,3 +171,6 @@ fn check_gguf(tokenizer: &TextTokenizer, model: &ModelDir) -> Result<()> {
         false => Ok(()),
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -8,6 +8,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use draftsmith_data::{DraftColumns, FinishReason, Provenance, ResponseRow, TextTokenizer};
 use draftsmith_files::write_whole;
+use draftsmith_recipe::workspace::text_files;
 use draftsmith_report::{
     DataPage, Plot, PlotContent, ShownRow, ShownToken, SourceFigures, bin_of, bins,
     render_data_html,
@@ -82,7 +83,7 @@ impl PageArguments {
 
 /// Reads the tokenizer and checks that it is the data's.
 fn data_tokenizer(dir: &Path, provenance: &Provenance) -> Result<TextTokenizer> {
-    let tokenizer = TextTokenizer::from_model_dir(dir)?;
+    let tokenizer = TextTokenizer::from_model_dir(text_files(dir)?)?;
     if tokenizer.hash()? != provenance.tokenizer {
         bail!(
             "the tokenizer in `{}` differs from the data's; hint: give the data's target as \

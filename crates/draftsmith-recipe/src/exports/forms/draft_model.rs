@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use anyhow::Result;
+use draftsmith_files::write_whole;
 use draftsmith_model::{AdapterConfig, CausalLm};
 use serde_json::json;
 
@@ -47,7 +48,7 @@ pub(crate) fn write_draft_model(
 ) -> Result<CausalLm> {
     let target = &workspace.target_alone()?.target;
     let model = adapter.draft_model(config, target)?;
-    let text_dir = workspace.text.dir(&workspace.models)?;
+    let files = workspace.text.files(&workspace.models)?;
     model.write_model_dir(out, target.stored_dtype())?;
     let made_of = json!({
         "draft_model_of": {
@@ -58,8 +59,17 @@ pub(crate) fn write_draft_model(
         }
     });
     write_keys(&out.join("config.json"), [(MADE_OF, made_of)])?;
-    for name in TEXT_FILES.iter().chain(&["generation_config.json"]) {
-        copy_if_there(text_dir, out, name)?;
+    match files.made() {
+        Some(made) => {
+            for (name, contents) in made {
+                write_whole(&out.join(name), contents)?;
+            }
+        }
+        None => {
+            for name in TEXT_FILES.iter().chain(&["generation_config.json"]) {
+                copy_if_there(files.place(), out, name)?;
+            }
+        }
     }
     Ok(model)
 }
