@@ -71,7 +71,13 @@ trait PanelForm {
     const SCALES: Scales;
 
     /// See [`Lanes::dot`].
-    fn dot<I: Lanes>(lanes: I, sums: I::Ints, weights: I::Bytes, inputs: [i8; 4]) -> I::Ints;
+    fn dot<I: Lanes>(
+        lanes: I,
+        sums: I::Sums,
+        weights: I::Bytes,
+        inputs: [i8; 4],
+        step: usize,
+    ) -> I::Sums;
 }
 
 /// Defines a [`PanelForm`] for each type, and a function that multiplies with a type's kernel.
@@ -87,11 +93,12 @@ macro_rules! forms {
                 #[inline(always)]
                 fn dot<I: Lanes>(
                     lanes: I,
-                    sums: I::Ints,
+                    sums: I::Sums,
                     weights: I::Bytes,
                     inputs: [i8; 4],
-                ) -> I::Ints {
-                    lanes.dot::<$bits>(sums, weights, inputs)
+                    step: usize,
+                ) -> I::Sums {
+                    lanes.dot::<$bits>(sums, weights, inputs, step)
                 }
             }
         )+
@@ -140,7 +147,9 @@ enum Instructions {
     #[cfg(target_arch = "x86_64")]
     Vnni(lanes::Vnni),
     #[cfg(target_arch = "x86_64")]
-    Avx2(lanes::Avx2),
+    AvxVnni(lanes::Avx2<true>),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(lanes::Avx2<false>),
     Portable(Portable),
 }
 
@@ -245,6 +254,8 @@ impl QuantisedLines {
             #[cfg(target_arch = "x86_64")]
             Instructions::Vnni(lanes) => multiply_with(lanes, self.kind, rows, panels, output),
             #[cfg(target_arch = "x86_64")]
+            Instructions::AvxVnni(lanes) => multiply_with(lanes, self.kind, rows, panels, output),
+            #[cfg(target_arch = "x86_64")]
             Instructions::Avx2(lanes) => multiply_with(lanes, self.kind, rows, panels, output),
             Instructions::Portable(lanes) => {
                 multiply_with(lanes, self.kind, rows, panels, output);
@@ -282,6 +293,9 @@ impl Instructions {
         {
             if let Some(lanes) = lanes::Vnni::try_new() {
                 return Self::Vnni(lanes);
+            }
+            if let Some(lanes) = lanes::Avx2::try_new() {
+                return Self::AvxVnni(lanes);
             }
             if let Some(lanes) = lanes::Avx2::try_new() {
                 return Self::Avx2(lanes);

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use anyhow::{Error, Result};
 use burn::tensor::Device;
 use draftsmith_data::{
-    ChatTemplate, Incomplete, MANIFEST, Message, Prompts, ShardPlace, TextTokenizer, broken_shards,
-    read_dir, read_rollouts, read_shard, shard_path, write_manifest, write_shard,
+    ChatTemplate, Incomplete, MANIFEST, Message, Prompts, ShardPlace, TextFiles, TextTokenizer,
+    broken_shards, read_dir, read_rollouts, read_shard, shard_path, write_manifest, write_shard,
 };
 use draftsmith_decode::{Limits, ModelSession, decode_plain};
 use draftsmith_model::{
@@ -22,6 +22,7 @@ use draftsmith_model::{
     HeadReads, Medusa, MedusaConfig, ModelConfig, WeightDtype, WeightReader, read_id_lists,
     read_metadata,
 };
+use draftsmith_recipe::workspace::text_files;
 use draftsmith_servers::costs::ServerCostsFile;
 use draftsmith_servers::doctor::diagnose;
 use draftsmith_theory::{
@@ -80,6 +81,10 @@ pub(crate) const READERS: [Reader; 29] = [
         read: |dir| {
             let path = dir.join("model.gguf");
             Gguf::read(&path)?.tokens()?;
+            if let Ok(files) = text_files(&path) {
+                tokenizer(files.clone())?;
+                template(files)?;
+            }
             model(&path)
         },
     },
@@ -101,12 +106,17 @@ pub(crate) const READERS: [Reader; 29] = [
         prepare: |dir| copy_model(dir, &["config.json", "model.safetensors"]),
         read: model,
     },
-    Reader { name: "tokenizer", file: "tokenizer.json", prepare: |_| Ok(()), read: tokenizer },
+    Reader {
+        name: "tokenizer",
+        file: "tokenizer.json",
+        prepare: |_| Ok(()),
+        read: |dir| tokenizer(dir),
+    },
     Reader {
         name: "tokenizer-config",
         file: "tokenizer_config.json",
         prepare: |_| Ok(()),
-        read: template,
+        read: |dir| template(dir),
     },
     Reader {
         name: "template",
@@ -114,7 +124,7 @@ pub(crate) const READERS: [Reader; 29] = [
         prepare: |dir| {
             put(dir, "tokenizer_config.json", r#"{"bos_token": "<s>", "eos_token": "</s>"}"#)
         },
-        read: template,
+        read: |dir| template(dir),
     },
     Reader {
         name: "messages",
@@ -360,8 +370,8 @@ const TEXTS: [&str; 4] = [
     "",
 ];
 
-fn tokenizer(dir: &Path) -> Result<()> {
-    let tokenizer = TextTokenizer::from_model_dir(dir)?;
+fn tokenizer(files: impl Into<TextFiles>) -> Result<()> {
+    let tokenizer = TextTokenizer::from_model_dir(files)?;
     let _ = (tokenizer.vocab_size(), tokenizer.hash());
     TextTokenizer::check_shared(&tokenizer, &tokenizer)?;
     for (text, special) in TEXTS.iter().zip([true, false, true, false]) {
@@ -380,8 +390,8 @@ fn chat() -> [Message; 3] {
     [Message::user(TEXTS[0]), Message::assistant(TEXTS[2]), Message::user("2 + 2?")]
 }
 
-fn template(dir: &Path) -> Result<()> {
-    let Some(template) = ChatTemplate::from_model_dir(dir)? else { return Ok(()) };
+fn template(files: impl Into<TextFiles>) -> Result<()> {
+    let Some(template) = ChatTemplate::from_model_dir(files)? else { return Ok(()) };
     let _ = template.hash();
     template.render(&chat(), false)?;
     template.render(&chat(), true)?;

@@ -44,7 +44,10 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
     let mut seeds = match reader.name {
         "weights" => vec![file(Form::Safetensors, &fixture(MODEL).join(reader.file))?],
         "torch-weights" => vec![file(Form::Text, &fixture(TORCH_MODEL).join(reader.file))?],
-        "gguf-model" => vec![file(Form::Text, &fixture(reader.file))?],
+        "gguf-model" => vec![
+            file(Form::Text, &fixture(reader.file))?,
+            file(Form::Text, &fixture("gguf-tokenizers/smollm.gguf"))?,
+        ],
         "index" => vec![file(Form::Json, &fixture("llama-v5-sharded-f16").join(reader.file))?],
         "config" => configs()?,
         "generation-config" => [r#"{"eos_token_id": [1, 2]}"#, r#"{"eos_token_id": 7}"#]

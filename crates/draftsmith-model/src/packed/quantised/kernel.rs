@@ -110,10 +110,13 @@ fn multiply_rows<I: Lanes, F: PanelForm>(
             }
         };
     }
-    if I::MOST_ROWS == 12 {
+    // Bytes need no unpacking, so that more panels keep the multipliers busy.
+    if I::MOST_ROWS == 12 && F::BITS == 8 {
         match_shape!((1: 6) (2: 6) (3: 4) (4: 3) (5: 2) (6: 2) (8: 2) (10: 1) (12: 1));
-    } else if I::MOST_ROWS == 4 {
-        match_shape!((1: 2) (2: 1) (3: 1) (4: 1));
+    } else if I::MOST_ROWS == 12 {
+        match_shape!((1: 6) (2: 4) (3: 2) (4: 2) (5: 1) (6: 1) (8: 1) (10: 1) (12: 1));
+    } else if I::MOST_ROWS == 6 {
+        match_shape!((1: 2) (2: 1) (3: 1) (4: 1) (5: 1) (6: 1));
     } else {
         match_shape!((1: 1));
     }
@@ -235,7 +238,8 @@ fn add_part<I: Lanes, F: PanelForm, const ROWS: usize, const PANELS: usize>(
     block_sums: &mut [[I::Floats; ROWS]; PANELS],
 ) {
     let form = F::SCALES;
-    let mut products = [[lanes.splat_int(0); ROWS]; PANELS];
+    let offset = if F::BITS == 8 && I::SUBTRACTS_OFFSET { 0 } else { weights.offset };
+    let mut products = [[lanes.start(0); ROWS]; PANELS];
     for r in 0..ROWS {
         let minus_sum = match form {
             Scales::NestedHalves => i32::from(rows[r].minus_half_sums[part]),
@@ -243,7 +247,7 @@ fn add_part<I: Lanes, F: PanelForm, const ROWS: usize, const PANELS: usize>(
         };
         let start = if form.is_nested() { 0 } else { ONES };
         for p in 0..PANELS {
-            products[p][r] = lanes.splat_int(minus_sum * weights.offset + start);
+            products[p][r] = lanes.start(minus_sum * offset + start);
         }
     }
     macro_rules! steps {
@@ -253,7 +257,7 @@ fn add_part<I: Lanes, F: PanelForm, const ROWS: usize, const PANELS: usize>(
                     let weights = weights_of::<I, F>(lanes, weights.lines[p], $step);
                     for r in 0..ROWS {
                         let inputs = rows[r].quants[$step];
-                        products[p][r] = F::dot(lanes, products[p][r], weights, inputs);
+                        products[p][r] = F::dot(lanes, products[p][r], weights, inputs, $step);
                     }
                 }
             }
@@ -265,10 +269,11 @@ fn add_part<I: Lanes, F: PanelForm, const ROWS: usize, const PANELS: usize>(
         let scale = scale_of(lanes, form, weights.scales[p], weights.number, part);
         let minus_ones = lanes.mul(scale, lanes.splat(-f32::from_bits(ONES as u32)));
         for r in 0..ROWS {
+            let products = lanes.total(products[p][r]);
             block_sums[p][r] = if form.is_nested() {
-                lanes.mul_add(lanes.floats(products[p][r]), scale, block_sums[p][r])
+                lanes.mul_add(lanes.floats(products), scale, block_sums[p][r])
             } else {
-                lanes.mul_add(lanes.bits_as_floats(products[p][r]), scale, minus_ones)
+                lanes.mul_add(lanes.bits_as_floats(products), scale, minus_ones)
             };
         }
     }

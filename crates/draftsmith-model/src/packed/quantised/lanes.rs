@@ -11,11 +11,15 @@ use crate::packed::storage::LINE;
 #[expect(clippy::needless_range_loop, reason = "plain loops over arrays vectorise")]
 pub(super) trait Lanes: Copy {
     type Bytes: Copy;
+    /// Sums of products, in progress.
+    type Sums: Copy;
     type Ints: Copy;
     type Floats: Copy;
 
-    /// The number of rows in a pass, at most: 12 or 4, depending on the number of registers, or 1.
+    /// The number of rows in a pass, at most: 12 or 6, depending on the number of registers, or 1.
     const MOST_ROWS: usize;
+    /// Whether [`Self::dot`] subtracts 128 from weights of eight bits.
+    const SUBTRACTS_OFFSET: bool = false;
 
     /// Runs `work` compiled for these instructions, provided that all calls inside are inlined.
     fn vectorize(self, work: impl FnOnce());
@@ -28,13 +32,21 @@ pub(super) trait Lanes: Copy {
 
     fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes;
 
-    /// Adds the product of four weights of `BITS` bits and four inputs to each lane of `sums`.
+    /// Starts sums at a value.
+    fn start(self, value: i32) -> Self::Sums;
+
+    /// Adds the product of four weights of `BITS` bits and four inputs to each lane of `sums`. The steps of
+    /// a group are numbered from 0.
     fn dot<const BITS: usize>(
         self,
-        sums: Self::Ints,
+        sums: Self::Sums,
         weights: Self::Bytes,
         inputs: [i8; 4],
-    ) -> Self::Ints;
+        step: usize,
+    ) -> Self::Sums;
+
+    /// Ends sums after an even number of steps.
+    fn total(self, sums: Self::Sums) -> Self::Ints;
 
     /// Adds the product of two scales of six bits and two inputs to each lane of `sums`.
     fn dot_pair(self, sums: Self::Ints, scales: &ScaleLine, inputs: [i16; 2]) -> Self::Ints;
@@ -100,11 +112,12 @@ pub(super) struct Portable;
 #[expect(clippy::needless_range_loop, reason = "plain loops over arrays vectorise")]
 impl Lanes for Portable {
     type Bytes = [u32; LINE];
+    type Sums = [i32; LINE];
     type Ints = [i32; LINE];
     type Floats = [f32; LINE];
 
     // On this architecture, only processors without AVX2 run these loops.
-    const MOST_ROWS: usize = if cfg!(target_arch = "x86_64") { 1 } else { 4 };
+    const MOST_ROWS: usize = if cfg!(target_arch = "x86_64") { 1 } else { 6 };
 
     #[inline(always)]
     fn vectorize(self, work: impl FnOnce()) {
@@ -136,11 +149,17 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
+    fn start(self, value: i32) -> [i32; LINE] {
+        self.splat_int(value)
+    }
+
+    #[inline(always)]
     fn dot<const BITS: usize>(
         self,
         mut sums: [i32; LINE],
         weights: [u32; LINE],
         inputs: [i8; 4],
+        _step: usize,
     ) -> [i32; LINE] {
         for (place, input) in inputs.into_iter().enumerate() {
             for lane in 0..LINE {
@@ -148,6 +167,11 @@ impl Lanes for Portable {
                 sums[lane] += weight * i32::from(input);
             }
         }
+        sums
+    }
+
+    #[inline(always)]
+    fn total(self, sums: [i32; LINE]) -> [i32; LINE] {
         sums
     }
 

@@ -65,6 +65,7 @@ fn all_instructions() -> Vec<Instructions> {
     #[cfg(target_arch = "x86_64")]
     {
         all.extend(lanes::Avx2::try_new().map(Instructions::Avx2));
+        all.extend(lanes::Avx2::try_new().map(Instructions::AvxVnni));
         all.extend(lanes::Vnni::try_new().map(Instructions::Vnni));
     }
     all

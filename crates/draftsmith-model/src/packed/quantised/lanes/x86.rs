@@ -1,12 +1,13 @@
 //! The lanes of x86-64 processors. `pulp` detects their instructions and wraps all but three.
 
 use std::arch::x86_64::{
-    __m128i, __m256i, __m512, __m512i, _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32,
+    __m128i, __m256, __m256i, __m512, __m512i, _mm256_cvtph_ps, _mm256_dpbusd_avx_epi32,
+    _mm512_cvtph_ps, _mm512_dpbusd_epi32, _mm512_dpwssd_epi32,
 };
 use std::mem::transmute;
 
 use pulp::x86::{V3, V4};
-use pulp::{Simd, cast, f32x8, f32x16, i16x32, i32x8, i32x16, u32x8, u32x16};
+use pulp::{Simd, cast, f32x8, f32x16, i16x16, i16x32, i32x8, i32x16, u32x8, u32x16};
 
 use super::{LINE, Lanes, QuantLine, ScaleLine};
 
@@ -36,6 +37,7 @@ impl Vnni {
 
 impl Lanes for Vnni {
     type Bytes = u32x16;
+    type Sums = i32x16;
     type Ints = i32x16;
     type Floats = f32x16;
 
@@ -68,7 +70,18 @@ impl Lanes for Vnni {
     }
 
     #[inline(always)]
-    fn dot<const BITS: usize>(self, sums: i32x16, weights: u32x16, inputs: [i8; 4]) -> i32x16 {
+    fn start(self, value: i32) -> i32x16 {
+        self.splat_int(value)
+    }
+
+    #[inline(always)]
+    fn dot<const BITS: usize>(
+        self,
+        sums: i32x16,
+        weights: u32x16,
+        inputs: [i8; 4],
+        _step: usize,
+    ) -> i32x16 {
         let inputs = self.0.splat_i32s(cast(inputs));
         #[expect(unsafe_code, reason = "`pulp` does not wrap this instruction")]
         // SAFETY: `VnniFeatures` exists only if the processor has AVX-512 VNNI, and the types on
@@ -80,6 +93,11 @@ impl Lanes for Vnni {
                 transmute::<i32x16, __m512i>(inputs),
             ))
         }
+    }
+
+    #[inline(always)]
+    fn total(self, sums: i32x16) -> i32x16 {
+        sums
     }
 
     #[inline(always)]
@@ -149,13 +167,30 @@ impl Lanes for Vnni {
     }
 }
 
-/// AVX2: two registers hold a line.
-#[derive(Debug, Clone, Copy)]
-pub(in super::super) struct Avx2(V3);
+pulp::simd_type! {
+    /// The instructions of [`Avx2`], for which its passes are compiled. All processors with AVX2 have
+    /// them.
+    struct Avx2Features {
+        avx2: "avx2",
+        fma: "fma",
+        f16c: "f16c",
+    }
+}
 
-impl Avx2 {
+/// Runs `work` compiled for the instructions of [`Avx2`] with AVX-VNNI.
+#[target_feature(enable = "avx2,fma,f16c,avxvnni")]
+fn with_avx_vnni(work: impl FnOnce()) {
+    work();
+}
+
+/// AVX2: two registers hold a line. With `VNNI`, the processor also has AVX-VNNI.
+#[derive(Debug, Clone, Copy)]
+pub(in super::super) struct Avx2<const VNNI: bool>(V3, Avx2Features);
+
+impl<const VNNI: bool> Avx2<VNNI> {
     pub(in super::super) fn try_new() -> Option<Self> {
-        V3::try_new().map(Self)
+        let lanes = Self(V3::try_new()?, Avx2Features::try_new()?);
+        (!VNNI || is_x86_feature_detected!("avxvnni")).then_some(lanes)
     }
 
     #[inline(always)]
@@ -175,33 +210,73 @@ impl Avx2 {
         self.0.wrapping_add_i32x8(sums, cast(self.0.avx2._mm256_madd_epi16(a, b)))
     }
 
-    /// See [`Lanes::dot`]. Products of pairs fit 16 bits if weights have at most seven bits.
-    /// For eight bits, the numbers at even and at odd places are widened first.
+    /// See [`Lanes::dot`]. Sums of pairs stay in 16 bits for as many steps as they fit. A weight of
+    /// eight bits is made positive, and its input gets its sign.
     #[inline(always)]
-    fn half_dot<const BITS: usize>(self, sums: i32x8, weights: __m256i, inputs: __m256i) -> i32x8 {
-        let avx2 = self.0.avx2;
-        if BITS < 8 {
-            let pairs = avx2._mm256_maddubs_epi16(weights, inputs);
-            return self.add_pairs(sums, pairs, cast(self.0.splat_i16x16(1)));
+    fn half_dot<const BITS: usize>(
+        self,
+        (sums, pairs): (i32x8, i16x16),
+        weights: __m256i,
+        inputs: __m256i,
+        step: usize,
+    ) -> (i32x8, i16x16) {
+        if VNNI {
+            #[expect(unsafe_code, reason = "`pulp` does not wrap this instruction")]
+            // SAFETY: with `VNNI`, the processor has AVX-VNNI.
+            let sums = unsafe { _mm256_dpbusd_avx_epi32(cast(sums), weights, inputs) };
+            return (cast(sums), pairs);
         }
-        let even = avx2._mm256_srli_epi16::<8>(avx2._mm256_slli_epi16::<8>(weights));
-        let odd = avx2._mm256_srli_epi16::<8>(weights);
-        let even_inputs = avx2._mm256_srai_epi16::<8>(avx2._mm256_slli_epi16::<8>(inputs));
-        let odd_inputs = avx2._mm256_srai_epi16::<8>(inputs);
-        self.add_pairs(self.add_pairs(sums, even, even_inputs), odd, odd_inputs)
+        let (avx2, zeros) = (self.0.avx2, self.0.splat_i16x16(0));
+        let (weights, inputs) = match BITS {
+            8 => {
+                let signed = avx2._mm256_xor_si256(weights, cast(self.0.splat_u8s(0x80)));
+                (avx2._mm256_abs_epi8(signed), avx2._mm256_sign_epi8(inputs, signed))
+            }
+            _ => (weights, inputs),
+        };
+        let products = cast(avx2._mm256_maddubs_epi16(weights, inputs));
+        let pairs = self.0.wrapping_add_i16x16(pairs, products);
+        let num_steps = match BITS {
+            4 => 8,
+            5 => 4,
+            6 => 2,
+            _ => 1,
+        };
+        if step % num_steps + 1 < num_steps {
+            return (sums, pairs);
+        }
+        (self.add_pairs(sums, cast(pairs), cast(self.0.splat_i16x16(1))), zeros)
     }
 }
 
-impl Lanes for Avx2 {
+impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     type Bytes = [u32x8; 2];
+    type Sums = [(i32x8, i16x16); 2];
     type Ints = [i32x8; 2];
     type Floats = [f32x8; 2];
 
-    const MOST_ROWS: usize = 4;
+    const MOST_ROWS: usize = 6;
+    const SUBTRACTS_OFFSET: bool = !VNNI;
 
     #[inline(always)]
     fn vectorize(self, work: impl FnOnce()) {
-        self.0.vectorize(work);
+        if VNNI {
+            #[expect(unsafe_code, reason = "`pulp` does not know this feature")]
+            // SAFETY: with `VNNI`, the processor has AVX-VNNI, and the others in any case.
+            return unsafe { with_avx_vnni(work) };
+        }
+        self.1.vectorize(work);
+    }
+
+    #[inline(always)]
+    fn halves(self, line: &ScaleLine) -> [f32x8; 2] {
+        let halves: [__m128i; 2] = cast(line.0);
+        #[expect(unsafe_code, reason = "`pulp` does not wrap this instruction")]
+        // SAFETY: `Avx2Features` exists only if the processor has F16C, and both types are 32 bytes
+        // of plain numbers.
+        unsafe {
+            transmute::<[__m256; 2], [f32x8; 2]>(halves.map(|it| _mm256_cvtph_ps(it)))
+        }
     }
 
     #[inline(always)]
@@ -220,17 +295,28 @@ impl Lanes for Avx2 {
     }
 
     #[inline(always)]
+    fn start(self, value: i32) -> [(i32x8, i16x16); 2] {
+        [(self.0.splat_i32s(value), self.0.splat_i16x16(0)); 2]
+    }
+
+    #[inline(always)]
     fn dot<const BITS: usize>(
         self,
-        sums: [i32x8; 2],
+        sums: [(i32x8, i16x16); 2],
         weights: [u32x8; 2],
         inputs: [i8; 4],
-    ) -> [i32x8; 2] {
+        step: usize,
+    ) -> [(i32x8, i16x16); 2] {
         let inputs = cast(self.0.splat_i32s(cast(inputs)));
         [
-            self.half_dot::<BITS>(sums[0], cast(weights[0]), inputs),
-            self.half_dot::<BITS>(sums[1], cast(weights[1]), inputs),
+            self.half_dot::<BITS>(sums[0], cast(weights[0]), inputs, step),
+            self.half_dot::<BITS>(sums[1], cast(weights[1]), inputs, step),
         ]
+    }
+
+    #[inline(always)]
+    fn total(self, sums: [(i32x8, i16x16); 2]) -> [i32x8; 2] {
+        [sums[0].0, sums[1].0]
     }
 
     #[inline(always)]
