@@ -113,8 +113,18 @@ impl ModelConfig {
             ("rotary_emb_base".to_owned(), theta.clone()),
             ("rope_theta".to_owned(), theta),
         ]);
-        super::families::read(architecture, &gguf.path, &keys)
+        super::families::read(architecture, &gguf.path, &keys).map_err(|error| match error {
+            ModelError::Invalid(text) => ModelError::Invalid(with_own_keys(gguf, text)),
+            error => error,
+        })
     }
+}
+
+/// Names the keys of the file instead of those of a `config.json`.
+fn with_own_keys(gguf: &Gguf, text: String) -> String {
+    RENAMED.iter().fold(text, |text, (own, key)| {
+        text.replace(&format!("`{key}`"), &format!("`{}.{own}`", gguf.architecture))
+    })
 }
 
 /// Finds the family, and checks that the file has a whole model of it.

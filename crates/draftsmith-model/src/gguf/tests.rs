@@ -509,6 +509,15 @@ fn what_a_model_here_cannot_be_is_one_error_that_names_the_key() {
     let error = ModelConfig::from_model_dir(&path).expect_err("refused").to_string();
     let named = ["`general.architecture`", "`mamba`", "`llama`, `qwen2`"];
     assert!(named.iter().all(|part| error.contains(part)), "{error}");
+    let config = fixture("llama-v5-untied-f32").join("config.json");
+    let mut config: Map<String, Value> = read_json(&config).expect("a config");
+    config["num_key_value_heads"] = json!(3);
+    let mut uneven = Writing::default();
+    write_keys(&mut uneven, &config);
+    let path = put(dir.path(), &uneven.bytes());
+    let error = ModelConfig::from_model_dir(&path).expect_err("refused").to_string();
+    assert!(error.contains("`llama.attention.head_count_kv`"), "{error}");
+    assert!(!error.contains("num_"), "{error}");
 }
 
 #[test]

@@ -1,8 +1,8 @@
 //! The vector instructions of the integer kernel: sixteen lanes, one per output of a panel.
 //!
-//! [`Lanes`] has three implementations: AVX-512 with VNNI, AVX2, and plain loops for every other
-//! processor. Integer products and sums are exact in each of them, and each float operation is the
-//! same one, so the three agree to the last bit.
+//! [`Lanes`] is implemented for AVX-512 with VNNI, for AVX2 with and without AVX-VNNI, and in plain
+//! loops for every other processor. Integer products and sums are exact in each of them, and each
+//! float operation is the same one, so all agree to the last bit.
 
 use super::{QuantLine, ScaleLine};
 use crate::packed::storage::LINE;

@@ -1,4 +1,4 @@
-//! The lanes of x86-64 processors. `pulp` detects their instructions and wraps all but three.
+//! The lanes of x86-64 processors. `pulp` wraps most of their instructions.
 
 use std::arch::x86_64::{
     __m128i, __m256, __m256i, __m512, __m512i, _mm256_cvtph_ps, _mm256_dpbusd_avx_epi32,
