@@ -100,6 +100,17 @@ pub enum StateNorms {
     OfEach,
 }
 
+impl StateNorms {
+    /// Returns the norms that these keys ask for, of which at most one is true.
+    pub fn of(norm_before_fc: bool, fc_norm: bool) -> Self {
+        match (norm_before_fc, fc_norm) {
+            (true, _) => Self::OfAll,
+            (false, true) => Self::OfEach,
+            (false, false) => Self::Absent,
+        }
+    }
+}
+
 /// The keys of a drafter's `config.json` that a Llama does not have.
 #[derive(Deserialize)]
 pub(crate) struct OwnKeys {
@@ -222,11 +233,7 @@ impl DraftForm for Eagle3Form {
         let form = Self {
             target_hidden_size: own.target_hidden_size.unwrap_or(model.shape.hidden_size),
             norm_before_residual: own.norm_before_residual,
-            state_norms: match (own.norm_before_fc, own.fc_norm) {
-                (true, _) => StateNorms::OfAll,
-                (false, true) => StateNorms::OfEach,
-                (false, false) => StateNorms::Absent,
-            },
+            state_norms: StateNorms::of(own.norm_before_fc, own.fc_norm),
             norm_output: own.norm_output,
             has_embedding: files.has(EMBEDDING),
             has_head: files.has(LM_HEAD),
