@@ -40,7 +40,7 @@ use crate::self_draft::faults::DraftFaultKind;
 use crate::self_draft::files::DraftFiles;
 use crate::self_draft::keys::{DraftKeys, DrafterDir};
 use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts, passing_last};
-use crate::spec::{AttentionNames, AttentionSpec, LayerSpec, LinearSpec, SessionFaults};
+use crate::spec::{AttentionNames, AttentionSpec, LayerSpec, LinearSpec};
 use crate::state_network::{StepNetwork, UnrolledInputs};
 
 /// A drafter's shape and provenance: `config.json` of its directory. Its model is a Llama with the
@@ -207,25 +207,9 @@ impl Eagle {
 }
 
 impl StepNetwork for Eagle {
-    fn context(&self) -> usize {
-        self.context()
-    }
-
-    fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        self.new_cache(capacity, num_slots)
-    }
-
-    fn faults(&self) -> SessionFaults {
-        self.faults()
-    }
-
     fn features(&self, target: &CausalLm, states: &[Rows]) -> Rows {
         let [state] = states else { panic!("it reads one state") };
         target.normed(state.clone())
-    }
-
-    fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
-        self.zeros(target, slot)
     }
 
     fn forward_cached(&self, embedded: Rows, features: Rows, cache: &mut KvCache) -> Rows {

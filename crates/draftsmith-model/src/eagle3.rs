@@ -43,7 +43,6 @@ use crate::self_draft::keys::{DraftDialect, DraftKeys, DrafterDir, LAYER_KEYS};
 use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts};
 use crate::spec::{
     AttentionNames, AttentionSpec, LayerSpec, LinearSpec, ModelShape, RopeConfig, RopeScaling,
-    SessionFaults,
 };
 use crate::state_network::{StepNetwork, UnrolledInputs};
 
@@ -409,18 +408,6 @@ fn read_vocabulary(files: &mut DraftFiles<Eagle3Form>, given: Option<usize>) {
 }
 
 impl StepNetwork for Eagle3 {
-    fn context(&self) -> usize {
-        self.context()
-    }
-
-    fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        self.new_cache(capacity, num_slots)
-    }
-
-    fn faults(&self) -> SessionFaults {
-        self.faults()
-    }
-
     fn embed(&self, target: &CausalLm, runs: &[(usize, &[u32])]) -> Rows {
         let Some(table) = &self.embedding else { return target.embed_runs(runs) };
         let ids = runs.iter().flat_map(|(_, ids)| *ids);
@@ -439,10 +426,6 @@ impl StepNetwork for Eagle3 {
             }
         };
         part(&self.fc).of_rows(rows)
-    }
-
-    fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
-        self.zeros(target, slot)
     }
 
     fn forward_cached(&self, embedded: Rows, features: Rows, cache: &mut KvCache) -> Rows {
