@@ -10,6 +10,7 @@ mod trend;
 
 use std::collections::BTreeMap;
 
+use draftsmith_files::merged;
 use draftsmith_theory::{DecodingName, Estimate};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -411,14 +412,6 @@ impl ReplayGroup {
         };
         [plain].into_iter().chain(rules).chain(oracle).map(entry).collect()
     }
-}
-
-/// Adds the keys of one object to another.
-fn merged(mut into: Value, from: Value) -> Value {
-    if let (Some(into), Value::Object(from)) = (into.as_object_mut(), from) {
-        into.extend(from);
-    }
-    into
 }
 
 /// Returns the name and conditions of a row or column. With `each`, returns such a pair for each

@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use draftsmith_files::merged;
 use draftsmith_model::{
     BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, ModelConfig, StateNetwork,
 };
@@ -144,13 +145,8 @@ impl StateTraining for BlockShape {
     /// Returns the settings without the shape, which the drafter's configuration has.
     fn record(training: &BlockTraining) -> Value {
         let (num_steps, step_weight) = (training.block_size, training.step_weight);
-        let mut record = json!({ "num_steps": num_steps, "step_weight": step_weight });
-        if let (Some(record), Value::Object(common)) =
-            (record.as_object_mut(), json!(training.common))
-        {
-            record.extend(common);
-        }
-        record
+        let own = json!({ "num_steps": num_steps, "step_weight": step_weight });
+        merged(own, json!(training.common))
     }
 }
 
