@@ -238,13 +238,9 @@ impl PaperTable {
         let is_filled: Vec<bool> = (0..columns.len())
             .map(|at| rows.iter().any(|row: &FilledRow| row.figures[at].is_some()))
             .collect();
-        let only_filled = |at: &mut usize| {
-            *at += 1;
-            is_filled[*at - 1]
-        };
         for row in &mut rows {
-            let mut at = 0;
-            row.figures.retain(|_| only_filled(&mut at));
+            let mut is_filled = is_filled.iter();
+            row.figures.retain(|_| is_filled.next() == Some(&true));
         }
         let columns = columns.iter().zip(&is_filled).filter(|(_, is_filled)| **is_filled);
         let columns = columns.map(|((name, ..), _)| name.clone()).collect();
