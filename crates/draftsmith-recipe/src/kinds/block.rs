@@ -117,10 +117,6 @@ impl DrafterKind for BlockKind {
         (config.confidence != ConfidenceHead::Absent).then_some(HeadTiming::BeforeDraw)
     }
 
-    fn max_candidate_length(&self) -> usize {
-        self.most_candidates().unwrap_or(1)
-    }
-
     /// Returns the number of candidates for which the drafter was trained.
     fn most_candidates(&self) -> Option<usize> {
         match &self.0 {
