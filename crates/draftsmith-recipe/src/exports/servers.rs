@@ -116,7 +116,6 @@ pub static AS_EAGLE: ServerFlags = ServerFlags {
 pub static AS_DSPARK: ServerFlags = ServerFlags {
     form: "dspark",
     vllm_method: "dspark",
-    vllm_note: None,
     sglang_algorithm: "DSPARK",
     sglang_adapts: false,
     llama_cpp_type: "draft-dspark",
@@ -125,9 +124,8 @@ pub static AS_DSPARK: ServerFlags = ServerFlags {
         "By default the drafter samples in the backend. llama.cpp b11434 then drafts other tokens for several \
          requests: with four and K = 3, its counts differed in 25 of 40 runs. Answers stay right.",
     )),
-    llama_cpp_target: Some("--target-model-dir"),
-    in_transformers: false,
     is_block: true,
+    ..AS_EAGLE3
 };
 
 /// An inference program that can decode with a drafter trained elsewhere.
