@@ -237,7 +237,6 @@ impl DraftForm for Eagle3Form {
             has_embedding: files.has(EMBEDDING),
             has_head: files.has(LM_HEAD),
         };
-        let num_own = model.shape.num_layers;
         if own.norm_before_fc && own.fc_norm {
             let problem = "is true beside `norm_before_fc`, and only one of them is computed here";
             return Err(files.error("fc_norm", problem));
@@ -245,10 +244,7 @@ impl DraftForm for Eagle3Form {
         files.config.own = form;
         files.config.num_target_layers = Some(num_layers);
         files.config.target_layers = Eagle3Config::default_layers(num_layers).to_vec();
-        if num_own != 1 {
-            let problem = format!("is {num_own}, but a drafter has one layer");
-            files.fault(DraftFaultKind::SeveralLayers, "num_hidden_layers", problem);
-        }
+        files.need_one_layer();
         // Model-Optimizer writes an empty list for the default.
         let given = own.eagle_aux_hidden_state_layer_ids.filter(|layers| !layers.is_empty());
         given.into_iter().for_each(|layers| read_layers(files, layers));
@@ -313,14 +309,10 @@ impl DraftForm for Eagle3Form {
         let place = (embedded.dtype().into(), &stack.device());
         let plan = DraftPlan { begun, seq, num_steps, rows_ahead: 0, lengths };
         let drafts = Drafts::new(plan, &stack.reaches[attention.reach()], place);
-        let known = |x: Tensor<3>| {
-            let [batch, seq, width] = x.dims();
-            x.reshape([batch * seq, width]).select(0, drafts.known.clone())
-        };
-        let states = states.into_iter().map(known).collect();
+        let states = states.into_iter().map(|states| drafts.known_rows(states)).collect();
         let features = part(fc).forward(network.normed_states(states));
         let normed = attention.normed_input(features.clone());
-        let embedded = part(input_norm).forward(known(embedded));
+        let embedded = part(input_norm).forward(drafts.known_rows(embedded));
         let mut attending = UnrolledAttention::new(attention, &drafts, embedded, normed);
         let mut given = features.select(0, drafts.begun.clone());
         let steps = (0..num_steps).map(|_| {
