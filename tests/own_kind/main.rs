@@ -250,7 +250,8 @@ fn networks(dir: &Path) -> (CausalLm, LoadedDrafters) {
         target_hash: None,
         training: Default::default(),
     };
-    own.write(&Offsets::new(&own, 5, &device), &at(ID)).unwrap();
+    own.write(&Offsets::new(&own, &mut SeededDraws::new(5, &["offsets"]), &device), &at(ID))
+        .unwrap();
     let [target, model, adapter, eagle3, eagle, block, medusa, own] =
         ["target", "model", "adapter", "eagle3", "eagle", "block", "medusa", ID]
             .map(|name| dir.join(name).display().to_string());

@@ -14,8 +14,8 @@ use draftsmith_decode::{
     ComputedRows, DraftStep, RoundDraftParts, RoundNetwork, RoundRow, RoundSource,
 };
 use draftsmith_model::{
-    CausalLm, DraftVocabulary, DrafterDir, ModelConfig, ModelError, NamedTensor, StateNetwork,
-    UnrolledInputs, WeightDtype, WeightReader, read_json, uniform_matrix, vectors, write_network,
+    DrafterDir, ModelConfig, ModelError, NamedTensor, StateNetwork, UnrolledInputs, WeightReader,
+    read_json, uniform_matrix, vectors, write_network,
 };
 use draftsmith_recipe::exports::ExportEntry;
 use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading};
@@ -24,8 +24,8 @@ use draftsmith_recipe::kinds::self_draft::{AboutDraft, SelfDraftForm, SelfDraftO
 use draftsmith_recipe::kinds::{DrafterFiles, DrafterKind, KindDirectory, KindEntry, read_kind};
 use draftsmith_theory::{RoundForwards, SeededDraws};
 use draftsmith_train::{
-    DraftScores, ExportConfig, ExportRecord, LessonSettings, SelfDraftTraining, StateTraining,
-    TrainError,
+    DraftScores, ExportConfig, ExportRecord, FirstWeights, LessonSettings, SelfDraftTraining,
+    StateTraining, TrainError,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -131,12 +131,7 @@ impl StateTraining for OffsetsShape {
         vec![num_layers - 1]
     }
 
-    fn config(
-        &self,
-        target: &ModelConfig,
-        _dtype: WeightDtype,
-        _vocabulary: Option<&DraftVocabulary>,
-    ) -> Result<OffsetsConfig, TrainError> {
+    fn config(&self, target: &ModelConfig) -> Result<OffsetsConfig, TrainError> {
         Ok(OffsetsConfig {
             num_offsets: self.num_steps,
             hidden_size: target.shape.hidden_size,
@@ -147,17 +142,11 @@ impl StateTraining for OffsetsShape {
         })
     }
 
-    fn network(
-        &self,
-        config: &OffsetsConfig,
-        _is_random: bool,
-        target: &CausalLm,
-        seed: u64,
-    ) -> Offsets {
-        let device = target.device().autodiff();
+    fn network(&self, config: &OffsetsConfig, first: FirstWeights<'_>) -> Offsets {
+        let FirstWeights { target, device, mut draws, .. } = first;
         // Begin with the target's LM head.
         let lm_head = Param::from_data(target.lm_head_weight().into_data(), &device);
-        Offsets { lm_head, ..Offsets::new(config, seed, &device) }
+        Offsets { lm_head, ..Offsets::new(config, &mut draws, &device) }
     }
 }
 
@@ -205,8 +194,7 @@ pub(crate) struct Offsets {
 }
 
 impl Offsets {
-    pub(crate) fn new(config: &OffsetsConfig, seed: u64, device: &Device) -> Self {
-        let mut draws = SeededDraws::new(seed, &["offsets"]);
+    pub(crate) fn new(config: &OffsetsConfig, draws: &mut SeededDraws, device: &Device) -> Self {
         let (width, bound) = (config.hidden_size, (config.hidden_size as f64).powf(-0.5));
         let mut drawn = |shape, bound| uniform_matrix(shape, bound, || draws.uniform(), device);
         Self {

@@ -12,7 +12,7 @@
 #[cfg(test)]
 mod tests;
 
-use draftsmith_model::{BlockDrafter, BlockStart, KvCache, Rows};
+use draftsmith_model::{BlockDrafter, BlockStart, CachedNetwork, KvCache, Rows};
 use draftsmith_theory::HeadTiming;
 
 use crate::drafter::DraftStep;

@@ -43,6 +43,14 @@ pub fn parse_json<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, Js
     })
 }
 
+/// Adds the keys of one object to another.
+pub fn merged(mut into: Value, from: Value) -> Value {
+    if let (Some(into), Value::Object(from)) = (into.as_object_mut(), from) {
+        into.extend(from);
+    }
+    into
+}
+
 /// Quotes numbers that are not finite, as Python's `json` writes them, so that a key that nobody reads does not make a
 /// file unreadable. A key that is read then has a text in place of a number, which its error names.
 fn quoted_numbers(text: &[u8]) -> Cow<'_, [u8]> {

@@ -25,7 +25,9 @@ mod whole;
 
 pub use error::{FileError, if_present, open_file, open_regular, read_bytes, read_file, read_text};
 pub use hash::{hash_bytes, hash_file, hex};
-pub use json::{JsonError, Notation, parse_json, parse_json_value, parse_toml, plain_problem};
+pub use json::{
+    JsonError, Notation, merged, parse_json, parse_json_value, parse_toml, plain_problem,
+};
 pub use room::{NoRoom, check_room, in_bytes};
 pub use temporary::remove_abandoned;
 pub use whole::{check_place, paths_in, write_json, write_whole, write_whole_with};

@@ -37,6 +37,7 @@ use crate::kv_cache::KvCache;
 use crate::rows::Rows;
 use crate::self_draft::DraftNetwork;
 use crate::self_draft::config::DraftConfig;
+use crate::state_network::CachedNetwork;
 
 pub use confidence::ConfidenceWeights;
 #[cfg(test)]

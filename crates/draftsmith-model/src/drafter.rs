@@ -25,7 +25,7 @@ use crate::draft_vocabulary::NarrowHead;
 use crate::eagle3::Eagle3;
 use crate::kv_cache::KvCache;
 use crate::rows::Rows;
-use crate::state_network::StepNetwork;
+use crate::state_network::{CachedNetwork, StepNetwork};
 use crate::weights::WeightDtype;
 
 /// A frozen drafter. Clones share weights.

@@ -36,11 +36,10 @@ use crate::kv_cache::KvCache;
 use crate::precision::copied;
 use crate::rows::Rows;
 use crate::self_draft::config::DraftConfig;
-use crate::self_draft::faults::DraftFaultKind;
 use crate::self_draft::files::DraftFiles;
 use crate::self_draft::keys::{DraftKeys, DrafterDir};
 use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts, passing_last};
-use crate::spec::{AttentionNames, AttentionSpec, LayerSpec, LinearSpec, SessionFaults};
+use crate::spec::{AttentionNames, AttentionSpec, LayerSpec, LinearSpec};
 use crate::state_network::{StepNetwork, UnrolledInputs};
 
 /// A drafter's shape and provenance: `config.json` of its directory. Its model is a Llama with the
@@ -111,15 +110,12 @@ impl DraftForm for EagleForm {
 
     fn read(files: &mut DraftFiles<Self>) -> Result<()> {
         let own: BiasKey = files.own_keys()?;
-        let (num_layers, num_own) = (files.num_target_layers, files.config.model.shape.num_layers);
+        let num_layers = files.num_target_layers;
         let has_bias = files.reader.shape(&format!("{FC}.bias")).is_some();
         files.config.own = Self { has_bias: own.bias.unwrap_or(has_bias) };
         files.config.num_target_layers = Some(num_layers);
         files.config.target_layers = vec![num_layers];
-        if num_own != 1 {
-            let problem = format!("is {num_own}, but a drafter has one layer");
-            files.fault(DraftFaultKind::SeveralLayers, "num_hidden_layers", problem);
-        }
+        files.need_one_layer();
         Ok(())
     }
 
@@ -145,16 +141,15 @@ impl DraftForm for EagleForm {
         let UnrolledInputs { mut states, embedded, begun, num_steps, lengths, .. } = inputs;
         let embedded = embedded.expect("it reads embeddings");
         let (attention, mlp) = stack.layers[0].both_parts();
-        let [batch, seq, width] = embedded.dims();
+        let [_, seq, _] = embedded.dims();
         let place = (embedded.dtype().into(), &stack.device());
         let plan = DraftPlan { begun, seq, num_steps, rows_ahead: 0, lengths };
         let drafts = Drafts::new(plan, &stack.reaches[attention.reach()], place);
-        let known = |x: Tensor<3>| x.reshape([batch * seq, width]).select(0, drafts.known.clone());
         let read =
             |embedded: Tensor<2>, features| fc.forward(Tensor::cat(vec![embedded, features], 1));
         // The target's norm is not trained.
-        let features = stack.norm.forward(known(states.remove(0))).detach();
-        let embedded = known(embedded);
+        let features = stack.norm.forward(drafts.known_rows(states.remove(0))).detach();
+        let embedded = drafts.known_rows(embedded);
         let x = read(embedded.clone(), features);
         let [query, key, value, _] = attention.projections();
         let both = |x: &Tensor<2>| [key, value].map(|it| it.forward(x.clone()));
@@ -207,25 +202,9 @@ impl Eagle {
 }
 
 impl StepNetwork for Eagle {
-    fn context(&self) -> usize {
-        self.context()
-    }
-
-    fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        self.new_cache(capacity, num_slots)
-    }
-
-    fn faults(&self) -> SessionFaults {
-        self.faults()
-    }
-
     fn features(&self, target: &CausalLm, states: &[Rows]) -> Rows {
         let [state] = states else { panic!("it reads one state") };
         target.normed(state.clone())
-    }
-
-    fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
-        self.zeros(target, slot)
     }
 
     fn forward_cached(&self, embedded: Rows, features: Rows, cache: &mut KvCache) -> Rows {

@@ -43,7 +43,6 @@ use crate::self_draft::keys::{DraftDialect, DraftKeys, DrafterDir, LAYER_KEYS};
 use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts};
 use crate::spec::{
     AttentionNames, AttentionSpec, LayerSpec, LinearSpec, ModelShape, RopeConfig, RopeScaling,
-    SessionFaults,
 };
 use crate::state_network::{StepNetwork, UnrolledInputs};
 
@@ -98,6 +97,17 @@ pub enum StateNorms {
     OfAll,
     /// A norm of each state: `fc_norm`.
     OfEach,
+}
+
+impl StateNorms {
+    /// Returns the norms that these keys ask for, of which at most one is true.
+    pub fn of(norm_before_fc: bool, fc_norm: bool) -> Self {
+        match (norm_before_fc, fc_norm) {
+            (true, _) => Self::OfAll,
+            (false, true) => Self::OfEach,
+            (false, false) => Self::Absent,
+        }
+    }
 }
 
 /// The keys of a drafter's `config.json` that a Llama does not have.
@@ -222,16 +232,11 @@ impl DraftForm for Eagle3Form {
         let form = Self {
             target_hidden_size: own.target_hidden_size.unwrap_or(model.shape.hidden_size),
             norm_before_residual: own.norm_before_residual,
-            state_norms: match (own.norm_before_fc, own.fc_norm) {
-                (true, _) => StateNorms::OfAll,
-                (false, true) => StateNorms::OfEach,
-                (false, false) => StateNorms::Absent,
-            },
+            state_norms: StateNorms::of(own.norm_before_fc, own.fc_norm),
             norm_output: own.norm_output,
             has_embedding: files.has(EMBEDDING),
             has_head: files.has(LM_HEAD),
         };
-        let num_own = model.shape.num_layers;
         if own.norm_before_fc && own.fc_norm {
             let problem = "is true beside `norm_before_fc`, and only one of them is computed here";
             return Err(files.error("fc_norm", problem));
@@ -239,10 +244,7 @@ impl DraftForm for Eagle3Form {
         files.config.own = form;
         files.config.num_target_layers = Some(num_layers);
         files.config.target_layers = Eagle3Config::default_layers(num_layers).to_vec();
-        if num_own != 1 {
-            let problem = format!("is {num_own}, but a drafter has one layer");
-            files.fault(DraftFaultKind::SeveralLayers, "num_hidden_layers", problem);
-        }
+        files.need_one_layer();
         // Model-Optimizer writes an empty list for the default.
         let given = own.eagle_aux_hidden_state_layer_ids.filter(|layers| !layers.is_empty());
         given.into_iter().for_each(|layers| read_layers(files, layers));
@@ -307,14 +309,10 @@ impl DraftForm for Eagle3Form {
         let place = (embedded.dtype().into(), &stack.device());
         let plan = DraftPlan { begun, seq, num_steps, rows_ahead: 0, lengths };
         let drafts = Drafts::new(plan, &stack.reaches[attention.reach()], place);
-        let known = |x: Tensor<3>| {
-            let [batch, seq, width] = x.dims();
-            x.reshape([batch * seq, width]).select(0, drafts.known.clone())
-        };
-        let states = states.into_iter().map(known).collect();
+        let states = states.into_iter().map(|states| drafts.known_rows(states)).collect();
         let features = part(fc).forward(network.normed_states(states));
         let normed = attention.normed_input(features.clone());
-        let embedded = part(input_norm).forward(known(embedded));
+        let embedded = part(input_norm).forward(drafts.known_rows(embedded));
         let mut attending = UnrolledAttention::new(attention, &drafts, embedded, normed);
         let mut given = features.select(0, drafts.begun.clone());
         let steps = (0..num_steps).map(|_| {
@@ -402,18 +400,6 @@ fn read_vocabulary(files: &mut DraftFiles<Eagle3Form>, given: Option<usize>) {
 }
 
 impl StepNetwork for Eagle3 {
-    fn context(&self) -> usize {
-        self.context()
-    }
-
-    fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        self.new_cache(capacity, num_slots)
-    }
-
-    fn faults(&self) -> SessionFaults {
-        self.faults()
-    }
-
     fn embed(&self, target: &CausalLm, runs: &[(usize, &[u32])]) -> Rows {
         let Some(table) = &self.embedding else { return target.embed_runs(runs) };
         let ids = runs.iter().flat_map(|(_, ids)| *ids);
@@ -432,10 +418,6 @@ impl StepNetwork for Eagle3 {
             }
         };
         part(&self.fc).of_rows(rows)
-    }
-
-    fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
-        self.zeros(target, slot)
     }
 
     fn forward_cached(&self, embedded: Rows, features: Rows, cache: &mut KvCache) -> Rows {

@@ -86,7 +86,7 @@ pub use spec::{
     Activation, AttentionSpec, DecoderSpec, MlpSpec, ModelShape, NormForm, NormSpec, RopeConfig,
     RopeScaling, SessionFaults, WindowSpec,
 };
-pub use state_network::{StateNetwork, StepNetwork, UnrolledInputs};
+pub use state_network::{CachedNetwork, StateNetwork, StepNetwork, UnrolledInputs};
 pub use trained_with::{check_trained_with, hash_export};
 pub use weights::{
     NamedTensor, WEIGHT_NAMES, WeightDtype, WeightReader, check_finite, config_file,

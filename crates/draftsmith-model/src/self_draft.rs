@@ -35,7 +35,7 @@ use crate::kv_cache::KvCache;
 use crate::precision::{cast_parameters, copied};
 use crate::rows::{DeviceRows, HostRows, RowData, Rows};
 use crate::spec::{LayerSpec, LinearSpec, ModelShape, NamedNorm, SessionFaults};
-use crate::state_network::{StateNetwork, UnrolledInputs, begun_from, copied_head};
+use crate::state_network::{CachedNetwork, StateNetwork, UnrolledInputs, begun_from, copied_head};
 use crate::weights::{NamedTensor, WeightDtype, check_weights, write_config, write_with_ids};
 
 /// The names of tensors that all forms share.
@@ -430,11 +430,6 @@ impl<F: DraftForm> DraftNetwork<F> {
         self
     }
 
-    /// Returns what sessions do otherwise than trained.
-    pub(crate) fn faults(&self) -> SessionFaults {
-        self.config.model.spec.faults
-    }
-
     /// Returns the width of the drafter's hidden states.
     pub fn hidden_size(&self) -> usize {
         self.config.model.shape.hidden_size
@@ -445,11 +440,6 @@ impl<F: DraftForm> DraftNetwork<F> {
         self.config.model.shape.vocab_size
     }
 
-    /// Returns the longest sequence, in tokens.
-    pub fn context(&self) -> usize {
-        self.config.model.shape.context
-    }
-
     /// Returns the tokens that the drafter may draft; `None` for all.
     pub fn draft_vocabulary(&self) -> Option<&DraftVocabulary> {
         self.config.draft_vocabulary.as_ref()
@@ -458,29 +448,6 @@ impl<F: DraftForm> DraftNetwork<F> {
     /// Returns the number of parameters.
     pub fn num_parameters(&self) -> usize {
         self.num_params()
-    }
-
-    /// Creates a cache for `num_slots` sequences of up to `capacity` tokens each, with room for a
-    /// block after them if the drafter has blocks.
-    pub fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
-        let capacity = capacity + F::num_ahead(&self.config);
-        let cache = self.stack.form().new_cache(&self.config.model.shape, capacity, num_slots);
-        cache.with_bits(self.faults().cache_bits)
-    }
-
-    /// Returns an output of zeros for one row of a slot.
-    pub(crate) fn zeros(&self, target: &CausalLm, slot: usize) -> Rows {
-        let rows = target.embed_ids(&[0]).in_slot(slot);
-        let width = self.hidden_size();
-        match &rows.place {
-            RowData::Host(_) => rows.with_place(HostRows { values: vec![0.0; width], width }),
-            RowData::Device(found) => {
-                let [_, num_padded, _] = found.tensor.dims();
-                let like = (&self.stack.device(), found.tensor.dtype());
-                let tensor = Box::new(Tensor::<3>::zeros([1, num_padded, width], like));
-                rows.with_place(DeviceRows { tensor, num_rows: 1 })
-            }
-        }
     }
 
     /// Writes `model.safetensors` in the configuration's type, then `config.json`, each under a
@@ -545,6 +512,36 @@ impl<F: DraftForm> StateNetwork for DraftNetwork<F> {
 
     fn unrolled(&self, inputs: UnrolledInputs<'_>) -> Vec<Tensor<2>> {
         F::unrolled(self, inputs)
+    }
+}
+
+impl<F: DraftForm> CachedNetwork for DraftNetwork<F> {
+    fn context(&self) -> usize {
+        self.config.model.shape.context
+    }
+
+    fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache {
+        let capacity = capacity + F::num_ahead(&self.config);
+        let cache = self.stack.form().new_cache(&self.config.model.shape, capacity, num_slots);
+        cache.with_bits(self.faults().cache_bits)
+    }
+
+    fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
+        let rows = target.embed_ids(&[0]).in_slot(slot);
+        let width = self.hidden_size();
+        match &rows.place {
+            RowData::Host(_) => rows.with_place(HostRows { values: vec![0.0; width], width }),
+            RowData::Device(found) => {
+                let [_, num_padded, _] = found.tensor.dims();
+                let like = (&self.stack.device(), found.tensor.dtype());
+                let tensor = Box::new(Tensor::<3>::zeros([1, num_padded, width], like));
+                rows.with_place(DeviceRows { tensor, num_rows: 1 })
+            }
+        }
+    }
+
+    fn faults(&self) -> SessionFaults {
+        self.config.model.spec.faults
     }
 }
 

@@ -135,18 +135,30 @@ impl UnrolledInputs<'_> {
     }
 }
 
+/// A network that drafts from its target's hidden states, with a KV cache of its own.
+pub trait CachedNetwork: Debug + Sync {
+    /// Returns the longest sequence, in tokens.
+    fn context(&self) -> usize;
+
+    /// Creates a cache for `num_slots` sequences of up to `capacity` tokens each, with room for a block after
+    /// them if the network has blocks.
+    fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache;
+
+    /// Returns an output of zeros for the first position of a slot, which no position comes before.
+    fn no_output(&self, target: &CausalLm, slot: usize) -> Rows;
+
+    /// Returns what sessions do otherwise than trained.
+    fn faults(&self) -> SessionFaults {
+        SessionFaults::default()
+    }
+}
+
 /// A network that drafts from its target's hidden states step by step.
 ///
 /// At each position it reads the embedding of the next token and a row of features. Where the target has been, the
 /// features are made of its states; after that they are the network's own output at the position before. The output
 /// gives the logits of the token after the next one.
-pub trait StepNetwork: Debug + Sync {
-    /// Returns the longest sequence, in tokens.
-    fn context(&self) -> usize;
-
-    /// Creates a cache for `num_slots` sequences of up to `capacity` tokens each.
-    fn new_cache(&self, capacity: usize, num_slots: usize) -> KvCache;
-
+pub trait StepNetwork: CachedNetwork {
     /// Looks up embeddings of the next tokens of sequences, each with its slot, in the network's own table or the
     /// target's.
     fn embed(&self, target: &CausalLm, runs: &[(usize, &[u32])]) -> Rows {
@@ -159,14 +171,6 @@ pub trait StepNetwork: Debug + Sync {
     /// # Panics
     /// If the number of states is not the number of layers, or the states differ in rows.
     fn features(&self, target: &CausalLm, states: &[Rows]) -> Rows;
-
-    /// Returns an output of zeros for the first position of a slot, which no position comes before.
-    fn no_output(&self, target: &CausalLm, slot: usize) -> Rows;
-
-    /// Returns what sessions do otherwise than trained.
-    fn faults(&self) -> SessionFaults {
-        SessionFaults::default()
-    }
 
     /// Runs one step over new positions, which follow their sequences' positions in the cache, and returns their
     /// outputs. `embedded` are the embeddings of the tokens after them. `features` are made of the target's states, or

@@ -273,7 +273,7 @@ pub trait DrafterKind: KindSettings + Any + fmt::Debug + Send + Sync {
 
     /// Returns the default maximum of candidates in a round. Fixed lengths ignore it.
     fn max_candidate_length(&self) -> usize {
-        20
+        self.most_candidates().unwrap_or(20)
     }
 
     /// Returns the number of candidates beyond which the drafter proposes none, in rounds of fixed

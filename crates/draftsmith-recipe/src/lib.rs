@@ -29,8 +29,7 @@ pub mod workspace;
 pub use built_data::changes_text;
 pub use device::{DeviceChoice, DtypeSource, KernelWatch, NumKernels, on_pool, require_dtype};
 pub use exports::servers::{
-    AS_DRAFT_MODEL, AS_DSPARK, AS_EAGLE, AS_EAGLE3, Runtime, ServedDrafter, ServerFlags, quoted,
-    served_path,
+    AS_DRAFT_MODEL, AS_EAGLE3, Runtime, ServedDrafter, ServerFlags, quoted, served_path,
 };
 pub use exports::tuned::{Tuned, TunedRule};
 pub use exports::{ExportEntry, HeadExport, found_adapter_head, head_within};

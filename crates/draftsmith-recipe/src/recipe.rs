@@ -23,7 +23,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use burn::tensor::Device;
 use draftsmith_files::{parse_toml, read_text, write_whole};
-use draftsmith_model::{BlockDrafterConfig, DrafterDir, ModelConfig, WeightDtype};
+use draftsmith_model::{DrafterDir, ModelConfig, WeightDtype};
 use draftsmith_theory::DrafterId;
 use draftsmith_train::{FeatureFormat, HeadTraining, OptimizerSettings};
 use serde::de::DeserializeOwned;
@@ -365,26 +365,16 @@ impl Recipe {
     pub fn served(&self, id: DrafterId) -> Option<ServedDrafter> {
         let kind = &self.drafters.get(id)?.kind;
         let flags = kind.served()?;
-        let (model, export) = match kind.model() {
+        let dir = kind.path().cloned().unwrap_or_else(|| self.export_dir(id).into());
+        let model = match kind.model() {
             Some(model) => (served_path(model, false), None),
             None => {
-                let source =
-                    kind.path().map_or_else(|| self.export_dir(id), |dir| dir.path.clone());
                 let out = served_path(Path::new(&format!("exported/{id}")), true);
-                let export = flags.export_command(&source, &out);
+                let export = flags.export_command(&dir, &out);
                 (out, Some(export))
             }
         };
-        let dir = kind.path().cloned().unwrap_or_else(|| self.export_dir(id).into());
-        let block = kind.path().filter(|_| flags.is_block);
-        Some(ServedDrafter {
-            whole_block: block.and_then(BlockDrafterConfig::whole_block),
-            window: flags.window(&dir),
-            flags,
-            target: served_path(&self.models.target, false),
-            model,
-            export,
-        })
+        Some(flags.served(&self.models.target, model, &dir))
     }
 
     /// Returns the output directory of the stages tune and replay.

@@ -10,6 +10,7 @@ mod trend;
 
 use std::collections::BTreeMap;
 
+use draftsmith_files::merged;
 use draftsmith_theory::{DecodingName, Estimate};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -237,13 +238,9 @@ impl PaperTable {
         let is_filled: Vec<bool> = (0..columns.len())
             .map(|at| rows.iter().any(|row: &FilledRow| row.figures[at].is_some()))
             .collect();
-        let only_filled = |at: &mut usize| {
-            *at += 1;
-            is_filled[*at - 1]
-        };
         for row in &mut rows {
-            let mut at = 0;
-            row.figures.retain(|_| only_filled(&mut at));
+            let mut is_filled = is_filled.iter();
+            row.figures.retain(|_| is_filled.next() == Some(&true));
         }
         let columns = columns.iter().zip(&is_filled).filter(|(_, is_filled)| **is_filled);
         let columns = columns.map(|((name, ..), _)| name.clone()).collect();
@@ -411,14 +408,6 @@ impl ReplayGroup {
         };
         [plain].into_iter().chain(rules).chain(oracle).map(entry).collect()
     }
-}
-
-/// Adds the keys of one object to another.
-fn merged(mut into: Value, from: Value) -> Value {
-    if let (Some(into), Value::Object(from)) = (into.as_object_mut(), from) {
-        into.extend(from);
-    }
-    into
 }
 
 /// Returns the name and conditions of a row or column. With `each`, returns such a pair for each

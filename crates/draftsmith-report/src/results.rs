@@ -22,7 +22,7 @@ use std::time::Duration;
 
 use draftsmith_files::{parse_json, read_file};
 use draftsmith_theory::{
-    Counts, Decoding, DrafterId, Round, TokenChoice, Trace, expected_tokens_per_round, setting_text,
+    Counts, Decoding, DrafterId, Round, Trace, expected_tokens_per_round, setting_text,
 };
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -208,7 +208,7 @@ impl ResultRow {
         Self {
             category: ALL_CATEGORIES.to_owned(),
             decoding: DecodingName::of(decoding),
-            temperature: temperature(decoding),
+            temperature: decoding.sampling().temperature,
             counts,
             verification_rate: counts.verification_rate(),
             discard_rate: counts.discard_rate(),
@@ -312,13 +312,6 @@ fn expected_tokens(trace: &Trace) -> f64 {
     let expected: f64 =
         rounds().map(|round| expected_tokens_per_round(acceptance, round.depth)).sum();
     expected / trace.rounds.len() as f64
-}
-
-fn temperature(decoding: &Decoding) -> f64 {
-    match decoding.choice {
-        TokenChoice::Greedy => 0.0,
-        TokenChoice::Sampled(sampling) => sampling.temperature,
-    }
 }
 
 /// Sorts rows for display: by dataset in order of appearance, greedy before sampled decoding, all

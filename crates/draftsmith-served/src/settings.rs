@@ -210,7 +210,8 @@ impl StatesRecipe {
     ///
     /// # Errors
     /// If the file is not directly in the server's directory, with the expected description.
-    pub(crate) fn local_path(&self, server: usize, named: &str) -> Result<PathBuf, String> {
+    pub(crate) fn local_path(&self, place: (usize, &str)) -> Result<PathBuf, String> {
+        let (server, named) = place;
         let theirs = self.server_dirs.get(server).unwrap_or(&self.dirs[server]);
         let is_plain = |name: &str| {
             name.ends_with(".safetensors")

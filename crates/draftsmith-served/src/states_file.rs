@@ -112,7 +112,7 @@ impl StatesPlan<'_> {
         place: (usize, &str),
         timeout: Duration,
     ) -> Result<(Vec<Vec<f32>>, StatesDtype, u64), Untaken> {
-        let path = &local_path(states, place)?;
+        let path = &states.local_path(place).map_err(Untaken::unreadable)?;
         self.take(path, timeout).map_err(Untaken::of(path))
     }
 
@@ -239,7 +239,7 @@ pub(crate) fn discard(
     place: (usize, &str),
     timeout: Duration,
 ) -> Result<(), Untaken> {
-    let path = &local_path(states, place)?;
+    let path = &states.local_path(place).map_err(Untaken::unreadable)?;
     open_whole(path, timeout).and_then(|_| delete(path)).map_err(Untaken::of(path))
 }
 
@@ -258,10 +258,6 @@ pub(crate) fn files_of(dir: &Path, name: &str) -> Vec<PathBuf> {
 /// Deletes a file with its lock. Returns false if the server holds it, or it cannot be deleted.
 pub(crate) fn is_deleted(path: &Path) -> bool {
     wait_for_lock(&lock_path(path), Duration::ZERO).is_ok() && delete(path).is_ok()
-}
-
-fn local_path(states: &StatesRecipe, (number, named): (usize, &str)) -> Result<PathBuf, Untaken> {
-    states.local_path(number, named).map_err(Untaken::unreadable)
 }
 
 fn lock_path(path: &Path) -> PathBuf {

@@ -3,7 +3,7 @@
 mod comparison;
 mod identifiers;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
@@ -73,12 +73,7 @@ pub fn certify_server(
             let ids = |number| identifiers::prompt(text, number, settings.plan.num_tokens);
             (0..settings.num_prompts).map(ids).collect::<Result<_>>()?
         }
-        Some(path) => {
-            let sources = read_sources(std::slice::from_ref(path), &Reading::default())?;
-            let choice = PromptChoice { num_prompts: Some(settings.num_prompts), skip_long: true };
-            let prompts = choice.of_all(&sources, text, watch)?;
-            prompts.iter().map(|it| text.prompt_ids(it, 0, &[])).collect::<Result<_>>()?
-        }
+        Some(path) => encoded_prompts(path, settings.num_prompts, text, watch)?,
     };
     let open = |url: &String| -> Result<TimedServer> {
         let (model, secret) = (settings.model.as_deref(), (settings.secret)()?);
@@ -109,6 +104,19 @@ pub fn certify_server(
     progress.finish();
     let counters = before.zip(counted.counters()?).and_then(|(before, after)| after.since(&before));
     Ok(judged(certificate, &settings.plan, counters))
+}
+
+/// Reads up to `num_prompts` prompts of a file, spread evenly, and encodes each up to its first answer.
+pub(crate) fn encoded_prompts(
+    path: &Path,
+    num_prompts: usize,
+    text: &TextSide,
+    watch: &dyn Watch,
+) -> Result<Vec<Vec<u32>>> {
+    let sources = read_sources(&[path.to_path_buf()], &Reading::default())?;
+    let choice = PromptChoice { num_prompts: Some(num_prompts), skip_long: true };
+    let prompts = choice.of_all(&sources, text, watch)?;
+    prompts.iter().map(|it| text.prompt_ids(it, 0, &[])).collect()
 }
 
 impl CertifySettings {

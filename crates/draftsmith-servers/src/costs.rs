@@ -14,7 +14,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail, ensure};
 use draftsmith_files::{if_present, parse_json, read_bytes, write_json};
-use draftsmith_recipe::{Interrupted, Watch};
+use draftsmith_recipe::Watch;
 use draftsmith_report::median_of;
 use draftsmith_theory::{SeededDraws, ServerCell, ServerCosts};
 use serde::{Deserialize, Serialize};
@@ -386,9 +386,7 @@ impl Measuring<'_> {
 
     /// Times one block at this batch size.
     fn block(&mut self, concurrency: usize) -> Result<MeasuredCell> {
-        if self.watch.is_interrupted() {
-            return Err(Interrupted.into());
-        }
+        self.watch.check_interrupted()?;
         let prompts: Vec<String> = (0..concurrency).map(|_| self.prompt()).collect();
         let before = self.server.counters()?;
         let timed = self.server.time_rounds(&prompts, self.plan.num_rounds + 1)?;

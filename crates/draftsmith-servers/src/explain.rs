@@ -16,7 +16,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use burn::tensor::Device;
 use draftsmith_model::{CausalLm, WeightDtype};
-use draftsmith_recipe::{Interrupted, PromptChoice, Recipe, Watch, Workspace, read_sources};
+use draftsmith_recipe::{Interrupted, Recipe, Watch, Workspace};
 use draftsmith_served::Secret;
 use draftsmith_theory::{FixedLengthConfig, LookupFirst, Recordings};
 use draftsmith_tune::recorder::{StatesText, known_states};
@@ -29,6 +29,7 @@ use self::expected::{Along, Expecting, replayed};
 use self::measured::{CountedAnswer, ask_each};
 pub use self::misreadings::Misreading;
 use self::misreadings::{ALL, DrafterReading, MISREADINGS, MisreadDrafter};
+use crate::certify::encoded_prompts;
 use crate::doctor::{Diagnosis, Severity, diagnose, recipe_of};
 
 /// The relative size of random errors that imitate a server's rounding to bf16 in all layers.
@@ -218,13 +219,7 @@ pub fn explain(
     let text = workspace.text_side()?;
     let target = workspace.models.target_config()?;
     let mut drafter = MisreadDrafter::read(kind, &settings.drafter, target)?;
-    let sources = read_sources(
-        std::slice::from_ref(&settings.prompts),
-        &draftsmith_recipe::Reading::default(),
-    )?;
-    let choice = PromptChoice { num_prompts: Some(settings.num_prompts), skip_long: true };
-    let prompts = choice.of_all(&sources, text, watch)?;
-    let prompts = prompts.iter().map(|it| text.prompt_ids(it, 0, &[])).collect::<Result<_>>()?;
+    let prompts = encoded_prompts(&settings.prompts, settings.num_prompts, text, watch)?;
     let answers = ask_each(settings, (text, target.shape.vocab_size), prompts, watch)?;
     let sizes = RoundSizes::of(&answers, settings.num_candidates)?;
     drafter.num_candidates = sizes.most;

@@ -97,6 +97,12 @@ impl Decoding {
         }
     }
 
+    /// Returns the sampling settings under which labels compare the models: those of decoding, or
+    /// temperature 1 if greedy.
+    pub fn sampling_of_labels(&self) -> Sampling {
+        if self.is_greedy() { Sampling::default() } else { self.sampling() }
+    }
+
     /// Returns whether decoding is greedy.
     pub fn is_greedy(&self) -> bool {
         self.choice == TokenChoice::Greedy
@@ -105,6 +111,19 @@ impl Decoding {
     /// Returns whether there is a repetition penalty.
     pub fn is_penalised(&self) -> bool {
         self.repetition_penalty != 1.0
+    }
+
+    /// Lists the filters and the penalty in words, such as `top-p 0.9`.
+    pub fn filters_text(&self) -> Vec<String> {
+        let Sampling { top_p, top_k, min_p, .. } = self.sampling();
+        let penalty = self.repetition_penalty;
+        let parts = [
+            (top_p < 1.0).then(|| format!("top-p {top_p}")),
+            top_k.map(|top_k| format!("top-k {top_k}")),
+            min_p.map(|min_p| format!("min-p {min_p}")),
+            self.is_penalised().then(|| format!("repetition penalty {penalty}")),
+        ];
+        parts.into_iter().flatten().collect()
     }
 
     /// Checks the penalty and the sampling settings.

@@ -63,10 +63,10 @@ pub use signals::{
     AcceptanceSignal, DraftSignals, HeadEstimate, HeadTiming, SignalNeeds, SoftmaxSummary,
 };
 
-/// Generates the table of stop rules from lines `Rule(Settings): Name, …;`, in the order in which
-/// reports show them.
+/// Generates the table of stop rules from lines `Rule(Settings.main_number): Name, …;`, in the order
+/// in which reports show them.
 macro_rules! stop_rules {
-    ($($rule:ident($config:ident): $($name:ident),+;)+) => {
+    ($($rule:ident($config:ident.$main:ident): $($name:ident),+;)+) => {
         /// A stop rule with its settings. Files tag it with the key `stop_rule`.
         /// [`Oracle`](crate::Oracle) is not included, because it belongs to one response.
         #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -102,6 +102,13 @@ macro_rules! stop_rules {
                 }
             }
 
+            /// Returns the key and the value of the rule's main number. Lengths are whole numbers.
+            fn main_number(&self) -> (&'static str, f64) {
+                match self {
+                    $(Self::$rule(config) => (stringify!($main), config.$main as _),)+
+                }
+            }
+
             /// Returns the rule's name in results.
             pub fn name(&self) -> StopRuleName {
                 let entries = match self {
@@ -122,16 +129,16 @@ macro_rules! stop_rules {
 }
 
 stop_rules! {
-    FixedLength(FixedLengthConfig): FixedLength;
-    Heuristic(HeuristicConfig): Heuristic;
-    RejectionThreshold(RejectionThresholdConfig): RejectionThreshold, RejectionThresholdWithoutLag;
-    ConfidenceThreshold(ConfidenceThresholdConfig): ConfidenceThreshold;
-    ConfidenceHead(ConfidenceHeadConfig): ConfidenceHead;
-    CandidateProbThreshold(CandidateProbThresholdConfig): CandidateProbThreshold;
-    JointConfidence(JointConfidenceConfig): JointConfidence;
-    OnlineAcceptance(OnlineAcceptanceConfig): OnlineAcceptance;
-    EntropyThreshold(EntropyThresholdConfig): EntropyThreshold;
-    CostOptimal(CostOptimalConfig): CostHead, CostConfidence, CostEntropy;
+    FixedLength(FixedLengthConfig.candidate_length): FixedLength;
+    Heuristic(HeuristicConfig.initial_length): Heuristic;
+    RejectionThreshold(RejectionThresholdConfig.stop_threshold): RejectionThreshold, RejectionThresholdWithoutLag;
+    ConfidenceThreshold(ConfidenceThresholdConfig.confidence_threshold): ConfidenceThreshold;
+    ConfidenceHead(ConfidenceHeadConfig.acceptance_threshold): ConfidenceHead;
+    CandidateProbThreshold(CandidateProbThresholdConfig.confidence_threshold): CandidateProbThreshold;
+    JointConfidence(JointConfidenceConfig.confidence_threshold): JointConfidence;
+    OnlineAcceptance(OnlineAcceptanceConfig.survival_threshold): OnlineAcceptance;
+    EntropyThreshold(EntropyThresholdConfig.entropy_threshold): EntropyThreshold;
+    CostOptimal(CostOptimalConfig.least_worth): CostHead, CostConfidence, CostEntropy;
 }
 
 /// Yields every entry of the table of stop rules, in the order in which reports show them.
@@ -160,7 +167,7 @@ impl StopRuleConfig {
     pub fn init(&self) -> Result<Box<dyn StopRule>> {
         let rule = self.settings().rule();
         Bounds::new(rule.bounds().min, rule.bounds().max)?;
-        let (key, value) = self.settings().parameter();
+        let (key, value) = self.main_number();
         let grid = self.name().entry().and_then(StopRuleEntry::grid);
         if grid.is_some_and(|grid| grid.values == SettingKind::Probability) {
             TheoryError::check((0.0..=1.0).contains(&value), key, "lie between 0 and 1", value)?;
@@ -189,7 +196,7 @@ impl StopRuleConfig {
     /// Returns the rule's main number: the candidate length K, the initial length, a threshold, or
     /// the minimum number of tokens that a draft forward must be worth.
     pub fn parameter(&self) -> f64 {
-        self.settings().parameter().1
+        self.main_number().1
     }
 }
 

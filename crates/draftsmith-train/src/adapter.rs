@@ -8,10 +8,8 @@ mod tests;
 use std::path::Path;
 
 use draftsmith_model::{
-    Adapter, AdapterArchitecture, AdapterConfig, CausalLm, DraftVocabulary, ModelConfig,
-    StateNetwork, WeightDtype,
+    Adapter, AdapterArchitecture, AdapterConfig, CausalLm, ModelConfig, StateNetwork,
 };
-use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, TrainError};
@@ -20,7 +18,7 @@ use crate::ranges::{Range, check_numbers};
 use crate::run::optimizer::OptimizerSettings;
 use crate::self_draft::scores::AdapterScores;
 use crate::self_draft::settings::SelfDraftTraining;
-use crate::self_draft::{Initial, StateTraining, read_initial};
+use crate::self_draft::{FirstWeights, Initial, StateTraining, read_initial};
 
 /// The settings of an adapter's training.
 pub type AdapterTraining = SelfDraftTraining<AdapterShape>;
@@ -84,38 +82,22 @@ impl StateTraining for AdapterShape {
         vec![self.exit_layer]
     }
 
-    fn config(
-        &self,
-        target: &ModelConfig,
-        dtype: WeightDtype,
-        vocabulary: Option<&DraftVocabulary>,
-    ) -> Result<AdapterConfig> {
+    fn config(&self, target: &ModelConfig) -> Result<AdapterConfig> {
         self.check_layers(target.shape.num_layers)?;
         let config = AdapterConfig::new(target, self.exit_layer)?;
-        Ok(config.with_layers(self.num_layers).with(|it| {
-            it.architecture = self.architecture;
-            it.dtype = dtype;
-            it.draft_vocabulary = vocabulary.cloned();
-        }))
+        Ok(config.with_layers(self.num_layers).with(|it| it.architecture = self.architecture))
     }
 
-    fn network(
-        &self,
-        config: &AdapterConfig,
-        is_random: bool,
-        target: &CausalLm,
-        seed: u64,
-    ) -> Adapter {
-        let mut draws = SeededDraws::new(seed, &["adapter"]);
-        let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
-        let adapter = match is_random {
+    fn network(&self, config: &AdapterConfig, mut first: FirstWeights<'_>) -> Adapter {
+        let drawn = config.init_from(&first.device, || first.draws.uniform());
+        let adapter = match first.is_random {
             true => drawn,
-            false => drawn.with_layers_of(target, config.exit_layer()),
+            false => drawn.with_layers_of(first.target, config.exit_layer()),
         };
-        adapter.with_head_of(target)
+        adapter.with_head_of(first.target)
     }
 
     fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
-        read_initial(dir, target, &self.layers(target.shape().num_layers))
+        read_initial(self, dir, target)
     }
 }

@@ -6,11 +6,10 @@
 
 use std::path::Path;
 
+use draftsmith_files::merged;
 use draftsmith_model::{
-    BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, DraftVocabulary, ModelConfig,
-    StateNetwork, WeightDtype,
+    BlockDrafter, BlockDrafterConfig, CausalLm, ConfidenceHead, ModelConfig, StateNetwork,
 };
-use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -20,7 +19,7 @@ use crate::lessons::settings::LessonSettings;
 use crate::ranges::{Range, check_numbers};
 use crate::self_draft::scores::DraftScores;
 use crate::self_draft::settings::SelfDraftTraining;
-use crate::self_draft::{Initial, StateTraining, read_initial};
+use crate::self_draft::{FirstWeights, Initial, StateTraining, read_initial};
 
 /// The settings of a block drafter's training.
 pub type BlockTraining = SelfDraftTraining<BlockShape>;
@@ -102,12 +101,7 @@ impl StateTraining for BlockShape {
         layers
     }
 
-    fn config(
-        &self,
-        target: &ModelConfig,
-        dtype: WeightDtype,
-        vocabulary: Option<&DraftVocabulary>,
-    ) -> Result<BlockDrafterConfig> {
+    fn config(&self, target: &ModelConfig) -> Result<BlockDrafterConfig> {
         let shape = &target.shape;
         let mask = self.mask_token_id.unwrap_or(shape.vocab_size as u32 - 1);
         if mask as usize >= shape.vocab_size {
@@ -118,34 +112,19 @@ impl StateTraining for BlockShape {
             it.target_layers = self.layers(shape.num_layers);
             it.block_size = self.block_size;
             it.markov_rank = self.markov_rank;
-            it.dtype = dtype;
-            it.draft_vocabulary = vocabulary.cloned();
             it.set_window(self.window);
         }))
     }
 
-    fn network(
-        &self,
-        config: &BlockDrafterConfig,
-        is_random: bool,
-        target: &CausalLm,
-        seed: u64,
-    ) -> BlockDrafter {
-        let mut draws = SeededDraws::new(seed, &["block"]);
-        let device = target.device().autodiff();
-        let drawn = config.init_for(target, &device, || draws.uniform());
-        match is_random {
-            true => drawn,
-            false => drawn.with_weights_of(target),
-        }
+    fn network(&self, config: &BlockDrafterConfig, mut first: FirstWeights<'_>) -> BlockDrafter {
+        let drawn = config.init_for(first.target, &first.device, || first.draws.uniform());
+        if first.is_random { drawn } else { drawn.with_weights_of(first.target) }
     }
 
     /// Reads a causal drafter whose anchor's row predicts, with at least as many rows. A confidence head
     /// is left out, because it belongs to the drafter as it was.
     fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
-        let layers = self.layers(target.shape().num_layers);
-        let Initial::<Self> { mut config, network, vocabulary } =
-            read_initial(dir, target, &layers)?;
+        let Initial::<Self> { mut config, network, vocabulary } = read_initial(self, dir, target)?;
         let form = &config.own;
         if !form.is_causal || !form.is_anchor_first || form.block_size < self.block_size {
             return Err(TrainError::Invalid(format!(
@@ -166,13 +145,8 @@ impl StateTraining for BlockShape {
     /// Returns the settings without the shape, which the drafter's configuration has.
     fn record(training: &BlockTraining) -> Value {
         let (num_steps, step_weight) = (training.block_size, training.step_weight);
-        let mut record = json!({ "num_steps": num_steps, "step_weight": step_weight });
-        if let (Some(record), Value::Object(common)) =
-            (record.as_object_mut(), json!(training.common))
-        {
-            record.extend(common);
-        }
-        record
+        let own = json!({ "num_steps": num_steps, "step_weight": step_weight });
+        merged(own, json!(training.common))
     }
 }
 

@@ -15,7 +15,9 @@
 
 use burn::tensor::{Device, Tensor};
 use draftsmith_data::ResponseRow;
-use draftsmith_model::{BlockDrafter, BlockStart, CausalLm, ConfidenceWeights, Rows, vectors};
+use draftsmith_model::{
+    BlockDrafter, BlockStart, CachedNetwork, CausalLm, ConfidenceWeights, Rows, vectors,
+};
 use draftsmith_theory::{SoftmaxSummary, TokenChoice, argmax, confidence_logit, least_by};
 
 use crate::data::split::in_part;

@@ -6,10 +6,7 @@
 
 use std::path::Path;
 
-use draftsmith_model::{
-    CausalLm, DraftVocabulary, Eagle, EagleConfig, ModelConfig, StateNetwork, WeightDtype,
-};
-use draftsmith_theory::SeededDraws;
+use draftsmith_model::{CausalLm, Eagle, EagleConfig, ModelConfig, StateNetwork};
 use serde::{Deserialize, Serialize};
 
 use crate::eagle3::{STEP_WEIGHT, STEPS};
@@ -18,7 +15,7 @@ use crate::lessons::settings::LessonSettings;
 use crate::ranges::check_numbers;
 use crate::self_draft::scores::DraftScores;
 use crate::self_draft::settings::SelfDraftTraining;
-use crate::self_draft::{Initial, StateTraining, read_initial};
+use crate::self_draft::{FirstWeights, Initial, StateTraining, read_initial};
 
 /// The settings of an EAGLE-1 drafter's training.
 pub type EagleTraining = SelfDraftTraining<EagleShape>;
@@ -66,31 +63,18 @@ impl StateTraining for EagleShape {
         vec![num_layers]
     }
 
-    fn config(
-        &self,
-        target: &ModelConfig,
-        dtype: WeightDtype,
-        _vocabulary: Option<&DraftVocabulary>,
-    ) -> Result<EagleConfig> {
-        Ok(EagleConfig { dtype, ..EagleConfig::new(target) })
+    fn config(&self, target: &ModelConfig) -> Result<EagleConfig> {
+        Ok(EagleConfig::new(target))
     }
 
-    fn network(
-        &self,
-        config: &EagleConfig,
-        is_random: bool,
-        target: &CausalLm,
-        seed: u64,
-    ) -> Eagle {
-        let mut draws = SeededDraws::new(seed, &["eagle"]);
-        let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
-        let first = if is_random { drawn } else { drawn.passing_states() };
-        first.with_norm_of(target)
+    fn network(&self, config: &EagleConfig, mut first: FirstWeights<'_>) -> Eagle {
+        let drawn = config.init_from(&first.device, || first.draws.uniform());
+        let network = if first.is_random { drawn } else { drawn.passing_states() };
+        network.with_norm_of(first.target)
     }
 
     fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
-        let layers = self.layers(target.shape().num_layers);
-        let initial: Initial<Self> = read_initial(dir, target, &layers)?;
+        let initial: Initial<Self> = read_initial(self, dir, target)?;
         Ok(Initial { network: initial.network.with_norm_of(target), ..initial })
     }
 }

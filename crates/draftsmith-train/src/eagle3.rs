@@ -9,10 +9,8 @@ mod tests;
 use std::path::Path;
 
 use draftsmith_model::{
-    CausalLm, DraftVocabulary, Eagle3, Eagle3Config, ModelConfig, NUM_TARGET_STATES, StateNetwork,
-    StateNorms, WeightDtype,
+    CausalLm, Eagle3, Eagle3Config, ModelConfig, NUM_TARGET_STATES, StateNetwork, StateNorms,
 };
-use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
 
 use crate::error::{Result, TrainError};
@@ -20,7 +18,7 @@ use crate::lessons::settings::LessonSettings;
 use crate::ranges::{Range, check_numbers};
 use crate::self_draft::scores::{DraftScores, MAX_STEPS};
 use crate::self_draft::settings::SelfDraftTraining;
-use crate::self_draft::{Initial, StateTraining, read_initial};
+use crate::self_draft::{FirstWeights, Initial, StateTraining, read_initial};
 
 /// The settings of an EAGLE-3 drafter's training.
 pub type Eagle3Training = SelfDraftTraining<Eagle3Shape>;
@@ -124,23 +122,12 @@ impl StateTraining for Eagle3Shape {
         self.layers.unwrap_or_else(|| Eagle3Config::default_layers(num_layers)).to_vec()
     }
 
-    fn config(
-        &self,
-        target: &ModelConfig,
-        dtype: WeightDtype,
-        vocabulary: Option<&DraftVocabulary>,
-    ) -> Result<Eagle3Config> {
+    fn config(&self, target: &ModelConfig) -> Result<Eagle3Config> {
         Ok(Eagle3Config::new(target).with(|it| {
             it.target_layers = self.layers(target.shape.num_layers);
-            it.dtype = dtype;
-            it.draft_vocabulary = vocabulary.cloned();
             it.norm_output = self.norm_output;
             it.has_embedding = self.embeddings;
-            it.state_norms = match (self.norm_before_fc, self.fc_norm) {
-                (true, _) => StateNorms::OfAll,
-                (false, true) => StateNorms::OfEach,
-                (false, false) => StateNorms::Absent,
-            };
+            it.state_norms = StateNorms::of(self.norm_before_fc, self.fc_norm);
             if self.head_norms {
                 it.add_head_norms();
             }
@@ -148,22 +135,12 @@ impl StateTraining for Eagle3Shape {
         }))
     }
 
-    fn network(
-        &self,
-        config: &Eagle3Config,
-        is_random: bool,
-        target: &CausalLm,
-        seed: u64,
-    ) -> Eagle3 {
-        let mut draws = SeededDraws::new(seed, &["eagle3"]);
-        let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
-        match is_random {
-            true => drawn,
-            false => drawn.with_weights_of(target),
-        }
+    fn network(&self, config: &Eagle3Config, mut first: FirstWeights<'_>) -> Eagle3 {
+        let drawn = config.init_from(&first.device, || first.draws.uniform());
+        if first.is_random { drawn } else { drawn.with_weights_of(first.target) }
     }
 
     fn initial(&self, dir: &Path, target: &CausalLm) -> Result<Initial<Self>> {
-        read_initial(dir, target, &self.layers(target.shape().num_layers))
+        read_initial(self, dir, target)
     }
 }

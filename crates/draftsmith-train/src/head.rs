@@ -194,7 +194,7 @@ fn prepare(
         (None, None) => Err(TrainError::rollouts(&row.id, "there are none")),
     };
     // The target may have more tokens than the draft, which reads them as another token.
-    let split = SplitRows::new(rows, usize::MAX, optimizer.validation_fraction, usable)?;
+    let split = SplitRows::new(rows, optimizer.validation_fraction, usable)?;
     let counts = split.counts();
     let is_stored =
         |place: &&FeatureDir<'_>| shared.features == Features::Cache || place.source.is_some();

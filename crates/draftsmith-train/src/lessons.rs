@@ -109,7 +109,8 @@ pub(crate) fn prepare(
     let vocab_size = target.shape().vocab_size;
     let optimizer = &lessons.settings.optimizer;
     let first = usize::from(lessons.reads_tokens);
-    let split = SplitRows::new(rows, vocab_size, optimizer.validation_fraction, |row| {
+    let split = SplitRows::new(rows, optimizer.validation_fraction, |row| {
+        row.check_ids(vocab_size)?;
         Ok(LessonRow::new(row, first, max_len))
     })?;
     let counts = split.counts();

@@ -84,7 +84,8 @@ pub use run::{Ending, TrainingRun, TrainingSize};
 pub use self_draft::scores::{AdapterScores, DraftScores, LessonScores, MAX_STEPS};
 pub use self_draft::settings::SelfDraftTraining;
 pub use self_draft::{
-    StateTraining, TrainedState, first_self_draft, self_draft_examples, train_self_drafts,
+    FirstWeights, StateTraining, TrainedState, first_self_draft, self_draft_examples,
+    train_self_drafts,
 };
 pub use states::{
     FeatureDir, FeatureFormat, Features, GivenStates, Keeping, StatesRow, StatesSource,

@@ -9,7 +9,6 @@ use draftsmith_model::{
     CausalLm, DraftVocabulary, Medusa, MedusaConfig, ModelConfig, ModelError, StateNetwork,
     WeightDtype,
 };
-use draftsmith_theory::SeededDraws;
 use serde::{Deserialize, Serialize};
 use serde_json::Map;
 
@@ -21,7 +20,7 @@ use crate::run::optimizer::OptimizerSettings;
 use crate::run::trained::{ExportConfig, ExportRecord};
 use crate::self_draft::scores::DraftScores;
 use crate::self_draft::settings::SelfDraftTraining;
-use crate::self_draft::{Initial, StateTraining};
+use crate::self_draft::{FirstWeights, Initial, StateTraining};
 
 /// The settings of the training of Medusa's heads.
 pub type MedusaTraining = SelfDraftTraining<MedusaShape>;
@@ -82,28 +81,16 @@ impl StateTraining for MedusaShape {
         vec![num_layers]
     }
 
-    fn config(
-        &self,
-        target: &ModelConfig,
-        dtype: WeightDtype,
-        _vocabulary: Option<&DraftVocabulary>,
-    ) -> Result<MedusaConfig> {
+    fn config(&self, target: &ModelConfig) -> Result<MedusaConfig> {
         let config = MedusaConfig::new(&target.shape, self.num_heads);
         let vocab_size = config.vocab_size.filter(|_| self.lm_heads);
-        Ok(MedusaConfig { vocab_size, dtype, ..config })
+        Ok(MedusaConfig { vocab_size, ..config })
     }
 
-    fn network(
-        &self,
-        config: &MedusaConfig,
-        is_random: bool,
-        target: &CausalLm,
-        seed: u64,
-    ) -> Medusa {
-        let mut draws = SeededDraws::new(seed, &["medusa"]);
-        let drawn = config.init_from(&target.device().autodiff(), || draws.uniform());
-        let first = if is_random { drawn } else { drawn.with_heads_of(target) };
-        first.with_norm_of(target)
+    fn network(&self, config: &MedusaConfig, mut first: FirstWeights<'_>) -> Medusa {
+        let drawn = config.init_from(&first.device, || first.draws.uniform());
+        let network = if first.is_random { drawn } else { drawn.with_heads_of(first.target) };
+        network.with_norm_of(first.target)
     }
 
     /// Reads as many heads as the settings have. Their files decide whether they have LM heads.
@@ -123,6 +110,10 @@ impl StateTraining for MedusaShape {
 impl ExportConfig<Medusa> for MedusaConfig {
     fn record(&mut self) -> ExportRecord<'_> {
         ExportRecord { training: &mut self.training, target_hash: &mut self.target_hash }
+    }
+
+    fn stored_as(self, dtype: WeightDtype, _vocabulary: Option<&DraftVocabulary>) -> Self {
+        Self { dtype, ..self }
     }
 
     fn write(&self, model: &Medusa, dir: &Path) -> Result<(), ModelError> {

@@ -14,12 +14,13 @@ use std::path::Path;
 
 use burn::module::Module;
 use burn::optim::GradientsParams;
-use burn::tensor::Tensor;
+use burn::tensor::{Device, Tensor};
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{
     CausalLm, DraftConfig, DraftForm, DraftNetwork, DraftVocabulary, ModelConfig, StateNetwork,
-    VOCABULARY_COVERAGE, WeightDtype,
+    VOCABULARY_COVERAGE,
 };
+use draftsmith_theory::SeededDraws;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -97,22 +98,10 @@ pub trait StateTraining:
     ///
     /// # Errors
     /// If the settings do not suit the target.
-    fn config(
-        &self,
-        target: &ModelConfig,
-        dtype: WeightDtype,
-        vocabulary: Option<&DraftVocabulary>,
-    ) -> Result<Self::Config>;
+    fn config(&self, target: &ModelConfig) -> Result<Self::Config>;
 
-    /// Builds the network before training, on the target's device with autodiff. `is_random` says that it
-    /// has no weights of the target.
-    fn network(
-        &self,
-        config: &Self::Config,
-        is_random: bool,
-        target: &CausalLm,
-        seed: u64,
-    ) -> Self::Network;
+    /// Builds the network before training.
+    fn network(&self, config: &Self::Config, first: FirstWeights<'_>) -> Self::Network;
 
     /// Reads the drafter in `dir` to train it further.
     ///
@@ -129,6 +118,19 @@ pub trait StateTraining:
     }
 }
 
+/// The source of a network's first weights.
+#[derive(Debug)]
+pub struct FirstWeights<'a> {
+    /// Whether the network has no weights of the target.
+    pub is_random: bool,
+    /// The target.
+    pub target: &'a CausalLm,
+    /// The target's device with autodiff.
+    pub device: Device,
+    /// The random numbers of the weights that are not the target's.
+    pub draws: SeededDraws,
+}
+
 /// A drafter to train further: its configuration, its network, and the tokens that it may draft if these
 /// are not all.
 #[derive(Debug)]
@@ -141,13 +143,8 @@ pub struct Initial<S: StateTraining> {
     pub vocabulary: Option<DraftVocabulary>,
 }
 
-/// Reads the drafter in `dir` to train it further. `layers` are the hidden states that the training
-/// reads.
-pub(crate) fn read_initial<F, S>(
-    dir: &Path,
-    target: &CausalLm,
-    layers: &[usize],
-) -> Result<Initial<S>>
+/// Reads the drafter in `dir` to train it further with the settings `own`.
+pub(crate) fn read_initial<F, S>(own: &S, dir: &Path, target: &CausalLm) -> Result<Initial<S>>
 where
     F: DraftForm,
     S: StateTraining<Network = DraftNetwork<F>, Config = DraftConfig<F>>,
@@ -157,6 +154,7 @@ where
         return Err(TrainError::setting(F::KIND, "initial", dir.display(), expected));
     }
     let (config, network) = DraftNetwork::<F>::to_train(dir, target)?;
+    let layers = own.layers(target.shape().num_layers);
     if config.target_layers != layers {
         let found = &config.target_layers;
         return Err(TrainError::Invalid(format!(
@@ -245,8 +243,7 @@ pub fn train_self_drafts<S: StateTraining>(
             (None, vocabulary) => {
                 let dtype = target.stored_dtype();
                 let config = one.config(target.config(), dtype, vocabulary.as_ref())?;
-                let is_random = one.common.initial == InitialWeights::Random;
-                let network = one.network(&config, is_random, target, seed);
+                let network = one.network(&config, target, seed);
                 (config, network)
             }
         };
@@ -352,8 +349,7 @@ pub fn first_self_draft<S: StateTraining>(
 ) -> Result<(S::Config, S::Network)> {
     training.check_layers(target.shape().num_layers)?;
     let config = training.config(target.config(), target.stored_dtype(), None)?;
-    let is_random = training.common.initial == InitialWeights::Random;
-    let first = training.network(&config, is_random, target, seed).valid();
+    let first = training.network(&config, target, seed).valid();
     Ok((config, first))
 }
 

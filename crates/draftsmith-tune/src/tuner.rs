@@ -245,10 +245,12 @@ impl<'a> Tuner<'a> {
             given: given_costs(tune.costs.as_ref(), &files.drafters())?,
             measuring: match recipe.target_elsewhere() {
                 Some(_) => None,
-                None => Some((
-                    Decoders::new(workspace.pair()?, loaded, evaluate.max_new_tokens),
-                    race_prompts(recipe, workspace, watch)?,
-                )),
+                None => {
+                    let prompts = validation_prompts(recipe, workspace, watch)?.into_iter();
+                    let decoders =
+                        Decoders::new(workspace.pair()?, loaded, evaluate.max_new_tokens);
+                    Some((decoders, prompts.map(|(_, ids)| ids).collect()))
+                }
             },
             races: RaceFile::read(recipe, workspace)?,
             race_left: tune.race_seconds,
@@ -407,16 +409,6 @@ impl<'a> Tuner<'a> {
         let measured = probe.measure(&|costs| lengths_under(first, costs))?;
         Ok((CostSource::Machine, measured))
     }
-}
-
-/// Encodes the validation prompts, for races and costs.
-fn race_prompts(
-    recipe: &Recipe,
-    workspace: &Workspace,
-    watch: &dyn Watch,
-) -> Result<Vec<Vec<u32>>> {
-    let prompts = validation_prompts(recipe, workspace, watch)?;
-    Ok(prompts.into_iter().map(|(_, ids)| ids).collect())
 }
 
 /// Warns the user if validation prompts from files also occur in the training data. Held-out

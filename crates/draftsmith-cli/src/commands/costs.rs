@@ -2,19 +2,17 @@
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
-use std::time::Duration;
 
 use anyhow::Result;
 use clap::Args;
 use draftsmith_files::check_place;
 use draftsmith_report::{plain_table, wrapped};
-use draftsmith_served::Secret;
 use draftsmith_servers::costs::{
     ACCEPT_NOTHING, MeasuredCell, SERVER_FLAGS, ServerCostsFile, ServerPlan, TimedServer,
     measure_server,
 };
-use draftsmith_tune::server_access::read_token;
 
+use crate::commands::certify::AccessArguments;
 use crate::console::Console;
 use crate::lock::lock;
 
@@ -47,12 +45,6 @@ pub(crate) struct CostsArguments {
     /// The file that cells are added to.
     #[arg(long, value_name = "FILE", default_value = "server-costs.json")]
     out: PathBuf,
-    /// The model's name on the server; by default the first of its list.
-    #[arg(long, value_name = "NAME")]
-    model: Option<String>,
-    /// The environment variable that holds the server's key.
-    #[arg(long, value_name = "NAME")]
-    key_env: Option<String>,
     /// Words of each prompt: as many as your prompts have.
     #[arg(long, value_name = "N", default_value = "150", value_parser = clap::value_parser!(u32).range(1..=100_000))]
     prompt_words: u32,
@@ -62,9 +54,8 @@ pub(crate) struct CostsArguments {
     /// Blocks of each batch size.
     #[arg(long, value_name = "N", default_value = "5", value_parser = clap::value_parser!(u32).range(1..=1000))]
     blocks: u32,
-    /// The longest wait for an answer, in seconds.
-    #[arg(long, value_name = "S", default_value = "600", value_parser = clap::value_parser!(u64).range(1..=86_400))]
-    timeout: u64,
+    #[command(flatten)]
+    access: AccessArguments,
 }
 
 /// Runs the command.
@@ -78,12 +69,10 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
         "`--concurrency` must be numbers from 1 to 1024"
     );
     anyhow::ensure!(arguments.candidates <= 256, "`--candidates` is at most 256");
+    let access = &arguments.access;
     let open = |url: &str| -> Result<TimedServer> {
-        let secret =
-            arguments.key_env.as_deref().map(|name| read_token(name, "--key-env")).transpose()?;
-        let secret: Secret = secret.unwrap_or_default();
-        let timeout = Duration::from_secs(arguments.timeout);
-        Ok(TimedServer::open(url, arguments.model.as_deref(), secret, timeout, SERVER_FLAGS)?)
+        let (model, secret) = (access.model.as_deref(), (access.secret())()?);
+        Ok(TimedServer::open(url, model, secret, access.timeout(), SERVER_FLAGS)?)
     };
     check_place(&arguments.out)?;
     let _lock = lock(&arguments.out)?;

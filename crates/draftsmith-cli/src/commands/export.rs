@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
-use draftsmith_model::{BlockDrafterConfig, DrafterDir, WeightDtype};
+use draftsmith_model::{DrafterDir, WeightDtype};
 use serde_json::json;
 
 use crate::commands::DeviceJob;
@@ -16,8 +16,7 @@ use draftsmith_recipe::exports::HEAD;
 use draftsmith_recipe::exports::forms::{ExportForm, Exporting, Written};
 use draftsmith_recipe::kinds::self_draft::low_agreement;
 use draftsmith_recipe::{
-    AS_DRAFT_MODEL, AS_DSPARK, AS_EAGLE, AS_EAGLE3, KindEntry, Kinds, Recipe, Runtime,
-    ServedDrafter, Workspace, served_path,
+    AS_DRAFT_MODEL, KindEntry, Kinds, Recipe, Runtime, ServerFlags, Workspace, served_path,
 };
 use draftsmith_report::DecodingName;
 use draftsmith_servers::doctor::{Finding, diagnose};
@@ -84,8 +83,8 @@ pub(crate) fn run(arguments: &ExportArguments, job: DeviceJob<'_>) -> Result<()>
     };
     let given = recipe.drafters.get(id).and_then(|it| it.kind.path()).cloned();
     let from = given.unwrap_or_else(|| source.into());
-    let is_drafter = [&AS_EAGLE, &AS_EAGLE3, &AS_DSPARK].iter().any(|flags| flags.form == form);
-    if is_drafter && recipe.target_elsewhere().is_none() {
+    let flags = ServerFlags::of_form(form);
+    if flags.is_some_and(|flags| *flags != AS_DRAFT_MODEL) && recipe.target_elsewhere().is_none() {
         let diagnosis = diagnose(&from, &recipe.models.target)?;
         if let Some(Finding { what, servers, hint, .. }) = diagnosis.refuses_export() {
             bail!(
@@ -98,33 +97,27 @@ pub(crate) fn run(arguments: &ExportArguments, job: DeviceJob<'_>) -> Result<()>
     let mut written = write(&Exporting { source: &from, out, stop_threshold, open: &open })?;
     let ignored = from.ignored_text();
     written.ignored.extend(ignored.map(|text| format!("keys: the drafter was {text}")));
-    written.commands.extend(starts(&recipe, id, form, (&from, out))?);
+    if let Some(flags) = flags {
+        written.commands.extend(starts(&recipe, id, flags, (&from, out))?);
+    }
     print(arguments, &written, console)
 }
 
 /// Returns the commands that start programs with an exported drafter, at the settings that `tune`
-/// found. Empty for formats that they do not load.
+/// found.
 fn starts(
     recipe: &Recipe,
     id: DrafterId,
-    form: &str,
-    paths: (&DrafterDir, &Path),
+    flags: &'static ServerFlags,
+    (source, out): (&DrafterDir, &Path),
 ) -> Result<Vec<String>> {
-    let (source, out) = paths;
-    let known = [&AS_DRAFT_MODEL, &AS_EAGLE, &AS_EAGLE3, &AS_DSPARK]
-        .into_iter()
-        .find(|flags| flags.form == form);
-    let Some(flags) = known else { return Ok(Vec::new()) };
     if let Some(agreement) = low_agreement(source) {
         return Ok(vec![format!(
             "no start command: its agreement with the target is {agreement:.3}, too low to serve it"
         )]);
     }
-    let (target, model) = (served_path(&recipe.models.target, false), served_path(out, true));
-    let whole_block = flags.is_block.then(|| BlockDrafterConfig::whole_block(source)).flatten();
-    let untuned = Drafting::fixed(whole_block.unwrap_or(DEFAULT_LENGTH));
-    let window = flags.window(source);
-    let served = ServedDrafter { flags, target, model, export: None, whole_block, window };
+    let served = flags.served(&recipe.models.target, (served_path(out, true), None), source);
+    let untuned = Drafting::fixed(served.whole_block.unwrap_or(DEFAULT_LENGTH));
     let ways = tuned_ways(recipe, DecodingName::Greedy, Some(id))?;
     let mut lines = Vec::new();
     for runtime in Runtime::ALL {

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use burn::tensor::Device;
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, Adapter, AdapterConfig, BlockDrafter, BlockDrafterConfig,
-    CausalLm, ConfidenceHead, Eagle, Eagle3, Eagle3Config, EagleConfig, HeadForm, HeadInput,
-    HeadReads, KvCache, Medusa, MedusaConfig, ModelConfig, ModelShape, Rows, StateNorms,
+    CachedNetwork, CausalLm, ConfidenceHead, Eagle, Eagle3, Eagle3Config, EagleConfig, HeadForm,
+    HeadInput, HeadReads, KvCache, Medusa, MedusaConfig, ModelConfig, ModelShape, Rows, StateNorms,
     StepNetwork, WeightDtype,
 };
 use draftsmith_theory::{
@@ -67,7 +67,7 @@ const STEPPING: [&str; 8] =
 #[derive(Debug)]
 struct OneState(Eagle3);
 
-impl StepNetwork for OneState {
+impl CachedNetwork for OneState {
     fn context(&self) -> usize {
         self.0.context()
     }
@@ -76,13 +76,15 @@ impl StepNetwork for OneState {
         self.0.new_cache(capacity, num_slots)
     }
 
+    fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
+        self.0.no_output(target, slot)
+    }
+}
+
+impl StepNetwork for OneState {
     fn features(&self, target: &CausalLm, states: &[Rows]) -> Rows {
         let [state] = states else { panic!("one state") };
         self.0.features(target, &[state.clone(), state.clone(), state.clone()])
-    }
-
-    fn no_output(&self, target: &CausalLm, slot: usize) -> Rows {
-        self.0.no_output(target, slot)
     }
 
     fn forward_cached(&self, embedded: Rows, features: Rows, cache: &mut KvCache) -> Rows {

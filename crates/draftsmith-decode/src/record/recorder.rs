@@ -1,8 +1,8 @@
 //! The draft steps of a recording, and their conversion into recorded candidates.
 
 use draftsmith_theory::{
-    Bounds, Decoding, DraftSignals, HeadEstimate, RecordedCandidate, Sampling, SignalNeeds,
-    SoftmaxSummary, StopRule, TokenChoice, argmax,
+    Bounds, DraftSignals, HeadEstimate, RecordedCandidate, SignalNeeds, SoftmaxSummary, StopRule,
+    argmax,
 };
 
 use super::RecordOptions;
@@ -51,7 +51,7 @@ impl<T: Target> Recorder<'_, T> {
         target_logits: Option<&[f32]>,
     ) -> f64 {
         target_logits.map_or(f64::NAN, |logits| {
-            sampling_of_labels(&self.options.decoding).probs(logits)[candidate.token_id as usize]
+            self.options.decoding.sampling_of_labels().probs(logits)[candidate.token_id as usize]
                 .ln()
         })
     }
@@ -61,15 +61,6 @@ impl<T: Target> Recorder<'_, T> {
 pub(super) fn enter(predicted: Option<f64>, candidate: &mut RecordedCandidate) {
     if predicted.is_some() {
         candidate.predicted_acceptance_prob = predicted;
-    }
-}
-
-/// Returns the sampling settings under which labels compare the models: those of decoding, or
-/// temperature 1 if greedy.
-fn sampling_of_labels(decoding: &Decoding) -> Sampling {
-    match decoding.choice {
-        TokenChoice::Greedy => Sampling::default(),
-        TokenChoice::Sampled(sampling) => sampling,
     }
 }
 
@@ -119,7 +110,7 @@ impl RecordedStep {
         let (logits, signals) = (self.row.logits(), self.row.signals);
         let draft_prob = match &self.probs {
             Some(probs) => probs[token],
-            None => sampling_of_labels(&options.decoding).probs(logits)[token],
+            None => options.decoding.sampling_of_labels().probs(logits)[token],
         };
         let given = "a drafter gives the signals it is asked for";
         RecordedCandidate {

@@ -19,7 +19,7 @@ use crate::error::read_json;
 use crate::fixtures::{FIXTURES, load};
 use crate::rows::HostRows;
 use crate::spec::NamedLayer;
-use crate::state_network::StateNetwork;
+use crate::state_network::{CachedNetwork, StateNetwork};
 use crate::weights::WeightReader;
 use crate::{ModelShape, WeightDtype};
 

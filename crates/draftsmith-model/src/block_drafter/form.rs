@@ -508,13 +508,10 @@ impl DraftForm for BlockForm {
         });
         let of_reach: Vec<Option<Drafts>> = of_reach.collect();
         let drafts = of_reach.iter().flatten().next().expect("it has layers");
-        let known = |x: Tensor<3>| {
-            let [_, _, width] = x.dims();
-            x.reshape([batch * seq, width]).select(0, drafts.known.clone())
-        };
-        let fused = part(fc).forward(Tensor::cat(states.into_iter().map(known).collect(), 1));
+        let states = states.into_iter().map(|states| drafts.known_rows(states)).collect();
+        let fused = part(fc).forward(Tensor::cat(states, 1));
         let contexts = part(input_norm).forward(fused);
-        let anchors = known(embedded).select(0, drafts.begun.clone());
+        let anchors = drafts.known_rows(embedded).select(0, drafts.begun.clone());
         let [num_tokens, _] = anchors.dims();
         let mask = mask.as_ref().expect("the drafter was made for training");
         let mask = Tensor::<1>::from_floats(mask.as_slice(), &anchors.device()).cast(dtype);

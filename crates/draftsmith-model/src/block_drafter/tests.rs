@@ -14,7 +14,7 @@ use crate::draft_vocabulary::DraftVocabulary;
 use crate::error::Result;
 use crate::fixtures::{FIXTURES, expected, load};
 use crate::spec::ModelShape;
-use crate::state_network::{StateNetwork, UnrolledInputs};
+use crate::state_network::{CachedNetwork, StateNetwork, UnrolledInputs};
 use crate::weights::{NamedTensor, WeightDtype, write_with_ids};
 
 const VOCAB: usize = 24;

@@ -9,7 +9,7 @@ use super::*;
 use crate::WeightDtype;
 use crate::buckets::Lengths;
 use crate::fixtures::{expected, fixture, ids_tensor, load};
-use crate::state_network::StateNetwork;
+use crate::state_network::{CachedNetwork, StateNetwork};
 use crate::weights::WeightReader;
 
 const TARGET: &str = "llama-v5-untied-f32";

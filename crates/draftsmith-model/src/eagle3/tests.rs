@@ -12,7 +12,7 @@ use crate::buckets::{Lengths, padded_rows};
 use crate::draft_vocabulary::narrowed;
 use crate::drafter::DrafterModel;
 use crate::rows::DeviceRows;
-use crate::state_network::StateNetwork;
+use crate::state_network::{CachedNetwork, StateNetwork};
 use crate::weights::{NamedTensor, write_with_ids};
 
 /// Numbers in [0, 1), the same in every run.

@@ -106,6 +106,15 @@ impl<F: DraftForm> DraftFiles<F> {
         self.faults.push(DraftFault { kind, error });
     }
 
+    /// Finds the fault of a drafter that does not have one layer.
+    pub(crate) fn need_one_layer(&mut self) {
+        let num_layers = self.config.model.shape.num_layers;
+        if num_layers != 1 {
+            let problem = format!("is {num_layers}, but a drafter has one layer");
+            self.fault(DraftFaultKind::SeveralLayers, "num_hidden_layers", problem);
+        }
+    }
+
     /// Returns whether the weights have a tensor.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.reader.shape(&format!("{name}.weight")).is_some()

@@ -8,6 +8,7 @@ use crate::exports::tuned::Tuned;
 use crate::workspace::{hash_dir, text_files};
 use anyhow::Result;
 use draftsmith_data::{ChatTemplate, TextFiles, TextTokenizer};
+use draftsmith_files::merged;
 use draftsmith_model::{AcceptanceHeadConfig, AdapterConfig, ModelConfig, WeightReader};
 use serde_json::{Value, json};
 
@@ -96,7 +97,7 @@ pub(crate) fn state_network(
 ) -> Result<Value> {
     let ModelConfig { shape, spec, .. } = model;
     let weights = WeightReader::open_dir(dir)?;
-    let mut described = json!({
+    let described = json!({
         "kind": kind,
         "hidden_size": shape.hidden_size,
         "intermediate_size": spec.mlp.width,
@@ -109,10 +110,7 @@ pub(crate) fn state_network(
         "tuned": Tuned::read(dir)?,
         "hash": hash_dir(dir, &Silent)?,
     });
-    if let (Value::Object(described), Value::Object(own)) = (&mut described, own) {
-        described.extend(own);
-    }
-    Ok(described)
+    Ok(merged(described, own))
 }
 
 pub(crate) fn head(dir: &Path) -> Result<Value> {

@@ -5,7 +5,7 @@
 
 use std::path::{Path, absolute};
 
-use draftsmith_model::{DrafterDir, Eagle3Config, is_gguf};
+use draftsmith_model::{BlockDrafterConfig, DrafterDir, Eagle3Config, is_gguf};
 use draftsmith_theory::{Drafting, HeadTiming, SuffixSettings};
 use serde_json::{Value, json};
 
@@ -42,10 +42,28 @@ impl ServerFlags {
         format!("draftsmith export --for {} {} {}", self.form, quoted(&source), quoted(out))
     }
 
-    /// Returns the window of the drafter in `dir` if it is an EAGLE-3 drafter. SGLang reads the windows of
-    /// other drafters from their files.
-    pub fn window(&self, dir: &DrafterDir) -> Option<usize> {
-        (self.form == AS_EAGLE3.form).then(|| Eagle3Config::window(dir)).flatten()
+    /// Finds the settings for drafters in a form of `export --for`; `None` if servers do not load it.
+    pub fn of_form(form: &str) -> Option<&'static Self> {
+        [&AS_DRAFT_MODEL, &AS_EAGLE, &AS_EAGLE3, &AS_DSPARK].into_iter().find(|it| it.form == form)
+    }
+
+    /// Describes the drafter in `dir` as servers load it: from `model`, which `export` writes if it does
+    /// not exist.
+    pub fn served(
+        &'static self,
+        target: &Path,
+        (model, export): (String, Option<String>),
+        dir: &DrafterDir,
+    ) -> ServedDrafter {
+        let is_eagle3 = self.form == AS_EAGLE3.form;
+        ServedDrafter {
+            flags: self,
+            target: served_path(target, false),
+            model,
+            export,
+            whole_block: self.is_block.then(|| BlockDrafterConfig::whole_block(dir)).flatten(),
+            window: is_eagle3.then(|| Eagle3Config::window(dir)).flatten(),
+        }
     }
 
     /// Returns whether a program loads the drafter.
@@ -116,7 +134,6 @@ pub static AS_EAGLE: ServerFlags = ServerFlags {
 pub static AS_DSPARK: ServerFlags = ServerFlags {
     form: "dspark",
     vllm_method: "dspark",
-    vllm_note: None,
     sglang_algorithm: "DSPARK",
     sglang_adapts: false,
     llama_cpp_type: "draft-dspark",
@@ -125,9 +142,8 @@ pub static AS_DSPARK: ServerFlags = ServerFlags {
         "By default the drafter samples in the backend. llama.cpp b11434 then drafts other tokens for several \
          requests: with four and K = 3, its counts differed in 25 of 40 runs. Answers stay right.",
     )),
-    llama_cpp_target: Some("--target-model-dir"),
-    in_transformers: false,
     is_block: true,
+    ..AS_EAGLE3
 };
 
 /// An inference program that can decode with a drafter trained elsewhere.

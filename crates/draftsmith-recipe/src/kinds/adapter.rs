@@ -55,20 +55,17 @@ impl SelfDraftForm for AdapterShape {
     }
 
     fn about(config: &AdapterConfig) -> AboutDraft {
-        let (exit_layer, num_parameters) = (config.exit_layer(), config.num_parameters());
+        let exit_layer = config.exit_layer();
         let shape = format!("{exit_layer} {}", config.model.to_json("float32"));
+        let files = DrafterFiles { shape, description: describe_adapter(config) };
+        let about = AboutDraft::of(config, format!("behind layer {exit_layer}"), files);
         AboutDraft {
-            files: DrafterFiles { shape, description: describe_adapter(config) },
-            target_layers: config.target_layers.clone(),
-            place: format!("behind layer {exit_layer}"),
-            size: format!("{}, {num_parameters} parameters", config.architecture),
-            num_parameters,
-            has_head: config.has_head_tensor(),
-            num_draft_tokens: config.vocabulary_size(),
+            size: format!("{}, {}", config.architecture, about.size),
             properties: vec![
                 ("exit_layer", json!(exit_layer)),
                 ("architecture", json!(config.architecture)),
             ],
+            ..about
         }
     }
 }

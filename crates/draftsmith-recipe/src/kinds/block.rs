@@ -68,24 +68,17 @@ impl SelfDraftForm for BlockShape {
     }
 
     fn about(config: &BlockDrafterConfig) -> AboutDraft {
-        let (place, num_parameters) = (over_layers(&config.target_layers), config.num_parameters());
+        let place = over_layers(&config.target_layers);
         let description = format!(
-            "block drafter of {} layers {place}, {num_parameters} parameters, drafts {} tokens",
+            "block drafter of {} layers {place}, {} parameters, drafts {} tokens",
             config.model.shape.num_layers,
+            config.num_parameters(),
             config.num_draft_tokens()
         );
         let shape =
             BlockDrafterConfig { target_hash: None, training: Map::new(), ..config.clone() };
-        AboutDraft {
-            files: DrafterFiles { shape: shape.to_json().to_string(), description },
-            place,
-            size: format!("{num_parameters} parameters"),
-            num_parameters,
-            has_head: config.has_head_tensor(),
-            num_draft_tokens: config.vocabulary_size(),
-            properties: vec![("layers", json!(config.target_layers))],
-            target_layers: config.target_layers.clone(),
-        }
+        let shape = shape.to_json().to_string();
+        AboutDraft::of(config, place, DrafterFiles { shape, description })
     }
 }
 
@@ -122,10 +115,6 @@ impl DrafterKind for BlockKind {
     fn own_head(&self) -> Option<HeadTiming> {
         let config = BlockDrafterConfig::from_dir(self.0.path()?).ok()?;
         (config.confidence != ConfidenceHead::Absent).then_some(HeadTiming::BeforeDraw)
-    }
-
-    fn max_candidate_length(&self) -> usize {
-        self.most_candidates().unwrap_or(1)
     }
 
     /// Returns the number of candidates for which the drafter was trained.

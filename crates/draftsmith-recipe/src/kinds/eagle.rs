@@ -54,20 +54,11 @@ impl SelfDraftForm for EagleShape {
     }
 
     fn about(config: &EagleConfig) -> AboutDraft {
-        let (layer, num_parameters) = (config.target_layers[0], config.num_parameters());
-        let place = format!("over layer {layer}");
-        let size = format!("{num_parameters} parameters");
+        let place = format!("over layer {}", config.target_layers[0]);
         let shape = format!("eagle {} {}", config.has_bias, config.model.to_json("float32"));
-        AboutDraft {
-            files: DrafterFiles { shape, description: format!("EAGLE-1 {place}, {size}") },
-            place,
-            size,
-            num_parameters,
-            has_head: false,
-            num_draft_tokens: None,
-            properties: Vec::new(),
-            target_layers: config.target_layers.clone(),
-        }
+        let description = format!("EAGLE-1 {place}, {} parameters", config.num_parameters());
+        let about = AboutDraft::of(config, place, DrafterFiles { shape, description });
+        AboutDraft { properties: Vec::new(), ..about }
     }
 }
 

@@ -9,7 +9,6 @@ use draftsmith_model::{
 };
 use draftsmith_train::{Eagle3Shape, Eagle3Training};
 use serde::{Deserialize, Serialize};
-use serde_json::json;
 
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
@@ -66,21 +65,12 @@ impl SelfDraftForm for Eagle3Shape {
         if let Some(window) = &config.model.spec.window {
             shape += &format!(" window {}", window.size);
         }
-        let num_parameters = config.num_parameters();
         let description = format!(
-            "EAGLE-3 {place}, {num_parameters} parameters, drafts {} tokens",
+            "EAGLE-3 {place}, {} parameters, drafts {} tokens",
+            config.num_parameters(),
             config.num_draft_tokens()
         );
-        AboutDraft {
-            files: DrafterFiles { shape, description },
-            place,
-            size: format!("{num_parameters} parameters"),
-            num_parameters,
-            has_head: config.has_head_tensor(),
-            num_draft_tokens: config.vocabulary_size(),
-            properties: vec![("layers", json!(layers))],
-            target_layers: layers.clone(),
-        }
+        AboutDraft::of(config, place, DrafterFiles { shape, description })
     }
 }
 

@@ -122,10 +122,6 @@ impl DrafterKind for MedusaKind {
         RoundForwards::Once
     }
 
-    fn max_candidate_length(&self) -> usize {
-        self.most_candidates().unwrap_or(1)
-    }
-
     fn most_candidates(&self) -> Option<usize> {
         match &self.0 {
             Origin::Training(training) => Some(training.num_heads),

@@ -55,6 +55,23 @@ pub struct AboutDraft {
     pub properties: Vec<(&'static str, Value)>,
 }
 
+impl AboutDraft {
+    /// Describes a drafter with layers, by its configuration, its place and what is known of its files.
+    pub fn of<F: DraftForm>(config: &DraftConfig<F>, place: String, files: DrafterFiles) -> Self {
+        let num_parameters = config.num_parameters();
+        Self {
+            files,
+            target_layers: config.target_layers.clone(),
+            place,
+            size: format!("{num_parameters} parameters"),
+            num_parameters,
+            has_head: config.has_head_tensor(),
+            num_draft_tokens: config.vocabulary_size(),
+            properties: vec![("layers", json!(config.target_layers))],
+        }
+    }
+}
+
 /// The settings of a self-draft, or its directory.
 pub trait SelfDraftOrigin {
     /// Returns the directory, if the recipe names one.

@@ -260,19 +260,11 @@ pub(super) fn lossless(groups: &[Group<'_>], summary: &EvaluationSummary) -> Vec
 
 /// Describes all settings of a way of decoding in words.
 pub(super) fn decoding_text(decoding: &Decoding) -> String {
-    let sampling = match decoding.choice {
-        TokenChoice::Greedy => None,
-        TokenChoice::Sampled(sampling) => Some(sampling),
+    let first = match decoding.choice {
+        TokenChoice::Greedy => "greedy".to_owned(),
+        TokenChoice::Sampled(sampling) => format!("sampled at T = {}", sampling.temperature),
     };
-    let penalty = decoding.repetition_penalty;
-    let parts = [
-        Some(sampling.map_or("greedy".into(), |it| format!("sampled at T = {}", it.temperature))),
-        sampling.filter(|it| it.top_p < 1.0).map(|it| format!("top-p {}", it.top_p)),
-        sampling.and_then(|it| it.top_k).map(|top_k| format!("top-k {top_k}")),
-        sampling.and_then(|it| it.min_p).map(|min_p| format!("min-p {min_p}")),
-        decoding.is_penalised().then(|| format!("repetition penalty {penalty}")),
-    ];
-    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    [vec![first], decoding.filters_text()].concat().join(", ")
 }
 
 fn symbol(rule: StopRuleName) -> String {

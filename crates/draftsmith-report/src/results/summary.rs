@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     Conclusion, DecodingName, DrafterName, Estimate, Group, ResultRow, StopRuleName, groups,
-    nan_if_null, temperature,
+    nan_if_null,
 };
 use crate::error::Result;
 
@@ -361,7 +361,7 @@ impl EvaluationSummary {
         self.groups.iter().find(|summary| {
             summary.dataset == group.dataset
                 && DecodingName::of(&summary.decoding) == group.decoding
-                && temperature(&summary.decoding) == group.temperature
+                && summary.decoding.sampling().temperature == group.temperature
         })
     }
 }

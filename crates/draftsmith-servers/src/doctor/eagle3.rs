@@ -50,6 +50,8 @@ fn advice(kind: DraftFaultKind) -> ((&'static str, Severity), &'static str, &'st
     const OFFSETS: &str =
         "write for each draft id the target's id less the draft id, as 64-bit integers";
     const OTHER_TARGET: &str = "use the target that it was trained for";
+    const FIRST_VALUES: &str = "vLLM loads it without a word and leaves the tensor at its first values; llama.cpp refuses it";
+    const EXPORT_AGAIN: &str = "export the drafter again with all its tensors";
     let (name, servers, hint) = match kind {
         DraftFaultKind::RefusedKey => ("unknown-key", "not known", "ignore the key in a recipe"),
         DraftFaultKind::SeveralLayers => (
@@ -83,11 +85,7 @@ fn advice(kind: DraftFaultKind) -> ((&'static str, Severity), &'static str, &'st
             "subtract each entry's index: `d2t - arange(len(d2t))`",
         ),
         DraftFaultKind::WrongOffsets => ("wrong-d2t", "all fail or draft other tokens", OFFSETS),
-        DraftFaultKind::NoHead => (
-            "no-lm-head",
-            "vLLM loads it without a word and leaves the tensor at its first values; llama.cpp refuses it",
-            "export the drafter again with all its tensors",
-        ),
+        DraftFaultKind::NoHead => ("no-lm-head", FIRST_VALUES, EXPORT_AGAIN),
         DraftFaultKind::OtherWidth => (
             "other-width",
             "all fail when they load it or at the first round",
@@ -102,11 +100,7 @@ fn advice(kind: DraftFaultKind) -> ((&'static str, Severity), &'static str, &'st
             let (servers, hint) = SHORT_CONTEXT;
             return (("short-context", Hurts), servers, hint);
         }
-        DraftFaultKind::MissingTensor => (
-            "missing-tensor",
-            "vLLM loads it without a word and leaves the tensor at its first values; llama.cpp refuses it",
-            "export the drafter again with all its tensors",
-        ),
+        DraftFaultKind::MissingTensor => ("missing-tensor", FIRST_VALUES, EXPORT_AGAIN),
         DraftFaultKind::WrongShape => (
             "wrong-shape",
             "all refuse it, or read it wrongly where sizes happen to fit",

@@ -5,7 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use draftsmith_recipe::{Interrupted, TextSide, Watch};
+use draftsmith_recipe::{TextSide, Watch};
 use draftsmith_served::{CompletionAsk, ServerRecipe};
 
 use super::ExplainSettings;
@@ -125,9 +125,7 @@ pub(super) fn ask_each(
     let progress = watch.bar("explain", "answers", prompts.len() as u64);
     let (mut answers, mut before) = (Vec::new(), ServerCounts::of(&server)?);
     for prompt_ids in prompts {
-        if watch.is_interrupted() {
-            return Err(Interrupted.into());
-        }
+        watch.check_interrupted()?;
         let num_tokens = settings.max_new_tokens;
         let completed = completer.complete(CompletionAsk {
             prompt: &prompt_ids,

@@ -8,7 +8,7 @@ use draftsmith_report::{
 };
 use draftsmith_theory::{
     Decoding, DrafterId, Draws, Estimate, FixedLengthConfig, HeadMetrics, HeadScores, HeadTiming,
-    Recording, Recordings, Sampling, SeededDraws, StopRuleConfig, TimedCounts, TokenChoice,
+    Recording, Recordings, SeededDraws, StopRuleConfig, TimedCounts,
 };
 use rayon::prelude::*;
 use serde::Serialize;
@@ -328,11 +328,8 @@ fn agreement(
     progress: &dyn Bar,
 ) -> Result<(Option<Estimate>, Option<Estimate>)> {
     progress.message("target and draft along the answers");
-    let sampling = match surveyor.decoding.choice {
-        TokenChoice::Greedy => Sampling::default(),
-        TokenChoice::Sampled(sampling) => sampling,
-    };
-    let decoding = Decoding::sampled(sampling).penalising(surveyor.decoding.repetition_penalty);
+    let own = surveyor.decoding;
+    let decoding = Decoding::sampled(own.sampling_of_labels()).penalising(own.repetition_penalty);
     let counted = surveyor.answers.par_iter().map(|answer| {
         surveyor.watch.check_interrupted()?;
         let mut draws = SeededDraws::new(surveyor.seed, &[&answer.id, "draft tokens"]);

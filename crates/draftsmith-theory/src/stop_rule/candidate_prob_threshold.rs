@@ -38,10 +38,6 @@ impl RuleConfig for CandidateProbThresholdConfig {
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(*self)
     }
-
-    fn parameter(&self) -> (&'static str, f64) {
-        ("confidence_threshold", self.confidence_threshold)
-    }
 }
 
 impl StopRule for CandidateProbThresholdConfig {

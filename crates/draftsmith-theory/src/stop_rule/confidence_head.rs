@@ -44,10 +44,6 @@ impl RuleConfig for ConfidenceHeadConfig {
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(*self)
     }
-
-    fn parameter(&self) -> (&'static str, f64) {
-        ("acceptance_threshold", self.acceptance_threshold)
-    }
 }
 
 impl StopRule for ConfidenceHeadConfig {

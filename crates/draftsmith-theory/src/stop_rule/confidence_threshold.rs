@@ -52,10 +52,6 @@ impl RuleConfig for ConfidenceThresholdConfig {
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(*self)
     }
-
-    fn parameter(&self) -> (&'static str, f64) {
-        ("confidence_threshold", self.confidence_threshold)
-    }
 }
 
 impl StopRule for ConfidenceThresholdConfig {

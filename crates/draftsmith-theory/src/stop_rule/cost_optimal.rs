@@ -146,10 +146,6 @@ impl RuleConfig for CostOptimalConfig {
         let outlook = self.initial_outlook;
         Box::new(CostOptimal { config: self.clone(), all_accepted_prob: 1.0, outlook })
     }
-
-    fn parameter(&self) -> (&'static str, f64) {
-        ("least_worth", self.least_worth)
-    }
 }
 
 struct CostOptimal {

@@ -77,10 +77,6 @@ impl RuleConfig for EntropyThresholdConfig {
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(*self)
     }
-
-    fn parameter(&self) -> (&'static str, f64) {
-        ("entropy_threshold", self.entropy_threshold)
-    }
 }
 
 impl StopRule for EntropyThresholdConfig {

@@ -222,8 +222,4 @@ pub(super) trait RuleConfig {
 
     /// Builds the rule, even if the settings are invalid.
     fn rule(&self) -> Box<dyn StopRule>;
-
-    /// Returns the key and the value of the rule's main number, which
-    /// [`StopRuleConfig::parameter`] describes.
-    fn parameter(&self) -> (&'static str, f64);
 }

@@ -36,10 +36,6 @@ impl RuleConfig for FixedLengthConfig {
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(*self)
     }
-
-    fn parameter(&self) -> (&'static str, f64) {
-        ("candidate_length", self.candidate_length as f64)
-    }
 }
 
 impl StopRule for FixedLengthConfig {

@@ -56,10 +56,6 @@ impl RuleConfig for HeuristicConfig {
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(Heuristic { config: *self, candidate_length: self.initial_length, applies: false })
     }
-
-    fn parameter(&self) -> (&'static str, f64) {
-        ("initial_length", self.initial_length as f64)
-    }
 }
 
 struct Heuristic {

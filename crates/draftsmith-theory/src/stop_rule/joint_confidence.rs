@@ -34,10 +34,6 @@ impl RuleConfig for JointConfidenceConfig {
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(JointConfidence { config: *self, joint: 1.0 })
     }
-
-    fn parameter(&self) -> (&'static str, f64) {
-        ("confidence_threshold", self.confidence_threshold)
-    }
 }
 
 struct JointConfidence {

@@ -92,10 +92,6 @@ impl RuleConfig for OnlineAcceptanceConfig {
             survival: 1.0,
         })
     }
-
-    fn parameter(&self) -> (&'static str, f64) {
-        ("survival_threshold", self.survival_threshold)
-    }
 }
 
 /// The online estimator: its coefficients, and the sums over the rounds since its last step.

@@ -75,10 +75,6 @@ impl RuleConfig for RejectionThresholdConfig {
     fn rule(&self) -> Box<dyn StopRule> {
         Box::new(RejectionThreshold { config: *self, all_accepted_prob: 1.0 })
     }
-
-    fn parameter(&self) -> (&'static str, f64) {
-        ("stop_threshold", self.stop_threshold)
-    }
 }
 
 #[derive(Clone, Copy)]

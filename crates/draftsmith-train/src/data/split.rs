@@ -28,17 +28,15 @@ impl<T> SplitRows<T> {
     /// counted as unusable.
     ///
     /// # Errors
-    /// If a row is invalid, has a token outside the vocabulary, or `usable` fails.
+    /// If a row is invalid, or `usable` fails.
     pub(crate) fn new(
         rows: &[ResponseRow],
-        vocab_size: usize,
         validation_fraction: f64,
         usable: impl Fn(&ResponseRow) -> Result<Option<T>>,
     ) -> Result<Self> {
         let mut split = Self { training: Vec::new(), validation: Vec::new(), num_unusable: 0 };
         for row in rows {
             row.validate()?;
-            row.check_ids(vocab_size)?;
             match usable(row)?.map(Arc::new) {
                 None => split.num_unusable += 1,
                 Some(usable) if is_held_out(row, validation_fraction) => {
@@ -106,7 +104,7 @@ mod tests {
         let message = |break_it: fn(&mut ResponseRow)| {
             let mut broken = response_row("set#3", &[1], &[2, 3], &[4, 5], &[0.5; 2]);
             break_it(&mut broken);
-            let split = SplitRows::new(&[broken], 6, 0.5, |_| Ok(Some(())));
+            let split = SplitRows::new(&[broken], 0.5, |row| Ok(Some(row.check_ids(6)?)));
             split.map(|split| split.counts().num_unusable).map_err(|error| error.to_string())
         };
         assert_eq!(message(|_| ()), Ok(0));

@@ -87,7 +87,7 @@ fn gradients_are_those_of_the_weighted_loss() {
             it.layers = Some([0, 1, 2]);
         });
         let config = training.config(target.config(), target.stored_dtype(), None).unwrap();
-        let drafter = training.network(&config, true, &target, 1);
+        let drafter = training.network(&config, &target, 1);
         let mut learner = StateLearner { drafter, states: vec![0, 1, 2], training };
         let all: Vec<usize> = (0..num_rows).collect();
         let batches: Vec<_> = source.step_batches(1, &[all]).collect();

@@ -45,6 +45,16 @@ pub(crate) struct MemberState<S, R = Vec<u8>> {
     pub(crate) progress: MemberProgress<S>,
 }
 
+impl<S, R> MemberState<S, R> {
+    /// Converts each record, with the name of its file.
+    fn try_map<T>(self, each: impl Fn(&str, R) -> Result<T>) -> Result<MemberState<S, T>> {
+        let Self { name, model, optimizer, best, progress } = self;
+        let (model, optimizer) = (each(MODEL, model)?, each(OPTIMIZER, optimizer)?);
+        let best = best.map(|best| each(BEST, best)).transpose()?;
+        Ok(MemberState { name, model, optimizer, best, progress })
+    }
+}
+
 /// The contents of `state.toml`.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -112,15 +122,11 @@ pub(crate) fn save<S: Serialize>(
     let name = format!("epoch-{}-step-{}", progress.epoch, progress.epoch_steps);
     let dir = checkpoint_dir.join(STATES).join(name);
     let members = members.into_iter().map(|member| {
-        let MemberState { name, model, optimizer, best, progress } = member;
-        let dir = dir.join(&name);
-        let write = |file, record: &[u8]| {
-            write_whole(&dir.join(file), record)?;
-            Ok::<_, TrainError>(hash_bytes(record))
-        };
-        let (model, optimizer) = (write(MODEL, &model)?, write(OPTIMIZER, &optimizer)?);
-        let best = best.map(|best| write(BEST, &best)).transpose()?;
-        Ok(MemberState { name, model, optimizer, best, progress })
+        let dir = dir.join(&member.name);
+        member.try_map(|file, record| {
+            write_whole(&dir.join(file), &record)?;
+            Ok(hash_bytes(&record))
+        })
     });
     let members = members.collect::<Result<_>>()?;
     let file = TrainingStateFile { fingerprint: format!("{FORM}{fingerprint}"), progress, members };
@@ -143,15 +149,8 @@ pub(crate) fn load<S: DeserializeOwned>(
     let Some(dir) = latest(checkpoint_dir)? else { return Ok(None) };
     let Some(file) = read_state::<S>(&dir, fingerprint)? else { return Ok(None) };
     let members = file.members.into_iter().map(|member| {
-        let MemberState { name, model, optimizer, best, progress } = member;
-        let dir = dir.join(&name);
-        Ok(MemberState {
-            model: read_record(&dir.join(MODEL), &model)?,
-            optimizer: read_record(&dir.join(OPTIMIZER), &optimizer)?,
-            best: best.map(|hash| read_record(&dir.join(BEST), &hash)).transpose()?,
-            name,
-            progress,
-        })
+        let dir = dir.join(&member.name);
+        member.try_map(|file, hash: String| read_record(&dir.join(file), &hash))
     });
     let members = members.collect::<Result<_>>()?;
     Ok(Some((TrainingState { progress: file.progress, members }, dir)))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use draftsmith_model::{
     AcceptanceHead, AcceptanceHeadConfig, CausalLm, DraftConfig, DraftForm, DraftNetwork,
-    DraftVocabulary, ModelError,
+    DraftVocabulary, ModelError, WeightDtype,
 };
 use serde::Serialize;
 use serde_json::{Map, Value, json};
@@ -124,6 +124,13 @@ pub trait ExportConfig<M>: Clone {
     /// Sets the hash of the draft model, for a module that belongs to one.
     fn set_draft_hash(&mut self, _hash: Option<String>) {}
 
+    /// Sets the type of the stored weights, and the tokens that a drafter may draft if these are not
+    /// all. By default, a module has no such settings.
+    #[must_use]
+    fn stored_as(self, _dtype: WeightDtype, _vocabulary: Option<&DraftVocabulary>) -> Self {
+        self
+    }
+
     /// Adds tokens to the draft vocabulary of a network, which begins with its own.
     fn widened(&mut self, network: M, _vocabulary: &DraftVocabulary, _target: &CausalLm) -> M {
         network
@@ -153,6 +160,10 @@ impl ExportConfig<AcceptanceHead> for AcceptanceHeadConfig {
 impl<F: DraftForm> ExportConfig<DraftNetwork<F>> for DraftConfig<F> {
     fn record(&mut self) -> ExportRecord<'_> {
         ExportRecord { training: &mut self.training, target_hash: &mut self.target_hash }
+    }
+
+    fn stored_as(self, dtype: WeightDtype, vocabulary: Option<&DraftVocabulary>) -> Self {
+        Self { dtype, draft_vocabulary: vocabulary.cloned(), ..self }
     }
 
     fn widened(

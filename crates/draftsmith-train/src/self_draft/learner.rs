@@ -167,6 +167,7 @@ mod tests {
     use crate::lessons::batches::{FrozenTarget, LessonSource};
     use crate::lessons::distillation::Lesson;
     use crate::lessons::rows::LessonRow;
+    use crate::lessons::settings::InitialWeights;
     use crate::medusa::MedusaTraining;
     use crate::tests::pair::{gradients_of, responses, tiny_draft};
 
@@ -208,9 +209,10 @@ mod tests {
         let num_layers = target.shape().num_layers;
         let mut training = MedusaTraining::default();
         (training.num_heads, training.step_weight) = (3, 0.5);
+        training.common.initial = InitialWeights::Random;
         for lengths in [Lengths::AsGiven, Lengths::InBuckets] {
             let config = training.config(target.config(), WeightDtype::F32, None).unwrap();
-            let drafter = training.network(&config, true, &target, 3);
+            let drafter = training.network(&config, &target, 3);
             let mut learner = StateLearner { drafter, states: vec![0], training: training.clone() };
             let source = lessons(&target, (num_layers, true), lengths);
             for step in source.step_batches(1, &[(0..6).collect::<Vec<_>>()]) {

@@ -4,15 +4,17 @@
 use std::ops::{Deref, DerefMut};
 
 use draftsmith_files::parse_toml;
-use draftsmith_model::StateNetwork;
+use draftsmith_model::{CausalLm, DraftVocabulary, ModelConfig, StateNetwork, WeightDtype};
+use draftsmith_theory::SeededDraws;
 use serde::de::Error;
 use serde::{Deserialize, Deserializer, Serialize};
 use serde_json::{Value, json};
 
-use super::StateTraining;
+use super::{FirstWeights, StateTraining};
 use crate::error::{Result, TrainError};
-use crate::lessons::settings::LessonSettings;
+use crate::lessons::settings::{InitialWeights, LessonSettings};
 use crate::ranges::{Range, check_numbers};
+use crate::run::trained::ExportConfig;
 
 /// The settings of a self-draft's [training](crate::train_self_drafts). Every key is optional. The
 /// settings of the form can be used like fields.
@@ -101,6 +103,28 @@ impl<S: StateTraining> SelfDraftTraining<S> {
                 ("loss_chunk", common.loss_chunk as f64, Range::AT_LEAST_ONE),
             ],
         )
+    }
+
+    /// Describes the network to train for a target that has its layers, with weights that are stored in
+    /// `dtype`, and the tokens that it may draft if these are not all.
+    ///
+    /// # Errors
+    /// If the settings do not suit the target.
+    pub fn config(
+        &self,
+        target: &ModelConfig,
+        dtype: WeightDtype,
+        vocabulary: Option<&DraftVocabulary>,
+    ) -> Result<S::Config> {
+        Ok(self.own.config(target)?.stored_as(dtype, vocabulary))
+    }
+
+    /// Builds the network before training, on the target's device with autodiff.
+    pub(crate) fn network(&self, config: &S::Config, target: &CausalLm, seed: u64) -> S::Network {
+        let is_random = self.common.initial == InitialWeights::Random;
+        let draws = SeededDraws::new(seed, &[S::Network::KIND]);
+        let device = target.device().autodiff();
+        self.own.network(config, FirstWeights { is_random, target, device, draws })
     }
 
     /// Returns whether drafters with these and `other` settings can be trained in one pass over the

@@ -7,8 +7,9 @@
 //! is necessary.
 
 use std::collections::HashMap;
-use std::fs::{File, OpenOptions};
-use std::io::{self, Cursor, Read, Seek, SeekFrom, Write};
+use std::fmt::Debug;
+use std::fs::OpenOptions;
+use std::io::{Cursor, Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard};
 
@@ -97,7 +98,7 @@ impl FilePlan {
             let written = file.write_all(&self.header).and_then(|()| file.set_len(self.num_bytes));
             written.map_err(file_error("write", &self.path))?;
         }
-        Ok(self.opened(Medium::Disk(file)))
+        Ok(self.opened(Box::new(file)))
     }
 
     /// Keeps the states in memory instead of in the file.
@@ -115,10 +116,10 @@ impl FilePlan {
             ))
         })?;
         bytes.resize(num_bytes, 0);
-        Ok(self.opened(Medium::Memory(Cursor::new(bytes))))
+        Ok(self.opened(Box::new(Cursor::new(bytes))))
     }
 
-    fn opened(self, medium: Medium) -> StateFile {
+    fn opened(self, medium: Box<dyn Medium>) -> StateFile {
         let open = OpenStates { medium, num_unfit: 0, is_read_only: false, problem: None };
         StateFile { plan: self, open: Mutex::new(open) }
     }
@@ -144,34 +145,14 @@ pub(crate) struct StateFile {
     open: Mutex<OpenStates>,
 }
 
-/// Where the states are.
-#[derive(Debug)]
-enum Medium {
-    Disk(File),
-    Memory(Cursor<Vec<u8>>),
-}
+/// The place of the states: a file, or memory.
+trait Medium: Read + Write + Seek + Debug + Send {}
 
-impl Medium {
-    fn read_at(&mut self, offset: u64, bytes: &mut [u8]) -> io::Result<()> {
-        let offset = SeekFrom::Start(offset);
-        match self {
-            Self::Disk(file) => file.seek(offset).and_then(|_| file.read_exact(bytes)),
-            Self::Memory(memory) => memory.seek(offset).and_then(|_| memory.read_exact(bytes)),
-        }
-    }
-
-    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> io::Result<()> {
-        let offset = SeekFrom::Start(offset);
-        match self {
-            Self::Disk(file) => file.seek(offset).and_then(|_| file.write_all(bytes)),
-            Self::Memory(memory) => memory.seek(offset).and_then(|_| memory.write_all(bytes)),
-        }
-    }
-}
+impl<T: Read + Write + Seek + Debug + Send> Medium for T {}
 
 #[derive(Debug)]
 struct OpenStates {
-    medium: Medium,
+    medium: Box<dyn Medium>,
     /// The number of times that a row's states did not fit the number format.
     num_unfit: usize,
     /// Whether a write has failed. No further rows are written after that.
@@ -192,7 +173,8 @@ impl StateFile {
         let RowSpan { offset, num_bytes } = *spans.get(id)?;
         let mut bytes = vec![0; CHECKSUM + num_bytes];
         let mut open = self.open();
-        if let Err(error) = open.medium.read_at(offset, &mut bytes) {
+        let at_row = open.medium.seek(SeekFrom::Start(offset));
+        if let Err(error) = at_row.and_then(|_| open.medium.read_exact(&mut bytes)) {
             let problem = || format!("cannot read `{}`: {error}", path.display());
             open.problem.get_or_insert_with(problem);
             return None;
@@ -218,8 +200,9 @@ impl StateFile {
         assert_eq!(num_bytes, bytes.len(), "`{id}` has another number of states than planned");
         let record = [&crc32c::crc32c(&bytes).to_le_bytes()[..], &bytes].concat();
         let mut open = self.open();
+        let at_row = open.medium.seek(SeekFrom::Start(offset));
         if !open.is_read_only
-            && let Err(error) = open.medium.write_at(offset, &record)
+            && let Err(error) = at_row.and_then(|_| open.medium.write_all(&record))
         {
             open.is_read_only = true;
             open.problem.get_or_insert_with(|| {

@@ -3,7 +3,7 @@
 use draftsmith_report::{
     LEAST_PROMPTS, MAX_FOREIGN_LOAD, counted, plain_table, rule_label, speed_text,
 };
-use draftsmith_theory::Sampling;
+use draftsmith_theory::Decoding;
 use draftsmith_tune::check::{
     AcceptanceCheck, CheckReport, DecodingCheck, p_value_text, rate_text,
 };
@@ -93,16 +93,9 @@ fn sampled_output(checked: &CheckReport) -> String {
 }
 
 fn sampling<T>(decoding: &DecodingCheck<T>) -> String {
-    let Sampling { temperature, top_p, top_k, min_p } = decoding.sampling;
-    let penalty = decoding.repetition_penalty;
-    let parts = [
-        Some(format!("T = {temperature}")),
-        (top_p < 1.0).then(|| format!("top-p {top_p}")),
-        top_k.map(|top_k| format!("top-k {top_k}")),
-        min_p.map(|min_p| format!("min-p {min_p}")),
-        (penalty != 1.0).then(|| format!("repetition penalty {penalty}")),
-    ];
-    parts.into_iter().flatten().collect::<Vec<_>>().join(", ")
+    let DecodingCheck { sampling, repetition_penalty, .. } = decoding;
+    let filters = Decoding::sampled(*sampling).penalising(*repetition_penalty).filters_text();
+    [vec![format!("T = {}", sampling.temperature)], filters].concat().join(", ")
 }
 
 fn rule<T>(checked: &DecodingCheck<T>) -> String {

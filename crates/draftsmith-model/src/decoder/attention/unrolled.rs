@@ -80,6 +80,15 @@ impl DraftPlan<'_> {
 }
 
 impl Drafts {
+    /// Takes the rows of the positions for which step 0 has keys.
+    ///
+    /// # Shapes
+    /// - x: `[batch, seq, width]`
+    /// - output: `[known, width]`
+    pub(crate) fn known_rows(&self, x: Tensor<3>) -> Tensor<2> {
+        x.flatten::<2>(0, 1).select(0, self.known.clone())
+    }
+
     /// Prepares the drafts of a plan. Positions after the last draft are not read.
     pub(crate) fn new(
         plan: DraftPlan<'_>,
