@@ -58,7 +58,7 @@ impl Reader {
 }
 
 /// All readers.
-pub(crate) const READERS: [Reader; 29] = [
+pub(crate) const READERS: [Reader; 30] = [
     Reader {
         name: "weights",
         file: "model.safetensors",
@@ -81,11 +81,17 @@ pub(crate) const READERS: [Reader; 29] = [
         read: |dir| {
             let path = dir.join("model.gguf");
             Gguf::read(&path)?.tokens()?;
-            if let Ok(files) = text_files(&path) {
-                tokenizer(files.clone())?;
-                template(files)?;
-            }
             model(&path)
+        },
+    },
+    Reader {
+        name: "gguf-tokenizer",
+        file: "smollm.gguf",
+        prepare: |_| Ok(()),
+        read: |dir| {
+            let files = text_files(&dir.join("smollm.gguf"))?;
+            tokenizer(files.clone())?;
+            template(files)
         },
     },
     Reader {

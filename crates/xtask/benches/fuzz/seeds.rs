@@ -44,10 +44,10 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
     let mut seeds = match reader.name {
         "weights" => vec![file(Form::Safetensors, &fixture(MODEL).join(reader.file))?],
         "torch-weights" => vec![file(Form::Text, &fixture(TORCH_MODEL).join(reader.file))?],
-        "gguf-model" => vec![
-            file(Form::Text, &fixture(reader.file))?,
-            file(Form::Text, &fixture("gguf-tokenizers/smollm.gguf"))?,
-        ],
+        "gguf-model" => vec![file(Form::Text, &fixture(reader.file))?],
+        "gguf-tokenizer" => {
+            vec![file(Form::Text, &fixture("gguf-tokenizers").join(reader.file))?]
+        }
         "index" => vec![file(Form::Json, &fixture("llama-v5-sharded-f16").join(reader.file))?],
         "config" => configs()?,
         "generation-config" => [r#"{"eos_token_id": [1, 2]}"#, r#"{"eos_token_id": 7}"#]
@@ -152,7 +152,7 @@ fn words(reader: &Reader) -> &'static str {
     match reader.name {
         "weights" | "stored-answers" => include_str!("words/weights.txt"),
         "torch-weights" | "medusa-weights" => include_str!("words/torch-weights.txt"),
-        "gguf-model" => include_str!("words/gguf-model.txt"),
+        "gguf-model" | "gguf-tokenizer" => include_str!("words/gguf-model.txt"),
         "index" => include_str!("words/index.txt"),
         "config" => include_str!("words/config.txt"),
         "generation-config" => include_str!("words/generation-config.txt"),
