@@ -7,8 +7,11 @@ use std::sync::Arc;
 use draftsmith_files::{if_present, read_text};
 
 use crate::error::{DataError, Result};
-use crate::tokenizer::TOKENIZER_FILE;
-use crate::tokenizer_config::CONFIG_FILE;
+
+/// The file that holds the tokenizer.
+pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
+/// The file that holds special tokens and, in transformers 4, the chat template.
+pub(crate) const CONFIG_FILE: &str = "tokenizer_config.json";
 
 /// The files of a checkpoint directory, or the contents that they would have.
 #[derive(Debug, Clone)]

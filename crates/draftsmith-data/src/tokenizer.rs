@@ -13,13 +13,11 @@ use crate::caught::caught;
 use crate::chat_format::ChatFormat;
 use crate::chat_template::Message;
 use crate::error::{DataError, Result};
-use crate::text_files::TextFiles;
+use crate::text_files::{TOKENIZER_FILE, TextFiles};
 use crate::tokenizer_config::TokenizerConfig;
 
 pub use stop_strings::StopStrings;
 
-/// The file of a checkpoint directory that holds the tokenizer.
-pub(crate) const TOKENIZER_FILE: &str = "tokenizer.json";
 /// The files of older formats: SentencePiece, GPT-2, BERT and Mistral.
 const OLD_FILES: [&str; 4] = ["tokenizer.model", "vocab.json", "vocab.txt", "tekken.json"];
 

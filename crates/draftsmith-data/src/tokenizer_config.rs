@@ -13,10 +13,8 @@ use tokenizers::pre_tokenizers::metaspace::{Metaspace, PrependScheme};
 use tokenizers::{AddedToken, NormalizerWrapper, Tokenizer};
 
 use crate::error::{DataError, Result};
-use crate::text_files::TextFiles;
+use crate::text_files::{CONFIG_FILE, TextFiles};
 
-/// The file that holds special tokens and, in transformers 4, the chat template.
-pub(crate) const CONFIG_FILE: &str = "tokenizer_config.json";
 /// The file that holds special tokens in transformers 4. For some models only this file has them.
 pub(crate) const SPECIAL_TOKENS_FILE: &str = "special_tokens_map.json";
 /// The file that holds the ids of added tokens in transformers 4.

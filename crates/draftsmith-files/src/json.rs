@@ -265,6 +265,20 @@ mod tests {
     }
 
     #[test]
+    fn numbers_that_are_written_and_read_again_are_the_same() {
+        let mut bits = 1_u64;
+        let numbers = std::iter::repeat_with(|| {
+            bits = bits.wrapping_mul(0x5851_f42d_4c95_7f2d).wrapping_add(0x1405_7b7e_f767_814f);
+            f64::from_bits(bits)
+        });
+        for number in numbers.take(20_000).filter(|number| number.is_finite()) {
+            let text = serde_json::to_string(&number).unwrap();
+            let read: f64 = parse_json(Path::new("a.json"), text.as_bytes()).unwrap();
+            assert_eq!(read, number, "{text}");
+        }
+    }
+
+    #[test]
     fn errors_name_the_key_in_plain_words() {
         for (text, expected) in [
             ("{", "`a/c.json` is not JSON: EOF while parsing an object at line 1 column 1"),

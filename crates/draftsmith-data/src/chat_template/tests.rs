@@ -7,7 +7,7 @@ mod published;
 use serde_json::json;
 
 use super::*;
-use crate::tokenizer_config::CONFIG_FILE;
+use crate::text_files::CONFIG_FILE;
 
 /// The template under test is `template`; `config` is `tokenizer_config.json`.
 fn load(template: Option<&str>, config: Option<&str>) -> Result<Option<ChatTemplate>, String> {

@@ -2,7 +2,8 @@
 //! `AutoTokenizer` in transformers 5.24.
 
 use super::*;
-use crate::tokenizer_config::{CONFIG_FILE, SPECIAL_TOKENS_FILE};
+use crate::text_files::CONFIG_FILE;
+use crate::tokenizer_config::SPECIAL_TOKENS_FILE;
 
 /// Loads a tokenizer with other files beside it.
 fn load_with(tokenizer: &Value, files: &[(&str, Value)]) -> Result<TextTokenizer> {
