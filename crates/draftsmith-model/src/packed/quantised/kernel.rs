@@ -9,6 +9,8 @@
 
 use std::ops::Range;
 
+use pulp::cast;
+
 use super::lanes::Lanes;
 use super::rows::{QuantisedRows, RowGroup, RowPass};
 use super::{BLOCK, GROUP, PanelForm, QuantLine, ScaleLine, Scales};
@@ -206,7 +208,7 @@ fn pass<I: Lanes, F: PanelForm, const ROWS: usize, const PANELS: usize>(
     let mut values = [[[0.0; LINE]; ROWS]; PANELS];
     for p in 0..PANELS {
         for r in 0..ROWS {
-            values[p][r] = lanes.store_floats(sums[p][r]);
+            values[p][r] = cast(sums[p][r]);
         }
     }
     values

@@ -4,17 +4,20 @@
 //! loops for every other processor. Integer products and sums are exact in each of them, and each
 //! float operation is the same one, so all agree to the last bit.
 
+use pulp::bytemuck::Pod;
+use pulp::cast;
+
 use super::{QuantLine, ScaleLine};
 use crate::packed::storage::LINE;
 
 /// Operations on sixteen lanes. A lane of bytes contains four unsigned weights.
 #[expect(clippy::needless_range_loop, reason = "plain loops over arrays vectorise")]
 pub(super) trait Lanes: Copy {
-    type Bytes: Copy;
+    type Bytes: Pod;
     /// Sums of products, in progress.
     type Sums: Copy;
-    type Ints: Copy;
-    type Floats: Copy;
+    type Ints: Pod;
+    type Floats: Pod;
 
     /// The number of rows in a pass, at most: 12 or 6, depending on the number of registers, or 1.
     const MOST_ROWS: usize;
@@ -24,7 +27,10 @@ pub(super) trait Lanes: Copy {
     /// Runs `work` compiled for these instructions, provided that all calls inside are inlined.
     fn vectorize(self, work: impl FnOnce());
 
-    fn load(self, line: &QuantLine) -> Self::Bytes;
+    #[inline(always)]
+    fn load(self, line: &QuantLine) -> Self::Bytes {
+        cast(line.0)
+    }
 
     /// Shifts bits towards the lowest by a number that may be negative, and applies a mask to each
     /// byte. The mask must drop the bits that come from other bytes.
@@ -57,11 +63,10 @@ pub(super) trait Lanes: Copy {
     fn floats(self, ints: Self::Ints) -> Self::Floats;
 
     /// Reads bits as those of floats.
-    fn bits_as_floats(self, bits: Self::Ints) -> Self::Floats;
-
-    fn load_floats(self, values: [f32; LINE]) -> Self::Floats;
-
-    fn store_floats(self, values: Self::Floats) -> [f32; LINE];
+    #[inline(always)]
+    fn bits_as_floats(self, bits: Self::Ints) -> Self::Floats {
+        cast(bits)
+    }
 
     fn splat(self, value: f32) -> Self::Floats;
 
@@ -77,7 +82,7 @@ pub(super) trait Lanes: Copy {
         for lane in 0..LINE {
             values[lane] = widen(u16::from_le_bytes([line.0[2 * lane], line.0[2 * lane + 1]]));
         }
-        self.load_floats(values)
+        cast(values)
     }
 
     /// Widens the bytes in one half of a line.
@@ -88,7 +93,7 @@ pub(super) trait Lanes: Copy {
             let byte = line.0[half * LINE + lane];
             values[lane] = if SIGNED { f32::from(byte as i8) } else { f32::from(byte) };
         }
-        self.load_floats(values)
+        cast(values)
     }
 }
 
@@ -122,11 +127,6 @@ impl Lanes for Portable {
     #[inline(always)]
     fn vectorize(self, work: impl FnOnce()) {
         work();
-    }
-
-    #[inline(always)]
-    fn load(self, line: &QuantLine) -> [u32; LINE] {
-        line.0
     }
 
     #[inline(always)]
@@ -191,27 +191,12 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn bits_as_floats(self, bits: [i32; LINE]) -> [f32; LINE] {
-        pulp::cast(bits)
-    }
-
-    #[inline(always)]
     fn floats(self, ints: [i32; LINE]) -> [f32; LINE] {
         let mut floats = [0.0; LINE];
         for lane in 0..LINE {
             floats[lane] = ints[lane] as f32;
         }
         floats
-    }
-
-    #[inline(always)]
-    fn load_floats(self, values: [f32; LINE]) -> [f32; LINE] {
-        values
-    }
-
-    #[inline(always)]
-    fn store_floats(self, values: [f32; LINE]) -> [f32; LINE] {
-        values
     }
 
     #[inline(always)]

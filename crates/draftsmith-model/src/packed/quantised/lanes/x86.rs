@@ -9,7 +9,7 @@ use std::mem::transmute;
 use pulp::x86::{V3, V4};
 use pulp::{Simd, cast, f32x8, f32x16, i16x16, i16x32, i32x8, i32x16, u32x8, u32x16};
 
-use super::{LINE, Lanes, QuantLine, ScaleLine};
+use super::{Lanes, ScaleLine};
 
 pulp::simd_type! {
     /// The instructions of [`Vnni`], for which its passes are compiled.
@@ -46,11 +46,6 @@ impl Lanes for Vnni {
     #[inline(always)]
     fn vectorize(self, work: impl FnOnce()) {
         self.1.vectorize(work);
-    }
-
-    #[inline(always)]
-    fn load(self, line: &QuantLine) -> u32x16 {
-        cast(line.0)
     }
 
     #[inline(always)]
@@ -122,23 +117,8 @@ impl Lanes for Vnni {
     }
 
     #[inline(always)]
-    fn bits_as_floats(self, bits: i32x16) -> f32x16 {
-        cast(bits)
-    }
-
-    #[inline(always)]
     fn floats(self, ints: i32x16) -> f32x16 {
         self.0.convert_i32x16_to_f32x16(ints)
-    }
-
-    #[inline(always)]
-    fn load_floats(self, values: [f32; LINE]) -> f32x16 {
-        cast(values)
-    }
-
-    #[inline(always)]
-    fn store_floats(self, values: f32x16) -> [f32; LINE] {
-        cast(values)
     }
 
     #[inline(always)]
@@ -280,11 +260,6 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn load(self, line: &QuantLine) -> [u32x8; 2] {
-        cast(line.0)
-    }
-
-    #[inline(always)]
     fn bits(self, bytes: [u32x8; 2], shift: i32, mask: u8) -> [u32x8; 2] {
         [self.half_bits(bytes[0], shift, mask), self.half_bits(bytes[1], shift, mask)]
     }
@@ -334,24 +309,9 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn bits_as_floats(self, bits: [i32x8; 2]) -> [f32x8; 2] {
-        cast(bits)
-    }
-
-    #[inline(always)]
     fn floats(self, ints: [i32x8; 2]) -> [f32x8; 2] {
         let avx = self.0.avx;
         [cast(avx._mm256_cvtepi32_ps(cast(ints[0]))), cast(avx._mm256_cvtepi32_ps(cast(ints[1])))]
-    }
-
-    #[inline(always)]
-    fn load_floats(self, values: [f32; LINE]) -> [f32x8; 2] {
-        cast(values)
-    }
-
-    #[inline(always)]
-    fn store_floats(self, values: [f32x8; 2]) -> [f32; LINE] {
-        cast(values)
     }
 
     #[inline(always)]
