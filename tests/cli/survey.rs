@@ -200,7 +200,7 @@ fn files_that_hold_no_whole_model_are_told_with_what_to_give() {
     };
     as_draft("lora", &["`lora` is a LoRA adapter", "hint: merge it"]);
     as_draft("model.gguf", &["`model.gguf`", "ends within its header", "hint: "]);
-    fails("model.gguf", &["is a GGUF file", "hint: ", "`models.tokenizer`", "`--tokenizer`"]);
+    fails("model.gguf", &["`model.gguf`", "ends within its header", "hint: "]);
     place.write(
         "mine.toml",
         "models.target = 'path/to/target'\ndrafters.eagle = { kind = 'eagle3' }\n",
