@@ -1,23 +1,23 @@
 //! Turns the tokenizer and chat template of a GGUF file into `tokenizer.json` and
 //! `tokenizer_config.json`.
 //!
-//! A GGUF file names how text is divided (`tokenizer.ggml.pre`) and leaves the rules to its reader.
-//! The names below are those whose published tokenizers have these rules. llama.cpp's own division
-//! of text differs from them in rare cases.
+//! A GGUF file only names the rules that split text before the merges (`tokenizer.ggml.pre`). The
+//! rules below are those of the published tokenizers, from which llama.cpp's own differ in rare
+//! cases.
 
 use serde_json::{Map, Value, json};
 
 use super::{Gguf, TEMPLATE};
 use crate::error::{ModelError, Result};
 
-/// The names of published divisions of text.
+/// The names of the pre-tokenizers that we know.
 const KNOWN: [&str; 5] = ["gpt-2", "smollm", "qwen2", "llama-bpe", "tekken"];
-/// Words, numbers and marks in Llama 3 and Qwen 2, around the largest number of digits in one part.
+/// The pattern of Llama 3 and Qwen 2, before and after the number of digits in one part.
 const WORDS: [&str; 2] = [
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}",
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+",
 ];
-/// The parts of text in Mistral's Tekken.
+/// The pattern of Mistral's Tekken.
 const TEKKEN: &str = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+";
 /// The special tokens that have a name, and the keys of their ids.
 const NAMED_TOKENS: [(&str, &str); 4] = [
@@ -37,8 +37,7 @@ impl Gguf {
     /// file's tokenizer and chat template were made.
     ///
     /// # Errors
-    /// If the file has no byte-level BPE tokenizer, or it divides text in a way that is not known
-    /// here.
+    /// If the file has no byte-level BPE tokenizer, or one with an unknown pre-tokenizer.
     pub fn text_files(&self) -> Result<[String; 2]> {
         let key = |key: &str| self.values.get(&format!("tokenizer.ggml.{key}"));
         let name = |name: &str| key(name).and_then(Value::as_str).unwrap_or_default();
