@@ -69,15 +69,6 @@ trait PanelForm {
     const BITS: usize;
 
     const SCALES: Scales;
-
-    /// See [`Lanes::dot`].
-    fn dot<I: Lanes>(
-        lanes: I,
-        sums: I::Sums,
-        weights: I::Bytes,
-        inputs: [i8; 4],
-        step: usize,
-    ) -> I::Sums;
 }
 
 /// Defines a [`PanelForm`] for each type, and a function that multiplies with a type's kernel.
@@ -89,17 +80,6 @@ macro_rules! forms {
             impl PanelForm for $name {
                 const BITS: usize = $bits;
                 const SCALES: Scales = Scales::$scales;
-
-                #[inline(always)]
-                fn dot<I: Lanes>(
-                    lanes: I,
-                    sums: I::Sums,
-                    weights: I::Bytes,
-                    inputs: [i8; 4],
-                    step: usize,
-                ) -> I::Sums {
-                    lanes.dot::<$bits>(sums, weights, inputs, step)
-                }
             }
         )+
 

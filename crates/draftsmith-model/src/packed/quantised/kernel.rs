@@ -259,7 +259,7 @@ fn add_part<I: Lanes, F: PanelForm, const ROWS: usize, const PANELS: usize>(
                     let weights = weights_of::<I, F>(lanes, weights.lines[p], $step);
                     for r in 0..ROWS {
                         let inputs = rows[r].quants[$step];
-                        products[p][r] = F::dot(lanes, products[p][r], weights, inputs, $step);
+                        products[p][r] = lanes.dot(products[p][r], weights, inputs, F::BITS, $step);
                     }
                 }
             }

@@ -41,13 +41,14 @@ pub(super) trait Lanes: Copy {
     /// Starts sums at a value.
     fn start(self, value: i32) -> Self::Sums;
 
-    /// Adds the product of four weights of `BITS` bits and four inputs to each lane of `sums`. The steps of
-    /// a group are numbered from 0.
-    fn dot<const BITS: usize>(
+    /// Adds the product of four weights of `num_bits` bits and four inputs to each lane of `sums`. The
+    /// steps of a group are numbered from 0.
+    fn dot(
         self,
         sums: Self::Sums,
         weights: Self::Bytes,
         inputs: [i8; 4],
+        num_bits: usize,
         step: usize,
     ) -> Self::Sums;
 
@@ -154,11 +155,12 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn dot<const BITS: usize>(
+    fn dot(
         self,
         mut sums: [i32; LINE],
         weights: [u32; LINE],
         inputs: [i8; 4],
+        _num_bits: usize,
         _step: usize,
     ) -> [i32; LINE] {
         for (place, input) in inputs.into_iter().enumerate() {

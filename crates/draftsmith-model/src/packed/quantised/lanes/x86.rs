@@ -70,11 +70,12 @@ impl Lanes for Vnni {
     }
 
     #[inline(always)]
-    fn dot<const BITS: usize>(
+    fn dot(
         self,
         sums: i32x16,
         weights: u32x16,
         inputs: [i8; 4],
+        _num_bits: usize,
         _step: usize,
     ) -> i32x16 {
         let inputs = self.0.splat_i32s(cast(inputs));
@@ -193,11 +194,12 @@ impl<const VNNI: bool> Avx2<VNNI> {
     /// See [`Lanes::dot`]. Sums of pairs stay in 16 bits for as many steps as they fit. A weight of
     /// eight bits is made positive, and its input gets its sign.
     #[inline(always)]
-    fn half_dot<const BITS: usize>(
+    fn half_dot(
         self,
         (sums, pairs): (i32x8, i16x16),
         weights: __m256i,
         inputs: __m256i,
+        num_bits: usize,
         step: usize,
     ) -> (i32x8, i16x16) {
         if VNNI {
@@ -207,7 +209,7 @@ impl<const VNNI: bool> Avx2<VNNI> {
             return (cast(sums), pairs);
         }
         let (avx2, zeros) = (self.0.avx2, self.0.splat_i16x16(0));
-        let (weights, inputs) = match BITS {
+        let (weights, inputs) = match num_bits {
             8 => {
                 let signed = avx2._mm256_xor_si256(weights, cast(self.0.splat_u8s(0x80)));
                 (avx2._mm256_abs_epi8(signed), avx2._mm256_sign_epi8(inputs, signed))
@@ -216,7 +218,7 @@ impl<const VNNI: bool> Avx2<VNNI> {
         };
         let products = cast(avx2._mm256_maddubs_epi16(weights, inputs));
         let pairs = self.0.wrapping_add_i16x16(pairs, products);
-        let num_steps = match BITS {
+        let num_steps = match num_bits {
             4 => 8,
             5 => 4,
             6 => 2,
@@ -275,17 +277,18 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn dot<const BITS: usize>(
+    fn dot(
         self,
         sums: [(i32x8, i16x16); 2],
         weights: [u32x8; 2],
         inputs: [i8; 4],
+        num_bits: usize,
         step: usize,
     ) -> [(i32x8, i16x16); 2] {
         let inputs = cast(self.0.splat_i32s(cast(inputs)));
         [
-            self.half_dot::<BITS>(sums[0], cast(weights[0]), inputs, step),
-            self.half_dot::<BITS>(sums[1], cast(weights[1]), inputs, step),
+            self.half_dot(sums[0], cast(weights[0]), inputs, num_bits, step),
+            self.half_dot(sums[1], cast(weights[1]), inputs, num_bits, step),
         ]
     }
 
