@@ -41,10 +41,16 @@ impl TextFiles {
         &self.place
     }
 
-    /// Returns the names and contents of files that are in no directory; `None` if they are in one.
+    /// Returns the names and contents of the files if they were made from another file; `None` for
+    /// a directory.
     pub fn made(&self) -> Option<[(&'static str, &str); 2]> {
         let [tokenizer, config] = self.made.as_deref()?;
         Some([(TOKENIZER_FILE, tokenizer), (CONFIG_FILE, config)])
+    }
+
+    /// Returns whether there is a tokenizer.
+    pub fn has_tokenizer(&self) -> bool {
+        self.path(TOKENIZER_FILE).is_file()
     }
 
     /// Returns the path of a file, or of the file from which its contents are made.

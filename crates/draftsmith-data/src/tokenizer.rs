@@ -41,8 +41,8 @@ const MAX_HELD_BACK: usize = 64;
 pub struct TextTokenizer {
     path: PathBuf,
     tokenizer: Tokenizer,
-    /// Whether the tokenizer is another than that of the file at `path`, which `tokenizer_config.json`
-    /// may change.
+    /// Whether the tokenizer differs from the file at `path`, because `tokenizer_config.json` changes
+    /// it or because it was made from another kind of file.
     is_changed: bool,
     /// What the user should know of the files, one sentence each.
     notes: Vec<String>,

@@ -155,7 +155,7 @@ impl Gguf {
         (0..num).map(|_| source.text(MAX_KEPT)).collect()
     }
 
-    /// Opens a list. Returns its values' bytes, type and number.
+    /// Opens a list, and returns a reader of its values, their type and their number.
     fn list(&self, key: &str) -> Result<Option<(GgufBytes<'_>, u64, u64)>> {
         let Some(start) = self.lists.get(key) else { return Ok(None) };
         let mut source = GgufBytes::open(&self.path, *start)?;

@@ -120,7 +120,7 @@ impl ModelConfig {
     }
 }
 
-/// Names the keys of the file instead of those of a `config.json`.
+/// Replaces the keys of a `config.json` in an error by those of the file.
 fn with_own_keys(gguf: &Gguf, text: String) -> String {
     RENAMED.iter().fold(text, |text, (own, key)| {
         text.replace(&format!("`{key}`"), &format!("`{}.{own}`", gguf.architecture))

@@ -33,8 +33,8 @@ const USER_DEFINED: u64 = 4;
 const UNUSED: u64 = 5;
 
 impl Gguf {
-    /// Returns the contents of the `tokenizer.json` and the `tokenizer_config.json` from which the
-    /// file's tokenizer and chat template were made.
+    /// Rebuilds the contents of `tokenizer.json` and `tokenizer_config.json`, with the tokenizer and
+    /// the chat template.
     ///
     /// # Errors
     /// If the file has no byte-level BPE tokenizer, or one with an unknown pre-tokenizer.
@@ -139,7 +139,7 @@ fn pre_tokenizer(name: &str) -> Value {
     json!({ "type": "Sequence", "pretokenizers": [first, byte_level(name == "smollm")] })
 }
 
-/// Returns the step that turns bytes into characters. `use_regex` divides text as GPT-2 does.
+/// Returns the step that turns bytes into characters. `use_regex` splits text as GPT-2 does.
 fn byte_level(use_regex: bool) -> Value {
     json!({
         "type": "ByteLevel",
@@ -149,7 +149,7 @@ fn byte_level(use_regex: bool) -> Value {
     })
 }
 
-/// Returns the step that puts a token before the text.
+/// Returns the post-processor that adds a token before the text.
 fn starts_with(token: &str, id: Option<&Value>) -> Value {
     let special = json!({ "SpecialToken": { "id": token, "type_id": 0 } });
     let text = |name: &str| json!({ "Sequence": { "id": name, "type_id": 0 } });

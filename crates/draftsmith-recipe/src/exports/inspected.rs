@@ -23,9 +23,7 @@ pub fn model(dir: &Path) -> Result<Value> {
     let shape = &config.shape;
     let weights = WeightReader::open_dir(dir)?;
     let text = text_files(dir).ok();
-    let has_tokenizer =
-        |it: &TextFiles| it.made().is_some() || it.place().join("tokenizer.json").is_file();
-    let with_tokenizer = text.clone().filter(has_tokenizer);
+    let with_tokenizer = text.clone().filter(TextFiles::has_tokenizer);
     let tokenizer = with_tokenizer.map(TextTokenizer::from_model_dir).transpose()?;
     let template = text.map(ChatTemplate::from_model_dir).transpose()?.flatten();
     Ok(json!({

@@ -63,7 +63,10 @@ impl TextSource {
             let files = self.files(models)?;
             models.watch.reads("tokenizer");
             let tokenizer = Arc::new(TextTokenizer::from_model_dir(files.clone())?);
-            check_gguf(&tokenizer, &models.target)?;
+            // A tokenizer made from the target has its tokens.
+            if files.place() != models.target_dir() {
+                check_gguf(&tokenizer, &models.target)?;
+            }
             tokenizer.notes().iter().for_each(|note| models.watch.note(note.clone()));
             let mut chat_format = ChatFormat::choose(files.clone(), self.chat_template.as_deref())?;
             if let Some(date) = &self.date {
@@ -151,15 +154,15 @@ impl TextSource {
     }
 }
 
-/// Returns the files of a model's tokenizer and chat template. For a GGUF file, they are those beside it,
-/// else they are made from it.
+/// Returns the files of a model's tokenizer and chat template. Those of a GGUF file are in its directory; if
+/// there is no tokenizer, they are made from the file.
 ///
 /// # Errors
 /// If they cannot be made from a GGUF file.
 pub fn text_files(model: &Path) -> Result<TextFiles, ModelError> {
-    let dir = text_dir(model);
-    if !is_gguf(model) || dir.join("tokenizer.json").is_file() {
-        return Ok(dir.into());
+    let files = TextFiles::from(text_dir(model));
+    if !is_gguf(model) || files.has_tokenizer() {
+        return Ok(files);
     }
     Ok(TextFiles::made_from(model, Gguf::read(model)?.text_files()?))
 }
