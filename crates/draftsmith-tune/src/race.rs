@@ -200,6 +200,15 @@ impl Race {
         self.slower(over, of)
     }
 
+    /// Estimates the speed of a setting relative to `over` by its speed relative to `through`. The
+    /// slow `over` leaves a race early, so its own laps with each setting say less about their order.
+    pub(crate) fn speedup_through(&self, of: usize, through: usize, over: usize) -> Estimate {
+        let parts = [self.speedup(of, through), self.speedup(through, over)];
+        let [half, other] = parts.map(|part| (part.high / part.low).ln() / 2.0);
+        let (value, half) = (parts[0].value * parts[1].value, half.hypot(other));
+        Estimate { value, low: value * (-half).exp(), high: value * half.exp() }
+    }
+
     /// Returns the winner among `some`, which are in order of simplicity: the simplest setting that
     /// is at most [`NEARLY`] slower than the fastest.
     pub(crate) fn winner(&self, some: &[usize]) -> usize {
@@ -326,6 +335,25 @@ mod tests {
             assert!(faster.low < 9.6 / 9.0 && 9.6 / 9.0 < faster.high + 0.02, "{faster:?}");
         }
         assert!(num_right >= 12, "{num_right}");
+    }
+
+    #[test]
+    fn speedups_follow_gains_when_a_burst_hit_the_laps_of_plain_decoding() {
+        let mut race = Race::new(3, 1);
+        for lap in 0..50 {
+            let burst = if lap < 10 { 1.0 + 0.02 * f64::from(lap) } else { 1.0 };
+            let time = |seconds| AnswerTime { num_tokens: 10, seconds, waiting: seconds };
+            let mut times = BTreeMap::from([(1, time(5.0 * burst)), (2, time(5.0))]);
+            if lap < 10 {
+                times.insert(0, time(10.0));
+            }
+            race.add(lap as usize, times);
+        }
+        assert!(race.speedup(2, 0).low > race.speedup(1, 0).high);
+        let [one, other] = [1, 2].map(|of| race.speedup_through(of, 1, 0));
+        assert_eq!(one.value, race.speedup(1, 0).value);
+        assert!((other.value / one.value - race.speedup(2, 1).value).abs() < 1e-12);
+        assert!(other.low <= one.high && other.low < other.value && other.value < other.high);
     }
 
     #[test]

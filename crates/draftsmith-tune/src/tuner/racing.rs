@@ -122,12 +122,12 @@ impl Raced {
     /// Estimates the speed of a setting relative to another, minus 1; `None` if one of them was not
     /// in the race.
     pub(super) fn gain(&self, choice: &RuleChoice, over: &RuleChoice) -> Option<Estimate> {
-        let number = |choice: &RuleChoice| {
-            let is_it = |one: &RuleChoice| is_same(one, choice);
-            self.settings.iter().position(is_it).map(|at| at + 1)
-        };
-        let speedup = self.race.speedup(number(choice)?, number(over)?);
+        let speedup = self.race.speedup(self.number(choice)?, self.number(over)?);
         Some(speedup.map(|speedup| speedup - 1.0))
+    }
+
+    fn number(&self, choice: &RuleChoice) -> Option<usize> {
+        self.settings.iter().position(|one| is_same(one, choice)).map(|at| at + 1)
     }
 
     /// Returns the share of speed that may be lost with the winner, at 95 %.
@@ -146,10 +146,11 @@ impl Raced {
     pub(super) fn outcome(&self, fixed: &RuleChoice) -> RaceOutcome {
         let with_prefill = self.with_prefill(Prefilling::Both);
         let settings = self.settings.iter().zip(1..).filter_map(|(choice, number)| {
+            let speedup = self.race.speedup_through(number, self.number(fixed)?, PLAIN);
             Some(RacedSetting {
                 lookup_first: choice.lookup_first,
                 config: choice.config.clone(),
-                speedup: self.race.speedup(number, PLAIN).map(&with_prefill),
+                speedup: speedup.map(&with_prefill),
                 gain: self.gain(choice, fixed)?,
             })
         });
