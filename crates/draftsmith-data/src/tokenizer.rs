@@ -7,7 +7,11 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use draftsmith_files::{hash_bytes, hash_file};
-use tokenizers::{ModelWrapper, Tokenizer};
+use tokenizers::models::bpe::BPE;
+use tokenizers::{
+    DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper,
+    Tokenizer, TokenizerImpl,
+};
 
 use crate::caught::caught;
 use crate::chat_format::ChatFormat;
@@ -35,6 +39,15 @@ const REPLACEMENT: char = '\u{fffd}';
 /// four bytes, but consecutive tokens may all end inside a character. Text that stays incomplete
 /// for longer is emitted unchanged, because each new id decodes all held-back ids again.
 const MAX_HELD_BACK: usize = 64;
+
+/// A tokenizer with a BPE model.
+type BpeTokenizer = TokenizerImpl<
+    BPE,
+    NormalizerWrapper,
+    PreTokenizerWrapper,
+    PostProcessorWrapper,
+    DecoderWrapper,
+>;
 
 /// A model's tokenizer.
 #[derive(Debug, Clone)]
@@ -81,7 +94,12 @@ impl TextTokenizer {
         let config = TokenizerConfig::read(&files)?;
         let mut notes = Vec::new();
         let (tokenizer, is_changed) = guard(&path, "load the tokenizer", || {
-            let mut tokenizer = Tokenizer::from_bytes(&text)?;
+            // To find out the type of a model, the library copies its whole vocabulary twice. Most
+            // are BPE.
+            let mut tokenizer = match serde_json::from_str::<BpeTokenizer>(&text) {
+                Ok(tokenizer) => Tokenizer::from(tokenizer),
+                Err(_) => Tokenizer::from_bytes(&text)?,
+            };
             tokenizer.with_padding(None).with_truncation(None)?;
             let dropout = drop_dropout(&mut tokenizer);
             notes.extend(dropout.map(|dropout| {

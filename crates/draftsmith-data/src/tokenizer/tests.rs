@@ -100,6 +100,34 @@ fn text_round_trips_without_truncation_or_padding() {
 }
 
 #[test]
+fn models_of_all_types_are_read_as_the_library_reads_them() {
+    let with_model = |change: &dyn Fn(&mut Value)| {
+        let mut json = byte_level();
+        json["truncation"] = Value::Null;
+        json["padding"] = Value::Null;
+        change(&mut json["model"]);
+        json
+    };
+    let merges = json!(["h e", "l l", "he ll", "hell o", "Ġ hello"]);
+    let words = json!({"type": "WordLevel", "vocab": {"a": 0, "b": 1}, "unk_token": "a"});
+    let pieces = json!({"type": "WordPiece", "vocab": {"a": 0, "##b": 1}, "unk_token": "a",
+                        "continuing_subword_prefix": "##", "max_input_chars_per_word": 9});
+    let unigram = json!({"type": "Unigram", "vocab": [["a", -1.0], ["b", -2.0]], "unk_id": 0});
+    for json in [
+        with_model(&|_| ()),
+        with_model(&|model| model["merges"] = merges.clone()),
+        with_model(&|model| drop(model.as_object_mut().unwrap().remove("type"))),
+        with_model(&|model| *model = words.clone()),
+        with_model(&|model| *model = pieces.clone()),
+        with_model(&|model| *model = unigram.clone()),
+    ] {
+        let expected: Tokenizer = json.to_string().parse().unwrap();
+        let (_dir, found) = load(&json);
+        assert_eq!(found.tokenizer.to_string(true).unwrap(), expected.to_string(true).unwrap());
+    }
+}
+
+#[test]
 fn special_tokens_are_added_kept_and_skipped() {
     let (_dir, tokenizer) = load(&byte_level());
     let bos = 261;
