@@ -1,4 +1,5 @@
-//! The vector instructions of the integer kernel: sixteen lanes, one per output of a panel.
+//! The vector instructions of the integer kernel: a lane for each output of a panel, or of a half of
+//! one.
 //!
 //! [`Lanes`] is implemented for AVX-512 with VNNI, for AVX2 with and without AVX-VNNI, and in plain
 //! loops for every other processor. Integer products and sums are exact in each of them, and each
@@ -10,15 +11,17 @@ use pulp::cast;
 use super::{QuantLine, ScaleLine};
 use crate::packed::storage::LINE;
 
-/// Operations on sixteen lanes. A lane of bytes contains four unsigned weights.
-#[expect(clippy::needless_range_loop, reason = "plain loops over arrays vectorise")]
+/// Operations on a strip: the sixteen lanes of a panel, or one of its halves. A lane of bytes contains
+/// four unsigned weights.
 pub(super) trait Lanes: Copy {
-    type Bytes: Pod;
+    type Bytes: Copy;
     /// Sums of products, in progress.
     type Sums: Copy;
     type Ints: Pod;
     type Floats: Pod;
 
+    /// The number of strips of a panel: 1 or 2.
+    const STRIPS: usize;
     /// The number of rows in a pass, at most: 12 or 6, depending on the number of registers, or 1.
     const MOST_ROWS: usize;
     /// Whether [`Self::dot`] subtracts 128 from weights of eight bits.
@@ -27,10 +30,7 @@ pub(super) trait Lanes: Copy {
     /// Runs `work` compiled for these instructions, provided that all calls inside are inlined.
     fn vectorize(self, work: impl FnOnce());
 
-    #[inline(always)]
-    fn load(self, line: &QuantLine) -> Self::Bytes {
-        cast(line.0)
-    }
+    fn load(self, line: &QuantLine, half: usize) -> Self::Bytes;
 
     /// Shifts bits towards the lowest by a number that may be negative, and applies a mask to each
     /// byte. The mask must drop the bits that come from other bytes.
@@ -56,7 +56,13 @@ pub(super) trait Lanes: Copy {
     fn total(self, sums: Self::Sums) -> Self::Ints;
 
     /// Adds the product of two scales of six bits and two inputs to each lane of `sums`.
-    fn dot_pair(self, sums: Self::Ints, scales: &ScaleLine, inputs: [i16; 2]) -> Self::Ints;
+    fn dot_pair(
+        self,
+        sums: Self::Ints,
+        scales: &ScaleLine,
+        half: usize,
+        inputs: [i16; 2],
+    ) -> Self::Ints;
 
     fn splat_int(self, value: i32) -> Self::Ints;
 
@@ -77,25 +83,10 @@ pub(super) trait Lanes: Copy {
     fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats;
 
     /// Widens numbers in half precision.
-    #[inline(always)]
-    fn halves(self, line: &ScaleLine) -> Self::Floats {
-        let mut values = [0.0; LINE];
-        for lane in 0..LINE {
-            values[lane] = widen(u16::from_le_bytes([line.0[2 * lane], line.0[2 * lane + 1]]));
-        }
-        cast(values)
-    }
+    fn halves(self, line: &ScaleLine, half: usize) -> Self::Floats;
 
-    /// Widens the bytes in one half of a line.
-    #[inline(always)]
-    fn scales<const SIGNED: bool>(self, line: &ScaleLine, half: usize) -> Self::Floats {
-        let mut values = [0.0; LINE];
-        for lane in 0..LINE {
-            let byte = line.0[half * LINE + lane];
-            values[lane] = if SIGNED { f32::from(byte as i8) } else { f32::from(byte) };
-        }
-        cast(values)
-    }
+    /// Widens the bytes in the first or the second half of a line, signed or not.
+    fn scales(self, line: &ScaleLine, place: usize, half: usize, is_signed: bool) -> Self::Floats;
 }
 
 /// Widens a number in half precision without branches. Exponent and mantissa move to their places;
@@ -111,6 +102,15 @@ fn widen(half: u16) -> f32 {
     f32::from_bits(size | u32::from(half & 0x8000) << 16)
 }
 
+/// Widens the bytes in the first or the second half of a line, signed or not.
+#[inline(always)]
+fn widen_bytes(line: &ScaleLine, place: usize, is_signed: bool) -> [f32; LINE] {
+    line.0.as_chunks().0[place].map(|byte| match is_signed {
+        true => f32::from(byte as i8),
+        false => f32::from(byte),
+    })
+}
+
 /// Plain loops, which the compiler vectorises.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Portable;
@@ -122,12 +122,18 @@ impl Lanes for Portable {
     type Ints = [i32; LINE];
     type Floats = [f32; LINE];
 
+    const STRIPS: usize = 1;
     // On this architecture, only processors without AVX2 run these loops.
     const MOST_ROWS: usize = if cfg!(target_arch = "x86_64") { 1 } else { 6 };
 
     #[inline(always)]
     fn vectorize(self, work: impl FnOnce()) {
         work();
+    }
+
+    #[inline(always)]
+    fn load(self, line: &QuantLine, _half: usize) -> [u32; LINE] {
+        line.0
     }
 
     #[inline(always)]
@@ -178,7 +184,13 @@ impl Lanes for Portable {
     }
 
     #[inline(always)]
-    fn dot_pair(self, mut sums: [i32; LINE], scales: &ScaleLine, inputs: [i16; 2]) -> [i32; LINE] {
+    fn dot_pair(
+        self,
+        mut sums: [i32; LINE],
+        scales: &ScaleLine,
+        _half: usize,
+        inputs: [i16; 2],
+    ) -> [i32; LINE] {
         for lane in 0..LINE {
             for place in 0..2 {
                 sums[lane] += i32::from(scales.0[2 * lane + place]) * i32::from(inputs[place]);
@@ -220,6 +232,20 @@ impl Lanes for Portable {
             c[lane] = a[lane].mul_add(b[lane], c[lane]);
         }
         c
+    }
+
+    #[inline(always)]
+    fn halves(self, line: &ScaleLine, _half: usize) -> [f32; LINE] {
+        let mut values = [0.0; LINE];
+        for lane in 0..LINE {
+            values[lane] = widen(u16::from_le_bytes([line.0[2 * lane], line.0[2 * lane + 1]]));
+        }
+        values
+    }
+
+    #[inline(always)]
+    fn scales(self, line: &ScaleLine, place: usize, _half: usize, is_signed: bool) -> [f32; LINE] {
+        widen_bytes(line, place, is_signed)
     }
 }
 

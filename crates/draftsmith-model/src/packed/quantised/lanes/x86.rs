@@ -9,7 +9,7 @@ use std::mem::transmute;
 use pulp::x86::{V3, V4};
 use pulp::{Simd, cast, f32x8, f32x16, i16x16, i16x32, i32x8, i32x16, u32x8, u32x16};
 
-use super::{Lanes, ScaleLine};
+use super::{Lanes, QuantLine, ScaleLine, widen_bytes};
 
 pulp::simd_type! {
     /// The instructions of [`Vnni`], for which its passes are compiled.
@@ -41,11 +41,17 @@ impl Lanes for Vnni {
     type Ints = i32x16;
     type Floats = f32x16;
 
+    const STRIPS: usize = 1;
     const MOST_ROWS: usize = 12;
 
     #[inline(always)]
     fn vectorize(self, work: impl FnOnce()) {
         self.1.vectorize(work);
+    }
+
+    #[inline(always)]
+    fn load(self, line: &QuantLine, _half: usize) -> u32x16 {
+        cast(line.0)
     }
 
     #[inline(always)]
@@ -97,7 +103,7 @@ impl Lanes for Vnni {
     }
 
     #[inline(always)]
-    fn dot_pair(self, sums: i32x16, scales: &ScaleLine, inputs: [i16; 2]) -> i32x16 {
+    fn dot_pair(self, sums: i32x16, scales: &ScaleLine, _half: usize, inputs: [i16; 2]) -> i32x16 {
         let scales = self.0.convert_i8x32_to_i16x32(cast(scales.0));
         let inputs = self.0.splat_i32s(cast(inputs));
         #[expect(unsafe_code, reason = "`pulp` does not wrap this instruction")]
@@ -138,13 +144,18 @@ impl Lanes for Vnni {
     }
 
     #[inline(always)]
-    fn halves(self, line: &ScaleLine) -> f32x16 {
+    fn halves(self, line: &ScaleLine, _half: usize) -> f32x16 {
         #[expect(unsafe_code, reason = "`pulp` does not wrap this instruction")]
         // SAFETY: `V4` exists only if the processor has AVX-512, and both types are 64 bytes of
         // plain numbers.
         unsafe {
             transmute::<__m512, f32x16>(_mm512_cvtph_ps(cast::<_, __m256i>(line.0)))
         }
+    }
+
+    #[inline(always)]
+    fn scales(self, line: &ScaleLine, place: usize, _half: usize, is_signed: bool) -> f32x16 {
+        cast(widen_bytes(line, place, is_signed))
     }
 }
 
@@ -164,7 +175,7 @@ fn with_avx_vnni(work: impl FnOnce()) {
     work();
 }
 
-/// AVX2: two registers hold a line. With `VNNI`, the processor also has AVX-VNNI.
+/// AVX2: a register holds a half of a line. With `VNNI`, the processor also has AVX-VNNI.
 #[derive(Debug, Clone, Copy)]
 pub(in super::super) struct Avx2<const VNNI: bool>(V3, Avx2Features);
 
@@ -174,8 +185,41 @@ impl<const VNNI: bool> Avx2<VNNI> {
         (!VNNI || is_x86_feature_detected!("avxvnni")).then_some(lanes)
     }
 
+    /// Adds the products of pairs of numbers in 16 bits.
     #[inline(always)]
-    fn half_bits(self, bytes: u32x8, shift: i32, mask: u8) -> u32x8 {
+    fn add_pairs(self, sums: i32x8, a: __m256i, b: __m256i) -> i32x8 {
+        self.0.wrapping_add_i32x8(sums, cast(self.0.avx2._mm256_madd_epi16(a, b)))
+    }
+}
+
+impl<const VNNI: bool> Lanes for Avx2<VNNI> {
+    type Bytes = u32x8;
+    /// Sums, and sums of pairs that still fit in 16 bits.
+    type Sums = (i32x8, i16x16);
+    type Ints = i32x8;
+    type Floats = f32x8;
+
+    const STRIPS: usize = 2;
+    const MOST_ROWS: usize = 6;
+    const SUBTRACTS_OFFSET: bool = !VNNI;
+
+    #[inline(always)]
+    fn vectorize(self, work: impl FnOnce()) {
+        if VNNI {
+            #[expect(unsafe_code, reason = "`pulp` does not know this feature")]
+            // SAFETY: with `VNNI`, the processor has AVX-VNNI, and the others in any case.
+            return unsafe { with_avx_vnni(work) };
+        }
+        self.1.vectorize(work);
+    }
+
+    #[inline(always)]
+    fn load(self, line: &QuantLine, half: usize) -> u32x8 {
+        cast(line.0.as_chunks::<8>().0[half])
+    }
+
+    #[inline(always)]
+    fn bits(self, bytes: u32x8, shift: i32, mask: u8) -> u32x8 {
         let amount = self.0.splat_u32s(shift.unsigned_abs());
         let shifted = match shift {
             0 => bytes,
@@ -185,23 +229,29 @@ impl<const VNNI: bool> Avx2<VNNI> {
         self.0.and_u32x8(shifted, self.0.splat_u32s(u32::from_ne_bytes([mask; 4])))
     }
 
-    /// Adds the products of pairs of numbers in 16 bits.
     #[inline(always)]
-    fn add_pairs(self, sums: i32x8, a: __m256i, b: __m256i) -> i32x8 {
-        self.0.wrapping_add_i32x8(sums, cast(self.0.avx2._mm256_madd_epi16(a, b)))
+    fn or(self, a: u32x8, b: u32x8) -> u32x8 {
+        self.0.or_u32x8(a, b)
     }
 
-    /// See [`Lanes::dot`]. Sums of pairs stay in 16 bits for as many steps as they fit. A weight of
-    /// eight bits is made positive, and its input gets its sign.
     #[inline(always)]
-    fn half_dot(
+    fn start(self, value: i32) -> (i32x8, i16x16) {
+        (self.0.splat_i32s(value), self.0.splat_i16x16(0))
+    }
+
+    /// Sums of pairs stay in 16 bits for as many steps as they fit. A weight of eight bits is made
+    /// positive, and its input gets its sign.
+    #[inline(always)]
+    fn dot(
         self,
         (sums, pairs): (i32x8, i16x16),
-        weights: __m256i,
-        inputs: __m256i,
+        weights: u32x8,
+        inputs: [i8; 4],
         num_bits: usize,
         step: usize,
     ) -> (i32x8, i16x16) {
+        let weights = cast(weights);
+        let inputs = cast(self.0.splat_i32s(cast(inputs)));
         if VNNI {
             #[expect(unsafe_code, reason = "`pulp` does not wrap this instruction")]
             // SAFETY: with `VNNI`, the processor has AVX-VNNI.
@@ -229,106 +279,67 @@ impl<const VNNI: bool> Avx2<VNNI> {
         }
         (self.add_pairs(sums, cast(pairs), cast(self.0.splat_i16x16(1))), zeros)
     }
-}
-
-impl<const VNNI: bool> Lanes for Avx2<VNNI> {
-    type Bytes = [u32x8; 2];
-    type Sums = [(i32x8, i16x16); 2];
-    type Ints = [i32x8; 2];
-    type Floats = [f32x8; 2];
-
-    const MOST_ROWS: usize = 6;
-    const SUBTRACTS_OFFSET: bool = !VNNI;
 
     #[inline(always)]
-    fn vectorize(self, work: impl FnOnce()) {
-        if VNNI {
-            #[expect(unsafe_code, reason = "`pulp` does not know this feature")]
-            // SAFETY: with `VNNI`, the processor has AVX-VNNI, and the others in any case.
-            return unsafe { with_avx_vnni(work) };
-        }
-        self.1.vectorize(work);
+    fn total(self, (sums, _): (i32x8, i16x16)) -> i32x8 {
+        sums
     }
 
     #[inline(always)]
-    fn halves(self, line: &ScaleLine) -> [f32x8; 2] {
-        let halves: [__m128i; 2] = cast(line.0);
+    fn dot_pair(self, sums: i32x8, scales: &ScaleLine, half: usize, inputs: [i16; 2]) -> i32x8 {
+        let inputs = cast(self.0.splat_i32s(cast(inputs)));
+        let scales = self.0.avx2._mm256_cvtepu8_epi16(half_line(scales, half));
+        self.add_pairs(sums, scales, inputs)
+    }
+
+    #[inline(always)]
+    fn splat_int(self, value: i32) -> i32x8 {
+        self.0.splat_i32s(value)
+    }
+
+    #[inline(always)]
+    fn floats(self, ints: i32x8) -> f32x8 {
+        cast(self.0.avx._mm256_cvtepi32_ps(cast(ints)))
+    }
+
+    #[inline(always)]
+    fn splat(self, value: f32) -> f32x8 {
+        self.0.splat_f32s(value)
+    }
+
+    #[inline(always)]
+    fn mul(self, a: f32x8, b: f32x8) -> f32x8 {
+        self.0.mul_f32s(a, b)
+    }
+
+    #[inline(always)]
+    fn mul_add(self, a: f32x8, b: f32x8, c: f32x8) -> f32x8 {
+        self.0.mul_add_f32s(a, b, c)
+    }
+
+    #[inline(always)]
+    fn halves(self, line: &ScaleLine, half: usize) -> f32x8 {
         #[expect(unsafe_code, reason = "`pulp` does not wrap this instruction")]
         // SAFETY: `Avx2Features` exists only if the processor has F16C, and both types are 32 bytes
         // of plain numbers.
         unsafe {
-            transmute::<[__m256; 2], [f32x8; 2]>(halves.map(|it| _mm256_cvtph_ps(it)))
+            transmute::<__m256, f32x8>(_mm256_cvtph_ps(half_line(line, half)))
         }
     }
 
     #[inline(always)]
-    fn bits(self, bytes: [u32x8; 2], shift: i32, mask: u8) -> [u32x8; 2] {
-        [self.half_bits(bytes[0], shift, mask), self.half_bits(bytes[1], shift, mask)]
+    fn scales(self, line: &ScaleLine, place: usize, half: usize, is_signed: bool) -> f32x8 {
+        let [low, high]: [u64; 2] = cast(half_line(line, place));
+        let bytes = cast([if half == 0 { low } else { high }, 0]);
+        let avx2 = self.0.avx2;
+        self.floats(cast(match is_signed {
+            true => avx2._mm256_cvtepi8_epi32(bytes),
+            false => avx2._mm256_cvtepu8_epi32(bytes),
+        }))
     }
+}
 
-    #[inline(always)]
-    fn or(self, a: [u32x8; 2], b: [u32x8; 2]) -> [u32x8; 2] {
-        [self.0.or_u32x8(a[0], b[0]), self.0.or_u32x8(a[1], b[1])]
-    }
-
-    #[inline(always)]
-    fn start(self, value: i32) -> [(i32x8, i16x16); 2] {
-        [(self.0.splat_i32s(value), self.0.splat_i16x16(0)); 2]
-    }
-
-    #[inline(always)]
-    fn dot(
-        self,
-        sums: [(i32x8, i16x16); 2],
-        weights: [u32x8; 2],
-        inputs: [i8; 4],
-        num_bits: usize,
-        step: usize,
-    ) -> [(i32x8, i16x16); 2] {
-        let inputs = cast(self.0.splat_i32s(cast(inputs)));
-        [
-            self.half_dot(sums[0], cast(weights[0]), inputs, num_bits, step),
-            self.half_dot(sums[1], cast(weights[1]), inputs, num_bits, step),
-        ]
-    }
-
-    #[inline(always)]
-    fn total(self, sums: [(i32x8, i16x16); 2]) -> [i32x8; 2] {
-        [sums[0].0, sums[1].0]
-    }
-
-    #[inline(always)]
-    fn dot_pair(self, sums: [i32x8; 2], scales: &ScaleLine, inputs: [i16; 2]) -> [i32x8; 2] {
-        let inputs = cast(self.0.splat_i32s(cast(inputs)));
-        let [low, high]: [__m128i; 2] = cast(scales.0);
-        let low = self.0.avx2._mm256_cvtepu8_epi16(low);
-        let high = self.0.avx2._mm256_cvtepu8_epi16(high);
-        [self.add_pairs(sums[0], low, inputs), self.add_pairs(sums[1], high, inputs)]
-    }
-
-    #[inline(always)]
-    fn splat_int(self, value: i32) -> [i32x8; 2] {
-        [self.0.splat_i32s(value); 2]
-    }
-
-    #[inline(always)]
-    fn floats(self, ints: [i32x8; 2]) -> [f32x8; 2] {
-        let avx = self.0.avx;
-        [cast(avx._mm256_cvtepi32_ps(cast(ints[0]))), cast(avx._mm256_cvtepi32_ps(cast(ints[1])))]
-    }
-
-    #[inline(always)]
-    fn splat(self, value: f32) -> [f32x8; 2] {
-        [self.0.splat_f32s(value); 2]
-    }
-
-    #[inline(always)]
-    fn mul(self, a: [f32x8; 2], b: [f32x8; 2]) -> [f32x8; 2] {
-        [self.0.mul_f32s(a[0], b[0]), self.0.mul_f32s(a[1], b[1])]
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: [f32x8; 2], b: [f32x8; 2], c: [f32x8; 2]) -> [f32x8; 2] {
-        [self.0.mul_add_f32s(a[0], b[0], c[0]), self.0.mul_add_f32s(a[1], b[1], c[1])]
-    }
+#[inline(always)]
+fn half_line(line: &ScaleLine, half: usize) -> __m128i {
+    cast(line.0.as_chunks::<16>().0[half])
 }
