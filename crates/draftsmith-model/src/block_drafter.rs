@@ -160,18 +160,6 @@ impl BlockDrafter {
         if self.config.is_causal { block.num_candidates } else { all.max(block.num_candidates) }
     }
 
-    /// Computes the logits U of candidates over the target's vocabulary, without the Markov head.
-    ///
-    /// # Shapes
-    /// - normed: `[rows, hidden]`
-    /// - output: `[rows, vocab]`
-    pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
-        match &self.narrow_head {
-            Some(head) => head.logits(normed),
-            None => target.logits(normed),
-        }
-    }
-
     /// Adds the Markov head's part to the logits of candidates, given the token before each.
     ///
     /// # Shapes

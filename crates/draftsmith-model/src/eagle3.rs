@@ -433,13 +433,6 @@ impl StepNetwork for Eagle3 {
     fn normed(&self, outputs: Rows) -> Rows {
         if self.config.norm_output { outputs } else { self.stack.form().norm().of_rows(outputs) }
     }
-
-    fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
-        match &self.narrow_head {
-            Some(head) => head.logits(normed),
-            None => target.logits(normed),
-        }
-    }
 }
 
 fn slots_of(runs: &[(usize, &[u32])]) -> Slots {

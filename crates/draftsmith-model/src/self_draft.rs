@@ -543,6 +543,14 @@ impl<F: DraftForm> CachedNetwork for DraftNetwork<F> {
     fn faults(&self) -> SessionFaults {
         self.config.model.spec.faults
     }
+
+    fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
+        match (&self.narrow_head, &self.lm_head) {
+            (Some(head), _) => head.logits(normed),
+            (None, Some(head)) => head.logits(normed, self.config.model.spec.logit_soft_cap),
+            (None, None) => target.logits(normed),
+        }
+    }
 }
 
 /// Returns a projection of several states to one that passes on the last of them, plus a tenth of
