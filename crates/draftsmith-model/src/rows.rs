@@ -14,7 +14,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use crate::buckets::padded_rows;
 use crate::error::{ModelError, Result};
@@ -88,8 +88,7 @@ impl DeviceRows {
         let mut ids: Vec<i32> = ids.map(|id| *id as i32).collect();
         let num_rows = ids.len();
         ids.resize(padded_rows(num_rows), 0);
-        let ids = TensorData::new(ids, [padded_rows(num_rows)]);
-        let ids = Tensor::<1, Int>::from_data(ids, &table.device());
+        let ids = Tensor::<1, Int>::from_ints(&ids[..], &table.device());
         Self { tensor: Box::new(table.select(0, ids).unsqueeze()), num_rows }
     }
 
@@ -107,9 +106,7 @@ impl DeviceRows {
         let num_rows = rows.len();
         let last = rows.last().copied();
         rows.extend(last.into_iter().cycle().take(padded_rows(num_rows) - num_rows));
-        let shape = [rows.len()];
-        let device = self.tensor.device();
-        let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, shape), &device);
+        let rows = Tensor::<1, Int>::from_ints(&rows[..], &self.tensor.device());
         Self { tensor: Box::new(Tensor::clone(&self.tensor).select(1, rows)), num_rows }
     }
 
