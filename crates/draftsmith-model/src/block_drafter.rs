@@ -155,7 +155,7 @@ impl BlockDrafter {
 
     /// Counts the rows of a block's candidates. A bidirectional drafter computes all, because its
     /// rows depend on their number.
-    pub fn num_rows_of(&self, block: &BlockStart) -> usize {
+    fn num_rows_of(&self, block: &BlockStart) -> usize {
         let all = self.num_candidates();
         if self.config.is_causal { block.num_candidates } else { all.max(block.num_candidates) }
     }

@@ -29,11 +29,11 @@ pub struct Rows {
 
 /// A run of consecutive rows, which are the next tokens of one sequence, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub(crate) struct Run {
     /// The sequence's slot in the cache.
-    pub slot: usize,
+    pub(crate) slot: usize,
     /// The number of rows, which is the number of tokens.
-    pub num_rows: usize,
+    pub(crate) num_rows: usize,
 }
 
 /// The sequences that rows belong to.
@@ -222,8 +222,18 @@ impl Rows {
     }
 
     /// Lists the runs of the rows, in order.
-    pub fn runs(&self) -> impl Iterator<Item = Run> {
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Run> {
         self.slots.runs()
+    }
+
+    /// Splits the rows into those of each run, with its slot.
+    pub fn by_run(&self) -> impl Iterator<Item = (usize, Self)> {
+        let mut end = 0;
+        self.runs().map(move |Run { slot, num_rows }| {
+            let start = end;
+            end += num_rows;
+            (slot, self.slice(start..end))
+        })
     }
 
     /// Assigns the rows to the sequence in `slot`.
