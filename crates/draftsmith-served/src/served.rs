@@ -65,13 +65,13 @@ pub trait Listener {
     fn wait(&self, wait: Option<Wait>);
 }
 
-/// A pause of all requests, because every server has failed recently.
+/// A pause in which a server gets no requests, because it has failed recently.
 #[derive(Debug, Clone)]
 pub struct Wait {
     /// The failure that caused the pause, without the bearer token.
     pub why: String,
-    /// The time until the next request.
-    pub length: Duration,
+    /// The time of the next request.
+    pub until: Instant,
     /// The wait that the server requested (`retry-after`), if longer than the timeout.
     pub requested: Option<Duration>,
 }
@@ -281,8 +281,7 @@ impl Served {
             return;
         };
         if told.replace(rest.until) != Some(rest.until) {
-            let length = rest.until.saturating_duration_since(Instant::now());
-            listener.wait(Some(Wait { why: rest.why, length, requested: rest.requested }));
+            listener.wait(Some(rest));
         }
     }
 
