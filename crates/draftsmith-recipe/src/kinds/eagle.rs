@@ -26,8 +26,8 @@ pub static ENTRY: KindEntry = KindEntry {
         is_of: EagleConfig::is_of,
         command: Some("train-drafter"),
         forms: &[
-            ExportForm::new("eagle", forms::eagle::export),
-            ExportForm::new("eagle-sglang", forms::eagle::export_for_sglang),
+            ExportForm::new("eagle", |it| forms::eagle::export(it, false)),
+            ExportForm::new("eagle-sglang", |it| forms::eagle::export(it, true)),
         ],
         inspect: |dir| {
             let config = EagleConfig::beside(dir, 0)?;
