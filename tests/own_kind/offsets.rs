@@ -114,8 +114,8 @@ impl StateTraining for OffsetsShape {
     type Config = OffsetsConfig;
     type Scores = DraftScores;
 
-    fn num_steps(&self) -> usize {
-        self.num_steps
+    fn steps(&self) -> (usize, f64) {
+        (self.num_steps, 1.0)
     }
 
     fn check(&self, _common: &LessonSettings) -> Result<(), TrainError> {

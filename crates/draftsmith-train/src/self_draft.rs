@@ -58,14 +58,10 @@ pub trait StateTraining:
     /// The LM head of a drafter that does not read them has the target's soft cap.
     const READS_TOKENS: bool = true;
 
-    /// Returns the number of unrolled steps.
-    fn num_steps(&self) -> usize {
-        1
-    }
-
-    /// Returns the weight of each step's loss relative to that of the previous step.
-    fn step_weight(&self) -> f64 {
-        1.0
+    /// Returns the number of unrolled steps, and the weight of each step's loss relative to that of
+    /// the previous step.
+    fn steps(&self) -> (usize, f64) {
+        (1, 1.0)
     }
 
     /// Checks the range of every setting, beside those that all self-drafts have.

@@ -65,7 +65,7 @@ impl<N: StateNetwork, S: StateTraining<Network = N>> StateLearner<N, S> {
             next_ids,
             embedded,
             begun: &begun,
-            num_steps: self.training.num_steps(),
+            num_steps: self.training.steps().0,
             lengths: batch.lengths,
         });
         let own_head = match drafter.more_head() {
@@ -96,8 +96,8 @@ impl<N: StateNetwork, S: StateTraining<Network = N>> Trainee for StateLearner<N,
 
     fn train_step(&self, batch: &TrainingBatch<LessonBatch>) -> (Tensor<1>, GradientsParams) {
         let LessonSettings { loss, loss_chunk, .. } = &self.training.common;
-        let outputs = self.outputs(&batch.content);
-        loss_and_gradients(self, batch, outputs, self.training.step_weight(), (*loss, *loss_chunk))
+        let (outputs, (_, step_weight)) = (self.outputs(&batch.content), self.training.steps());
+        loss_and_gradients(self, batch, outputs, step_weight, (*loss, *loss_chunk))
     }
 
     fn validation_step(&self, batch: &TrainingBatch<LessonBatch>) -> DraftOutput {
