@@ -13,8 +13,7 @@ use std::fmt::Debug;
 use std::path::Path;
 
 use burn::module::Module;
-use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{
     CausalLm, DraftConfig, DraftForm, DraftNetwork, DraftVocabulary, ModelConfig, StateNetwork,
@@ -28,10 +27,9 @@ use serde_json::{Value, json};
 use self::learner::StateLearner;
 use self::scores::LessonScores;
 use self::settings::SelfDraftTraining;
-use crate::data::{StepExamples, TrainingBatch};
+use crate::data::StepExamples;
 use crate::error::{Result, TrainError};
-use crate::lessons::batches::{LessonBatch, batches_a_step};
-use crate::lessons::distillation::{DistillationLoss, StudentStep};
+use crate::lessons::batches::batches_a_step;
 use crate::lessons::settings::{InitialWeights, LessonSettings};
 use crate::lessons::{Lessons, Sources, prepare};
 use crate::run::devices::PerDevice;
@@ -347,31 +345,4 @@ pub fn first_self_draft<S: StateTraining>(
     let config = training.config(target.config(), target.stored_dtype(), None)?;
     let first = training.network(&config, target, seed).valid();
     Ok((config, first))
-}
-
-/// Computes the loss Σₖ wᵏ · (sum of the token losses of step k) / (number of tokens in the first
-/// step), and a learner's gradients. `outputs` are the LM head's inputs at the supervised positions
-/// in each step, with the learner's own LM head if it has one. w is `step_weight`.
-pub(crate) fn loss_and_gradients<L: Module>(
-    learner: &L,
-    batch: &TrainingBatch<LessonBatch>,
-    (outputs, own_head): (Vec<Tensor<2>>, Option<Tensor<2>>),
-    step_weight: f64,
-    (loss, loss_chunk): (DistillationLoss, usize),
-) -> (Tensor<1>, GradientsParams) {
-    let TrainingBatch { content, step_share, .. } = batch;
-    let steps = outputs.iter().enumerate().map(|(nth, outputs)| StudentStep {
-        hidden: outputs.clone().without_autodiff(),
-        are: content.are_supervised(nth),
-        share: step_weight.powi(nth as i32) / content.tokens.num as f64,
-    });
-    let found = content.lm_head.loss_and_gradients(
-        loss,
-        &steps.collect::<Vec<_>>(),
-        own_head.clone().map(Tensor::without_autodiff),
-        &content.teacher,
-        loss_chunk,
-    );
-    let loss = found.loss.clone();
-    (loss, found.backward(learner, outputs, own_head, *step_share))
 }
