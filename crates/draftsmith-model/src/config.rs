@@ -21,6 +21,7 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
+pub(crate) use self::families::draft_window;
 use self::keys::TokenIds;
 #[cfg(test)]
 pub(crate) use self::keys::{Keys, RopeKeys};
@@ -180,19 +181,6 @@ impl ModelConfig {
     /// If the family is not supported, or a key has a bad value.
     pub(crate) fn from_keys(path: &Path, keys: &Map<String, Value>) -> Result<Self> {
         families::read(read_architecture(path, keys)?, path, keys)
-    }
-
-    /// Reads the windows of a drafter's layers, which are not its family's.
-    ///
-    /// # Errors
-    /// If a key has a bad value, or keys contradict each other.
-    pub(crate) fn with_draft_windows(
-        mut self,
-        path: &Path,
-        keys: &Map<String, Value>,
-    ) -> Result<Self> {
-        self.spec.window = families::draft_window(path, keys, &self)?;
-        Ok(self)
     }
 }
 
