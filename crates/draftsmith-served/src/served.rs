@@ -211,7 +211,15 @@ impl Served {
         let start = || {
             let (servers, terms) = (self.servers.clone(), self.terms.clone());
             let (jobs, done, target) = (jobs.clone(), done.clone(), self.target.clone());
-            Builder::new().spawn(move || send_all(&servers, &terms, &target, &jobs, &done))
+            Builder::new().spawn(move || {
+                loop {
+                    let next = jobs.lock().expect(HELD).recv();
+                    let Ok((number, ask)) = next else { return };
+                    let received = servers.complete(&ask, &terms, &target);
+                    // Sending fails only if the job has ended, and then nobody needs the response.
+                    let _ = done.send((number, ask.id, received));
+                }
+            })
         };
         let threads = start_all(self.concurrency, start)?;
         Ok(RequestThreads { sender, results, threads })
@@ -431,22 +439,5 @@ impl Tally {
         for (num, what) in self.nums.iter().zip(KINDS).filter(|(num, _)| **num > 0) {
             listener.note(&format!("{num} of {} responses {what}", self.num_new));
         }
-    }
-}
-
-/// Sends requests until the channel closes.
-fn send_all(
-    servers: &Servers,
-    terms: &Terms,
-    target: &TargetSettings,
-    jobs: &Mutex<Receiver<Sent>>,
-    done: &Sender<Returned>,
-) {
-    loop {
-        let next = jobs.lock().expect(HELD).recv();
-        let Ok((number, ask)) = next else { return };
-        let received = servers.complete(&ask, terms, target);
-        // Sending fails only if the job has ended, and then nobody needs the response.
-        let _ = done.send((number, ask.id, received));
     }
 }
