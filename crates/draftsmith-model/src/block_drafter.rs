@@ -35,8 +35,8 @@ use burn::nn::Linear;
 use crate::causal_lm::CausalLm;
 use crate::kv_cache::KvCache;
 use crate::rows::Rows;
-use crate::self_draft::DraftNetwork;
 use crate::self_draft::config::DraftConfig;
+use crate::self_draft::{DraftNetwork, part};
 use crate::state_network::CachedNetwork;
 
 pub use confidence::ConfidenceWeights;
@@ -50,11 +50,6 @@ pub type BlockDrafterConfig = DraftConfig<BlockForm>;
 
 /// A block drafter.
 pub type BlockDrafter = DraftNetwork<BlockForm>;
-
-/// Returns a part that every block drafter has.
-fn part<T>(part: &Option<T>) -> &T {
-    part.as_ref().expect("a block drafter has this part")
-}
 
 /// The beginning of a block.
 #[derive(Debug, Clone, Copy)]

@@ -40,7 +40,7 @@ use crate::self_draft::config::DraftConfig;
 use crate::self_draft::faults::DraftFaultKind;
 use crate::self_draft::files::DraftFiles;
 use crate::self_draft::keys::{DraftDialect, DraftKeys, DrafterDir, LAYER_KEYS};
-use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts};
+use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts, part};
 use crate::spec::{
     AttentionNames, AttentionSpec, LayerSpec, LinearSpec, ModelShape, RopeConfig, RopeScaling,
 };
@@ -344,11 +344,6 @@ impl Eagle3 {
             }
         }
     }
-}
-
-/// Returns a part that every EAGLE-3 drafter has.
-fn part<T>(part: &Option<T>) -> &T {
-    part.as_ref().expect("EAGLE-3 has this part")
 }
 
 fn read_layers(files: &mut DraftFiles<Eagle3Form>, layers: Vec<usize>) {

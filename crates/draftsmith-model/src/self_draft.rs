@@ -279,6 +279,11 @@ pub fn uniform_matrix(
     Param::from_data(TensorData::new(values, shape), device)
 }
 
+/// Returns a part that every drafter of a form has.
+pub(crate) fn part<T>(part: &Option<T>) -> &T {
+    part.as_ref().expect("drafters of this form have the part")
+}
+
 impl<F: DraftForm> DraftNetwork<F> {
     /// Loads a drafter for a target of shape `target`. `dtype` is the type of computation, which
     /// must be the target's. On an autodiff device the drafter can be trained.
