@@ -260,9 +260,7 @@ pub fn measure_server(
         if sizes.is_empty() {
             break;
         }
-        for at in (1..sizes.len()).rev() {
-            sizes.swap(at, (draws.uniform() * (at + 1) as f64) as usize);
-        }
+        draws.shuffle(&mut sizes);
         let blocks = measuring.pass(&sizes).map_err(|error| match file.cells.is_empty() {
             true => error,
             false => error.context(format!(
