@@ -200,7 +200,7 @@ const IN_CONFIG: [&str; 3] = ["exit_layer", "architecture", "layers"];
 /// has no response, a loss or prediction is not finite, or a file cannot be written.
 ///
 /// # Panics
-/// If `trainings` is empty, or two do not [share a pass](SelfDraftTraining::shares_pass_with).
+/// If `trainings` is empty, or two differ in the [settings of a pass](LessonSettings::of_pass).
 pub fn train_self_drafts<S: StateTraining>(
     target: &CausalLm,
     rows: &[ResponseRow],
@@ -300,7 +300,8 @@ fn lessons_of<S: StateTraining>(
     trainings: &[SelfDraftTraining<S>],
 ) -> Result<Lessons> {
     let first = trainings.first().expect("there is a training");
-    assert!(trainings.iter().all(|one| one.shares_pass_with(first)), "they share a pass");
+    let pass = first.common.of_pass();
+    assert!(trainings.iter().all(|one| one.common.of_pass() == pass), "they share a pass");
     let num_layers = target.shape().num_layers;
     for one in trainings {
         one.validate()?;
