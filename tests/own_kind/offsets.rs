@@ -21,7 +21,7 @@ use draftsmith_recipe::exports::ExportEntry;
 use draftsmith_recipe::kinds::loaded::{LoadedDrafter, Loading};
 use draftsmith_recipe::kinds::origin::Origin;
 use draftsmith_recipe::kinds::self_draft::{AboutDraft, SelfDraftForm, SelfDraftOrigin};
-use draftsmith_recipe::kinds::{DrafterFiles, DrafterKind, KindDirectory, KindEntry, read_kind};
+use draftsmith_recipe::kinds::{DrafterFiles, DrafterKind, KindEntry, read_kind};
 use draftsmith_theory::{RoundForwards, SeededDraws};
 use draftsmith_train::{
     DraftScores, ExportConfig, ExportRecord, FirstWeights, LessonSettings, SelfDraftTraining,
@@ -34,16 +34,14 @@ use serde_json::{Map, Value, json};
 pub(crate) static OFFSETS: KindEntry = KindEntry {
     name: "offsets",
     read: read_kind::<OffsetsKind>,
-    directory: Some(KindDirectory {
+    export: Some(ExportEntry {
         key: "path",
-        export: ExportEntry {
-            text: "offsets",
-            known_by: "num_offsets",
-            is_of: |keys| keys.contains_key("num_offsets"),
-            command: Some("train-drafter"),
-            forms: &[],
-            inspect: |dir| Ok(json!(OffsetsConfig::from_dir(dir)?)),
-        },
+        text: "offsets",
+        known_by: "num_offsets",
+        is_of: |keys| keys.contains_key("num_offsets"),
+        command: Some("train-drafter"),
+        forms: &[],
+        inspect: |dir| Ok(json!(OffsetsConfig::from_dir(dir)?)),
     }),
 };
 
@@ -116,8 +114,8 @@ impl StateTraining for OffsetsShape {
     type Config = OffsetsConfig;
     type Scores = DraftScores;
 
-    fn num_steps(&self) -> usize {
-        self.num_steps
+    fn steps(&self) -> (usize, f64) {
+        (self.num_steps, 1.0)
     }
 
     fn check(&self, _common: &LessonSettings) -> Result<(), TrainError> {

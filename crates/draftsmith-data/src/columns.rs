@@ -188,6 +188,12 @@ impl<R> Column<R> {
         }
     }
 
+    /// Describes a list that has not the length of the list `of`; `None` for the prompt's.
+    pub(crate) fn length_problem(&self, row: &R, (of, expected): (&str, usize)) -> Option<String> {
+        let len = self.list_len(row).filter(|_| self.name != "prompt_ids")?;
+        (len != expected).then(|| format!("has {len} values, `{of}` has {expected}"))
+    }
+
     /// Describes the first number out of range among the first `num` numbers of the row's list.
     /// None if all are in range.
     pub(crate) fn problem(&self, row: &R, num: usize) -> Option<String> {
@@ -234,6 +240,15 @@ impl<R> Column<R> {
             }
         }
     }
+}
+
+/// Checks that no column has a problem. The error is the first one, with the column's name.
+pub(crate) fn check_columns<R>(
+    columns: &[Column<R>],
+    problem: impl Fn(&Column<R>) -> Option<String>,
+) -> Result<(), (&'static str, String)> {
+    let mut problems = columns.iter().filter_map(|column| Some((column.name, problem(column)?)));
+    problems.next().map_or(Ok(()), Err)
 }
 
 /// Builds the Arrow schema of a table.

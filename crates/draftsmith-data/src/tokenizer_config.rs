@@ -210,23 +210,15 @@ fn named_tokens(path: &Path, keys: &Map<String, Value>) -> Result<BTreeMap<&'sta
 }
 
 fn unnamed_tokens(path: &Path, keys: &Map<String, Value>) -> Result<Vec<String>> {
-    let mut tokens = Vec::new();
-    for key in UNNAMED_TOKENS {
-        match keys.get(key) {
-            Some(Value::Array(listed)) => {
-                for token in listed {
-                    tokens.push(token_text(path, key, token)?);
-                }
-            }
-            Some(Value::Object(named)) => {
-                for token in named.values() {
-                    tokens.push(token_text(path, key, token)?);
-                }
-            }
-            _ => {}
-        }
-    }
-    Ok(tokens)
+    let tokens = UNNAMED_TOKENS.into_iter().flat_map(|key| {
+        let tokens: Vec<&Value> = match keys.get(key) {
+            Some(Value::Array(listed)) => listed.iter().collect(),
+            Some(Value::Object(named)) => named.values().collect(),
+            _ => Vec::new(),
+        };
+        tokens.into_iter().map(move |token| token_text(path, key, token))
+    });
+    tokens.collect()
 }
 
 fn added_tokens(path: &Path, keys: &Map<String, Value>) -> Result<BTreeMap<u32, AddedToken>> {

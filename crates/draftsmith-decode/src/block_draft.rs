@@ -95,13 +95,8 @@ impl RoundNetwork for BlockDrafter {
         let blocks: Vec<BlockStart> = blocks.collect();
         let normed = self.forward_blocks(source.target, &blocks, cache);
         let logits = self.logits(&normed, source.target);
-        let mut start = 0;
-        let of_block = |block: &BlockStart| {
-            let rows = start..start + self.num_rows_of(block);
-            start = rows.end;
-            RunBlock { normed: normed.slice(rows.clone()), logits: logits.slice(rows) }
-        };
-        blocks.iter().map(of_block).collect()
+        let of_blocks = normed.by_run().zip(logits.by_run());
+        of_blocks.map(|((_, normed), (_, logits))| RunBlock { normed, logits }).collect()
     }
 
     fn num_rows(block: &RunBlock) -> usize {

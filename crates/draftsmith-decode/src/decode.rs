@@ -51,8 +51,7 @@ pub fn decode_speculative<T: Target, D: Drafter<T> + ?Sized>(
     request: Request<'_>,
     observe: &mut dyn FnMut(RoundTokens<'_>) -> ControlFlow<()>,
 ) -> Result<Generation> {
-    let mut all = decode_many(target, drafter, [request], &mut |_, round| observe(round))?;
-    Ok(all.remove(0))
+    decode_on(target, drafter, request, 0, observe)
 }
 
 /// Decodes many sequences, as many concurrently as the target has slots. All unfinished draft

@@ -77,14 +77,18 @@ impl<'a> ResponseTarget<'a> {
         !self.states.is_empty()
     }
 
-    /// Appends the row of logits that follows `tokens` in a slot to `values`.
-    fn push_row(&self, slot: usize, tokens: &[u32], values: &mut Vec<f32>) {
-        let (num_prompt, known) = self.slots[slot].expect("the sequence began");
-        let at = tokens.len() - num_prompt;
-        let KnownResponse { response, probs } = known;
-        debug_assert_eq!(tokens[num_prompt..], response[..at]);
-        let certain = || TopProbs::certain(response[at]).logits(self.vocab_size);
-        values.extend(probs.map_or_else(certain, |probs| probs[at].logits(self.vocab_size)));
+    /// Returns the rows of logits that follow texts, each in its slot.
+    fn rows<'t>(&self, texts: impl ExactSizeIterator<Item = (usize, &'t [u32])>) -> Logits {
+        let mut values = Vec::with_capacity(texts.len() * self.vocab_size);
+        for (slot, tokens) in texts {
+            let (num_prompt, known) = self.slots[slot].expect("the sequence began");
+            let at = tokens.len() - num_prompt;
+            let KnownResponse { response, probs } = known;
+            debug_assert_eq!(tokens[num_prompt..], response[..at]);
+            let certain = || TopProbs::certain(response[at]).logits(self.vocab_size);
+            values.extend(probs.map_or_else(certain, |probs| probs[at].logits(self.vocab_size)));
+        }
+        Logits::new(values, self.vocab_size)
     }
 }
 
@@ -133,20 +137,12 @@ impl Target for ResponseTarget<'_> {
     /// # Panics
     /// If a proposal is not empty. In debug builds also if the tokens differ from the response.
     fn verify(&mut self, batch: &[Verification<'_>]) -> Result<Logits> {
-        let mut values = Vec::with_capacity(batch.len() * self.vocab_size);
-        for Verification { slot, tokens, proposal } in batch {
-            assert!(proposal.is_empty(), "only answers are known");
-            self.push_row(*slot, tokens, &mut values);
-        }
-        Ok(Logits::new(values, self.vocab_size))
+        assert!(batch.iter().all(|one| one.proposal.is_empty()), "only answers are known");
+        Ok(self.rows(batch.iter().map(|one| (one.slot, one.tokens))))
     }
 
     fn logits_along(&mut self, slot: usize, text: &[u32], lens: Range<usize>) -> Result<Logits> {
-        let mut values = Vec::with_capacity(lens.len() * self.vocab_size);
-        for len in lens {
-            self.push_row(slot, &text[..len], &mut values);
-        }
-        Ok(Logits::new(values, self.vocab_size))
+        Ok(self.rows(lens.map(|len| (slot, &text[..len]))))
     }
 
     fn commit(&mut self, _slot: usize, _num_standing: usize, _path: &[usize]) {}

@@ -61,11 +61,7 @@ struct KeptLayer {
 impl KeptLayer {
     /// Appends the states of new tokens, each run to its slot.
     fn push(&mut self, hidden: &Rows) {
-        let mut start = 0;
-        for run in hidden.runs() {
-            self.slots[run.slot].push(hidden.slice(start..start + run.num_rows));
-            start += run.num_rows;
-        }
+        hidden.by_run().for_each(|(slot, run)| self.slots[slot].push(run));
     }
 }
 
@@ -225,12 +221,7 @@ impl<'m> ModelSession<'m> {
         let exit_layer = expect_exit(&mut self.exit).layer;
         let features = self.forward(0..exit_layer, hidden);
         let exit = expect_exit(&mut self.exit);
-        let mut start = 0;
-        for new in batch.iter().filter(|new| !new.ids.is_empty()) {
-            let end = start + new.ids.len();
-            exit.slots[new.slot].features.push(features.slice(start..end));
-            start = end;
-        }
+        features.by_run().for_each(|(slot, run)| exit.slots[slot].features.push(run));
     }
 
     /// Returns the number of layers before the exit, and those features of the given slots that the

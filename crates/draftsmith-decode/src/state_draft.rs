@@ -103,13 +103,7 @@ impl<'m, N: StepNetwork> StateDraft<'m, N> {
         let embedded = self.network.embed(self.target, &runs);
         let features = Rows::cat(new.into_iter().map(|one| one.features.in_slot(one.slot)));
         let outputs = self.network.forward_cached(embedded, features, &mut self.cache);
-        let mut end = 0;
-        let of_run = |(slot, tokens): (usize, &[u32])| {
-            let start = end;
-            end += tokens.len();
-            (slot, outputs.slice(start..end))
-        };
-        runs.into_iter().map(of_run).collect()
+        outputs.by_run().collect()
     }
 
     /// Runs the network over the positions whose target states have become available since the last

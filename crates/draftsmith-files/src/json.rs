@@ -29,7 +29,8 @@ pub struct JsonError {
 /// # Errors
 /// If it is not JSON, or does not have the form of `T`.
 pub fn parse_json<T: DeserializeOwned>(path: &Path, text: &[u8]) -> Result<T, JsonError> {
-    let text = &*quoted_numbers(text);
+    // A key that is read has a text in place of a number that is not finite, which its error names.
+    let text = &*with_finite_numbers(text, |number| format!("\"{number}\""));
     let mut json = serde_json::Deserializer::from_slice(text);
     let parsed = parse_json_value(path, "", &mut json).and_then(|value| {
         json.end()
@@ -51,11 +52,11 @@ pub fn merged(mut into: Value, from: Value) -> Value {
     into
 }
 
-/// Quotes numbers that are not finite, as Python's `json` writes them, so that a key that nobody reads does not make a
-/// file unreadable. A key that is read then has a text in place of a number, which its error names.
-fn quoted_numbers(text: &[u8]) -> Cow<'_, [u8]> {
-    const NAMES: [&[u8]; 3] = [b"-Infinity", b"Infinity", b"NaN"];
-    let mut quoted: Vec<u8> = Vec::new();
+/// Replaces numbers that are not finite, as Python's `json` writes them, so that a key that nobody reads does not make a
+/// file unreadable.
+pub fn with_finite_numbers(text: &[u8], replacement: impl Fn(&str) -> String) -> Cow<'_, [u8]> {
+    const NAMES: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
+    let mut replaced: Vec<u8> = Vec::new();
     let (mut at, mut copied, mut is_string) = (0, 0, false);
     while at < text.len() {
         match text[at] {
@@ -63,9 +64,10 @@ fn quoted_numbers(text: &[u8]) -> Cow<'_, [u8]> {
             b'"' => is_string = !is_string,
             _ if is_string => {}
             _ => {
-                if let Some(name) = NAMES.iter().find(|name| text[at..].starts_with(name)) {
-                    quoted.extend_from_slice(&text[copied..at]);
-                    quoted.extend([b"\"", *name, b"\""].concat());
+                let is_here = |name: &&&str| text[at..].starts_with(name.as_bytes());
+                if let Some(name) = NAMES.iter().find(is_here) {
+                    replaced.extend_from_slice(&text[copied..at]);
+                    replaced.extend(replacement(name).into_bytes());
                     at += name.len();
                     copied = at;
                     continue;
@@ -77,8 +79,8 @@ fn quoted_numbers(text: &[u8]) -> Cow<'_, [u8]> {
     if copied == 0 {
         return Cow::Borrowed(text);
     }
-    quoted.extend_from_slice(&text[copied..]);
-    Cow::Owned(quoted)
+    replaced.extend_from_slice(&text[copied..]);
+    Cow::Owned(replaced)
 }
 
 /// Parses the value of the key `under` in the file at `path`.
@@ -416,7 +418,8 @@ mod tests {
             "a": "Infinity", "b": "NaN, \" -Infinity \\", "c": ["-Infinity", "NaN", 1], "Infinity": 2
         });
         assert_eq!(read, expected);
-        assert!(matches!(quoted_numbers(b"{\"a\": 1}"), Cow::Borrowed(_)));
+        let plain = with_finite_numbers(b"{\"a\": 1}", |_| unreachable!());
+        assert!(matches!(plain, Cow::Borrowed(_)));
         let cut = parse_json::<serde_json::Value>("c.json".as_ref(), b"{\"a\": NaN").unwrap_err();
         assert!(cut.to_string().contains("is not JSON"), "{cut}");
     }

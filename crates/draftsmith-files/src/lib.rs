@@ -27,6 +27,7 @@ pub use error::{FileError, if_present, open_file, open_regular, read_bytes, read
 pub use hash::{hash_bytes, hash_file, hex};
 pub use json::{
     JsonError, Notation, merged, parse_json, parse_json_value, parse_toml, plain_problem,
+    with_finite_numbers,
 };
 pub use room::{NoRoom, check_room, in_bytes};
 pub use temporary::remove_abandoned;

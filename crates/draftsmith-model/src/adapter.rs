@@ -278,15 +278,6 @@ impl Adapter {
         Self { lm_head, ..self }
     }
 
-    /// Computes logits of rows after the final norm, with the adapter's separate LM head or else
-    /// the target's.
-    pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
-        match &self.lm_head {
-            Some(head) => head.logits(normed, self.config.model.spec.logit_soft_cap),
-            None => target.logits(normed),
-        }
-    }
-
     /// Computes the LM head's input over whole sequences, without a cache. The adapter is causal,
     /// so padding on the right does not affect earlier positions.
     ///

@@ -35,8 +35,8 @@ use burn::nn::Linear;
 use crate::causal_lm::CausalLm;
 use crate::kv_cache::KvCache;
 use crate::rows::Rows;
-use crate::self_draft::DraftNetwork;
 use crate::self_draft::config::DraftConfig;
+use crate::self_draft::{DraftNetwork, part};
 use crate::state_network::CachedNetwork;
 
 pub use confidence::ConfidenceWeights;
@@ -50,11 +50,6 @@ pub type BlockDrafterConfig = DraftConfig<BlockForm>;
 
 /// A block drafter.
 pub type BlockDrafter = DraftNetwork<BlockForm>;
-
-/// Returns a part that every block drafter has.
-fn part<T>(part: &Option<T>) -> &T {
-    part.as_ref().expect("a block drafter has this part")
-}
 
 /// The beginning of a block.
 #[derive(Debug, Clone, Copy)]
@@ -155,21 +150,9 @@ impl BlockDrafter {
 
     /// Counts the rows of a block's candidates. A bidirectional drafter computes all, because its
     /// rows depend on their number.
-    pub fn num_rows_of(&self, block: &BlockStart) -> usize {
+    fn num_rows_of(&self, block: &BlockStart) -> usize {
         let all = self.num_candidates();
         if self.config.is_causal { block.num_candidates } else { all.max(block.num_candidates) }
-    }
-
-    /// Computes the logits U of candidates over the target's vocabulary, without the Markov head.
-    ///
-    /// # Shapes
-    /// - normed: `[rows, hidden]`
-    /// - output: `[rows, vocab]`
-    pub fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
-        match &self.narrow_head {
-            Some(head) => head.logits(normed),
-            None => target.logits(normed),
-        }
     }
 
     /// Adds the Markov head's part to the logits of candidates, given the token before each.

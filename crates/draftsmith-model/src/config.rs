@@ -19,14 +19,13 @@ mod tests;
 
 use std::path::Path;
 
-use draftsmith_files::parse_json_value;
-use serde::Deserialize;
 use serde_json::{Map, Value};
 
+pub(crate) use self::families::draft_window;
 use self::keys::TokenIds;
 #[cfg(test)]
 pub(crate) use self::keys::{Keys, RopeKeys};
-use crate::error::{ModelError, Result, read_json};
+use crate::error::{ModelError, Result, json_key, read_json, read_json_key};
 use crate::gguf::{Gguf, is_gguf};
 use crate::spec::{
     AttentionSpec, DecoderSpec, MlpSpec, ModelNames, ModelShape, NormForm, NormSpec, RopeConfig,
@@ -112,17 +111,6 @@ impl Architecture {
     }
 }
 
-/// The key of `config.json` that names the family. The family decides how the other keys are read.
-#[derive(Deserialize)]
-struct ModelType {
-    model_type: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct GenerationConfig {
-    eos_token_id: Option<TokenIds>,
-}
-
 impl ModelConfig {
     /// Configures a Llama with an MLP of width `mlp_width`, and common settings for the rest: an
     /// untied LM head, no biases, ε = 1e-5, and rotary base 10,000.
@@ -180,8 +168,7 @@ impl ModelConfig {
     pub fn read_end_tokens(&mut self, dir: &Path) -> Result<()> {
         let path = dir.join("generation_config.json");
         if path.exists() {
-            let generation: GenerationConfig = read_json(&path)?;
-            if let Some(ids) = generation.eos_token_id {
+            if let Some(ids) = read_json_key::<TokenIds>(&path, "eos_token_id")? {
                 self.shape.eos_token_ids = ids.into_vec();
             }
         }
@@ -195,24 +182,11 @@ impl ModelConfig {
     pub(crate) fn from_keys(path: &Path, keys: &Map<String, Value>) -> Result<Self> {
         families::read(read_architecture(path, keys)?, path, keys)
     }
-
-    /// Reads the windows of a drafter's layers, which are not its family's.
-    ///
-    /// # Errors
-    /// If a key has a bad value, or keys contradict each other.
-    pub(crate) fn with_draft_windows(
-        mut self,
-        path: &Path,
-        keys: &Map<String, Value>,
-    ) -> Result<Self> {
-        self.spec.window = families::draft_window(path, keys, &self)?;
-        Ok(self)
-    }
 }
 
 /// Reads the family from a `config.json`; Llama if the file names no family.
 fn read_architecture(path: &Path, keys: &Map<String, Value>) -> Result<Architecture> {
-    let ModelType { model_type } = parse_json_value(path, "", Value::Object(keys.clone()))?;
+    let model_type: Option<String> = json_key(path, keys, "model_type")?;
     let Some(model_type) = model_type else { return Ok(Architecture::Llama) };
     let known = |architecture: &Architecture| architecture.model_type() == model_type;
     Architecture::ALL.into_iter().find(known).ok_or_else(|| {

@@ -10,7 +10,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Int, Tensor};
 
 use crate::causal_lm::CausalLm;
 use crate::decoder::few_rows::{self, with_contiguous_columns};
@@ -259,8 +259,7 @@ impl NarrowHead {
                 for (column, id) in self.vocabulary.ids.iter().enumerate() {
                     column_of[*id as usize] = column as i32;
                 }
-                let column_of = TensorData::new(column_of, [self.vocab_size]);
-                let column_of = Tensor::<1, Int>::from_data(column_of, &device);
+                let column_of = Tensor::<1, Int>::from_ints(&column_of[..], &device);
                 normed.clone().map_on(&device, |hidden| {
                     let [_, num_rows, width] = hidden.dims();
                     let hidden = hidden.reshape([num_rows, width]);
@@ -282,8 +281,7 @@ impl NarrowHead {
 /// - output: `[hidden, tokens]`
 pub fn narrowed(weight: Tensor<2>, vocabulary: &DraftVocabulary) -> Tensor<2> {
     let ids: Vec<i32> = vocabulary.ids.iter().map(|id| *id as i32).collect();
-    let ids = TensorData::new(ids, [vocabulary.ids.len()]);
-    let ids = Tensor::<1, Int>::from_data(ids, &weight.device());
+    let ids = Tensor::<1, Int>::from_ints(&ids[..], &weight.device());
     weight.select(1, ids)
 }
 

@@ -40,7 +40,7 @@ use crate::self_draft::config::DraftConfig;
 use crate::self_draft::faults::DraftFaultKind;
 use crate::self_draft::files::DraftFiles;
 use crate::self_draft::keys::{DraftDialect, DraftKeys, DrafterDir, LAYER_KEYS};
-use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts};
+use crate::self_draft::{DraftForm, DraftNetwork, EMBEDDING, FC, LM_HEAD, Parts, part};
 use crate::spec::{
     AttentionNames, AttentionSpec, LayerSpec, LinearSpec, ModelShape, RopeConfig, RopeScaling,
 };
@@ -346,11 +346,6 @@ impl Eagle3 {
     }
 }
 
-/// Returns a part that every EAGLE-3 drafter has.
-fn part<T>(part: &Option<T>) -> &T {
-    part.as_ref().expect("EAGLE-3 has this part")
-}
-
 fn read_layers(files: &mut DraftFiles<Eagle3Form>, layers: Vec<usize>) {
     if layers.len() != NUM_TARGET_STATES {
         let problem = format!("is {layers:?}, expected {NUM_TARGET_STATES} layers");
@@ -432,13 +427,6 @@ impl StepNetwork for Eagle3 {
 
     fn normed(&self, outputs: Rows) -> Rows {
         if self.config.norm_output { outputs } else { self.stack.form().norm().of_rows(outputs) }
-    }
-
-    fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
-        match &self.narrow_head {
-            Some(head) => head.logits(normed),
-            None => target.logits(normed),
-        }
     }
 }
 

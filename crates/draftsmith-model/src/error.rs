@@ -4,7 +4,9 @@
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use draftsmith_files::{FileError, JsonError, parse_json, read_file};
+use draftsmith_files::{FileError, JsonError, parse_json, parse_json_value, read_file};
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
 
 /// An error while reading, checking or writing a model, a head or a weight file.
 #[derive(Debug, thiserror::Error)]
@@ -78,6 +80,23 @@ impl ModelError {
 ///
 /// # Errors
 /// If the file cannot be read, or does not have `T`'s form.
-pub fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<T> {
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     Ok(parse_json(path, &read_file(path)?)?)
+}
+
+/// Reads a key of a JSON file; `None` if it is absent or null.
+///
+/// # Errors
+/// If the file cannot be read, or the value does not have `T`'s form.
+pub(crate) fn read_json_key<T: DeserializeOwned>(path: &Path, key: &str) -> Result<Option<T>> {
+    json_key(path, &read_json(path)?, key)
+}
+
+/// Reads one of the `keys` of a JSON file, as [`read_json_key`] does.
+pub(crate) fn json_key<T: DeserializeOwned>(
+    path: &Path,
+    keys: &Map<String, Value>,
+    key: &str,
+) -> Result<Option<T>> {
+    Ok(parse_json_value(path, key, keys.get(key).cloned().unwrap_or_default())?)
 }

@@ -75,7 +75,7 @@ pub use error::{ModelError, read_json};
 pub use gguf::{Gguf, GgufTensor, is_gguf};
 pub use kv_cache::KvCache;
 pub use medusa::{Medusa, MedusaConfig};
-pub use rows::{Rows, Run};
+pub use rows::Rows;
 pub use self_draft::config::{DraftConfig, VOCABULARY_COVERAGE};
 pub use self_draft::faults::{DraftFault, DraftFaultKind};
 pub use self_draft::files::DraftFiles;

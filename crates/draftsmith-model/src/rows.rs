@@ -14,7 +14,7 @@
 use std::borrow::Cow;
 use std::ops::Range;
 
-use burn::tensor::{Device, FloatDType, Int, Tensor, TensorData};
+use burn::tensor::{Device, FloatDType, Int, Tensor};
 
 use crate::buckets::padded_rows;
 use crate::error::{ModelError, Result};
@@ -29,11 +29,11 @@ pub struct Rows {
 
 /// A run of consecutive rows, which are the next tokens of one sequence, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Run {
+pub(crate) struct Run {
     /// The sequence's slot in the cache.
-    pub slot: usize,
+    pub(crate) slot: usize,
     /// The number of rows, which is the number of tokens.
-    pub num_rows: usize,
+    pub(crate) num_rows: usize,
 }
 
 /// The sequences that rows belong to.
@@ -88,8 +88,7 @@ impl DeviceRows {
         let mut ids: Vec<i32> = ids.map(|id| *id as i32).collect();
         let num_rows = ids.len();
         ids.resize(padded_rows(num_rows), 0);
-        let ids = TensorData::new(ids, [padded_rows(num_rows)]);
-        let ids = Tensor::<1, Int>::from_data(ids, &table.device());
+        let ids = Tensor::<1, Int>::from_ints(&ids[..], &table.device());
         Self { tensor: Box::new(table.select(0, ids).unsqueeze()), num_rows }
     }
 
@@ -107,9 +106,7 @@ impl DeviceRows {
         let num_rows = rows.len();
         let last = rows.last().copied();
         rows.extend(last.into_iter().cycle().take(padded_rows(num_rows) - num_rows));
-        let shape = [rows.len()];
-        let device = self.tensor.device();
-        let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, shape), &device);
+        let rows = Tensor::<1, Int>::from_ints(&rows[..], &self.tensor.device());
         Self { tensor: Box::new(Tensor::clone(&self.tensor).select(1, rows)), num_rows }
     }
 
@@ -225,8 +222,18 @@ impl Rows {
     }
 
     /// Lists the runs of the rows, in order.
-    pub fn runs(&self) -> impl Iterator<Item = Run> {
+    pub(crate) fn runs(&self) -> impl Iterator<Item = Run> {
         self.slots.runs()
+    }
+
+    /// Splits the rows into those of each run, with its slot.
+    pub fn by_run(&self) -> impl Iterator<Item = (usize, Self)> {
+        let mut end = 0;
+        self.runs().map(move |Run { slot, num_rows }| {
+            let start = end;
+            end += num_rows;
+            (slot, self.slice(start..end))
+        })
     }
 
     /// Assigns the rows to the sequence in `slot`.

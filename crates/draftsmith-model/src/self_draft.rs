@@ -279,6 +279,11 @@ pub fn uniform_matrix(
     Param::from_data(TensorData::new(values, shape), device)
 }
 
+/// Returns a part that every drafter of a form has.
+pub(crate) fn part<T>(part: &Option<T>) -> &T {
+    part.as_ref().expect("drafters of this form have the part")
+}
+
 impl<F: DraftForm> DraftNetwork<F> {
     /// Loads a drafter for a target of shape `target`. `dtype` is the type of computation, which
     /// must be the target's. On an autodiff device the drafter can be trained.
@@ -542,6 +547,14 @@ impl<F: DraftForm> CachedNetwork for DraftNetwork<F> {
 
     fn faults(&self) -> SessionFaults {
         self.config.model.spec.faults
+    }
+
+    fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
+        match (&self.narrow_head, &self.lm_head) {
+            (Some(head), _) => head.logits(normed),
+            (None, Some(head)) => head.logits(normed, self.config.model.spec.logit_soft_cap),
+            (None, None) => target.logits(normed),
+        }
     }
 }
 

@@ -151,6 +151,12 @@ pub trait CachedNetwork: Debug + Sync {
     fn faults(&self) -> SessionFaults {
         SessionFaults::default()
     }
+
+    /// Computes logits of normed rows over the target's vocabulary, by the network's own LM head or the target's. A block
+    /// drafter's Markov head is not added.
+    fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
+        target.logits(normed)
+    }
 }
 
 /// A network that drafts from its target's hidden states step by step.
@@ -182,9 +188,4 @@ pub trait StepNetwork: CachedNetwork {
 
     /// Norms outputs, which gives the LM head's inputs.
     fn normed(&self, outputs: Rows) -> Rows;
-
-    /// Computes logits of normed rows over the target's vocabulary, by the network's own LM head or the target's.
-    fn logits(&self, normed: &Rows, target: &CausalLm) -> Rows {
-        target.logits(normed)
-    }
 }

@@ -6,6 +6,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use draftsmith_data::{DataSet, FieldDifference, Provenance, SourceWeight, hash_bytes};
+use draftsmith_files::merged;
 use serde_json::{Value, json};
 
 use crate::prompt_files::files_of;
@@ -135,8 +136,5 @@ pub fn trained_on(data: &DataSet) -> Value {
         "num_shards": data.num_shards(),
         "num_shards_planned": data.num_shards_planned,
     });
-    if let Value::Object(rows) = rows {
-        fields.extend(rows);
-    }
-    Value::Object(fields)
+    merged(fields.into(), rows)
 }

@@ -43,7 +43,7 @@ use serde_json::{Map, Value};
 use self::loaded::{LoadedDrafter, Loading};
 use self::origin::Origin;
 use self::self_draft::SelfDraftOrigin;
-pub use self::table::{FoundExport, KindDirectory, KindEntry, KindSettings, Kinds, read_kind};
+pub use self::table::{FoundExport, KindEntry, KindSettings, Kinds, read_kind};
 use crate::exports::head_within;
 use crate::exports::servers::ServerFlags;
 use crate::recipe::keys::{require, require_few};
@@ -175,8 +175,8 @@ pub trait DrafterKind: KindSettings + Any + fmt::Debug + Send + Sync {
     /// Describes the drafter in words, such as `separate draft` or `self-draft, exit 2`; by default as
     /// its directories are called.
     fn text(&self) -> String {
-        let KindEntry { name, directory, .. } = self.entry();
-        directory.as_ref().map_or(*name, |directory| directory.export.text).to_owned()
+        let KindEntry { name, export, .. } = self.entry();
+        export.as_ref().map_or(*name, |export| export.text).to_owned()
     }
 
     /// Returns the drafter's [`Road`], a coarse class by which reports compare drafters.
@@ -315,7 +315,7 @@ pub trait DrafterKind: KindSettings + Any + fmt::Debug + Send + Sync {
     /// # Errors
     /// If a file cannot be read.
     fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        match self.entry().directory {
+        match self.entry().export {
             Some(_) => self.recorded_hash(loading),
             None => Ok(String::new()),
         }

@@ -20,7 +20,7 @@ use super::response::Received;
 use super::secret::Secret;
 use crate::settings::{ServerHints, ServerRecipe, StatesRecipe};
 use crate::states_file::{Untaken, discard, files_of, is_deleted};
-use crate::{HELD, TargetSettings};
+use crate::{HELD, TargetSettings, Wait};
 
 /// The maximum number of bytes to read of an error answer.
 const ERROR_BYTES: u64 = 4096;
@@ -59,19 +59,9 @@ struct ServerState {
     num_failures: u32,
     last_failure: Option<Instant>,
     /// The pause after the last failure, if any. It may be over.
-    rest: Option<ServerRest>,
+    rest: Option<Wait>,
     /// Whether the server rejects token ids as a prompt, so that text is sent.
     wants_text: bool,
-}
-
-/// A pause in which a server gets no requests.
-#[derive(Debug, Clone)]
-pub(super) struct ServerRest {
-    pub(super) until: Instant,
-    /// The failure that caused the pause.
-    pub(super) why: String,
-    /// The wait that the server requested (`retry-after`), if longer than the timeout.
-    pub(super) requested: Option<Duration>,
 }
 
 /// The failure of a request.
@@ -241,10 +231,10 @@ impl Servers {
     }
 
     /// Returns the pause that ends first if all servers pause; `None` if any server is usable.
-    pub(super) fn waiting(&self) -> Option<ServerRest> {
+    pub(super) fn waiting(&self) -> Option<Wait> {
         let servers = self.servers.lock().expect(HELD);
         let now = Instant::now();
-        let rests: Option<Vec<&ServerRest>> = servers
+        let rests: Option<Vec<&Wait>> = servers
             .iter()
             .map(|server| server.rest.as_ref().filter(|rest| rest.until > now))
             .collect();
@@ -398,7 +388,7 @@ impl ServerState {
         let until = now + wait.max(requested.unwrap_or_default().min(most_wait));
         if self.rest.as_ref().is_none_or(|rest| rest.until < until) {
             let requested = requested.filter(|requested| *requested > most_wait);
-            self.rest = Some(ServerRest { until, why: why.to_owned(), requested });
+            self.rest = Some(Wait { until, why: why.to_owned(), requested });
         }
     }
 }

@@ -65,13 +65,13 @@ pub trait Listener {
     fn wait(&self, wait: Option<Wait>);
 }
 
-/// A pause of all requests, because every server has failed recently.
+/// A pause in which a server gets no requests, because it has failed recently.
 #[derive(Debug, Clone)]
 pub struct Wait {
     /// The failure that caused the pause, without the bearer token.
     pub why: String,
-    /// The time until the next request.
-    pub length: Duration,
+    /// The time of the next request.
+    pub until: Instant,
     /// The wait that the server requested (`retry-after`), if longer than the timeout.
     pub requested: Option<Duration>,
 }
@@ -211,7 +211,15 @@ impl Served {
         let start = || {
             let (servers, terms) = (self.servers.clone(), self.terms.clone());
             let (jobs, done, target) = (jobs.clone(), done.clone(), self.target.clone());
-            Builder::new().spawn(move || send_all(&servers, &terms, &target, &jobs, &done))
+            Builder::new().spawn(move || {
+                loop {
+                    let next = jobs.lock().expect(HELD).recv();
+                    let Ok((number, ask)) = next else { return };
+                    let received = servers.complete(&ask, &terms, &target);
+                    // Sending fails only if the job has ended, and then nobody needs the response.
+                    let _ = done.send((number, ask.id, received));
+                }
+            })
         };
         let threads = start_all(self.concurrency, start)?;
         Ok(RequestThreads { sender, results, threads })
@@ -281,8 +289,7 @@ impl Served {
             return;
         };
         if told.replace(rest.until) != Some(rest.until) {
-            let length = rest.until.saturating_duration_since(Instant::now());
-            listener.wait(Some(Wait { why: rest.why, length, requested: rest.requested }));
+            listener.wait(Some(rest));
         }
     }
 
@@ -432,22 +439,5 @@ impl Tally {
         for (num, what) in self.nums.iter().zip(KINDS).filter(|(num, _)| **num > 0) {
             listener.note(&format!("{num} of {} responses {what}", self.num_new));
         }
-    }
-}
-
-/// Sends requests until the channel closes.
-fn send_all(
-    servers: &Servers,
-    terms: &Terms,
-    target: &TargetSettings,
-    jobs: &Mutex<Receiver<Sent>>,
-    done: &Sender<Returned>,
-) {
-    loop {
-        let next = jobs.lock().expect(HELD).recv();
-        let Ok((number, ask)) = next else { return };
-        let received = servers.complete(&ask, terms, target);
-        // Sending fails only if the job has ended, and then nobody needs the response.
-        let _ = done.send((number, ask.id, received));
     }
 }

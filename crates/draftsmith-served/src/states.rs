@@ -22,7 +22,7 @@ use crate::known::{KnownPositions, KnownTokens, LogProbLists, PromptPosition};
 use crate::reply::{BoundedBody, StatesPlace, Unusable, parse, states_bytes};
 use crate::secret::Secret;
 use crate::settings::{ServerHints, ServerRecipe, StatesRecipe};
-use crate::states_file::{NO_STATES, StatesDtype, StatesPlan};
+use crate::states_file::{NO_STATES, StatesDtype, StatesPlan, Untaken};
 
 /// The oldest version of vLLM whose files are sound.
 const OLDEST: (u32, u32) = (0, 31);
@@ -218,7 +218,8 @@ impl StatesClient {
             Failure::permanent(what.to_owned(), NO_STATES)
         })?;
         let plan = StatesPlan { ids: ask.ids, num_layers: ask.num_layers, width: ask.width };
-        let taken = plan.take_named(&self.states, (number, &named), self.timeout);
+        let path = &self.states.local_path((number, &named)).map_err(Untaken::unreadable)?;
+        let taken = plan.take(path, self.timeout).map_err(Untaken::of(path));
         let (layers, dtype, num_bytes) = taken?;
         Ok(ServedStates { layers, dtype, known, num_bytes })
     }

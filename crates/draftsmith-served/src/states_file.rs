@@ -76,7 +76,7 @@ pub(crate) struct Untaken {
 
 impl Untaken {
     /// Describes a file that is not there, or cannot be read or deleted here.
-    fn unreadable(what: String) -> Self {
+    pub(crate) fn unreadable(what: String) -> Self {
         Self { what, hint: NOT_SHARED }
     }
 
@@ -86,7 +86,7 @@ impl Untaken {
     }
 
     /// Names the file.
-    fn of(path: &Path) -> impl Fn(Self) -> Self {
+    pub(crate) fn of(path: &Path) -> impl Fn(Self) -> Self {
         |Self { what, hint }| {
             let what = format!("with the states in `{}`: {what}", path.display());
             Self { what, hint }
@@ -102,20 +102,6 @@ struct TensorPlace {
 }
 
 impl StatesPlan<'_> {
-    /// Reads and deletes the file that the server of a number names, as [`Self::take`] does.
-    ///
-    /// # Errors
-    /// If the file is not in the server's directory, or not as planned.
-    pub(crate) fn take_named(
-        &self,
-        states: &StatesRecipe,
-        place: (usize, &str),
-        timeout: Duration,
-    ) -> Result<(Vec<Vec<f32>>, StatesDtype, u64), Untaken> {
-        let path = &states.local_path(place).map_err(Untaken::unreadable)?;
-        self.take(path, timeout).map_err(Untaken::of(path))
-    }
-
     /// Reads the file at `path` when the server has finished it, and deletes it with its lock. Waits
     /// at most `timeout`. Returns the states by layer, their format and the length of the file.
     ///

@@ -20,6 +20,7 @@ use serde::Serialize;
 
 use crate::costs::{SERVER_FLAGS, SpeculationCounters, TimedServer};
 
+pub(crate) use self::comparison::greedy_ask;
 pub use self::comparison::{
     Certificate, CertifyPlan, Completing, Difference, FullLengthTest, GreedyReport, ReachedEnd,
     SampledPlan, SampledReport, TestedWhat, Verdict, certify,

@@ -146,10 +146,9 @@ impl ServerCostsFile {
         Ok((costs.with_context(|| format!("costs `{}`", path.display()))?, drafter))
     }
 
-    /// Returns the number of blocks measured for this batch size and number of candidates.
-    fn num_blocks(&self, concurrency: usize, num_candidates: usize) -> usize {
-        let is_it = |cell: &&MeasuredCell| cell.key() == (num_candidates, concurrency);
-        self.cells.iter().find(is_it).map_or(0, |cell| cell.block_ms.len())
+    /// Returns the cell of this batch size and number of candidates; `None` if it was not measured.
+    pub fn cell(&self, concurrency: usize, num_candidates: usize) -> Option<&MeasuredCell> {
+        self.cells.iter().find(|cell| cell.key() == (num_candidates, concurrency))
     }
 
     /// Adds a cell's blocks to the cell with the same batch size and number of candidates.
@@ -242,7 +241,8 @@ pub fn measure_server(
     let first_sentinel = file.sentinel_ms;
     let mut measuring = Measuring { server, beside, plan, watch, first_sentinel, num_asked: 0 };
     let left = |file: &ServerCostsFile, size: &usize| {
-        plan.num_blocks.saturating_sub(file.num_blocks(*size, plan.num_candidates))
+        let measured = file.cell(*size, plan.num_candidates);
+        plan.num_blocks.saturating_sub(measured.map_or(0, |cell| cell.block_ms.len()))
     };
     let num_left: usize = plan.concurrency.iter().map(|size| left(&file, size)).sum();
     let progress = watch.bar("costs", "blocks", num_left as u64);
@@ -260,9 +260,7 @@ pub fn measure_server(
         if sizes.is_empty() {
             break;
         }
-        for at in (1..sizes.len()).rev() {
-            sizes.swap(at, (draws.uniform() * (at + 1) as f64) as usize);
-        }
+        draws.shuffle(&mut sizes);
         let blocks = measuring.pass(&sizes).map_err(|error| match file.cells.is_empty() {
             true => error,
             false => error.context(format!(

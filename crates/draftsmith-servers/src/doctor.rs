@@ -106,8 +106,8 @@ impl Files {
 
     /// Returns whether the keys identify a drafter of this kind.
     fn is_of_kind(&self, name: &str) -> bool {
-        let directory = Kinds::default().get(name).and_then(|kind| kind.directory.as_ref());
-        directory.is_some_and(|directory| (directory.export.is_of)(&self.keys))
+        let export = Kinds::default().get(name).and_then(|kind| kind.export.as_ref());
+        export.is_some_and(|export| (export.is_of)(&self.keys))
     }
 
     /// Returns whether `fc` reads one state and an embedding, and its layer has no norm of the state.

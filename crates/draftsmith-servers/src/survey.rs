@@ -228,7 +228,7 @@ impl Survey {
         };
         let kind = self.kind.and_then(|kind| Kinds::default().get(kind));
         let model = kind.zip(self.draft.as_ref()).and_then(|(kind, draft)| {
-            let (key, dir) = (kind.directory.as_ref()?.key, json!(draft.display().to_string()));
+            let (key, dir) = (kind.export.as_ref()?.key, json!(draft.display().to_string()));
             Some(format!("drafters.draft = {{ kind = \"{}\", {key} = {dir}", kind.name))
         });
         Some(match verdict.advice {

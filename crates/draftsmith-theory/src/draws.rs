@@ -65,6 +65,14 @@ impl SeededDraws {
         (self.rng.next_u64() >> 11) as f64 * UNIT
     }
 
+    /// Shuffles items by Fisher–Yates.
+    pub fn shuffle<T>(&mut self, items: &mut [T]) {
+        for last in (1..items.len()).rev() {
+            // At most `last`, since the uniform number is below 1.
+            items.swap(last, (self.uniform() * (last + 1) as f64) as usize);
+        }
+    }
+
     /// Draws the number of successes in `num` trials, each with success probability `prob`.
     ///
     /// # Panics

@@ -67,12 +67,8 @@ impl StateTraining for BlockShape {
     type Config = BlockDrafterConfig;
     type Scores = DraftScores;
 
-    fn num_steps(&self) -> usize {
-        self.block_size
-    }
-
-    fn step_weight(&self) -> f64 {
-        self.step_weight
+    fn steps(&self) -> (usize, f64) {
+        (self.block_size, self.step_weight)
     }
 
     fn check(&self, _common: &LessonSettings) -> Result<()> {

@@ -232,7 +232,7 @@ impl<S: BatchSource> Loader<S> {
         let mut rows: Vec<usize> =
             (0..self.source.num_rows()).filter(|row| self.source.is_used(*row, epoch)).collect();
         if epoch != VALIDATION_EPOCH {
-            shuffle(&mut rows, &mut SeededDraws::new(seed, &["order", &epoch.to_string()]));
+            SeededDraws::new(seed, &["order", &epoch.to_string()]).shuffle(&mut rows);
         }
         rows.chunks(batch_size.saturating_mul(gradient_accumulation))
             .map(|step| step.chunks(batch_size).map(<[usize]>::to_vec).collect())
@@ -242,14 +242,6 @@ impl<S: BatchSource> Loader<S> {
 
 fn num_rows(plan: &EpochPlan) -> usize {
     plan.iter().flatten().map(Vec::len).sum()
-}
-
-/// Shuffles rows by Fisher–Yates.
-fn shuffle(rows: &mut [usize], draws: &mut SeededDraws) {
-    for last in (1..rows.len()).rev() {
-        // At most `last`, since the uniform number is below 1.
-        rows.swap(last, (draws.uniform() * (last + 1) as f64) as usize);
-    }
 }
 
 /// The batches of one epoch, received from the producer thread.

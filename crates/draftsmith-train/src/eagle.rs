@@ -42,12 +42,8 @@ impl StateTraining for EagleShape {
     type Config = EagleConfig;
     type Scores = DraftScores;
 
-    fn num_steps(&self) -> usize {
-        self.num_steps
-    }
-
-    fn step_weight(&self) -> f64 {
-        self.step_weight
+    fn steps(&self) -> (usize, f64) {
+        (self.num_steps, self.step_weight)
     }
 
     fn check(&self, common: &LessonSettings) -> Result<()> {

@@ -77,12 +77,8 @@ impl StateTraining for Eagle3Shape {
     type Config = Eagle3Config;
     type Scores = DraftScores;
 
-    fn num_steps(&self) -> usize {
-        self.num_steps
-    }
-
-    fn step_weight(&self) -> f64 {
-        self.step_weight
+    fn steps(&self) -> (usize, f64) {
+        (self.num_steps, self.step_weight)
     }
 
     fn check(&self, _common: &LessonSettings) -> Result<()> {

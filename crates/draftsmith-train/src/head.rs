@@ -50,15 +50,9 @@ pub struct HeadData<'a> {
     pub rollouts: Option<RecordedRollouts<'a>>,
 }
 
-impl<'a> From<&'a [ResponseRow]> for HeadData<'a> {
-    fn from(rows: &'a [ResponseRow]) -> Self {
-        Self { rows, rollouts: None }
-    }
-}
-
-impl<'a> From<&'a Vec<ResponseRow>> for HeadData<'a> {
-    fn from(rows: &'a Vec<ResponseRow>) -> Self {
-        rows.as_slice().into()
+impl<'a, R: AsRef<[ResponseRow]> + ?Sized> From<&'a R> for HeadData<'a> {
+    fn from(rows: &'a R) -> Self {
+        Self { rows: rows.as_ref(), rollouts: None }
     }
 }
 

@@ -57,12 +57,8 @@ impl StateTraining for MedusaShape {
         ..OptimizerSettings::HEAD
     };
 
-    fn num_steps(&self) -> usize {
-        self.num_heads
-    }
-
-    fn step_weight(&self) -> f64 {
-        self.step_weight
+    fn steps(&self) -> (usize, f64) {
+        (self.num_heads, self.step_weight)
     }
 
     fn check(&self, common: &LessonSettings) -> Result<()> {

@@ -13,8 +13,7 @@ use std::fmt::Debug;
 use std::path::Path;
 
 use burn::module::Module;
-use burn::optim::GradientsParams;
-use burn::tensor::{Device, Tensor};
+use burn::tensor::Device;
 use draftsmith_data::ResponseRow;
 use draftsmith_model::{
     CausalLm, DraftConfig, DraftForm, DraftNetwork, DraftVocabulary, ModelConfig, StateNetwork,
@@ -28,10 +27,9 @@ use serde_json::{Value, json};
 use self::learner::StateLearner;
 use self::scores::LessonScores;
 use self::settings::SelfDraftTraining;
-use crate::data::{StepExamples, TrainingBatch};
+use crate::data::StepExamples;
 use crate::error::{Result, TrainError};
-use crate::lessons::batches::{LessonBatch, batches_a_step};
-use crate::lessons::distillation::{DistillationLoss, StudentStep};
+use crate::lessons::batches::batches_a_step;
 use crate::lessons::settings::{InitialWeights, LessonSettings};
 use crate::lessons::{Lessons, Sources, prepare};
 use crate::run::devices::PerDevice;
@@ -58,14 +56,10 @@ pub trait StateTraining:
     /// The LM head of a drafter that does not read them has the target's soft cap.
     const READS_TOKENS: bool = true;
 
-    /// Returns the number of unrolled steps.
-    fn num_steps(&self) -> usize {
-        1
-    }
-
-    /// Returns the weight of each step's loss relative to that of the previous step.
-    fn step_weight(&self) -> f64 {
-        1.0
+    /// Returns the number of unrolled steps, and the weight of each step's loss relative to that of
+    /// the previous step.
+    fn steps(&self) -> (usize, f64) {
+        (1, 1.0)
     }
 
     /// Checks the range of every setting, beside those that all self-drafts have.
@@ -206,7 +200,7 @@ const IN_CONFIG: [&str; 3] = ["exit_layer", "architecture", "layers"];
 /// has no response, a loss or prediction is not finite, or a file cannot be written.
 ///
 /// # Panics
-/// If `trainings` is empty, or two do not [share a pass](SelfDraftTraining::shares_pass_with).
+/// If `trainings` is empty, or two differ in the [settings of a pass](LessonSettings::of_pass).
 pub fn train_self_drafts<S: StateTraining>(
     target: &CausalLm,
     rows: &[ResponseRow],
@@ -306,7 +300,8 @@ fn lessons_of<S: StateTraining>(
     trainings: &[SelfDraftTraining<S>],
 ) -> Result<Lessons> {
     let first = trainings.first().expect("there is a training");
-    assert!(trainings.iter().all(|one| one.shares_pass_with(first)), "they share a pass");
+    let pass = first.common.of_pass();
+    assert!(trainings.iter().all(|one| one.common.of_pass() == pass), "they share a pass");
     let num_layers = target.shape().num_layers;
     for one in trainings {
         one.validate()?;
@@ -351,31 +346,4 @@ pub fn first_self_draft<S: StateTraining>(
     let config = training.config(target.config(), target.stored_dtype(), None)?;
     let first = training.network(&config, target, seed).valid();
     Ok((config, first))
-}
-
-/// Computes the loss Σₖ wᵏ · (sum of the token losses of step k) / (number of tokens in the first
-/// step), and a learner's gradients. `outputs` are the LM head's inputs at the supervised positions
-/// in each step, with the learner's own LM head if it has one. w is `step_weight`.
-pub(crate) fn loss_and_gradients<L: Module>(
-    learner: &L,
-    batch: &TrainingBatch<LessonBatch>,
-    (outputs, own_head): (Vec<Tensor<2>>, Option<Tensor<2>>),
-    step_weight: f64,
-    (loss, loss_chunk): (DistillationLoss, usize),
-) -> (Tensor<1>, GradientsParams) {
-    let TrainingBatch { content, step_share, .. } = batch;
-    let steps = outputs.iter().enumerate().map(|(nth, outputs)| StudentStep {
-        hidden: outputs.clone().without_autodiff(),
-        are: content.are_supervised(nth),
-        share: step_weight.powi(nth as i32) / content.tokens.num as f64,
-    });
-    let found = content.lm_head.loss_and_gradients(
-        loss,
-        &steps.collect::<Vec<_>>(),
-        own_head.clone().map(Tensor::without_autodiff),
-        &content.teacher,
-        loss_chunk,
-    );
-    let loss = found.loss.clone();
-    (loss, found.backward(learner, outputs, own_head, *step_share))
 }

@@ -226,7 +226,11 @@ impl BuildJob<'_> {
         let build_some = |_| -> Result<usize> {
             let mut num_new_tokens = 0;
             while let Some((index, prompts)) = next_shard()? {
-                num_new_tokens += self.build_shard(index, &prompts, labeller)?;
+                let rows = labeller.rows(&prompts.iter().collect::<Vec<_>>())?;
+                self.workspace.artifacts.forget(&self.dir);
+                let place = ShardPlace { index, count: self.num_shards };
+                write_shard(&shard_path(&self.dir, index), &rows, &self.provenance, Some(place))?;
+                num_new_tokens += rows.iter().map(|row| row.response_ids.len()).sum::<usize>();
             }
             Ok(num_new_tokens)
         };
@@ -238,21 +242,6 @@ impl BuildJob<'_> {
             .map(build_some)
             .collect::<Result<_>>()?;
         Ok(num_new_tokens.iter().sum())
-    }
-
-    fn build_shard(
-        &self,
-        index: usize,
-        prompts: &[Prompt],
-        labeller: &Labeller<'_>,
-    ) -> Result<usize> {
-        let Self { dir, provenance, num_shards: count, .. } = self;
-        let prompts: Vec<&Prompt> = prompts.iter().collect();
-        let rows = labeller.rows(&prompts)?;
-        self.workspace.artifacts.forget(dir);
-        let place = ShardPlace { index, count: *count };
-        write_shard(&shard_path(dir, index), &rows, provenance, Some(place))?;
-        Ok(rows.iter().map(|row| row.response_ids.len()).sum())
     }
 
     /// Writes the manifest, and tells the user what was built.

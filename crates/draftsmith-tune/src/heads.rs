@@ -83,7 +83,8 @@ pub fn choose_head(
     let rows = swept_heads(recipe, id, training)?;
     let read = |row: &SweptHead| read_model_head(&row.dir, id, None, workspace);
     let heads = rows.iter().map(read).collect::<Result<Vec<HeadExport>>>()?;
-    let draft = drafter_of(recipe, id, workspace)?;
+    let loading = recipe.loading(id, workspace);
+    let draft = loading.drafter().kind.frozen(&loading, workspace.models.dtype)?;
     let loaded = recipe.load_drafters(workspace, false)?;
     let mut tuner = Tuner::new((recipe, workspace), &loaded, &files, time_limit, watch)?;
     let mut race = HeadComparison {
@@ -151,12 +152,6 @@ fn swept_heads(recipe: &Recipe, id: DrafterId, training: &HeadTraining) -> Resul
         Ok(SweptHead { dir: recipe.sweep_dir(id).join(&name), ..row })
     };
     training.passes().into_iter().flatten().map(find).collect()
-}
-
-/// Loads the frozen drafter whose hidden states the heads read.
-fn drafter_of(recipe: &Recipe, id: DrafterId, workspace: &Workspace) -> Result<DrafterModel> {
-    let drafter = recipe.drafters.get(id).context("the recipe has the drafter")?;
-    drafter.kind.frozen(&recipe.loading(id, workspace), workspace.models.dtype)
 }
 
 fn fingerprint(head: &HeadExport) -> Option<&Value> {

@@ -12,8 +12,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use burn::tensor::Device;
 use draftsmith_data::ResponseRow;
-use draftsmith_files::{in_bytes, parse_json, read_bytes};
+use draftsmith_files::in_bytes;
 use draftsmith_model::{CausalLm, WeightDtype, is_gguf};
+use draftsmith_recipe::exports::config_keys::read_key;
 use draftsmith_recipe::exports::servers::lacks_states;
 use draftsmith_recipe::{Recipe, Watch, Workspace, quoted, served_path};
 use draftsmith_report::duration_text;
@@ -21,7 +22,7 @@ use draftsmith_served::{
     KeptIn, ServedStates, ServerHints, ServerRecipe, StatesAsk, StatesClient, side_by_side,
 };
 use draftsmith_train::{GivenStates, Keeping, StatesRow, StatesSource, StatesStream, TrainError};
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::json;
 
 use self::proof::Prover;
@@ -155,10 +156,6 @@ impl<'a> StatesServer<'a> {
     pub(crate) fn width(&self) -> usize {
         self.parts.ends.shape().hidden_size
     }
-
-    fn num_proofs(&self) -> usize {
-        self.parts.num_proofs()
-    }
 }
 
 impl ServerParts {
@@ -285,7 +282,7 @@ impl StatesSource for StatesServer<'_> {
             return Ok(());
         }
         let progress = self.watch.bar("hidden states", "rows", rows.len() as u64);
-        let proved = self.each((layers, self.num_proofs()), rows, |nth, states| {
+        let proved = self.each((layers, self.parts.num_proofs()), rows, |nth, states| {
             progress.advance(1.0);
             keep(nth, states)
         });
@@ -320,12 +317,6 @@ pub fn served_layers<'a>(
          `features = \"server\"`"
     );
     Ok((server, layers))
-}
-
-/// The key of a target's `config.json` by which servers choose a model's class.
-#[derive(Deserialize)]
-struct Classes {
-    architectures: Option<Vec<String>>,
 }
 
 /// What a few rows say about a server's hidden states, as in `--json`.
@@ -400,12 +391,11 @@ pub fn how_to_serve(recipe: &Recipe, workspace: &Workspace) -> Result<StatesOutc
     let (server, layers) = served_layers(recipe, workspace)?;
     let command = server_command(recipe, server, &layers);
     let target = workspace.models.target_dir();
-    let path = target.join("config.json");
-    let Classes { architectures } = match is_gguf(target) {
-        true => Classes { architectures: None },
-        false => parse_json(&path, &read_bytes(&path)?)?,
+    let classes: Option<Option<Vec<String>>> = match is_gguf(target) {
+        true => None,
+        false => read_key(target, "architectures")?,
     };
-    let class = architectures.unwrap_or_default().into_iter().find(|class| lacks_states(class));
+    let class = classes.flatten().into_iter().flatten().find(|class| lacks_states(class));
     let problem = class.map(|class| {
         format!(
             "vLLM 0.32 stores no hidden states of a `{class}`: its server would not start. hint: add `--model-impl \
@@ -458,7 +448,7 @@ pub fn examine(
     let rows: Vec<StatesRow<'_>> =
         rows.iter().zip(&all).map(|(row, ids)| StatesRow::of_layers(&row.id, ids)).collect();
     let target = StatesServer::of_recipe(recipe, workspace, WeightDtype::F32, watch)?;
-    let num = target.num_proofs();
+    let num = target.parts.num_proofs();
     let every = rows.len().div_ceil(num).max(1);
     let some: Vec<StatesRow<'_>> = rows.iter().step_by(every).copied().collect();
     let proved = target.each((&[], num), &some, |_, _| Ok(()))?;

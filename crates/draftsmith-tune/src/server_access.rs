@@ -4,7 +4,7 @@
 use std::borrow::Cow;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 use draftsmith_served::{
@@ -178,10 +178,11 @@ impl Listener for Asking<'_> {
     }
 
     fn wait(&self, wait: Option<Wait>) {
-        let Some(Wait { why, length, requested }) = wait else {
+        let Some(Wait { why, until, requested }) = wait else {
             self.progress.message("");
             return;
         };
+        let length = until.saturating_duration_since(Instant::now());
         self.progress.message(&format!("waiting {} for the servers", HumanDuration(length)));
         if why.contains("refuses connections") && !self.is_told.swap(true, Ordering::Relaxed) {
             self.progress.print(&format!(

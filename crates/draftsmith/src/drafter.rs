@@ -179,7 +179,7 @@ struct OwnKind {
 static OWN: KindEntry = KindEntry {
     name: "own",
     read: |_| Err("names a drafter that only its program can build".to_owned()),
-    directory: None,
+    export: None,
 };
 
 impl DrafterKind for OwnKind {

@@ -109,11 +109,8 @@ pub(crate) fn run(arguments: &CostsArguments, seed: u64, console: &Console) -> R
 /// serve as the times of target forwards over 1, 2, 3 … rows. `None` without a measurement at 1
 /// request.
 fn rows_ms(file: &ServerCostsFile) -> Option<String> {
-    let plain = |size: usize| {
-        let is_it = |cell: &&MeasuredCell| (cell.concurrency, cell.num_candidates) == (size, 0);
-        file.cells.iter().find(is_it).map(|cell| format!("{:.3}", cell.median_ms()))
-    };
-    let rows: Vec<String> = (1..).map_while(plain).collect();
+    let cells = (1..).map_while(|size| file.cell(size, 0));
+    let rows: Vec<String> = cells.map(|cell| format!("{:.3}", cell.median_ms())).collect();
     (!rows.is_empty()).then(|| rows.join(", "))
 }
 
@@ -128,12 +125,8 @@ fn table(file: &ServerCostsFile) -> String {
     let rows = distinct(|cell| cell.num_candidates).into_iter().map(|length| {
         let name = if length == 0 { "no speculation".to_owned() } else { format!("K = {length}") };
         let ms = sizes.iter().map(move |size| {
-            let is_it =
-                |cell: &&MeasuredCell| (cell.concurrency, cell.num_candidates) == (*size, length);
-            file.cells
-                .iter()
-                .find(is_it)
-                .map_or("-".to_owned(), |cell| format!("{:.2}", cell.median_ms()))
+            let cell = file.cell(*size, length);
+            cell.map_or("-".to_owned(), |cell| format!("{:.2}", cell.median_ms()))
         });
         [name].into_iter().chain(ms)
     });

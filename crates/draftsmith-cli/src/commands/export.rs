@@ -148,8 +148,8 @@ const OF_DATA: &str = "specdec-pp";
 /// Iterates over the formats of all exports. A format that several exports share occurs once for
 /// each.
 fn forms(kinds: &Kinds) -> impl Iterator<Item = &'static ExportForm> {
-    let of_kinds = kinds.iter().filter_map(|kind| kind.directory.as_ref());
-    of_kinds.flat_map(|directory| directory.export.forms).chain(HEAD.forms)
+    let of_kinds = kinds.iter().filter_map(|kind| kind.export.as_ref());
+    of_kinds.flat_map(|export| export.forms).chain(HEAD.forms)
 }
 
 /// Creates the parser for the names of formats.

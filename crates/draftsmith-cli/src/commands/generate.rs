@@ -14,14 +14,14 @@ use draftsmith_data::Message;
 use draftsmith_decode::{
     Drafters, Finish, Generation, Request, RoundTokens, Sizes, decode_plain, decode_speculative,
 };
-use draftsmith_theory::{DrafterId, Round, SeededDraws, StopRuleConfig, StoredAnswers};
+use draftsmith_theory::{Round, SeededDraws, StopRuleConfig, StoredAnswers};
 use serde::Serialize;
 
 use self::arguments::{check_flags, recipe_of};
 use self::printer::Printer;
 use self::rule::{ChosenRule, RuleSource};
 use crate::commands::DeviceJob;
-use draftsmith_recipe::{Interrupted, LoadedDrafter, Pair, Recipe, Watch, Workspace};
+use draftsmith_recipe::{Interrupted, LoadedDrafter, Pair, Watch};
 use draftsmith_report::DrafterName;
 use draftsmith_tune::decoders::proposing;
 
@@ -68,7 +68,7 @@ pub(crate) fn run(arguments: &GenerateArguments, job: DeviceJob<'_>) -> Result<(
     let mut workspace = recipe.open(None, dtype, vec![device.clone()], console)?;
     workspace.text.ends = arguments.ends.or(recipe.models.ends());
     let pair = workspace.pair()?;
-    let loaded = asked.map(|id| load(&recipe, id, &workspace)).transpose()?;
+    let loaded = asked.map(|id| recipe.loading(id, &workspace).load()).transpose()?;
     let chosen = match (rule.flatten(), &loaded) {
         (Some(rule), _) => rule,
         (None, Some(loaded)) => rule::tuned(loaded, &decoding, dtype, console)?,
@@ -133,10 +133,6 @@ pub(crate) fn run(arguments: &GenerateArguments, job: DeviceJob<'_>) -> Result<(
     }
     console.note(summary(&generation, seconds, is_speculative));
     if console.is_interrupted() { Err(Interrupted.into()) } else { Ok(()) }
-}
-
-fn load(recipe: &Recipe, id: DrafterId, workspace: &Workspace) -> Result<LoadedDrafter> {
-    recipe.loading(id, workspace).load()
 }
 
 /// Decodes with a drafter or the target alone. Also returns the elapsed seconds.

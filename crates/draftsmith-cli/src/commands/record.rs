@@ -4,20 +4,13 @@ use anyhow::Result;
 use draftsmith_tune::record::{RecordedFile, record};
 
 use crate::commands::StageJob;
-use crate::console::Console;
 
-/// Runs the stage record.
+/// Runs the stage record, and prints the list of recorded files.
 pub(crate) fn run(job: StageJob<'_>) -> Result<Vec<RecordedFile>> {
     let StageJob { recipe, workspace, console } = job;
     let recorded = record(recipe, workspace, console)?;
-    tell(&recorded, console)?;
-    Ok(recorded)
-}
-
-/// Prints the list of recorded files.
-fn tell(recorded: &[RecordedFile], console: &Console) -> Result<()> {
     console.document(&recorded)?;
-    for file in recorded {
+    for file in &recorded {
         let summary = &file.summary;
         let mut line = format!(
             "{}: {} responses, {} tokens",
@@ -36,5 +29,5 @@ fn tell(recorded: &[RecordedFile], console: &Console) -> Result<()> {
         }
         console.text(line + "\n")?;
     }
-    Ok(())
+    Ok(recorded)
 }

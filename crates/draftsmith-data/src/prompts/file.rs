@@ -6,6 +6,8 @@ use std::fs::File;
 use std::io::{BufRead, BufReader, ErrorKind};
 use std::path::{Path, PathBuf};
 
+use draftsmith_files::with_finite_numbers;
+
 use super::record::{MAX_BYTES, Problem, Record};
 use super::table::RecordTable;
 use crate::error::{DataError, RecordPosition, Result};
@@ -273,7 +275,9 @@ impl TextReader {
             return Err(Problem::Large(problem).at(&self.path, position));
         }
         let value = serde_json::from_slice(bytes);
-        let value = value.or_else(|e| serde_json::from_slice(&without_nan(bytes)).map_err(|_| e));
+        // Null, as pandas reads them.
+        let with_nulls = || with_finite_numbers(bytes, |_| "null".to_owned());
+        let value = value.or_else(|e| serde_json::from_slice(&with_nulls()).map_err(|_| e));
         let value = value.map_err(|e| {
             let is_json_like = bytes.first().is_none_or(|byte| b"{[\"".contains(byte));
             match (line, column) == (1, 1) && !is_json_like {
@@ -291,23 +295,6 @@ impl TextReader {
     fn error(&self, problem: &str) -> DataError {
         DataError::not_json(&self.path, self.line, self.column, problem)
     }
-}
-
-/// Replaces numbers outside strings that Python writes and JSON lacks by null, as pandas reads them.
-fn without_nan(mut bytes: &[u8]) -> Vec<u8> {
-    let (mut plain, mut scan) = (Vec::with_capacity(bytes.len()), Scan::default());
-    while let Some((&byte, rest)) = bytes.split_first() {
-        let words = ["NaN", "Infinity", "-Infinity"].into_iter().filter(|_| !scan.in_string);
-        if let Some(rest) = words.filter_map(|word| bytes.strip_prefix(word.as_bytes())).next() {
-            plain.extend(b"null");
-            bytes = rest;
-        } else {
-            scan.feed(byte);
-            plain.push(byte);
-            bytes = rest;
-        }
-    }
-    plain
 }
 
 /// A scanner that tracks the nesting of brackets and quotes.

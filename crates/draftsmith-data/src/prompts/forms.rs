@@ -81,7 +81,9 @@ pub(super) const KEYS: [&str; 6] =
 /// The keys are tried from the richest to the plainest, because sets with conversations often
 /// repeat the beginning as `prompt`. Token ids are read if `keeps_tokens`.
 pub(super) fn read_record(record: &Value, keeps_tokens: bool) -> Result<Option<Content>> {
-    check_no_media(record)?;
+    if let Some(key) = media(record) {
+        return Err(Problem::key(key, "is beside the text, and only text is read"));
+    }
     let Value::Object(record) = record else {
         return Err(Problem::Unknown(format!("no keys (it is {})", kind(record))));
     };
@@ -286,13 +288,6 @@ pub(super) fn media(record: &Value) -> Option<&'static str> {
         all.iter().any(|part| is_given(part, key)) || all[1..].iter().any(|it| has_type(it, key))
     };
     MEDIA_KEYS.split(' ').find(is_in)
-}
-
-fn check_no_media(record: &Value) -> Result<()> {
-    match media(record) {
-        Some(key) => Err(Problem::key(key, "is beside the text, and only text is read")),
-        None => Ok(()),
-    }
 }
 
 fn read_conversation(record: &Keys, dialect: &Dialect) -> Result<Option<Content>> {

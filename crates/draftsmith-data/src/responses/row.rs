@@ -4,7 +4,7 @@
 //! Each value at position `i` of the response X is conditioned on the prompt and X before `i`
 //! (teacher forcing). Log-probabilities are natural logarithms.
 
-use crate::columns::{Cell, Column, ColumnPlace, Held, ValueRange, column};
+use crate::columns::{Cell, Column, ColumnPlace, Held, ValueRange, check_columns, column};
 use crate::error::{DataError, Result};
 
 /// The names of a row's optional parts, to which nullable columns belong.
@@ -139,12 +139,7 @@ impl ResponseRow {
             return Err(self.error("prompt_ids", problem.to_owned()));
         }
         let expected = self.response_ids.len();
-        let lists = || COLUMNS.iter().filter(|column| column.name != "prompt_ids");
-        let mut lengths = lists().filter_map(|column| Some((column, column.list_len(self)?)));
-        if let Some((column, found)) = lengths.find(|(_, found)| *found != expected) {
-            let problem = format!("has {found} values, `response_ids` has {expected}");
-            return Err(self.error(column.name, problem));
-        }
+        self.check(|column| column.length_problem(self, ("response_ids", expected)))?;
         self.check(|column| column.problem(self, expected))
     }
 
@@ -163,11 +158,7 @@ impl ResponseRow {
 
     /// Checks that no column has a problem.
     fn check(&self, problem: impl Fn(&Column<Self>) -> Option<String>) -> Result<()> {
-        let problems = |column: &'static Column<Self>| Some((column, problem(column)?));
-        match COLUMNS.iter().find_map(problems) {
-            Some((column, problem)) => Err(self.error(column.name, problem)),
-            None => Ok(()),
-        }
+        check_columns(&COLUMNS, problem).map_err(|(column, problem)| self.error(column, problem))
     }
 
     fn error(&self, column: &'static str, problem: String) -> DataError {

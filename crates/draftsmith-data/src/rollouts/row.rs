@@ -6,7 +6,7 @@
 //! own token is drafted and accepted, except that nothing is drafted at the last position within
 //! the limit. Log-probabilities are natural logarithms.
 
-use crate::columns::{Cell, Column, ColumnPlace, Held, ValueRange, column};
+use crate::columns::{Cell, Column, ColumnPlace, Held, ValueRange, check_columns, column};
 use crate::error::{DataError, Result};
 
 /// The columns of the file, in order.
@@ -90,8 +90,8 @@ impl RolloutRow {
     /// # Errors
     /// If a column is invalid. The error names the first one.
     pub fn validate(&self) -> Result<()> {
-        self.validate_lengths()?;
         let num_candidates = self.candidates.candidate_ids.len();
+        self.check(|column| column.length_problem(self, ("candidate_ids", num_candidates)))?;
         if num_candidates == 0 {
             return Err(self.error("candidate_ids", "is empty, a row must have a candidate"));
         }
@@ -123,12 +123,12 @@ impl RolloutRow {
     /// # Errors
     /// If a column has an unknown token. The error names the first one.
     pub fn check_ids(&self, vocab_size: usize) -> Result<()> {
-        for column in &COLUMNS {
-            if let Some(problem) = column.unknown_id(self, vocab_size) {
-                return Err(self.error(column.name, problem));
-            }
-        }
-        Ok(())
+        self.check(|column| column.unknown_id(self, vocab_size))
+    }
+
+    /// Checks that no column has a problem.
+    fn check(&self, problem: impl Fn(&Column<Self>) -> Option<String>) -> Result<()> {
+        check_columns(&COLUMNS, problem).map_err(|(column, problem)| self.error(column, problem))
     }
 
     /// Returns whether the target's probabilities of all candidates are known.
@@ -147,35 +147,19 @@ impl RolloutRow {
         }
     }
 
-    fn validate_lengths(&self) -> Result<()> {
-        let expected = self.candidates.candidate_ids.len();
-        let lists = COLUMNS.iter().filter(|column| column.name != "prompt_ids");
-        let mut lengths = lists.filter_map(|column| Some((column, column.list_len(self)?)));
-        match lengths.find(|(_, found)| *found != expected) {
-            None => Ok(()),
-            Some((column, found)) => {
-                let problem = format!("has {found} values, `candidate_ids` has {expected}");
-                Err(self.error(column.name, problem))
-            }
-        }
-    }
-
     fn validate_values(&self) -> Result<()> {
         let predicted = self.candidates.predicted_acceptance_prob.as_ref();
         // The last prediction may be missing.
         let is_missing = predicted.and_then(|all| all.last()).is_some_and(|prob| prob.is_nan());
         let num_candidates = self.candidates.candidate_ids.len();
-        for column in &COLUMNS {
+        self.check(|column| {
             let num = match column.name {
                 PREDICTED => num_candidates - usize::from(is_missing),
                 TARGET_LOG_PROB => self.num_judged(),
                 _ => num_candidates,
             };
-            if let Some(problem) = column.problem(self, num) {
-                return Err(self.error(column.name, problem));
-            }
-        }
-        Ok(())
+            column.problem(self, num)
+        })
     }
 
     /// Creates an error about this row's value in a column.

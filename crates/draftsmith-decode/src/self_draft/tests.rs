@@ -12,8 +12,8 @@ use std::path::Path;
 
 use burn::tensor::{Device, Int, Tensor, TensorData};
 use draftsmith_model::{
-    AdapterArchitecture, AdapterConfig, CausalLm, DraftVocabulary, NamedTensor, Rows, WeightDtype,
-    WeightReader, write_safetensors,
+    AdapterArchitecture, AdapterConfig, CachedNetwork, CausalLm, DraftVocabulary, NamedTensor,
+    Rows, WeightDtype, WeightReader, write_safetensors,
 };
 use draftsmith_theory::{
     Bounds, ConfidenceThresholdConfig, Counts, Decoding, FixedLengthConfig, Sampling, SeededDraws,

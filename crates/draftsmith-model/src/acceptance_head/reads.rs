@@ -1,7 +1,7 @@
 //! The inputs that a head reads besides a hidden state, and the function that turns them into
 //! numbers. Training and decoding share it.
 
-use burn::tensor::{Device, Int, Tensor, TensorData};
+use burn::tensor::{Device, Int, Tensor};
 use serde::{Deserialize, Serialize};
 
 /// The choice of the draft's hidden state that a head reads.
@@ -171,8 +171,7 @@ impl HeadFeatures {
     /// Selects the features of some candidates, in the order given.
     pub fn select(&self, rows: &[usize]) -> Self {
         let indices: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
-        let indices = TensorData::new(indices, [rows.len()]);
-        let indices = Tensor::<1, Int>::from_data(indices, &self.hidden.device());
+        let indices = Tensor::<1, Int>::from_ints(&indices[..], &self.hidden.device());
         let select = |rows: &Tensor<2>| rows.clone().select(0, indices.clone());
         Self { hidden: select(&self.hidden), extra: self.extra.as_ref().map(select) }
     }

@@ -329,7 +329,10 @@ fn window(keys: &Keys, size: Option<usize>, layers: Vec<bool>) -> Result<Option<
 
 /// Reads the windows of a drafter's layers, as vLLM does: `layer_types` decides. `use_swa` gives a window
 /// to all layers if none is listed with one, and a Qwen 3 has its own rule without the list.
-pub(super) fn draft_window(
+///
+/// # Errors
+/// If a key has a bad value, or keys contradict each other.
+pub(crate) fn draft_window(
     path: &Path,
     keys: &Map<String, Value>,
     model: &ModelConfig,

@@ -11,7 +11,7 @@ use super::DraftForm;
 use super::config::DraftConfig;
 use super::faults::{DraftFault, DraftFaultKind};
 use super::keys::{DrafterDir, FoundKeys};
-use crate::config::ModelConfig;
+use crate::config::{ModelConfig, draft_window};
 use crate::draft_vocabulary::{DraftVocabulary, OFFSETS};
 use crate::error::{ModelError, Result};
 use crate::spec::ModelShape;
@@ -63,11 +63,10 @@ impl<F: DraftForm> DraftFiles<F> {
         }
         F::KEYS.dialects.iter().for_each(|dialect| dialect.translate(&mut keys));
         let path = dir.join("config.json");
-        let model = ModelConfig::from_keys(&path, &keys)?;
-        let model = match F::KEYS.has_families {
-            true => model,
-            false => model.with_draft_windows(&path, &keys)?,
-        };
+        let mut model = ModelConfig::from_keys(&path, &keys)?;
+        if !F::KEYS.has_families {
+            model.spec.window = draft_window(&path, &keys, &model)?;
+        }
         let record: RecordKeys = parse_json_value(&path, "", Value::Object(keys.clone()))?;
         let (theirs, ours) = F::KEYS.other_prefix;
         let reader = WeightReader::open_dir(&dir)?.without_prefix(F::KEYS.dropped_prefix);

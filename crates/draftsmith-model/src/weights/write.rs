@@ -15,7 +15,7 @@ use serde_json::{Value, json};
 
 pub(crate) use self::torch::write_torch;
 use super::read::WeightReader;
-use crate::error::{ModelError, Result, read_json};
+use crate::error::{ModelError, Result, read_json_key};
 
 /// A float type, for weights in a file or for a model's computations. Recipes spell it `f32` or
 /// `bf16`.
@@ -186,13 +186,6 @@ fn sort_metadata(bytes: &mut [u8]) -> Result<(), serde_json::Error> {
     Ok(())
 }
 
-/// The key of an export's `config.json` with the checksum of its weights. The weight file itself
-/// has the standard format.
-#[derive(Deserialize)]
-struct Checksum {
-    weights_hash: Option<String>,
-}
-
 /// Writes an export's `config.json` with the SHA-256 of its weight file.
 ///
 /// # Errors
@@ -226,9 +219,8 @@ pub fn write_network(
 /// # Errors
 /// If the weights have changed since they were exported, or a file cannot be read.
 pub(crate) fn check_weights(dir: &Path) -> Result<()> {
-    let Checksum { weights_hash: Some(expected) } = read_json(&dir.join("config.json"))? else {
-        return Ok(());
-    };
+    let hash: Option<String> = read_json_key(&dir.join("config.json"), "weights_hash")?;
+    let Some(expected) = hash else { return Ok(()) };
     let path = dir.join("model.safetensors");
     if hash_file(&path)? == expected {
         return Ok(());

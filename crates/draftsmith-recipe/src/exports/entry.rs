@@ -15,6 +15,8 @@ use super::{forms, inspected};
 pub struct ExportEntry {
     /// The export's name in messages, such as `self-draft adapter`.
     pub text: &'static str,
+    /// The key of the settings that names the export's directory.
+    pub key: &'static str,
     /// The key of `config.json` that identifies this kind of export, for messages.
     pub known_by: &'static str,
     /// A function that returns whether the keys of a `config.json` belong to this kind of export.
@@ -30,6 +32,7 @@ pub struct ExportEntry {
 /// The entry for acceptance heads, which belong to drafters of any kind.
 pub static HEAD: ExportEntry = ExportEntry {
     text: "acceptance head",
+    key: "path",
     known_by: "num_layers",
     is_of: |keys| keys.contains_key("num_layers") && !keys.contains_key("vocab_size"),
     command: Some("train-head"),

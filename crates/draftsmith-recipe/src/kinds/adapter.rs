@@ -13,7 +13,7 @@ use serde_json::json;
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::self_draft::{AboutDraft, SelfDraftForm, SelfDraftOrigin};
-use super::{DrafterFiles, DrafterKind, KindDirectory, KindEntry, read_kind};
+use super::{DrafterFiles, DrafterKind, KindEntry, read_kind};
 use crate::exports::forms::transformers::{self, drafted_by_adapter};
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
@@ -24,23 +24,19 @@ use crate::workspace::LayersNeeded;
 pub static ENTRY: KindEntry = KindEntry {
     name: "adapter",
     read: read_kind::<AdapterKind>,
-    directory: Some(KindDirectory {
+    export: Some(ExportEntry {
         key: "path",
-        export: ExportEntry {
-            text: "self-draft adapter",
-            known_by: "exit_layer",
-            is_of: |keys| keys.contains_key("exit_layer"),
-            command: Some("train-drafter"),
-            forms: &[
-                ExportForm::new("draft-model", forms::draft_model::export),
-                ExportForm::stopping("transformers", |it| {
-                    transformers::export(it, drafted_by_adapter)
-                }),
-                ExportForm::stopping("vllm", |it| forms::vllm::export(it, drafted_by_adapter)),
-                ExportForm::new("kangaroo", forms::foreign::kangaroo),
-            ],
-            inspect: inspected::adapter,
-        },
+        text: "self-draft adapter",
+        known_by: "exit_layer",
+        is_of: |keys| keys.contains_key("exit_layer"),
+        command: Some("train-drafter"),
+        forms: &[
+            ExportForm::new("draft-model", forms::draft_model::export),
+            ExportForm::stopping("transformers", |it| transformers::export(it, drafted_by_adapter)),
+            ExportForm::stopping("vllm", |it| forms::vllm::export(it, drafted_by_adapter)),
+            ExportForm::new("kangaroo", forms::foreign::kangaroo),
+        ],
+        inspect: inspected::adapter,
     }),
 };
 

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::self_draft::{AboutDraft, SelfDraftForm, SelfDraftOrigin, over_layers, read_network};
-use super::{DrafterFiles, DrafterKind, KindDirectory, KindEntry, read_kind};
+use super::{DrafterFiles, DrafterKind, KindEntry, read_kind};
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_DSPARK, ServerFlags};
 use crate::exports::{ExportEntry, inspected};
@@ -22,16 +22,14 @@ use crate::exports::{ExportEntry, inspected};
 pub static ENTRY: KindEntry = KindEntry {
     name: "block",
     read: read_kind::<BlockKind>,
-    directory: Some(KindDirectory {
+    export: Some(ExportEntry {
         key: "path",
-        export: ExportEntry {
-            text: "block drafter",
-            known_by: "sample_from_anchor",
-            is_of: BlockDrafterConfig::is_of,
-            command: Some("train-drafter"),
-            forms: &[ExportForm::new("dspark", forms::dspark::export)],
-            inspect,
-        },
+        text: "block drafter",
+        known_by: "sample_from_anchor",
+        is_of: BlockDrafterConfig::is_of,
+        command: Some("train-drafter"),
+        forms: &[ExportForm::new("dspark", forms::dspark::export)],
+        inspect,
     }),
 };
 

@@ -17,7 +17,7 @@ use crate::recipe::keys::{one, require};
 
 /// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry =
-    KindEntry { name: "cascade", read: read_kind::<CascadeKind>, directory: None };
+    KindEntry { name: "cascade", read: read_kind::<CascadeKind>, export: None };
 
 /// The settings of a cascade.
 #[derive(Debug, Clone, Serialize, Deserialize)]

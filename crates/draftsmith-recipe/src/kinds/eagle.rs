@@ -10,7 +10,7 @@ use serde_json::json;
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::self_draft::{AboutDraft, SelfDraftForm, SelfDraftOrigin, read_network};
-use super::{DrafterFiles, DrafterKind, KindDirectory, KindEntry, read_kind};
+use super::{DrafterFiles, DrafterKind, KindEntry, read_kind};
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_EAGLE, ServerFlags};
 use crate::exports::{ExportEntry, inspected};
@@ -19,26 +19,24 @@ use crate::exports::{ExportEntry, inspected};
 pub static ENTRY: KindEntry = KindEntry {
     name: "eagle",
     read: read_kind::<EagleKind>,
-    directory: Some(KindDirectory {
+    export: Some(ExportEntry {
         key: "path",
-        export: ExportEntry {
-            text: "EAGLE-1 drafter",
-            known_by: "bias",
-            is_of: EagleConfig::is_of,
-            command: Some("train-drafter"),
-            forms: &[
-                ExportForm::new("eagle", forms::eagle::export),
-                ExportForm::new("eagle-sglang", forms::eagle::export_for_sglang),
-            ],
-            inspect: |dir| {
-                let config = EagleConfig::beside(dir, 0)?;
-                let own = json!({
-                    "bias": config.has_bias,
-                    "target_hash": config.target_hash,
-                    "training": config.training,
-                });
-                inspected::state_network("EAGLE-1 drafter", dir, &config.model, own)
-            },
+        text: "EAGLE-1 drafter",
+        known_by: "bias",
+        is_of: EagleConfig::is_of,
+        command: Some("train-drafter"),
+        forms: &[
+            ExportForm::new("eagle", |it| forms::eagle::export(it, false)),
+            ExportForm::new("eagle-sglang", |it| forms::eagle::export(it, true)),
+        ],
+        inspect: |dir| {
+            let config = EagleConfig::beside(dir, 0)?;
+            let own = json!({
+                "bias": config.has_bias,
+                "target_hash": config.target_hash,
+                "training": config.training,
+            });
+            inspected::state_network("EAGLE-1 drafter", dir, &config.model, own)
         },
     }),
 };

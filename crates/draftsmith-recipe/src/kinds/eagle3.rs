@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::self_draft::{AboutDraft, SelfDraftForm, SelfDraftOrigin, read_network};
-use super::{DrafterFiles, DrafterKind, KindDirectory, KindEntry, read_kind};
+use super::{DrafterFiles, DrafterKind, KindEntry, read_kind};
 use crate::exports::forms::{self, ExportForm};
 use crate::exports::servers::{AS_EAGLE3, ServerFlags};
 use crate::exports::{ExportEntry, inspected, read_self_drafts_head};
@@ -22,16 +22,14 @@ use crate::exports::{ExportEntry, inspected, read_self_drafts_head};
 pub static ENTRY: KindEntry = KindEntry {
     name: "eagle3",
     read: read_kind::<Eagle3Kind>,
-    directory: Some(KindDirectory {
+    export: Some(ExportEntry {
         key: "path",
-        export: ExportEntry {
-            text: "EAGLE-3 drafter",
-            known_by: "draft_vocab_size",
-            is_of: Eagle3Config::is_of,
-            command: Some("train-drafter"),
-            forms: &[ExportForm::new("eagle3", forms::eagle3::export)],
-            inspect: inspected::eagle3,
-        },
+        text: "EAGLE-3 drafter",
+        known_by: "draft_vocab_size",
+        is_of: Eagle3Config::is_of,
+        command: Some("train-drafter"),
+        forms: &[ExportForm::new("eagle3", forms::eagle3::export)],
+        inspect: inspected::eagle3,
     }),
 };
 

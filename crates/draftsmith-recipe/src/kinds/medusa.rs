@@ -13,7 +13,7 @@ use serde_json::{Value, json};
 use super::loaded::{LoadedDrafter, Loading};
 use super::origin::Origin;
 use super::self_draft::{AboutDraft, SelfDraftForm, SelfDraftOrigin};
-use super::{DrafterFiles, DrafterKind, KindDirectory, KindEntry, read_kind};
+use super::{DrafterFiles, DrafterKind, KindEntry, read_kind};
 use crate::exports::ExportEntry;
 use crate::exports::forms::{ExportForm, Exporting, Written};
 use crate::exports::tuned::Tuned;
@@ -25,16 +25,14 @@ use crate::workspace::hash_dir;
 pub static ENTRY: KindEntry = KindEntry {
     name: "medusa",
     read: read_kind::<MedusaKind>,
-    directory: Some(KindDirectory {
+    export: Some(ExportEntry {
         key: "path",
-        export: ExportEntry {
-            text: "Medusa heads",
-            known_by: "medusa_num_heads",
-            is_of: |keys| ["medusa_num_heads", "medusa"].iter().any(|key| keys.contains_key(*key)),
-            command: Some("train-drafter"),
-            forms: &[ExportForm::new("medusa", export)],
-            inspect,
-        },
+        text: "Medusa heads",
+        known_by: "medusa_num_heads",
+        is_of: |keys| ["medusa_num_heads", "medusa"].iter().any(|key| keys.contains_key(*key)),
+        command: Some("train-drafter"),
+        forms: &[ExportForm::new("medusa", export)],
+        inspect,
     }),
 };
 

@@ -11,7 +11,7 @@ use crate::recipe::keys::require;
 
 /// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry =
-    KindEntry { name: "merged", read: read_kind::<MergedKind>, directory: None };
+    KindEntry { name: "merged", read: read_kind::<MergedKind>, export: None };
 
 /// The settings of the merged drafters.
 #[derive(Debug, Clone, Serialize, Deserialize)]

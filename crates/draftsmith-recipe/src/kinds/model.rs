@@ -11,7 +11,7 @@ use draftsmith_theory::{DrafterId, ModelSummary, Road};
 use serde::{Deserialize, Serialize};
 
 use super::loaded::{DrafterSize, LoadedDrafter, Loading};
-use super::{DrafterKind, KindDirectory, KindEntry, Role, read_kind};
+use super::{DrafterKind, KindEntry, Role, read_kind};
 use crate::exports::servers::{AS_DRAFT_MODEL, ServerFlags};
 use crate::exports::{ExportEntry, HeadExport, inspected, read_model_head, summary_of};
 
@@ -19,16 +19,14 @@ use crate::exports::{ExportEntry, HeadExport, inspected, read_model_head, summar
 pub static ENTRY: KindEntry = KindEntry {
     name: "model",
     read: read_kind::<ModelKind>,
-    directory: Some(KindDirectory {
+    export: Some(ExportEntry {
         key: "model",
-        export: ExportEntry {
-            text: "draft model",
-            known_by: "model_type",
-            is_of: |keys| keys.contains_key("model_type") || keys.contains_key("architectures"),
-            command: None,
-            forms: &[],
-            inspect: inspected::model,
-        },
+        text: "draft model",
+        known_by: "model_type",
+        is_of: |keys| keys.contains_key("model_type") || keys.contains_key("architectures"),
+        command: None,
+        forms: &[],
+        inspect: inspected::model,
     }),
 };
 

@@ -28,7 +28,7 @@ const LISTS: [&str; 2] = ["bigram.token", "bigram.next"];
 
 /// The entry of this kind in the table of kinds.
 pub static ENTRY: KindEntry =
-    KindEntry { name: "prompt-lookup", read: read_kind::<PromptLookupKind>, directory: None };
+    KindEntry { name: "prompt-lookup", read: read_kind::<PromptLookupKind>, export: None };
 
 /// The settings of prompt lookup.
 #[derive(Debug, Clone, Serialize, Deserialize)]

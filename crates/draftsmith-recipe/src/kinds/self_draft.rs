@@ -150,7 +150,7 @@ impl<S: SelfDraftForm> KindTraining for SelfDraftTraining<S> {
             num_parameters,
             num_head_weights: own.unwrap_or(target.shape.vocab_size) * hidden_size,
             has_head,
-            num_steps: self.num_steps(),
+            num_steps: self.steps().0,
             state_bytes: self.common.features_format.bytes_per_state(hidden_size),
             num_states: target_layers.len(),
         })

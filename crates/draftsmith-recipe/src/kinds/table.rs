@@ -29,23 +29,14 @@ pub struct KindEntry {
     pub name: &'static str,
     /// A function that reads a drafter's settings, without the keys that all kinds share.
     pub read: fn(toml::Table) -> Result<Kind, String>,
-    /// How this kind uses a directory; `None` for a kind without files.
-    pub directory: Option<KindDirectory>,
-}
-
-/// How a kind stores a drafter in a directory.
-#[derive(Debug)]
-pub struct KindDirectory {
-    /// The key of the drafter's settings that names the directory.
-    pub key: &'static str,
-    /// The kind of export in the directory.
-    pub export: ExportEntry,
+    /// The export that a directory of this kind contains; `None` for a kind without files.
+    pub export: Option<ExportEntry>,
 }
 
 impl KindEntry {
     /// Returns whether this program can train drafters of this kind.
     pub fn is_trained(&self) -> bool {
-        self.directory.as_ref().is_some_and(|directory| directory.export.command.is_some())
+        self.export.as_ref().is_some_and(|export| export.command.is_some())
     }
 
     /// Checks that a directory contains a drafter of this kind.
@@ -53,13 +44,13 @@ impl KindEntry {
     /// # Errors
     /// If the directory has no `config.json`.
     pub fn need(&self, dir: &Path) -> Result<()> {
-        self.directory.iter().try_for_each(|directory| directory.export.need(dir))
+        self.export.iter().try_for_each(|export| export.need(dir))
     }
 
     /// Creates the settings of a drafter in `dir`, without reading it; `None` for a kind without
     /// files.
     pub fn in_dir(&self, dir: impl Into<DrafterDir>) -> Option<Kind> {
-        (self.read)(given_dir(self.directory.as_ref()?.key, dir.into())).ok()
+        (self.read)(given_dir(self.export.as_ref()?.key, dir.into())).ok()
     }
 }
 
@@ -204,8 +195,7 @@ impl Kinds {
             dir.display()
         );
         let keys = read_keys(&path)?;
-        let of_kinds =
-            self.iter().filter_map(|kind| Some((&kind.directory.as_ref()?.export, Some(kind))));
+        let of_kinds = self.iter().filter_map(|kind| Some((kind.export.as_ref()?, Some(kind))));
         let (trained, models): (Vec<_>, Vec<_>) =
             of_kinds.partition(|(export, _)| export.command.is_some());
         // A model has all keys of a drafter of the same architecture, so models are tried last.

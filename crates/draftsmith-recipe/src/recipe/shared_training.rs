@@ -35,8 +35,8 @@ pub(super) fn share(recipe: &mut Table, kinds: &Kinds) -> Result<bool> {
     }
     let is_trained = |drafter: &Table| {
         let entry = drafter.get("kind").and_then(Value::as_str).and_then(|name| kinds.get(name));
-        let directory = entry.filter(|it| it.is_trained()).and_then(|it| it.directory.as_ref());
-        directory.is_some_and(|directory| !drafter.contains_key(directory.key))
+        let export = entry.filter(|it| it.is_trained()).and_then(|it| it.export.as_ref());
+        export.is_some_and(|export| !drafter.contains_key(export.key))
     };
     let drafters = recipe.get_mut("drafters").and_then(Value::as_table_mut);
     let drafters = drafters.into_iter().flat_map(|all| all.iter_mut().map(|(_, drafter)| drafter));

@@ -296,9 +296,7 @@ impl CostSummary {
             max_relative_error: fit.max_relative_error,
         }
     }
-}
 
-impl CostSummary {
     /// Summarises the seconds per forward of a model that decodes alone. The model is the draft, or
     /// the target if `drafter` is `None`.
     pub fn alone(drafter: DrafterName, seconds: f64) -> Self {

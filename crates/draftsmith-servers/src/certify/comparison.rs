@@ -233,7 +233,8 @@ fn greedy(
     Ok(report)
 }
 
-fn greedy_ask(prompt: &[u32], num_tokens: usize) -> CompletionAsk<'_> {
+/// Builds the request for a greedy answer of `num_tokens` tokens.
+pub(crate) fn greedy_ask(prompt: &[u32], num_tokens: usize) -> CompletionAsk<'_> {
     let (temperature, top_k) = (0.0, None);
     CompletionAsk { prompt, num_tokens, seed: 0, temperature, top_k, with_log_probs: false }
 }

@@ -6,10 +6,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
 use draftsmith_recipe::{TextSide, Watch};
-use draftsmith_served::{CompletionAsk, ServerRecipe};
+use draftsmith_served::ServerRecipe;
 
 use super::ExplainSettings;
-use crate::certify::greedy_client;
+use crate::certify::{greedy_ask, greedy_client};
 use crate::costs::{SERVER_FLAGS, SpeculationCounters, TimedServer, accepted_by_position, metric};
 
 /// The waits in milliseconds for counters that a server updates after it has answered.
@@ -126,15 +126,7 @@ pub(super) fn ask_each(
     let (mut answers, mut before) = (Vec::new(), ServerCounts::of(&server)?);
     for prompt_ids in prompts {
         watch.check_interrupted()?;
-        let num_tokens = settings.max_new_tokens;
-        let completed = completer.complete(CompletionAsk {
-            prompt: &prompt_ids,
-            num_tokens,
-            seed: 0,
-            temperature: 0.0,
-            top_k: None,
-            with_log_probs: false,
-        })?;
+        let completed = completer.complete(greedy_ask(&prompt_ids, settings.max_new_tokens))?;
         let mut waits = LATE.into_iter();
         let counted = loop {
             let now = ServerCounts::of(&server)?;

@@ -309,9 +309,7 @@ fn each_logits(
 
 fn select(states: &Tensor<2>, rows: &[usize]) -> Tensor<2> {
     let rows: Vec<i32> = rows.iter().map(|row| *row as i32).collect();
-    let shape = [rows.len()];
-    let rows = Tensor::<1, Int>::from_data(TensorData::new(rows, shape), &states.device());
-    states.clone().select(0, rows)
+    states.clone().select(0, Tensor::<1, Int>::from_ints(&rows[..], &states.device()))
 }
 
 #[cfg(test)]

@@ -266,7 +266,7 @@ fn a_training_goes_on_from_a_drafter_of_another_target() {
     let error = |change: &dyn Fn(&mut Eagle3Training)| further(change).unwrap_err().to_string();
     let of_size = error(&|it| it.common.draft_vocabulary = Some(7));
     assert_contains(&of_size, &["eagle3.initial", "8 tokens", "is 7", "hint:"]);
-    let nowhere = error(&|it| it.common.initial = "rondom".to_owned().into());
+    let nowhere = error(&|it| it.common.initial = InitialWeights::Drafter("rondom".into()));
     assert_contains(&nowhere, &["eagle3.initial", "rondom", "`target`"]);
 }
 

@@ -3,7 +3,7 @@
 
 use std::ops::Range;
 
-use burn::tensor::{Device, Tensor, TensorData};
+use burn::tensor::{Device, Tensor};
 use draftsmith_model::{
     CandidateRows, DrafterModel, HeadFeatures, HeadReads, Lengths, Rows, vectors,
 };
@@ -190,8 +190,8 @@ pub(crate) fn values_of(
 fn rows_of(mut values: Vec<f32>, num_rows: usize, model: &DrafterModel) -> Tensor<2> {
     let width = model.hidden_size();
     values.resize(num_rows * width, 0.0);
-    let rows = TensorData::new(values, [num_rows, width]);
-    Tensor::<2>::from_data(rows, &model.device()).cast(model.dtype().float_dtype())
+    let rows = vectors::tensor(values, [num_rows, width], &model.device());
+    rows.cast(model.dtype().float_dtype())
 }
 
 /// Computes the hidden states of mixtures without branches as one padded batch. Also returns the

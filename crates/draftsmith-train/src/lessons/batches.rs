@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use burn::tensor::{Int, Tensor, TensorData};
+use burn::tensor::{Int, Tensor};
 use draftsmith_model::{CausalLm, DraftVocabulary, Lengths, vectors};
 
 use super::Teaching;
@@ -206,8 +206,7 @@ impl LessonSource {
         let num_supervised = supervised.len();
         let num_padded = self.lengths.padded(num_supervised);
         supervised.resize(num_padded, supervised[num_supervised - 1]);
-        let supervised = TensorData::from(supervised.as_slice());
-        let supervised = Tensor::<1, Int>::from_data(supervised, &device);
+        let supervised = Tensor::<1, Int>::from_ints(&supervised[..], &device);
         let Padded { ids, wanted } = Padded::new(rows, self.lengths, self.batch_size, &device);
         let (features, teacher) = match &self.stored {
             Some(stored) => self.stored_states(stored, target, rows, dims, &supervised),

@@ -12,7 +12,7 @@ use crate::states::{FeatureFormat, Features};
 
 /// The source of a drafter's initial weights.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(from = "String", into = "String")]
+#[serde(rename_all = "lowercase", expecting = "is neither `random`, `target` nor a directory")]
 pub enum InitialWeights {
     /// Random weights: linear layers uniform within ±1/√inputs (torch's default), and norms of
     /// ones.
@@ -23,27 +23,8 @@ pub enum InitialWeights {
     Target,
     /// The weights and the shape of the drafter in this directory, which may be of another target of the
     /// same shape, such as the model that the target was tuned from.
+    #[serde(untagged)]
     Drafter(PathBuf),
-}
-
-impl From<String> for InitialWeights {
-    fn from(text: String) -> Self {
-        match text.as_str() {
-            "random" => Self::Random,
-            "target" => Self::Target,
-            _ => Self::Drafter(text.into()),
-        }
-    }
-}
-
-impl From<InitialWeights> for String {
-    fn from(initial: InitialWeights) -> Self {
-        match initial {
-            InitialWeights::Random => "random".to_owned(),
-            InitialWeights::Target => "target".to_owned(),
-            InitialWeights::Drafter(dir) => dir.display().to_string(),
-        }
-    }
 }
 
 /// The settings that all self-drafts have.

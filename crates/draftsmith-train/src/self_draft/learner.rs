@@ -7,13 +7,13 @@ use burn::optim::GradientsParams;
 use burn::tensor::{Int, Tensor};
 use draftsmith_model::{StateNetwork, UnrolledInputs};
 
+use super::StateTraining;
 use super::scores::{DraftTally, LessonScores};
 use super::settings::SelfDraftTraining;
-use super::{StateTraining, loss_and_gradients};
 use crate::data::TrainingBatch;
 use crate::error::{Result, Section, to_host};
 use crate::lessons::batches::LessonBatch;
-use crate::lessons::distillation::{Student, heads_of_steps};
+use crate::lessons::distillation::{Student, StudentStep, heads_of_steps};
 use crate::lessons::settings::LessonSettings;
 use crate::run::member::{Score, Trainee};
 
@@ -65,7 +65,7 @@ impl<N: StateNetwork, S: StateTraining<Network = N>> StateLearner<N, S> {
             next_ids,
             embedded,
             begun: &begun,
-            num_steps: self.training.num_steps(),
+            num_steps: self.training.steps().0,
             lengths: batch.lengths,
         });
         let own_head = match drafter.more_head() {
@@ -94,10 +94,27 @@ impl<N: StateNetwork, S: StateTraining<Network = N>> Trainee for StateLearner<N,
         self.drafter
     }
 
+    /// Computes the loss Σₖ wᵏ · (sum of the token losses of step k) / (number of tokens in the
+    /// first step), where w is the step weight, and the gradients.
     fn train_step(&self, batch: &TrainingBatch<LessonBatch>) -> (Tensor<1>, GradientsParams) {
-        let LessonSettings { loss, loss_chunk, .. } = &self.training.common;
-        let outputs = self.outputs(&batch.content);
-        loss_and_gradients(self, batch, outputs, self.training.step_weight(), (*loss, *loss_chunk))
+        let LessonSettings { loss, loss_chunk, .. } = self.training.common;
+        let (_, step_weight) = self.training.steps();
+        let TrainingBatch { content, step_share, .. } = batch;
+        let (outputs, own_head) = self.outputs(content);
+        let steps = outputs.iter().enumerate().map(|(nth, outputs)| StudentStep {
+            hidden: outputs.clone().without_autodiff(),
+            are: content.are_supervised(nth),
+            share: step_weight.powi(nth as i32) / content.tokens.num as f64,
+        });
+        let found = content.lm_head.loss_and_gradients(
+            loss,
+            &steps.collect::<Vec<_>>(),
+            own_head.clone().map(Tensor::without_autodiff),
+            &content.teacher,
+            loss_chunk,
+        );
+        let loss = found.loss.clone();
+        (loss, found.backward(self, outputs, own_head, *step_share))
     }
 
     fn validation_step(&self, batch: &TrainingBatch<LessonBatch>) -> DraftOutput {

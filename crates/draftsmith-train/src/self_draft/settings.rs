@@ -126,12 +126,6 @@ impl<S: StateTraining> SelfDraftTraining<S> {
         let device = target.device().autodiff();
         self.own.network(config, FirstWeights { is_random, target, device, draws })
     }
-
-    /// Returns whether drafters with these and `other` settings can be trained in one pass over the
-    /// data. The settings may differ in those of the form, the loss and the initial weights.
-    pub fn shares_pass_with(&self, other: &Self) -> bool {
-        self.common.of_pass() == other.common.of_pass()
-    }
 }
 
 #[cfg(test)]

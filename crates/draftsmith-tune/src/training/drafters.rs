@@ -127,7 +127,7 @@ impl<'a> TrainingStage<'a> {
         let target = models.target_of_adapters(dtype)?;
         let names: Vec<String> = missing.iter().map(|one| format!("`{}`", one.id)).collect();
         let together = if names.len() > 1 { ", in one pass" } else { "" };
-        let text = first.drafter.kind.entry().directory.as_ref().map_or("", |it| it.export.text);
+        let text = first.drafter.kind.entry().export.as_ref().map_or("", |it| it.text);
         self.note(&format!("{} ({text}){together}", names_text(&names)));
         let open = || StatesServer::of_recipe(recipe, workspace, dtype, watch);
         let source = training.is_served().then(open).transpose()?;

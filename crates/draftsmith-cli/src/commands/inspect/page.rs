@@ -135,23 +135,21 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 fn plots(rows: &[ResponseRow], provenance: &Provenance) -> Vec<Plot> {
-    let histogram = |id: &str, title: &str, caption: &str, (x_name, y_name), content| Plot {
-        id: id.to_owned(),
-        title: title.to_owned(),
-        caption: caption.to_owned(),
-        x_name,
-        y_name,
-        content,
-    };
     let drafted: Vec<&DraftColumns> = rows.iter().filter_map(|row| row.draft.as_ref()).collect();
     if drafted.is_empty() {
         return Vec::new();
     }
-    let names = ("acceptance probability \u{2192}", "\u{2191} share of positions");
-    let shares = |id, title, caption, values: fn(&DraftColumns) -> Vec<f64>| {
+    let shares = |id: &str, title: &str, caption: &str, values: fn(&DraftColumns) -> Vec<f64>| {
         let edges = (0..=NUM_BINS).map(|edge| edge as f64 / NUM_BINS as f64).collect();
         let values = drafted.iter().flat_map(|columns| values(columns));
-        histogram(id, title, caption, names, PlotContent::histogram(edges, values))
+        Plot {
+            id: id.to_owned(),
+            title: title.to_owned(),
+            caption: caption.to_owned(),
+            x_name: "acceptance probability \u{2192}",
+            y_name: "\u{2191} share of positions",
+            content: PlotContent::histogram(edges, values),
+        }
     };
     vec![
         shares(

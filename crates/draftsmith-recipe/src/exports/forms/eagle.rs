@@ -5,17 +5,9 @@ use draftsmith_model::EagleForm;
 
 use super::{Exporting, Written};
 
-/// Writes the drafter without the bias and without its training record, as vLLM loads it.
-pub(crate) fn export(export: &Exporting<'_>) -> Result<Written> {
-    write(export, false)
-}
-
-/// Writes the drafter with a bias, which is zero if the drafter has none, as SGLang loads it.
-pub(crate) fn export_for_sglang(export: &Exporting<'_>) -> Result<Written> {
-    write(export, true)
-}
-
-fn write(export: &Exporting<'_>, has_bias: bool) -> Result<Written> {
+/// Writes the drafter without its training record: without the bias, as vLLM loads it, or with one,
+/// which is zero if the drafter has none, as SGLang loads it.
+pub(crate) fn export(export: &Exporting<'_>, has_bias: bool) -> Result<Written> {
     let (config, drafter) = export.self_draft::<EagleForm>()?;
     let is_lost = config.has_bias && !has_bias;
     let config = config.with(|it| it.has_bias = has_bias);

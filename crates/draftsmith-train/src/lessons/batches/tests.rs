@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use burn::tensor::Device;
+use burn::tensor::{Device, TensorData};
 
 use super::*;
 use crate::tests::pair::{deep_target, response_row, responses, tiny_draft};
