@@ -108,7 +108,8 @@ impl BlockDrafter {
     /// The cache keeps nothing of a block.
     ///
     /// # Shapes
-    /// - output: `[candidates of all blocks, hidden]`; [`Self::num_rows_of`] counts those of a block
+    /// - output: `[candidates of all blocks, hidden]`. A bidirectional drafter computes at least
+    ///   [`Self::num_candidates`] for a block, because its rows depend on their number.
     ///
     /// # Panics
     /// If a slot has two blocks, or more candidates than [`Self::num_candidates`] do not fit it.
@@ -148,8 +149,7 @@ impl BlockDrafter {
         normed.last_of_each(nums.into_iter())
     }
 
-    /// Counts the rows of a block's candidates. A bidirectional drafter computes all, because its
-    /// rows depend on their number.
+    /// Counts the rows of a block's candidates.
     fn num_rows_of(&self, block: &BlockStart) -> usize {
         let all = self.num_candidates();
         if self.config.is_causal { block.num_candidates } else { all.max(block.num_candidates) }

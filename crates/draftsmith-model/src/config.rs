@@ -167,10 +167,10 @@ impl ModelConfig {
     /// If the file is malformed.
     pub fn read_end_tokens(&mut self, dir: &Path) -> Result<()> {
         let path = dir.join("generation_config.json");
-        if path.exists() {
-            if let Some(ids) = read_json_key::<TokenIds>(&path, "eos_token_id")? {
-                self.shape.eos_token_ids = ids.into_vec();
-            }
+        if path.exists()
+            && let Some(ids) = read_json_key::<TokenIds>(&path, "eos_token_id")?
+        {
+            self.shape.eos_token_ids = ids.into_vec();
         }
         Ok(())
     }

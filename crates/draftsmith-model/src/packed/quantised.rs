@@ -271,14 +271,10 @@ impl Instructions {
     fn best() -> Self {
         #[cfg(target_arch = "x86_64")]
         {
-            if let Some(lanes) = lanes::Vnni::try_new() {
-                return Self::Vnni(lanes);
-            }
-            if let Some(lanes) = lanes::Avx2::try_new() {
-                return Self::AvxVnni(lanes);
-            }
-            if let Some(lanes) = lanes::Avx2::try_new() {
-                return Self::Avx2(lanes);
+            let best = lanes::Vnni::try_new().map(Self::Vnni);
+            let best = best.or_else(|| lanes::Avx2::try_new().map(Self::AvxVnni));
+            if let Some(best) = best.or_else(|| lanes::Avx2::try_new().map(Self::Avx2)) {
+                return best;
             }
         }
         Self::Portable(Portable)

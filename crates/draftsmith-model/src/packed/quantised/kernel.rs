@@ -136,12 +136,9 @@ fn write<Floats: Pod, const ROWS: usize, const STRIPS: usize>(
     for (r, output) in output.iter_mut().enumerate().take(ROWS) {
         // A half of the last panel may have no outputs.
         let start = column.min(output.len());
-        let mut output = &mut output[start..];
-        for sums in sums {
-            let values: &[f32] = cast_slice(slice::from_ref(&sums[r]));
-            let (own, rest) = output.split_at_mut(values.len().min(output.len()));
-            own.copy_from_slice(&values[..own.len()]);
-            output = rest;
+        let strips = output[start..].chunks_mut(size_of::<Floats>() / size_of::<f32>());
+        for (sums, output) in sums.iter().zip(strips) {
+            output.copy_from_slice(&cast_slice(slice::from_ref(&sums[r]))[..output.len()]);
         }
     }
 }

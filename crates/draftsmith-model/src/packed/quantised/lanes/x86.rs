@@ -11,6 +11,47 @@ use pulp::{Simd, cast, f32x8, f32x16, i16x16, i16x32, i32x8, i32x16, u32x8, u32x
 
 use super::{Lanes, QuantLine, ScaleLine, widen_bytes};
 
+/// Implements the operations for which `pulp` has the same names with both sets of registers.
+macro_rules! operations_of_pulp {
+    () => {
+        #[inline(always)]
+        fn bits(self, bytes: Self::Bytes, shift: i32, mask: u8) -> Self::Bytes {
+            let amount = self.0.splat_u32s(shift.unsigned_abs());
+            let shifted = match shift {
+                0 => bytes,
+                ..0 => self.0.wrapping_dyn_shl_u32s(bytes, amount),
+                1.. => self.0.wrapping_dyn_shr_u32s(bytes, amount),
+            };
+            self.0.and_u32s(shifted, self.0.splat_u32s(u32::from_ne_bytes([mask; 4])))
+        }
+
+        #[inline(always)]
+        fn or(self, a: Self::Bytes, b: Self::Bytes) -> Self::Bytes {
+            self.0.or_u32s(a, b)
+        }
+
+        #[inline(always)]
+        fn splat_int(self, value: i32) -> Self::Ints {
+            self.0.splat_i32s(value)
+        }
+
+        #[inline(always)]
+        fn splat(self, value: f32) -> Self::Floats {
+            self.0.splat_f32s(value)
+        }
+
+        #[inline(always)]
+        fn mul(self, a: Self::Floats, b: Self::Floats) -> Self::Floats {
+            self.0.mul_f32s(a, b)
+        }
+
+        #[inline(always)]
+        fn mul_add(self, a: Self::Floats, b: Self::Floats, c: Self::Floats) -> Self::Floats {
+            self.0.mul_add_f32s(a, b, c)
+        }
+    };
+}
+
 pulp::simd_type! {
     /// The instructions of [`Vnni`], for which its passes are compiled.
     struct VnniFeatures {
@@ -44,6 +85,8 @@ impl Lanes for Vnni {
     const STRIPS: usize = 1;
     const MOST_ROWS: usize = 12;
 
+    operations_of_pulp!();
+
     #[inline(always)]
     fn vectorize(self, work: impl FnOnce()) {
         self.1.vectorize(work);
@@ -52,22 +95,6 @@ impl Lanes for Vnni {
     #[inline(always)]
     fn load(self, line: &QuantLine, _half: usize) -> u32x16 {
         cast(line.0)
-    }
-
-    #[inline(always)]
-    fn bits(self, bytes: u32x16, shift: i32, mask: u8) -> u32x16 {
-        let amount = self.0.splat_u32s(shift.unsigned_abs());
-        let shifted = match shift {
-            0 => bytes,
-            ..0 => self.0.wrapping_dyn_shl_u32s(bytes, amount),
-            1.. => self.0.wrapping_dyn_shr_u32s(bytes, amount),
-        };
-        self.0.and_u32x16(shifted, self.0.splat_u32s(u32::from_ne_bytes([mask; 4])))
-    }
-
-    #[inline(always)]
-    fn or(self, a: u32x16, b: u32x16) -> u32x16 {
-        self.0.or_u32x16(a, b)
     }
 
     #[inline(always)]
@@ -119,28 +146,8 @@ impl Lanes for Vnni {
     }
 
     #[inline(always)]
-    fn splat_int(self, value: i32) -> i32x16 {
-        self.0.splat_i32s(value)
-    }
-
-    #[inline(always)]
     fn floats(self, ints: i32x16) -> f32x16 {
         self.0.convert_i32x16_to_f32x16(ints)
-    }
-
-    #[inline(always)]
-    fn splat(self, value: f32) -> f32x16 {
-        self.0.splat_f32s(value)
-    }
-
-    #[inline(always)]
-    fn mul(self, a: f32x16, b: f32x16) -> f32x16 {
-        self.0.mul_f32x16(a, b)
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: f32x16, b: f32x16, c: f32x16) -> f32x16 {
-        self.0.mul_add_f32x16(a, b, c)
     }
 
     #[inline(always)]
@@ -203,6 +210,8 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     const MOST_ROWS: usize = 6;
     const SUBTRACTS_OFFSET: bool = !VNNI;
 
+    operations_of_pulp!();
+
     #[inline(always)]
     fn vectorize(self, work: impl FnOnce()) {
         if VNNI {
@@ -216,22 +225,6 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     #[inline(always)]
     fn load(self, line: &QuantLine, half: usize) -> u32x8 {
         cast(line.0.as_chunks::<8>().0[half])
-    }
-
-    #[inline(always)]
-    fn bits(self, bytes: u32x8, shift: i32, mask: u8) -> u32x8 {
-        let amount = self.0.splat_u32s(shift.unsigned_abs());
-        let shifted = match shift {
-            0 => bytes,
-            ..0 => self.0.wrapping_dyn_shl_u32s(bytes, amount),
-            1.. => self.0.wrapping_dyn_shr_u32s(bytes, amount),
-        };
-        self.0.and_u32x8(shifted, self.0.splat_u32s(u32::from_ne_bytes([mask; 4])))
-    }
-
-    #[inline(always)]
-    fn or(self, a: u32x8, b: u32x8) -> u32x8 {
-        self.0.or_u32x8(a, b)
     }
 
     #[inline(always)]
@@ -293,28 +286,8 @@ impl<const VNNI: bool> Lanes for Avx2<VNNI> {
     }
 
     #[inline(always)]
-    fn splat_int(self, value: i32) -> i32x8 {
-        self.0.splat_i32s(value)
-    }
-
-    #[inline(always)]
     fn floats(self, ints: i32x8) -> f32x8 {
         cast(self.0.avx._mm256_cvtepi32_ps(cast(ints)))
-    }
-
-    #[inline(always)]
-    fn splat(self, value: f32) -> f32x8 {
-        self.0.splat_f32s(value)
-    }
-
-    #[inline(always)]
-    fn mul(self, a: f32x8, b: f32x8) -> f32x8 {
-        self.0.mul_f32s(a, b)
-    }
-
-    #[inline(always)]
-    fn mul_add(self, a: f32x8, b: f32x8, c: f32x8) -> f32x8 {
-        self.0.mul_add_f32s(a, b, c)
     }
 
     #[inline(always)]
