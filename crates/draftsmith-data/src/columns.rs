@@ -188,7 +188,7 @@ impl<R> Column<R> {
         }
     }
 
-    /// Describes a list that has not the length of the list `of`; `None` for the prompt's.
+    /// Describes a list whose length differs from that of the list `of`; `None` for the prompt.
     pub(crate) fn length_problem(&self, row: &R, (of, expected): (&str, usize)) -> Option<String> {
         let len = self.list_len(row).filter(|_| self.name != "prompt_ids")?;
         (len != expected).then(|| format!("has {len} values, `{of}` has {expected}"))

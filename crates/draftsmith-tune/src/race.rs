@@ -127,10 +127,9 @@ impl Race {
 
     /// Returns the numbers below `num` in an order that depends on the seed and `stream`.
     fn shuffled(&self, num: usize, stream: &[&str]) -> Vec<usize> {
-        let mut draws = SeededDraws::new(self.seed, stream);
-        let mut keyed: Vec<(f64, usize)> = (0..num).map(|nth| (draws.uniform(), nth)).collect();
-        keyed.sort_by(|one, other| one.0.total_cmp(&other.0));
-        keyed.into_iter().map(|(_, nth)| nth).collect()
+        let mut numbers: Vec<usize> = (0..num).collect();
+        SeededDraws::new(self.seed, stream).shuffle(&mut numbers);
+        numbers
     }
 
     /// Returns the number of laps.

@@ -97,10 +97,11 @@ fn multiply_rows<I: Lanes, F: PanelForm>(
     panels: Panels<'_>,
     output: &mut [&mut [f32]],
 ) {
+    let num_strips = output[0].len().div_ceil(LINE / I::STRIPS);
     macro_rules! match_shape {
         ($(($num_rows:literal: $num_strips:literal))+) => {
             match rows.num_rows {
-                $($num_rows => for first in (0..panels.num_panels * I::STRIPS).step_by($num_strips) {
+                $($num_rows => for first in (0..num_strips).step_by($num_strips) {
                     lanes.vectorize(
                         #[inline(always)]
                         || {
@@ -119,8 +120,10 @@ fn multiply_rows<I: Lanes, F: PanelForm>(
         match_shape!((1: 6) (2: 6) (3: 4) (4: 3) (5: 2) (6: 2) (8: 2) (10: 1) (12: 1));
     } else if I::MOST_ROWS == 12 {
         match_shape!((1: 6) (2: 4) (3: 2) (4: 2) (5: 1) (6: 1) (8: 1) (10: 1) (12: 1));
-    } else if I::MOST_ROWS == 6 {
+    } else if I::STRIPS == 2 {
         match_shape!((1: 4) (2: 2) (3: 2) (4: 2) (5: 1) (6: 1));
+    } else if I::MOST_ROWS == 6 {
+        match_shape!((1: 2) (2: 1) (3: 1) (4: 1) (5: 1) (6: 1));
     } else {
         match_shape!((1: 1));
     }
@@ -134,9 +137,7 @@ fn write<Floats: Pod, const ROWS: usize, const STRIPS: usize>(
     column: usize,
 ) {
     for (r, output) in output.iter_mut().enumerate().take(ROWS) {
-        // A half of the last panel may have no outputs.
-        let start = column.min(output.len());
-        let strips = output[start..].chunks_mut(size_of::<Floats>() / size_of::<f32>());
+        let strips = output[column..].chunks_mut(size_of::<Floats>() / size_of::<f32>());
         for (sums, output) in sums.iter().zip(strips) {
             output.copy_from_slice(&cast_slice(slice::from_ref(&sums[r]))[..output.len()]);
         }
@@ -189,7 +190,7 @@ fn pass<I: Lanes, F: PanelForm, const ROWS: usize, const STRIPS: usize>(
             for s in 0..STRIPS {
                 lines[s] = &all_lines[s][first..][..F::BITS];
                 if num_panels < MIN_STREAMS_AHEAD && s % I::STRIPS == 0 {
-                    // Behind the end of a panel, the next pass's panel follows.
+                    // After the end of a panel, the next pass's panel follows.
                     let is_inside = num_panels == 1 || first + LINES_AHEAD < num_lines;
                     let skipped = if is_inside { 0 } else { (num_panels - 1) * num_lines };
                     for line in lines[s] {

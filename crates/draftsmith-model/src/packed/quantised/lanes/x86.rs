@@ -11,7 +11,7 @@ use pulp::{Simd, cast, f32x8, f32x16, i16x16, i16x32, i32x8, i32x16, u32x8, u32x
 
 use super::{Lanes, QuantLine, ScaleLine, widen_bytes};
 
-/// Implements the operations for which `pulp` has the same names with both sets of registers.
+/// Implements the operations that `pulp` names alike for registers of both sizes.
 macro_rules! operations_of_pulp {
     () => {
         #[inline(always)]
