@@ -9,7 +9,7 @@
 //! ```
 //! use draftsmith_data::{ChatFormat, Message, TextTokenizer};
 //! # fn main() -> Result<(), draftsmith_data::DataError> {
-//! # let dir = concat!(env!("CARGO_MANIFEST_DIR"), "/../../checkpoints/tiny/target").as_ref();
+//! # let dir: &std::path::Path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../checkpoints/tiny/target").as_ref();
 //! let tokenizer = TextTokenizer::from_model_dir(dir)?;
 //! let format = ChatFormat::choose(dir, None)?; // the model's own template
 //! let ids = tokenizer.encode_chat(&format, &[Message::user("What is 2 + 2?")])?;
