@@ -5,6 +5,8 @@
 //! rules below are those of the published tokenizers, from which llama.cpp's own differ in rare
 //! cases.
 
+use std::collections::HashSet;
+
 use serde_json::{Map, Value, json};
 
 use super::{Gguf, TEMPLATE};
@@ -26,51 +28,80 @@ const NAMED_TOKENS: [(&str, &str); 4] = [
     ("unk_token", "unknown_token_id"),
     ("pad_token", "padding_token_id"),
 ];
-/// The types of tokens: an unknown one, a special one, one that a user added, and one without text.
+/// The character that Gemma's tokens have for a space.
+const SPACE: &str = "\u{2581}";
+/// The types of tokens: an unknown one, a special one, one that a user added, one without text, and a
+/// byte.
 const UNKNOWN: u64 = 2;
 const CONTROL: u64 = 3;
 const USER_DEFINED: u64 = 4;
 const UNUSED: u64 = 5;
+const BYTE: u64 = 6;
 
 impl Gguf {
     /// Rebuilds the contents of `tokenizer.json` and `tokenizer_config.json`, with the tokenizer and
     /// the chat template.
     ///
     /// # Errors
-    /// If the file has no byte-level BPE tokenizer, or one with an unknown pre-tokenizer.
+    /// If the tokenizer is neither Gemma's nor a byte-level BPE with a known pre-tokenizer.
     pub fn text_files(&self) -> Result<[String; 2]> {
         let key = |key: &str| self.values.get(&format!("tokenizer.ggml.{key}"));
         let name = |name: &str| key(name).and_then(Value::as_str).unwrap_or_default();
         let (model, pre) = (name("model"), name("pre"));
-        if model != "gpt2" || !KNOWN.contains(&pre) {
+        let adds = |token: &str| key(token).and_then(Value::as_bool);
+        let is_gemma = model == "llama"
+            && matches!(&*self.architecture, "gemma2" | "gemma3")
+            && adds("add_space_prefix") == Some(false);
+        if !is_gemma && (model != "gpt2" || !KNOWN.contains(&pre)) {
             let problem = format!("a tokenizer of model `{model}` with pre-tokenizer `{pre}`");
             let known = KNOWN.join("`, `");
             return Err(self.no_tokenizer(format!(
-                "it has {problem}, expected model `gpt2` with one of `{known}`"
+                "it has {problem}, expected model `gpt2` with one of `{known}`, or that of Gemma 2 or 3"
             )));
         }
-        let adds = |token: &str| key(token).and_then(Value::as_bool);
         if adds("add_eos_token") == Some(true) || adds("add_sep_token") == Some(true) {
             return Err(self.no_tokenizer("its tokenizer adds a token after the text"));
         }
-        let tokens = self.tokens()?;
-        let (vocabulary, added) = self.vocabulary(&tokens)?;
+        let mut tokens = self.tokens()?;
+        if is_gemma {
+            // The converter writes spaces into the tokens that users added.
+            tokens.iter_mut().for_each(|token| *token = token.replace(' ', SPACE));
+        }
+        let kinds = self.numbers("tokenizer.ggml.token_type", tokens.len())?;
+        let (vocabulary, added) = self.vocabulary(&tokens, &kinds)?;
+        let merges = match is_gemma {
+            true => self.merges_of_scores(&tokens, &kinds)?,
+            false => self.texts("tokenizer.ggml.merges")?,
+        };
         let token = |id: &str| tokens.get(key(id)?.as_u64()? as usize);
         let ignores_merges = matches!(pre, "llama-bpe" | "tekken");
-        let adds_bos = adds("add_bos_token").unwrap_or(ignores_merges);
+        let adds_bos = adds("add_bos_token").unwrap_or(ignores_merges || is_gemma);
         let bos = token("bos_token_id").filter(|_| adds_bos);
         let tokenizer = json!({
             "version": "1.0",
             "added_tokens": added,
-            "normalizer": (pre == "qwen2").then(|| json!({ "type": "NFC" })),
-            "pre_tokenizer": pre_tokenizer(pre),
+            "normalizer": match pre {
+                _ if is_gemma => replace(" ", SPACE),
+                "qwen2" => json!({ "type": "NFC" }),
+                _ => Value::Null,
+            },
+            "pre_tokenizer": (!is_gemma).then(|| pre_tokenizer(pre)),
             "post_processor": bos.map(|bos| starts_with(bos, key("bos_token_id"))),
-            "decoder": byte_level(true),
+            "decoder": match is_gemma {
+                true => json!({
+                    "type": "Sequence",
+                    "decoders": [replace(SPACE, " "), { "type": "ByteFallback" }, { "type": "Fuse" }],
+                }),
+                false => byte_level(true),
+            },
             "model": {
                 "type": "BPE",
                 "vocab": vocabulary,
-                "merges": self.texts("tokenizer.ggml.merges")?,
+                "merges": merges,
                 "ignore_merges": ignores_merges,
+                "unk_token": is_gemma.then(|| token("unknown_token_id")),
+                "fuse_unk": is_gemma,
+                "byte_fallback": is_gemma,
             },
         });
         let named = NAMED_TOKENS.into_iter().filter_map(|(name, id)| Some((name, token(id)?)));
@@ -81,19 +112,53 @@ impl Gguf {
         Ok([tokenizer.to_string(), Value::Object(config).to_string()])
     }
 
-    /// Returns the ids of the tokens and the added tokens among them, as `tokenizer.json` has them.
-    fn vocabulary(&self, tokens: &[String]) -> Result<(Map<String, Value>, Vec<Value>)> {
-        let kinds = "tokenizer.ggml.token_type";
-        let Some((mut source, kind, num)) = self.list(kinds)? else {
-            return Err(self.no_tokenizer(format!("key `{kinds}` is missing")));
+    /// Reads a list with a number for each token.
+    fn numbers(&self, key: &str, num_tokens: usize) -> Result<Vec<Value>> {
+        let Some((mut source, kind, num)) = self.list(key)? else {
+            return Err(self.no_tokenizer(format!("key `{key}` is missing")));
         };
-        if num != tokens.len() as u64 {
-            let problem = format!("key `{kinds}` has {num} types for {} tokens", tokens.len());
+        if num != num_tokens as u64 {
+            let problem = format!("key `{key}` has {num} numbers for {num_tokens} tokens");
             return Err(self.no_tokenizer(problem));
         }
+        (0..num).map(|_| source.scalar(key, kind)).collect()
+    }
+
+    /// Lists the merges of a vocabulary with scores, as transformers' converter does: all divisions of
+    /// a token into two, first those of the best token and with the longest first part.
+    fn merges_of_scores(&self, tokens: &[String], kinds: &[Value]) -> Result<Vec<String>> {
+        let scores = self.numbers("tokenizer.ggml.scores", tokens.len())?;
+        let known: HashSet<&str> = tokens.iter().map(String::as_str).collect();
+        let mut merges = Vec::new();
+        for ((token, kind), score) in tokens.iter().zip(kinds).zip(&scores) {
+            let score = match kind.as_u64() {
+                Some(BYTE | UNUSED) => continue,
+                Some(UNKNOWN | CONTROL | USER_DEFINED) => 0.0,
+                // A zero loses its sign.
+                _ => score.as_f64().unwrap_or_default() + 0.0,
+            };
+            let num_chars = token.chars().count();
+            for (num_first, (at, _)) in token.char_indices().enumerate().skip(1) {
+                let (first, second) = token.split_at(at);
+                if known.contains(first) && known.contains(second) {
+                    merges.push((score, [num_first, num_chars - num_first], first, second));
+                }
+            }
+        }
+        merges.sort_by(|a, b| b.0.total_cmp(&a.0).then(b.1.cmp(&a.1)));
+        let merge = |(_, _, first, second)| format!("{first} {second}");
+        Ok(merges.into_iter().map(merge).collect())
+    }
+
+    /// Returns the ids of the tokens and the added tokens among them, as `tokenizer.json` has them.
+    fn vocabulary(
+        &self,
+        tokens: &[String],
+        kinds: &[Value],
+    ) -> Result<(Map<String, Value>, Vec<Value>)> {
         let (mut vocabulary, mut added) = (Map::new(), Vec::new());
-        for (id, token) in tokens.iter().enumerate() {
-            let kind = source.scalar(kinds, kind)?.as_u64();
+        for (id, (token, kind)) in tokens.iter().zip(kinds).enumerate() {
+            let kind = kind.as_u64();
             let is_special = matches!(kind, Some(UNKNOWN | CONTROL));
             if is_special || kind == Some(USER_DEFINED) {
                 added.push(json!({
@@ -137,6 +202,11 @@ fn pre_tokenizer(name: &str) -> Value {
         _ => return byte_level(true),
     };
     json!({ "type": "Sequence", "pretokenizers": [first, byte_level(name == "smollm")] })
+}
+
+/// Returns the step that replaces a text by another one.
+fn replace(text: &str, by: &str) -> Value {
+    json!({ "type": "Replace", "pattern": { "String": text }, "content": by })
 }
 
 /// Returns the step that turns bytes into characters. `use_regex` splits text as GPT-2 does.

@@ -39,7 +39,7 @@ fn tokenizers_made_from_gguf_files_have_the_ids_of_those_that_they_were_converte
             assert_eq!([decode(false), decode(true)], decoded, "{name}: {text}");
         }
     }
-    assert!(num >= 5, "{num} tokenizers");
+    assert!(num >= 6, "{num} tokenizers");
 }
 
 #[test]
@@ -60,6 +60,9 @@ fn a_tokenizer_that_cannot_be_made_exactly_is_refused() {
         ("smollm", "gpt2", "bert", "model `bert`"),
         ("smollm", "token_type", "token_tipe", "token_type` is missing"),
         ("tekken", "add_bos_token", "add_eos_token", "adds a token after the text"),
+        ("gemma3", "gemma3", "gemma4", "model `llama` with pre-tokenizer `default`, expected"),
+        ("gemma3", "add_space_prefix", "add_space_suffix", "model `llama`"),
+        ("gemma3", "ggml.scores", "ggml.sc0res", "scores` is missing"),
     ] {
         let mut bytes = std::fs::read(fixtures().join(name).with_extension("gguf")).expect("reads");
         let at = bytes.windows(from.len()).position(|it| it == from.as_bytes()).expect("is there");
