@@ -40,8 +40,7 @@ const AT_ONCE: usize = 16;
 const ROWS: [usize; 5] = [2, 3, 4, 5, 8];
 /// The number of nodes of a tree that is compared with a chain of the same length.
 const NUM_NODES: usize = 63;
-/// The number of tokens before a verification, and of repetitions in a round.
-const NUM_BEFORE: usize = 200;
+/// The number of repetitions of verifications in a round.
 const NUM_VERIFICATIONS: usize = 15;
 /// The lengths of the prompts that are read.
 const PROMPTS: [usize; 2] = [250, 1000];
@@ -55,6 +54,9 @@ struct Arguments {
     /// Number of rounds.
     #[arg(long, default_value_t = 5)]
     rounds: usize,
+    /// Number of tokens before a verification.
+    #[arg(long, default_value_t = 200)]
+    before: usize,
     /// An argument that cargo adds.
     #[arg(long, hide = true)]
     bench: bool,
@@ -75,10 +77,10 @@ fn main() -> Result<()> {
         bail!("`--rounds` is 0, expected 1 or more");
     }
     // As in the program: called from outside the pool, a forward's second thread starts too late.
-    rayon::scope(|_| measure(dir, arguments.rounds))
+    rayon::scope(|_| measure(dir, arguments.rounds, arguments.before))
 }
 
-fn measure(dir: &Path, rounds: usize) -> Result<()> {
+fn measure(dir: &Path, rounds: usize, num_before: usize) -> Result<()> {
     let load = || CausalLm::from_model_dir(dir, &Device::flex());
     let model = load()?;
     let file_bytes = match dir.is_file() {
@@ -128,7 +130,7 @@ fn measure(dir: &Path, rounds: usize) -> Result<()> {
             let read = answer(&model, &prompt(len), 1)?.to_first.as_secs_f64();
             round.push(len as f64 / read);
         }
-        round.extend(verifications(&model)?);
+        round.extend(verifications(&model, num_before)?);
         figures.push(round);
     }
     println!("{:<46}{:>9}{:>9}{:>9}", "", "least", "median", "most");
@@ -144,22 +146,22 @@ fn measure(dir: &Path, rounds: usize) -> Result<()> {
 
 /// Median times, measured in turn: of one row in milliseconds, of several rows relative to one, and of a
 /// tree relative to a chain of the same length.
-fn verifications(model: &CausalLm) -> Result<Vec<f64>> {
-    let tokens = prompt(NUM_BEFORE + NUM_NODES);
+fn verifications(model: &CausalLm, num_before: usize) -> Result<Vec<f64>> {
+    let tokens = prompt(num_before + NUM_NODES);
     let capacity = tokens.len() + 1;
     let mut session = ModelSession::new(model, capacity, "model");
-    session.begin(0, &tokens[..NUM_BEFORE])?;
-    let chain = |rows: usize| Proposal::certain_chain(&tokens[NUM_BEFORE..][..rows - 1]);
+    session.begin(0, &tokens[..num_before])?;
+    let chain = |rows: usize| Proposal::certain_chain(&tokens[num_before..][..rows - 1]);
     let chains = [1].into_iter().chain(ROWS).chain([NUM_NODES + 1]).map(chain);
-    let proposals: Vec<Proposal> = chains.chain([tree(&tokens[NUM_BEFORE..])]).collect();
+    let proposals: Vec<Proposal> = chains.chain([tree(&tokens[num_before..])]).collect();
     let mut times: Vec<Vec<f64>> = vec![Vec::new(); proposals.len()];
     for _ in 0..NUM_VERIFICATIONS {
         for (proposal, times) in proposals.iter().zip(&mut times) {
-            let tokens = &tokens[..NUM_BEFORE + proposal.len()];
+            let tokens = &tokens[..num_before + proposal.len()];
             let begun = Instant::now();
             black_box(session.verify(&[Verification { slot: 0, tokens, proposal }])?);
             times.push(begun.elapsed().as_secs_f64());
-            session.commit(0, NUM_BEFORE - 1, &[]);
+            session.commit(0, num_before - 1, &[]);
         }
     }
     let medians: Vec<f64> = times

@@ -3,6 +3,8 @@
 //! Scores are products of queries with keys, and outputs are products of probabilities with values.
 //! Both use `kernel`, so keys are panels of 16 positions and values panels of 16 channels.
 
+use std::ops::Range;
+
 use pulp::{Arch, Simd, WithSimd};
 
 use super::buffers::{PackedLayerCache, Scratch};
@@ -10,12 +12,16 @@ use super::kernel::{Shape, multiply_panels};
 use super::norm::{PackedNorm, add_normed};
 use super::steps::{self, rotate, softmax};
 use super::storage::LINE;
-use super::weights::PackedWeights;
+use super::team::Shared;
+use super::weights::{PackedWeights, Threads};
 use crate::placed::{PlacedRows, PlacedRun};
 use crate::rope::{Reach, RopeTable};
 use crate::spec::{AttentionSpec, ModelShape, NamedLayer};
 use crate::token_tree::TokenTree;
 use crate::vectors::vectorized;
+
+/// The number of multiply-adds from which a waiting team pays off.
+const TEAM_MIXING: usize = 1 << 18;
 
 /// The attention block of one layer, with its norms.
 #[derive(Debug)]
@@ -163,109 +169,322 @@ impl PackedAttention {
         slots: &[PackedLayerCache],
         scratch: &mut Scratch,
     ) {
-        let Self { form, ref reach, .. } = *self;
-        Arch::new().dispatch(Mix { form, reach, projected, rows, slots, scratch });
-        self.output.multiply(&scratch.heads, &mut scratch.narrow, &scratch.threads);
-        add_normed(x, &mut scratch.narrow, self.post_norm.as_ref());
+        let mixing = Mixing::new(self.form, &self.reach, projected, rows, slots);
+        let Scratch { scores, heads, narrow, threads, .. } = scratch;
+        let (q_width, kv_width) = self.form.widths();
+        heads.resize(projected.len() / (q_width + 2 * kv_width) * q_width, 0.0);
+        let num_queries = mixing.num_queries();
+        match threads {
+            Threads::Team(team) if mixing.num_products() >= TEAM_MIXING => {
+                team.share(mixing, num_queries, |mixing, queries, mixed| {
+                    mixing.place(queries, mixed, heads);
+                });
+            }
+            _ => {
+                let mixed = mixing.mix(0..num_queries, scores);
+                mixing.place(0..num_queries, &mixed, heads);
+            }
+        }
+        self.output.multiply(heads, narrow, threads);
+        add_normed(x, narrow, self.post_norm.as_ref());
     }
 }
 
-/// Averages the values for each query by attention, into `scratch.heads`.
-struct Mix<'a> {
+/// An average of the values for each query, by attention. Queries are numbered run by run, and in a
+/// run head by head of the keys.
+#[derive(Debug)]
+struct Mixing {
     form: AttentionForm,
-    reach: &'a Reach,
-    projected: &'a [f32],
-    rows: PlacedRows<'a>,
-    slots: &'a [PackedLayerCache],
-    scratch: &'a mut Scratch,
+    runs: Vec<MixedRun>,
+    /// The queries, `[queries, head_dim]`.
+    queries: Vec<f32>,
 }
 
-impl WithSimd for Mix<'_> {
-    type Output = ();
+/// The consecutive rows of one slot.
+#[derive(Debug)]
+struct MixedRun {
+    cache: PackedLayerCache,
+    /// The first entry whose keys are multiplied, and the number of such entries: whole lines.
+    before: usize,
+    num_entries: usize,
+    seen: Vec<Seen>,
+}
 
-    /// Processes one slot after another, because a token attends only to its own sequence.
-    #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) {
-        let Self { form, reach, projected, rows, slots, scratch } = self;
-        let Scratch { queries, scores, mixed, heads, .. } = scratch;
-        let AttentionForm { num_heads, num_kv_heads: kv_heads, head_dim, soft_cap, .. } = form;
+/// What a row attends to: a range of entries after `before`, without some of them.
+#[derive(Debug)]
+struct Seen {
+    first: usize,
+    end: usize,
+    hidden: Vec<usize>,
+}
+
+impl MixedRun {
+    fn new(
+        PlacedRun { start, num_rows, .. }: PlacedRun,
+        tree: Option<&TokenTree>,
+        reach: &Reach,
+        cache: &PackedLayerCache,
+    ) -> Self {
+        // Whole lines of keys that no row attends to are skipped. This does not change the sums,
+        // which would begin with zeros.
+        let lowest = tree.map_or(start, |tree| start.min(tree.num_standing));
+        let before = reach.first_seen(lowest) / LINE * LINE;
+        let end = start + num_rows;
+        let last = tree.map_or(end, |tree| tree.end_seen(end - 1));
+        let seen = (start..end).map(|entry| match tree {
+            None => Seen {
+                first: reach.first_seen(entry) - before,
+                end: entry + 1 - before,
+                hidden: Vec::new(),
+            },
+            Some(tree) => {
+                let first = reach.first_seen(tree.position(entry));
+                Seen {
+                    first: first.min(tree.num_standing) - before,
+                    end: reach.end_seen(tree, entry) - before,
+                    // Among the nodes of the tree, only the entry's ancestors count.
+                    hidden: tree.hidden_from(entry, first).map(|other| other - before).collect(),
+                }
+            }
+        });
+        let num_entries = last.next_multiple_of(LINE) - before;
+        Self { cache: cache.clone(), before, num_entries, seen: seen.collect() }
+    }
+}
+
+impl Mixing {
+    fn new(
+        form: AttentionForm,
+        reach: &Reach,
+        projected: &[f32],
+        rows: PlacedRows<'_>,
+        slots: &[PackedLayerCache],
+    ) -> Self {
         let (q_width, kv_width) = form.widths();
-        let row_width = q_width + 2 * kv_width;
-        heads.resize(projected.len() / row_width * q_width, 0.0);
-        let mut first = 0;
-        for PlacedRun { slot, start, num_rows } in rows.runs() {
-            let cache = &slots[slot];
-            let projected = &projected[first * row_width..(first + num_rows) * row_width];
-            let heads = &mut heads[first * q_width..(first + num_rows) * q_width];
-            first += num_rows;
-            // Whole lines of keys that no row attends to are skipped. This does not change the
-            // sums, which would begin with zeros.
-            let tree = rows.tree(slot);
-            let lowest = tree.map_or(start, |tree| start.min(tree.num_standing));
-            let before = reach.first_seen(lowest) / LINE * LINE;
-            let end = start + num_rows;
-            let end = tree.map_or(end, |tree| tree.end_seen(end - 1));
-            let all = end.next_multiple_of(LINE) - before;
-            let group = num_heads / kv_heads;
-            for kv_head in 0..kv_heads {
-                // These are the queries that share this head's keys, row by row.
-                queries.clear();
-                for row in projected.chunks_exact(row_width) {
-                    let of_group = &row[kv_head * group * head_dim..][..group * head_dim];
-                    queries.extend_from_slice(of_group);
+        let width_a_head = q_width / form.num_kv_heads;
+        let mut rest = projected;
+        let (mut runs, mut queries) = (Vec::new(), Vec::new());
+        for run in rows.runs() {
+            let (projected, others) = rest.split_at(run.num_rows * (q_width + 2 * kv_width));
+            rest = others;
+            for head in 0..form.num_kv_heads {
+                for row in projected.chunks_exact(q_width + 2 * kv_width) {
+                    queries.extend_from_slice(&row[head * width_a_head..][..width_a_head]);
                 }
-                scores.resize(num_rows * group * all, 0.0);
-                let keys = (kv_head * cache.capacity + before) / LINE * head_dim;
-                let keys = &cache.keys[keys..][..all / LINE * head_dim];
-                let shape = Shape { inputs: head_dim, stride: head_dim, outputs: all };
-                multiply_panels(simd, queries, keys, shape, scores);
-                if let Some(cap) = soft_cap {
-                    steps::soft_cap(scores, cap);
-                }
-                for (i, scores) in scores.chunks_exact_mut(all).enumerate() {
-                    let entry = start + i / group;
-                    match tree {
-                        None => {
-                            let first = reach.first_seen(entry) - before;
-                            softmax(scores, first, entry + 1 - before);
-                        }
-                        Some(tree) => softmax_in_tree(scores, tree, entry, before, reach),
-                    }
-                }
-                mixed.resize(num_rows * group * head_dim, 0.0);
-                let num_panels = head_dim.div_ceil(LINE);
-                let values = &cache.values[kv_head * num_panels * cache.capacity..];
-                let values = &values[before..num_panels * cache.capacity];
-                let shape = Shape { inputs: all, stride: cache.capacity, outputs: head_dim };
-                multiply_panels(simd, scores, values, shape, mixed);
-                for (row, mixed) in
-                    heads.chunks_exact_mut(q_width).zip(mixed.chunks_exact(group * head_dim))
-                {
-                    row[kv_head * group * head_dim..][..group * head_dim].copy_from_slice(mixed);
-                }
+            }
+            runs.push(MixedRun::new(run, rows.tree(run.slot), reach, &slots[run.slot]));
+        }
+        Self { form, runs, queries }
+    }
+
+    fn num_queries(&self) -> usize {
+        self.queries.len() / self.form.head_dim
+    }
+
+    /// Counts the multiply-adds.
+    fn num_products(&self) -> usize {
+        let products = |run: &MixedRun| 2 * run.seen.len() * run.num_entries;
+        self.runs.iter().map(products).sum::<usize>() * self.form.widths().0
+    }
+
+    /// Returns the number of queries of a row that attend to the same head of keys.
+    fn group(&self) -> usize {
+        self.form.num_heads / self.form.num_kv_heads
+    }
+
+    /// Divides queries by the heads to which they attend. Yields the run, its first row, the head,
+    /// the first of the head's queries and the queries.
+    fn parts(
+        &self,
+        queries: Range<usize>,
+    ) -> impl Iterator<Item = (&MixedRun, usize, usize, usize, Range<usize>)> {
+        let (mut first_row, mut first) = (0, 0);
+        let heads = self.runs.iter().flat_map(move |run| {
+            let row = first_row;
+            first_row += run.seen.len();
+            (0..self.form.num_kv_heads).map(move |head| (run, row, head))
+        });
+        heads.filter_map(move |(run, row, head)| {
+            let start = first;
+            first += run.seen.len() * self.group();
+            let part = queries.start.max(start)..queries.end.min(first);
+            (!part.is_empty()).then_some((run, row, head, start, part))
+        })
+    }
+
+    /// Computes the averages for some queries, `[queries, head_dim]`.
+    fn mix(&self, queries: Range<usize>, scores: &mut Vec<f32>) -> Vec<f32> {
+        Arch::new().dispatch(MixedPart { mixing: self, queries, scores })
+    }
+
+    /// Copies the averages of some queries to their places in `heads`, `[rows, heads, head_dim]`.
+    fn place(&self, queries: Range<usize>, mixed: &[f32], heads: &mut [f32]) {
+        let AttentionForm { num_heads, head_dim, .. } = self.form;
+        let (group, mut mixed) = (self.group(), mixed.chunks_exact(head_dim));
+        for (_, row, head, start, part) in self.parts(queries) {
+            for (query, mixed) in part.zip(&mut mixed) {
+                let (row, query) = (row + (query - start) / group, (query - start) % group);
+                let place = (row * num_heads + head * group + query) * head_dim;
+                heads[place..][..head_dim].copy_from_slice(mixed);
             }
         }
     }
 }
 
-/// Computes the softmax of the scores of cache entry `entry`. The first score is for entry
-/// `before`. Among the nodes of the tree, only the entry's ancestors count.
-#[inline(always)]
-fn softmax_in_tree(
-    scores: &mut [f32],
-    tree: &TokenTree,
-    entry: usize,
-    before: usize,
-    reach: &Reach,
-) {
-    let first_seen = reach.first_seen(tree.position(entry));
-    let hidden = || tree.hidden_from(entry, first_seen).map(|other| other - before);
-    hidden().for_each(|other| scores[other] = f32::NEG_INFINITY);
-    softmax(
-        scores,
-        first_seen.min(tree.num_standing) - before,
-        reach.end_seen(tree, entry) - before,
-    );
-    // Hidden nodes must have probability 0 exactly, where softmax may leave a tiny number.
-    hidden().for_each(|other| scores[other] = 0.0);
+impl Shared for Mixing {
+    fn compute(&self, queries: Range<usize>) -> Vec<f32> {
+        self.mix(queries, &mut Vec::new())
+    }
+}
+
+/// Some queries of a mixing.
+struct MixedPart<'a> {
+    mixing: &'a Mixing,
+    queries: Range<usize>,
+    scores: &'a mut Vec<f32>,
+}
+
+impl WithSimd for MixedPart<'_> {
+    type Output = Vec<f32>;
+
+    #[inline(always)]
+    fn with_simd<S: Simd>(self, simd: S) -> Vec<f32> {
+        let Self { mixing, queries, scores } = self;
+        let AttentionForm { head_dim, soft_cap, .. } = mixing.form;
+        let mut mixed = vec![0.0; queries.len() * head_dim];
+        let mut rest = &mut *mixed;
+        for (run, _, head, start, part) in mixing.parts(queries) {
+            let MixedRun { cache, before, num_entries, seen } = run;
+            let (before, num_entries) = (*before, *num_entries);
+            let queries = &mixing.queries[part.start * head_dim..part.end * head_dim];
+            scores.resize(part.len() * num_entries, 0.0);
+            let keys = (head * cache.capacity + before) / LINE * head_dim;
+            let keys = &cache.keys[keys..][..num_entries / LINE * head_dim];
+            let shape = Shape { inputs: head_dim, stride: head_dim, outputs: num_entries };
+            multiply_panels(simd, queries, keys, shape, scores);
+            if let Some(cap) = soft_cap {
+                steps::soft_cap(scores, cap);
+            }
+            for (query, scores) in part.clone().zip(scores.chunks_exact_mut(num_entries)) {
+                let Seen { first, end, hidden } = &seen[(query - start) / mixing.group()];
+                hidden.iter().for_each(|other| scores[*other] = f32::NEG_INFINITY);
+                softmax(scores, *first, *end);
+                // Hidden nodes must have probability 0 exactly, where softmax may leave a tiny
+                // number.
+                hidden.iter().for_each(|other| scores[*other] = 0.0);
+            }
+            let num_panels = head_dim.div_ceil(LINE);
+            let values = &cache.values[head * num_panels * cache.capacity..];
+            let values = &values[before..num_panels * cache.capacity];
+            let shape = Shape { inputs: num_entries, stride: cache.capacity, outputs: head_dim };
+            let (mixed, others) = rest.split_at_mut(part.len() * head_dim);
+            rest = others;
+            multiply_panels(simd, scores, values, shape, mixed);
+        }
+        mixed
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::super::team::Team;
+    use super::*;
+
+    fn number(seed: usize) -> f32 {
+        (seed.wrapping_mul(2_654_435_761) >> 7 & 0xffff) as f32 / 32768.0 - 1.0
+    }
+
+    /// Makes two runs: five tokens of a chain, and three nodes of which one does not see another.
+    fn mixing(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Mixing {
+        let form = AttentionForm {
+            num_heads,
+            num_kv_heads,
+            head_dim,
+            scale: 1.0,
+            soft_cap: None,
+            reach: 0,
+        };
+        let run = |slot: usize, before: usize, num_entries: usize, seen: Vec<Seen>| {
+            let mut cache = PackedLayerCache::new(num_kv_heads, head_dim, before + num_entries);
+            for position in 0..before + num_entries {
+                for head in 0..num_kv_heads {
+                    let at = ((slot * 100 + position) * 16 + head) * 256;
+                    let key: Vec<f32> = (0..head_dim).map(|i| number(at + i)).collect();
+                    let value: Vec<f32> = (0..head_dim).map(|i| number(at + i + 128)).collect();
+                    cache.write(head, position, &key, &value);
+                }
+            }
+            MixedRun { cache, before, num_entries, seen }
+        };
+        let seen = |first, end, hidden: &[usize]| Seen { first, end, hidden: hidden.to_vec() };
+        let chain = (40..45).map(|end| seen(end - 38, end, &[])).collect();
+        let tree = vec![seen(0, 20, &[]), seen(0, 21, &[]), seen(0, 22, &[20])];
+        let runs = vec![run(0, 16, 48, chain), run(1, 0, 32, tree)];
+        let queries = (0..8 * num_heads * head_dim).map(|i| number(i + (1 << 20))).collect();
+        Mixing { form, runs, queries }
+    }
+
+    /// Averages the values for a query by the definition.
+    fn average(run: &MixedRun, head: usize, seen: &Seen, query: &[f32]) -> Vec<f32> {
+        let (cache, head_dim) = (&run.cache, query.len());
+        let is_seen = |entry: &usize| !seen.hidden.contains(entry);
+        let entries: Vec<usize> = (seen.first..seen.end).filter(is_seen).collect();
+        let weight = |entry: &usize| {
+            let position = head * cache.capacity + run.before + entry;
+            let keys = &cache.keys[position / LINE * head_dim..][..head_dim];
+            let products = keys.iter().zip(query).map(|(key, x)| key.0[position % LINE] * x);
+            products.map(f64::from).sum::<f64>().exp()
+        };
+        let total: f64 = entries.iter().map(weight).sum();
+        let channel = |channel: usize| {
+            let panel = head * head_dim.div_ceil(LINE) + channel / LINE;
+            let value = |entry: usize| {
+                cache.values[panel * cache.capacity + run.before + entry].0[channel % LINE]
+            };
+            let parts = entries.iter().map(|entry| weight(entry) * f64::from(value(*entry)));
+            (parts.sum::<f64>() / total) as f32
+        };
+        (0..head_dim).map(channel).collect()
+    }
+
+    #[test]
+    fn a_team_mixes_as_one_thread_does_and_as_attention_is_defined() {
+        for (num_heads, num_kv_heads, head_dim) in [(9, 3, 32), (4, 1, 20), (2, 2, 8)] {
+            let mixing = || mixing(num_heads, num_kv_heads, head_dim);
+            let (whole, num_queries) = (mixing(), 8 * num_heads);
+            let mut alone = vec![f32::NAN; num_queries * head_dim];
+            whole.place(0..num_queries, &whole.mix(0..num_queries, &mut Vec::new()), &mut alone);
+            let group = num_heads / num_kv_heads;
+            let mut queries = whole.queries.chunks_exact(head_dim);
+            for (run, first_row) in whole.runs.iter().zip([0, 5]) {
+                for head in 0..num_kv_heads {
+                    for (row, seen) in run.seen.iter().enumerate() {
+                        for query in 0..group {
+                            let x = queries.next().expect("a query");
+                            let place = (first_row + row) * num_heads + head * group + query;
+                            let found = &alone[place * head_dim..][..head_dim];
+                            for (found, expected) in found.iter().zip(average(run, head, seen, x)) {
+                                assert!((found - expected).abs() < 1e-5, "{found} {expected}");
+                            }
+                        }
+                    }
+                }
+            }
+            let pool = rayon::ThreadPoolBuilder::new().num_threads(4).build();
+            pool.expect("threads start").install(|| {
+                let team = Arc::new(Team::default());
+                for _ in 0..50 {
+                    team.run(|| {
+                        let mut together = vec![f32::NAN; alone.len()];
+                        team.share(mixing(), num_queries, |mixing, queries, mixed| {
+                            mixing.place(queries, mixed, &mut together);
+                        });
+                        assert_eq!(together, alone);
+                    });
+                }
+            });
+        }
+    }
 }

@@ -9,13 +9,13 @@ use super::weights::Threads;
 /// The number of multiply-adds in a forward from which a team of threads pays off.
 const TEAM_FORWARD: usize = 1 << 20;
 
-/// The keys and values of one layer for one sequence.
-#[derive(Debug)]
+/// The keys and values of one layer for one sequence. Clones share them until one is changed.
+#[derive(Debug, Clone)]
 pub(crate) struct PackedLayerCache {
     /// The keys: for each head, panels of 16 positions, each `[head_dim, 16]`.
-    pub(super) keys: Vec<F32Line>,
+    pub(super) keys: Arc<Vec<F32Line>>,
     /// The values: for each head, panels of 16 channels, each `[capacity, 16]`.
-    pub(super) values: Vec<F32Line>,
+    pub(super) values: Arc<Vec<F32Line>>,
     pub(super) head_dim: usize,
     /// The number of positions with memory, a multiple of [`LINE`].
     pub(super) capacity: usize,
@@ -39,9 +39,7 @@ pub(crate) struct Scratch {
     pub(super) sharing: Sharing,
     /// Buffers for forwards in blocks.
     pub(super) blocks: Blocks,
-    pub(super) queries: Vec<f32>,
     pub(super) scores: Vec<f32>,
-    pub(super) mixed: Vec<f32>,
     pub(super) heads: Vec<f32>,
 }
 
@@ -71,8 +69,8 @@ impl PackedLayerCache {
         let capacity = capacity.next_multiple_of(LINE);
         let empty = F32Line([0.0; LINE]);
         Self {
-            keys: vec![empty; num_kv_heads * capacity / LINE * head_dim],
-            values: vec![empty; num_kv_heads * head_dim.div_ceil(LINE) * capacity],
+            keys: vec![empty; num_kv_heads * capacity / LINE * head_dim].into(),
+            values: vec![empty; num_kv_heads * head_dim.div_ceil(LINE) * capacity].into(),
             head_dim,
             capacity,
             bits: None,
@@ -85,14 +83,16 @@ impl PackedLayerCache {
         let mut grown = Self { bits: self.bits, ..Self::new(heads, self.head_dim, capacity) };
         // With more capacity, each head gets more panels of keys, and each panel of values gets
         // more lines.
-        let copy = |from: &[F32Line], to: &mut [F32Line], parts: usize| {
+        let num_panels = heads * self.head_dim.div_ceil(LINE);
+        for (from, to, parts) in
+            [(&self.keys, &mut grown.keys, heads), (&self.values, &mut grown.values, num_panels)]
+        {
+            let to = Arc::make_mut(to);
             let (width, to_width) = (from.len() / parts, to.len() / parts);
             for (from, to) in from.chunks_exact(width).zip(to.chunks_exact_mut(to_width)) {
                 to[..width].copy_from_slice(from);
             }
-        };
-        copy(&self.keys, &mut grown.keys, heads);
-        copy(&self.values, &mut grown.values, heads * self.head_dim.div_ceil(LINE));
+        }
         *self = grown;
     }
 
@@ -101,13 +101,14 @@ impl PackedLayerCache {
         if from == to {
             return;
         }
-        for panels in self.keys.chunks_exact_mut(self.capacity / LINE * self.head_dim) {
+        let width = self.capacity / LINE * self.head_dim;
+        for panels in Arc::make_mut(&mut self.keys).chunks_exact_mut(width) {
             for channel in 0..self.head_dim {
                 let key = panels[from / LINE * self.head_dim + channel].0[from % LINE];
                 panels[to / LINE * self.head_dim + channel].0[to % LINE] = key;
             }
         }
-        for panel in self.values.chunks_exact_mut(self.capacity) {
+        for panel in Arc::make_mut(&mut self.values).chunks_exact_mut(self.capacity) {
             panel[to] = panel[from];
         }
     }
@@ -124,19 +125,21 @@ impl PackedLayerCache {
     #[inline(always)]
     fn put(&mut self, head: usize, position: usize, key: &[f32], value: &[f32]) {
         let panel = head * self.capacity / LINE + position / LINE;
-        let (lines, key) = (&mut self.keys[panel * self.head_dim..][..key.len()], key);
+        let keys = Arc::make_mut(&mut self.keys);
+        let (lines, key) = (&mut keys[panel * self.head_dim..][..key.len()], key);
         for channel in 0..key.len() {
             lines[channel].0[position % LINE] = key[channel];
         }
         let first = head * self.head_dim.div_ceil(LINE);
+        let values = Arc::make_mut(&mut self.values);
         let (whole, rest) = value.as_chunks::<LINE>();
         let mut at = first * self.capacity + position;
         for value in whole {
-            self.values[at].0 = *value;
+            values[at].0 = *value;
             at += self.capacity;
         }
         if !rest.is_empty() {
-            self.values[at].0[..rest.len()].copy_from_slice(rest);
+            values[at].0[..rest.len()].copy_from_slice(rest);
         }
     }
 }

@@ -1,10 +1,11 @@
-//! Products of a few rows, computed by several threads.
+//! Products of a few rows, and attention, computed by several threads.
 //!
 //! A decoded token takes a hundred products of some tens of microseconds each, which is too short
 //! to start threads for. Here the other threads spin during a forward and take shares of each
 //! product. A product does not wait long for a thread that was suspended: the share is computed
 //! again.
 
+use std::fmt::Debug;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -20,13 +21,13 @@ const PANELS_A_PASS: usize = 6;
 /// The maximum number of threads in a team. More threads do not read memory faster.
 const MAX_THREADS: usize = 8;
 
-/// The threads that work on the products of one forward.
+/// The threads that work on one forward.
 #[derive(Debug, Default)]
 pub(crate) struct Team {
-    /// The product that is being computed, if any.
-    product: Mutex<Option<Arc<SharedProduct>>>,
-    /// The number of products so far, which identifies the current one.
-    num_products: AtomicUsize,
+    /// The work that is being done, if any.
+    work: Mutex<Option<Arc<SharedWork>>>,
+    /// The number of works so far, which identifies the current one.
+    num_works: AtomicUsize,
     /// The number of threads that help, or will soon.
     num_helpers: AtomicUsize,
     is_over: AtomicBool,
@@ -61,32 +62,46 @@ impl Team {
         x: &[f32],
         output: &mut [f32],
     ) {
+        let product = Product::new(lines, shape, x);
+        let num_passes = product.num_passes();
+        self.share(product, num_passes, |product, passes, done| {
+            product.place(passes, done, output);
+        });
+    }
+
+    /// Computes work of `num_parts` parts, and calls `place` with each share's parts and results.
+    pub(super) fn share<W: Shared + 'static>(
+        &self,
+        work: W,
+        num_parts: usize,
+        place: impl FnMut(&W, Range<usize>, &[f32]),
+    ) {
         let begun = Instant::now();
-        let product = Arc::new(SharedProduct::new(lines, shape, x));
-        *self.product() = Some(product.clone());
-        self.num_products.fetch_add(1, Ordering::Release);
-        product.work();
+        let work = Arc::new(SharedWork::new(work, num_parts));
+        *self.work() = Some(work.clone());
+        self.num_works.fetch_add(1, Ordering::Release);
+        work.work();
         // This thread waits for others as long as its own shares took.
-        product.collect(output, Instant::now() + begun.elapsed());
+        work.collect(Instant::now() + begun.elapsed(), place);
     }
 
-    fn product(&self) -> MutexGuard<'_, Option<Arc<SharedProduct>>> {
-        self.product.lock().unwrap_or_else(PoisonError::into_inner)
+    fn work(&self) -> MutexGuard<'_, Option<Arc<SharedWork>>> {
+        self.work.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Works on product after product until the forward is over.
+    /// Works until the forward is over.
     fn help(&self) {
         let mut last = 0;
         while !self.is_over.load(Ordering::Relaxed) {
-            let number = self.num_products.load(Ordering::Acquire);
+            let number = self.num_works.load(Ordering::Acquire);
             if number == last {
                 std::hint::spin_loop();
                 continue;
             }
             last = number;
-            let product = self.product().clone();
-            if let Some(product) = product {
-                product.work();
+            let work = self.work().clone();
+            if let Some(work) = work {
+                work.work();
             }
         }
     }
@@ -98,37 +113,35 @@ struct Over<'a>(&'a Team);
 impl Drop for Over<'_> {
     fn drop(&mut self) {
         self.0.is_over.store(true, Ordering::Relaxed);
-        *self.0.product() = None;
+        *self.0.work() = None;
     }
 }
 
-/// A product that the threads of a team share.
+/// Work whose parts are computed independently, by any thread.
+pub(super) trait Shared: Debug + Send + Sync {
+    /// Computes some parts.
+    fn compute(&self, parts: Range<usize>) -> Vec<f32>;
+}
+
+/// Work that the threads of a team share.
 #[derive(Debug)]
-struct SharedProduct {
-    lines: Arc<Lines>,
-    inputs: usize,
-    outputs: usize,
-    factors: Factors<'static>,
-    /// The first pass that no thread has taken.
+struct SharedWork<W: ?Sized = dyn Shared> {
+    /// The first part that no thread has taken.
     next: AtomicUsize,
-    /// The results of each share, at the index of its first pass: `[rows, outputs of the share]`.
+    /// The results of each share, at the index of its first part.
     done: Vec<OnceLock<Vec<f32>>>,
+    work: W,
 }
 
-impl SharedProduct {
-    fn new(lines: &Arc<Lines>, [inputs, outputs]: [usize; 2], x: &[f32]) -> Self {
-        let num_passes = outputs.div_ceil(PANELS_A_PASS * LINE);
-        Self {
-            lines: lines.clone(),
-            inputs,
-            outputs,
-            factors: Factors::new(lines, inputs, x.to_vec()),
-            next: AtomicUsize::new(0),
-            done: std::iter::repeat_with(OnceLock::new).take(num_passes).collect(),
-        }
+impl<W> SharedWork<W> {
+    fn new(work: W, num_parts: usize) -> Self {
+        let done = std::iter::repeat_with(OnceLock::new).take(num_parts).collect();
+        Self { next: AtomicUsize::new(0), done, work }
     }
+}
 
-    /// Returns the share that starts at a pass. It is a quarter of the remaining passes, so that
+impl<W: Shared + ?Sized> SharedWork<W> {
+    /// Returns the share that starts at a part. It is a quarter of the remaining parts, so that
     /// there are few shares and the last ones are small.
     fn share(&self, first: usize) -> Range<usize> {
         let num_left = self.done.len() - first;
@@ -143,9 +156,9 @@ impl SharedProduct {
             let order = Ordering::Relaxed;
             match self.next.compare_exchange_weak(first, share.end, order, order) {
                 Ok(_) => {
-                    let product = self.multiply(share);
+                    let results = self.work.compute(share);
                     // Another thread may have set it already, to the same numbers.
-                    let _ = self.done[first].set(product);
+                    let _ = self.done[first].set(results);
                     first = self.next.load(Ordering::Relaxed);
                 }
                 Err(taken) => first = taken,
@@ -153,12 +166,38 @@ impl SharedProduct {
         }
     }
 
-    /// Computes the outputs of some passes, `[rows, outputs of these passes]`.
-    fn multiply(&self, passes: Range<usize>) -> Vec<f32> {
-        let columns = self.columns(passes);
-        let mut output = vec![0.0; self.factors.num_numbers() / self.inputs * columns.len()];
-        self.lines.multiply(self.inputs, columns, &self.factors, &mut output);
-        output
+    /// Calls `place` with the results of all shares. Computes those that are missing at the deadline.
+    fn collect(&self, deadline: Instant, mut place: impl FnMut(&W, Range<usize>, &[f32])) {
+        let mut first = 0;
+        while first < self.done.len() {
+            let share = self.share(first);
+            while self.done[first].get().is_none() && Instant::now() < deadline {
+                std::hint::spin_loop();
+            }
+            let done = self.done[first].get_or_init(|| self.work.compute(share.clone()));
+            first = share.end;
+            place(&self.work, share, done);
+        }
+    }
+}
+
+/// A product of a few rows and a matrix. Its parts are passes over panels.
+#[derive(Debug)]
+struct Product {
+    lines: Arc<Lines>,
+    inputs: usize,
+    outputs: usize,
+    factors: Factors<'static>,
+}
+
+impl Product {
+    fn new(lines: &Arc<Lines>, [inputs, outputs]: [usize; 2], x: &[f32]) -> Self {
+        let factors = Factors::new(lines, inputs, x.to_vec());
+        Self { lines: lines.clone(), inputs, outputs, factors }
+    }
+
+    fn num_passes(&self) -> usize {
+        self.outputs.div_ceil(PANELS_A_PASS * LINE)
     }
 
     fn columns(&self, passes: Range<usize>) -> Range<usize> {
@@ -166,22 +205,23 @@ impl SharedProduct {
         passes.start * width..(passes.end * width).min(self.outputs)
     }
 
-    /// Assembles the results of all shares. Computes those that are missing at the deadline.
-    fn collect(&self, output: &mut [f32], deadline: Instant) {
-        let mut first = 0;
-        while first < self.done.len() {
-            let share = self.share(first);
-            while self.done[first].get().is_none() && Instant::now() < deadline {
-                std::hint::spin_loop();
-            }
-            let done = self.done[first].get_or_init(|| self.multiply(share.clone()));
-            let columns = self.columns(share.clone());
-            let rows = output.chunks_exact_mut(self.outputs);
-            for (row, done) in rows.zip(done.chunks_exact(columns.len())) {
-                row[columns.clone()].copy_from_slice(done);
-            }
-            first = share.end;
+    /// Copies the outputs of some passes to their places in `output`, `[rows, outputs]`.
+    fn place(&self, passes: Range<usize>, done: &[f32], output: &mut [f32]) {
+        let columns = self.columns(passes);
+        let rows = output.chunks_exact_mut(self.outputs);
+        for (row, done) in rows.zip(done.chunks_exact(columns.len())) {
+            row[columns.clone()].copy_from_slice(done);
         }
+    }
+}
+
+impl Shared for Product {
+    /// Computes the outputs of some passes, `[rows, outputs of these passes]`.
+    fn compute(&self, passes: Range<usize>) -> Vec<f32> {
+        let columns = self.columns(passes);
+        let mut output = vec![0.0; self.factors.num_numbers() / self.inputs * columns.len()];
+        self.lines.multiply(self.inputs, columns, &self.factors, &mut output);
+        output
     }
 }
 
@@ -233,14 +273,17 @@ mod tests {
         let (weights, x) = weights_and_rows(700, 1000, 2);
         let (mut alone, mut together) = (Vec::new(), Vec::new());
         weights.multiply(&x, &mut alone, &Threads::One);
-        let product = SharedProduct::new(weights.lines(), [700, 1000], &x);
+        let product = Product::new(weights.lines(), [700, 1000], &x);
+        let num_passes = product.num_passes();
+        let work = SharedWork::new(product, num_passes);
         // Somebody takes the first share and never returns.
-        let taken = product.share(0);
-        product.next.store(taken.end, Ordering::Relaxed);
-        product.work();
+        let taken = work.share(0);
+        work.next.store(taken.end, Ordering::Relaxed);
+        work.work();
         together.resize(alone.len(), 0.0);
-        assert!(product.done[0].get().is_none() && product.done[taken.end].get().is_some());
-        product.collect(&mut together, Instant::now());
+        assert!(work.done[0].get().is_none() && work.done[taken.end].get().is_some());
+        let now = Instant::now();
+        work.collect(now, |product, passes, done| product.place(passes, done, &mut together));
         assert_eq!(together, alone);
     }
 
