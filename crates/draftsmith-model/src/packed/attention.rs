@@ -63,6 +63,11 @@ impl AttentionForm {
     fn widths(&self) -> (usize, usize) {
         (self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim)
     }
+
+    /// Returns the width of a row's queries that attend to the same head of keys.
+    fn group_width(&self) -> usize {
+        self.num_heads / self.num_kv_heads * self.head_dim
+    }
 }
 
 impl PackedAttention {
@@ -173,16 +178,16 @@ impl PackedAttention {
         let Scratch { scores, heads, narrow, threads, .. } = scratch;
         let (q_width, kv_width) = self.form.widths();
         heads.resize(projected.len() / (q_width + 2 * kv_width) * q_width, 0.0);
-        let num_queries = mixing.num_queries();
+        let num_groups = mixing.num_groups();
         match threads {
-            Threads::Team(team) if mixing.num_products() >= TEAM_MIXING => {
-                team.share(mixing, num_queries, |mixing, queries, mixed| {
-                    mixing.place(queries, mixed, heads);
+            Threads::Team(team) if num_groups > 1 && mixing.num_products() >= TEAM_MIXING => {
+                team.share(mixing, num_groups, |mixing, groups, mixed| {
+                    mixing.place(groups, mixed, heads);
                 });
             }
             _ => {
-                let mixed = mixing.mix(0..num_queries, scores);
-                mixing.place(0..num_queries, &mixed, heads);
+                let mixed = mixing.mix(0..num_groups, scores);
+                mixing.place(0..num_groups, &mixed, heads);
             }
         }
         self.output.multiply(heads, narrow, threads);
@@ -190,13 +195,13 @@ impl PackedAttention {
     }
 }
 
-/// An average of the values for each query, by attention. Queries are numbered run by run, and in a
-/// run head by head of the keys.
+/// An average of the values for each query, by attention. A group consists of the queries of a row
+/// that attend to the same head. Groups are numbered run by run, and in a run head by head.
 #[derive(Debug)]
 struct Mixing {
     form: AttentionForm,
     runs: Vec<MixedRun>,
-    /// The queries, `[queries, head_dim]`.
+    /// The queries, `[groups, group_size, head_dim]`.
     queries: Vec<f32>,
 }
 
@@ -260,8 +265,7 @@ impl Mixing {
         rows: PlacedRows<'_>,
         slots: &[PackedLayerCache],
     ) -> Self {
-        let (q_width, kv_width) = form.widths();
-        let width_a_head = q_width / form.num_kv_heads;
+        let ((q_width, kv_width), width) = (form.widths(), form.group_width());
         let mut rest = projected;
         let (mut runs, mut queries) = (Vec::new(), Vec::new());
         for run in rows.runs() {
@@ -269,7 +273,7 @@ impl Mixing {
             rest = others;
             for head in 0..form.num_kv_heads {
                 for row in projected.chunks_exact(q_width + 2 * kv_width) {
-                    queries.extend_from_slice(&row[head * width_a_head..][..width_a_head]);
+                    queries.extend_from_slice(&row[head * width..][..width]);
                 }
             }
             runs.push(MixedRun::new(run, rows.tree(run.slot), reach, &slots[run.slot]));
@@ -277,8 +281,8 @@ impl Mixing {
         Self { form, runs, queries }
     }
 
-    fn num_queries(&self) -> usize {
-        self.queries.len() / self.form.head_dim
+    fn num_groups(&self) -> usize {
+        self.queries.len() / self.form.group_width()
     }
 
     /// Counts the multiply-adds.
@@ -287,16 +291,11 @@ impl Mixing {
         self.runs.iter().map(products).sum::<usize>() * self.form.widths().0
     }
 
-    /// Returns the number of queries of a row that attend to the same head of keys.
-    fn group(&self) -> usize {
-        self.form.num_heads / self.form.num_kv_heads
-    }
-
-    /// Divides queries by the heads to which they attend. Yields the run, its first row, the head,
-    /// the first of the head's queries and the queries.
+    /// Divides groups by the heads to which they attend. Yields the run, its first row, the head, the
+    /// first of the head's groups and the groups.
     fn parts(
         &self,
-        queries: Range<usize>,
+        groups: Range<usize>,
     ) -> impl Iterator<Item = (&MixedRun, usize, usize, usize, Range<usize>)> {
         let (mut first_row, mut first) = (0, 0);
         let heads = self.runs.iter().flat_map(move |run| {
@@ -306,41 +305,40 @@ impl Mixing {
         });
         heads.filter_map(move |(run, row, head)| {
             let start = first;
-            first += run.seen.len() * self.group();
-            let part = queries.start.max(start)..queries.end.min(first);
+            first += run.seen.len();
+            let part = groups.start.max(start)..groups.end.min(first);
             (!part.is_empty()).then_some((run, row, head, start, part))
         })
     }
 
-    /// Computes the averages for some queries, `[queries, head_dim]`.
-    fn mix(&self, queries: Range<usize>, scores: &mut Vec<f32>) -> Vec<f32> {
-        Arch::new().dispatch(MixedPart { mixing: self, queries, scores })
+    /// Computes the averages for some groups, `[groups, group_size, head_dim]`.
+    fn mix(&self, groups: Range<usize>, scores: &mut Vec<f32>) -> Vec<f32> {
+        Arch::new().dispatch(MixedPart { mixing: self, groups, scores })
     }
 
-    /// Copies the averages of some queries to their places in `heads`, `[rows, heads, head_dim]`.
-    fn place(&self, queries: Range<usize>, mixed: &[f32], heads: &mut [f32]) {
-        let AttentionForm { num_heads, head_dim, .. } = self.form;
-        let (group, mut mixed) = (self.group(), mixed.chunks_exact(head_dim));
-        for (_, row, head, start, part) in self.parts(queries) {
-            for (query, mixed) in part.zip(&mut mixed) {
-                let (row, query) = (row + (query - start) / group, (query - start) % group);
-                let place = (row * num_heads + head * group + query) * head_dim;
-                heads[place..][..head_dim].copy_from_slice(mixed);
+    /// Copies the averages of some groups to their places in `heads`, `[rows, heads, head_dim]`.
+    fn place(&self, groups: Range<usize>, mixed: &[f32], heads: &mut [f32]) {
+        let (num_kv_heads, width) = (self.form.num_kv_heads, self.form.group_width());
+        let mut mixed = mixed.chunks_exact(width);
+        for (_, row, head, start, part) in self.parts(groups) {
+            for (group, mixed) in part.zip(&mut mixed) {
+                let place = ((row + group - start) * num_kv_heads + head) * width;
+                heads[place..][..width].copy_from_slice(mixed);
             }
         }
     }
 }
 
 impl Shared for Mixing {
-    fn compute(&self, queries: Range<usize>) -> Vec<f32> {
-        self.mix(queries, &mut Vec::new())
+    fn compute(&self, groups: Range<usize>) -> Vec<f32> {
+        self.mix(groups, &mut Vec::new())
     }
 }
 
-/// Some queries of a mixing.
+/// Some groups of a mixing.
 struct MixedPart<'a> {
     mixing: &'a Mixing,
-    queries: Range<usize>,
+    groups: Range<usize>,
     scores: &'a mut Vec<f32>,
 }
 
@@ -349,15 +347,16 @@ impl WithSimd for MixedPart<'_> {
 
     #[inline(always)]
     fn with_simd<S: Simd>(self, simd: S) -> Vec<f32> {
-        let Self { mixing, queries, scores } = self;
+        let Self { mixing, groups, scores } = self;
         let AttentionForm { head_dim, soft_cap, .. } = mixing.form;
-        let mut mixed = vec![0.0; queries.len() * head_dim];
+        let width = mixing.form.group_width();
+        let mut mixed = vec![0.0; groups.len() * width];
         let mut rest = &mut *mixed;
-        for (run, _, head, start, part) in mixing.parts(queries) {
+        for (run, _, head, start, part) in mixing.parts(groups) {
             let MixedRun { cache, before, num_entries, seen } = run;
             let (before, num_entries) = (*before, *num_entries);
-            let queries = &mixing.queries[part.start * head_dim..part.end * head_dim];
-            scores.resize(part.len() * num_entries, 0.0);
+            let queries = &mixing.queries[part.start * width..part.end * width];
+            scores.resize(queries.len() / head_dim * num_entries, 0.0);
             let keys = (head * cache.capacity + before) / LINE * head_dim;
             let keys = &cache.keys[keys..][..num_entries / LINE * head_dim];
             let shape = Shape { inputs: head_dim, stride: head_dim, outputs: num_entries };
@@ -365,8 +364,9 @@ impl WithSimd for MixedPart<'_> {
             if let Some(cap) = soft_cap {
                 steps::soft_cap(scores, cap);
             }
-            for (query, scores) in part.clone().zip(scores.chunks_exact_mut(num_entries)) {
-                let Seen { first, end, hidden } = &seen[(query - start) / mixing.group()];
+            for (i, scores) in scores.chunks_exact_mut(num_entries).enumerate() {
+                let row = part.start - start + i * head_dim / width;
+                let Seen { first, end, hidden } = &seen[row];
                 hidden.iter().for_each(|other| scores[*other] = f32::NEG_INFINITY);
                 softmax(scores, *first, *end);
                 // Hidden nodes must have probability 0 exactly, where softmax may leave a tiny
@@ -377,7 +377,7 @@ impl WithSimd for MixedPart<'_> {
             let values = &cache.values[head * num_panels * cache.capacity..];
             let values = &values[before..num_panels * cache.capacity];
             let shape = Shape { inputs: num_entries, stride: cache.capacity, outputs: head_dim };
-            let (mixed, others) = rest.split_at_mut(part.len() * head_dim);
+            let (mixed, others) = rest.split_at_mut(part.len() * width);
             rest = others;
             multiply_panels(simd, scores, values, shape, mixed);
         }
@@ -453,9 +453,9 @@ mod tests {
     fn a_team_mixes_as_one_thread_does_and_as_attention_is_defined() {
         for (num_heads, num_kv_heads, head_dim) in [(9, 3, 32), (4, 1, 20), (2, 2, 8)] {
             let mixing = || mixing(num_heads, num_kv_heads, head_dim);
-            let (whole, num_queries) = (mixing(), 8 * num_heads);
-            let mut alone = vec![f32::NAN; num_queries * head_dim];
-            whole.place(0..num_queries, &whole.mix(0..num_queries, &mut Vec::new()), &mut alone);
+            let (whole, num_groups) = (mixing(), 8 * num_kv_heads);
+            let mut alone = vec![f32::NAN; 8 * num_heads * head_dim];
+            whole.place(0..num_groups, &whole.mix(0..num_groups, &mut Vec::new()), &mut alone);
             let group = num_heads / num_kv_heads;
             let mut queries = whole.queries.chunks_exact(head_dim);
             for (run, first_row) in whole.runs.iter().zip([0, 5]) {
@@ -478,8 +478,8 @@ mod tests {
                 for _ in 0..50 {
                     team.run(|| {
                         let mut together = vec![f32::NAN; alone.len()];
-                        team.share(mixing(), num_queries, |mixing, queries, mixed| {
-                            mixing.place(queries, mixed, &mut together);
+                        team.share(mixing(), num_groups, |mixing, groups, mixed| {
+                            mixing.place(groups, mixed, &mut together);
                         });
                         assert_eq!(together, alone);
                     });
