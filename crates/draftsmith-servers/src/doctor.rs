@@ -305,6 +305,11 @@ impl Patient<'_> {
         self.find(("unreadable", Breaks), error.to_string(), servers, hint);
     }
 
+    /// Returns what was read, or adds the finding that the decoder cannot read the drafter.
+    fn readable<T>(&mut self, read: Result<T, ModelError>) -> Option<T> {
+        read.inspect_err(|error| self.find_unreadable(error)).ok()
+    }
+
     fn number(&self, key: &str) -> Option<usize> {
         usize::try_from(self.keys.get(key)?.as_u64()?).ok()
     }
@@ -399,12 +404,8 @@ fn eagle1(patient: &mut Patient<'_>) -> Result<String> {
 /// Examines Medusa heads.
 fn medusa(patient: &mut Patient<'_>) -> Result<String> {
     let config = MedusaConfig::beside(&patient.dir, patient.target.shape.num_layers);
-    let num_heads = match config {
-        Ok(config) => config.num_heads,
-        Err(error) => {
-            patient.find_unreadable(&error);
-            return Ok(String::new());
-        }
+    let Some(MedusaConfig { num_heads, .. }) = patient.readable(config) else {
+        return Ok(String::new());
     };
     let declared = patient.number("medusa_num_heads").unwrap_or(num_heads);
     patient.find_if(
