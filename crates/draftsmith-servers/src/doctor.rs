@@ -14,7 +14,7 @@ mod keys;
 use std::borrow::Cow;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use burn::tensor::Device;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_files::{parse_json, read_bytes};
@@ -367,10 +367,8 @@ fn config_keys(dir: &Path) -> Result<Map<String, Value>> {
 }
 
 fn form_of(patient: &Patient<'_>) -> Result<&'static FileForm> {
-    let reader = match WeightReader::open_dir(&patient.dir) {
-        Ok(reader) => reader,
-        Err(error) => bail!("{error}; hint: give a directory with `model.safetensors`"),
-    };
+    let reader = WeightReader::open_dir(&patient.dir)
+        .map_err(|error| anyhow!("{error}; hint: give a directory with `model.safetensors`"))?;
     let files = Files {
         keys: patient.keys.clone(),
         names: reader.names().map(str::to_owned).collect(),
