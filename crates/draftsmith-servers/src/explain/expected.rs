@@ -183,10 +183,7 @@ impl Expecting<'_> {
                 let recorded = parts.record_elsewhere(target, task);
                 let recorded =
                     recorded.context("such a drafter cannot be recorded without its target")??;
-                if recorded.len() < num {
-                    return Err(Interrupted.into());
-                }
-                Ok(Some(recorded))
+                if recorded.len() < num { Err(Interrupted.into()) } else { Ok(Some(recorded)) }
             };
         let chunks = self.answers.par_chunks(AT_ONCE).zip(self.along.par_chunks(AT_ONCE));
         let recorded: Vec<Option<Vec<Recording>>> = chunks.map(record).collect::<Result<_>>()?;
