@@ -136,15 +136,12 @@ impl ChatTemplate {
     /// # Errors
     /// If a name is that of the messages or of the generation prompt.
     pub fn with_arguments(mut self, arguments: Map<String, Json>) -> Result<Self> {
-        match RESERVED.iter().find(|name| arguments.contains_key(**name)) {
-            Some(name) => {
-                Err(DataError::invalid(format!("`{name}` is set for each prompt; hint: remove it")))
-            }
-            None => {
-                self.arguments.extend(arguments);
-                Ok(self)
-            }
+        if let Some(name) = RESERVED.iter().find(|name| arguments.contains_key(**name)) {
+            let problem = format!("`{name}` is set for each prompt; hint: remove it");
+            return Err(DataError::invalid(problem));
         }
+        self.arguments.extend(arguments);
+        Ok(self)
     }
 
     /// Renders a chat as text. The text includes special tokens, so encode it without adding any.

@@ -226,12 +226,9 @@ fn added_tokens(path: &Path, keys: &Map<String, Value>) -> Result<BTreeMap<u32, 
     let Some(Value::Object(by_id)) = keys.get(key) else { return Ok(BTreeMap::new()) };
     let parse = |(id, token): (&String, &Value)| {
         let written = WrittenToken::deserialize(token);
+        let problem = "must map token ids to objects with the string `content`";
         let (Ok(id), Ok(token)) = (id.parse(), written) else {
-            return Err(error(
-                path,
-                key,
-                "must map token ids to objects with the string `content`",
-            ));
+            return Err(error(path, key, problem));
         };
         let added = AddedToken {
             normalized: token.normalized.unwrap_or(!token.special),

@@ -245,9 +245,6 @@ impl<'m> Acceptance<'m> {
     /// Converts an acceptance logit into a probability. `num_tokens` only appears in the error.
     pub(crate) fn acceptance_prob(logit: f32, num_tokens: usize) -> Result<f64> {
         let prob = 1.0 / (1.0 + (-f64::from(logit)).exp());
-        if prob.is_nan() {
-            return Err(not_finite("acceptance head", num_tokens));
-        }
-        Ok(prob)
+        if prob.is_nan() { Err(not_finite("acceptance head", num_tokens)) } else { Ok(prob) }
     }
 }

@@ -48,6 +48,7 @@ impl Logits {
 }
 
 /// A target model, which verifies candidates. It holds one sequence in each of its slots.
+#[expect(unused_variables, reason = "the defaults ignore their parameters")]
 pub trait Target {
     /// Returns the number of sequences that the target can hold concurrently.
     fn num_slots(&self) -> usize;
@@ -66,7 +67,6 @@ pub trait Target {
     /// # Errors
     /// If the prompt does not fit or has unknown tokens.
     fn resume(&mut self, slot: usize, prompt: &[u32], num_kept: usize) -> Result<()> {
-        let _ = prompt;
         self.commit(slot, num_kept, &[]);
         Ok(())
     }
@@ -75,9 +75,7 @@ pub trait Target {
     /// and accepted tokens. Loops over rounds call this, and drafters never do. A drafter that
     /// reads the target's hidden states asks the target for this number, because inside a composite
     /// drafter it cannot tell final tokens from candidates.
-    fn begin_round(&mut self, slot: usize, num_standing: usize) {
-        let _ = (slot, num_standing);
-    }
+    fn begin_round(&mut self, slot: usize, num_standing: usize) {}
 
     /// Reads sequences with their proposals in one forward. Each sequence is in a different slot.
     /// Returns, sequence by sequence, one row of logits after the last token before the proposal

@@ -75,10 +75,7 @@ impl<T, P> Packable<T, Arc<P>> {
     }
 
     pub(crate) fn form(&self) -> Form<'_, T, P> {
-        match &self.packed {
-            Some(packed) => Form::Packed(packed),
-            None => Form::Tensors(&self.tensors),
-        }
+        self.packed.as_deref().map_or(Form::Tensors(&self.tensors), Form::Packed)
     }
 }
 

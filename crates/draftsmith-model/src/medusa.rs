@@ -243,10 +243,8 @@ impl Medusa {
         let normed = target.normed(states);
         let of_head = |head: &Head| {
             let rows = head.blocks.iter().fold(normed.clone(), after);
-            match &head.lm_head {
-                Some(own) => own.logits(&rows, None),
-                None => target.logits(&rows),
-            }
+            let own = head.lm_head.as_ref().map(|own| own.logits(&rows, None));
+            own.unwrap_or_else(|| target.logits(&rows))
         };
         self.heads[..num_heads].iter().map(of_head).collect()
     }

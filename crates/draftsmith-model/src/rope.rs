@@ -72,10 +72,7 @@ impl Reach {
     /// Returns the first position that a token at `position` attends to.
     #[inline(always)]
     pub(crate) fn first_seen(&self, position: usize) -> usize {
-        match self.window {
-            Some(window) => (position + 1).saturating_sub(window),
-            None => 0,
-        }
+        self.window.map_or(0, |window| (position + 1).saturating_sub(window))
     }
 }
 

@@ -103,10 +103,7 @@ impl TokenTree {
     /// token.
     pub(crate) fn position(&self, entry: usize) -> usize {
         let node = entry.checked_sub(self.num_standing);
-        match node.and_then(|node| self.depths.get(node)) {
-            Some(depth) => self.num_standing + depth,
-            None => entry,
-        }
+        node.and_then(|node| self.depths.get(node)).map_or(entry, |depth| self.num_standing + depth)
     }
 
     /// Returns the position to which cache entry `entry` is rotated: [`Self::position`], unless the nodes

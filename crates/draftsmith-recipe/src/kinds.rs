@@ -315,10 +315,7 @@ pub trait DrafterKind: KindSettings + Any + fmt::Debug + Send + Sync {
     /// # Errors
     /// If a file cannot be read.
     fn weights_hash(&self, loading: &Loading<'_>) -> Result<String> {
-        match self.entry().export {
-            Some(_) => self.recorded_hash(loading),
-            None => Ok(String::new()),
-        }
+        self.entry().export.as_ref().map_or(Ok(String::new()), |_| self.recorded_hash(loading))
     }
 
     /// Describes the drafters that the drafter consists of; `None` if it has files, or nothing to

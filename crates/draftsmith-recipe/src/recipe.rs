@@ -491,13 +491,12 @@ impl Recipe {
 
     fn check(&self) -> Result<()> {
         let safe = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
-        if self.name.is_empty() || self.name.starts_with('.') || !self.name.chars().all(safe) {
-            bail!(
-                "key `name` is `{}`: expected a directory name of letters, digits, `-`, `_` and `.` \
-                 that does not start with `.`",
-                self.name
-            );
-        }
+        ensure!(
+            !self.name.is_empty() && !self.name.starts_with('.') && self.name.chars().all(safe),
+            "key `name` is `{}`: expected a directory name of letters, digits, `-`, `_` and `.` \
+             that does not start with `.`",
+            self.name
+        );
         self.data.iter().try_for_each(DataRecipe::check)?;
         check_states(self)?;
         if self.target_elsewhere().is_some() {

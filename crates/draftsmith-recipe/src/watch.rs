@@ -3,6 +3,7 @@
 //! Libraries print nothing. A command implements [`Watch`] with its console.
 
 use std::fmt::Debug;
+use std::ops::ControlFlow;
 
 /// The error of a job that its user or time limit stopped.
 #[derive(Debug, thiserror::Error)]
@@ -41,6 +42,11 @@ pub trait Watch: Debug + Send + Sync {
 }
 
 impl dyn Watch + '_ {
+    /// Tells a decoder whether to go on.
+    pub fn goes_on(&self) -> ControlFlow<()> {
+        if self.is_interrupted() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    }
+
     /// Shows a line of text.
     pub fn note(&self, text: impl AsRef<str>) {
         self.line(text.as_ref());

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant, SystemTime};
 
 use draftsmith_theory::SeededDraws;
-use serde_json::{Value, json};
+use serde_json::json;
 use ureq::Body;
 use ureq::http::header::{LOCATION, RETRY_AFTER};
 use ureq::http::{HeaderName, HeaderValue, Response};
@@ -163,16 +163,13 @@ impl Servers {
         target: &TargetSettings,
     ) -> Result<Received, String> {
         let send = |number, url: &str, wants_text| {
-            let result = match wants_text {
-                true => return self.send_text(url, ask, terms, target),
-                false => self.send(url, ask, terms, target, json!(ask.prompt_ids)),
-            };
+            let result = self.send(url, ask, terms, target, wants_text);
             let is_unreadable = |failure: &Failure| failure.kind == FailureKind::Unreadable;
-            if !result.as_ref().is_err_and(is_unreadable) {
+            if wants_text || !result.as_ref().is_err_and(is_unreadable) {
                 return result;
             }
             // The server may not accept token ids. If text fails too, the first error is returned.
-            let Ok(received) = self.send_text(url, ask, terms, target) else { return result };
+            let Ok(received) = self.send(url, ask, terms, target, true) else { return result };
             self.update(number, |server| server.wants_text = true);
             Ok(received)
         };
@@ -268,29 +265,25 @@ impl Servers {
         }
     }
 
-    fn send_text(
-        &self,
-        url: &str,
-        ask: &Ask,
-        terms: &Terms,
-        target: &TargetSettings,
-    ) -> Result<Received, Failure> {
-        let prompt = target.tokenizer.decode(&ask.prompt_ids, false).map_err(|error| Failure {
-            why: format!("reads no token ids, and the prompt has no text: {error}"),
-            hint: NOT_UNDERSTOOD,
-            kind: FailureKind::Unreadable,
-        })?;
-        self.send(url, ask, terms, target, json!(prompt))
-    }
-
+    /// Sends the prompt as text or token ids.
     fn send(
         &self,
         url: &str,
         ask: &Ask,
         terms: &Terms,
         target: &TargetSettings,
-        prompt: Value,
+        as_text: bool,
     ) -> Result<Received, Failure> {
+        let prompt = if as_text {
+            let text = target.tokenizer.decode(&ask.prompt_ids, false);
+            json!(text.map_err(|error| Failure {
+                why: format!("reads no token ids, and the prompt has no text: {error}"),
+                hint: NOT_UNDERSTOOD,
+                kind: FailureKind::Unreadable,
+            })?)
+        } else {
+            json!(ask.prompt_ids)
+        };
         let mut response = self.post(url, &terms.body(ask, prompt))?;
         let mut body = BoundedBody::new(response.body_mut().as_reader(), most_bytes(ask, terms));
         let received = read(&mut body, ask, terms)

@@ -318,12 +318,11 @@ impl Measuring<'_> {
             }
             None => counted.num_drafted / self.num_rounds(self.plan.concurrency[0]),
         };
-        if (found - wanted).abs() > MOST_FEWER_CANDIDATES * wanted.max(1.0) {
-            bail!(
-                "the server drafts {found:.1} candidates per round, but `--candidates` is {wanted}; hint: start it \
-                 with that many, or give its number"
-            );
-        }
+        ensure!(
+            (found - wanted).abs() <= MOST_FEWER_CANDIDATES * wanted.max(1.0),
+            "the server drafts {found:.1} candidates per round, but `--candidates` is {wanted}; hint: start it \
+             with that many, or give its number"
+        );
         Ok(())
     }
 

@@ -14,7 +14,7 @@ mod keys;
 use std::borrow::Cow;
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow};
 use burn::tensor::Device;
 use draftsmith_data::{ChatTemplate, TextTokenizer};
 use draftsmith_files::{parse_json, read_bytes};
@@ -305,6 +305,11 @@ impl Patient<'_> {
         self.find(("unreadable", Breaks), error.to_string(), servers, hint);
     }
 
+    /// Returns what was read, or adds the finding that the decoder cannot read the drafter.
+    fn readable<T>(&mut self, read: Result<T, ModelError>) -> Option<T> {
+        read.inspect_err(|error| self.find_unreadable(error)).ok()
+    }
+
     fn number(&self, key: &str) -> Option<usize> {
         usize::try_from(self.keys.get(key)?.as_u64()?).ok()
     }
@@ -362,10 +367,8 @@ fn config_keys(dir: &Path) -> Result<Map<String, Value>> {
 }
 
 fn form_of(patient: &Patient<'_>) -> Result<&'static FileForm> {
-    let reader = match WeightReader::open_dir(&patient.dir) {
-        Ok(reader) => reader,
-        Err(error) => bail!("{error}; hint: give a directory with `model.safetensors`"),
-    };
+    let reader = WeightReader::open_dir(&patient.dir)
+        .map_err(|error| anyhow!("{error}; hint: give a directory with `model.safetensors`"))?;
     let files = Files {
         keys: patient.keys.clone(),
         names: reader.names().map(str::to_owned).collect(),
@@ -399,12 +402,8 @@ fn eagle1(patient: &mut Patient<'_>) -> Result<String> {
 /// Examines Medusa heads.
 fn medusa(patient: &mut Patient<'_>) -> Result<String> {
     let config = MedusaConfig::beside(&patient.dir, patient.target.shape.num_layers);
-    let num_heads = match config {
-        Ok(config) => config.num_heads,
-        Err(error) => {
-            patient.find_unreadable(&error);
-            return Ok(String::new());
-        }
+    let Some(MedusaConfig { num_heads, .. }) = patient.readable(config) else {
+        return Ok(String::new());
     };
     let declared = patient.number("medusa_num_heads").unwrap_or(num_heads);
     patient.find_if(

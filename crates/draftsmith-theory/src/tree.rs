@@ -64,10 +64,8 @@ impl TreeGrowth {
             TreeChildren::Top => None,
             TreeChildren::Drawn => decoding.sampled_probs(logits),
         };
-        match probs {
-            Some(probs) => Children::drawn(probs),
-            None => Children::top(logits, self.shape.width(depth).max(1)),
-        }
+        let top = || Children::top(logits, self.shape.width(depth).max(1));
+        probs.map_or_else(top, Children::drawn)
     }
 
     /// Extends the chain by the first child of its last token, and adds the siblings of this child

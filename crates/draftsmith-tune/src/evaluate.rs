@@ -12,7 +12,7 @@ mod write;
 
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_data::Prompt;
 use draftsmith_report::{Conclusion, CostSummary, FilledTable, PaperTable, ResultRow};
 use draftsmith_theory::{Decoding, DecodingName};
@@ -76,9 +76,7 @@ pub fn evaluate_unless_finished(
         .context("the recipe has no section `[evaluate]`: it says which prompts to measure with")?;
     let papers = papers(recipe)?;
     let sources = read_sources(&evaluate.prompts, &recipe.reading(evaluate.split))?;
-    if recipe.evaluated().next().is_none() {
-        bail!("{NOTHING_DRAFTS}");
-    }
+    ensure!(recipe.evaluated().next().is_some(), "{NOTHING_DRAFTS}");
     let pair = workspace.pair()?;
     let choice =
         PromptChoice { num_prompts: evaluate.num_prompts, skip_long: evaluate.skip_long_prompts };

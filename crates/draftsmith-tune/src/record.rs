@@ -7,7 +7,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_files::{check_room, in_bytes};
 use draftsmith_report::DecodingName;
 use serde::Serialize;
@@ -47,9 +47,7 @@ pub fn record(
     watch: &dyn Watch,
 ) -> Result<Vec<RecordedFile>> {
     let (tune, evaluate) = recipe.need_tuning("record")?;
-    if !recipe.evaluated().any(|(_, it)| it.kind.is_recorded()) {
-        bail!("{NOTHING_DRAFTS}");
-    }
+    ensure!(recipe.evaluated().any(|(_, it)| it.kind.is_recorded()), "{NOTHING_DRAFTS}");
     let prompts = |set| anyhow::Ok((set, set_prompts(recipe, set, workspace, watch)?));
     let sets = [prompts(PromptSet::Validation)?, prompts(PromptSet::Test)?];
     let models = RecordedModels::of(recipe, workspace)?;

@@ -328,8 +328,7 @@ impl AnswerRecorder<'_> {
         let mut all = self.progress.side_by_side(vec![num_responses as f64]);
         let observe = &mut |num_recorded: usize| {
             all.reach(0, num_recorded as f64 / num_places as f64);
-            let stops = self.watch.is_interrupted();
-            if stops { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+            self.watch.goes_on()
         };
         let recorded = record(requests.collect(), observe)?;
         if recorded.len() < num_responses {

@@ -4,8 +4,6 @@
 //! share forwards. Batching does not change a response, because a row's result does not depend on
 //! the other rows, and each response has its own random draws.
 
-use std::ops::ControlFlow;
-
 use anyhow::Result;
 use draftsmith_decode::{
     Generation, Limits, ModelSession, NoDrafter, Request, RoundTokens, decode_many,
@@ -66,11 +64,7 @@ impl Responder<'_> {
         });
         let responses = decode_many(&mut session, &mut NoDrafter, requests, &mut |nth, tokens| {
             observe(nth, tokens);
-            if self.watch.is_interrupted() {
-                ControlFlow::Break(())
-            } else {
-                ControlFlow::Continue(())
-            }
+            self.watch.goes_on()
         })?;
         // An interrupt may have cut some responses short.
         if self.watch.is_interrupted() { Err(Interrupted.into()) } else { Ok(responses) }

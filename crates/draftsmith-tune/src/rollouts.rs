@@ -107,18 +107,11 @@ impl RecordedSet {
     pub fn summary(&self) -> RolloutSummary {
         let responses = &self.recordings.responses;
         // No candidate is drafted at the last position that the token limit allows.
-        let num_drafted_for = |len: usize, limit: usize| len.min(limit - 1);
-        let num_drafted: usize = responses
-            .iter()
-            .map(|response| num_drafted_for(response.places.len(), response.limit))
-            .sum();
-        let rollouts: Vec<usize> = responses
-            .iter()
-            .flat_map(|response| &*response.places)
-            .filter_map(|place| place.rollout.as_ref().map(Vec::len))
-            .collect();
-        let places = responses.iter().flat_map(|response| &*response.places);
-        let num_rejected = places.filter(|place| place.rejected().is_some()).count();
+        let num_drafted: usize = responses.iter().map(|it| it.places.len().min(it.limit - 1)).sum();
+        let places = || responses.iter().flat_map(|response| &*response.places);
+        let num_rejected = places().filter(|place| place.rejected().is_some()).count();
+        let rollouts: Vec<usize> =
+            places().filter_map(|place| place.rollout.as_ref().map(Vec::len)).collect();
         let share = |part: usize, whole: usize| (whole > 0).then(|| part as f64 / whole as f64);
         RolloutSummary {
             num_responses: responses.len(),

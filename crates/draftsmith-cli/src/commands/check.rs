@@ -70,8 +70,5 @@ pub(crate) fn run(arguments: &CheckArguments, job: DeviceJob<'_>) -> Result<()> 
         console.text(format!("\nwhere to serve it:\n{ways}"))?;
     }
     console.document(&checked)?;
-    match checked.error {
-        None => Ok(()),
-        Some(error) => Err(CheckFailed::new(error).into()),
-    }
+    checked.error.map_or(Ok(()), |error| Err(CheckFailed::new(error).into()))
 }

@@ -4,7 +4,7 @@ mod data;
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use draftsmith_model::{DrafterDir, WeightDtype};
@@ -46,12 +46,11 @@ pub(crate) fn run(arguments: &ExportArguments, job: DeviceJob<'_>) -> Result<()>
     let DeviceJob { device, console, .. } = job;
     let ExportArguments { form, recipe, source, out, stop_threshold } = arguments;
     let kinds = Kinds::default();
-    if stop_threshold.is_some() && !forms(&kinds).any(|it| it.name == form && it.stops_by_head) {
-        bail!(
-            "flag `--stop-threshold` is for exports that stop by an acceptance head, such as `--for transformers`; \
-             hint: leave it out"
-        );
-    }
+    ensure!(
+        stop_threshold.is_none() || forms(&kinds).any(|it| it.name == form && it.stops_by_head),
+        "flag `--stop-threshold` is for exports that stop by an acceptance head, such as `--for transformers`; \
+         hint: leave it out"
+    );
     if form == OF_DATA && data::is_data(source) {
         let dir = if source.is_dir() { source } else { source.parent().unwrap_or(source) };
         let recipe = Recipe::of_export(dir, recipe.as_deref(), None)?;

@@ -8,7 +8,7 @@ mod training;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 use draftsmith_data::{
     DraftColumns, Incomplete, Provenance, ResponseRow, RolloutProvenance, has_shards,
     is_rollouts_path, read_dir, read_rollout_provenance, read_rollouts, read_shard, rollouts_paths,
@@ -39,11 +39,10 @@ pub(crate) fn run(path: &Path, page: Option<&PageArguments>, console: &Console) 
         console.document(&training)?;
         return console.text(training.text(console.width()));
     }
-    if page.is_some() && (is_rollouts || !(is_parquet || has_shards(path))) {
-        bail!(
-            "`--html` needs a training's directory, or responses: a data directory or one of its responses-*.parquet"
-        );
-    }
+    ensure!(
+        page.is_none() || !is_rollouts && (is_parquet || has_shards(path)),
+        "`--html` needs a training's directory, or responses: a data directory or one of its responses-*.parquet"
+    );
     let is_json = || path.is_file() && path.extension().is_some_and(|e| e == "json");
     if path.join("results.json").is_file() || is_json() {
         let file = if path.is_dir() { path.join("results.json") } else { path.to_path_buf() };

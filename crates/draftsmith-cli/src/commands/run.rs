@@ -6,7 +6,7 @@ mod preflight;
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use draftsmith_report::{Conclusion, serving_text, wrapped};
 use serde_json::{Value, json};
 
@@ -27,12 +27,11 @@ pub(crate) fn run(job: StageJob<'_>) -> Result<()> {
     let StageJob { recipe, console, .. } = job;
     let (head, self_drafts) = (recipe.trained_head(), recipe.trained_self_drafts());
     let trains = head.is_some() || !self_drafts.is_empty();
-    if recipe.data.is_none() && !trains && recipe.evaluate.is_none() {
-        bail!(
-            "the recipe has no stage; hint: give it a section `[data]` or `[evaluate]`, or drafters that are \
-             trained"
-        );
-    }
+    ensure!(
+        recipe.data.is_some() || trains || recipe.evaluate.is_some(),
+        "the recipe has no stage; hint: give it a section `[data]` or `[evaluate]`, or drafters that are \
+         trained"
+    );
     let begun = Instant::now();
     on_pool(|| preflight::check(job))?;
     // Stages must not write to stdout, because `run` writes one document for all of them.

@@ -84,18 +84,12 @@ impl Allowance {
 
     /// Checks the size of a text before it is made.
     pub(super) fn allow_text(&self, num_bytes: usize) -> Result<()> {
-        if num_bytes > self.max_text_bytes() {
-            return Err(self.too_long());
-        }
-        Ok(())
+        if num_bytes > self.max_text_bytes() { Err(self.too_long()) } else { Ok(()) }
     }
 
     /// Checks the length of a list before it is made.
     pub(super) fn allow_values(&self, num_values: usize) -> Result<()> {
-        if num_values > self.max_weight() / VALUE_BYTES {
-            return Err(self.too_heavy());
-        }
-        Ok(())
+        if num_values > self.max_weight() / VALUE_BYTES { Err(self.too_heavy()) } else { Ok(()) }
     }
 
     /// Writes the values as one text with `separator` between them. Fails if the text is too long.

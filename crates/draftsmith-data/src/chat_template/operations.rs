@@ -86,10 +86,8 @@ pub(super) fn environment(allowance: &Arc<Allowance>, date: NaiveDateTime) -> En
             all.extend_from_slice(args);
             check(&own, &all)?;
         }
-        match methods::call(state, value, method, args) {
-            Some(result) => result,
-            None => unknown_method_callback(state, value, method, args),
-        }
+        let called = methods::call(state, value, method, args);
+        called.unwrap_or_else(|| unknown_method_callback(state, value, method, args))
     });
     environment
 }

@@ -34,10 +34,7 @@ pub(super) fn has_tokens(record: &Keys) -> bool {
 pub(super) fn read_tokens(record: &Keys) -> Result<GivenTokens> {
     let non_empty = |key: &str| -> Result<Vec<u32>> {
         let ids = list(record, key, "token ids")?.unwrap_or_default();
-        if ids.is_empty() {
-            return Err(Problem::key(key, "has no token"));
-        }
-        Ok(ids)
+        if ids.is_empty() { Err(Problem::key(key, "has no token")) } else { Ok(ids) }
     };
     let (prompt_ids, response_ids) = (non_empty("prefix")?, non_empty("tokens")?);
     let check_length = |key: &str, found: Option<usize>| match found {

@@ -7,18 +7,15 @@ use arrow_array::cast::AsArray;
 use arrow_array::types::{Float64Type, Int32Type, Int64Type};
 use arrow_array::{Array, ArrayRef, RecordBatch};
 use arrow_schema::{DataType, Field};
-use draftsmith_files::open_file;
 use parquet::arrow::ProjectionMask;
-use parquet::arrow::arrow_reader::{
-    ArrowReaderOptions, ParquetRecordBatchReader, ParquetRecordBatchReaderBuilder,
-};
+use parquet::arrow::arrow_reader::ParquetRecordBatchReader;
 use parquet::basic::Compression;
 use parquet::file::metadata::ParquetMetaData;
 use serde_json::{Map, Value};
 
 use super::forms::{KEYS, MEDIA_KEYS, RESPONSE_KEYS};
 use super::record::{MAX_BYTES, Problem, Record};
-use crate::columns::{check_encodings, guard, not_whole};
+use crate::columns::{check_encodings, guard, not_whole, open};
 use crate::error::{DataError, RecordPosition, Result};
 
 /// The number of rows decoded at a time. Few are, because each may have a record's maximum size.
@@ -44,10 +41,7 @@ impl RecordTable {
     /// Opens a table. Columns of text, of lists and structures of text, and answers that are
     /// numbers are read.
     pub(super) fn open(path: &Path) -> Result<Self> {
-        let file = open_file(path)?;
-        let options = ArrowReaderOptions::new().with_skip_arrow_metadata(true);
-        let builder =
-            guard(path, || ParquetRecordBatchReaderBuilder::try_new_with_options(file, options))?;
+        let builder = open(path)?;
         check_codecs(path, builder.metadata())?;
         let fields = builder.schema().fields().clone();
         let texts = fields.iter().enumerate().filter(|(_, field)| is_text(field));

@@ -80,10 +80,7 @@ pub(crate) fn draw(
     needs: SignalNeeds,
     draws: &mut dyn Draws,
 ) -> DrawnToken {
-    let token_id = match probs {
-        Some(probs) => draws.categorical(probs) as u32,
-        None => argmax(logits),
-    };
+    let token_id = probs.map_or_else(|| argmax(logits), |probs| draws.categorical(probs) as u32);
     let candidate_prob = || match probs {
         Some(probs) => probs[token_id as usize],
         None => SoftmaxSummary::of(logits).largest_prob,

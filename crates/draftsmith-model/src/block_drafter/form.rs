@@ -166,16 +166,9 @@ impl BlockKeys {
 
     /// Returns whether row i predicts the token after its position.
     fn is_anchor_first(&self) -> Result<bool> {
-        self.sample_from_anchor.map_or_else(
-            || {
-                self.fail(
-                    LAYOUT,
-                    "is missing, and runtimes take it differently; hint: set it to true if the anchor's row predicts \
-                     the next token, as in DSpark, or else to false",
-                )
-            },
-            Ok,
-        )
+        let problem = "is missing, and runtimes take it differently; hint: set it to true if the anchor's row \
+                       predicts the next token, as in DSpark, or else to false";
+        self.sample_from_anchor.map_or_else(|| self.fail(LAYOUT, problem), Ok)
     }
 
     /// Returns whether rows attend only to earlier rows in all layers, as in vLLM: if no key says so,

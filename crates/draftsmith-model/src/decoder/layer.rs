@@ -100,12 +100,8 @@ impl DecoderLayer {
 
     /// Joins products for forwards of few rows, if the layer decodes on a GPU.
     pub(crate) fn join(&mut self) {
-        if let Some(attention) = &mut self.attention {
-            attention.join();
-        }
-        if let Some(mlp) = &mut self.mlp {
-            mlp.join();
-        }
+        self.attention.iter_mut().for_each(Attention::join);
+        self.mlp.iter_mut().for_each(Mlp::join);
     }
 
     /// Returns whether the products of the layer's parts are joined.

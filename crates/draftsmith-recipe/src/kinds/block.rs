@@ -128,9 +128,6 @@ impl DrafterKind for BlockKind {
 /// plus the target's LM head if the drafter has none.
 fn num_read(config: &BlockDrafterConfig) -> usize {
     let shape = &config.model.shape;
-    let head = match config.draft_vocabulary {
-        Some(_) => 0,
-        None => shape.hidden_size * shape.vocab_size,
-    };
+    let head = config.draft_vocabulary.as_ref().map_or(shape.hidden_size * shape.vocab_size, |_| 0);
     config.num_parameters() - config.markov_rank * shape.vocab_size + head
 }

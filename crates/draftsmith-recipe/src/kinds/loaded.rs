@@ -138,10 +138,9 @@ impl<'a> Loading<'a> {
     /// # Errors
     /// If such a head is missing.
     pub fn head_dir(&self) -> Result<Option<PathBuf>> {
-        let dir = self.drafters.head_dir(&self.home, self.id);
-        if let Some(dir) = &dir {
-            HEAD.need(dir)?;
-            return Ok(Some(dir.clone()));
+        if let Some(dir) = self.drafters.head_dir(&self.home, self.id) {
+            HEAD.need(&dir)?;
+            return Ok(Some(dir));
         }
         // An adapter that was trained elsewhere may include an acceptance head.
         Ok(self.drafter().kind.path().and_then(|dir| found_adapter_head(dir)))

@@ -162,12 +162,11 @@ fn read_bigrams(path: &Path, workspace: &Workspace) -> Result<Bigrams> {
     let tokenizer = &workspace.text.identity(&workspace.models)?.tokenizer;
     check_tokenizer(path, tokenizer, ("bigrams", hint))?;
     let [tokens, next] = read_id_lists(path, LISTS, vocab_size)?;
-    if tokens.len() != next.len() || !tokens.is_sorted_by(|a, b| a < b) {
-        bail!(
-            "`{}` is invalid: its tokens are not ascending, or do not have one next token each",
-            path.display()
-        );
-    }
+    ensure!(
+        tokens.len() == next.len() && tokens.is_sorted_by(|a, b| a < b),
+        "`{}` is invalid: its tokens are not ascending, or do not have one next token each",
+        path.display()
+    );
     let mut entries = vec![None; vocab_size];
     tokens.iter().zip(next).for_each(|(token, next)| entries[*token as usize] = Some(next));
     bigrams_of(path, entries)

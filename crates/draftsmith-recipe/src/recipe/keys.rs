@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use draftsmith_files::{Notation, plain_problem, read_text};
 use draftsmith_theory::{Decoding, Sampling};
 use serde::de::DeserializeOwned;
@@ -33,13 +33,12 @@ pub(super) fn read_keys<T: DeserializeOwned>(
 ) -> Result<T> {
     let named = || format!("{what} `{}`", path.display());
     let text = read_text(path).with_context(|| format!("cannot read the {}", named()))?;
-    if text.trim_start().starts_with('{') {
-        bail!(
-            "{} is JSON, and TOML was expected; hint: a file that `draftsmith server costs` wrote goes with `--for \
-             SERVER`: `tune --for SERVER --server-costs FILE` or `survey --for SERVER --server-costs FILE`",
-            named()
-        );
-    }
+    ensure!(
+        !text.trim_start().starts_with('{'),
+        "{} is JSON, and TOML was expected; hint: a file that `draftsmith server costs` wrote goes with `--for \
+         SERVER`: `tune --for SERVER --server-costs FILE` or `survey --for SERVER --server-costs FILE`",
+        named()
+    );
     let keys: T = toml::from_str(&text).map_err(|e| toml_error(&e)).with_context(named)?;
     check(&keys).with_context(named)?;
     Ok(keys)

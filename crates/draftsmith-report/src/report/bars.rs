@@ -269,9 +269,6 @@ pub(super) fn gains(replay: &ReplayGroup) -> BarChart {
 /// Typesets a bar's title: a label, a colon and numbers.
 fn shown(title: &str) -> String {
     let (label, numbers) = title.split_once(':').unwrap_or((title, ""));
-    format!(
-        "{}:{}",
-        label.to_owned(),
-        numbers.split(' ').map(typeset).collect::<Vec<_>>().join(" ")
-    )
+    let numbers: Vec<String> = numbers.split(' ').map(typeset).collect();
+    format!("{label}:{}", numbers.join(" "))
 }

@@ -26,9 +26,8 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
     );
     let files = files.without_prefix("model.");
     contradictions(patient);
-    match BlockDrafterConfig::keys(&patient.dir) {
-        Ok(keys) => as_written(patient, &files, &keys),
-        Err(error) => patient.find_unreadable(&error),
+    if let Some(keys) = patient.readable(BlockDrafterConfig::keys(&patient.dir)) {
+        as_written(patient, &files, &keys);
     }
     let config = match BlockDrafterConfig::from_dir(&patient.dir) {
         Ok(config) => config,

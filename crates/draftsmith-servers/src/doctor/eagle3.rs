@@ -18,13 +18,10 @@ pub(super) fn examine(patient: &mut Patient<'_>) -> Result<String> {
     let is_nested =
         patient.keys.get("eagle_config").is_some_and(|nested| !nested[LAYERS].is_null())
             && patient.keys.get(LAYERS).is_none_or(Value::is_null);
-    let files = match DraftFiles::<Eagle3Form>::read(&patient.dir, patient.target.shape.num_layers)
-    {
-        Ok(files) => files,
-        Err(error) => {
-            patient.find_unreadable(&error);
-            return Ok("of unknown sizes".to_owned());
-        }
+    let num_layers = patient.target.shape.num_layers;
+    let files = DraftFiles::<Eagle3Form>::read(&patient.dir, num_layers);
+    let Some(files) = patient.readable(files) else {
+        return Ok("of unknown sizes".to_owned());
     };
     patient.keys = files.keys.clone();
     let config = files.config.clone();

@@ -1,8 +1,6 @@
 //! The acceptance that a reading of a drafter has along a server's answers. The drafter is recorded as in
 //! `record`, along the target's hidden states, and a fixed number of candidates is replayed.
 
-use std::ops::ControlFlow;
-
 use anyhow::{Context, Result};
 use draftsmith_decode::{
     AnsweringTarget, BlockDraftParts, DraftModelParts, DrafterParts, KeptStates, KnownResponse,
@@ -180,18 +178,12 @@ impl Expecting<'_> {
                     RecordRequest { prompt: &answer.prompt_ids, response: &answer.ids, draws }
                 });
                 let requests = requests.collect();
-                let observe = &mut |_| match self.watch.is_interrupted() {
-                    true => ControlFlow::Break(()),
-                    false => ControlFlow::Continue(()),
-                };
+                let observe = &mut |_| self.watch.goes_on();
                 let task = RecordTask { options: &options, requests, observe };
                 let recorded = parts.record_elsewhere(target, task);
                 let recorded =
                     recorded.context("such a drafter cannot be recorded without its target")??;
-                if recorded.len() < num {
-                    return Err(Interrupted.into());
-                }
-                Ok(Some(recorded))
+                if recorded.len() < num { Err(Interrupted.into()) } else { Ok(Some(recorded)) }
             };
         let chunks = self.answers.par_chunks(AT_ONCE).zip(self.along.par_chunks(AT_ONCE));
         let recorded: Vec<Option<Vec<Recording>>> = chunks.map(record).collect::<Result<_>>()?;

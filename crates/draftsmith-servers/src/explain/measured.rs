@@ -4,7 +4,7 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use draftsmith_recipe::{TextSide, Watch};
 use draftsmith_served::ServerRecipe;
 
@@ -164,11 +164,10 @@ pub(super) fn ask_each(
     );
     let is_drafted =
         |it: &ServerCounts| it.num_drafted.or(it.num_rounds).is_some_and(|num| num > 0.0);
-    if !answers.iter().any(|answer| is_drafted(&answer.measured)) {
-        bail!(
-            "the server `{url}` drafted nothing, so there is no acceptance to explain; hint: start it with the drafter, as \
-             `draftsmith export` shows"
-        );
-    }
+    ensure!(
+        answers.iter().any(|answer| is_drafted(&answer.measured)),
+        "the server `{url}` drafted nothing, so there is no acceptance to explain; hint: start it with the drafter, as \
+         `draftsmith export` shows"
+    );
     Ok(answers)
 }

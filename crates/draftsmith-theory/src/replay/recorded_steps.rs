@@ -30,10 +30,7 @@ impl<'a> RecordedSteps<'a> {
 
     /// Returns whether another step was recorded. Recording stops where the text ends.
     pub(super) fn has_next(&self) -> bool {
-        match &self.rollout {
-            Some(rest) => rest.len() > 0,
-            None => self.places.len() > 0,
-        }
+        self.rollout.as_ref().map_or(self.places.len(), Iter::len) > 0
     }
 
     /// Returns whether no candidate has been rejected so far.
@@ -49,10 +46,7 @@ impl<'a> RecordedSteps<'a> {
             self.rollout = Some(rollout.iter());
         }
         let own = place.map(|place| &place.candidate);
-        let candidate = match &mut self.rollout {
-            Some(rest) => rest.next(),
-            None => own,
-        };
+        let candidate = self.rollout.as_mut().map_or(own, Iter::next);
         let candidate = candidate.expect("a step is taken where there is one");
         self.is_rejected |= own.is_none_or(|own| own.token_id != candidate.token_id);
         candidate

@@ -56,6 +56,7 @@ pub struct RoundEnd {
 }
 
 /// A rule that decides after each candidate whether the round's draft phase ends.
+#[expect(unused_variables, reason = "the defaults ignore their parameters")]
 pub trait StopRule: Send {
     /// Returns the minimum and maximum candidate length that the decoding loop enforces for this
     /// rule.
@@ -89,14 +90,11 @@ pub trait StopRule: Send {
     /// [`HeadEstimate::OfRead`](crate::HeadEstimate::OfRead) is about that candidate. Called before
     /// every draw. Below the minimum the answer is ignored.
     fn stops_before_draw(&mut self, candidates: &[u32], signals: &DraftSignals) -> bool {
-        let _ = (candidates, signals);
         false
     }
 
     /// Tells the rule the outcome of the round. Called after looked-up rounds too.
-    fn end_round(&mut self, end: RoundEnd) {
-        let _ = end;
-    }
+    fn end_round(&mut self, end: RoundEnd) {}
 
     /// Returns the signals that the rule reads, which are the same in every round.
     fn needs(&self) -> SignalNeeds {

@@ -55,16 +55,12 @@ impl Trainee for HeadLearner {
     const SECTION: Section = "head";
     const FROZEN: &'static str = "draft";
     const SCORES: &'static [Score<HeadScores>] = &[
-        Score { name: "KL", higher_is_better: false, pick: |scores| scores.kl },
-        Score { name: "unshifted KL", higher_is_better: false, pick: HeadScores::comparable_kl },
-        Score { name: "BCE", higher_is_better: false, pick: |scores| scores.bce },
-        Score {
-            name: "AUROC",
-            higher_is_better: true,
-            pick: |scores| scores.auroc.unwrap_or(f64::NAN),
-        },
-        Score { name: "Brier", higher_is_better: false, pick: |scores| scores.brier },
-        Score { name: "ECE", higher_is_better: false, pick: |scores| scores.ece },
+        Score::lower("KL", |scores| scores.kl),
+        Score::lower("unshifted KL", HeadScores::comparable_kl),
+        Score::lower("BCE", |scores| scores.bce),
+        Score::higher("AUROC", |scores| scores.auroc.unwrap_or(f64::NAN)),
+        Score::lower("Brier", |scores| scores.brier),
+        Score::lower("ECE", |scores| scores.ece),
     ];
 
     fn part(self) -> AcceptanceHead {

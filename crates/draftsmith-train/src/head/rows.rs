@@ -138,13 +138,7 @@ impl TrainingRow {
 
     /// Returns whether the mixture of an epoch has any label.
     pub(crate) fn has_label(&self, seed: u64, epoch: u64, mixing_ratio: f64) -> bool {
-        match &self.content {
-            RowContent::Mixed(row) => {
-                let num_tokens = row.response_ids.len();
-                keep_target(seed, epoch, &self.id, mixing_ratio, num_tokens).contains(&false)
-            }
-            RowContent::Recorded(recorded) => recorded.num_labels() > 0,
-        }
+        self.mixture(seed, epoch, mixing_ratio).num_labels() > 0
     }
 
     /// Returns the mixture of an epoch. It is a function of the seed, the epoch and the row's id;

@@ -97,10 +97,7 @@ impl FrozenTarget {
 
     /// Returns a token's number in the draft vocabulary; `None` if the token is not in it.
     fn number_of(&self, id: u32) -> Option<u32> {
-        match &self.vocabulary {
-            Some(vocabulary) => vocabulary.number_of(id),
-            None => Some(id),
-        }
+        self.vocabulary.as_ref().map_or(Some(id), |vocabulary| vocabulary.number_of(id))
     }
 
     /// Removes the logit soft cap for LM heads of drafters. The target's own cap remains.

@@ -211,10 +211,7 @@ fn loss_and_gradient(
 
 /// Returns the factor of each token's loss: `share` for a token, 0 for padding.
 fn shares(are: Option<Tensor<2>>, num_tokens: usize, share: f64) -> Vec<f32> {
-    match are {
-        Some(are) => vectors::values(are * share),
-        None => vec![share as f32; num_tokens],
-    }
+    are.map_or_else(|| vec![share as f32; num_tokens], |are| vectors::values(are * share))
 }
 
 impl LmHead {

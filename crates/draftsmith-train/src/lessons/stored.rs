@@ -204,10 +204,7 @@ impl StoredStates {
             return None;
         }
         let exits = self.exits.iter().map(|file| file.read(&row.id)).collect::<Option<_>>()?;
-        let last = match &self.last {
-            Some(file) => file.read(&row.id)?,
-            None => Vec::new(),
-        };
+        let last = self.last.as_ref().map_or(Some(Vec::new()), |file| file.read(&row.id))?;
         Some(RowStates { exits, last })
     }
 

@@ -87,10 +87,8 @@ pub(super) fn mixed_costs<'a>(
         let met = median_of(alike.iter().copied()).filter(|_| alike.len() >= MIN_ROUNDS);
         met.unwrap_or_else(|| ratio * alone.verify_seconds(number))
     });
-    let draft_seconds = match mixed_draft_seconds(rounds.clone()) {
-        Some(seconds) => seconds,
-        None => alone.draft_seconds(drafter)?,
-    };
+    let draft_seconds = mixed_draft_seconds(rounds.clone());
+    let draft_seconds = draft_seconds.map_or_else(|| alone.draft_seconds(drafter), Ok)?;
     Ok(RoundCosts::new([(drafter, draft_seconds)].into(), points.collect())?)
 }
 

@@ -165,10 +165,8 @@ impl MeasuredGroup<'_> {
     ) -> Vec<ResultRow> {
         let of_category: Vec<Vec<&PromptRun>> =
             self.runs.iter().map(|runs| runs.iter().filter(|run| belongs(run)).collect()).collect();
-        let traces: Vec<Trace> = of_category
-            .iter()
-            .map(|runs| Trace::merge(runs.iter().map(|run| &run.trace)))
-            .collect();
+        let traces: Vec<Trace> =
+            of_category.iter().map(|runs| Trace::merge(traces(runs))).collect();
         let plain = &traces[0];
         let row = |(index, (trace, runs)): (usize, (&Trace, &Vec<&PromptRun>))| {
             let num_of = |agreement| runs.iter().filter(|r| r.agreement == agreement).count();
@@ -177,10 +175,9 @@ impl MeasuredGroup<'_> {
             let row = ResultRow::of(trace, &self.plan.decoding);
             let num_prompts = by_prompt(runs).len();
             // Plain decoding has no interval relative to itself.
-            let intervals = setting
-                .rule
-                .as_ref()
-                .map_or([None; 2], |_| speedup_intervals(runs, &of_category[0], seed));
+            let intervals = setting.rule.as_ref();
+            let intervals = intervals.map(|_| speedup_intervals(runs, &of_category[0], seed));
+            let [speedup_interval, speedup_over_prompts_interval] = intervals.unwrap_or_default();
             ResultRow {
                 dataset: self.dataset.name.clone(),
                 category: category.to_owned(),
@@ -193,14 +190,14 @@ impl MeasuredGroup<'_> {
                 is_tuned: self.plan.is_tuned(setting),
                 num_prompts,
                 speedup_over_prompts: finite(mean_speed(runs) / mean_speed(&of_category[0])),
-                speedup_over_prompts_interval: intervals[1],
+                speedup_over_prompts_interval,
                 speedup_sd: speedup_sd(runs, &of_category[0]),
                 speedup: finite(row.tokens_per_second / tokens_per_second(plain)),
                 by_length: match category == ALL_CATEGORIES {
                     true => by_length(runs, &of_category[0], seed),
                     false => Vec::new(),
                 },
-                speedup_interval: intervals[0],
+                speedup_interval,
                 rate_intervals: rate_intervals(runs, seed, costs),
                 modelled_speedup: costs.of_rounds[index].as_ref().and_then(|costs| {
                     let plain = modelled_tokens_per_second(plain, costs)?;
@@ -486,27 +483,21 @@ impl EvaluationResults {
         let (of_rounds, settings) = (group.round_costs(), &group.plan.settings);
         let by_time = cost_by_time(settings, &group.runs, &of_rounds);
         let by_size = &self.cost_by_size;
-        let roads = &self.roads;
-        let paper = &paper_costs(recipe, by_size);
         let costs = GroupCosts {
-            roads,
+            roads: &self.roads,
             num_parameters: &self.num_parameters,
             of_rounds: &of_rounds,
             by_size,
             by_time: &by_time,
             given: &given_ratios(recipe, by_size),
-            paper,
+            paper: &paper_costs(recipe, by_size),
         };
         self.rows.extend(group.rows(recipe.seed, &costs));
+        let ties = group.runs.iter().flatten().filter(|run| run.agreement == Agreement::Tie);
         self.groups.push(GroupSummary {
             dataset: group.dataset.name.clone(),
             decoding: group.plan.decoding,
-            num_forgiven_ties: group
-                .runs
-                .iter()
-                .flatten()
-                .filter(|run| run.agreement == Agreement::Tie)
-                .count(),
+            num_forgiven_ties: ties.count(),
             costs: fits,
             // Predicted gains apply only to batch size 1.
             promises: if evaluate.batch_size > 1 {

@@ -6,7 +6,7 @@
 //! together, and the best head is copied into `head/`, where the other stages read it. Heads that
 //! are trained together do not influence each other, so an existing head is kept.
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, ensure};
 use draftsmith_recipe::built_data::built_data;
 use draftsmith_recipe::{Recipe, Workspace};
 use draftsmith_theory::DrafterId;
@@ -30,12 +30,11 @@ pub fn train_head(
         "the recipe's first draft model has no table `head`: it says how the acceptance head is trained; \
          hint: add `[drafters.draft.head]`, or run `draftsmith train-drafter` for an adapter's head",
     )?;
-    if asked.is_some_and(|asked| asked != id) {
-        bail!(
-            "`train-head` trains the head of `{id}`, the first draft model, whose candidates the data has; \
-             `train-drafter` trains those of adapters"
-        );
-    }
+    ensure!(
+        asked.is_none_or(|asked| asked == id),
+        "`train-head` trains the head of `{id}`, the first draft model, whose candidates the data has; \
+         `train-drafter` trains those of adapters"
+    );
     check_dtype(workspace, "head", settings.dtype)?;
     let data = built_data(recipe, workspace, workspace.models.target_shape()?.vocab_size)?;
     let stage = TrainingStage { recipe, workspace, data: &data, watch, command: "train-head" };

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use draftsmith_model::WeightDtype;
 use draftsmith_theory::{
     Bounds, Decoding, DrafterId, LookupFirst, NamedRule, StopRuleConfig, TheoryError,
@@ -125,12 +125,11 @@ pub(super) fn asked_for(
     );
     let beside = || drafter.kind.path().and_then(|dir| found_adapter_head(dir));
     let has_head = || recipe.head_dir(id).or_else(beside).is_some();
-    if needs.acceptance_prob && drafter.kind.own_head().is_none() && !has_head() {
-        bail!(
-            "flag `--rule`: `{name}` needs an acceptance head; hint: give `--head DIR`, or an adapter \
-             whose directory has a `head` in it"
-        );
-    }
+    ensure!(
+        !needs.acceptance_prob || drafter.kind.own_head().is_some() || has_head(),
+        "flag `--rule`: `{name}` needs an acceptance head; hint: give `--head DIR`, or an adapter \
+         whose directory has a `head` in it"
+    );
     let rule = config.init().context("flag `--rule`")?;
     ensure!(
         arguments.max_candidate_length.is_none() || rule.bounds().max == bounds.max,

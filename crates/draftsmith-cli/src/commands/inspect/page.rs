@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Result, ensure};
 use clap::Args;
 use draftsmith_data::{DraftColumns, FinishReason, Provenance, ResponseRow, TextTokenizer};
 use draftsmith_files::write_whole;
@@ -84,13 +84,12 @@ impl PageArguments {
 /// Reads the tokenizer and checks that it is the data's.
 fn data_tokenizer(dir: &Path, provenance: &Provenance) -> Result<TextTokenizer> {
     let tokenizer = TextTokenizer::from_model_dir(text_files(dir)?)?;
-    if tokenizer.hash()? != provenance.tokenizer {
-        bail!(
-            "the tokenizer in `{}` differs from the data's; hint: give the data's target as \
-             `--tokenizer`",
-            dir.display()
-        );
-    }
+    ensure!(
+        tokenizer.hash()? == provenance.tokenizer,
+        "the tokenizer in `{}` differs from the data's; hint: give the data's target as \
+         `--tokenizer`",
+        dir.display()
+    );
     Ok(tokenizer)
 }
 

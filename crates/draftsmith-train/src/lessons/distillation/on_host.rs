@@ -195,11 +195,9 @@ fn softmax(row: &mut [f32]) {
         },
     );
     let inverse_sum = 1.0 / sum;
-    let [] = pass_alone(
-        row,
-        #[inline(always)]
-        |exp| (exp * inverse_sum, []),
-    );
+    for exp in row {
+        *exp *= inverse_sum;
+    }
 }
 
 /// Turns logits into logarithms of probabilities.
@@ -212,11 +210,9 @@ fn log_softmax(row: &mut [f32]) {
         |x| (x, [exp(x - largest)]),
     );
     let log_sum = largest + sum.ln();
-    let [] = pass_alone(
-        row,
-        #[inline(always)]
-        |x| (x - log_sum, []),
-    );
+    for x in row {
+        *x -= log_sum;
+    }
 }
 
 /// Replaces logits by exp(x − largest). Returns the sum of these exponentials and Σ p · (x − largest).
@@ -243,12 +239,9 @@ fn cross_entropy(row: &mut [f32], probs: &[f32], token_share: f32) -> f32 {
     let inverse_sum = 1.0 / sum;
     // These are the same operations as in `softmax`, so that equal logits have a difference of
     // exactly 0.
-    let [] = pass(
-        row,
-        probs,
-        #[inline(always)]
-        |exp, prob| ((exp * inverse_sum - prob) * token_share, []),
-    );
+    for (exp, prob) in row.iter_mut().zip(probs) {
+        *exp = (*exp * inverse_sum - prob) * token_share;
+    }
     sum.ln() - weighted
 }
 
@@ -268,12 +261,9 @@ fn with_distance(row: &mut [f32], probs: &[f32], token_share: f32, [a, b]: [f32;
             (q, [(q - p).abs(), q * sign(q - p)])
         },
     );
-    let [] = pass(
-        row,
-        probs,
-        #[inline(always)]
-        |q, p| (token_share * (a * (q - p) + b * q * (sign(q - p) - lean)), []),
-    );
+    for (q, p) in row.iter_mut().zip(probs) {
+        *q = token_share * (a * (*q - p) + b * *q * (sign(*q - p) - lean));
+    }
     a * (sum.ln() - weighted) + b * distance
 }
 
