@@ -8,11 +8,11 @@
 //! takes three times as long for two rows as for one, so that speculation gains nothing. Here a
 //! layer is three products and a few passes over slices.
 //!
-//! Threads share this work in three ways. A team takes shares of each product of a few rows
-//! (`team`), two threads share the rows of a longer verification (`sharing`), and a prompt's rows
-//! are divided into blocks for all threads (`blocks`). A row's result does not depend on the rows
-//! beside it. Nor does it depend on the format, if the format represents the numbers exactly and is
-//! not quantised: products with quantised weights round their inputs (`quantised`).
+//! Threads share this work in three ways. A team takes shares of each product and of the attention of
+//! a few rows (`team`), two threads share the rows of a longer verification (`sharing`), and a
+//! prompt's rows are divided into blocks for all threads (`blocks`). A row's result does not depend
+//! on the rows beside it. Nor does it depend on the format, if the format represents the numbers
+//! exactly and is not quantised: products with quantised weights round their inputs (`quantised`).
 //!
 //! Other devices and training use tensors, in `decoder`.
 //!

@@ -4,6 +4,7 @@
 //! Both use `kernel`, so keys are panels of 16 positions and values panels of 16 channels.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use pulp::{Arch, Simd, WithSimd};
 
@@ -176,9 +177,8 @@ impl PackedAttention {
     ) {
         let mixing = Mixing::new(self.form, &self.reach, projected, rows, slots);
         let Scratch { scores, heads, narrow, threads, .. } = scratch;
-        let (q_width, kv_width) = self.form.widths();
-        heads.resize(projected.len() / (q_width + 2 * kv_width) * q_width, 0.0);
-        let num_groups = mixing.num_groups();
+        heads.resize(mixing.queries.len(), 0.0);
+        let num_groups = mixing.queries.len() / self.form.group_width();
         match threads {
             Threads::Team(team) if num_groups > 1 && mixing.num_products() >= TEAM_MIXING => {
                 team.share(mixing, num_groups, |mixing, groups, mixed| {
@@ -196,65 +196,35 @@ impl PackedAttention {
 }
 
 /// An average of the values for each query, by attention. A group consists of the queries of a row
-/// that attend to the same head. Groups are numbered run by run, and in a run head by head.
+/// that attend to the same head.
 #[derive(Debug)]
 struct Mixing {
     form: AttentionForm,
-    runs: Vec<MixedRun>,
-    /// The queries, `[groups, group_size, head_dim]`.
+    heads: Vec<MixedHead>,
+    /// The queries, head by head, `[groups, group_size, head_dim]`.
     queries: Vec<f32>,
 }
 
-/// The consecutive rows of one slot.
+/// A head of the keys and values of one slot, and the rows that attend to it.
 #[derive(Debug)]
-struct MixedRun {
+struct MixedHead {
     cache: PackedLayerCache,
-    /// The first entry whose keys are multiplied, and the number of such entries: whole lines.
-    before: usize,
-    num_entries: usize,
-    seen: Vec<Seen>,
+    number: usize,
+    first_row: usize,
+    /// The groups, one per row.
+    groups: Range<usize>,
+    /// The entries whose keys are multiplied: whole lines.
+    entries: Range<usize>,
+    /// What each row attends to.
+    seen: Arc<[Seen]>,
 }
 
-/// What a row attends to: a range of entries after `before`, without some of them.
+/// What a row attends to: a range of entries without some of them, counted from the first entry
+/// whose key is multiplied.
 #[derive(Debug)]
 struct Seen {
-    first: usize,
-    end: usize,
+    range: Range<usize>,
     hidden: Vec<usize>,
-}
-
-impl MixedRun {
-    fn new(
-        PlacedRun { start, num_rows, .. }: PlacedRun,
-        tree: Option<&TokenTree>,
-        reach: &Reach,
-        cache: &PackedLayerCache,
-    ) -> Self {
-        // Whole lines of keys that no row attends to are skipped. This does not change the sums,
-        // which would begin with zeros.
-        let lowest = tree.map_or(start, |tree| start.min(tree.num_standing));
-        let before = reach.first_seen(lowest) / LINE * LINE;
-        let end = start + num_rows;
-        let last = tree.map_or(end, |tree| tree.end_seen(end - 1));
-        let seen = (start..end).map(|entry| match tree {
-            None => Seen {
-                first: reach.first_seen(entry) - before,
-                end: entry + 1 - before,
-                hidden: Vec::new(),
-            },
-            Some(tree) => {
-                let first = reach.first_seen(tree.position(entry));
-                Seen {
-                    first: first.min(tree.num_standing) - before,
-                    end: reach.end_seen(tree, entry) - before,
-                    // Among the nodes of the tree, only the entry's ancestors count.
-                    hidden: tree.hidden_from(entry, first).map(|other| other - before).collect(),
-                }
-            }
-        });
-        let num_entries = last.next_multiple_of(LINE) - before;
-        Self { cache: cache.clone(), before, num_entries, seen: seen.collect() }
-    }
 }
 
 impl Mixing {
@@ -266,48 +236,45 @@ impl Mixing {
         slots: &[PackedLayerCache],
     ) -> Self {
         let ((q_width, kv_width), width) = (form.widths(), form.group_width());
-        let mut rest = projected;
-        let (mut runs, mut queries) = (Vec::new(), Vec::new());
-        for run in rows.runs() {
-            let (projected, others) = rest.split_at(run.num_rows * (q_width + 2 * kv_width));
+        let (mut rest, mut first_row) = (projected, 0);
+        let (mut heads, mut queries) = (Vec::new(), Vec::new());
+        for PlacedRun { slot, start, num_rows } in rows.runs() {
+            let (projected, others) = rest.split_at(num_rows * (q_width + 2 * kv_width));
             rest = others;
-            for head in 0..form.num_kv_heads {
+            // Whole lines of keys that no row attends to are skipped. This does not change the sums,
+            // which would begin with zeros.
+            let tree = rows.tree(slot);
+            let lowest = tree.map_or(start, |tree| start.min(tree.num_standing));
+            let before = reach.first_seen(lowest) / LINE * LINE;
+            let end = start + num_rows;
+            let last = tree.map_or(end, |tree| tree.end_seen(end - 1)).next_multiple_of(LINE);
+            let seen = (start..end).map(|entry| Seen::new(entry, tree, reach, before)).collect();
+            let seen: Arc<[Seen]> = seen;
+            for number in 0..form.num_kv_heads {
+                let first = queries.len() / width;
                 for row in projected.chunks_exact(q_width + 2 * kv_width) {
-                    queries.extend_from_slice(&row[head * width..][..width]);
+                    queries.extend_from_slice(&row[number * width..][..width]);
                 }
+                let (cache, seen) = (slots[slot].clone(), seen.clone());
+                let (groups, entries) = (first..first + num_rows, before..last);
+                heads.push(MixedHead { cache, number, first_row, groups, entries, seen });
             }
-            runs.push(MixedRun::new(run, rows.tree(run.slot), reach, &slots[run.slot]));
+            first_row += num_rows;
         }
-        Self { form, runs, queries }
-    }
-
-    fn num_groups(&self) -> usize {
-        self.queries.len() / self.form.group_width()
+        Self { form, heads, queries }
     }
 
     /// Counts the multiply-adds.
     fn num_products(&self) -> usize {
-        let products = |run: &MixedRun| 2 * run.seen.len() * run.num_entries;
-        self.runs.iter().map(products).sum::<usize>() * self.form.widths().0
+        let products = |head: &MixedHead| head.groups.len() * head.entries.len();
+        2 * self.heads.iter().map(products).sum::<usize>() * self.form.group_width()
     }
 
-    /// Divides groups by the heads to which they attend. Yields the run, its first row, the head, the
-    /// first of the head's groups and the groups.
-    fn parts(
-        &self,
-        groups: Range<usize>,
-    ) -> impl Iterator<Item = (&MixedRun, usize, usize, usize, Range<usize>)> {
-        let (mut first_row, mut first) = (0, 0);
-        let heads = self.runs.iter().flat_map(move |run| {
-            let row = first_row;
-            first_row += run.seen.len();
-            (0..self.form.num_kv_heads).map(move |head| (run, row, head))
-        });
-        heads.filter_map(move |(run, row, head)| {
-            let start = first;
-            first += run.seen.len();
-            let part = groups.start.max(start)..groups.end.min(first);
-            (!part.is_empty()).then_some((run, row, head, start, part))
+    /// Divides groups by the heads to which they attend.
+    fn parts(&self, groups: Range<usize>) -> impl Iterator<Item = (&MixedHead, Range<usize>)> {
+        self.heads.iter().filter_map(move |head| {
+            let part = groups.start.max(head.groups.start)..groups.end.min(head.groups.end);
+            (!part.is_empty()).then_some((head, part))
         })
     }
 
@@ -320,12 +287,27 @@ impl Mixing {
     fn place(&self, groups: Range<usize>, mixed: &[f32], heads: &mut [f32]) {
         let (num_kv_heads, width) = (self.form.num_kv_heads, self.form.group_width());
         let mut mixed = mixed.chunks_exact(width);
-        for (_, row, head, start, part) in self.parts(groups) {
+        for (head, part) in self.parts(groups) {
             for (group, mixed) in part.zip(&mut mixed) {
-                let place = ((row + group - start) * num_kv_heads + head) * width;
-                heads[place..][..width].copy_from_slice(mixed);
+                let row = head.first_row + group - head.groups.start;
+                heads[(row * num_kv_heads + head.number) * width..][..width].copy_from_slice(mixed);
             }
         }
+    }
+}
+
+impl Seen {
+    #[inline(always)]
+    fn new(entry: usize, tree: Option<&TokenTree>, reach: &Reach, before: usize) -> Self {
+        let Some(tree) = tree else {
+            let range = reach.first_seen(entry) - before..entry + 1 - before;
+            return Self { range, hidden: Vec::new() };
+        };
+        let first = reach.first_seen(tree.position(entry));
+        let range = first.min(tree.num_standing) - before..reach.end_seen(tree, entry) - before;
+        // Among the nodes of the tree, only the entry's ancestors count.
+        let hidden = tree.hidden_from(entry, first).map(|other| other - before).collect();
+        Self { range, hidden }
     }
 }
 
@@ -352,31 +334,30 @@ impl WithSimd for MixedPart<'_> {
         let width = mixing.form.group_width();
         let mut mixed = vec![0.0; groups.len() * width];
         let mut rest = &mut *mixed;
-        for (run, _, head, start, part) in mixing.parts(groups) {
-            let MixedRun { cache, before, num_entries, seen } = run;
-            let (before, num_entries) = (*before, *num_entries);
+        for (head, part) in mixing.parts(groups) {
+            let MixedHead { cache, number, entries, .. } = head;
             let queries = &mixing.queries[part.start * width..part.end * width];
-            scores.resize(queries.len() / head_dim * num_entries, 0.0);
-            let keys = (head * cache.capacity + before) / LINE * head_dim;
-            let keys = &cache.keys[keys..][..num_entries / LINE * head_dim];
-            let shape = Shape { inputs: head_dim, stride: head_dim, outputs: num_entries };
+            scores.resize(queries.len() / head_dim * entries.len(), 0.0);
+            let keys = (number * cache.capacity + entries.start) / LINE * head_dim;
+            let keys = &cache.keys[keys..][..entries.len() / LINE * head_dim];
+            let shape = Shape { inputs: head_dim, stride: head_dim, outputs: entries.len() };
             multiply_panels(simd, queries, keys, shape, scores);
             if let Some(cap) = soft_cap {
                 steps::soft_cap(scores, cap);
             }
-            for (i, scores) in scores.chunks_exact_mut(num_entries).enumerate() {
-                let row = part.start - start + i * head_dim / width;
-                let Seen { first, end, hidden } = &seen[row];
+            let seen = &head.seen[part.start - head.groups.start..];
+            for (i, scores) in scores.chunks_exact_mut(entries.len()).enumerate() {
+                let Seen { range, hidden } = &seen[i * head_dim / width];
                 hidden.iter().for_each(|other| scores[*other] = f32::NEG_INFINITY);
-                softmax(scores, *first, *end);
+                softmax(scores, range.start, range.end);
                 // Hidden nodes must have probability 0 exactly, where softmax may leave a tiny
                 // number.
                 hidden.iter().for_each(|other| scores[*other] = 0.0);
             }
             let num_panels = head_dim.div_ceil(LINE);
-            let values = &cache.values[head * num_panels * cache.capacity..];
-            let values = &values[before..num_panels * cache.capacity];
-            let shape = Shape { inputs: num_entries, stride: cache.capacity, outputs: head_dim };
+            let values = &cache.values[number * num_panels * cache.capacity..];
+            let values = &values[entries.start..num_panels * cache.capacity];
+            let shape = Shape { inputs: entries.len(), stride: cache.capacity, outputs: head_dim };
             let (mixed, others) = rest.split_at_mut(part.len() * width);
             rest = others;
             multiply_panels(simd, scores, values, shape, mixed);
@@ -387,8 +368,6 @@ impl WithSimd for MixedPart<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::super::team::Team;
     use super::*;
 
@@ -396,7 +375,7 @@ mod tests {
         (seed.wrapping_mul(2_654_435_761) >> 7 & 0xffff) as f32 / 32768.0 - 1.0
     }
 
-    /// Makes two runs: five tokens of a chain, and three nodes of which one does not see another.
+    /// Makes two slots: five tokens of a chain, and three nodes of which one does not see another.
     fn mixing(num_heads: usize, num_kv_heads: usize, head_dim: usize) -> Mixing {
         let form = AttentionForm {
             num_heads,
@@ -406,9 +385,14 @@ mod tests {
             soft_cap: None,
             reach: 0,
         };
-        let run = |slot: usize, before: usize, num_entries: usize, seen: Vec<Seen>| {
-            let mut cache = PackedLayerCache::new(num_kv_heads, head_dim, before + num_entries);
-            for position in 0..before + num_entries {
+        let seen = |range, hidden: &[usize]| Seen { range, hidden: hidden.to_vec() };
+        let chain = (40..45).map(|end| seen(end - 38..end, &[])).collect();
+        let tree = [seen(0..20, &[]), seen(0..21, &[]), seen(0..22, &[20])].into();
+        let mut heads = Vec::new();
+        for (slot, entries, seen) in [(0, 16..64, chain), (1, 0..32, tree)] {
+            let seen: Arc<[Seen]> = seen;
+            let mut cache = PackedLayerCache::new(num_kv_heads, head_dim, entries.end);
+            for position in 0..entries.end {
                 for head in 0..num_kv_heads {
                     let at = ((slot * 100 + position) * 16 + head) * 256;
                     let key: Vec<f32> = (0..head_dim).map(|i| number(at + i)).collect();
@@ -416,32 +400,38 @@ mod tests {
                     cache.write(head, position, &key, &value);
                 }
             }
-            MixedRun { cache, before, num_entries, seen }
-        };
-        let seen = |first, end, hidden: &[usize]| Seen { first, end, hidden: hidden.to_vec() };
-        let chain = (40..45).map(|end| seen(end - 38, end, &[])).collect();
-        let tree = vec![seen(0, 20, &[]), seen(0, 21, &[]), seen(0, 22, &[20])];
-        let runs = vec![run(0, 16, 48, chain), run(1, 0, 32, tree)];
+            for number in 0..num_kv_heads {
+                let first = heads.last().map_or(0, |head: &MixedHead| head.groups.end);
+                heads.push(MixedHead {
+                    cache: cache.clone(),
+                    number,
+                    first_row: 5 * slot,
+                    groups: first..first + seen.len(),
+                    entries: entries.clone(),
+                    seen: seen.clone(),
+                });
+            }
+        }
         let queries = (0..8 * num_heads * head_dim).map(|i| number(i + (1 << 20))).collect();
-        Mixing { form, runs, queries }
+        Mixing { form, heads, queries }
     }
 
     /// Averages the values for a query by the definition.
-    fn average(run: &MixedRun, head: usize, seen: &Seen, query: &[f32]) -> Vec<f32> {
-        let (cache, head_dim) = (&run.cache, query.len());
+    fn average(head: &MixedHead, seen: &Seen, query: &[f32]) -> Vec<f32> {
+        let (cache, head_dim) = (&head.cache, query.len());
         let is_seen = |entry: &usize| !seen.hidden.contains(entry);
-        let entries: Vec<usize> = (seen.first..seen.end).filter(is_seen).collect();
+        let entries: Vec<usize> = seen.range.clone().filter(is_seen).collect();
         let weight = |entry: &usize| {
-            let position = head * cache.capacity + run.before + entry;
+            let position = head.number * cache.capacity + head.entries.start + entry;
             let keys = &cache.keys[position / LINE * head_dim..][..head_dim];
             let products = keys.iter().zip(query).map(|(key, x)| key.0[position % LINE] * x);
             products.map(f64::from).sum::<f64>().exp()
         };
         let total: f64 = entries.iter().map(weight).sum();
         let channel = |channel: usize| {
-            let panel = head * head_dim.div_ceil(LINE) + channel / LINE;
+            let panel = head.number * head_dim.div_ceil(LINE) + channel / LINE;
             let value = |entry: usize| {
-                cache.values[panel * cache.capacity + run.before + entry].0[channel % LINE]
+                cache.values[panel * cache.capacity + head.entries.start + entry].0[channel % LINE]
             };
             let parts = entries.iter().map(|entry| weight(entry) * f64::from(value(*entry)));
             (parts.sum::<f64>() / total) as f32
@@ -458,16 +448,15 @@ mod tests {
             whole.place(0..num_groups, &whole.mix(0..num_groups, &mut Vec::new()), &mut alone);
             let group = num_heads / num_kv_heads;
             let mut queries = whole.queries.chunks_exact(head_dim);
-            for (run, first_row) in whole.runs.iter().zip([0, 5]) {
-                for head in 0..num_kv_heads {
-                    for (row, seen) in run.seen.iter().enumerate() {
-                        for query in 0..group {
-                            let x = queries.next().expect("a query");
-                            let place = (first_row + row) * num_heads + head * group + query;
-                            let found = &alone[place * head_dim..][..head_dim];
-                            for (found, expected) in found.iter().zip(average(run, head, seen, x)) {
-                                assert!((found - expected).abs() < 1e-5, "{found} {expected}");
-                            }
+            for head in &whole.heads {
+                for (row, seen) in head.seen.iter().enumerate() {
+                    for query in 0..group {
+                        let x = queries.next().expect("a query");
+                        let place =
+                            (head.first_row + row) * num_heads + head.number * group + query;
+                        let found = &alone[place * head_dim..][..head_dim];
+                        for (found, expected) in found.iter().zip(average(head, seen, x)) {
+                            assert!((found - expected).abs() < 1e-5, "{found} {expected}");
                         }
                     }
                 }

@@ -62,7 +62,7 @@ impl Team {
         x: &[f32],
         output: &mut [f32],
     ) {
-        let product = Product::new(lines, shape, x);
+        let product = SharedProduct::new(lines, shape, x);
         let num_passes = product.num_passes();
         self.share(product, num_passes, |product, passes, done| {
             product.place(passes, done, output);
@@ -183,14 +183,14 @@ impl<W: Shared + ?Sized> SharedWork<W> {
 
 /// A product of a few rows and a matrix. Its parts are passes over panels.
 #[derive(Debug)]
-struct Product {
+struct SharedProduct {
     lines: Arc<Lines>,
     inputs: usize,
     outputs: usize,
     factors: Factors<'static>,
 }
 
-impl Product {
+impl SharedProduct {
     fn new(lines: &Arc<Lines>, [inputs, outputs]: [usize; 2], x: &[f32]) -> Self {
         let factors = Factors::new(lines, inputs, x.to_vec());
         Self { lines: lines.clone(), inputs, outputs, factors }
@@ -215,7 +215,7 @@ impl Product {
     }
 }
 
-impl Shared for Product {
+impl Shared for SharedProduct {
     /// Computes the outputs of some passes, `[rows, outputs of these passes]`.
     fn compute(&self, passes: Range<usize>) -> Vec<f32> {
         let columns = self.columns(passes);
@@ -273,7 +273,7 @@ mod tests {
         let (weights, x) = weights_and_rows(700, 1000, 2);
         let (mut alone, mut together) = (Vec::new(), Vec::new());
         weights.multiply(&x, &mut alone, &Threads::One);
-        let product = Product::new(weights.lines(), [700, 1000], &x);
+        let product = SharedProduct::new(weights.lines(), [700, 1000], &x);
         let num_passes = product.num_passes();
         let work = SharedWork::new(product, num_passes);
         // Somebody takes the first share and never returns.
