@@ -137,11 +137,10 @@ impl Gguf {
                 // A zero loses its sign.
                 _ => score.as_f64().unwrap_or_default() + 0.0,
             };
-            let num_chars = token.chars().count();
             for (num_first, (at, _)) in token.char_indices().enumerate().skip(1) {
                 let (first, second) = token.split_at(at);
                 if known.contains(first) && known.contains(second) {
-                    merges.push((score, [num_first, num_chars - num_first], first, second));
+                    merges.push((score, [num_first, second.chars().count()], first, second));
                 }
             }
         }

@@ -175,8 +175,8 @@ impl PackedAttention {
         slots: &[PackedLayerCache],
         scratch: &mut Scratch,
     ) {
-        let mixing = Mixing::new(self.form, &self.reach, projected, rows, slots);
-        let Scratch { scores, heads, narrow, threads, .. } = scratch;
+        let Scratch { queries, scores, mixed, heads, narrow, threads, .. } = scratch;
+        let mixing = self.mixing(projected, rows, slots, std::mem::take(queries));
         heads.resize(mixing.queries.len(), 0.0);
         let num_groups = mixing.queries.len() / self.form.group_width();
         match threads {
@@ -186,12 +186,51 @@ impl PackedAttention {
                 });
             }
             _ => {
-                let mixed = mixing.mix(0..num_groups, scores);
-                mixing.place(0..num_groups, &mixed, heads);
+                mixing.mix(0..num_groups, scores, mixed);
+                mixing.place(0..num_groups, mixed, heads);
+                *queries = mixing.queries;
             }
         }
         self.output.multiply(heads, narrow, threads);
         add_normed(x, narrow, self.post_norm.as_ref());
+    }
+
+    /// Prepares the averages of values for all rows. `queries` is overwritten.
+    fn mixing(
+        &self,
+        projected: &[f32],
+        rows: PlacedRows<'_>,
+        slots: &[PackedLayerCache],
+        mut queries: Vec<f32>,
+    ) -> Mixing {
+        let Self { form, ref reach, .. } = *self;
+        let ((q_width, kv_width), width) = (form.widths(), form.group_width());
+        let (mut rest, mut first_row, mut heads) = (projected, 0, Vec::new());
+        queries.clear();
+        for PlacedRun { slot, start, num_rows } in rows.runs() {
+            let (projected, others) = rest.split_at(num_rows * (q_width + 2 * kv_width));
+            rest = others;
+            // Whole lines of keys that no row attends to are skipped. This does not change the sums,
+            // which would begin with zeros.
+            let tree = rows.tree(slot);
+            let lowest = tree.map_or(start, |tree| start.min(tree.num_standing));
+            let before = reach.first_seen(lowest) / LINE * LINE;
+            let end = start + num_rows;
+            let last = tree.map_or(end, |tree| tree.end_seen(end - 1)).next_multiple_of(LINE);
+            let seen = (start..end).map(|entry| Seen::new(entry, tree, reach, before)).collect();
+            let seen: Arc<[Seen]> = seen;
+            for number in 0..form.num_kv_heads {
+                let first = queries.len() / width;
+                for row in projected.chunks_exact(q_width + 2 * kv_width) {
+                    queries.extend_from_slice(&row[number * width..][..width]);
+                }
+                let (cache, seen) = (slots[slot].clone(), seen.clone());
+                let (groups, entries) = (first..first + num_rows, before..last);
+                heads.push(MixedHead { cache, number, first_row, groups, entries, seen });
+            }
+            first_row += num_rows;
+        }
+        Mixing { form, heads, queries }
     }
 }
 
@@ -228,42 +267,6 @@ struct Seen {
 }
 
 impl Mixing {
-    fn new(
-        form: AttentionForm,
-        reach: &Reach,
-        projected: &[f32],
-        rows: PlacedRows<'_>,
-        slots: &[PackedLayerCache],
-    ) -> Self {
-        let ((q_width, kv_width), width) = (form.widths(), form.group_width());
-        let (mut rest, mut first_row) = (projected, 0);
-        let (mut heads, mut queries) = (Vec::new(), Vec::new());
-        for PlacedRun { slot, start, num_rows } in rows.runs() {
-            let (projected, others) = rest.split_at(num_rows * (q_width + 2 * kv_width));
-            rest = others;
-            // Whole lines of keys that no row attends to are skipped. This does not change the sums,
-            // which would begin with zeros.
-            let tree = rows.tree(slot);
-            let lowest = tree.map_or(start, |tree| start.min(tree.num_standing));
-            let before = reach.first_seen(lowest) / LINE * LINE;
-            let end = start + num_rows;
-            let last = tree.map_or(end, |tree| tree.end_seen(end - 1)).next_multiple_of(LINE);
-            let seen = (start..end).map(|entry| Seen::new(entry, tree, reach, before)).collect();
-            let seen: Arc<[Seen]> = seen;
-            for number in 0..form.num_kv_heads {
-                let first = queries.len() / width;
-                for row in projected.chunks_exact(q_width + 2 * kv_width) {
-                    queries.extend_from_slice(&row[number * width..][..width]);
-                }
-                let (cache, seen) = (slots[slot].clone(), seen.clone());
-                let (groups, entries) = (first..first + num_rows, before..last);
-                heads.push(MixedHead { cache, number, first_row, groups, entries, seen });
-            }
-            first_row += num_rows;
-        }
-        Self { form, heads, queries }
-    }
-
     /// Counts the multiply-adds.
     fn num_products(&self) -> usize {
         let products = |head: &MixedHead| head.groups.len() * head.entries.len();
@@ -278,9 +281,9 @@ impl Mixing {
         })
     }
 
-    /// Computes the averages for some groups, `[groups, group_size, head_dim]`.
-    fn mix(&self, groups: Range<usize>, scores: &mut Vec<f32>) -> Vec<f32> {
-        Arch::new().dispatch(MixedPart { mixing: self, groups, scores })
+    /// Computes the averages for some groups into `mixed`, `[groups, group_size, head_dim]`.
+    fn mix(&self, groups: Range<usize>, scores: &mut Vec<f32>, mixed: &mut Vec<f32>) {
+        Arch::new().dispatch(MixedPart { mixing: self, groups, scores, mixed });
     }
 
     /// Copies the averages of some groups to their places in `heads`, `[rows, heads, head_dim]`.
@@ -313,7 +316,9 @@ impl Seen {
 
 impl Shared for Mixing {
     fn compute(&self, groups: Range<usize>) -> Vec<f32> {
-        self.mix(groups, &mut Vec::new())
+        let mut mixed = Vec::new();
+        self.mix(groups, &mut Vec::new(), &mut mixed);
+        mixed
     }
 }
 
@@ -322,18 +327,19 @@ struct MixedPart<'a> {
     mixing: &'a Mixing,
     groups: Range<usize>,
     scores: &'a mut Vec<f32>,
+    mixed: &'a mut Vec<f32>,
 }
 
 impl WithSimd for MixedPart<'_> {
-    type Output = Vec<f32>;
+    type Output = ();
 
     #[inline(always)]
-    fn with_simd<S: Simd>(self, simd: S) -> Vec<f32> {
-        let Self { mixing, groups, scores } = self;
+    fn with_simd<S: Simd>(self, simd: S) {
+        let Self { mixing, groups, scores, mixed } = self;
         let AttentionForm { head_dim, soft_cap, .. } = mixing.form;
         let width = mixing.form.group_width();
-        let mut mixed = vec![0.0; groups.len() * width];
-        let mut rest = &mut *mixed;
+        mixed.resize(groups.len() * width, 0.0);
+        let mut rest = &mut **mixed;
         for (head, part) in mixing.parts(groups) {
             let MixedHead { cache, number, entries, .. } = head;
             let queries = &mixing.queries[part.start * width..part.end * width];
@@ -362,7 +368,6 @@ impl WithSimd for MixedPart<'_> {
             rest = others;
             multiply_panels(simd, scores, values, shape, mixed);
         }
-        mixed
     }
 }
 
@@ -445,7 +450,7 @@ mod tests {
             let mixing = || mixing(num_heads, num_kv_heads, head_dim);
             let (whole, num_groups) = (mixing(), 8 * num_kv_heads);
             let mut alone = vec![f32::NAN; 8 * num_heads * head_dim];
-            whole.place(0..num_groups, &whole.mix(0..num_groups, &mut Vec::new()), &mut alone);
+            whole.place(0..num_groups, &whole.compute(0..num_groups), &mut alone);
             let group = num_heads / num_kv_heads;
             let mut queries = whole.queries.chunks_exact(head_dim);
             for head in &whole.heads {

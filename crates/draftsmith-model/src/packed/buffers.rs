@@ -39,7 +39,9 @@ pub(crate) struct Scratch {
     pub(super) sharing: Sharing,
     /// Buffers for forwards in blocks.
     pub(super) blocks: Blocks,
+    pub(super) queries: Vec<f32>,
     pub(super) scores: Vec<f32>,
+    pub(super) mixed: Vec<f32>,
     pub(super) heads: Vec<f32>,
 }
 
@@ -83,16 +85,15 @@ impl PackedLayerCache {
         let mut grown = Self { bits: self.bits, ..Self::new(heads, self.head_dim, capacity) };
         // With more capacity, each head gets more panels of keys, and each panel of values gets
         // more lines.
-        let num_panels = heads * self.head_dim.div_ceil(LINE);
-        for (from, to, parts) in
-            [(&self.keys, &mut grown.keys, heads), (&self.values, &mut grown.values, num_panels)]
-        {
-            let to = Arc::make_mut(to);
+        let copy = |from: &[F32Line], to: &mut Vec<F32Line>, parts: usize| {
             let (width, to_width) = (from.len() / parts, to.len() / parts);
             for (from, to) in from.chunks_exact(width).zip(to.chunks_exact_mut(to_width)) {
                 to[..width].copy_from_slice(from);
             }
-        }
+        };
+        let num_panels = heads * self.head_dim.div_ceil(LINE);
+        copy(&self.keys, Arc::make_mut(&mut grown.keys), heads);
+        copy(&self.values, Arc::make_mut(&mut grown.values), num_panels);
         *self = grown;
     }
 
@@ -125,8 +126,7 @@ impl PackedLayerCache {
     #[inline(always)]
     fn put(&mut self, head: usize, position: usize, key: &[f32], value: &[f32]) {
         let panel = head * self.capacity / LINE + position / LINE;
-        let keys = Arc::make_mut(&mut self.keys);
-        let (lines, key) = (&mut keys[panel * self.head_dim..][..key.len()], key);
+        let lines = &mut Arc::make_mut(&mut self.keys)[panel * self.head_dim..][..key.len()];
         for channel in 0..key.len() {
             lines[channel].0[position % LINE] = key[channel];
         }

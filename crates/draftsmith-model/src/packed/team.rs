@@ -62,8 +62,8 @@ impl Team {
         x: &[f32],
         output: &mut [f32],
     ) {
+        let num_passes = shape[1].div_ceil(PANELS_A_PASS * LINE);
         let product = SharedProduct::new(lines, shape, x);
-        let num_passes = product.num_passes();
         self.share(product, num_passes, |product, passes, done| {
             product.place(passes, done, output);
         });
@@ -196,10 +196,6 @@ impl SharedProduct {
         Self { lines: lines.clone(), inputs, outputs, factors }
     }
 
-    fn num_passes(&self) -> usize {
-        self.outputs.div_ceil(PANELS_A_PASS * LINE)
-    }
-
     fn columns(&self, passes: Range<usize>) -> Range<usize> {
         let width = PANELS_A_PASS * LINE;
         passes.start * width..(passes.end * width).min(self.outputs)
@@ -274,8 +270,7 @@ mod tests {
         let (mut alone, mut together) = (Vec::new(), Vec::new());
         weights.multiply(&x, &mut alone, &Threads::One);
         let product = SharedProduct::new(weights.lines(), [700, 1000], &x);
-        let num_passes = product.num_passes();
-        let work = SharedWork::new(product, num_passes);
+        let work = SharedWork::new(product, 1000_usize.div_ceil(PANELS_A_PASS * LINE));
         // Somebody takes the first share and never returns.
         let taken = work.share(0);
         work.next.store(taken.end, Ordering::Relaxed);
