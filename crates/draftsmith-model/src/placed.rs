@@ -40,7 +40,7 @@ impl<'a> PlacedRows<'a> {
 
     /// Returns whether some rows attend to later rows, as the nodes of a block do.
     pub(crate) fn attend_ahead(&self) -> bool {
-        self.runs().any(|run| self.tree(run.slot).is_some_and(TokenTree::is_block))
+        self.runs().any(|run| self.tree(run.slot).is_some_and(|tree| tree.is_block))
     }
 
     /// Returns the position to which cache entry `entry` of a slot is rotated.

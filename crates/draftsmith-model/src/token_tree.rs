@@ -19,7 +19,7 @@ pub(crate) struct TokenTree {
     /// triangle, stored row by row.
     follows: Vec<bool>,
     /// Whether the nodes are a block, which attend to all nodes.
-    is_block: bool,
+    pub(crate) is_block: bool,
     /// The number of positions by which the nodes are rotated too far.
     pub(crate) shift: isize,
 }
@@ -52,11 +52,6 @@ impl TokenTree {
     pub(crate) fn set_block(&mut self, num_standing: usize, num_nodes: usize) {
         self.set(num_standing, (0..num_nodes).map(|node| node.checked_sub(1)));
         self.is_block = true;
-    }
-
-    /// Returns whether the nodes are a block, which attend to all nodes.
-    pub(crate) fn is_block(&self) -> bool {
-        self.is_block
     }
 
     /// Returns the end of the cache entries that `entry` may attend to.
@@ -178,10 +173,10 @@ mod tests {
         assert_eq!(ends, [14, 14, 14, 14, 15, 16]);
         assert!((10..14).all(|entry| hidden(&tree, entry, 0).is_empty()));
         tree.set(10, PARENTS.into_iter());
-        assert_eq!((tree.is_block(), tree.end_seen(11)), (false, 12));
+        assert_eq!((tree.is_block, tree.end_seen(11)), (false, 12));
         tree.set_block(10, 4);
         tree.clear();
-        assert!(tree.is_chain() && !tree.is_block());
+        assert!(tree.is_chain() && !tree.is_block);
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl FewRows {
     ) -> Option<Self> {
         let num_rows = rows.runs().map(|run| run.num_rows).sum();
         let mut trees = rows.runs().filter_map(|run| rows.tree(run.slot));
-        let is_unsuited = |tree: &TokenTree| tree.is_block() || tree.num_nodes() > MOST_NODES;
+        let is_unsuited = |tree: &TokenTree| tree.is_block || tree.num_nodes() > MOST_NODES;
         if !Kernels::suit(num_rows, dtype) || trees.any(is_unsuited) {
             return None;
         }

@@ -8,6 +8,7 @@ use half::{bf16, f16};
 use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
+use super::Gguf;
 use crate::config::ModelConfig;
 use crate::fixtures::{FIXTURES, expected, fixture, ids_tensor};
 use crate::spec::RopeScaling;
@@ -518,6 +519,31 @@ fn what_a_model_here_cannot_be_is_one_error_that_names_the_key() {
     let error = ModelConfig::from_model_dir(&path).expect_err("refused").to_string();
     assert!(error.contains("`llama.attention.head_count_kv`"), "{error}");
     assert!(!error.contains("num_"), "{error}");
+}
+
+#[test]
+fn a_tokenizer_with_scores_and_long_tokens_is_refused_at_once() {
+    let dir = tempfile::tempdir().expect("a temporary directory");
+    let list = |kind: u32, num: u64, values: Vec<u8>| {
+        [kind.to_le_bytes().to_vec(), num.to_le_bytes().to_vec(), values].concat()
+    };
+    let error = |num: u64, len: usize| {
+        let mut writing = Writing::default();
+        writing.key("general.architecture", 8, &text("gemma3"));
+        writing.key("tokenizer.ggml.model", 8, &text("llama"));
+        writing.key("tokenizer.ggml.add_space_prefix", 7, &[0]);
+        let tokens = (0..num).flat_map(|id| text(&format!("{id:0len$}"))).collect();
+        writing.key("tokenizer.ggml.tokens", 9, &list(8, num, tokens));
+        let ones = (0..num).flat_map(|_| 1_u32.to_le_bytes()).collect();
+        writing.key("tokenizer.ggml.token_type", 9, &list(5, num, ones));
+        let zeros = vec![0; 4 * num as usize];
+        writing.key("tokenizer.ggml.scores", 9, &list(6, num, zeros));
+        let path = put(dir.path(), &writing.bytes());
+        Gguf::read(&path).expect("a header").text_files().err().map(|error| error.to_string())
+    };
+    assert_eq!(error(20, 3000), None);
+    let error = error(32, 4000).expect("refused");
+    assert!(error.contains("model.gguf") && error.contains("too long"), "{error}");
 }
 
 #[test]

@@ -28,6 +28,9 @@ const NAMED_TOKENS: [(&str, &str); 4] = [
     ("unk_token", "unknown_token_id"),
     ("pad_token", "padding_token_id"),
 ];
+/// The greatest sum of the squares of the lengths in bytes of tokens that are divided in all ways. Gemma's
+/// have less than a tenth.
+const MAX_DIVIDED: usize = 1 << 28;
 /// The character that Gemma's tokens have for a space.
 const SPACE: &str = "\u{2581}";
 /// The types of tokens: an unknown one, a special one, one that a user added, one without text, and a
@@ -70,7 +73,7 @@ impl Gguf {
         let kinds = self.numbers("tokenizer.ggml.token_type", tokens.len())?;
         let (vocabulary, added) = self.vocabulary(&tokens, &kinds)?;
         let merges = match is_gemma {
-            true => self.merges_of_scores(&tokens, &kinds)?,
+            true => self.merges_of_scores(&tokens, &kinds, &vocabulary)?,
             false => self.texts("tokenizer.ggml.merges")?,
         };
         let token = |id: &str| tokens.get(key(id)?.as_u64()? as usize);
@@ -126,9 +129,17 @@ impl Gguf {
 
     /// Lists the merges of a vocabulary with scores, as transformers' converter does: all divisions of
     /// a token into two, first those of the best token and with the longest first part.
-    fn merges_of_scores(&self, tokens: &[String], kinds: &[Value]) -> Result<Vec<String>> {
+    fn merges_of_scores(
+        &self,
+        tokens: &[String],
+        kinds: &[Value],
+        vocabulary: &Map<String, Value>,
+    ) -> Result<Vec<String>> {
         let scores = self.numbers("tokenizer.ggml.scores", tokens.len())?;
-        let known: HashSet<&str> = tokens.iter().map(String::as_str).collect();
+        if tokens.iter().map(|token| token.len().pow(2)).sum::<usize>() > MAX_DIVIDED {
+            return Err(self.no_tokenizer("its tokens are too long for one with scores"));
+        }
+        let known: HashSet<&str> = vocabulary.keys().map(String::as_str).collect();
         let mut merges = Vec::new();
         for ((token, kind), score) in tokens.iter().zip(kinds).zip(&scores) {
             let score = match kind.as_u64() {

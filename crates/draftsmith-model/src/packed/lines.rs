@@ -77,15 +77,15 @@ impl Lines {
             Self::F32(_) | Self::Beside(_) => Storage::F32,
             Self::Bf16(_) => Storage::Bf16,
             Self::F16(_) => Storage::F16,
-            Self::Quantised(lines) => Storage::Quantised(lines.kind()),
+            Self::Quantised(lines) => Storage::Quantised(lines.kind),
         }
     }
 
     /// Adds the forms in which these lines read rows.
     fn add_forms(&self, forms: &mut Vec<RowForm>) {
         match self {
-            Self::Quantised(lines) if !forms.contains(&lines.kind().row_form()) => {
-                forms.push(lines.kind().row_form());
+            Self::Quantised(lines) if !forms.contains(&lines.kind.row_form()) => {
+                forms.push(lines.kind.row_form());
             }
             Self::Beside(parts) => parts.iter().for_each(|(_, lines)| lines.add_forms(forms)),
             _ => {}
@@ -175,8 +175,8 @@ impl Lines {
         }
         match self {
             Self::Quantised(lines) => {
-                let form = lines.kind().row_form();
-                let rows = factors.quantised.iter().find(|rows| rows.form() == form);
+                let form = lines.kind.row_form();
+                let rows = factors.quantised.iter().find(|rows| rows.form == form);
                 lines.multiply(outputs, rows.expect("the rows were converted for them"), output);
             }
             Self::Beside(parts) => {

@@ -136,7 +136,7 @@ enum Instructions {
 /// Consecutive panels of quantised weights.
 #[derive(Debug)]
 pub(super) struct QuantisedLines {
-    kind: QuantType,
+    pub(super) kind: QuantType,
     inputs: usize,
     outputs: usize,
     lines: Vec<QuantLine>,
@@ -158,10 +158,6 @@ impl QuantisedLines {
             lines: vec![QuantLine([0; LINE]); num_blocks * kind.block_lines()],
             scales: vec![ScaleLine([0; 2 * LINE]); num_blocks * kind.scales().num_lines()],
         }
-    }
-
-    pub(super) fn kind(&self) -> QuantType {
-        self.kind
     }
 
     /// Sets the weights of outputs from `first_output` on. `rows` are rows of a file, `[outputs,

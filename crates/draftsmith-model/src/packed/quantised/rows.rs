@@ -39,7 +39,7 @@ pub(in crate::packed) struct QuantisedRows {
     groups: Vec<RowGroup>,
     pub(super) inputs: usize,
     pub(super) num_rows: usize,
-    pub(super) form: RowForm,
+    pub(in crate::packed) form: RowForm,
 }
 
 /// 32 inputs of a row.
@@ -93,10 +93,6 @@ impl QuantisedRows {
             );
         }
         rows
-    }
-
-    pub(in crate::packed) fn form(&self) -> RowForm {
-        self.form
     }
 
     /// Divides the rows into passes of at most `most_rows`, in order.
