@@ -46,7 +46,9 @@ pub(crate) fn of(reader: &Reader) -> Result<Seeds> {
         "torch-weights" => vec![file(Form::Text, &fixture(TORCH_MODEL).join(reader.file))?],
         "gguf-model" => vec![file(Form::Text, &fixture(reader.file))?],
         "gguf-tokenizer" => {
-            vec![file(Form::Text, &fixture("gguf-tokenizers").join(reader.file))?]
+            let dir = fixture("gguf-tokenizers");
+            let seed = |name: &str| file(Form::Text, &dir.join(name));
+            vec![seed(reader.file)?, seed("gemma3.gguf")?]
         }
         "index" => vec![file(Form::Json, &fixture("llama-v5-sharded-f16").join(reader.file))?],
         "config" => configs()?,
