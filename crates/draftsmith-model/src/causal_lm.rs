@@ -11,7 +11,7 @@
 
 mod packed_model;
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::borrow::Cow;
 use std::ops::Range;

@@ -32,7 +32,7 @@ fn logits_of(model: &CausalLm, hidden: Rows) -> Vec<f32> {
 }
 
 /// Logits of all positions, with the ids read in the given pieces through a cache.
-fn cached_logits(model: &CausalLm, pieces: &[&[u32]]) -> Vec<f32> {
+pub(crate) fn cached_logits(model: &CausalLm, pieces: &[&[u32]]) -> Vec<f32> {
     let num_layers = model.shape().num_layers;
     let mut cache = model.new_cache(64, 1);
     let pieces = pieces.iter().filter(|piece| !piece.is_empty());

@@ -9,6 +9,7 @@ use serde_json::{Map, Value, json};
 use tempfile::TempDir;
 
 use super::Gguf;
+use crate::causal_lm::tests::cached_logits;
 use crate::config::ModelConfig;
 use crate::fixtures::{FIXTURES, expected, fixture, ids_tensor};
 use crate::spec::RopeScaling;
@@ -342,9 +343,9 @@ fn put(dir: &Path, bytes: &[u8]) -> PathBuf {
     path
 }
 
+/// Computes logits as a decoder does.
 fn logits(model: &CausalLm, ids: &[u32]) -> Vec<f32> {
-    let logits = model.lm_head(model.hidden_states(ids_tensor(ids)));
-    logits.into_data().try_into_vec().expect("f32")
+    cached_logits(model, &[ids])
 }
 
 #[test]
