@@ -11,7 +11,7 @@ use tempfile::TempDir;
 use super::Gguf;
 use crate::causal_lm::tests::cached_logits;
 use crate::config::ModelConfig;
-use crate::fixtures::{FIXTURES, expected, fixture, ids_tensor};
+use crate::fixtures::{FIXTURES, expected, fixture};
 use crate::spec::RopeScaling;
 use crate::{CausalLm, WeightReader, hash_model_dir, read_json};
 
