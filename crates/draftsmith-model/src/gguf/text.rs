@@ -28,8 +28,8 @@ const NAMED_TOKENS: [(&str, &str); 4] = [
     ("unk_token", "unknown_token_id"),
     ("pad_token", "padding_token_id"),
 ];
-/// The greatest sum of the squares of the lengths in bytes of tokens that are divided in all ways. Gemma's
-/// have less than a tenth.
+/// The maximum sum of the squared lengths, in bytes, of the tokens of a vocabulary with scores. It bounds
+/// the time to divide them. Gemma's sum is less than a tenth of it.
 const MAX_DIVIDED: usize = 1 << 28;
 /// The character that Gemma's tokens have for a space.
 const SPACE: &str = "\u{2581}";
@@ -66,9 +66,9 @@ impl Gguf {
             return Err(self.no_tokenizer("its tokenizer adds a token after the text"));
         }
         let mut tokens = self.tokens()?;
-        if is_gemma {
-            // The converter writes spaces into the tokens that users added.
-            tokens.iter_mut().for_each(|token| *token = token.replace(' ', SPACE));
+        // The converter writes spaces into the tokens that users added to Gemma's.
+        for token in tokens.iter_mut().filter(|token| is_gemma && token.contains(' ')) {
+            *token = token.replace(' ', SPACE);
         }
         let kinds = self.numbers("tokenizer.ggml.token_type", tokens.len())?;
         let (vocabulary, added) = self.vocabulary(&tokens, &kinds)?;
@@ -137,7 +137,7 @@ impl Gguf {
     ) -> Result<Vec<String>> {
         let scores = self.numbers("tokenizer.ggml.scores", tokens.len())?;
         if tokens.iter().map(|token| token.len().pow(2)).sum::<usize>() > MAX_DIVIDED {
-            return Err(self.no_tokenizer("its tokens are too long for one with scores"));
+            return Err(self.no_tokenizer("its tokens are too long"));
         }
         let known: HashSet<&str> = vocabulary.keys().map(String::as_str).collect();
         let mut merges = Vec::new();
@@ -145,7 +145,7 @@ impl Gguf {
             let score = match kind.as_u64() {
                 Some(BYTE | UNUSED) => continue,
                 Some(UNKNOWN | CONTROL | USER_DEFINED) => 0.0,
-                // A zero loses its sign.
+                // The sum turns -0.0 into 0.0; otherwise they would not be equal in the sort.
                 _ => score.as_f64().unwrap_or_default() + 0.0,
             };
             for (num_first, (at, _)) in token.char_indices().enumerate().skip(1) {
@@ -214,7 +214,7 @@ fn pre_tokenizer(name: &str) -> Value {
     json!({ "type": "Sequence", "pretokenizers": [first, byte_level(name == "smollm")] })
 }
 
-/// Returns the step that replaces a text by another one.
+/// Returns the normalizer or decoder step that replaces one text with another.
 fn replace(text: &str, by: &str) -> Value {
     json!({ "type": "Replace", "pattern": { "String": text }, "content": by })
 }

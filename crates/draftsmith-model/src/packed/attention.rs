@@ -21,7 +21,7 @@ use crate::spec::{AttentionSpec, ModelShape, NamedLayer};
 use crate::token_tree::TokenTree;
 use crate::vectors::vectorized;
 
-/// The number of multiply-adds from which a waiting team pays off.
+/// The number of multiply-adds in a layer's attention from which a team is faster than one thread.
 const TEAM_MIXING: usize = 1 << 18;
 
 /// The attention block of one layer, with its norms.
@@ -195,7 +195,7 @@ impl PackedAttention {
         add_normed(x, narrow, self.post_norm.as_ref());
     }
 
-    /// Prepares the averages of values for all rows. `queries` is overwritten.
+    /// Collects the queries of all rows and what they attend to. Overwrites `queries`.
     fn mixing(
         &self,
         projected: &[f32],
@@ -234,13 +234,13 @@ impl PackedAttention {
     }
 }
 
-/// An average of the values for each query, by attention. A group consists of the queries of a row
-/// that attend to the same head.
+/// The attention of some queries, which averages the values for each of them. A group consists of
+/// the queries of a row that attend to the same head.
 #[derive(Debug)]
 struct Mixing {
     form: AttentionForm,
     heads: Vec<MixedHead>,
-    /// The queries, head by head, `[groups, group_size, head_dim]`.
+    /// The queries, `[groups, group_size, head_dim]`. The groups of a head are consecutive.
     queries: Vec<f32>,
 }
 
@@ -273,7 +273,7 @@ impl Mixing {
         2 * self.heads.iter().map(products).sum::<usize>() * self.form.group_width()
     }
 
-    /// Divides groups by the heads to which they attend.
+    /// Splits a range of groups by the heads that they attend to.
     fn parts(&self, groups: Range<usize>) -> impl Iterator<Item = (&MixedHead, Range<usize>)> {
         self.heads.iter().filter_map(move |head| {
             let part = groups.start.max(head.groups.start)..groups.end.min(head.groups.end);

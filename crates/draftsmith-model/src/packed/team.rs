@@ -1,4 +1,4 @@
-//! Products of a few rows, and attention, computed by several threads.
+//! The products and the attention of a few rows, computed by several threads.
 //!
 //! A decoded token takes a hundred products of some tens of microseconds each, which is too short
 //! to start threads for. Here the other threads spin during a forward and take shares of each
@@ -26,7 +26,7 @@ const MAX_THREADS: usize = 8;
 pub(crate) struct Team {
     /// The work that is being done, if any.
     work: Mutex<Option<Arc<SharedWork>>>,
-    /// The number of works so far, which identifies the current one.
+    /// Counts the pieces of work so far, which identifies the current one.
     num_works: AtomicUsize,
     /// The number of threads that help, or will soon.
     num_helpers: AtomicUsize,
@@ -117,7 +117,7 @@ impl Drop for Over<'_> {
     }
 }
 
-/// Work whose parts are computed independently, by any thread.
+/// Work in parts that any thread can compute independently.
 pub(super) trait Shared: Debug + Send + Sync {
     /// Computes some parts.
     fn compute(&self, parts: Range<usize>) -> Vec<f32>;
@@ -201,7 +201,7 @@ impl SharedProduct {
         passes.start * width..(passes.end * width).min(self.outputs)
     }
 
-    /// Copies the outputs of some passes to their places in `output`, `[rows, outputs]`.
+    /// Copies the outputs of some passes into `output`, `[rows, outputs]`.
     fn place(&self, passes: Range<usize>, done: &[f32], output: &mut [f32]) {
         let columns = self.columns(passes);
         let rows = output.chunks_exact_mut(self.outputs);
